@@ -1,0 +1,1 @@
+//! A Vfs becomes a mount: the /dev/fuse layer.

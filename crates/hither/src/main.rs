@@ -1,0 +1,2 @@
+//! The hither binary.
+fn main() {}

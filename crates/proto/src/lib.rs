@@ -1,0 +1,11 @@
+//! What is on the wire: XDR, ONC RPC, MOUNT, NFSv3 and NFSv4 messages.
+//!
+//! Types only: no sockets, no runtime, no policy. Client and server use the same types, so every
+//! message can be encoded and decoded. Peers are not trusted: decoders are bounded by the bytes
+//! that really arrived, enumerations keep values they do not know, names are bytes.
+//!
+//! Architecture Invariant: this crate knows neither the `Vfs` interface nor an async runtime.
+
+#![forbid(unsafe_code)]
+
+pub mod xdr;

@@ -1,0 +1,579 @@
+//! XDR (RFC 4506): the one way bytes become values and values become bytes.
+//!
+//! It knows nothing of RPC or NFS. [`Enc`] is a list of segments: small items are gathered in a
+//! head buffer, large payloads are taken by reference, so a 1 MiB WRITE costs no copy. [`Dec`] is a
+//! cursor over one refcounted buffer: opaque payloads come out as slices of it, so a 1 MiB READ
+//! reply costs no copy either. Every length is checked against its maximum and against the bytes
+//! that remain *before* anything is allocated.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use std::fmt;
+
+/// Payloads at least this long become a segment of their own instead of being copied.
+/// Below it, a copy is cheaper than one more iovec.
+const SEGMENT_MIN_BYTES: usize = 1024;
+
+/// Upper bound on the memory reserved before the first element of a list was read; longer
+/// lists grow as elements really arrive.
+const RESERVE_MAX_ITEMS: usize = 64;
+
+/// Why a message could not be decoded. Always the peer's doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum XdrError {
+    /// The message ends inside a value.
+    #[error("message ends inside a value")]
+    Short,
+    /// A counted item is longer than the protocol allows.
+    #[error("length {len} exceeds the maximum of {max}")]
+    TooLong {
+        /// Length the peer claims.
+        len: u64,
+        /// Most the protocol allows here.
+        max: u64,
+    },
+    /// A boolean is neither 0 nor 1, or a union discriminant has no arm.
+    #[error("value {0} is not valid here")]
+    Invalid(u32),
+    /// Bytes remain after the last value.
+    #[error("{0} bytes remain after the end of the message")]
+    Trailing(usize),
+    /// Padding bytes are not zero (RFC 4506 section 3).
+    #[error("padding is not zero")]
+    Padding,
+}
+
+/// Result of decoding.
+pub type Result<T> = std::result::Result<T, XdrError>;
+
+/// A type with an XDR representation.
+pub trait Xdr: Sized {
+    /// Appends the value.
+    fn enc(&self, e: &mut Enc);
+    /// Reads a value.
+    fn dec(d: &mut Dec<'_>) -> Result<Self>;
+}
+
+/// Encoder: a head buffer plus payloads by reference, in order.
+#[derive(Default)]
+pub struct Enc {
+    done: Vec<Bytes>,
+    done_bytes: usize,
+    head: BytesMut,
+}
+
+impl fmt::Debug for Enc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Enc").field("len", &self.len()).field("segments", &self.done.len()).finish()
+    }
+}
+
+impl Enc {
+    /// An empty message.
+    pub fn new() -> Self {
+        Self { done: Vec::new(), done_bytes: 0, head: BytesMut::with_capacity(256) }
+    }
+
+    /// Encodes one value into a message of its own.
+    pub fn of<T: Xdr>(value: &T) -> Self {
+        let mut e = Self::new();
+        value.enc(&mut e);
+        e
+    }
+
+    /// Bytes so far.
+    pub fn len(&self) -> usize {
+        self.done_bytes + self.head.len()
+    }
+
+    /// True when nothing was encoded.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Appends an unsigned integer.
+    pub fn u32(&mut self, v: u32) {
+        self.head.put_u32(v);
+    }
+
+    /// Appends an unsigned hyper.
+    pub fn u64(&mut self, v: u64) {
+        self.head.put_u64(v);
+    }
+
+    /// Appends bytes without length or padding (fixed opaque of a multiple of 4, or raw XDR).
+    pub fn raw(&mut self, b: &[u8]) {
+        self.head.put_slice(b);
+    }
+
+    /// Appends fixed-length opaque data with its padding.
+    pub fn fixed(&mut self, b: &[u8]) {
+        self.head.put_slice(b);
+        self.pad(b.len());
+    }
+
+    /// Appends variable-length opaque data; long payloads by reference.
+    pub fn opaque(&mut self, b: &Bytes) {
+        self.u32(b.len() as u32);
+        if b.len() >= SEGMENT_MIN_BYTES {
+            self.flush_head();
+            self.done_bytes += b.len();
+            self.done.push(b.clone());
+        } else {
+            self.head.put_slice(b);
+        }
+        self.pad(b.len());
+    }
+
+    /// Appends variable-length opaque data by copy.
+    pub fn opaque_slice(&mut self, b: &[u8]) {
+        self.u32(b.len() as u32);
+        self.fixed(b);
+    }
+
+    /// Appends another message's bytes, keeping its segments.
+    pub fn append(&mut self, other: Enc) {
+        if other.done.is_empty() {
+            self.head.put_slice(&other.head);
+            return;
+        }
+        self.flush_head();
+        self.done_bytes += other.done_bytes;
+        self.done.extend(other.done);
+        self.head = other.head;
+    }
+
+    /// Overwrites 4 bytes at `at`, which must still be in the head buffer: for counts and lengths
+    /// known only afterwards. `at` is a value of [`Enc::len`] taken before the placeholder, and no
+    /// segment may have been added since.
+    pub fn patch_u32(&mut self, at: usize, v: u32) {
+        let at = at.checked_sub(self.done_bytes).expect("patch position is in the head buffer");
+        self.head[at..at + 4].copy_from_slice(&v.to_be_bytes());
+    }
+
+    /// The message as segments for a vectored write.
+    pub fn finish(mut self) -> Vec<Bytes> {
+        self.flush_head();
+        self.done
+    }
+
+    /// The message as one buffer (copies when there is more than one segment).
+    pub fn to_bytes(self) -> Bytes {
+        let mut segments = self.finish();
+        match segments.len() {
+            0 => Bytes::new(),
+            1 => segments.remove(0),
+            _ => segments.concat().into(),
+        }
+    }
+
+    fn pad(&mut self, len: usize) {
+        self.head.put_bytes(0, len.wrapping_neg() & 3);
+    }
+
+    fn flush_head(&mut self) {
+        if !self.head.is_empty() {
+            self.done_bytes += self.head.len();
+            let head = self.head.split().freeze();
+            self.done.push(head);
+        }
+    }
+}
+
+/// Decoder: a cursor over one received message.
+#[derive(Debug, Clone)]
+pub struct Dec<'a> {
+    buf: &'a Bytes,
+    pos: usize,
+}
+
+impl<'a> Dec<'a> {
+    /// Starts at the beginning of `buf`.
+    pub fn new(buf: &'a Bytes) -> Self {
+        Self { buf, pos: 0 }
+    }
+
+    /// Decodes exactly one value from the whole of `buf`; bytes left over are an error.
+    pub fn all<T: Xdr>(buf: &'a Bytes) -> Result<T> {
+        let mut d = Self::new(buf);
+        let v = T::dec(&mut d)?;
+        d.finish()?;
+        Ok(v)
+    }
+
+    /// Bytes not yet read.
+    pub fn remaining(&self) -> usize {
+        self.buf.len() - self.pos
+    }
+
+    /// Offset of the next byte.
+    pub fn position(&self) -> usize {
+        self.pos
+    }
+
+    /// Fails when bytes are left over.
+    pub fn finish(&self) -> Result<()> {
+        match self.remaining() {
+            0 => Ok(()),
+            n => Err(XdrError::Trailing(n)),
+        }
+    }
+
+    /// The unread rest, as a slice of the message.
+    pub fn rest(&mut self) -> Bytes {
+        let b = self.buf.slice(self.pos..);
+        self.pos = self.buf.len();
+        b
+    }
+
+    /// Reads an unsigned integer.
+    pub fn u32(&mut self) -> Result<u32> {
+        let b = self.take(4)?;
+        Ok(u32::from_be_bytes([b[0], b[1], b[2], b[3]]))
+    }
+
+    /// Reads an unsigned hyper.
+    pub fn u64(&mut self) -> Result<u64> {
+        Ok((u64::from(self.u32()?) << 32) | u64::from(self.u32()?))
+    }
+
+    /// Reads a boolean; anything but 0 and 1 is an error.
+    pub fn bool(&mut self) -> Result<bool> {
+        match self.u32()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            v => Err(XdrError::Invalid(v)),
+        }
+    }
+
+    /// Reads fixed-length opaque data.
+    pub fn fixed<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.take(N)?);
+        self.padding(N)?;
+        Ok(out)
+    }
+
+    /// Reads variable-length opaque data of at most `max` bytes, as a slice of the message.
+    pub fn opaque(&mut self, max: usize) -> Result<Bytes> {
+        let len = self.len(max)?;
+        let start = self.pos;
+        self.take(len)?;
+        let out = self.buf.slice(start..start + len);
+        self.padding(len)?;
+        Ok(out)
+    }
+
+    /// Reads an element count of at most `max` elements that take at least `item_min_bytes` each.
+    pub fn count(&mut self, max: usize, item_min_bytes: usize) -> Result<usize> {
+        let n = self.u32()? as usize;
+        if n > max {
+            return Err(XdrError::TooLong { len: n as u64, max: max as u64 });
+        }
+        if n.saturating_mul(item_min_bytes) > self.remaining() {
+            return Err(XdrError::Short);
+        }
+        Ok(n)
+    }
+
+    fn len(&mut self, max: usize) -> Result<usize> {
+        let len = self.u32()? as usize;
+        if len > max {
+            return Err(XdrError::TooLong { len: len as u64, max: max as u64 });
+        }
+        if len > self.remaining() {
+            return Err(XdrError::Short);
+        }
+        Ok(len)
+    }
+
+    fn take(&mut self, n: usize) -> Result<&'a [u8]> {
+        if n > self.remaining() {
+            return Err(XdrError::Short);
+        }
+        let b = &self.buf[self.pos..self.pos + n];
+        self.pos += n;
+        Ok(b)
+    }
+
+    fn padding(&mut self, len: usize) -> Result<()> {
+        match self.take(len.wrapping_neg() & 3)?.iter().all(|&b| b == 0) {
+            true => Ok(()),
+            false => Err(XdrError::Padding),
+        }
+    }
+}
+
+impl Xdr for u32 {
+    fn enc(&self, e: &mut Enc) {
+        e.u32(*self);
+    }
+    fn dec(d: &mut Dec<'_>) -> Result<Self> {
+        d.u32()
+    }
+}
+
+impl Xdr for i32 {
+    fn enc(&self, e: &mut Enc) {
+        e.u32(*self as u32);
+    }
+    fn dec(d: &mut Dec<'_>) -> Result<Self> {
+        Ok(d.u32()? as i32)
+    }
+}
+
+impl Xdr for u64 {
+    fn enc(&self, e: &mut Enc) {
+        e.u64(*self);
+    }
+    fn dec(d: &mut Dec<'_>) -> Result<Self> {
+        d.u64()
+    }
+}
+
+impl Xdr for i64 {
+    fn enc(&self, e: &mut Enc) {
+        e.u64(*self as u64);
+    }
+    fn dec(d: &mut Dec<'_>) -> Result<Self> {
+        Ok(d.u64()? as i64)
+    }
+}
+
+impl Xdr for bool {
+    fn enc(&self, e: &mut Enc) {
+        e.u32(u32::from(*self));
+    }
+    fn dec(d: &mut Dec<'_>) -> Result<Self> {
+        d.bool()
+    }
+}
+
+impl Xdr for () {
+    fn enc(&self, _: &mut Enc) {}
+    fn dec(_: &mut Dec<'_>) -> Result<Self> {
+        Ok(())
+    }
+}
+
+/// Fixed-length opaque data (`opaque x[N]`).
+impl<const N: usize> Xdr for [u8; N] {
+    fn enc(&self, e: &mut Enc) {
+        e.fixed(self);
+    }
+    fn dec(d: &mut Dec<'_>) -> Result<Self> {
+        d.fixed()
+    }
+}
+
+/// Optional data (`type *x`).
+impl<T: Xdr> Xdr for Option<T> {
+    fn enc(&self, e: &mut Enc) {
+        e.u32(u32::from(self.is_some()));
+        if let Some(v) = self {
+            v.enc(e);
+        }
+    }
+    fn dec(d: &mut Dec<'_>) -> Result<Self> {
+        Ok(match d.bool()? {
+            true => Some(T::dec(d)?),
+            false => None,
+        })
+    }
+}
+
+/// Variable-length opaque data or string of at most `MAX` bytes (`opaque x<MAX>`). XDR strings are
+/// bytes too: file names have no encoding.
+#[derive(Clone, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
+pub struct Opaque<const MAX: usize>(pub Bytes);
+
+impl<const MAX: usize> Opaque<MAX> {
+    /// Copies `b`.
+    pub fn copy(b: &[u8]) -> Self {
+        Self(Bytes::copy_from_slice(b))
+    }
+}
+
+impl<const MAX: usize> fmt::Debug for Opaque<MAX> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.len() {
+            0..=128 => write!(f, "\"{}\"", self.0.escape_ascii()),
+            n => write!(f, "<{n} bytes>"),
+        }
+    }
+}
+
+impl<const MAX: usize> std::ops::Deref for Opaque<MAX> {
+    type Target = Bytes;
+    fn deref(&self) -> &Bytes {
+        &self.0
+    }
+}
+
+impl<const MAX: usize> From<Bytes> for Opaque<MAX> {
+    fn from(b: Bytes) -> Self {
+        Self(b)
+    }
+}
+
+impl<const MAX: usize> From<&[u8]> for Opaque<MAX> {
+    fn from(b: &[u8]) -> Self {
+        Self::copy(b)
+    }
+}
+
+impl<const MAX: usize> Xdr for Opaque<MAX> {
+    fn enc(&self, e: &mut Enc) {
+        debug_assert!(self.0.len() <= MAX, "own value exceeds its protocol maximum");
+        e.opaque(&self.0);
+    }
+    fn dec(d: &mut Dec<'_>) -> Result<Self> {
+        d.opaque(MAX).map(Self)
+    }
+}
+
+/// Variable-length array of at most `MAX` elements (`T x<MAX>`).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct List<T, const MAX: usize>(pub Vec<T>);
+
+impl<T, const MAX: usize> Default for List<T, MAX> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T, const MAX: usize> std::ops::Deref for List<T, MAX> {
+    type Target = Vec<T>;
+    fn deref(&self) -> &Vec<T> {
+        &self.0
+    }
+}
+
+impl<T, const MAX: usize> From<Vec<T>> for List<T, MAX> {
+    fn from(v: Vec<T>) -> Self {
+        Self(v)
+    }
+}
+
+impl<T: Xdr, const MAX: usize> Xdr for List<T, MAX> {
+    fn enc(&self, e: &mut Enc) {
+        debug_assert!(self.0.len() <= MAX, "own list exceeds its protocol maximum");
+        e.u32(self.0.len() as u32);
+        self.0.iter().for_each(|v| v.enc(e));
+    }
+    fn dec(d: &mut Dec<'_>) -> Result<Self> {
+        let n = d.count(MAX, 4)?;
+        let mut out = Vec::with_capacity(n.min(RESERVE_MAX_ITEMS));
+        for _ in 0..n {
+            out.push(T::dec(d)?);
+        }
+        Ok(Self(out))
+    }
+}
+
+/// Linked list (`struct { T v; entry *next; }`), as READDIR and the MOUNT lists use.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Chain<T, const MAX: usize>(pub Vec<T>);
+
+impl<T, const MAX: usize> Default for Chain<T, MAX> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T, const MAX: usize> std::ops::Deref for Chain<T, MAX> {
+    type Target = Vec<T>;
+    fn deref(&self) -> &Vec<T> {
+        &self.0
+    }
+}
+
+impl<T: Xdr, const MAX: usize> Xdr for Chain<T, MAX> {
+    fn enc(&self, e: &mut Enc) {
+        for v in &self.0 {
+            e.u32(1);
+            v.enc(e);
+        }
+        e.u32(0);
+    }
+    fn dec(d: &mut Dec<'_>) -> Result<Self> {
+        let mut out = Vec::new();
+        while d.bool()? {
+            if out.len() == MAX {
+                return Err(XdrError::TooLong { len: MAX as u64 + 1, max: MAX as u64 });
+            }
+            out.push(T::dec(d)?);
+        }
+        Ok(Self(out))
+    }
+}
+
+/// Declares a struct whose fields follow each other on the wire.
+///
+/// ```
+/// hither_proto::xdr_struct! {
+///     /// A point.
+///     #[derive(Copy)]
+///     pub struct Point { /// Across.
+///         pub x: u32, /// Down.
+///         pub y: u32 }
+/// }
+/// ```
+#[macro_export]
+macro_rules! xdr_struct {
+    ($($(#[$m:meta])* pub struct $name:ident { $($(#[$fm:meta])* pub $f:ident : $t:ty),* $(,)? })*) => {$(
+        $(#[$m])*
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub struct $name { $($(#[$fm])* pub $f: $t),* }
+        impl $crate::xdr::Xdr for $name {
+            fn enc(&self, e: &mut $crate::xdr::Enc) { $($crate::xdr::Xdr::enc(&self.$f, e);)* let _ = e; }
+            fn dec(d: &mut $crate::xdr::Dec<'_>) -> $crate::xdr::Result<Self> {
+                let _ = &d;
+                Ok(Self { $($f: <$t as $crate::xdr::Xdr>::dec(d)?),* })
+            }
+        }
+    )*};
+}
+
+/// Declares an enumeration as a named integer, so that values unknown to us survive.
+///
+/// ```
+/// hither_proto::xdr_enum! {
+///     /// A colour.
+///     pub enum Colour { /// Like blood.
+///         RED = 1, /// Like grass.
+///         GREEN = 2 }
+/// }
+/// assert_eq!(format!("{:?} {:?}", Colour::RED, Colour(7)), "RED Colour(7)");
+/// ```
+#[macro_export]
+macro_rules! xdr_enum {
+    ($($(#[$m:meta])* pub enum $name:ident { $($(#[$vm:meta])* $v:ident = $n:expr),* $(,)? })*) => {$(
+        $(#[$m])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+        pub struct $name(pub u32);
+        #[allow(missing_docs)]
+        impl $name {
+            $($(#[$vm])* pub const $v: Self = Self($n);)*
+            /// The value's name in the protocol, when it has one.
+            pub fn name(self) -> Option<&'static str> {
+                #[allow(unreachable_patterns)]
+                match self { $(Self::$v => Some(stringify!($v)),)* _ => None }
+            }
+        }
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                match self.name() {
+                    Some(n) => f.write_str(n),
+                    None => write!(f, concat!(stringify!($name), "({})"), self.0),
+                }
+            }
+        }
+        impl $crate::xdr::Xdr for $name {
+            fn enc(&self, e: &mut $crate::xdr::Enc) { e.u32(self.0) }
+            fn dec(d: &mut $crate::xdr::Dec<'_>) -> $crate::xdr::Result<Self> { d.u32().map(Self) }
+        }
+    )*};
+}
+
+#[cfg(test)]
+mod tests;

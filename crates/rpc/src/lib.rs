@@ -1,0 +1,1 @@
+//! How messages travel: ONC RPC connections over TCP and a simulated network.

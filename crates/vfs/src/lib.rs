@@ -1,0 +1,1 @@
+//! The one file-system interface that every part of hither stacks on.

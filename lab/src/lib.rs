@@ -1,0 +1,1 @@
+//! The laboratory: real kernels, real servers, counted RPCs.

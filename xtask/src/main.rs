@@ -1,0 +1,2 @@
+//! Chores: tidy checks.
+fn main() {}
