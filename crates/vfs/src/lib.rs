@@ -1,1 +1,28 @@
-//! The one file-system interface that every part of hither stacks on.
+//! The one file-system interface that every part of hither stacks on, and its words.
+//!
+//! [`Vfs`] is implemented by an NFS client (`hither-client`), and later
+//! by caches and local disks; it is consumed by the FUSE frontend (`hither-fuse`) and later by
+//! servers. The path is in the address ([`Where`]), every answer carries attributes and how long they
+//! hold ([`Validity`]), and the caller's identity, deadline and cancellation travel in [`Cx`].
+//!
+//! Architecture Invariant: this crate knows neither NFS nor FUSE, and does no I/O.
+
+#![forbid(unsafe_code)]
+
+mod attr;
+mod cx;
+mod data;
+mod error;
+mod handle;
+mod ops;
+
+pub use attr::{Attr, Attrs, ChangeInfo, FileKind, FsStat, SetAttr, SetTime, Time, Validity};
+pub use cx::{Cred, Cx, Env};
+pub use data::Data;
+pub use error::{Error, Result};
+pub use handle::{Fh, Name, Where};
+pub use ops::{
+    Access, Create, DirEntry, DirPage, File, FileRange, LockConflict, LockKind, LockOwner, LockWait, Made,
+    Node, OpenAccess, OpenHow, OpenId, Opened, Read, RenameFlags, Seek, Special, Stability, Stop, Trail, Vfs,
+    Wrote, XattrMode,
+};

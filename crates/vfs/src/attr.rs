@@ -1,0 +1,149 @@
+//! What is known about an object, and how long it holds.
+
+use tokio::time::Instant;
+
+/// Seconds and nanoseconds since 1970; negative seconds are before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
+pub struct Time {
+    /// Whole seconds.
+    pub secs: i64,
+    /// 0 to 999,999,999, counted forward from `secs`.
+    pub nanos: u32,
+}
+
+/// Type of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// Regular file.
+    Regular,
+    /// Directory.
+    Directory,
+    /// Symbolic link.
+    Symlink,
+    /// Block device.
+    BlockDevice,
+    /// Character device.
+    CharDevice,
+    /// UNIX socket.
+    Socket,
+    /// Named pipe.
+    Fifo,
+}
+
+/// Attributes of an object, in the client machine's own terms (numeric ids).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attr {
+    /// Type.
+    pub kind: FileKind,
+    /// Permission bits with set-id and sticky bits (07777).
+    pub mode: u32,
+    /// Number of hard links.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device major and minor numbers, for devices.
+    pub rdev: (u32, u32),
+    /// Length in bytes.
+    pub size_bytes: u64,
+    /// Space taken on the server's disk, in bytes.
+    pub used_bytes: u64,
+    /// The server's file system this object is in.
+    pub fsid: (u64, u64),
+    /// Number of the object, unique within `fsid`.
+    pub fileid: u64,
+    /// Last access.
+    pub atime: Time,
+    /// Last change of data.
+    pub mtime: Time,
+    /// Last change of data or attributes.
+    pub ctime: Time,
+    /// Differs whenever data or attributes differ (v4 `change`; for v3 made of ctime).
+    pub change: u64,
+}
+
+/// How long an answer may be used without asking again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Validity {
+    /// For the call that asked, no longer.
+    Once,
+    /// Until that moment.
+    Until(Instant),
+}
+
+impl Validity {
+    /// Time left at `now`; zero when over.
+    pub fn left(&self, now: Instant) -> std::time::Duration {
+        match self {
+            Validity::Once => std::time::Duration::ZERO,
+            Validity::Until(end) => end.saturating_duration_since(now),
+        }
+    }
+}
+
+/// Attributes with their validity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attrs {
+    /// The attributes.
+    pub attr: Attr,
+    /// How long they hold.
+    pub valid: Validity,
+}
+
+/// `change` of a directory around an operation in it (RFC 8881 section 3.3.4). When `atomic` and `before`
+/// equals what was known, nobody else changed the directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ChangeInfo {
+    /// Whether `before` and `after` were taken atomically with the operation.
+    pub atomic: bool,
+    /// Change value before.
+    pub before: u64,
+    /// Change value after.
+    pub after: u64,
+}
+
+/// New time for `setattr`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetTime {
+    /// The server's present time.
+    Now,
+    /// This time.
+    To(Time),
+}
+
+/// Attributes to set; `None` leaves one as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// Permission bits (07777).
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length in bytes.
+    pub size_bytes: Option<u64>,
+    /// Access time.
+    pub atime: Option<SetTime>,
+    /// Modification time.
+    pub mtime: Option<SetTime>,
+}
+
+/// Space and limits of a file system.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FsStat {
+    /// Total size in bytes.
+    pub total_bytes: u64,
+    /// Free bytes.
+    pub free_bytes: u64,
+    /// Free bytes for the caller.
+    pub avail_bytes: u64,
+    /// Total objects (inodes).
+    pub total_files: u64,
+    /// Free objects.
+    pub free_files: u64,
+    /// Free objects for the caller.
+    pub avail_files: u64,
+    /// Longest name in bytes.
+    pub name_max_bytes: u32,
+}

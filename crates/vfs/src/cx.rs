@@ -1,0 +1,60 @@
+//! Who asks, until when, and how the answer stops being wanted.
+
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::time::SystemTime;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// A caller's identity on this machine.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Cred {
+    /// Effective (file-system) user id.
+    pub uid: u32,
+    /// Effective (file-system) group id.
+    pub gid: u32,
+    /// Supplementary groups, as the kernel lists them.
+    pub groups: SmallVec<[u32; 8]>,
+}
+
+impl Cred {
+    /// The superuser without further groups: the daemon's own calls.
+    pub fn root() -> Self {
+        Self { uid: 0, gid: 0, groups: SmallVec::new() }
+    }
+}
+
+/// Context of one call, passed explicitly to every layer.
+#[derive(Debug, Clone)]
+pub struct Cx {
+    /// On whose behalf.
+    pub cred: Arc<Cred>,
+    /// When the answer is no longer wanted; `None` waits as the mount's policy says.
+    pub deadline: Option<Instant>,
+    /// Cancelled when the caller was interrupted. A call that changes something runs to its end
+    /// all the same; waiting (for locks, for a dead server) ends with `EINTR`.
+    pub cancel: CancellationToken,
+}
+
+impl Cx {
+    /// A call for `cred` without deadline.
+    pub fn new(cred: Arc<Cred>) -> Self {
+        Self { cred, deadline: None, cancel: CancellationToken::new() }
+    }
+}
+
+/// What logic may not ask the machine for: randomness and the wall clock. (Monotonic time is
+/// tokio's clock, which tests pause.)
+#[derive(Clone)]
+pub struct Env {
+    /// Random 64-bit numbers: verifiers, xids, owners.
+    pub random: Arc<dyn Fn() -> u64 + Send + Sync>,
+    /// Wall-clock time.
+    pub wall: Arc<dyn Fn() -> SystemTime + Send + Sync>,
+}
+
+impl std::fmt::Debug for Env {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Env")
+    }
+}

@@ -1,0 +1,55 @@
+//! One error for the whole stack: an errno, and a reason for the log.
+
+use std::borrow::Cow;
+use std::fmt;
+
+/// Result of a file-system call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a file-system call failed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Error {
+    /// The errno the program sees.
+    pub errno: i32,
+    /// What happened, for the log; `None` when the errno says all.
+    pub why: Option<Cow<'static, str>>,
+}
+
+impl Error {
+    /// An expected failure that the errno describes fully.
+    pub fn new(errno: i32) -> Self {
+        Self { errno, why: None }
+    }
+
+    /// A failure worth a line in the log.
+    pub fn because(errno: i32, why: impl Into<Cow<'static, str>>) -> Self {
+        Self { errno, why: Some(why.into()) }
+    }
+
+    /// Level at which the failure is logged: answers that programs ask for all day (no such file,
+    /// not permitted) are `debug`; a reason worth telling is `warn`.
+    pub fn level(&self) -> tracing::Level {
+        match self.why {
+            None => tracing::Level::DEBUG,
+            Some(_) => tracing::Level::WARN,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let errno = std::io::Error::from_raw_os_error(self.errno);
+        match &self.why {
+            Some(why) => write!(f, "{why}: {errno}"),
+            None => write!(f, "{errno}"),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,83 @@
+//! Addresses: filehandles, names, and the path that joins them.
+
+use crate::{Error, Result};
+use bytes::Bytes;
+use std::fmt;
+
+/// Opaque filehandle of the layer below: at most 128 bytes, cheap to clone, equal when the bytes
+/// are equal. Two different handles may still name one file (RFC 8881 section 4.1); a layer that cares compares
+/// `(fsid, fileid)`.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fh(pub Bytes);
+
+impl fmt::Debug for Fh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("fh:")?;
+        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}
+
+/// One name in a directory: 1 to 255 bytes in any encoding, without `/` and NUL, and neither `.`
+/// nor `..`.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name(Bytes);
+
+impl Name {
+    /// Longest name, in bytes (`NAME_MAX`).
+    pub const MAX_BYTES: usize = 255;
+
+    /// Checks and wraps a name.
+    ///
+    /// # Errors
+    /// `ENAMETOOLONG` above 255 bytes; `EINVAL` for an empty name, `.`, `..`, `/` or NUL.
+    pub fn new(name: impl Into<Bytes>) -> Result<Self> {
+        let name = name.into();
+        if name.len() > Self::MAX_BYTES {
+            return Err(Error::new(libc::ENAMETOOLONG));
+        }
+        if name.is_empty() || &name[..] == b"." || &name[..] == b".." {
+            return Err(Error::new(libc::EINVAL));
+        }
+        if name.iter().any(|&b| b == b'/' || b == 0) {
+            return Err(Error::new(libc::EINVAL));
+        }
+        Ok(Self(name))
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The bytes, refcounted.
+    pub fn bytes(&self) -> &Bytes {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\"", self.0.escape_ascii())
+    }
+}
+
+/// An object's address: a known directory (or object, when `path` is empty) and the names below it.
+#[derive(Debug, Clone, Copy)]
+pub struct Where<'a> {
+    /// Known starting point.
+    pub base: &'a Fh,
+    /// Names from there, outermost first; may be empty.
+    pub path: &'a [Name],
+}
+
+impl<'a> Where<'a> {
+    /// The object `fh` itself.
+    pub fn fh(fh: &'a Fh) -> Self {
+        Self { base: fh, path: &[] }
+    }
+
+    /// `name` in directory `dir`.
+    pub fn name(dir: &'a Fh, name: &'a Name) -> Self {
+        Self { base: dir, path: std::slice::from_ref(name) }
+    }
+}

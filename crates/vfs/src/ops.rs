@@ -1,0 +1,431 @@
+//! The [`Vfs`] trait and the types of its calls.
+
+use crate::{Attrs, ChangeInfo, Cx, Data, Fh, FileKind, FsStat, Name, Result, SetAttr, Validity, Where};
+use async_trait::async_trait;
+use bitflags::bitflags;
+use bytes::Bytes;
+
+/// An object: its handle and attributes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// Filehandle.
+    pub fh: Fh,
+    /// Attributes with validity. For an object found by name, the name's binding holds as long.
+    pub attrs: Attrs,
+}
+
+/// Everything a walk saw, and why it stopped.
+#[derive(Debug, Clone)]
+pub struct Trail {
+    /// One node per name walked, in order; shorter than the path when the walk stopped early.
+    pub steps: Vec<Node>,
+    /// Why the walk ended.
+    pub stop: Stop,
+}
+
+/// Why a walk ended.
+#[derive(Debug, Clone)]
+pub enum Stop {
+    /// All names were walked.
+    Complete,
+    /// The next name does not exist; the absence holds for the given time.
+    Missing(Validity),
+    /// The last step is a symbolic link and names remain.
+    Symlink,
+    /// The last step is no directory and names remain.
+    NotDirectory,
+    /// The layer below does not walk further at once: go on from the last step.
+    Limit,
+    /// The next name could not be looked up.
+    Failed(crate::Error),
+}
+
+/// Number of an open file at the layer that opened it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpenId(pub u64);
+
+/// A file to act on: by handle, and through an open when there is one.
+#[derive(Debug, Clone, Copy)]
+pub struct File<'a> {
+    /// Filehandle.
+    pub fh: &'a Fh,
+    /// The open under which to act; `None` for calls by handle alone.
+    pub open: Option<OpenId>,
+}
+
+bitflags! {
+    /// What an open file may be used for.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct OpenAccess: u8 {
+        /// Reading.
+        const READ = 1;
+        /// Writing.
+        const WRITE = 2;
+    }
+
+    /// Rights, to ask for and as granted (RFC 1813 section 3.3.4).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct Access: u32 {
+        /// Read data, list a directory.
+        const READ = 1;
+        /// Look up a name in a directory.
+        const LOOKUP = 2;
+        /// Change data or entries.
+        const MODIFY = 4;
+        /// Add data or entries.
+        const EXTEND = 8;
+        /// Remove entries.
+        const DELETE = 16;
+        /// Execute a file.
+        const EXECUTE = 32;
+    }
+
+    /// renameat2(2) flags.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct RenameFlags: u32 {
+        /// Fail with `EEXIST` when the target exists.
+        const NOREPLACE = 1;
+        /// Exchange the two names.
+        const EXCHANGE = 2;
+    }
+}
+
+/// What to do about existence when opening by name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Create {
+    /// The file must exist.
+    No,
+    /// Create when missing, with these attributes.
+    IfMissing(SetAttr),
+    /// Create; `EEXIST` when it exists. Exactly once even when the call is retransmitted.
+    Exclusive(SetAttr),
+}
+
+/// How to open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenHow {
+    /// Use.
+    pub access: OpenAccess,
+    /// Existence. Anything but `No` needs an address that ends in a name.
+    pub create: Create,
+    /// Cut an existing file to length zero.
+    pub truncate: bool,
+    /// The open is for execve(2): the right to execute is needed instead of the right to read.
+    pub execute: bool,
+}
+
+/// An open file.
+#[derive(Debug, Clone)]
+pub struct Opened {
+    /// The file.
+    pub node: Node,
+    /// Number to pass to further calls; ends with [`Vfs::close`].
+    pub open: OpenId,
+    /// Whether the call created the file (always true for `Exclusive`).
+    pub created: bool,
+    /// The directory's change, when the file was opened by name and may have been created.
+    pub dir: Option<ChangeInfo>,
+}
+
+/// A new object.
+#[derive(Debug, Clone)]
+pub struct Made {
+    /// The object.
+    pub node: Node,
+    /// Change of its directory.
+    pub dir: ChangeInfo,
+}
+
+/// Objects without contents to create.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Special {
+    /// Named pipe.
+    Fifo,
+    /// UNIX socket.
+    Socket,
+    /// Character device with major and minor number.
+    CharDevice(u32, u32),
+    /// Block device with major and minor number.
+    BlockDevice(u32, u32),
+    /// Regular file without opening it.
+    Regular,
+}
+
+/// Bytes read.
+#[derive(Debug, Clone)]
+pub struct Read {
+    /// The bytes; shorter than asked only at the end of the file.
+    pub data: Data,
+    /// Whether the end of the file was reached.
+    pub eof: bool,
+}
+
+/// What a write must have reached before it is acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stability {
+    /// The server; [`Vfs::commit`] makes it stable. The layer keeps the bytes until then and sends
+    /// them again when the server lost them.
+    Unstable,
+    /// The server's stable storage, with all metadata (O_SYNC, O_DSYNC).
+    Stable,
+}
+
+/// Outcome of a write.
+#[derive(Debug, Clone)]
+pub struct Wrote {
+    /// Bytes written: all of them, or fewer when the server's disk filled up in the middle.
+    pub bytes: u64,
+    /// Attributes afterwards, when they came along.
+    pub attrs: Option<Attrs>,
+}
+
+/// A part of a file. `end_bytes` is exclusive; `u64::MAX` reaches to the end, wherever that is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileRange {
+    /// First byte.
+    pub start_bytes: u64,
+    /// One past the last byte.
+    pub end_bytes: u64,
+}
+
+/// Owner of byte-range locks: as the local kernel numbers them. flock(2) owners and fcntl(2) owners
+/// are different even when the numbers agree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LockOwner {
+    /// The local kernel's number.
+    pub id: u64,
+    /// Owner of flock(2) locks.
+    pub flock: bool,
+}
+
+/// Kind of a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockKind {
+    /// Shared.
+    Read,
+    /// Exclusive.
+    Write,
+}
+
+/// Whether to wait for a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockWait {
+    /// `EAGAIN` when it is taken.
+    No,
+    /// Wait until it is granted or the call is cancelled (`EINTR`).
+    Yes,
+}
+
+/// A lock in the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LockConflict {
+    /// Its kind.
+    pub kind: LockKind,
+    /// Its range.
+    pub range: FileRange,
+    /// Process id of the holder when it is known to be on this machine, else 0.
+    pub pid: u32,
+}
+
+/// An entry of a directory page.
+#[derive(Debug, Clone)]
+pub struct DirEntry {
+    /// Name: neither `.` nor `..`.
+    pub name: Name,
+    /// Cookie to continue after this entry.
+    pub cookie: u64,
+    /// Number of the object.
+    pub fileid: u64,
+    /// Type, when known.
+    pub kind: Option<FileKind>,
+    /// The object, when handle and attributes came along.
+    pub node: Option<Node>,
+}
+
+/// A part of a directory.
+#[derive(Debug, Clone)]
+pub struct DirPage {
+    /// Entries in the server's order.
+    pub entries: Vec<DirEntry>,
+    /// Verifier to pass with the next page's cookie.
+    pub verifier: [u8; 8],
+    /// Whether this is the last page.
+    pub eof: bool,
+}
+
+/// What lseek(2) looks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seek {
+    /// `SEEK_DATA`.
+    Data,
+    /// `SEEK_HOLE`.
+    Hole,
+}
+
+/// setxattr(2) flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum XattrMode {
+    /// Create or replace.
+    Either,
+    /// `EEXIST` when it exists.
+    Create,
+    /// `ENODATA` when it does not.
+    Replace,
+}
+
+/// A file system. Calls return answers; they may run concurrently in any order, and a call that
+/// changes something runs to its end even when its caller stopped waiting.
+///
+/// Object-safe by `async_trait`: one box a call, about 30 ns against at least a system call each.
+/// There are no default methods: a layer that forgets an operation must not compile.
+#[async_trait]
+pub trait Vfs: Send + Sync + 'static {
+    /// The root directory.
+    async fn root(&self, cx: &Cx) -> Result<Node>;
+
+    /// Looks up a path. Stopping early is an answer, not an error; `Err` means that nothing was learnt.
+    async fn walk(&self, cx: &Cx, at: Where<'_>) -> Result<Trail>;
+
+    /// Attributes, fresh from the authority.
+    async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs>;
+
+    /// Changes attributes; with a size, `file.open` should be an open for writing where the caller has one.
+    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs>;
+
+    /// Which of the rights in `want` the caller has.
+    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access>;
+
+    /// Target of a symbolic link.
+    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes>;
+
+    /// Opens a file by handle (`at.path` empty) or by name, creating it as `how` says.
+    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened>;
+
+    /// Ends an open. Whatever was written is stable before, or its error is returned; the open is gone in
+    /// either case.
+    async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()>;
+
+    /// Reads up to `len_bytes` at `offset_bytes`.
+    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read>;
+
+    /// Writes at `offset_bytes`.
+    async fn write(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        offset_bytes: u64,
+        data: Data,
+        stability: Stability,
+    ) -> Result<Wrote>;
+
+    /// Returns when everything written to the file before the call, through any open of this layer, is on
+    /// stable storage; reports errors of earlier unstable writes.
+    async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()>;
+
+    /// Creates a directory.
+    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made>;
+
+    /// Creates a pipe, socket, device or unopened file.
+    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made>;
+
+    /// Creates a symbolic link.
+    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made>;
+
+    /// Creates a hard link to `fh`; returns its attributes afterwards.
+    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made>;
+
+    /// Removes a name that is no directory. `target` is the object when the caller knows it: a file that is
+    /// open here stays readable and writable until its last close.
+    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo>;
+
+    /// Removes an empty directory.
+    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo>;
+
+    /// Renames. `replaced` is the object at the target when the caller knows it, as for [`Vfs::unlink`].
+    /// Returns the changes of source and target directory.
+    async fn rename(
+        &self,
+        cx: &Cx,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        replaced: Option<&Fh>,
+        flags: RenameFlags,
+    ) -> Result<(ChangeInfo, ChangeInfo)>;
+
+    /// Lists a directory after `cookie` (0: from the start, with a zero verifier): at most about `max_bytes` of
+    /// names and attributes. With `nodes`, handles and attributes come along where the server gives them.
+    /// A page that is not `eof` has at least one entry.
+    async fn readdir(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        verifier: [u8; 8],
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<DirPage>;
+
+    /// Space of the file system that holds `fh`.
+    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat>;
+
+    /// Value of an extended attribute, by its full Linux name (`user.x`, `system.nfs4_acl`); `ENODATA` when there is
+    /// none, `EOPNOTSUPP` when the server or name space has none.
+    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes>;
+
+    /// Sets an extended attribute.
+    async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()>;
+
+    /// Full Linux names of all extended attributes.
+    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>>;
+
+    /// Removes an extended attribute.
+    async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()>;
+
+    /// Takes or changes a byte-range lock.
+    async fn lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+        wait: LockWait,
+    ) -> Result<()>;
+
+    /// Gives up locks in a range; fine when there are none.
+    async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()>;
+
+    /// A lock of somebody else that stands in the way.
+    async fn test_lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+    ) -> Result<Option<LockConflict>>;
+
+    /// Next data or hole at or after an offset; `ENXIO` beyond the end.
+    async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64>;
+
+    /// Reserves space for a range, growing the file to its end when it is shorter.
+    async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()>;
+
+    /// Makes a hole; the length stays.
+    async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()>;
+
+    /// Copies bytes on the server; returns how many, which may be fewer. `EOPNOTSUPP` when the caller has to
+    /// copy itself.
+    async fn copy(
+        &self,
+        cx: &Cx,
+        from: File<'_>,
+        from_offset_bytes: u64,
+        to: File<'_>,
+        to_offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<u64>;
+
+    /// Ends the use of this layer: flushes, gives up all state at the server, within `cx.deadline`.
+    async fn shutdown(&self, cx: &Cx) -> Result<()>;
+}
