@@ -8,4 +8,14 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(any(test, feature = "sample"))]
+pub mod sample;
 pub mod xdr;
+
+/// Nothing: sample values exist in tests and with the `sample` feature.
+#[cfg(not(any(test, feature = "sample")))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! xdr_sample {
+    ($($t:tt)*) => {};
+}

@@ -59,6 +59,8 @@ pub struct Enc {
     done: Vec<Bytes>,
     done_bytes: usize,
     head: BytesMut,
+    /// Inside [`Enc::counted`]: no new segments, so that the length can be patched.
+    copy_only: bool,
 }
 
 impl fmt::Debug for Enc {
@@ -70,7 +72,7 @@ impl fmt::Debug for Enc {
 impl Enc {
     /// An empty message.
     pub fn new() -> Self {
-        Self { done: Vec::new(), done_bytes: 0, head: BytesMut::with_capacity(256) }
+        Self { done: Vec::new(), done_bytes: 0, head: BytesMut::with_capacity(256), copy_only: false }
     }
 
     /// Encodes one value into a message of its own.
@@ -114,7 +116,7 @@ impl Enc {
     /// Appends variable-length opaque data; long payloads by reference.
     pub fn opaque(&mut self, b: &Bytes) {
         self.u32(b.len() as u32);
-        if b.len() >= SEGMENT_MIN_BYTES {
+        if b.len() >= SEGMENT_MIN_BYTES && !self.copy_only {
             self.flush_head();
             self.done_bytes += b.len();
             self.done.push(b.clone());
@@ -132,7 +134,8 @@ impl Enc {
 
     /// Appends another message's bytes, keeping its segments.
     pub fn append(&mut self, other: Enc) {
-        if other.done.is_empty() {
+        if other.done.is_empty() || self.copy_only {
+            other.done.iter().for_each(|b| self.head.put_slice(b));
             self.head.put_slice(&other.head);
             return;
         }
@@ -140,6 +143,19 @@ impl Enc {
         self.done_bytes += other.done_bytes;
         self.done.extend(other.done);
         self.head = other.head;
+    }
+
+    /// Appends what `f` encodes as variable-length opaque data, its length before it. Everything in
+    /// it is copied, so this is for small structured items (attribute lists), not for payloads.
+    pub fn counted(&mut self, f: impl FnOnce(&mut Self)) {
+        let at = self.len();
+        self.u32(0);
+        let outer = std::mem::replace(&mut self.copy_only, true);
+        f(self);
+        self.copy_only = outer;
+        let len = self.len() - at - 4;
+        self.patch_u32(at, len as u32);
+        self.pad(len);
     }
 
     /// Overwrites 4 bytes at `at`, which must still be in the head buffer: for counts and lengths
@@ -184,12 +200,13 @@ impl Enc {
 pub struct Dec<'a> {
     buf: &'a Bytes,
     pos: usize,
+    end: usize,
 }
 
 impl<'a> Dec<'a> {
     /// Starts at the beginning of `buf`.
     pub fn new(buf: &'a Bytes) -> Self {
-        Self { buf, pos: 0 }
+        Self { buf, pos: 0, end: buf.len() }
     }
 
     /// Decodes exactly one value from the whole of `buf`; bytes left over are an error.
@@ -202,7 +219,7 @@ impl<'a> Dec<'a> {
 
     /// Bytes not yet read.
     pub fn remaining(&self) -> usize {
-        self.buf.len() - self.pos
+        self.end - self.pos
     }
 
     /// Offset of the next byte.
@@ -220,8 +237,8 @@ impl<'a> Dec<'a> {
 
     /// The unread rest, as a slice of the message.
     pub fn rest(&mut self) -> Bytes {
-        let b = self.buf.slice(self.pos..);
-        self.pos = self.buf.len();
+        let b = self.buf.slice(self.pos..self.end);
+        self.pos = self.end;
         b
     }
 
@@ -261,6 +278,16 @@ impl<'a> Dec<'a> {
         let out = self.buf.slice(start..start + len);
         self.padding(len)?;
         Ok(out)
+    }
+
+    /// Reads variable-length opaque data of at most `max` bytes that holds XDR itself: the result
+    /// reads it in place and ends where it ends.
+    pub fn nested(&mut self, max: usize) -> Result<Dec<'a>> {
+        let len = self.len(max)?;
+        let inner = Dec { buf: self.buf, pos: self.pos, end: self.pos + len };
+        self.take(len)?;
+        self.padding(len)?;
+        Ok(inner)
     }
 
     /// Reads an element count of at most `max` elements that take at least `item_min_bytes` each.
@@ -352,6 +379,15 @@ impl Xdr for () {
     fn enc(&self, _: &mut Enc) {}
     fn dec(_: &mut Dec<'_>) -> Result<Self> {
         Ok(())
+    }
+}
+
+impl<T: Xdr> Xdr for Box<T> {
+    fn enc(&self, e: &mut Enc) {
+        (**self).enc(e);
+    }
+    fn dec(d: &mut Dec<'_>) -> Result<Self> {
+        T::dec(d).map(Box::new)
     }
 }
 
@@ -531,7 +567,52 @@ macro_rules! xdr_struct {
                 Ok(Self { $($f: <$t as $crate::xdr::Xdr>::dec(d)?),* })
             }
         }
+        $crate::xdr_sample!(struct $name { $($f : $t),* });
     )*};
+}
+
+/// Declares a discriminated union as an enum. A variant without a payload is a `void` arm. With a
+/// final `else Name`, other discriminants are void arms too and survive in `Name(u32)`; without it
+/// they are refused.
+///
+/// ```
+/// hither_proto::xdr_union! {
+///     /// A shape.
+///     pub enum Shape { /// By radius.
+///         Circle(u32) = 1, /// Nothing.
+///         Empty = 2, ; /// Not known to us.
+///         else Other }
+/// }
+/// ```
+#[macro_export]
+macro_rules! xdr_union {
+    ($($(#[$m:meta])* pub enum $name:ident {
+        $($(#[$vm:meta])* $v:ident $(($t:ty))? = $n:literal),+ $(,)? $(; $(#[$om:meta])* else $other:ident)?
+    })*) => {$(
+        $(#[$m])*
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub enum $name { $($(#[$vm])* $v $(($t))?,)+ $($(#[$om])* $other(u32))? }
+        impl $crate::xdr::Xdr for $name {
+            fn enc(&self, e: &mut $crate::xdr::Enc) {
+                match self {
+                    $(Self::$v { $(0: v @ $crate::xdr_union!(@any $t))? } => {
+                        e.u32($n);
+                        $(<$t as $crate::xdr::Xdr>::enc(v, e);)?
+                    })+
+                    $(Self::$other(n) => e.u32(*n))?
+                }
+            }
+            fn dec(d: &mut $crate::xdr::Dec<'_>) -> $crate::xdr::Result<Self> {
+                Ok(match d.u32()? {
+                    $($n => Self::$v { $(0: <$t as $crate::xdr::Xdr>::dec(d)?)? },)+
+                    $(n if { let _ = stringify!($other); true } => Self::$other(n),)?
+                    #[allow(unreachable_patterns)]
+                    n => return Err($crate::xdr::XdrError::Invalid(n)),
+                })
+            }
+        }
+    )*};
+    (@any $t:ty) => { _ };
 }
 
 /// Declares an enumeration as a named integer, so that values unknown to us survive.
@@ -554,6 +635,8 @@ macro_rules! xdr_enum {
         #[allow(missing_docs)]
         impl $name {
             $($(#[$vm])* pub const $v: Self = Self($n);)*
+            /// Every value that has a name.
+            pub const VALUES: &'static [Self] = &[$(Self::$v),*];
             /// The value's name in the protocol, when it has one.
             pub fn name(self) -> Option<&'static str> {
                 #[allow(unreachable_patterns)]
@@ -572,7 +655,71 @@ macro_rules! xdr_enum {
             fn enc(&self, e: &mut $crate::xdr::Enc) { e.u32(self.0) }
             fn dec(d: &mut $crate::xdr::Dec<'_>) -> $crate::xdr::Result<Self> { d.u32().map(Self) }
         }
+        $crate::xdr_sample!(enum $name);
     )*};
+}
+
+/// Declares a discriminated union. Each arm has its discriminant as a `u32` constant and at most
+/// one value; `else` names the default arm, which carries nothing but its discriminant. Without it
+/// an unlisted discriminant is an error.
+///
+/// ```
+/// use hither_proto::xdr::{Dec, Enc};
+/// hither_proto::xdr_union! {
+///     /// A shape.
+///     pub enum Shape else Other { /// Its radius.
+///         Circle(u32) = 1, /// Nothing to say.
+///         Empty = 2 }
+/// }
+/// let wire = Enc::of(&Shape::Circle(5)).to_bytes();
+/// assert_eq!(&wire[..], [0, 0, 0, 1, 0, 0, 0, 5]);
+/// assert_eq!(Dec::all::<Shape>(&wire.slice(..4)).ok(), None);
+/// assert_eq!(Shape::Other(9).discriminant(), 9);
+/// ```
+#[macro_export]
+macro_rules! xdr_union {
+    ($($(#[$m:meta])* pub enum $name:ident $(else $other:ident)? {
+        $($(#[$vm:meta])* $v:ident $(($t:ty))? = $n:expr),* $(,)?
+    })*) => {$(
+        $(#[$m])*
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub enum $name {
+            $($(#[$vm])* $v $(($t))?,)*
+            $(/// Any other discriminant; nothing follows it.
+            $other(u32),)?
+        }
+        impl $name {
+            /// The number that selects this arm on the wire.
+            pub fn discriminant(&self) -> u32 {
+                match self {
+                    $(Self::$v $(($crate::xdr_union!(@ignore $t)))? => $n,)*
+                    $(Self::$other(n) => *n,)?
+                }
+            }
+        }
+        impl $crate::xdr::Xdr for $name {
+            fn enc(&self, e: &mut $crate::xdr::Enc) {
+                e.u32(self.discriminant());
+                match self {
+                    $(Self::$v $(($crate::xdr_union!(@bind v $t)))? => {
+                        $($crate::xdr_union!(@enc v e $t);)?
+                    })*
+                    $(Self::$other(_) => {})?
+                }
+            }
+            fn dec(d: &mut $crate::xdr::Dec<'_>) -> $crate::xdr::Result<Self> {
+                let n = d.u32()?;
+                $(if n == ($n) { return Ok(Self::$v $((<$t as $crate::xdr::Xdr>::dec(d)?))?); })*
+                $(return Ok(Self::$other(n));)?
+                #[allow(unreachable_code)]
+                Err($crate::xdr::XdrError::Invalid(n))
+            }
+        }
+        $crate::xdr_sample!(union $name { $($v [$($t)?] $n),* } else { $($other)? });
+    )*};
+    (@ignore $t:ty) => { _ };
+    (@bind $v:ident $t:ty) => { $v };
+    (@enc $v:ident $e:ident $t:ty) => { $crate::xdr::Xdr::enc($v, $e) };
 }
 
 #[cfg(test)]

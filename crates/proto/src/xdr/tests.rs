@@ -55,6 +55,45 @@ fn odd_values_are_refused() {
     assert_eq!(Dec::new(&Bytes::from_static(&[0, 0, 0, 2])).bool(), Err(XdrError::Invalid(2)));
     assert_eq!(Dec::new(&Bytes::from_static(&[0, 0, 0, 1, 9, 0, 0, 1])).opaque(9), Err(XdrError::Padding));
     assert_eq!(Dec::all::<u32>(&Bytes::from_static(&[0; 8])), Err(XdrError::Trailing(4)));
-    assert_eq!(Chain::<u32, 1>::dec(&mut Dec::new(&Bytes::from_static(&[0, 0, 0, 1, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0, 9]))).unwrap_err(),
-        XdrError::TooLong { len: 2, max: 1 });
+    assert_eq!(
+        Chain::<u32, 1>::dec(&mut Dec::new(&Bytes::from_static(&[
+            0, 0, 0, 1, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0, 9
+        ])))
+        .unwrap_err(),
+        XdrError::TooLong { len: 2, max: 1 }
+    );
+}
+
+mod union {
+    use crate::xdr::{Dec, Enc, XdrError};
+
+    crate::xdr_enum! {
+        /// Kinds.
+        pub enum Kind { /// One.
+            ONE = 1, /// Two.
+            TWO = 2 }
+    }
+    crate::xdr_struct! {
+        /// Two fields.
+        pub struct Pair { /// First.
+            pub a: Kind, /// Second.
+            pub b: u64 }
+    }
+    crate::xdr_union! {
+        /// With a default arm.
+        pub enum Open else Other { /// A pair.
+            Pair(Pair) = Kind::ONE.0, /// Nothing.
+            Nothing = Kind::TWO.0 }
+        /// Without one.
+        pub enum Closed { /// A flag.
+            Flag(bool) = 0, /// Boxed.
+            Boxed(Box<Pair>) = 1 }
+    }
+
+    #[test]
+    fn arms_without_a_name_survive_or_fail() {
+        let wire = Enc::of(&7u32).to_bytes();
+        assert_eq!(Dec::all::<Open>(&wire), Ok(Open::Other(7)));
+        assert_eq!(Dec::all::<Closed>(&wire), Err(XdrError::Invalid(7)));
+    }
 }
