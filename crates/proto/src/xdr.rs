@@ -571,50 +571,6 @@ macro_rules! xdr_struct {
     )*};
 }
 
-/// Declares a discriminated union as an enum. A variant without a payload is a `void` arm. With a
-/// final `else Name`, other discriminants are void arms too and survive in `Name(u32)`; without it
-/// they are refused.
-///
-/// ```
-/// hither_proto::xdr_union! {
-///     /// A shape.
-///     pub enum Shape { /// By radius.
-///         Circle(u32) = 1, /// Nothing.
-///         Empty = 2, ; /// Not known to us.
-///         else Other }
-/// }
-/// ```
-#[macro_export]
-macro_rules! xdr_union {
-    ($($(#[$m:meta])* pub enum $name:ident {
-        $($(#[$vm:meta])* $v:ident $(($t:ty))? = $n:literal),+ $(,)? $(; $(#[$om:meta])* else $other:ident)?
-    })*) => {$(
-        $(#[$m])*
-        #[derive(Debug, Clone, PartialEq, Eq)]
-        pub enum $name { $($(#[$vm])* $v $(($t))?,)+ $($(#[$om])* $other(u32))? }
-        impl $crate::xdr::Xdr for $name {
-            fn enc(&self, e: &mut $crate::xdr::Enc) {
-                match self {
-                    $(Self::$v { $(0: v @ $crate::xdr_union!(@any $t))? } => {
-                        e.u32($n);
-                        $(<$t as $crate::xdr::Xdr>::enc(v, e);)?
-                    })+
-                    $(Self::$other(n) => e.u32(*n))?
-                }
-            }
-            fn dec(d: &mut $crate::xdr::Dec<'_>) -> $crate::xdr::Result<Self> {
-                Ok(match d.u32()? {
-                    $($n => Self::$v { $(0: <$t as $crate::xdr::Xdr>::dec(d)?)? },)+
-                    $(n if { let _ = stringify!($other); true } => Self::$other(n),)?
-                    #[allow(unreachable_patterns)]
-                    n => return Err($crate::xdr::XdrError::Invalid(n)),
-                })
-            }
-        }
-    )*};
-    (@any $t:ty) => { _ };
-}
-
 /// Declares an enumeration as a named integer, so that values unknown to us survive.
 ///
 /// ```
