@@ -1,0 +1,129 @@
+//! What a mount is asked to be: the checked form of nfs(5) options.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Protocol version on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Version {
+    /// NFSv3 (RFC 1813) with MOUNT v3.
+    V3,
+    /// NFSv4.1 (RFC 8881).
+    V41,
+    /// NFSv4.2 (RFC 7862).
+    V42,
+}
+
+impl Version {
+    /// As in `vers=`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Version::V3 => "3",
+            Version::V41 => "4.1",
+            Version::V42 => "4.2",
+        }
+    }
+}
+
+/// What happens to a call that the server does not answer (nfs(5)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recovery {
+    /// Wait for ever, retrying.
+    Hard,
+    /// `EIO` after `retrans` retries.
+    Soft,
+    /// `ETIMEDOUT` after `retrans` retries.
+    Softerr,
+}
+
+/// `lookupcache=`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LookupCache {
+    /// Positive and negative names.
+    All,
+    /// Positive names only.
+    Positive,
+    /// None.
+    None,
+}
+
+/// Attribute cache times of nfs(5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttrCache {
+    /// Least time for files (`acregmin`, 3 s).
+    pub regular_min: Duration,
+    /// Most time for files (`acregmax`, 60 s).
+    pub regular_max: Duration,
+    /// Least time for directories (`acdirmin`, 30 s).
+    pub directory_min: Duration,
+    /// Most time for directories (`acdirmax`, 60 s).
+    pub directory_max: Duration,
+}
+
+impl Default for AttrCache {
+    fn default() -> Self {
+        Self {
+            regular_min: Duration::from_secs(3),
+            regular_max: Duration::from_secs(60),
+            directory_min: Duration::from_secs(30),
+            directory_max: Duration::from_secs(60),
+        }
+    }
+}
+
+impl AttrCache {
+    /// `noac`: nothing is kept.
+    pub const NONE: Self = Self {
+        regular_min: Duration::ZERO,
+        regular_max: Duration::ZERO,
+        directory_min: Duration::ZERO,
+        directory_max: Duration::ZERO,
+    };
+}
+
+/// Everything the client needs to know. Names and defaults are those of nfs(5).
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Server name as the user wrote it, for messages and owner strings.
+    pub server: String,
+    /// Its addresses in order of preference; the port is that of `port`, else 0.
+    pub addrs: Vec<SocketAddr>,
+    /// Exported path, absolute.
+    pub path: String,
+    /// `vers=`; `None` negotiates 4.2, 4.1, 3.
+    pub version: Option<Version>,
+    /// `port=`: 2049 for v4, rpcbind's answer for v3 when not given.
+    pub port: Option<u16>,
+    /// `mountport=` (v3).
+    pub mount_port: Option<u16>,
+    /// `hard`, `soft`, `softerr`.
+    pub recovery: Recovery,
+    /// `timeo=` (given there in tenths of a second; TCP default 60 s).
+    pub timeo: Duration,
+    /// `retrans=` (TCP default 2).
+    pub retrans: u32,
+    /// `nconnect=` (1 to 16).
+    pub nconnect: usize,
+    /// `resvport`/`noresvport`.
+    pub resvport: bool,
+    /// `rsize=` in bytes, at most 1 MiB; `None` takes what the server prefers.
+    pub rsize_bytes: Option<u32>,
+    /// `wsize=` in bytes, likewise.
+    pub wsize_bytes: Option<u32>,
+    /// `ac*`, `actimeo`, `noac`.
+    pub attr_cache: AttrCache,
+    /// `lookupcache=`.
+    pub lookup_cache: LookupCache,
+    /// `cto`/`nocto`.
+    pub close_to_open: bool,
+    /// `sync`: every write is stable before it is acknowledged.
+    pub sync: bool,
+    /// `rdirplus`/`nordirplus`.
+    pub readdirplus: bool,
+    /// `acl`/`noacl`: `system.nfs4_acl` is offered.
+    pub acl: bool,
+    /// Domain of `user@domain` names (v4); `None` takes that of idmapd.conf, else of the host name.
+    pub idmap_domain: Option<String>,
+    /// How long the mount command itself tries (`retry=`, minutes there); zero: once.
+    pub retry: Duration,
+}
