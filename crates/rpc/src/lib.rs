@@ -1,1 +1,34 @@
-//! How messages travel: ONC RPC connections over TCP and a simulated network.
+//! How messages travel: ONC RPC (RFC 5531) over TCP and over a simulated network.
+//!
+//! It knows nothing of NFS: programs and procedures are numbers, arguments and results are bytes.
+//! A [`Client`] spreads calls over one or more connections. Each connection has a table of calls
+//! in flight, a writer task that sends queued calls with vectored writes, and a reader task that
+//! matches replies to calls by their xid, in whatever order they come. A connection that breaks is
+//! made again, and the calls that were in flight on it are sent again with the same xid, so that
+//! a server with a reply cache executes each of them once. [`RetryPolicy`] says when a caller is
+//! told that the server does not answer (nfs(5) `timeo`, `retrans`, `soft`, `softerr`, `hard`).
+//!
+//! Transports are made by a [`Connect`]: [`TcpConnect`] for the world, `sim::Net` for tests on
+//! virtual time.
+
+#![forbid(unsafe_code)]
+
+mod call;
+mod client;
+mod error;
+mod policy;
+mod portmap;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
+pub mod stats;
+mod tcp;
+mod transport;
+
+pub use call::{Call, CallbackHandler, Credential, Reply, Retransmit};
+pub use client::{Client, ClientConfig};
+pub use error::CallError;
+pub use policy::{Mode, RetryPolicy};
+pub use portmap::{PortmapError, getport, getport_via};
+pub use stats::Stats;
+pub use tcp::{Endpoint, TcpConnect};
+pub use transport::{BoxFuture, Connect, Link};

@@ -1,0 +1,1 @@
+//! A network on virtual time, for tests.
