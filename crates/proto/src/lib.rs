@@ -8,6 +8,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod record;
+pub mod rpc;
 #[cfg(any(test, feature = "sample"))]
 pub mod sample;
 pub mod xdr;

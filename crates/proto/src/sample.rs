@@ -165,7 +165,7 @@ fn check(property: &dyn Fn(&[u8]) -> Result<(), String>) {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! xdr_sample {
-    (struct $name:ident { $($f:ident : $t:ty),* }) => {
+    (struct $name:ident { $($f:ident : $t:ty),* $(,)? }) => {
         impl $crate::sample::Sample for $name {
             fn sample(s: &mut $crate::sample::Source<'_>) -> Self {
                 let _ = &s;

@@ -1,0 +1,268 @@
+//! Record marking (RFC 5531 section 11): where a message begins and ends on a byte stream.
+//!
+//! It knows neither sockets nor what a record contains. [`Reader`] hands out spare space in the
+//! buffer that becomes the record, a socket reads into it, and [`Reader::next_record`] splits off
+//! what is complete. While a long fragment arrives, the space ends where the fragment ends: its
+//! payload is received in place, and only what came in the same read as the mark (at most
+//! [`READ_AHEAD_BYTES`]) moves when the buffer grows. The buffer holds the record so far followed by
+//! bytes not yet looked at; the gap that the mark of a further fragment leaves is closed, so that
+//! several fragments become one slice too.
+//!
+//! A peer is not trusted: the length of a record and the number of its fragments are limited, and a
+//! claimed length beyond [`TRUST_BYTES`] is believed only as fast as data really arrives.
+
+use crate::xdr::Enc;
+use bytes::{Buf, BufMut, Bytes, BytesMut, buf::Limit};
+
+/// Space offered while no long fragment is under way. Large enough for dozens of small replies in
+/// one read; small enough that moving it behind a mark costs a microsecond.
+pub const READ_AHEAD_BYTES: usize = 16 << 10;
+
+/// A record's buffer is allocated at once up to this length: untouched memory of this size costs
+/// address space only, and the usual largest READ (1 MiB) then never moves. Beyond it the buffer
+/// doubles as data arrives.
+pub const TRUST_BYTES: usize = (1 << 20) + (64 << 10);
+
+/// Longest fragment that a mark can announce.
+pub const FRAGMENT_MAX_BYTES: usize = (1 << 31) - 1;
+
+const LAST: u32 = 1 << 31;
+const MARK_BYTES: usize = 4;
+
+/// What a peer may send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest record, all fragments together, without marks.
+    pub record_max_bytes: usize,
+    /// Most fragments of a record; empty ones count.
+    pub fragments_max: usize,
+}
+
+impl Default for Limits {
+    /// 4 MiB in 1024 fragments: more than any NFS server's largest READ, and fragments as small as
+    /// the 4000 bytes that old RPC libraries send still make 4 MiB.
+    fn default() -> Self {
+        Self { record_max_bytes: 4 << 20, fragments_max: 1024 }
+    }
+}
+
+/// Why a stream cannot be read on. The connection is of no more use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// The record is longer than allowed.
+    #[error("record of at least {len} bytes exceeds the maximum of {max}")]
+    TooLong {
+        /// Bytes announced so far.
+        len: usize,
+        /// Most allowed.
+        max: usize,
+    },
+    /// The record has more fragments than allowed.
+    #[error("record has more than {max} fragments")]
+    TooManyFragments {
+        /// Most allowed.
+        max: usize,
+    },
+}
+
+/// Reassembles records from a byte stream.
+#[derive(Debug)]
+pub struct Reader {
+    limits: Limits,
+    /// `done` bytes of the record; a gap left by marks; from `next` on, unparsed bytes.
+    buf: BytesMut,
+    /// Bytes of the current record in complete fragments.
+    done: usize,
+    /// Where the unparsed bytes begin.
+    next: usize,
+    /// The fragment that is arriving.
+    fragment: Option<Fragment>,
+    /// Fragments of the current record, with the arriving one.
+    fragments: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Fragment {
+    len: usize,
+    last: bool,
+}
+
+impl Reader {
+    /// A reader at the beginning of a stream. Allocates nothing yet.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, buf: BytesMut::new(), done: 0, next: 0, fragment: None, fragments: 0 }
+    }
+
+    /// Where to put the next bytes of the stream, never without room. Call [`Reader::next_record`]
+    /// until it has no more before asking again: only then the space fits what is expected.
+    ///
+    /// The space is uninitialised, which is why it is a `BufMut` and no slice: `read_buf` of a
+    /// socket fills it with no clearing first.
+    pub fn space(&mut self) -> Limit<&mut BytesMut> {
+        let missing = self.missing();
+        let (least, offer) = if missing > READ_AHEAD_BYTES {
+            let believable = TRUST_BYTES.saturating_sub(self.buf.len()).max(self.buf.len());
+            let offer = missing.min(believable.max(READ_AHEAD_BYTES));
+            (offer, offer)
+        } else {
+            (missing.max(READ_AHEAD_BYTES / 4), READ_AHEAD_BYTES)
+        };
+        // An empty buffer starts again at its beginning when the records in it are gone.
+        let reused = self.buf.is_empty() && self.buf.try_reclaim(offer);
+        if !reused && self.buf.capacity() - self.buf.len() < least {
+            self.grow(offer);
+        }
+        let room = (self.buf.capacity() - self.buf.len()).min(offer);
+        (&mut self.buf).limit(room)
+    }
+
+    /// The next complete record without its marks, or `None` when more bytes are needed. The record
+    /// shares its buffer with its neighbours: copy what is kept for long.
+    ///
+    /// # Errors
+    /// The record exceeds a limit.
+    pub fn next_record(&mut self) -> Result<Option<Bytes>, RecordError> {
+        loop {
+            let Some(fragment) = self.fragment else {
+                if self.unparsed() < MARK_BYTES {
+                    self.close_gap();
+                    return Ok(None);
+                }
+                self.take_mark()?;
+                continue;
+            };
+            if self.unparsed() < fragment.len {
+                self.close_gap();
+                return Ok(None);
+            }
+            if self.next > self.done {
+                self.buf.copy_within(self.next..self.next + fragment.len, self.done);
+            }
+            self.done += fragment.len;
+            self.next += fragment.len;
+            self.fragment = None;
+            if fragment.last {
+                return Ok(Some(self.take_record()));
+            }
+        }
+    }
+
+    /// Copies from the front of `input` until a record is complete (which is returned) or `input`
+    /// is empty. For transports that hand over buffers of their own.
+    ///
+    /// # Errors
+    /// As [`Reader::next_record`].
+    pub fn feed(&mut self, input: &mut &[u8]) -> Result<Option<Bytes>, RecordError> {
+        loop {
+            if let Some(record) = self.next_record()? {
+                return Ok(Some(record));
+            }
+            if input.is_empty() {
+                return Ok(None);
+            }
+            let mut space = self.space();
+            let n = space.remaining_mut().min(input.len());
+            space.put_slice(&input[..n]);
+            input.advance(n);
+        }
+    }
+
+    /// True between records: the stream may end here.
+    pub fn is_between_records(&self) -> bool {
+        self.buf.is_empty() && self.fragments == 0
+    }
+
+    fn unparsed(&self) -> usize {
+        self.buf.len() - self.next
+    }
+
+    /// Bytes until the arriving fragment or mark is complete, at least 1.
+    fn missing(&self) -> usize {
+        let wanted = self.fragment.map_or(MARK_BYTES, |f| f.len);
+        wanted.saturating_sub(self.unparsed()).max(1)
+    }
+
+    fn take_mark(&mut self) -> Result<(), RecordError> {
+        let mark = (&self.buf[self.next..]).get_u32();
+        let len = (mark & !LAST) as usize;
+        let total = self.done + len;
+        if total > self.limits.record_max_bytes {
+            return Err(RecordError::TooLong { len: total, max: self.limits.record_max_bytes });
+        }
+        self.fragments += 1;
+        if self.fragments > self.limits.fragments_max {
+            return Err(RecordError::TooManyFragments { max: self.limits.fragments_max });
+        }
+        if self.next == 0 {
+            self.buf.advance(MARK_BYTES);
+        } else {
+            self.next += MARK_BYTES;
+        }
+        self.fragment = Some(Fragment { len, last: mark & LAST != 0 });
+        Ok(())
+    }
+
+    fn take_record(&mut self) -> Bytes {
+        let record = self.buf.split_to(self.done).freeze();
+        self.buf.advance(self.next - self.done);
+        (self.done, self.next, self.fragments) = (0, 0, 0);
+        record
+    }
+
+    /// Moves the unparsed bytes behind the record, so that what arrives next is in place. Done only
+    /// when all that came is parsed: a read full of tiny fragments moves its bytes once, not once
+    /// per fragment.
+    fn close_gap(&mut self) {
+        if self.next > self.done {
+            self.buf.copy_within(self.next.., self.done);
+            self.buf.truncate(self.buf.len() - (self.next - self.done));
+            self.next = self.done;
+        }
+    }
+
+    /// Makes room for `more` bytes: in the same memory when no record in it is alive any more, else
+    /// at least doubling, so that many fragments cost no more than one.
+    fn grow(&mut self, more: usize) {
+        if !self.buf.try_reclaim(more) {
+            let mut new = BytesMut::with_capacity(self.buf.len() + more.max(self.buf.len()));
+            new.extend_from_slice(&self.buf);
+            self.buf = new;
+        }
+    }
+}
+
+/// A message as one record, for a vectored write: its mark, then its segments.
+pub fn frame(message: Enc) -> Vec<Bytes> {
+    frame_in(message, FRAGMENT_MAX_BYTES)
+}
+
+/// A message as a record in fragments of at most `fragment_max_bytes` (at least 1).
+pub fn frame_in(message: Enc, fragment_max_bytes: usize) -> Vec<Bytes> {
+    let fragment_max = fragment_max_bytes.clamp(1, FRAGMENT_MAX_BYTES);
+    let mut left = message.len();
+    let mut segments = message.finish();
+    let mut out = Vec::with_capacity(segments.len() + 1);
+    let mut segments = segments.drain(..).filter(|s| !s.is_empty());
+    let mut segment = Bytes::new();
+    loop {
+        let len = left.min(fragment_max);
+        left -= len;
+        let last = if left == 0 { LAST } else { 0 };
+        out.push(Bytes::copy_from_slice(&(len as u32 | last).to_be_bytes()));
+        let mut missing = len;
+        while missing > 0 {
+            if segment.is_empty() {
+                segment = segments.next().unwrap_or_default();
+            }
+            let part = segment.split_to(missing.min(segment.len()));
+            missing -= part.len();
+            out.push(part);
+        }
+        if left == 0 {
+            return out;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
