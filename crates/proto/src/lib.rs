@@ -8,10 +8,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod nfs3;
 pub mod record;
 pub mod rpc;
 #[cfg(any(test, feature = "sample"))]
 pub mod sample;
+pub mod nfs4;
 pub mod xdr;
 
 /// Nothing: sample values exist in tests and with the `sample` feature.

@@ -6,6 +6,10 @@
 //! whoever knows the procedure decodes it with no copy. Two authentication flavors are spoken here
 //! (AUTH_NONE, AUTH_SYS); others pass through as opaque bytes.
 
+mod program;
+
+pub use program::Procedure;
+
 use crate::xdr::{Dec, Enc, List, Opaque, Result, Xdr, XdrError};
 use crate::{xdr_enum, xdr_struct, xdr_union};
 use bytes::Bytes;

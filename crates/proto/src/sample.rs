@@ -151,8 +151,9 @@ pub(crate) fn round_trip<T: crate::xdr::Xdr + Sample + PartialEq + std::fmt::Deb
     });
 }
 
+/// Checks `property` for many byte strings.
 #[cfg(test)]
-fn check(property: &dyn Fn(&[u8]) -> Result<(), String>) {
+pub(crate) fn check(property: &dyn Fn(&[u8]) -> Result<(), String>) {
     use proptest::test_runner::{Config, TestCaseError, TestRunner};
     let config = Config { cases: 96, failure_persistence: None, ..Config::default() };
     let bytes = proptest::collection::vec(proptest::num::u8::ANY, 0..600);
@@ -173,6 +174,15 @@ macro_rules! xdr_sample {
             }
         }
         $crate::xdr_round_trip!($name);
+    };
+    (calls $name:ident { $($v:ident),* }) => {
+        impl $crate::sample::Sample for $name {
+            fn sample(s: &mut $crate::sample::Source<'_>) -> Self {
+                let makers: &[fn(&mut $crate::sample::Source<'_>) -> Self] =
+                    &[$(|s| Self::$v($crate::sample::Sample::sample(s))),*];
+                makers[s.below(makers.len())](s)
+            }
+        }
     };
     (enum $name:ident) => {
         impl $crate::sample::Sample for $name {

@@ -1,0 +1,221 @@
+//! Arguments of the NFSv3 procedures, in the order of RFC 1813 section 3.3. Field names are the
+//! RFC's.
+
+use super::*;
+
+xdr_struct! {
+    /// NULL takes nothing.
+    #[derive(Copy, Default)]
+    pub struct NullArgs {}
+
+    /// GETATTR.
+    pub struct GetattrArgs {
+        /// The file.
+        pub object: Fh3,
+    }
+
+    /// SETATTR.
+    pub struct SetattrArgs {
+        /// The file.
+        pub object: Fh3,
+        /// What to set.
+        pub new_attributes: Sattr3,
+        /// Only if the file's ctime is this (`sattrguard3`).
+        pub guard: Option<Nfstime3>,
+    }
+
+    /// LOOKUP.
+    pub struct LookupArgs {
+        /// Directory and name.
+        pub what: Diropargs3,
+    }
+
+    /// ACCESS.
+    pub struct AccessArgs {
+        /// The file.
+        pub object: Fh3,
+        /// Bits of [`access`] that are asked about.
+        pub access: u32,
+    }
+
+    /// READLINK.
+    pub struct ReadlinkArgs {
+        /// The symbolic link.
+        pub symlink: Fh3,
+    }
+
+    /// READ.
+    pub struct ReadArgs {
+        /// The file.
+        pub file: Fh3,
+        /// First byte.
+        pub offset: u64,
+        /// Bytes.
+        pub count: u32,
+    }
+
+    /// WRITE.
+    pub struct WriteArgs {
+        /// The file.
+        pub file: Fh3,
+        /// First byte.
+        pub offset: u64,
+        /// Bytes; the length of `data`, unless the peer is odd.
+        pub count: u32,
+        /// How durable.
+        pub stable: StableHow,
+        /// The bytes.
+        pub data: Data3,
+    }
+
+    /// CREATE.
+    pub struct CreateArgs {
+        /// Directory and name.
+        pub r#where: Diropargs3,
+        /// What if the name exists.
+        pub how: Createhow3,
+    }
+
+    /// MKDIR.
+    pub struct MkdirArgs {
+        /// Directory and name.
+        pub r#where: Diropargs3,
+        /// First attributes.
+        pub attributes: Sattr3,
+    }
+
+    /// SYMLINK.
+    pub struct SymlinkArgs {
+        /// Directory and name.
+        pub r#where: Diropargs3,
+        /// First attributes.
+        pub symlink_attributes: Sattr3,
+        /// What it points to.
+        pub symlink_data: Path3,
+    }
+
+    /// MKNOD.
+    pub struct MknodArgs {
+        /// Directory and name.
+        pub r#where: Diropargs3,
+        /// What to create.
+        pub what: Mknoddata3,
+    }
+
+    /// A device to create (`devicedata3`).
+    #[derive(Copy)]
+    pub struct Devicedata3 {
+        /// First attributes.
+        pub dev_attributes: Sattr3,
+        /// Major and minor number.
+        pub spec: Specdata3,
+    }
+
+    /// REMOVE.
+    pub struct RemoveArgs {
+        /// Directory and name.
+        pub object: Diropargs3,
+    }
+
+    /// RMDIR.
+    pub struct RmdirArgs {
+        /// Directory and name.
+        pub object: Diropargs3,
+    }
+
+    /// RENAME.
+    pub struct RenameArgs {
+        /// Present directory and name.
+        pub from: Diropargs3,
+        /// New directory and name.
+        pub to: Diropargs3,
+    }
+
+    /// LINK.
+    pub struct LinkArgs {
+        /// The file.
+        pub file: Fh3,
+        /// Directory and name of the new link.
+        pub link: Diropargs3,
+    }
+
+    /// READDIR.
+    pub struct ReaddirArgs {
+        /// The directory.
+        pub dir: Fh3,
+        /// Where to go on; 0 at the beginning.
+        pub cookie: u64,
+        /// Of the reply that the cookie came with; zeros at the beginning.
+        pub cookieverf: Cookieverf3,
+        /// Most bytes of the reply.
+        pub count: u32,
+    }
+
+    /// READDIRPLUS.
+    pub struct ReaddirplusArgs {
+        /// The directory.
+        pub dir: Fh3,
+        /// Where to go on; 0 at the beginning.
+        pub cookie: u64,
+        /// Of the reply that the cookie came with; zeros at the beginning.
+        pub cookieverf: Cookieverf3,
+        /// Most bytes of names and cookies.
+        pub dircount: u32,
+        /// Most bytes of the reply.
+        pub maxcount: u32,
+    }
+
+    /// FSSTAT.
+    pub struct FsstatArgs {
+        /// Any file of the file system.
+        pub fsroot: Fh3,
+    }
+
+    /// FSINFO.
+    pub struct FsinfoArgs {
+        /// Any file of the file system.
+        pub fsroot: Fh3,
+    }
+
+    /// PATHCONF.
+    pub struct PathconfArgs {
+        /// The file.
+        pub object: Fh3,
+    }
+
+    /// COMMIT.
+    pub struct CommitArgs {
+        /// The file.
+        pub file: Fh3,
+        /// First byte.
+        pub offset: u64,
+        /// Bytes; 0 means up to the end.
+        pub count: u32,
+    }
+}
+
+xdr_union! {
+    /// What CREATE does if the name exists (`createhow3`).
+    #[derive(Copy)]
+    pub enum Createhow3 {
+        /// Sets the attributes of the existing file.
+        Unchecked(Sattr3) = 0,
+        /// Fails.
+        Guarded(Sattr3) = 1,
+        /// Fails, unless this very creation made it (the verifier is the same).
+        Exclusive(Createverf3) = 2,
+    }
+
+    /// What MKNOD creates (`mknoddata3`).
+    #[derive(Copy)]
+    pub enum Mknoddata3 else Other {
+        /// A block device.
+        Blk(Devicedata3) = Ftype3::BLK.0,
+        /// A character device.
+        Chr(Devicedata3) = Ftype3::CHR.0,
+        /// A socket.
+        Sock(Sattr3) = Ftype3::SOCK.0,
+        /// A named pipe.
+        Fifo(Sattr3) = Ftype3::FIFO.0,
+    }
+}
