@@ -1,0 +1,58 @@
+//! NFSv4.0 (RFC 7530), 4.1 (RFC 8881) and 4.2 (RFC 7862), with extended attributes (RFC 8276) and
+//! `mode_umask` (RFC 8275): every operation, attribute and callback, both ways.
+//!
+//! It knows nothing of RPC, sessions' state or policy. Two tables list the operations
+//! ([`compound`], [`callback`]) and one the attributes ([`attrs`]); everything that depends on the
+//! whole list (numbers, names, encoding, typed results) comes from them. Minor versions share all
+//! types: what a minor version does not have, it does not send.
+
+pub mod attr_types;
+pub mod attrs;
+pub mod bitmap;
+pub mod build;
+pub mod callback;
+pub mod compound;
+pub mod ops40;
+pub mod ops41;
+pub mod ops42;
+pub mod pnfs;
+pub mod results;
+#[cfg(any(test, feature = "sample"))]
+mod sample;
+pub mod status;
+pub mod table;
+pub mod types;
+
+pub use attr_types::*;
+pub use attrs::{Attrs, RareAttrs, UnknownAttrs, attr};
+pub use bitmap::Bitmap4;
+pub use callback::*;
+pub use compound::{Compound, CompoundReply, NfsOpnum4, OPS_MAX, Op, OpRes, op};
+pub use ops40::*;
+pub use ops41::*;
+pub use ops42::*;
+pub use pnfs::*;
+pub use results::{OpError, Results};
+pub use status::{Fail, Nfsstat4};
+pub use table::{AnyResult, Operation};
+pub use types::*;
+
+use status::fail_arm;
+
+/// RPC program number.
+pub const PROGRAM: u32 = 100_003;
+/// RPC version.
+pub const VERSION: u32 = 4;
+/// Procedure that does nothing.
+pub const PROC_NULL: u32 = 0;
+/// Procedure for everything else.
+pub const PROC_COMPOUND: u32 = 1;
+/// RPC version of the callback program, whose number the client chooses.
+pub const CB_VERSION: u32 = 1;
+/// Callback procedure that does nothing.
+pub const CB_PROC_NULL: u32 = 0;
+/// Callback procedure for everything else.
+pub const CB_PROC_COMPOUND: u32 = 1;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,172 @@
+//! Values of the structured attributes: ACLs, locations, retention, layouts, labels.
+//!
+//! It knows nothing of attribute numbers. Sources: RFC 8881 sections 5, 6 and 11, RFC 7862
+//! section 12, RFC 8275, RFC 9754.
+
+use super::Bitmap4;
+use super::types::{Ace, Body, Component, LayoutType, OPAQUE_MAX_BYTES, Pathname, Text, Time};
+use crate::xdr::{List, Opaque};
+use crate::{xdr_enum, xdr_struct};
+
+/// Most entries of an ACL that we take.
+pub const ACL_MAX_ENTRIES: usize = 4096;
+/// Most servers, locations or hints in a list that we take.
+pub const LOCATIONS_MAX: usize = 256;
+
+/// `fattr4_acl`.
+pub type Acl = List<Ace, ACL_MAX_ENTRIES>;
+/// `layouttype4` list.
+pub type LayoutTypes = List<LayoutType, 64>;
+
+xdr_enum! {
+    /// `fs4_status_type`.
+    pub enum FsStatusType { FIXED = 1, UPDATED = 2, VERSIONED = 3, WRITABLE = 4, REFERRAL = 5 }
+}
+
+xdr_struct! {
+    /// `nfsacl41`: an ACL with flags (`dacl`, `sacl`).
+    pub struct Acl41 {
+        /// `ace::ACL_*`.
+        pub flag: u32,
+        /// The entries.
+        pub aces: Acl,
+    }
+    /// `fs_location4`: one place where the file system lives.
+    pub struct FsLocation {
+        /// Host names or addresses of equal servers.
+        pub server: List<Text, LOCATIONS_MAX>,
+        /// Root of the file system there.
+        pub rootpath: Pathname,
+    }
+    /// `fs_locations4`.
+    pub struct FsLocations {
+        /// Root of the file system here.
+        pub fs_root: Pathname,
+        /// Where it (also) lives.
+        pub locations: List<FsLocation, LOCATIONS_MAX>,
+    }
+    /// `fs_locations_server4`: one replica.
+    pub struct FsLocationsServer {
+        /// Age of its data in seconds, or -1.
+        pub currency: i32,
+        /// Flags, classes and ranks, one byte each (`FSLI4BX_*`).
+        pub info: Opaque<OPAQUE_MAX_BYTES>,
+        /// Its name.
+        pub server: Text,
+    }
+    /// `fs_locations_item4`: replicas with a common root.
+    pub struct FsLocationsItem {
+        /// The replicas.
+        pub entries: List<FsLocationsServer, LOCATIONS_MAX>,
+        /// The root there.
+        pub rootpath: Pathname,
+    }
+    /// `fs_locations_info4`.
+    pub struct FsLocationsInfo {
+        /// `FSLI4IF_*`.
+        pub flags: u32,
+        /// How long this may be believed, in seconds.
+        pub valid_for: i32,
+        /// Root of the file system here.
+        pub fs_root: Pathname,
+        /// Where it (also) lives.
+        pub items: List<FsLocationsItem, LOCATIONS_MAX>,
+    }
+    /// `fs4_status`.
+    pub struct FsStatus {
+        /// The file system is not here.
+        pub absent: bool,
+        /// How it changes.
+        pub status_type: FsStatusType,
+        /// Where it came from.
+        pub source: Text,
+        /// Which version this is.
+        pub current: Text,
+        /// Seconds since the last update, or -1.
+        pub age: i32,
+        /// The version.
+        pub version: Time,
+    }
+    /// `change_policy4`.
+    #[derive(Copy)]
+    pub struct ChangePolicy {
+        /// First half.
+        pub major: u64,
+        /// Second half.
+        pub minor: u64,
+    }
+    /// `layouthint4`.
+    pub struct LayoutHint {
+        /// Whose structure the body has.
+        pub layout_type: LayoutType,
+        /// The hint.
+        pub body: Body,
+    }
+    /// `threshold_item4`.
+    pub struct ThresholdItem {
+        /// For this layout type.
+        pub layout_type: LayoutType,
+        /// `TH4_*`.
+        pub hintset: Bitmap4,
+        /// A hyper for each bit.
+        pub hintlist: Opaque<OPAQUE_MAX_BYTES>,
+    }
+    /// `retention_get4`.
+    pub struct RetentionGet {
+        /// Seconds; all ones is for ever.
+        pub duration: u64,
+        /// When it began.
+        pub begin_time: Option<Time>,
+    }
+    /// `retention_set4`.
+    pub struct RetentionSet {
+        /// Begin now.
+        pub enable: bool,
+        /// Seconds.
+        pub duration: Option<u64>,
+    }
+    /// `mode_masked4`: change some mode bits.
+    #[derive(Copy)]
+    pub struct ModeMasked {
+        /// New values of the bits.
+        pub value: u32,
+        /// Which bits.
+        pub mask: u32,
+    }
+    /// `mode_umask4` (RFC 8275): the mode for a new object and the umask, which the server applies
+    /// only when no default ACL does.
+    #[derive(Copy)]
+    pub struct ModeUmask {
+        /// Mode as the application gave it.
+        pub mode: u32,
+        /// The application's umask.
+        pub umask: u32,
+    }
+    /// `sec_label4`.
+    pub struct SecLabel {
+        /// Label format.
+        pub lfs: u32,
+        /// Policy identifier.
+        pub pi: u32,
+        /// The label, e.g. an SELinux context.
+        pub data: Opaque<4096>,
+    }
+    /// `open_arguments4` (RFC 9754): which arguments of OPEN the server takes.
+    pub struct OpenArguments {
+        /// `OPEN4_SHARE_ACCESS_*`.
+        pub share_access: Bitmap4,
+        /// `OPEN4_SHARE_DENY_*`.
+        pub share_deny: Bitmap4,
+        /// Wants, as bit numbers.
+        pub share_access_want: Bitmap4,
+        /// Claims.
+        pub open_claim: Bitmap4,
+        /// Create modes.
+        pub create_mode: Bitmap4,
+    }
+}
+
+/// `mdsthreshold4`.
+pub type MdsThreshold = List<ThresholdItem, 64>;
+/// `fattr4_mimetype` and other short ASCII strings.
+pub type Mimetype = Component;

@@ -1,0 +1,247 @@
+//! COMPOUND: a list of operations in one call, and their results up to the first that failed.
+//!
+//! It knows nothing of what operations do. The table below is the only list of operations; types
+//! of arguments and results are in the modules by minor version.
+
+use super::ops40::*;
+use super::ops41::*;
+use super::ops42::*;
+use super::pnfs::*;
+use super::table::op_table;
+use super::types::{
+    ChangeInfo, Clientid, Component, Fh, Linktext, Sessionid, StateOwner, Stateid, Text, Verifier,
+};
+use super::{Attrs, Bitmap4, Nfsstat4, Results};
+use crate::xdr::{Dec, Enc, List, Result as XdrResult, Xdr};
+use crate::xdr_struct;
+
+/// Most operations of a compound that we take or send.
+pub const OPS_MAX: usize = 1024;
+
+op_table! {
+    /// `nfs_opnum4`; names as in the kernel's `mountstats`.
+    number NfsOpnum4;
+    /// An operation and its arguments (`nfs_argop4`).
+    call Op;
+    /// An operation's result (`nfs_resop4`).
+    result OpRes;
+    /// Each operation as a type, for [`Results::outcome`].
+    markers op;
+    illegal 10044;
+    /// What is the user allowed to do with the object?
+    3 ACCESS Access access(u32) -> AccessOk;
+    /// Gives up an open.
+    4 CLOSE Close close(CloseArgs) -> Stateid;
+    /// Makes unstable data stable.
+    5 COMMIT Commit commit(CommitArgs) -> Verifier;
+    /// Creates an object that is not a regular file.
+    6 CREATE Create create(CreateArgs) -> CreateOk;
+    /// Forgets delegations of a former life.
+    7 DELEGPURGE Delegpurge delegpurge(Clientid) -> ();
+    /// Gives up a delegation.
+    8 DELEGRETURN Delegreturn delegreturn(Stateid) -> ();
+    /// Attributes of the current filehandle.
+    9 GETATTR Getattr getattr(Bitmap4) -> Attrs;
+    /// The current filehandle.
+    10 GETFH Getfh getfh() -> Fh;
+    /// Another name in the current directory for the saved filehandle.
+    11 LINK Link link(Component) -> ChangeInfo;
+    /// Locks a range.
+    12 LOCK Lock lock(LockArgs) -> Stateid, LockFail;
+    /// Tests for a lock.
+    13 LOCKT Lockt lockt(LocktArgs) -> (), LockFail;
+    /// Unlocks a range.
+    14 LOCKU Locku locku(LockuArgs) -> Stateid;
+    /// Goes to a name.
+    15 LOOKUP Lookup lookup(Component) -> ();
+    /// Goes to the parent.
+    16 LOOKUPP Lookupp lookupp() -> ();
+    /// Goes on only when attributes differ.
+    17 NVERIFY Nverify nverify(Attrs) -> ();
+    /// Opens and perhaps creates a regular file.
+    18 OPEN Open open(OpenArgs) -> OpenOk;
+    /// Goes to the named attribute directory; true creates it.
+    19 OPENATTR Openattr openattr(bool) -> ();
+    /// Confirms an open (NFSv4.0 only).
+    20 OPEN_CONFIRM OpenConfirm open_confirm(OpenConfirmArgs) -> Stateid;
+    /// Gives up part of an open's access.
+    21 OPEN_DOWNGRADE OpenDowngrade open_downgrade(OpenDowngradeArgs) -> Stateid;
+    /// Goes to a filehandle.
+    22 PUTFH Putfh putfh(Fh) -> ();
+    /// Goes to the public filehandle.
+    23 PUTPUBFH Putpubfh putpubfh() -> ();
+    /// Goes to the root.
+    24 PUTROOTFH Putrootfh putrootfh() -> ();
+    /// Reads data.
+    25 READ Read read(ReadArgs) -> ReadOk;
+    /// Reads entries of the current directory.
+    26 READDIR Readdir readdir(ReaddirArgs) -> ReaddirOk;
+    /// Reads a symbolic link.
+    27 READLINK Readlink readlink() -> Linktext;
+    /// Removes a name from the current directory.
+    28 REMOVE Remove remove(Component) -> ChangeInfo;
+    /// Renames from the saved to the current directory.
+    29 RENAME Rename rename(RenameArgs) -> RenameOk;
+    /// Renews the lease (NFSv4.0 only).
+    30 RENEW Renew renew(Clientid) -> ();
+    /// Goes to the saved filehandle.
+    31 RESTOREFH Restorefh restorefh() -> ();
+    /// Saves the current filehandle.
+    32 SAVEFH Savefh savefh() -> ();
+    /// How may a name be accessed?
+    33 SECINFO Secinfo secinfo(Component) -> SecinfoOk;
+    /// Sets attributes; returns which were set.
+    34 SETATTR Setattr setattr(SetattrArgs) -> Bitmap4, SetattrFail;
+    /// Introduces the client (NFSv4.0 only).
+    35 SETCLIENTID Setclientid setclientid(SetclientidArgs) -> SetclientidOk, SetclientidFail;
+    /// Confirms the client (NFSv4.0 only).
+    36 SETCLIENTID_CONFIRM SetclientidConfirm setclientid_confirm(SetclientidOk) -> ();
+    /// Goes on only when attributes are the same.
+    37 VERIFY Verify verify(Attrs) -> ();
+    /// Writes data.
+    38 WRITE Write write(WriteArgs) -> WriteOk;
+    /// Forgets a lock owner (NFSv4.0 only).
+    39 RELEASE_LOCKOWNER ReleaseLockowner release_lockowner(StateOwner) -> ();
+    /// Changes how callbacks authenticate.
+    40 BACKCHANNEL_CTL BackchannelCtl backchannel_ctl(BackchannelCtlArgs) -> ();
+    /// Makes this connection one of the session's.
+    41 BIND_CONN_TO_SESSION BindConnToSession bind_conn_to_session(BindConnToSessionArgs) -> BindConnToSessionOk;
+    /// Introduces the client.
+    42 EXCHANGE_ID ExchangeId exchange_id(ExchangeIdArgs) -> ExchangeIdOk;
+    /// Makes a session.
+    43 CREATE_SESSION CreateSession create_session(CreateSessionArgs) -> CreateSessionOk;
+    /// Ends a session.
+    44 DESTROY_SESSION DestroySession destroy_session(Sessionid) -> ();
+    /// Acknowledges that state was revoked.
+    45 FREE_STATEID FreeStateid free_stateid(Stateid) -> ();
+    /// Asks for a directory delegation.
+    46 GET_DIR_DELEGATION GetDirDelegation get_dir_delegation(GetDirDelegationArgs) -> GetDirDelegationOk;
+    /// Describes a pNFS device.
+    47 GETDEVICEINFO Getdeviceinfo getdeviceinfo(GetdeviceinfoArgs) -> GetdeviceinfoOk, GetdeviceinfoFail;
+    /// Lists pNFS devices.
+    48 GETDEVICELIST Getdevicelist getdevicelist(GetdevicelistArgs) -> GetdevicelistOk;
+    /// Makes written layout data known; returns the new size when it changed.
+    49 LAYOUTCOMMIT Layoutcommit layoutcommit(LayoutcommitArgs) -> Option<u64>;
+    /// Asks for a layout.
+    50 LAYOUTGET Layoutget layoutget(LayoutgetArgs) -> LayoutgetOk, LayoutgetFail;
+    /// Gives up a layout; returns the stateid when some remain.
+    51 LAYOUTRETURN Layoutreturn layoutreturn(LayoutreturnArgs) -> Option<Stateid>;
+    /// How may the current filehandle be accessed?
+    52 SECINFO_NO_NAME SecinfoNoName secinfo_no_name(SecinfoStyle) -> SecinfoOk;
+    /// Takes a slot; first of almost every compound.
+    53 SEQUENCE Sequence sequence(SequenceArgs) -> SequenceOk;
+    /// Changes the shared secret; returns the digest.
+    54 SET_SSV SetSsv set_ssv(SetSsvArgs) -> crate::xdr::Opaque<1024>;
+    /// Which stateids are valid?
+    55 TEST_STATEID TestStateid test_stateid(TestStateidArgs) -> TestStateidOk;
+    /// Asks for a delegation.
+    56 WANT_DELEGATION WantDelegation want_delegation(WantDelegationArgs) -> OpenDelegation;
+    /// Forgets the client.
+    57 DESTROY_CLIENTID DestroyClientid destroy_clientid(Clientid) -> ();
+    /// Nothing more to reclaim; true: on the current file system.
+    58 RECLAIM_COMPLETE ReclaimComplete reclaim_complete(bool) -> ();
+    /// Reserves space.
+    59 ALLOCATE Allocate allocate(RangeArgs) -> ();
+    /// Copies a range on the server.
+    60 COPY Copy copy(CopyArgs) -> CopyOk, CopyFail;
+    /// Prepares the source of a copy to another server.
+    61 COPY_NOTIFY CopyNotify copy_notify(CopyNotifyArgs) -> CopyNotifyOk;
+    /// Punches a hole.
+    62 DEALLOCATE Deallocate deallocate(RangeArgs) -> ();
+    /// Says how data will be used; returns the hints that the server heeds.
+    63 IO_ADVISE IoAdvise io_advise(IoAdviseArgs) -> Bitmap4;
+    /// Reports a failing pNFS device.
+    64 LAYOUTERROR Layouterror layouterror(LayouterrorArgs) -> ();
+    /// Reports use of a layout.
+    65 LAYOUTSTATS Layoutstats layoutstats(LayoutstatsArgs) -> ();
+    /// Stops a copy.
+    66 OFFLOAD_CANCEL OffloadCancel offload_cancel(Stateid) -> ();
+    /// How far is a copy?
+    67 OFFLOAD_STATUS OffloadStatus offload_status(Stateid) -> OffloadStatusOk;
+    /// Reads data and holes.
+    68 READ_PLUS ReadPlus read_plus(ReadArgs) -> ReadPlusOk;
+    /// Finds data or a hole.
+    69 SEEK Seek seek(SeekArgs) -> SeekOk;
+    /// Writes a pattern many times.
+    70 WRITE_SAME WriteSame write_same(WriteSameArgs) -> WriteResponse;
+    /// Shares a range's blocks.
+    71 CLONE Clone clone_range(CloneArgs) -> ();
+    /// Reads an extended attribute.
+    72 GETXATTR Getxattr getxattr(Component) -> XattrValue;
+    /// Sets an extended attribute.
+    73 SETXATTR Setxattr setxattr(SetxattrArgs) -> XattrOk;
+    /// Lists extended attributes.
+    74 LISTXATTRS Listxattrs listxattrs(ListxattrsArgs) -> ListxattrsOk;
+    /// Removes an extended attribute.
+    75 REMOVEXATTR Removexattr removexattr(Component) -> XattrOk;
+}
+
+/// `COMPOUND4args`.
+///
+/// A number that is no operation ends decoding with [`Op::Illegal`] as the last operation: its
+/// arguments have an unknown length, so it and what follows are dropped, and the server answers
+/// `NFS4ERR_OP_ILLEGAL` when it comes to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compound {
+    /// Comes back in the reply; for people.
+    pub tag: Text,
+    /// 0, 1 or 2. Every minor version's operations are decoded; which are legal is the server's to say.
+    pub minorversion: u32,
+    /// The operations.
+    pub ops: Vec<Op>,
+}
+
+impl Compound {
+    /// A compound without a tag.
+    pub fn new(minorversion: u32, ops: Vec<Op>) -> Self {
+        Self { tag: Text::default(), minorversion, ops }
+    }
+}
+
+impl Xdr for Compound {
+    fn enc(&self, e: &mut Enc) {
+        self.tag.enc(e);
+        self.minorversion.enc(e);
+        e.u32(self.ops.len() as u32);
+        self.ops.iter().for_each(|op| op.enc(e));
+    }
+    fn dec(d: &mut Dec<'_>) -> XdrResult<Self> {
+        let tag = Text::dec(d)?;
+        let minorversion = d.u32()?;
+        let ops = dec_ops(d, |op| matches!(op, Op::Illegal(_)))?;
+        Ok(Self { tag, minorversion, ops })
+    }
+}
+
+/// Reads operations until one is `last`; what follows that is dropped.
+pub(super) fn dec_ops<T: Xdr>(d: &mut Dec<'_>, last: impl Fn(&T) -> bool) -> XdrResult<Vec<T>> {
+    let n = d.count(OPS_MAX, 4)?;
+    let mut ops = Vec::with_capacity(n.min(16));
+    for _ in 0..n {
+        ops.push(T::dec(d)?);
+        if ops.last().is_some_and(&last) {
+            d.rest();
+            break;
+        }
+    }
+    Ok(ops)
+}
+
+xdr_struct! {
+    /// `COMPOUND4res`: results up to the first that failed.
+    pub struct CompoundReply {
+        /// Status of the last result, or why there is none.
+        pub status: Nfsstat4,
+        /// As in the call.
+        pub tag: Text,
+        /// The results.
+        pub results: List<OpRes, OPS_MAX>,
+    }
+}
+
+impl CompoundReply {
+    /// Results one by one.
+    pub fn results(self) -> Results<OpRes> {
+        Results::new(self.status, self.results.0)
+    }
+}

@@ -1,0 +1,198 @@
+//! The macro that turns a table of operations into types; [`super::compound`] and
+//! [`super::callback`] hold the tables.
+//!
+//! It knows nothing of particular operations. A row has the number, the protocol's name, the
+//! variant, the method, the type of the arguments (none is `()`), of the result and, when it is not
+//! just a status, of the failure. From it come the number type with names, the call and the result
+//! enums with their encoding, and a typed method of the reply's cursor for each operation.
+
+use super::{Fail, Nfsstat4};
+
+/// An operation as a type, for [`super::Results::outcome`].
+pub trait Operation {
+    /// What a success returns.
+    type Ok;
+    /// What a failure returns.
+    type Fail: Fail;
+    /// The enum of results that it belongs to.
+    type Res;
+    /// Its number.
+    const NUMBER: u32;
+    /// Takes the result out, when it is of this operation.
+    fn take(res: Self::Res) -> Option<Result<Self::Ok, Self::Fail>>;
+}
+
+/// A result of some operation.
+pub trait AnyResult: Sized {
+    /// The operation's number, as it was on the wire.
+    fn number(&self) -> u32;
+    /// Its status.
+    fn status(&self) -> Nfsstat4;
+}
+
+macro_rules! op_table {
+    (
+        $(#[$num_doc:meta])* number $num:ident;
+        $(#[$call_doc:meta])* call $call:ident;
+        $(#[$res_doc:meta])* result $res:ident;
+        $(#[$mod_doc:meta])* markers $markers:ident;
+        illegal $illegal:literal;
+        $($(#[$m:meta])* $n:literal $NAME:ident $v:ident $f:ident($($arg:ty)?) -> $ok:ty $(, $fail:ty)?;)*
+    ) => {
+        $crate::xdr_enum! {
+            $(#[$num_doc])*
+            pub enum $num { $($(#[$m])* $NAME = $n,)* ILLEGAL = $illegal }
+        }
+
+        $(#[$call_doc])*
+        #[allow(clippy::large_enum_variant, reason = "compounds are short; a box each would cost more")]
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub enum $call {
+            $($(#[$m])* $v $(($arg))?,)*
+            /// A number that is no operation: what follows cannot be read, so it is the last one.
+            Illegal(u32),
+        }
+
+        $(#[$res_doc])*
+        #[allow(clippy::large_enum_variant, reason = "compounds are short; a box each would cost more")]
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub enum $res {
+            $($(#[$m])* $v(Result<$ok, op_table!(@fail $($fail)?)>),)*
+            /// The answer to a number that is no operation.
+            Illegal($crate::nfs4::Nfsstat4),
+        }
+
+        impl $call {
+            /// The operation's number.
+            pub fn number(&self) -> $num {
+                match self {
+                    $(Self::$v $((op_table!(@ignore $arg)))? => $num::$NAME,)*
+                    Self::Illegal(n) => $num(*n),
+                }
+            }
+        }
+
+        impl $crate::xdr::Xdr for $call {
+            fn enc(&self, e: &mut $crate::xdr::Enc) {
+                $crate::xdr::Xdr::enc(&self.number(), e);
+                match self {
+                    $(Self::$v $((op_table!(@bind a $arg)))? => { $(op_table!(@enc a e $arg);)? })*
+                    Self::Illegal(_) => {}
+                }
+            }
+            fn dec(d: &mut $crate::xdr::Dec<'_>) -> $crate::xdr::Result<Self> {
+                Ok(match d.u32()? {
+                    $($n => Self::$v $((<$arg as $crate::xdr::Xdr>::dec(d)?))?,)*
+                    n => Self::Illegal(n),
+                })
+            }
+        }
+
+        impl $res {
+            /// The operation's number.
+            pub fn number(&self) -> $num {
+                match self { $(Self::$v(_) => $num::$NAME,)* Self::Illegal(_) => $num::ILLEGAL }
+            }
+
+            /// How the operation ended.
+            pub fn status(&self) -> $crate::nfs4::Nfsstat4 {
+                match self {
+                    $(Self::$v(r) => $crate::nfs4::status::status_of(r),)*
+                    Self::Illegal(s) => *s,
+                }
+            }
+
+            /// The result of an operation that fails with nothing but a status, which is not OK.
+            /// A failure that has more to say says nothing of it, so statuses with an arm of their
+            /// own (a denied LOCK) need that arm instead.
+            pub fn failed(op: $num, status: $crate::nfs4::Nfsstat4) -> Self {
+                match op {
+                    $($num::$NAME => Self::$v(Err(status.into())),)*
+                    _ => Self::Illegal(status),
+                }
+            }
+        }
+
+        impl $crate::xdr::Xdr for $res {
+            fn enc(&self, e: &mut $crate::xdr::Enc) {
+                $crate::xdr::Xdr::enc(&self.number(), e);
+                match self {
+                    $(Self::$v(r) => $crate::xdr::Xdr::enc(r, e),)*
+                    Self::Illegal(s) => $crate::xdr::Xdr::enc(s, e),
+                }
+            }
+            fn dec(d: &mut $crate::xdr::Dec<'_>) -> $crate::xdr::Result<Self> {
+                Ok(match d.u32()? {
+                    $($n => Self::$v($crate::xdr::Xdr::dec(d)?),)*
+                    $illegal => Self::Illegal($crate::xdr::Xdr::dec(d)?),
+                    n => return Err($crate::xdr::XdrError::Invalid(n)),
+                })
+            }
+        }
+
+        impl $crate::nfs4::table::AnyResult for $res {
+            fn number(&self) -> u32 { Self::number(self).0 }
+            fn status(&self) -> $crate::nfs4::Nfsstat4 { Self::status(self) }
+        }
+
+        $(#[$mod_doc])*
+        pub mod $markers {
+            $($(#[$m])* #[derive(Debug, Clone, Copy)] pub struct $v;)*
+        }
+
+        $(impl $crate::nfs4::table::Operation for $markers::$v {
+            type Ok = $ok;
+            type Fail = op_table!(@fail $($fail)?);
+            type Res = $res;
+            const NUMBER: u32 = $n;
+            fn take(res: $res) -> Option<Result<Self::Ok, Self::Fail>> {
+                match res { $res::$v(r) => Some(r), _ => None }
+            }
+        })*
+
+        impl $crate::nfs4::Results<$res> {
+            $($(#[$m])* pub fn $f(&mut self) -> Result<$ok, $crate::nfs4::OpError> {
+                self.expect::<$markers::$v>()
+            })*
+        }
+
+        #[cfg(any(test, feature = "sample"))]
+        impl $crate::sample::Sample for $call {
+            fn sample(s: &mut $crate::sample::Source<'_>) -> Self {
+                match $num::VALUES[s.below($num::VALUES.len())].0 {
+                    $($n => Self::$v $((<$arg as $crate::sample::Sample>::sample(s)))?,)*
+                    n => Self::Illegal(n),
+                }
+            }
+        }
+
+        #[cfg(any(test, feature = "sample"))]
+        impl $crate::sample::Sample for $res {
+            fn sample(s: &mut $crate::sample::Source<'_>) -> Self {
+                match $num::VALUES[s.below($num::VALUES.len())].0 {
+                    $($n => Self::$v($crate::sample::Sample::sample(s)),)*
+                    _ => Self::Illegal($crate::nfs4::Nfsstat4::OP_ILLEGAL),
+                }
+            }
+        }
+
+        /// Round trips of each operation by itself.
+        #[cfg(test)]
+        #[allow(non_snake_case)]
+        mod each {
+            use super::*;
+            $(#[test]
+            fn $NAME() {
+                $(crate::sample::round_trip::<$arg>();)?
+                crate::sample::round_trip::<Result<$ok, op_table!(@fail $($fail)?)>>();
+                assert_eq!($num::$NAME.name(), Some(stringify!($NAME)));
+            })*
+        }
+    };
+    (@fail) => { $crate::nfs4::Nfsstat4 };
+    (@fail $fail:ty) => { $fail };
+    (@ignore $t:ty) => { _ };
+    (@bind $a:ident $t:ty) => { $a };
+    (@enc $a:ident $e:ident $t:ty) => { $crate::xdr::Xdr::enc($a, $e) };
+}
+pub(super) use op_table;

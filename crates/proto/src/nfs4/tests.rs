@@ -1,0 +1,1 @@
+//! Golden bytes and properties of whole NFSv4 messages.
