@@ -8,7 +8,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod mount;
 pub mod nfs3;
+pub mod portmap;
 pub mod record;
 pub mod rpc;
 #[cfg(any(test, feature = "sample"))]

@@ -1,0 +1,79 @@
+//! What MOUNT messages promise: the bytes of RFC 1813 appendix I.
+
+use super::*;
+use crate::rpc::Procedure;
+use crate::sample::{Sample, Source, check};
+use crate::xdr::{Dec, Enc, Xdr, XdrError};
+use bytes::Bytes;
+
+fn words(w: &[u32]) -> Vec<u8> {
+    w.iter().flat_map(|v| v.to_be_bytes()).collect()
+}
+
+fn both_ways<T: Xdr + PartialEq + std::fmt::Debug>(value: &T, expected: &[u8]) {
+    let expected = Bytes::copy_from_slice(expected);
+    assert_eq!(Enc::of(value).to_bytes(), expected);
+    assert_eq!(&Dec::all::<T>(&expected).unwrap(), value);
+}
+
+#[test]
+fn every_call_and_reply_survives_the_wire() {
+    check(&|bytes| {
+        let mut s = Source::new(bytes);
+        let (call, reply) = (MountCall::sample(&mut s), MountReply::sample(&mut s));
+        let (mut c, mut r) = (Enc::new(), Enc::new());
+        call.encode(&mut c);
+        reply.encode(&mut r);
+        let back = (
+            MountCall::decode(call.procedure(), &c.to_bytes()),
+            MountReply::decode(reply.procedure(), &r.to_bytes()),
+        );
+        match back {
+            (Ok(Some(c)), Ok(Some(r))) if c == call && r == reply => Ok(()),
+            other => Err(format!("{call:?} and {reply:?} came back as {other:?}")),
+        }
+    });
+}
+
+#[test]
+fn mnt_has_the_bytes_of_the_rfc() {
+    both_ways(&MntArgs { dirpath: Opaque::copy(b"/srv/x") }, b"\0\0\0\x06/srv/x\0\0");
+    assert_eq!((MntArgs::PROG, MntArgs::VERS, MntArgs::PROC), (100_005, 3, 1));
+    let ok = MntOk {
+        fhandle: Opaque::copy(&[1, 2, 3, 4, 5]),
+        auth_flavors: vec![AuthFlavor::SYS, AuthFlavor::KRB5].into(),
+    };
+    both_ways(&MntRes::Granted(ok), &words(&[0, 5, 0x0102_0304, 0x0500_0000, 2, 1, 390_003]));
+    both_ways(&MntRes::Refused(13), &words(&[13]));
+    assert_eq!(MntRes::Refused(13).into_result(), Err(Mountstat3::ACCES));
+}
+
+#[test]
+fn export_and_dump_have_the_bytes_of_the_rfc() {
+    let exports: Chain<Exportnode, LIST_MAX> = Chain(vec![
+        Exportnode {
+            dir: Opaque::copy(b"/abc"),
+            groups: Chain(vec![Opaque::copy(b"10.0"), Opaque::copy(b"h")]),
+        },
+        Exportnode { dir: Opaque::copy(b"/d"), groups: Chain::default() },
+    ]);
+    let expected = [
+        words(&[1, 4]),
+        b"/abc".to_vec(),
+        words(&[1, 4]),
+        b"10.0".to_vec(),
+        words(&[1, 1, 0x6800_0000, 0, 1, 2, 0x2f64_0000, 0, 0]),
+    ];
+    both_ways(&exports, &expected.concat());
+    let mounts: Chain<Mountbody, LIST_MAX> =
+        Chain(vec![Mountbody { hostname: Opaque::copy(b"h"), directory: Opaque::copy(b"/d") }]);
+    both_ways(&mounts, &words(&[1, 1, 0x6800_0000, 2, 0x2f64_0000, 0]));
+}
+
+#[test]
+fn a_handle_or_path_that_is_too_long_is_refused() {
+    let reply = Bytes::from([words(&[0, 65]), vec![0; 72]].concat());
+    assert_eq!(Dec::all::<MntRes>(&reply), Err(XdrError::TooLong { len: 65, max: 64 }));
+    let call = Bytes::from([words(&[1025]), vec![0; 1028]].concat());
+    assert_eq!(Dec::all::<MntArgs>(&call), Err(XdrError::TooLong { len: 1025, max: 1024 }));
+}
