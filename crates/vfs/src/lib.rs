@@ -14,6 +14,7 @@ mod cx;
 mod data;
 mod error;
 mod handle;
+pub mod model;
 mod ops;
 
 pub use attr::{Attr, Attrs, ChangeInfo, FileKind, FsStat, SetAttr, SetTime, Time, Validity};
