@@ -1,0 +1,201 @@
+//! The tidy checks.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// Longest source file, in lines.
+const FILE_MAX_LINES: usize = 800;
+
+/// Which of our crates each crate may depend on.
+const MAY_KNOW: &[(&str, &[&str])] = &[
+    ("crates/proto", &[]),
+    ("crates/vfs", &[]),
+    ("crates/rpc", &["hither-proto"]),
+    ("crates/client", &["hither-proto", "hither-rpc", "hither-vfs"]),
+    ("crates/fuse", &["hither-vfs"]),
+    ("crates/hither", &["hither-client", "hither-fuse", "hither-rpc", "hither-vfs"]),
+    ("lab", &["hither-proto"]),
+    ("xtask", &[]),
+];
+
+/// Where `unsafe` may stand; the other crates forbid it in their first lines.
+const UNSAFE_IN: &[&str] = &["crates/fuse/", "crates/hither/", "lab/", "crates/client/src/idmap"];
+
+/// Runs all checks over the files git knows.
+pub fn run() -> ExitCode {
+    let mut complaints = Vec::new();
+    let files = tracked();
+    for path in &files {
+        let Ok(text) = fs::read_to_string(path) else { continue };
+        complaints.extend(check(path, &text));
+        if path.extension().is_some_and(|e| e == "md") {
+            complaints.extend(links(path, &text, &|p| p.exists()));
+        }
+    }
+    complaints.extend(promises(&files));
+    for c in &complaints {
+        eprintln!("tidy: {c}");
+    }
+    println!("tidy: {} files, {} complaints", files.len(), complaints.len());
+    if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn tracked() -> Vec<PathBuf> {
+    let out = Command::new("git").args(["ls-files", "-co", "--exclude-standard"]).output();
+    let out = out.expect("tidy runs in a git checkout");
+    String::from_utf8_lossy(&out.stdout).lines().map(PathBuf::from).filter(|p| p.is_file()).collect()
+}
+
+fn check(path: &Path, text: &str) -> Vec<String> {
+    let name = path.to_string_lossy();
+    let mut out = Vec::new();
+    if path.ends_with("Cargo.toml") {
+        out.extend(direction(&name, text));
+    }
+    if !name.ends_with(".rs") {
+        return out;
+    }
+    let lines = text.lines().count();
+    if lines > FILE_MAX_LINES {
+        out.push(format!("{name}: {lines} lines; split it ({FILE_MAX_LINES} at most)"));
+    }
+    if !text.starts_with("//!") && !text.starts_with("#!") {
+        out.push(format!("{name}: the first line says what the module is (//!)"));
+    }
+    for (i, line) in text.lines().enumerate() {
+        if line.ends_with([' ', '\t']) {
+            out.push(format!("{name}:{}: trailing space", i + 1));
+        }
+    }
+    if is_test(&name) {
+        return out;
+    }
+    for (i, line) in code_before_tests(text) {
+        if line.contains(".unwrap()") {
+            out.push(format!(
+                "{name}:{i}: unwrap() outside tests; return an error or expect() with the reason"
+            ));
+        }
+        let unsafe_here =
+            line.contains("unsafe {") || line.contains("unsafe fn") || line.contains("unsafe impl");
+        if unsafe_here && !UNSAFE_IN.iter().any(|p| name.starts_with(p)) {
+            out.push(format!("{name}:{i}: unsafe does not belong here ({})", UNSAFE_IN.join(", ")));
+        }
+    }
+    out
+}
+
+fn is_test(name: &str) -> bool {
+    name.contains("/tests/")
+        || name.ends_with("/tests.rs")
+        || name.contains("/examples/")
+        || name.starts_with("fuzz/")
+}
+
+/// Numbered lines of code, without comments, up to the unit tests.
+fn code_before_tests(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines()
+        .enumerate()
+        .take_while(|(_, l)| !l.starts_with("#[cfg(test)]"))
+        .filter(|(_, l)| !l.trim_start().starts_with("//"))
+        .map(|(i, l)| (i + 1, l))
+}
+
+fn direction(name: &str, text: &str) -> Vec<String> {
+    let dir = name.trim_end_matches("/Cargo.toml");
+    let Some((_, may)) = MAY_KNOW.iter().find(|(d, _)| *d == dir) else {
+        return if name.starts_with("crates/") {
+            vec![format!("{name}: say in xtask/src/tidy.rs which crates this one may know")]
+        } else {
+            Vec::new()
+        };
+    };
+    let deps = text.split("\n[dev-dependencies]").next().unwrap_or(text);
+    deps.lines()
+        .filter_map(|l| l.split(['.', ' ', '=']).next())
+        .filter(|d| d.starts_with("hither-") && !may.contains(d))
+        .map(|d| format!("{name}: must not know {d} (ARCHITECTURE.md)"))
+        .collect()
+}
+
+/// Relative links in Markdown that lead nowhere.
+fn links(path: &Path, text: &str, exists: &dyn Fn(&Path) -> bool) -> Vec<String> {
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let mut out = Vec::new();
+    for part in text.split("](").skip(1) {
+        let Some(target) = part.split(')').next() else { continue };
+        let file = target.split('#').next().unwrap_or("");
+        if file.is_empty() || file.contains("://") || file.starts_with("mailto:") {
+            continue;
+        }
+        if !exists(&dir.join(file)) {
+            out.push(format!("{}: link to {file} leads nowhere", path.display()));
+        }
+    }
+    out
+}
+
+/// Each promise in docs/SEMANTICS.md names its test (`Test: path::name`), and the test is there.
+fn promises(files: &[PathBuf]) -> Vec<String> {
+    let Ok(doc) = fs::read_to_string("docs/SEMANTICS.md") else {
+        return vec!["docs/SEMANTICS.md: missing".into()];
+    };
+    named_tests(&doc)
+        .filter(|(file, test)| {
+            let found = files.iter().any(|p| p == Path::new(file));
+            let text = fs::read_to_string(file).unwrap_or_default();
+            !found || !(text.contains(&format!("fn {test}(")) || text.contains(&format!("def {test}(")))
+        })
+        .map(|(file, test)| format!("docs/SEMANTICS.md: promise without its test: {file}::{test}"))
+        .collect()
+}
+
+/// `Test: file::name` references, one or more a line, each in backquotes.
+fn named_tests(doc: &str) -> impl Iterator<Item = (&str, &str)> {
+    doc.lines()
+        .filter(|l| l.trim_start().starts_with("Test:"))
+        .flat_map(|l| l.split('`').skip(1).step_by(2))
+        .filter_map(|t| t.rsplit_once("::"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_are_found_and_tests_are_spared() {
+        let bad = "fn f() { g().unwrap(); }\nunsafe { h() }\n";
+        let found = check(Path::new("crates/vfs/src/x.rs"), bad);
+        assert_eq!(found.len(), 3, "{found:?}");
+        let fine = "//! Doc.\nfn f() {}\n#[cfg(test)]\nmod tests { fn t() { g().unwrap(); } }\n";
+        assert!(check(Path::new("crates/vfs/src/x.rs"), fine).is_empty());
+        assert!(
+            check(Path::new("crates/vfs/src/x/tests.rs"), "//! T.\nfn t() { g().unwrap(); }\n").is_empty()
+        );
+        assert_eq!(check(Path::new("crates/fuse/src/x.rs"), &"//! x\n".repeat(801)).len(), 1);
+    }
+
+    #[test]
+    fn direction_is_kept() {
+        assert!(
+            direction("crates/rpc/Cargo.toml", "[dependencies]\nhither-proto.workspace = true\n").is_empty()
+        );
+        assert_eq!(
+            direction("crates/fuse/Cargo.toml", "[dependencies]\nhither-client.workspace = true\n").len(),
+            1
+        );
+        let dev = "[dependencies]\n\n[dev-dependencies]\nhither-client.workspace = true\n";
+        assert!(direction("crates/fuse/Cargo.toml", dev).is_empty());
+        assert_eq!(direction("crates/new/Cargo.toml", "").len(), 1);
+    }
+
+    #[test]
+    fn dead_links_and_lost_promises_are_found() {
+        let text = "[a](there.md) [b](gone.md#x) [c](https://example.org) [d](#here)";
+        let found = links(Path::new("docs/X.md"), text, &|p| p == Path::new("docs/there.md"));
+        assert_eq!(found, ["docs/X.md: link to gone.md leads nowhere"]);
+        let named: Vec<_> = named_tests("text\nTest: `lab/a.py::one`, `crates/b.rs::two`\n").collect();
+        assert_eq!(named, [("lab/a.py", "one"), ("crates/b.rs", "two")]);
+    }
+}
