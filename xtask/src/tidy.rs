@@ -68,8 +68,8 @@ fn check(path: &Path, text: &str) -> Vec<String> {
             out.push(format!("{name}:{}: trailing space", i + 1));
         }
     }
-    if is_test(&name) {
-        return out;
+    if is_test(&name) || name.starts_with("xtask/") {
+        return out; // The words searched for stand in this very file.
     }
     for (i, line) in code_before_tests(text) {
         if line.contains(".unwrap()") {
