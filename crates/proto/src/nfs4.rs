@@ -37,22 +37,37 @@ pub use status::{Fail, Nfsstat4};
 pub use table::{AnyResult, Operation};
 pub use types::*;
 
+use crate::{rpc_program, xdr_struct};
 use status::fail_arm;
 
-/// RPC program number.
+/// Program number of NFS.
 pub const PROGRAM: u32 = 100_003;
-/// RPC version.
+/// This version of it.
 pub const VERSION: u32 = 4;
-/// Procedure that does nothing.
-pub const PROC_NULL: u32 = 0;
-/// Procedure for everything else.
-pub const PROC_COMPOUND: u32 = 1;
+/// The well-known port.
+pub const PORT: u16 = 2049;
 /// RPC version of the callback program, whose number the client chooses.
 pub const CB_VERSION: u32 = 1;
 /// Callback procedure that does nothing.
 pub const CB_PROC_NULL: u32 = 0;
 /// Callback procedure for everything else.
 pub const CB_PROC_COMPOUND: u32 = 1;
+
+rpc_program! {
+    /// NFS version 4, all minor versions.
+    program 100003 version 4, Proc4, Call4, Reply4 {
+        /// Does nothing.
+        NULL = 0, Null(NullArgs) -> ();
+        /// Everything else.
+        COMPOUND = 1, Compound(Compound) -> CompoundReply;
+    }
+}
+
+xdr_struct! {
+    /// The arguments of NULL: none.
+    #[derive(Copy)]
+    pub struct NullArgs {}
+}
 
 #[cfg(test)]
 mod tests;

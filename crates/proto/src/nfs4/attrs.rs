@@ -42,8 +42,9 @@ macro_rules! attr_table {
             pub const COUNT: u32 = [$($n),*].len() as u32;
 
             /// The attribute's name in the protocol, in lower case.
+            #[allow(unreachable_patterns, reason = "`type` cannot be a field's name")]
             pub fn name(n: u32) -> Option<&'static str> {
-                Some(match n { $($n => stringify!($f),)* _ => return None })
+                Some(match n { TYPE => "type", $($NAME => stringify!($f),)* _ => return None })
             }
         }
 

@@ -8,6 +8,7 @@ use super::types::{
     Time, Verifier,
 };
 use super::{Bitmap4, Nfsstat4, ops40::GssService};
+use crate::rpc::AuthSys;
 use crate::xdr::{List, Opaque};
 use crate::{xdr_enum, xdr_struct, xdr_union};
 
@@ -67,19 +68,6 @@ xdr_enum! {
 }
 
 xdr_struct! {
-    /// `authsys_parms` (RFC 5531 appendix A): AUTH_SYS credentials for callbacks.
-    pub struct SysCred {
-        /// Arbitrary.
-        pub stamp: u32,
-        /// Host name.
-        pub machinename: Opaque<255>,
-        /// User.
-        pub uid: u32,
-        /// Group.
-        pub gid: u32,
-        /// Further groups.
-        pub gids: List<u32, 16>,
-    }
     /// `gss_cb_handles4`.
     pub struct GssCbHandles {
         /// Authentication, integrity or privacy.
@@ -311,7 +299,7 @@ xdr_union! {
         /// AUTH_NONE.
         None = 0,
         /// AUTH_SYS.
-        Sys(SysCred) = 1,
+        Sys(AuthSys) = 1,
         /// RPCSEC_GSS.
         Gss(GssCbHandles) = 6,
     }

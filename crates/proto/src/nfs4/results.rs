@@ -21,45 +21,44 @@ use super::{Fail, NfsOpnum4, Nfsstat4};
 
 /// Why a result is not what the caller asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum OpError {
-    /// The operation failed, or the server stopped before it. For a callback the number is one of
-    /// [`super::NfsCbOpnum4`].
+pub enum OpError<N = NfsOpnum4> {
+    /// The operation failed, or the peer stopped before it.
     #[error("{op:?} (operation {index}): {status}")]
     Status {
         /// Its place in the compound, from 0.
         index: usize,
         /// The operation.
-        op: NfsOpnum4,
+        op: N,
         /// How it ended.
         status: Nfsstat4,
     },
     /// The peer misbehaved: it answers another operation than was asked.
-    #[error("the server answers {found:?} to {expected:?} (operation {index})")]
+    #[error("the peer answers {found:?} to {expected:?} (operation {index})")]
     Mismatch {
         /// Its place in the compound, from 0.
         index: usize,
         /// What was asked.
-        expected: NfsOpnum4,
+        expected: N,
         /// What was answered.
-        found: NfsOpnum4,
+        found: N,
     },
     /// The peer misbehaved: it says that all is well but has left out results.
-    #[error("the server's reply ends before {expected:?} (operation {index})")]
+    #[error("the peer's reply ends before {expected:?} (operation {index})")]
     Missing {
         /// Its place in the compound, from 0.
         index: usize,
         /// What was asked.
-        expected: NfsOpnum4,
+        expected: N,
     },
     /// The peer misbehaved: it has more results than there were operations.
-    #[error("the server's reply has {count} results too many")]
+    #[error("the peer's reply has {count} results too many")]
     Extra {
         /// How many.
         count: usize,
     },
 }
 
-impl OpError {
+impl<N> OpError<N> {
     /// The status, when the server gave one; none when it misbehaved.
     pub fn status(&self) -> Option<Nfsstat4> {
         match self {
@@ -68,6 +67,10 @@ impl OpError {
         }
     }
 }
+
+/// What an operation returned, unless the peer misbehaved.
+pub type Outcome<O, R> =
+    Result<Result<<O as Operation>::Ok, <O as Operation>::Fail>, OpError<<R as AnyResult>::Number>>;
 
 /// A cursor over results.
 #[derive(Debug)]
@@ -104,8 +107,8 @@ impl<R: AnyResult> Results<R> {
     }
 
     /// The next result's number, untaken.
-    pub fn peek_number(&self) -> Option<NfsOpnum4> {
-        self.peek().map(|r| NfsOpnum4(r.number()))
+    pub fn peek_number(&self) -> Option<R::Number> {
+        self.peek().map(AnyResult::number)
     }
 
     /// The next result, whatever it is.
@@ -117,19 +120,19 @@ impl<R: AnyResult> Results<R> {
 
     /// The next result, which must be of operation `O`; what its failure says beside the status
     /// (the lock in the way) is kept.
-    pub fn outcome<O: Operation<Res = R>>(&mut self) -> Result<Result<O::Ok, O::Fail>, OpError> {
-        let (index, expected) = (self.index, NfsOpnum4(O::NUMBER));
+    pub fn outcome<O: Operation<Res = R>>(&mut self) -> Outcome<O, R> {
+        let (index, expected) = (self.index, O::NUMBER);
         let Some(res) = self.take_any() else {
             return Err(match self.status {
                 Nfsstat4::OK => OpError::Missing { index, expected },
                 status => OpError::Status { index, op: expected, status },
             });
         };
-        let (found, status) = (NfsOpnum4(res.number()), res.status());
+        let (found, status) = (res.number(), res.status());
         match O::take(res) {
             Some(outcome) => Ok(outcome),
             // The server does not know the operation: the number is ILLEGAL, not ours.
-            None if found == NfsOpnum4::ILLEGAL && status != Nfsstat4::OK => {
+            None if found == R::ILLEGAL && status != Nfsstat4::OK => {
                 Err(OpError::Status { index, op: expected, status })
             }
             None => Err(OpError::Mismatch { index, expected, found }),
@@ -137,17 +140,13 @@ impl<R: AnyResult> Results<R> {
     }
 
     /// The next result, which must be a success of operation `O`.
-    pub fn expect<O: Operation<Res = R>>(&mut self) -> Result<O::Ok, OpError> {
+    pub fn expect<O: Operation<Res = R>>(&mut self) -> Result<O::Ok, OpError<R::Number>> {
         let index = self.index;
-        self.outcome::<O>()?.map_err(|f| OpError::Status {
-            index,
-            op: NfsOpnum4(O::NUMBER),
-            status: f.status(),
-        })
+        self.outcome::<O>()?.map_err(|f| OpError::Status { index, op: O::NUMBER, status: f.status() })
     }
 
     /// Fails when results remain.
-    pub fn finish(self) -> Result<(), OpError> {
+    pub fn finish(self) -> Result<(), OpError<R::Number>> {
         match self.remaining() {
             0 => Ok(()),
             count => Err(OpError::Extra { count }),

@@ -2,7 +2,7 @@
 //!
 //! It knows nothing of tests; see [`crate::sample`].
 
-use super::{Attrs, Bitmap4, Fail, Nfsstat4};
+use super::{Attrs, Bitmap4, CbCompound, CbOp, Compound, Fail, Nfsstat4, Op};
 use crate::sample::{Sample, Source};
 use bytes::Bytes;
 
@@ -29,6 +29,29 @@ impl<T: Sample, F: FailSample> Sample for Result<T, F> {
         };
         Err(F::sample(status, s))
     }
+}
+
+impl Sample for Compound {
+    fn sample(s: &mut Source<'_>) -> Self {
+        let (tag, minorversion) = (Sample::sample(s), s.below(3) as u32);
+        Self { tag, minorversion, ops: ops(s, |op| matches!(op, Op::Illegal(_))) }
+    }
+}
+
+impl Sample for CbCompound {
+    fn sample(s: &mut Source<'_>) -> Self {
+        let (tag, minorversion, callback_ident) = (Sample::sample(s), s.below(3) as u32, s.int() as u32);
+        Self { tag, minorversion, callback_ident, ops: ops(s, |op| matches!(op, CbOp::Illegal(_))) }
+    }
+}
+
+/// Operations; one that ends decoding is the last.
+fn ops<T: Sample>(s: &mut Source<'_>, last: impl Fn(&T) -> bool) -> Vec<T> {
+    let mut ops = s.list::<T>(8);
+    if let Some(i) = ops.iter().position(last) {
+        ops.truncate(i + 1);
+    }
+    ops
 }
 
 impl Sample for Bitmap4 {

@@ -15,17 +15,21 @@ pub trait Operation {
     /// What a failure returns.
     type Fail: Fail;
     /// The enum of results that it belongs to.
-    type Res;
+    type Res: AnyResult;
     /// Its number.
-    const NUMBER: u32;
+    const NUMBER: <Self::Res as AnyResult>::Number;
     /// Takes the result out, when it is of this operation.
     fn take(res: Self::Res) -> Option<Result<Self::Ok, Self::Fail>>;
 }
 
 /// A result of some operation.
 pub trait AnyResult: Sized {
+    /// The type of numbers of such operations.
+    type Number: Copy + PartialEq + std::fmt::Debug;
+    /// The number that answers an unknown one.
+    const ILLEGAL: Self::Number;
     /// The operation's number, as it was on the wire.
-    fn number(&self) -> u32;
+    fn number(&self) -> Self::Number;
     /// Its status.
     fn status(&self) -> Nfsstat4;
 }
@@ -131,7 +135,9 @@ macro_rules! op_table {
         }
 
         impl $crate::nfs4::table::AnyResult for $res {
-            fn number(&self) -> u32 { Self::number(self).0 }
+            type Number = $num;
+            const ILLEGAL: $num = $num::ILLEGAL;
+            fn number(&self) -> $num { Self::number(self) }
             fn status(&self) -> $crate::nfs4::Nfsstat4 { Self::status(self) }
         }
 
@@ -144,14 +150,14 @@ macro_rules! op_table {
             type Ok = $ok;
             type Fail = op_table!(@fail $($fail)?);
             type Res = $res;
-            const NUMBER: u32 = $n;
+            const NUMBER: $num = $num::$NAME;
             fn take(res: $res) -> Option<Result<Self::Ok, Self::Fail>> {
                 match res { $res::$v(r) => Some(r), _ => None }
             }
         })*
 
         impl $crate::nfs4::Results<$res> {
-            $($(#[$m])* pub fn $f(&mut self) -> Result<$ok, $crate::nfs4::OpError> {
+            $($(#[$m])* pub fn $f(&mut self) -> Result<$ok, $crate::nfs4::OpError<$num>> {
                 self.expect::<$markers::$v>()
             })*
         }
