@@ -1,17 +1,43 @@
-//! The client side of RPC.
+//! The client side of RPC: a call's way from its caller to a connection and back.
+//!
+//! It knows nothing of streams. A call waits for room (bytes in flight are bounded), takes the
+//! least loaded connection, is encoded into one record and handed over. Its own future then watches
+//! the clock: the mount's time-outs, the call's deadline, and the caller's interest.
 
-use crate::call::{Call, CallbackHandler, Reply};
+use crate::call::{Call, CallbackHandler, Credential, Reply, Retransmit};
+use crate::connection::driver::maintain;
+use crate::connection::{CONNECTIONS_MAX, Connection, Done, Flight, Status, Trips};
 use crate::error::CallError;
-use crate::policy::RetryPolicy;
-use crate::stats::Stats;
-use crate::transport::Connect;
+use crate::policy::{Expiry, Mode, RetryPolicy, Timeouts};
+use crate::stats::{Finished, OpStats, Stats};
+use crate::transport::{Connect, Link};
+use bytes::Bytes;
+use hither_proto::rpc::RPC_VERSION;
+use hither_proto::xdr::Enc;
+use parking_lot::{Mutex, RwLock};
+use std::future::Future;
 use std::sync::Arc;
-use tokio::sync::watch;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+/// A call counts at least this much against [`ClientConfig::max_queued_bytes`]: what it costs us in
+/// memory even when it is small.
+const CALL_MIN_BYTES: usize = 1024;
+
+/// Major timeouts in a row after which the connection is dropped although other calls are answered
+/// on it: the reply was lost, against the rules (RFC 8881 section 2.9.2).
+const LOST_AFTER_MAJOR_TIMEOUTS: u32 = 3;
+
+/// Header of a call without its credential, with the record mark: mark, xid, message type, RPC
+/// version, program, version, procedure, verifier (flavor and length).
+const HEADER_BYTES: usize = 9 * 4;
 
 /// How a [`Client`] behaves.
 #[derive(Debug, Clone)]
 pub struct ClientConfig {
-    /// Number of connections (`nconnect`), at least 1.
+    /// Number of connections (`nconnect`), 1 to 16, else the nearest.
     pub nconnect: usize,
     /// `timeo`, `retrans` and `hard`/`soft`/`softerr`.
     pub policy: RetryPolicy,
@@ -42,23 +68,51 @@ impl Default for ClientConfig {
 /// Calls one server. Cheap to clone; the connections close when the last clone is dropped.
 #[derive(Clone)]
 pub struct Client {
-    cfg: Arc<ClientConfig>,
+    owner: Arc<Owner>,
+}
+
+/// Ends the connections' tasks, which share the rest, when the last client goes.
+struct Owner(Arc<Shared>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.shutdown();
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("server", &self.shared().server).finish_non_exhaustive()
+    }
 }
 
 impl Client {
-    /// A client that connects at its first call or at [`Client::connect_now`].
+    /// A client that connects at its first call or at [`Client::connect_now`], which must happen
+    /// within a tokio runtime.
     pub fn new(connect: Arc<dyn Connect>, cfg: ClientConfig, stats: Arc<Stats>) -> Client {
-        let _ = (connect, stats);
-        Self { cfg: Arc::new(cfg) }
+        Self { owner: Arc::new(Owner(Arc::new(Shared::new(connect, cfg, stats)))) }
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.owner.0
     }
 
     /// Connects now, once, and says precisely what went wrong. At mount time; without it the first
-    /// call connects, as patiently as the policy says.
+    /// call connects, as patiently as the policy says. Does nothing when that has happened already.
     ///
     /// # Errors
     /// [`CallError::Connect`] with the cause (refused, no route, timed out); [`CallError::Shutdown`].
     pub async fn connect_now(&self) -> Result<(), CallError> {
-        Err(CallError::Shutdown)
+        let shared = self.shared();
+        if shared.started.load(Relaxed) {
+            return Ok(());
+        }
+        let link = tokio::select! {
+            link = shared.connect.connect(None) => link.map_err(CallError::Connect)?,
+            () = shared.shutdown.cancelled() => return Err(CallError::Shutdown),
+        };
+        shared.start(Some(link));
+        Ok(())
     }
 
     /// Calls the server and waits for the result. Dropping the future abandons the call: the server
@@ -67,28 +121,324 @@ impl Client {
     /// # Errors
     /// See [`CallError`]; never `TimedOut` on a hard mount.
     pub async fn call(&self, c: Call) -> Result<Reply, CallError> {
-        let _ = c;
-        Err(CallError::Shutdown)
+        let shared = self.shared();
+        let mut course = Course::new(shared, &c);
+        let result = course.run(c).await;
+        course.failed = result.is_err();
+        result
     }
 
     /// Who answers calls that come from the server. Without a handler they are answered with
-    /// PROG_UNAVAIL.
+    /// PROG_UNAVAIL. With one, idle connections are kept open.
     pub fn set_callback_handler(&self, handler: Arc<dyn CallbackHandler>) {
-        let _ = handler;
+        *self.shared().callback.write() = Some(handler);
     }
 
     /// Number of connections.
     pub fn nconnect(&self) -> usize {
-        self.cfg.nconnect
+        self.shared().connections.len()
     }
 
     /// For each connection how many times it was established; 0: not yet. The value changes after
     /// a reconnect, which is when a session must be bound to the connection again for its
     /// backchannel (RFC 8881 section 2.10.3.1): send that call with [`Call::connection`].
     pub fn generations(&self) -> watch::Receiver<Vec<u64>> {
-        watch::channel(vec![0; self.cfg.nconnect]).1
+        self.shared().generations.subscribe()
+    }
+
+    /// The server in messages, for example `192.0.2.1:2049`.
+    pub fn server(&self) -> &str {
+        &self.shared().server
+    }
+
+    /// The counters that this client counts in.
+    pub fn stats(&self) -> &Arc<Stats> {
+        &self.shared().stats
     }
 
     /// Ends all connections; calls in flight and later ones fail with [`CallError::Shutdown`].
-    pub fn shutdown(&self) {}
+    pub fn shutdown(&self) {
+        self.shared().shutdown();
+    }
+}
+
+/// What callers and the connections' tasks share.
+pub(crate) struct Shared {
+    pub connect: Arc<dyn Connect>,
+    pub cfg: ClientConfig,
+    pub stats: Arc<Stats>,
+    pub server: String,
+    pub generations: watch::Sender<Vec<u64>>,
+    pub shutdown: CancellationToken,
+    /// Callers that wait for room.
+    pub backlog: AtomicU64,
+    connections: Vec<Arc<Connection>>,
+    callback: RwLock<Option<Arc<dyn CallbackHandler>>>,
+    /// Bytes that may still enter.
+    room: Semaphore,
+    /// The server was reported not to respond.
+    silent: AtomicBool,
+    started: AtomicBool,
+    start: Mutex<()>,
+    turn: AtomicUsize,
+}
+
+impl Shared {
+    fn new(connect: Arc<dyn Connect>, mut cfg: ClientConfig, stats: Arc<Stats>) -> Self {
+        cfg.nconnect = cfg.nconnect.clamp(1, CONNECTIONS_MAX);
+        cfg.max_queued_bytes = cfg.max_queued_bytes.clamp(CALL_MIN_BYTES, u32::MAX as usize);
+        cfg.max_record_bytes = cfg.max_record_bytes.min(hither_proto::record::FRAGMENT_MAX_BYTES);
+        let connection = |i| Arc::new(Connection::new(i, cfg.seed, stats.add_transport()));
+        Self {
+            server: connect.server(),
+            generations: watch::Sender::new(vec![0; cfg.nconnect]),
+            shutdown: CancellationToken::new(),
+            backlog: AtomicU64::new(0),
+            connections: (0..cfg.nconnect).map(connection).collect(),
+            callback: RwLock::new(None),
+            room: Semaphore::new(cfg.max_queued_bytes),
+            silent: AtomicBool::new(false),
+            started: AtomicBool::new(false),
+            start: Mutex::new(()),
+            turn: AtomicUsize::new(0),
+            connect,
+            cfg,
+            stats,
+        }
+    }
+
+    /// Starts the connections' tasks, once.
+    fn start(self: &Arc<Self>, mut first: Option<Link>) {
+        let _guard = self.start.lock();
+        if self.started.swap(true, Relaxed) {
+            return;
+        }
+        for connection in &self.connections {
+            tokio::spawn(maintain(self.clone(), connection.clone(), first.take()));
+        }
+    }
+
+    fn shutdown(&self) {
+        self.shutdown.cancel();
+        self.room.close();
+        self.connections.iter().for_each(|c| c.fail_all(|| CallError::Shutdown));
+    }
+
+    /// The least loaded connection of those that work, in turn when several are equal.
+    fn pick(&self) -> &Arc<Connection> {
+        let n = self.connections.len();
+        let turn = self.turn.fetch_add(1, Relaxed);
+        (0..n)
+            .map(|i| &self.connections[turn.wrapping_add(i) % n])
+            .min_by_key(|c| (c.status() == Status::Connecting, c.load()))
+            .expect("there is at least one connection")
+    }
+
+    pub fn callback_handler(&self) -> Option<Arc<dyn CallbackHandler>> {
+        self.callback.read().clone()
+    }
+
+    pub fn has_callback_handler(&self) -> bool {
+        self.callback.read().is_some()
+    }
+
+    fn server_is_silent(&self, what: &str) {
+        if !self.silent.swap(true, Relaxed) {
+            tracing::warn!("server {} not responding, {what}", self.server);
+        }
+    }
+
+    pub fn server_responds(&self) {
+        if self.silent.load(Relaxed) && self.silent.swap(false, Relaxed) {
+            tracing::info!("server {} OK", self.server);
+        }
+    }
+}
+
+/// One call on its way. It is counted when it ends, also when its caller drops it.
+struct Course<'a> {
+    shared: &'a Arc<Shared>,
+    op: Arc<OpStats>,
+    started: Instant,
+    timeouts: Timeouts,
+    deadline: Option<Instant>,
+    cancel: Option<CancellationToken>,
+    retransmit: Retransmit,
+    connection: Option<&'a Arc<Connection>>,
+    flight: Option<Flight>,
+    bytes: usize,
+    major_timeouts: u32,
+    end: Option<(Trips, usize)>,
+    failed: bool,
+}
+
+impl<'a> Course<'a> {
+    fn new(shared: &'a Arc<Shared>, c: &Call) -> Self {
+        let started = Instant::now();
+        Self {
+            shared,
+            op: shared.stats.op(c.op),
+            started,
+            timeouts: Timeouts::new(shared.cfg.policy, started),
+            deadline: c.deadline,
+            cancel: c.cancel.clone(),
+            retransmit: c.retransmit,
+            connection: None,
+            flight: None,
+            bytes: 0,
+            major_timeouts: 0,
+            end: None,
+            failed: true,
+        }
+    }
+
+    async fn run(&mut self, c: Call) -> Result<Reply, CallError> {
+        let shared = self.shared;
+        let (len, max) = (message_bytes(&c), shared.cfg.max_record_bytes);
+        if len > max {
+            return Err(CallError::TooLarge { len, max });
+        }
+        shared.start(None);
+        let _room = self.enter(len).await?;
+        let connection = match c.connection {
+            Some(i) => &shared.connections[i],
+            None => shared.pick(),
+        };
+        let mut flight = connection.begin();
+        // After entering the table: whoever shuts down fails the calls that it finds there.
+        if shared.shutdown.is_cancelled() {
+            return Err(CallError::Shutdown);
+        }
+        self.bytes = len + 4;
+        flight.submit(encode(flight.xid, c, len), self.bytes);
+        let (index, reply) = (connection.index, flight.take_reply());
+        self.connection = Some(connection);
+        self.flight = Some(flight);
+        let done = self.wait(reply).await?;
+        // Only a client that ends forgets calls without an answer.
+        let Done { result, trips, bytes_received } = done.map_err(|_| CallError::Shutdown)?;
+        self.end = Some((trips, bytes_received));
+        result.map(|body| Reply { body, connection: index })
+    }
+
+    /// Waits for room in flight.
+    async fn enter(&mut self, len: usize) -> Result<SemaphorePermit<'a>, CallError> {
+        let shared = self.shared;
+        let bytes = len.clamp(CALL_MIN_BYTES, shared.cfg.max_queued_bytes) as u32;
+        if let Ok(permit) = shared.room.try_acquire_many(bytes) {
+            return Ok(permit);
+        }
+        shared.backlog.fetch_add(1, Relaxed);
+        let permit = self.wait(shared.room.acquire_many(bytes)).await;
+        shared.backlog.fetch_sub(1, Relaxed);
+        permit?.map_err(|_| CallError::Shutdown)
+    }
+
+    /// Waits for `what`, the deadline, the caller's loss of interest, or what the policy says.
+    async fn wait<T>(&mut self, what: impl Future<Output = T>) -> Result<T, CallError> {
+        tokio::pin!(what);
+        let cancel = self.cancel.clone();
+        let cancelled = async {
+            match &cancel {
+                Some(token) => token.cancelled().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(cancelled);
+        loop {
+            let next = self.timeouts.next();
+            let wake = self.deadline.map_or(next, |d| d.min(next));
+            tokio::select! {
+                biased;
+                result = &mut what => return Ok(result),
+                () = &mut cancelled => return Err(CallError::Cancelled),
+                () = sleep_until(wake) => {}
+            }
+            let now = Instant::now();
+            if self.deadline.is_some_and(|d| d <= now) {
+                return Err(CallError::DeadlinePassed);
+            }
+            match self.timeouts.expire(now) {
+                Some(Expiry::Minor) => self.minor_timeout(),
+                Some(Expiry::Major) => self.major_timeout()?,
+                None => {}
+            }
+        }
+    }
+
+    fn minor_timeout(&self) {
+        if let (Some(flight), Retransmit::OnReconnectAndTimeout) = (&self.flight, self.retransmit) {
+            flight.resend();
+        }
+    }
+
+    fn major_timeout(&mut self) -> Result<(), CallError> {
+        let shared = self.shared;
+        self.major_timeouts += 1;
+        let mode = shared.cfg.policy.mode;
+        if mode != Mode::Hard {
+            shared.server_is_silent("timed out");
+            return Err(CallError::TimedOut(mode));
+        }
+        shared.server_is_silent("still trying");
+        if let (Some(connection), Some(flight)) = (self.connection, &self.flight) {
+            // Nothing came since the call was sent: perhaps the connection is dead. What a server
+            // that is merely slow answers meanwhile is not lost by connecting again.
+            let since = flight.trips().last_sent.unwrap_or(self.started);
+            connection.drop_silent_link(shared.stats.age_ms(since));
+            if self.major_timeouts.is_multiple_of(LOST_AFTER_MAJOR_TIMEOUTS) {
+                connection.drop_link();
+            }
+            self.minor_timeout();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Course<'_> {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        let (trips, bytes_received) = match (self.end, &self.flight) {
+            (Some(end), _) => end,
+            (None, Some(flight)) => (flight.trips(), 0),
+            (None, None) => Default::default(),
+        };
+        let since = |t: Option<Instant>| t.map(|t| now.saturating_duration_since(t));
+        self.op.finish(&Finished {
+            transmissions: trips.transmissions,
+            major_timeouts: self.major_timeouts,
+            bytes_sent: self.bytes as u64 * u64::from(trips.transmissions),
+            bytes_received: bytes_received as u64,
+            queue: trips.first_sent.unwrap_or(now).saturating_duration_since(self.started),
+            rtt: self.end.and_then(|_| since(trips.last_sent)).unwrap_or_default(),
+            execute: now.saturating_duration_since(self.started),
+            error: self.failed,
+        });
+    }
+}
+
+/// Length of the call's message without the record mark.
+fn message_bytes(c: &Call) -> usize {
+    let cred = match &c.cred {
+        Credential::None => 8,
+        Credential::Encoded(bytes) => bytes.len(),
+    };
+    HEADER_BYTES - 4 + cred + c.args.len()
+}
+
+/// The call as one record in one fragment.
+fn encode(xid: u32, c: Call, len: usize) -> Vec<Bytes> {
+    const LAST_FRAGMENT: u32 = 1 << 31;
+    const CALL: u32 = 0;
+    let mut e = Enc::new();
+    for word in [LAST_FRAGMENT | len as u32, xid, CALL, RPC_VERSION, c.prog, c.vers, c.proc] {
+        e.u32(word);
+    }
+    match &c.cred {
+        Credential::None => e.u64(0),
+        Credential::Encoded(bytes) => e.raw(bytes),
+    }
+    e.u64(0);
+    e.append(c.args);
+    e.finish()
 }

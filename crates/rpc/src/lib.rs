@@ -15,6 +15,7 @@
 
 mod call;
 mod client;
+mod connection;
 mod error;
 mod policy;
 mod portmap;

@@ -1,18 +1,32 @@
-//! Asks a host's rpcbind where a program listens (RFC 1833, portmap version 2).
+//! Asks a host's rpcbind where a program listens (RFC 1833).
+//!
+//! Portmap version 2 for IPv4, as every server has it; rpcbind version 4 for IPv6, which portmap
+//! does not know.
 
-use crate::client::Client;
+use crate::call::{Call, Credential, Retransmit};
+use crate::client::{Client, ClientConfig};
 use crate::error::CallError;
-use std::net::IpAddr;
+use crate::policy::{Mode, RetryPolicy};
+use crate::stats::Stats;
+use crate::tcp::{Endpoint, TcpConnect};
+use hither_proto::portmap::{
+    IPPROTO_TCP, Mapping, PORT, PORTMAP_VERSION, PROGRAM, PortmapProc, RPCBIND_VERSIONS, Rpcb, RpcbindProc,
+    Text, parse_universal, tcp_netid,
+};
+use hither_proto::xdr::{Dec, Enc, Xdr};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// Why there is no port.
 #[derive(Debug, thiserror::Error)]
 pub enum PortmapError {
     /// rpcbind itself cannot be reached.
-    #[error("rpcbind on {host} port 111 cannot be reached: {cause}")]
+    #[error("rpcbind on {host} (port 111) cannot be reached: {cause}")]
     Unreachable {
         /// Whom we asked.
-        host: String,
+        host: IpAddr,
         /// What happened.
         cause: CallError,
     },
@@ -20,7 +34,7 @@ pub enum PortmapError {
     #[error("program {prog} version {vers} over TCP is not registered with rpcbind on {host}")]
     NotRegistered {
         /// Whom we asked.
-        host: String,
+        host: IpAddr,
         /// Program number.
         prog: u32,
         /// Program version.
@@ -30,7 +44,7 @@ pub enum PortmapError {
     #[error("rpcbind on {host}: {cause}")]
     Refused {
         /// Whom we asked.
-        host: String,
+        host: IpAddr,
         /// What it said.
         cause: CallError,
     },
@@ -39,17 +53,84 @@ pub enum PortmapError {
 /// The TCP port of a program on `host`.
 ///
 /// # Errors
-/// See [`PortmapError`]; it ends within about `timeout`.
+/// See [`PortmapError`]; it ends within `timeout`.
 pub async fn getport(host: IpAddr, prog: u32, vers: u32, timeout: Duration) -> Result<u16, PortmapError> {
-    let _ = timeout;
-    Err(PortmapError::NotRegistered { host: host.to_string(), prog, vers })
+    let deadline = Instant::now() + timeout;
+    let endpoint = Endpoint {
+        addr: SocketAddr::new(host, PORT),
+        resvport: false,
+        keepalive: false,
+        connect_timeout: timeout,
+    };
+    let cfg = ClientConfig {
+        policy: RetryPolicy { timeo: timeout, retrans: 0, mode: Mode::Soft },
+        max_record_bytes: 64 << 10,
+        fail_when_unreachable: true,
+        ..ClientConfig::default()
+    };
+    let rpcbind = Client::new(Arc::new(TcpConnect::new(endpoint)), cfg, Arc::new(Stats::new()));
+    getport_via(&rpcbind, host, prog, vers, deadline).await
 }
 
-/// The TCP port of a program, asked through `rpcbind`, a client of the host's rpcbind.
+/// The TCP port of a program on `host`, asked through `rpcbind`, a client of its rpcbind.
 ///
 /// # Errors
-/// See [`PortmapError`]; `host` is for the message.
-pub async fn getport_via(rpcbind: &Client, host: &str, prog: u32, vers: u32) -> Result<u16, PortmapError> {
-    let _ = rpcbind;
-    Err(PortmapError::NotRegistered { host: host.to_string(), prog, vers })
+/// See [`PortmapError`]; it ends at `deadline`.
+pub async fn getport_via(
+    rpcbind: &Client,
+    host: IpAddr,
+    prog: u32,
+    vers: u32,
+    deadline: Instant,
+) -> Result<u16, PortmapError> {
+    let call = |vers, proc, args| Call {
+        prog: PROGRAM,
+        vers,
+        proc,
+        op: "GETPORT",
+        cred: Credential::None,
+        args,
+        connection: None,
+        retransmit: Retransmit::OnReconnectAndTimeout,
+        deadline: Some(deadline),
+        cancel: None,
+    };
+    let port = if host.is_ipv4() {
+        let args = Enc::of(&Mapping { prog, vers, prot: IPPROTO_TCP, port: 0 });
+        let port: u32 = ask(rpcbind, host, call(PORTMAP_VERSION, PortmapProc::GETPORT.0, args)).await?;
+        u16::try_from(port).map_err(|_| misbehaved(host, "the port is larger than 65535"))?
+    } else {
+        let args = Enc::of(&Rpcb::query(prog, vers, tcp_netid(&host)));
+        let addr: Text = ask(rpcbind, host, call(RPCBIND_VERSIONS[0], RpcbindProc::GETADDR.0, args)).await?;
+        match &addr[..] {
+            [] => 0,
+            addr => parse_universal(addr)
+                .ok_or_else(|| misbehaved(host, "the answer is not a universal address"))?
+                .port(),
+        }
+    };
+    match port {
+        0 => Err(PortmapError::NotRegistered { host, prog, vers }),
+        port => Ok(port),
+    }
 }
+
+async fn ask<T: Xdr>(rpcbind: &Client, host: IpAddr, call: Call) -> Result<T, PortmapError> {
+    match rpcbind.call(call).await {
+        Ok(reply) => Dec::all(&reply.body).map_err(|_| misbehaved(host, "the answer cannot be decoded")),
+        Err(
+            cause @ (CallError::Connect(_)
+            | CallError::TimedOut(_)
+            | CallError::DeadlinePassed
+            | CallError::Shutdown),
+        ) => Err(PortmapError::Unreachable { host, cause }),
+        Err(cause) => Err(PortmapError::Refused { host, cause }),
+    }
+}
+
+fn misbehaved(host: IpAddr, what: &'static str) -> PortmapError {
+    PortmapError::Refused { host, cause: CallError::PeerMisbehaved(what) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,9 +1,42 @@
 //! Connections over TCP.
+//!
+//! It knows nothing of messages. What makes a TCP connection fit for NFS: no Nagle delay, probes
+//! that notice a server that vanished, a bound on how long unacknowledged bytes may wait, a
+//! privileged source port where servers demand one, and the same source port again after a
+//! reconnect, because NFSv3 servers look up a retransmission in their reply cache by it.
 
 use crate::transport::{BoxFuture, Connect, Link};
-use std::io;
-use std::net::SocketAddr;
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
+
+/// An idle connection is probed after this time.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+
+/// Time between probes.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Longest time that bytes may stay unacknowledged (RFC 5482). After a cut TCP's own retransmission
+/// waits about as long again as the cut has lasted; a new connection is there sooner.
+const USER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Privileged ports in the order of preference: from 665 up, as Linux' own client takes them, then
+/// the rest down to bindresvport(3)'s 512.
+const RESVPORT_FIRST: u16 = 512;
+const RESVPORT_PREFERRED: u16 = 665;
+const RESVPORT_LAST: u16 = 1023;
+
+/// Ports of daemons that would miss them: printing, LDAP, backup, mail, name service control.
+const RESVPORT_AVOID: [u16; 11] = [587, 623, 631, 636, 664, 774, 873, 921, 953, 993, 995];
+
+/// Privileged ports to try before giving up because the server still holds the last connection from
+/// each of them.
+const RESVPORT_CONNECTS_MAX: usize = 16;
 
 /// Where and how to connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,22 +55,152 @@ pub struct Endpoint {
 #[derive(Debug)]
 pub struct TcpConnect {
     endpoint: Endpoint,
+    warned: AtomicBool,
 }
 
 impl TcpConnect {
     /// Connections to `endpoint`. Connects nothing yet.
     pub fn new(endpoint: Endpoint) -> Self {
-        Self { endpoint }
+        Self { endpoint, warned: AtomicBool::new(false) }
     }
 }
 
 impl Connect for TcpConnect {
     fn connect(&self, previous: Option<SocketAddr>) -> BoxFuture<'_, io::Result<Link>> {
-        let _ = previous;
-        Box::pin(async move { Err(io::ErrorKind::Unsupported.into()) })
+        Box::pin(async move {
+            let limit = self.endpoint.connect_timeout;
+            let stream = timeout(limit, self.establish(previous)).await.unwrap_or_else(|_| {
+                let text = format!("no answer within {} s", limit.as_secs_f32());
+                Err(io::Error::new(ErrorKind::TimedOut, text))
+            })?;
+            link(stream)
+        })
     }
 
     fn server(&self) -> String {
         self.endpoint.addr.to_string()
     }
 }
+
+impl TcpConnect {
+    async fn establish(&self, previous: Option<SocketAddr>) -> io::Result<TcpStream> {
+        if let Some(previous) = previous.filter(|p| p.port() != 0 && self.suits(p.port()))
+            && let Ok(socket) = self.socket()
+            && socket.set_reuse_address(true).is_ok()
+            && socket.bind(&previous.into()).is_ok()
+        {
+            match self.finish(socket).await {
+                Err(e) if is_port_trouble(&e) => {}
+                result => return result,
+            }
+        }
+        if self.endpoint.resvport {
+            match self.establish_privileged().await {
+                Err(e) if e.kind() == ErrorKind::PermissionDenied => self.warn_unprivileged(),
+                result => return result,
+            }
+        }
+        let socket = self.socket()?;
+        // So that the port can be taken again for a reconnect.
+        socket.set_reuse_address(true)?;
+        socket.bind(&self.local(0).into())?;
+        self.finish(socket).await
+    }
+
+    /// Connects from a privileged port. `PermissionDenied`: not allowed to take one.
+    async fn establish_privileged(&self) -> io::Result<TcpStream> {
+        let mut last = io::Error::new(ErrorKind::AddrInUse, "all privileged source ports are in use");
+        let mut connects = 0;
+        for port in privileged_ports(rand::random()) {
+            let socket = self.socket()?;
+            match socket.bind(&self.local(port).into()) {
+                Ok(()) => {}
+                Err(e) if e.kind() == ErrorKind::AddrInUse => continue,
+                Err(e) => return Err(e),
+            }
+            socket.set_reuse_address(true)?;
+            match self.finish(socket).await {
+                Err(e) if is_port_trouble(&e) => last = e,
+                result => return result,
+            }
+            connects += 1;
+            if connects == RESVPORT_CONNECTS_MAX {
+                break;
+            }
+        }
+        Err(last)
+    }
+
+    fn socket(&self) -> io::Result<Socket> {
+        let socket = Socket::new(
+            Domain::for_address(self.endpoint.addr),
+            Type::STREAM.nonblocking().cloexec(),
+            Some(Protocol::TCP),
+        )?;
+        socket.set_tcp_nodelay(true)?;
+        socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+        if self.endpoint.keepalive {
+            let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+            socket.set_tcp_keepalive(&keepalive)?;
+        }
+        Ok(socket)
+    }
+
+    async fn finish(&self, socket: Socket) -> io::Result<TcpStream> {
+        TcpSocket::from_std_stream(socket.into()).connect(self.endpoint.addr).await
+    }
+
+    fn local(&self, port: u16) -> SocketAddr {
+        let any: IpAddr = match self.endpoint.addr {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        SocketAddr::new(any, port)
+    }
+
+    /// Whether a port is of the kind that is asked for.
+    fn suits(&self, port: u16) -> bool {
+        !self.endpoint.resvport || port <= RESVPORT_LAST || self.warned.load(Relaxed)
+    }
+
+    fn warn_unprivileged(&self) {
+        if !self.warned.swap(true, Relaxed) {
+            tracing::warn!(
+                "no permission to use a privileged source port; server {} may refuse us: \
+                 mount as root, or with noresvport and `insecure` in the server's exports",
+                self.endpoint.addr
+            );
+        }
+    }
+}
+
+/// A local address or port cannot be used for this connection, another may.
+fn is_port_trouble(e: &io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable)
+}
+
+/// Each privileged port once, from a random place on, so that several mounts rarely collide.
+fn privileged_ports(start: u16) -> impl Iterator<Item = u16> {
+    let rotated = move |first: u16, last: u16| {
+        let n = last - first + 1;
+        (0..n).map(move |i| first + (start % n + i) % n)
+    };
+    rotated(RESVPORT_PREFERRED, RESVPORT_LAST)
+        .chain(rotated(RESVPORT_FIRST, RESVPORT_PREFERRED - 1))
+        .filter(|port| !RESVPORT_AVOID.contains(port))
+}
+
+fn link(stream: TcpStream) -> io::Result<Link> {
+    let local = stream.local_addr().ok();
+    // A second descriptor of the socket, to change how it closes while the halves are in use.
+    let handle = stream.as_fd().try_clone_to_owned()?;
+    let (reader, writer) = stream.into_split();
+    let abort = move || {
+        // Should it fail the connection ends in the ordinary way.
+        let _ = SockRef::from(&handle).set_linger(Some(Duration::ZERO));
+    };
+    Ok(Link { reader: Box::new(reader), writer: Box::new(writer), local, abort: Some(Box::new(abort)) })
+}
+
+#[cfg(test)]
+mod tests;

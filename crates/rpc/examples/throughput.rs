@@ -1,0 +1,136 @@
+//! How fast the client is over loopback, and what counting costs.
+//!
+//! `cargo run --release -p hither-rpc --example throughput`
+//!
+//! The responder runs on its own thread and runtime. Trust ratios more than single figures: both
+//! ends share the machine's cores.
+
+use bytes::Bytes;
+use hither_proto::record;
+use hither_proto::rpc::{self, Message};
+use hither_proto::xdr::Enc;
+use hither_rpc::{Call, Client, ClientConfig, Credential, Endpoint, Retransmit, Stats, TcpConnect};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
+
+const SMALL_BYTES: usize = 100;
+const LARGE_BYTES: usize = 1 << 20;
+
+/// Answers procedure 0 with 100 bytes, procedure 1 with 1 MiB, procedure 2 (a write) with 100 bytes.
+async fn respond(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let (small, large) = (Bytes::from(vec![1; SMALL_BYTES]), Bytes::from(vec![2; LARGE_BYTES]));
+    let mut records = record::Reader::new(record::Limits::default());
+    loop {
+        let mut out = Vec::new();
+        while let Ok(Some(record)) = records.next_record() {
+            if let Ok(Message::Call(header, _)) = Message::decode(&record) {
+                let mut body = Enc::new();
+                body.opaque(if header.proc == 1 { &large } else { &small });
+                out.extend(record::frame(rpc::reply(header.xid, body)));
+            }
+        }
+        match out.len() {
+            0 => {}
+            1..=200 => {
+                // Small replies leave in one write, as a good server sends them.
+                if out.iter().map(Bytes::len).sum::<usize>() < 256 << 10 {
+                    stream.write_all(&out.concat()).await?;
+                } else {
+                    for segment in out {
+                        stream.write_all(&segment).await?;
+                    }
+                }
+            }
+            _ => stream.write_all(&out.concat()).await?,
+        }
+        if stream.read_buf(&mut records.space()).await? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+fn call(proc: u32, args: Enc) -> Call {
+    Call {
+        prog: 100_003,
+        vers: 3,
+        proc,
+        op: ["GETATTR", "READ", "WRITE"][proc as usize],
+        cred: Credential::None,
+        args,
+        connection: None,
+        retransmit: Retransmit::OnReconnect,
+        deadline: None,
+        cancel: None,
+    }
+}
+
+/// Calls per second with `width` calls in flight.
+async fn rate(client: &Client, proc: u32, width: usize, payload: &Bytes, total: usize) -> f64 {
+    let started = Instant::now();
+    let mut tasks = Vec::new();
+    for _ in 0..width {
+        let (client, payload) = (client.clone(), payload.clone());
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..total / width {
+                let mut args = Enc::new();
+                args.opaque(&payload);
+                client.call(call(proc, args)).await.expect("a reply");
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    (total / width * width) as f64 / started.elapsed().as_secs_f64()
+}
+
+fn main() {
+    let (send, recv) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        rt.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            send.send(listener.local_addr().expect("an address")).expect("main waits");
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(respond(stream));
+            }
+        });
+    });
+    let addr = recv.recv().expect("the responder listens");
+    for workers in [1, 2] {
+        let rt = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build();
+        rt.expect("a runtime").block_on(measure(addr, workers));
+    }
+}
+
+async fn measure(addr: std::net::SocketAddr, workers: usize) {
+    let connect_timeout = Duration::from_secs(5);
+    let endpoint = Endpoint { addr, resvport: false, keepalive: true, connect_timeout };
+    let stats = Arc::new(Stats::new());
+    for nconnect in [1, 2] {
+        let cfg = ClientConfig { nconnect, ..ClientConfig::default() };
+        let connect = Arc::new(TcpConnect::new(endpoint.clone()));
+        let client = Client::new(connect, cfg, stats.clone());
+        client.connect_now().await.expect("a connection");
+        let (small, large) = (Bytes::from(vec![3; SMALL_BYTES]), Bytes::from(vec![4; LARGE_BYTES]));
+        rate(&client, 0, 1, &small, 2_000).await;
+        println!("-- {workers} worker threads, nconnect={nconnect}");
+        for width in [1, 8, 64] {
+            let r = rate(&client, 0, width, &small, 100_000).await;
+            println!("100 bytes, {width:2} in flight: {r:8.0} calls/s, {:6.2} us each", 1e6 / r);
+        }
+        for width in [1, 8] {
+            let r = rate(&client, 1, width, &small, 4_000).await;
+            println!("read 1 MiB, {width} in flight: {r:8.0} MiB/s");
+        }
+        for width in [1, 8] {
+            let r = rate(&client, 2, width, &large, 4_000).await;
+            println!("write 1 MiB, {width} in flight: {r:8.0} MiB/s");
+        }
+        client.shutdown();
+    }
+}

@@ -1,0 +1,454 @@
+//! One connection: the calls in flight on it and the queue to its writer.
+//!
+//! It knows neither streams nor time-outs: those are in [`driver`] and in the client. A
+//! `Connection` outlives the links below it. A call enters the table of pending calls with an xid
+//! of its own, gets its encoded message, and leaves with its reply or when its caller goes away
+//! (the [`Flight`] guard sees to that). While a link is up, messages wait in the queue; when a new
+//! link comes up, the queue becomes all pending calls in the order they were made.
+//!
+//! Locks: the state's mutex is a leaf, never held across an await.
+
+pub(crate) mod driver;
+mod xid;
+
+use crate::error::CallError;
+use crate::stats::{TransportStats, add};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+pub(crate) use xid::CONNECTIONS_MAX;
+use xid::Xids;
+
+/// Most bytes and segments handed to one vectored write, except that one message is always taken.
+const BATCH_MAX_BYTES: usize = 256 << 10;
+const BATCH_MAX_SEGMENTS: usize = 64;
+
+/// Whether a connection is a good choice for a new call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// Established.
+    Up,
+    /// Closed while nobody needed it; connects when a call comes.
+    Dormant,
+    /// Being established, perhaps in vain.
+    Connecting,
+}
+
+/// One of a client's connections.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub index: usize,
+    pub stats: Arc<TransportStats>,
+    state: Mutex<State>,
+    status: AtomicU8,
+    load: AtomicUsize,
+    /// When bytes last came, in milliseconds of the statistics' age.
+    heard_ms: AtomicU64,
+    /// Something is queued, or (while dormant) wanted.
+    work: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    xids: Xids,
+    next_seq: u64,
+    pending: HashMap<u32, Pending>,
+    queue: VecDeque<Outgoing>,
+    link: Option<LinkState>,
+}
+
+#[derive(Debug)]
+struct LinkState {
+    /// Counts links; answers to the peer's calls belong to the link that those came on.
+    generation: u64,
+    /// Drops the link.
+    kill: CancellationToken,
+    /// A call was answered.
+    proven: bool,
+}
+
+#[derive(Debug)]
+enum Outgoing {
+    Call(u32),
+    Callback(Vec<Bytes>, OwnedSemaphorePermit),
+}
+
+/// Where a pending call is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Encoding,
+    AwaitingLink,
+    Queued,
+    Writing,
+    Sent,
+}
+
+#[derive(Debug)]
+struct Pending {
+    seq: u64,
+    place: Place,
+    segments: Arc<Vec<Bytes>>,
+    bytes: usize,
+    trips: Trips,
+    done: oneshot::Sender<Done>,
+}
+
+/// How often and when a call was sent.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Trips {
+    pub transmissions: u32,
+    pub first_sent: Option<Instant>,
+    pub last_sent: Option<Instant>,
+}
+
+/// How a call ended.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub result: Result<Bytes, CallError>,
+    pub trips: Trips,
+    pub bytes_received: usize,
+}
+
+/// Messages for one vectored write.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    messages: Vec<Message>,
+    bytes: usize,
+    segments: usize,
+}
+
+#[derive(Debug)]
+enum Message {
+    Call(u32, Arc<Vec<Bytes>>),
+    Callback(
+        Vec<Bytes>,
+        #[allow(dead_code, reason = "held until the reply is written")] OwnedSemaphorePermit,
+    ),
+}
+
+impl Batch {
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// All segments in order.
+    pub fn segments(&self) -> impl Iterator<Item = &Bytes> {
+        self.messages.iter().flat_map(|m| match m {
+            Message::Call(_, segments) => segments.iter(),
+            Message::Callback(segments, _) => segments.iter(),
+        })
+    }
+
+    fn has_room(&self) -> bool {
+        self.is_empty() || (self.bytes < BATCH_MAX_BYTES && self.segments < BATCH_MAX_SEGMENTS)
+    }
+
+    fn push(&mut self, message: Message, bytes: usize, segments: usize) {
+        self.bytes += bytes;
+        self.segments += segments;
+        self.messages.push(message);
+    }
+}
+
+impl Connection {
+    pub fn new(index: usize, seed: u64, stats: Arc<TransportStats>) -> Self {
+        let state = State {
+            xids: Xids::new(index, seed),
+            next_seq: 0,
+            pending: HashMap::new(),
+            queue: VecDeque::new(),
+            link: None,
+        };
+        Self {
+            index,
+            stats,
+            state: Mutex::new(state),
+            status: AtomicU8::new(Status::Connecting as u8),
+            load: AtomicUsize::new(0),
+            heard_ms: AtomicU64::new(0),
+            work: Notify::new(),
+        }
+    }
+
+    /// Calls in flight.
+    pub fn load(&self) -> usize {
+        self.load.load(Relaxed)
+    }
+
+    pub fn status(&self) -> Status {
+        match self.status.load(Relaxed) {
+            s if s == Status::Up as u8 => Status::Up,
+            s if s == Status::Dormant as u8 => Status::Dormant,
+            _ => Status::Connecting,
+        }
+    }
+
+    fn set_status(&self, status: Status) {
+        self.status.store(status as u8, Relaxed);
+    }
+
+    // ---- the caller's side
+
+    /// Enters a new call. It is sent once [`Flight::submit`] has given its message.
+    pub fn begin(self: &Arc<Self>) -> Flight {
+        let (done, reply) = oneshot::channel();
+        let mut state = self.state.lock();
+        let State { xids, pending, .. } = &mut *state;
+        let xid = xids.allocate(|xid| pending.contains_key(&xid));
+        let seq = state.next_seq;
+        state.next_seq += 1;
+        let segments = Arc::default();
+        let p = Pending { seq, place: Place::Encoding, segments, bytes: 0, trips: Trips::default(), done };
+        state.pending.insert(xid, p);
+        self.load.store(state.pending.len(), Relaxed);
+        self.stats.max_slots.fetch_max(state.pending.len() as u64, Relaxed);
+        drop(state);
+        Flight { connection: self.clone(), xid, reply: Some(reply) }
+    }
+
+    /// Sends a call again if it was sent and is not answered; `false` when there is no link or the
+    /// call has not left yet.
+    fn resend(&self, xid: u32) -> bool {
+        let mut state = self.state.lock();
+        let State { pending, queue, link, .. } = &mut *state;
+        match pending.get_mut(&xid) {
+            Some(p) if p.place == Place::Sent && link.is_some() => {
+                p.place = Place::Queued;
+                queue.push_back(Outgoing::Call(xid));
+            }
+            _ => return false,
+        }
+        drop(state);
+        self.work.notify_one();
+        true
+    }
+
+    // ---- the link's side
+
+    /// A link is established: everything pending is to be sent on it.
+    pub fn up(&self, generation: u64, kill: CancellationToken, now_ms: u64) {
+        self.heard(now_ms);
+        let mut state = self.state.lock();
+        let State { pending, queue, link, .. } = &mut *state;
+        queue.clear();
+        let mut again: Vec<_> = pending.iter_mut().filter(|(_, p)| p.place != Place::Encoding).collect();
+        again.sort_unstable_by_key(|(_, p)| p.seq);
+        for (&xid, p) in again {
+            p.place = Place::Queued;
+            queue.push_back(Outgoing::Call(xid));
+        }
+        *link = Some(LinkState { generation, kill, proven: false });
+        drop(state);
+        self.set_status(Status::Up);
+        self.work.notify_one();
+    }
+
+    /// The link is gone. True when a call was answered on it.
+    pub fn down(&self) -> bool {
+        self.set_status(Status::Connecting);
+        let mut state = self.state.lock();
+        state.queue.clear();
+        for p in state.pending.values_mut().filter(|p| p.place != Place::Encoding) {
+            p.place = Place::AwaitingLink;
+        }
+        state.link.take().is_some_and(|link| link.proven)
+    }
+
+    /// Waits until a call needs a link; at once when one does already.
+    pub async fn wanted(&self) {
+        loop {
+            if self.load() > 0 {
+                return self.set_status(Status::Connecting);
+            }
+            self.set_status(Status::Dormant);
+            self.work.notified().await;
+        }
+    }
+
+    /// Bytes came.
+    pub fn heard(&self, now_ms: u64) {
+        self.heard_ms.store(now_ms, Relaxed);
+        self.stats.last_used_ms.store(now_ms, Relaxed);
+    }
+
+    /// Drops the link if it has been silent since `since_ms`.
+    pub fn drop_silent_link(&self, since_ms: u64) {
+        if self.heard_ms.load(Relaxed) < since_ms {
+            self.drop_link();
+        }
+    }
+
+    /// Drops the link, which will be made again.
+    pub fn drop_link(&self) {
+        if let Some(link) = &self.state.lock().link {
+            link.kill.cancel();
+        }
+    }
+
+    /// Ends a call with its reply. `Err` when no such call is in flight: true when it once was.
+    pub fn complete(
+        &self,
+        xid: u32,
+        result: Result<Bytes, CallError>,
+        bytes_received: usize,
+    ) -> Result<(), bool> {
+        let mut state = self.state.lock();
+        let Some(p) = state.pending.remove(&xid) else {
+            return Err(state.xids.was_issued(xid));
+        };
+        self.load.store(state.pending.len(), Relaxed);
+        if let Some(link) = &mut state.link {
+            link.proven |= !matches!(result, Err(CallError::PeerMisbehaved(_)));
+        }
+        drop(state);
+        // A caller that has just gone away is no error.
+        let _ = p.done.send(Done { result, trips: p.trips, bytes_received });
+        Ok(())
+    }
+
+    /// Ends all calls.
+    pub fn fail_all(&self, error: impl Fn() -> CallError) {
+        let calls = std::mem::take(&mut self.state.lock().pending);
+        self.load.store(0, Relaxed);
+        for p in calls.into_values() {
+            let _ = p.done.send(Done { result: Err(error()), trips: p.trips, bytes_received: 0 });
+        }
+    }
+
+    /// Queues the answer to a call of the peer's, unless the link that it came on is gone.
+    pub fn answer(&self, generation: u64, segments: Vec<Bytes>, permit: OwnedSemaphorePermit) {
+        let mut state = self.state.lock();
+        if state.link.as_ref().is_some_and(|link| link.generation == generation) {
+            state.queue.push_back(Outgoing::Callback(segments, permit));
+            drop(state);
+            self.work.notify_one();
+        }
+    }
+
+    /// Something to write; waits for it. `backlog` is the number of callers that wait for room, for
+    /// the statistics.
+    pub async fn next_batch(&self, backlog: impl Fn() -> u64) -> Batch {
+        loop {
+            let batch = self.take_batch(&backlog);
+            if !batch.is_empty() {
+                return batch;
+            }
+            self.work.notified().await;
+        }
+    }
+
+    fn take_batch(&self, backlog: &impl Fn() -> u64) -> Batch {
+        let mut batch = Batch::default();
+        let mut state = self.state.lock();
+        if state.queue.is_empty() {
+            return batch;
+        }
+        let now = Instant::now();
+        let State { pending, queue, .. } = &mut *state;
+        let (queued, in_flight, mut sent) = (queue.len() as u64, pending.len() as u64, 0);
+        while batch.has_room() {
+            match queue.pop_front() {
+                None => break,
+                Some(Outgoing::Callback(segments, permit)) => {
+                    let (bytes, count) = (segments.iter().map(Bytes::len).sum(), segments.len());
+                    batch.push(Message::Callback(segments, permit), bytes, count);
+                }
+                Some(Outgoing::Call(xid)) => {
+                    // A call whose caller has gone away needs not be sent.
+                    let Some(p) = pending.get_mut(&xid) else { continue };
+                    p.place = Place::Writing;
+                    p.trips.transmissions += 1;
+                    p.trips.first_sent.get_or_insert(now);
+                    p.trips.last_sent = Some(now);
+                    batch.push(Message::Call(xid, p.segments.clone()), p.bytes, p.segments.len());
+                    sent += 1;
+                }
+            }
+        }
+        drop(state);
+        self.count_sends(sent, queued, in_flight, backlog);
+        batch
+    }
+
+    fn count_sends(&self, sent: u64, queued: u64, in_flight: u64, backlog: &impl Fn() -> u64) {
+        let s = &self.stats;
+        add(&s.sends, sent);
+        add(&s.sending_u, sent * queued);
+        add(&s.pending_u, sent * in_flight);
+        add(&s.req_u, sent * in_flight.saturating_sub(queued));
+        add(&s.bklog_u, sent * backlog());
+    }
+
+    /// A batch was written whole.
+    pub fn written(&self, batch: &Batch) {
+        let mut state = self.state.lock();
+        for message in &batch.messages {
+            if let Message::Call(xid, _) = message
+                && let Some(p) = state.pending.get_mut(xid)
+                && p.place == Place::Writing
+            {
+                p.place = Place::Sent;
+            }
+        }
+    }
+}
+
+/// A call in flight, as its caller holds it. Dropping it abandons the call.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    connection: Arc<Connection>,
+    pub xid: u32,
+    reply: Option<oneshot::Receiver<Done>>,
+}
+
+impl Flight {
+    /// The end of the call; to be taken once.
+    pub fn take_reply(&mut self) -> oneshot::Receiver<Done> {
+        self.reply.take().expect("the reply is taken once")
+    }
+
+    /// Gives the call its message: a whole record with its mark.
+    pub fn submit(&self, segments: Vec<Bytes>, bytes: usize) {
+        let c = &self.connection;
+        let mut state = c.state.lock();
+        let State { pending, queue, link, .. } = &mut *state;
+        let Some(p) = pending.get_mut(&self.xid) else { return };
+        p.segments = Arc::new(segments);
+        p.bytes = bytes;
+        p.place = Place::AwaitingLink;
+        if link.is_some() {
+            p.place = Place::Queued;
+            queue.push_back(Outgoing::Call(self.xid));
+        }
+        drop(state);
+        c.work.notify_one();
+    }
+
+    /// Sends the call again on the same link, if it was sent there.
+    pub fn resend(&self) -> bool {
+        self.connection.resend(self.xid)
+    }
+
+    /// How often and when the call was sent so far.
+    pub fn trips(&self) -> Trips {
+        self.connection.state.lock().pending.get(&self.xid).map(|p| p.trips).unwrap_or_default()
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let mut state = self.connection.state.lock();
+        if state.pending.remove(&self.xid).is_some() {
+            self.connection.load.store(state.pending.len(), Relaxed);
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! Keeps a connection's link alive: connects, reads, writes, and connects again.
+//!
+//! One task per connection establishes a link and watches over two more: a writer that takes
+//! batches from the queue, and a reader that gives records to calls. Whatever goes wrong with a link
+//! (an error, the end of the stream, nonsense from the peer, a call that finds it silent) ends both
+//! tasks, and the connection is made again: at once if it had worked, else after a delay that
+//! doubles up to 10 s. A connection that nobody needs and that carries no backchannel stays closed
+//! until the next call.
+
+use super::{Batch, Connection};
+use crate::client::Shared;
+use crate::error::CallError;
+use crate::stats::add;
+use crate::transport::Link;
+use bytes::Bytes;
+use hither_proto::record::{self, Limits, RecordError};
+use hither_proto::rpc::{
+    AcceptStat, AcceptedReply, CallHeader, DeniedReply, Message, RPC_VERSION, ReplyBody, ReplyHeader,
+    VersionRange,
+};
+use hither_proto::xdr::Enc;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+/// Least time between the beginnings of two attempts to connect, and the first delay.
+const RECONNECT_MIN: Duration = Duration::from_millis(250);
+
+/// Longest delay between attempts: how late a healed network may be noticed.
+const RECONNECT_MAX: Duration = Duration::from_secs(10);
+
+/// Most calls of the peer's under way on one link. NFSv4.1 servers use the few slots of the
+/// backchannel that the session grants them.
+const CALLBACKS_MAX: usize = 64;
+
+/// Records up to this length are copied out of the shared receive buffer: what is kept of them
+/// (filehandles in caches) then holds no neighbours in memory, and the buffer is used again.
+const COPY_MAX_BYTES: usize = 2048;
+
+/// Runs until the client is shut down. `first` is a link that exists already.
+pub(crate) async fn maintain(shared: Arc<Shared>, connection: Arc<Connection>, first: Option<Link>) {
+    let shutdown = shared.shutdown.clone();
+    let work = async {
+        let mut state = Maintenance::new(&shared, &connection);
+        let mut link = first;
+        loop {
+            let next = match link.take() {
+                Some(link) => link,
+                None => state.connect().await,
+            };
+            state.use_link(next).await;
+            if !shared.has_callback_handler() {
+                connection.wanted().await;
+            }
+        }
+    };
+    tokio::select! {
+        () = work => {}
+        () = shutdown.cancelled() => {}
+    }
+    connection.stats.connected.store(false, Relaxed);
+    connection.down();
+    connection.fail_all(|| CallError::Shutdown);
+}
+
+struct Maintenance<'a> {
+    shared: &'a Arc<Shared>,
+    connection: &'a Arc<Connection>,
+    backoff: Backoff,
+    previous: Option<SocketAddr>,
+    generation: u64,
+}
+
+impl<'a> Maintenance<'a> {
+    fn new(shared: &'a Arc<Shared>, connection: &'a Arc<Connection>) -> Self {
+        let backoff = Backoff::new(shared.cfg.seed.wrapping_add(connection.index as u64));
+        Self { shared, connection, backoff, previous: None, generation: 0 }
+    }
+
+    /// Tries until a link is established.
+    async fn connect(&mut self) -> Link {
+        loop {
+            if let Some(at) = self.backoff.next_attempt() {
+                sleep_until(at).await;
+            }
+            let started = Instant::now();
+            self.backoff.attempt(started);
+            let result = self.shared.connect.connect(self.previous).await;
+            let stats = &self.connection.stats;
+            add(&stats.binds, 1);
+            add(&stats.connect_ms, started.elapsed().as_millis() as u64);
+            match result {
+                Ok(link) => return link,
+                Err(error) => {
+                    add(&stats.connect_failures, 1);
+                    self.backoff.failed();
+                    tracing::debug!(server = self.shared.server, %error, "cannot connect");
+                    if self.shared.cfg.fail_when_unreachable {
+                        self.connection.fail_all(|| CallError::Connect(same_error(&error)));
+                        self.connection.wanted().await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Uses a link until it ends.
+    async fn use_link(&mut self, link: Link) {
+        let (shared, connection) = (self.shared, self.connection);
+        self.generation += 1;
+        self.previous = link.local;
+        let stats = &connection.stats;
+        add(&stats.connects, 1);
+        stats.local_port.store(link.local.map_or(0, |a| u64::from(a.port())), Relaxed);
+        stats.connected.store(true, Relaxed);
+
+        let kill = CancellationToken::new();
+        connection.up(self.generation, kill.clone(), shared.stats.age_ms(Instant::now()));
+        shared.generations.send_modify(|all| all[connection.index] = self.generation);
+        let ended = run(shared, connection, self.generation, &kill, link).await;
+        stats.connected.store(false, Relaxed);
+        add(&stats.drops, 1);
+        match connection.down() {
+            true => self.backoff.reset(),
+            false => self.backoff.failed(),
+        }
+        match &ended {
+            Ended::Misbehaved(_) => {
+                tracing::warn!(server = shared.server, "connection dropped: the server {ended}")
+            }
+            _ => tracing::info!(server = shared.server, "connection lost: {ended}"),
+        }
+    }
+}
+
+/// Reads and writes until something ends the link.
+async fn run(
+    shared: &Arc<Shared>,
+    connection: &Arc<Connection>,
+    generation: u64,
+    kill: &CancellationToken,
+    link: Link,
+) -> Ended {
+    let Link { reader, writer, abort, .. } = link;
+    let mut tasks = JoinSet::new();
+    let limits = Limits { record_max_bytes: shared.cfg.max_record_bytes, ..Limits::default() };
+    let inbound = Inbound {
+        shared: shared.clone(),
+        connection: connection.clone(),
+        generation,
+        callbacks: Arc::new(Semaphore::new(CALLBACKS_MAX)),
+    };
+    tasks.spawn(inbound.read(reader, limits));
+    tasks.spawn(write(shared.clone(), connection.clone(), writer));
+    let ended = tokio::select! {
+        first = tasks.join_next() => match first {
+            Some(Ok(ended)) => ended,
+            _ => Ended::Io(io::Error::other("a connection task failed")),
+        },
+        () = kill.cancelled() => Ended::Silent,
+    };
+    if let Some(abort) = abort
+        && !matches!(ended, Ended::Closed)
+    {
+        abort();
+    }
+    tasks.shutdown().await;
+    ended
+}
+
+/// Why a link ended.
+#[derive(Debug)]
+enum Ended {
+    Closed,
+    ClosedInRecord,
+    Silent,
+    Io(io::Error),
+    Misbehaved(&'static str),
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => f.write_str("closed by the server"),
+            Self::ClosedInRecord => f.write_str("closed by the server inside a message"),
+            Self::Silent => f.write_str("no answer for a long time"),
+            Self::Io(e) => write!(f, "{e}"),
+            Self::Misbehaved(what) => f.write_str(what),
+        }
+    }
+}
+
+/// What arrives on one link.
+struct Inbound {
+    shared: Arc<Shared>,
+    connection: Arc<Connection>,
+    generation: u64,
+    callbacks: Arc<Semaphore>,
+}
+
+impl Inbound {
+    async fn read(self, mut stream: Box<dyn AsyncRead + Send + Unpin>, limits: Limits) -> Ended {
+        let mut records = record::Reader::new(limits);
+        loop {
+            loop {
+                let handled = match records.next_record() {
+                    Ok(Some(record)) => self.handle(record),
+                    Ok(None) => break,
+                    Err(RecordError::TooLong { .. }) => Err("sent a message longer than was agreed"),
+                    Err(RecordError::TooManyFragments { .. }) => Err("sent a message in too many fragments"),
+                };
+                if let Err(what) = handled {
+                    return Ended::Misbehaved(what);
+                }
+            }
+            match stream.read_buf(&mut records.space()).await {
+                Ok(0) if records.is_between_records() => return Ended::Closed,
+                Ok(0) => return Ended::ClosedInRecord,
+                Ok(n) => {
+                    self.connection.heard(self.shared.stats.age_ms(Instant::now()));
+                    add(&self.connection.stats.bytes_received, n as u64);
+                }
+                Err(e) => return Ended::Io(e),
+            }
+        }
+    }
+
+    fn handle(&self, record: Bytes) -> Result<(), &'static str> {
+        let bytes = record.len();
+        let record = match bytes {
+            0..=COPY_MAX_BYTES => Bytes::copy_from_slice(&record),
+            _ => record,
+        };
+        match Message::decode(&record) {
+            Ok(Message::Reply(header, body)) => self.reply(header.xid, outcome(header.body, body), bytes),
+            Ok(Message::Call(header, body)) => self.call(header, body),
+            Ok(Message::UnknownVersion { xid, .. }) => {
+                let versions = VersionRange { low: RPC_VERSION, high: RPC_VERSION };
+                self.answer(Enc::of(&ReplyHeader::denied(xid, DeniedReply::RpcMismatch(versions))))
+            }
+            Err(_) => {
+                const WHAT: &str = "sent a message that is not RPC";
+                // The call it may have been meant for fails: sent again it would end here again.
+                if let Some(xid) = record.first_chunk().map(|b| u32::from_be_bytes(*b)) {
+                    let _ = self.connection.complete(xid, Err(CallError::PeerMisbehaved(WHAT)), bytes);
+                }
+                Err(WHAT)
+            }
+        }
+    }
+
+    fn reply(&self, xid: u32, result: Result<Bytes, CallError>, bytes: usize) -> Result<(), &'static str> {
+        let stats = &self.connection.stats;
+        match self.connection.complete(xid, result, bytes) {
+            Ok(()) => add(&stats.recvs, 1),
+            // The call was abandoned, or was sent twice and has been answered already.
+            Err(true) => add(&stats.bad_xids, 1),
+            Err(false) => {
+                add(&stats.bad_xids, 1);
+                return Err("answered a call that was never made");
+            }
+        }
+        self.shared.server_responds();
+        Ok(())
+    }
+
+    fn call(&self, header: CallHeader, body: Bytes) -> Result<(), &'static str> {
+        let Some(handler) = self.shared.callback_handler() else {
+            return self.answer(Enc::of(&ReplyHeader::accepted(header.xid, AcceptStat::ProgUnavail)));
+        };
+        let permit = self.callbacks.clone().try_acquire_owned().map_err(|_| TOO_MANY_CALLS)?;
+        let (connection, generation) = (self.connection.clone(), self.generation);
+        tokio::spawn(async move {
+            let reply = handler.call(header, body).await;
+            connection.answer(generation, record::frame(reply), permit);
+        });
+        Ok(())
+    }
+
+    fn answer(&self, reply: Enc) -> Result<(), &'static str> {
+        let permit = self.callbacks.clone().try_acquire_owned().map_err(|_| TOO_MANY_CALLS)?;
+        self.connection.answer(self.generation, record::frame(reply), permit);
+        Ok(())
+    }
+}
+
+const TOO_MANY_CALLS: &str = "makes too many calls at once";
+
+/// A reply's header says what became of the call.
+fn outcome(reply: ReplyBody, results: Bytes) -> Result<Bytes, CallError> {
+    let stat = match reply {
+        ReplyBody::Accepted(AcceptedReply { stat, .. }) => stat,
+        ReplyBody::Denied(DeniedReply::AuthError(stat)) => return Err(CallError::Denied(stat)),
+        ReplyBody::Denied(DeniedReply::RpcMismatch(VersionRange { low, high })) => {
+            return Err(CallError::RpcMismatch { low, high });
+        }
+    };
+    Err(match stat {
+        AcceptStat::Success => return Ok(results),
+        AcceptStat::ProgUnavail => CallError::ProgUnavail,
+        AcceptStat::ProgMismatch(VersionRange { low, high }) => CallError::ProgMismatch { low, high },
+        AcceptStat::ProcUnavail => CallError::ProcUnavail,
+        AcceptStat::GarbageArgs => CallError::GarbageArgs,
+        AcceptStat::SystemErr => CallError::SystemErr,
+        AcceptStat::Other(_) => CallError::PeerMisbehaved("sent an accept_stat that RFC 5531 does not have"),
+    })
+}
+
+async fn write(
+    shared: Arc<Shared>,
+    connection: Arc<Connection>,
+    mut stream: Box<dyn AsyncWrite + Send + Unpin>,
+) -> Ended {
+    loop {
+        let batch = connection.next_batch(|| shared.backlog.load(Relaxed)).await;
+        if let Err(e) = write_batch(&mut stream, &batch).await {
+            return Ended::Io(e);
+        }
+        connection.written(&batch);
+        add(&connection.stats.bytes_sent, batch.bytes() as u64);
+    }
+}
+
+/// Writes all segments, as many at a time as the stream takes.
+async fn write_batch(stream: &mut (dyn AsyncWrite + Send + Unpin), batch: &Batch) -> io::Result<()> {
+    let mut slices: Vec<IoSlice<'_>> = batch.segments().map(|s| IoSlice::new(s)).collect();
+    let mut left = &mut slices[..];
+    IoSlice::advance_slices(&mut left, 0);
+    while !left.is_empty() {
+        match stream.write_vectored(left).await? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            n => IoSlice::advance_slices(&mut left, n),
+        }
+    }
+    stream.flush().await
+}
+
+/// When to try again.
+#[derive(Debug)]
+struct Backoff {
+    failures: u32,
+    last: Option<Instant>,
+    rng: SmallRng,
+}
+
+impl Backoff {
+    fn new(seed: u64) -> Self {
+        Self { failures: 0, last: None, rng: SmallRng::seed_from_u64(seed) }
+    }
+
+    fn attempt(&mut self, now: Instant) {
+        self.last = Some(now);
+    }
+
+    fn failed(&mut self) {
+        self.failures += 1;
+    }
+
+    fn reset(&mut self) {
+        self.failures = 0;
+    }
+
+    /// When the next attempt may begin, jittered so that the clients of a restarted server do not
+    /// come all at once; `None` before the first attempt.
+    fn next_attempt(&mut self) -> Option<Instant> {
+        let delay = RECONNECT_MIN.saturating_mul(1 << self.failures.min(16)).min(RECONNECT_MAX);
+        let jitter = if self.failures == 0 { 1.0 } else { self.rng.random_range(0.75..1.25) };
+        self.last.map(|last| last + delay.mul_f64(jitter))
+    }
+}
+
+/// An error that can be told to several callers.
+fn same_error(e: &io::Error) -> io::Error {
+    match e.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::new(e.kind(), e.to_string()),
+    }
+}
