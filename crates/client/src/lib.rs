@@ -4,6 +4,15 @@
 //! `hither_vfs::Vfs`; what they share (options, errors, validity of attributes, uncommitted writes, id mapping)
 //! stands beside them. [`connect`] negotiates the version and hands back the file system.
 
+mod detach;
+pub mod error;
+pub mod idmap;
 mod options;
+mod silly;
+#[cfg(test)]
+mod testing;
+pub mod validity;
+pub mod writes;
 
+pub use error::MountError;
 pub use options::{AttrCache, LookupCache, Options, Recovery, Version};

@@ -1,0 +1,316 @@
+//! Why there is no mount: one line each that says what, where and how to mend it.
+
+use hither_proto::rpc::AuthStat;
+use hither_rpc::{CallError, PortmapError};
+use std::io;
+use std::net::SocketAddr;
+
+/// A program on the server, in the words of error messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Service {
+    /// The NFS server itself.
+    Nfs,
+    /// mountd, which hands out the root filehandle of NFSv3 exports.
+    Mount,
+    /// rpcbind, which knows the ports of the others.
+    Rpcbind,
+}
+
+impl Service {
+    fn name(self) -> &'static str {
+        match self {
+            Service::Nfs => "NFS",
+            Service::Mount => "mountd (MOUNT v3)",
+            Service::Rpcbind => "rpcbind",
+        }
+    }
+}
+
+impl std::fmt::Display for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a mount failed. `Display` is the line for the user; [`MountError::exit_code`] is what
+/// mount(8) helpers exit with.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The name does not resolve.
+    #[error("{server}: no such host ({cause}); check the name, /etc/hosts and DNS")]
+    NoSuchHost {
+        /// Server as written.
+        server: String,
+        /// The resolver's words.
+        cause: String,
+    },
+    /// Nothing listens there.
+    #[error(
+        "{server}: {service} at {addr} refuses connections; is it running, and is the port right ({option})?"
+    )]
+    Refused {
+        /// Server as written.
+        server: String,
+        /// Who should listen.
+        service: Service,
+        /// Where.
+        addr: SocketAddr,
+        /// The option that changes the port.
+        option: &'static str,
+    },
+    /// No route, network down, or the like.
+    #[error("{server}: {service} at {addr} cannot be reached ({cause}); check network, routes and firewalls")]
+    Unreachable {
+        /// Server as written.
+        server: String,
+        /// Who was wanted.
+        service: Service,
+        /// Where.
+        addr: SocketAddr,
+        /// The system's words.
+        cause: String,
+    },
+    /// No answer in time.
+    #[error(
+        "{server}: {service} at {addr} does not answer; the server may be down or a firewall drops the packets"
+    )]
+    TimedOut {
+        /// Server as written.
+        server: String,
+        /// Who was wanted.
+        service: Service,
+        /// Where.
+        addr: SocketAddr,
+    },
+    /// A local port below 1024 is needed and cannot be had.
+    #[error(
+        "{server}: no privileged local port for the connection ({cause}); run as root, or use noresvport if the \
+         server allows it (export option `insecure`)"
+    )]
+    NoPrivilegedPort {
+        /// Server as written.
+        server: String,
+        /// The system's words.
+        cause: String,
+    },
+    /// The export exists, we may not have it.
+    #[error("{server}:{path}: access denied by the server; {hint}")]
+    AccessDenied {
+        /// Server as written.
+        server: String,
+        /// Exported path.
+        path: String,
+        /// How to mend it.
+        hint: String,
+    },
+    /// The server wants another security flavor.
+    #[error(
+        "{server}:{path}: the server asks for sec={offered} and hither speaks sec=sys; allow `sys` in the export"
+    )]
+    WrongSecurity {
+        /// Server as written.
+        server: String,
+        /// Exported path.
+        path: String,
+        /// Flavors that the server offers, joined by `:`.
+        offered: String,
+    },
+    /// The server has no such path.
+    #[error("{server}:{path}: no such export or directory{}", exports_hint(exports.as_deref()))]
+    NoSuchExport {
+        /// Server as written.
+        server: String,
+        /// The path asked for.
+        path: String,
+        /// What the server does export, when it says.
+        exports: Option<Vec<String>>,
+    },
+    /// The path is a file.
+    #[error("{server}:{path}: not a directory; mount the directory that contains it")]
+    NotDirectory {
+        /// Server as written.
+        server: String,
+        /// The path asked for.
+        path: String,
+    },
+    /// The server does not speak this version.
+    #[error("{server}: the server does not offer {what}{}", offered_hint(offered.as_deref()))]
+    VersionNotSupported {
+        /// Server as written.
+        server: String,
+        /// Protocol and version asked for: `NFS version 4.2`.
+        what: String,
+        /// What it offers, when it says.
+        offered: Option<String>,
+    },
+    /// A program is not registered with rpcbind.
+    #[error(
+        "{server}: {service} over TCP is not registered with the server's rpcbind; start it there, or say {option}"
+    )]
+    NotRegistered {
+        /// Server as written.
+        server: String,
+        /// Which.
+        service: Service,
+        /// The option that makes the question needless.
+        option: &'static str,
+    },
+    /// The server does not follow the protocol.
+    #[error("{server}: {service} does not follow the protocol: {cause}")]
+    Protocol {
+        /// Server as written.
+        server: String,
+        /// Which.
+        service: Service,
+        /// What was wrong.
+        cause: String,
+    },
+    /// Any other refusal.
+    #[error("{server}:{path}: {cause}")]
+    Failed {
+        /// Server as written.
+        server: String,
+        /// Exported path.
+        path: String,
+        /// What the server said.
+        cause: String,
+    },
+    /// The user gave up.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+fn exports_hint(exports: Option<&[String]>) -> String {
+    const SHOWN: usize = 8;
+    match exports {
+        None => "; check the path against the server's exports".to_owned(),
+        Some([]) => "; the server exports nothing".to_owned(),
+        Some(list) => {
+            let more = if list.len() > SHOWN { ", ..." } else { "" };
+            format!("; the server exports {}{more}", list[..list.len().min(SHOWN)].join(", "))
+        }
+    }
+}
+
+fn offered_hint(offered: Option<&str>) -> String {
+    match offered {
+        None => "; try another vers=, or none to negotiate".to_owned(),
+        Some(o) => format!(" (it offers {o}); try another vers=, or none to negotiate"),
+    }
+}
+
+impl MountError {
+    /// Exit status of a mount(8) helper: 2 for this system's own trouble, 8 for an interrupt, 32
+    /// for a failed mount.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            MountError::NoPrivilegedPort { .. } => 2,
+            MountError::Interrupted => 8,
+            _ => 32,
+        }
+    }
+
+    /// Whether the server may speak another version of NFS: negotiation goes on.
+    pub fn other_version_may_work(&self) -> bool {
+        matches!(self, MountError::VersionNotSupported { .. })
+    }
+
+    /// Whether trying again later may help (`retry=` of nfs(5)): the server was not there.
+    pub fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            MountError::Refused { .. }
+                | MountError::Unreachable { .. }
+                | MountError::TimedOut { .. }
+                | MountError::NotRegistered { .. }
+        )
+    }
+
+    /// What a failed call to `service` at `addr` means for the mount of `server:path`. `what` is the
+    /// protocol and version that was spoken, such as `NFS version 3`.
+    pub fn from_call(
+        server: &str,
+        path: &str,
+        service: Service,
+        addr: SocketAddr,
+        what: &str,
+        e: CallError,
+    ) -> Self {
+        let server = server.to_owned();
+        match e {
+            CallError::Connect(e) => Self::from_io(server, service, addr, &e),
+            CallError::TimedOut(_) | CallError::DeadlinePassed => Self::TimedOut { server, service, addr },
+            CallError::Cancelled | CallError::Shutdown => Self::Interrupted,
+            CallError::Denied(stat) => {
+                Self::AccessDenied { server, path: path.to_owned(), hint: denied_hint(stat) }
+            }
+            CallError::ProgUnavail => {
+                Self::VersionNotSupported { server, what: what.to_owned(), offered: None }
+            }
+            CallError::ProgMismatch { low, high } => Self::VersionNotSupported {
+                server,
+                what: what.to_owned(),
+                offered: Some(if low == high { format!("{low}") } else { format!("{low} to {high}") }),
+            },
+            e => Self::Protocol { server, service, cause: e.to_string() },
+        }
+    }
+
+    /// What rpcbind's silence or refusal means. `option` names the mount option that makes the
+    /// question needless; `addr` is where rpcbind was asked.
+    pub fn from_portmap(
+        server: &str,
+        service: Service,
+        addr: SocketAddr,
+        option: &'static str,
+        e: PortmapError,
+    ) -> Self {
+        let server = server.to_owned();
+        match e {
+            PortmapError::NotRegistered { .. } => Self::NotRegistered { server, service, option },
+            PortmapError::Unreachable { cause: CallError::Connect(e), .. } => {
+                match Self::from_io(server, Service::Rpcbind, addr, &e) {
+                    Self::Refused { server, service, addr, .. } => {
+                        Self::Refused { server, service, addr, option }
+                    }
+                    other => other,
+                }
+            }
+            PortmapError::Unreachable { .. } => Self::TimedOut { server, service: Service::Rpcbind, addr },
+            PortmapError::Refused { cause, .. } => {
+                Self::Protocol { server, service: Service::Rpcbind, cause: cause.to_string() }
+            }
+        }
+    }
+
+    fn from_io(server: String, service: Service, addr: SocketAddr, e: &io::Error) -> Self {
+        match (e.kind(), e.raw_os_error()) {
+            (io::ErrorKind::ConnectionRefused, _) => Self::Refused {
+                server,
+                service,
+                addr,
+                option: match service {
+                    Service::Nfs => "port=",
+                    Service::Mount => "mountport=",
+                    Service::Rpcbind => "port= and mountport=",
+                },
+            },
+            (io::ErrorKind::TimedOut, _) => Self::TimedOut { server, service, addr },
+            // What bind(2) to a port below 1024 says: not allowed, or none is free.
+            (
+                io::ErrorKind::PermissionDenied | io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable,
+                _,
+            ) => Self::NoPrivilegedPort { server, cause: e.to_string() },
+            _ => Self::Unreachable { server, service, addr, cause: e.to_string() },
+        }
+    }
+}
+
+fn denied_hint(stat: AuthStat) -> String {
+    match stat {
+        AuthStat::TOOWEAK => {
+            "it wants stronger authentication (sec=), or a privileged source port (resvport)".into()
+        }
+        stat => format!("it does not accept our AUTH_SYS credential ({stat:?})"),
+    }
+}

@@ -1,0 +1,31 @@
+//! What several tests of this crate begin with.
+
+use crate::{AttrCache, LookupCache, Options, Recovery};
+use std::time::Duration;
+
+/// The defaults of nfs(5).
+pub(crate) fn options() -> Options {
+    Options {
+        server: "server".into(),
+        addrs: vec!["127.0.0.1:0".parse().unwrap()],
+        path: "/export".into(),
+        version: None,
+        port: None,
+        mount_port: None,
+        recovery: Recovery::Hard,
+        timeo: Duration::from_secs(60),
+        retrans: 2,
+        nconnect: 1,
+        resvport: false,
+        rsize_bytes: None,
+        wsize_bytes: None,
+        attr_cache: AttrCache::default(),
+        lookup_cache: LookupCache::All,
+        close_to_open: true,
+        sync: false,
+        readdirplus: true,
+        acl: true,
+        idmap_domain: None,
+        retry: Duration::ZERO,
+    }
+}

@@ -1,0 +1,156 @@
+//! Attributes between the wire and the machine.
+//!
+//! It knows nothing of calls. What a server leaves out gets the value that does least harm; a type that is
+//! missing is the server's error.
+
+use super::core::Core;
+use super::fail::Answered;
+use super::ids::IdMap;
+use super::state::own_fh;
+use hither_proto::nfs4::{self, Attrs as WireAttrs, Bitmap4, Ftype, attr};
+use hither_vfs::{Attr, Attrs, Error, Fh, FileKind, FsStat, Node, SetAttr, SetTime, Time};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::time::Instant;
+
+/// What makes a [`hither_vfs::Attr`].
+pub(crate) const NODE_ATTRS: Bitmap4 = Bitmap4::of(&[
+    attr::TYPE,
+    attr::CHANGE,
+    attr::SIZE,
+    attr::FSID,
+    attr::FILEID,
+    attr::MODE,
+    attr::NUMLINKS,
+    attr::OWNER,
+    attr::OWNER_GROUP,
+    attr::RAWDEV,
+    attr::SPACE_USED,
+    attr::TIME_ACCESS,
+    attr::TIME_METADATA,
+    attr::TIME_MODIFY,
+]);
+
+/// What makes a [`FsStat`].
+pub(crate) const FS_ATTRS: Bitmap4 = Bitmap4::of(&[
+    attr::SPACE_TOTAL,
+    attr::SPACE_FREE,
+    attr::SPACE_AVAIL,
+    attr::FILES_TOTAL,
+    attr::FILES_FREE,
+    attr::FILES_AVAIL,
+    attr::MAXNAME,
+]);
+
+/// The type in the machine's terms; named attributes and their directories look like files and directories.
+pub(crate) fn kind(t: Ftype) -> Option<FileKind> {
+    Some(match t {
+        Ftype::REG | Ftype::NAMEDATTR => FileKind::Regular,
+        Ftype::DIR | Ftype::ATTRDIR => FileKind::Directory,
+        Ftype::LNK => FileKind::Symlink,
+        Ftype::BLK => FileKind::BlockDevice,
+        Ftype::CHR => FileKind::CharDevice,
+        Ftype::SOCK => FileKind::Socket,
+        Ftype::FIFO => FileKind::Fifo,
+        _ => return None,
+    })
+}
+
+/// The attributes in the machine's terms; `None` when the server does not even say the type.
+pub(crate) fn to_attr(a: &WireAttrs, ids: &IdMap) -> Option<Attr> {
+    let kind = kind(a.ftype?)?;
+    let time = |t: Option<nfs4::Time>| {
+        let t = t.unwrap_or_default();
+        Time { secs: t.seconds, nanos: t.nseconds.min(999_999_999) }
+    };
+    let size = a.size.unwrap_or(0);
+    let ctime = time(a.time_metadata);
+    Some(Attr {
+        kind,
+        mode: a.mode.map_or(if kind == FileKind::Directory { 0o755 } else { 0o644 }, |m| m & 0o7777),
+        nlink: a.numlinks.unwrap_or(1),
+        uid: a.owner.as_ref().map_or(NOBODY, |o| ids.uid(o)),
+        gid: a.owner_group.as_ref().map_or(NOBODY, |o| ids.gid(o)),
+        rdev: a.rawdev.map_or((0, 0), |d| (d.major, d.minor)),
+        size_bytes: size,
+        used_bytes: a.space_used.unwrap_or(size),
+        fsid: a.fsid.map_or((0, 0), |f| (f.major, f.minor)),
+        fileid: a.fileid.unwrap_or(0),
+        atime: time(a.time_access),
+        mtime: time(a.time_modify),
+        ctime,
+        // A server without a change attribute does not exist by RFC 8881 section 5.6; its ctime will do.
+        change: a.change.unwrap_or_else(|| (ctime.secs as u64) << 30 | u64::from(ctime.nanos)),
+    })
+}
+
+const NOBODY: u32 = 65534;
+
+/// What `set` asks for, for SETATTR and creation.
+pub(crate) fn from_set(set: &SetAttr, ids: &IdMap) -> WireAttrs {
+    let time = |t: SetTime| match t {
+        SetTime::Now => nfs4::SetTime::Server,
+        SetTime::To(t) => nfs4::SetTime::Client(nfs4::Time { seconds: t.secs, nseconds: t.nanos }),
+    };
+    WireAttrs {
+        mode: set.mode.map(|m| m & 0o7777),
+        owner: set.uid.map(|u| ids.owner(u).into()),
+        owner_group: set.gid.map(|g| ids.group(g).into()),
+        size: set.size_bytes,
+        time_access_set: set.atime.map(time),
+        time_modify_set: set.mtime.map(time),
+        ..WireAttrs::default()
+    }
+}
+
+/// Space and limits.
+pub(crate) fn to_fsstat(a: &WireAttrs) -> FsStat {
+    let n = |v: Option<&u64>| v.copied().unwrap_or(0);
+    FsStat {
+        total_bytes: n(a.space_total()),
+        free_bytes: n(a.space_free()),
+        avail_bytes: n(a.space_avail()),
+        total_files: n(a.files_total()),
+        free_files: n(a.files_free()),
+        avail_files: n(a.files_avail()),
+        name_max_bytes: a.maxname().copied().unwrap_or(255).min(255),
+    }
+}
+
+impl Core {
+    /// Attributes of `fh` that a question sent at `asked` brought.
+    pub fn attrs(self: &Arc<Self>, fh: &Fh, wire: &WireAttrs, asked: Instant) -> Answered<Attrs> {
+        let attr = self.attr(fh, wire)?;
+        Ok(self.valid.attrs(fh, attr, asked))
+    }
+
+    /// An object that was found by name.
+    pub fn node(self: &Arc<Self>, fh: &nfs4::Fh, wire: &WireAttrs, asked: Instant) -> Answered<Node> {
+        let fh = own_fh(fh);
+        let attr = self.attr(&fh, wire)?;
+        let attrs = self.valid.named(&fh, attr, asked);
+        Ok(Node { fh, attrs })
+    }
+
+    /// The attributes of `fh` in the machine's terms, as they look from here: with what was written and lost
+    /// by the server, and without the name that a removed open file has at the server.
+    pub fn attr(self: &Arc<Self>, fh: &Fh, wire: &WireAttrs) -> Answered<Attr> {
+        let Some(mut attr) = to_attr(wire, &self.ids) else {
+            return Err(Error::because(libc::EIO, "the server gives no type for a file").into());
+        };
+        if attr.kind == FileKind::Regular {
+            attr.size_bytes = self.writes().size(fh, attr.size_bytes);
+            self.note_attr(fh, &mut attr);
+        }
+        Ok(attr)
+    }
+
+    fn note_attr(&self, fh: &Fh, attr: &mut Attr) {
+        let Some(file) = self.files.file(fh) else { return };
+        let mut inner = file.inner.lock();
+        inner.change = attr.change;
+        if inner.silly.is_some() && self.files.silly.load(Ordering::Relaxed) > 0 {
+            attr.nlink = attr.nlink.saturating_sub(1);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! What all operations of a v4 mount share: the connection, the session of the moment, credentials, and the
+//! rule that work runs in tasks of its own.
+//!
+//! It knows nothing of single operations. A [`Phase`] says whether there is a session to work in; who finds
+//! none waits for the recovery that is under way, of which there is never more than one.
+
+use super::call::interruptible;
+use super::fail::{Answered, Fail};
+use super::io::Wire;
+use super::lease::Lease;
+use super::recover::Need;
+use super::session::Session;
+use super::state::Files;
+use super::ids::IdMap;
+use crate::validity::ValidityRules;
+use crate::writes::{Limits, Uncommitted};
+use crate::{Options, Recovery};
+use hither_proto::nfs4::Bitmap4;
+use hither_proto::rpc::{AUTH_SYS_MAX_GIDS, AuthSys};
+use hither_rpc::{Client, Credential, Stats};
+use hither_vfs::{Cred, Cx, Env, Error, Fh, Result};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Encoded credentials that are kept; beyond it they are made anew.
+const CREDENTIALS_MAX: usize = 1024;
+
+/// Whether there is a session to work in.
+#[derive(Debug, Clone)]
+pub(crate) enum Phase {
+    /// Work in it.
+    Ready(Arc<Session>),
+    /// One is being made, or state is being recovered.
+    Recovering,
+    /// The mount is going away.
+    Stopped,
+}
+
+/// What the mounted file system offers, learnt once.
+#[derive(Debug, Clone)]
+pub(crate) struct Facts {
+    /// Root directory.
+    pub root: Fh,
+    /// Bytes of one READ.
+    pub rsize: u32,
+    /// Bytes of one WRITE.
+    pub wsize: u32,
+    /// Attributes that an exclusive create may set.
+    pub exclusive_attrs: Bitmap4,
+    /// Extended attributes (RFC 8276).
+    pub xattrs: bool,
+    /// ACLs.
+    pub acls: bool,
+}
+
+/// The shared part of a mount.
+pub(crate) struct Core {
+    /// Mount options.
+    pub opts: Options,
+    /// Randomness and wall clock.
+    pub env: Env,
+    /// Connections to the server.
+    pub rpc: Client,
+    /// Counters.
+    pub stats: Arc<Stats>,
+    /// 1 or 2.
+    pub minor: u32,
+    /// How long attributes hold.
+    pub valid: ValidityRules,
+    /// Owners by name and number.
+    pub ids: IdMap,
+    /// Open files.
+    pub files: Files,
+    /// Writes that are not on stable storage yet.
+    writes: OnceLock<Arc<Uncommitted>>,
+    /// Clientid and lease.
+    pub lease: Mutex<Lease>,
+    /// Set at the end of mounting.
+    pub facts: OnceLock<Facts>,
+    /// The mount is going away: background tasks end.
+    pub stop: CancellationToken,
+    pub(super) phase: watch::Sender<Phase>,
+    credentials: Mutex<HashMap<Arc<Cred>, Credential>>,
+    machine: String,
+}
+
+impl Core {
+    /// A mount without a session yet.
+    pub fn new(opts: Options, env: Env, rpc: Client, stats: Arc<Stats>, minor: u32) -> Arc<Self> {
+        let machine = host_name();
+        Arc::new(Self {
+            valid: ValidityRules::new(&opts),
+            ids: IdMap::new(&opts),
+            files: Files::new((env.random)()),
+            writes: OnceLock::new(),
+            lease: Mutex::new(Lease::new(&env, &machine)),
+            facts: OnceLock::new(),
+            stop: CancellationToken::new(),
+            phase: watch::channel(Phase::Recovering).0,
+            credentials: Mutex::default(),
+            machine,
+            opts,
+            env,
+            rpc,
+            stats,
+            minor,
+        })
+    }
+
+    /// What was learnt at mount time.
+    pub fn facts(&self) -> &Facts {
+        self.facts.get().expect("operations begin after mounting")
+    }
+
+    /// Writes that are not on stable storage yet.
+    pub fn writes(self: &Arc<Self>) -> &Arc<Uncommitted> {
+        self.writes.get_or_init(|| Uncommitted::new(Arc::new(Wire::new(self)), Limits::default()))
+    }
+
+    /// The session to work in; waits for a recovery.
+    pub async fn ready(&self) -> Answered<Arc<Session>> {
+        let mut phase = self.phase.subscribe();
+        loop {
+            match &*phase.borrow_and_update() {
+                Phase::Ready(session) => return Ok(session.clone()),
+                Phase::Stopped => return Err(Fail::Final(going_away())),
+                Phase::Recovering => {}
+            }
+            if phase.changed().await.is_err() {
+                return Err(Fail::Final(going_away()));
+            }
+        }
+    }
+
+    /// An error of session `epoch` means that `need` is needed. Nothing happens when that session has been
+    /// replaced already or is being replaced.
+    pub fn session_lost(self: &Arc<Self>, epoch: u64, need: Need) {
+        let mut lost = None;
+        self.phase.send_if_modified(|phase| match phase {
+            Phase::Ready(s) if s.epoch == epoch => {
+                lost = Some(s.clone());
+                *phase = Phase::Recovering;
+                true
+            }
+            _ => false,
+        });
+        if let Some(session) = lost {
+            if need.session || need.client {
+                session.close();
+            }
+            let core = self.clone();
+            tokio::spawn(async move { core.recover(need, session).await });
+        }
+    }
+
+    /// The RPC credential of a caller. AUTH_SYS carries 16 groups; of more, the first 16 go, as with the
+    /// Linux client.
+    pub fn credential(&self, cred: &Arc<Cred>) -> Credential {
+        let mut known = self.credentials.lock();
+        if let Some(c) = known.get(cred) {
+            return c.clone();
+        }
+        if known.len() >= CREDENTIALS_MAX {
+            known.clear();
+        }
+        let sys = AuthSys {
+            stamp: 0,
+            machinename: self.machine.as_bytes().into(),
+            uid: cred.uid,
+            gid: cred.gid,
+            gids: cred.groups.iter().copied().take(AUTH_SYS_MAX_GIDS).collect::<Vec<_>>().into(),
+        };
+        let c = Credential::sys(&sys);
+        known.insert(cred.clone(), c.clone());
+        c
+    }
+
+    /// The credential for the mount's own state.
+    pub fn root_credential(&self) -> Credential {
+        self.credential(&Arc::new(Cred::root()))
+    }
+
+    /// A context for the mount's own work.
+    pub fn own_cx(&self) -> Cx {
+        Cx::new(Arc::new(Cred::root()))
+    }
+
+    /// Runs `work` in a task of its own and waits for it as long as the caller and the mount's policy want:
+    /// a slot or an open is never lost because somebody stopped waiting.
+    pub async fn detached<T: Send + 'static>(
+        &self,
+        cx: &Cx,
+        work: impl Future<Output = Answered<T>> + Send + 'static,
+    ) -> Result<T> {
+        self.detached_or(cx, work, |_| {}).await
+    }
+
+    /// As [`Core::detached`]; `undo` gets a result that nobody waits for any more.
+    pub async fn detached_or<T: Send + 'static>(
+        &self,
+        cx: &Cx,
+        work: impl Future<Output = Answered<T>> + Send + 'static,
+        undo: impl FnOnce(T) + Send + 'static,
+    ) -> Result<T> {
+        let (tx, rx) = oneshot::channel();
+        tokio::spawn(async move {
+            let result = work.await.map_err(Error::from);
+            let _ = tx.send(result.map(|value| Delivery(Some((value, undo)))));
+        });
+        let (deadline, late) = self.patience(cx);
+        let wait = async {
+            match deadline {
+                Some(at) => tokio::time::timeout_at(at, rx).await.unwrap_or_else(|_| Ok(Err(late))),
+                None => rx.await,
+            }
+        };
+        match interruptible(Some(&cx.cancel), wait).await {
+            Ok(Ok(result)) => result.map(Delivery::take),
+            Ok(Err(_)) => Err(Error::because(libc::EIO, "a task of the client ended early")),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Until when a caller waits, and what it is told then: its own deadline, or the major timeout of a soft
+    /// mount (`timeo` times `retrans` + 1).
+    fn patience(&self, cx: &Cx) -> (Option<Instant>, Error) {
+        let soft = match self.opts.recovery {
+            Recovery::Hard => None,
+            Recovery::Soft => Some(libc::EIO),
+            Recovery::Softerr => Some(libc::ETIMEDOUT),
+        };
+        let major = Instant::now() + self.opts.timeo * (self.opts.retrans + 1);
+        match (soft, cx.deadline) {
+            (Some(errno), deadline) if deadline.is_none_or(|d| major < d) => {
+                (Some(major), Error::because(errno, format!("{} does not answer", self.opts.server)))
+            }
+            (_, deadline) => (deadline, Error::new(libc::ETIMEDOUT)),
+        }
+    }
+
+    /// The lease time; a guess before the server has told.
+    pub fn lease_time(&self) -> Duration {
+        self.lease.lock().time
+    }
+}
+
+/// A result on its way to its caller; undone when it does not arrive.
+struct Delivery<T, U: FnOnce(T)>(Option<(T, U)>);
+
+impl<T, U: FnOnce(T)> Delivery<T, U> {
+    fn take(mut self) -> T {
+        self.0.take().expect("taken once").0
+    }
+}
+
+impl<T, U: FnOnce(T)> Drop for Delivery<T, U> {
+    fn drop(&mut self) {
+        if let Some((value, undo)) = self.0.take() {
+            undo(value);
+        }
+    }
+}
+
+pub(crate) fn going_away() -> Error {
+    Error::because(libc::EIO, "the mount is going away")
+}
+
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "localhost".to_owned(),
+        name => name.chars().take(255).collect(),
+    }
+}

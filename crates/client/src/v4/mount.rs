@@ -1,0 +1,313 @@
+//! From an address to a mounted export: EXCHANGE_ID, CREATE_SESSION, RECLAIM_COMPLETE, and the walk from the
+//! server's root to the exported path in one compound.
+//!
+//! It knows nothing of what happens afterwards, but for the first two, which recovery uses again. Every failure
+//! becomes the line that the user of mount(8) sees.
+
+use super::attrs::NODE_ATTRS;
+use super::call::{Compound, OVERHEAD_BYTES};
+use super::core::{Core, Facts, Phase};
+use super::fail::Fail;
+use super::recover::Need;
+use super::session::{Limits, Session};
+use super::state::own_fh;
+use crate::error::{self, MountError, Service};
+use hither_proto::nfs4::{
+    Bitmap4, CallbackSec, ChannelAttrs, ClientOwner, CreateSessionArgs, ExchangeIdArgs, Ftype, ImplId,
+    Nfsstat4, Op, OpError, Secinfo, StateProtectArgs, SysCred, Time, attr, create_session, exchgid,
+};
+use hither_rpc::CallError;
+use hither_vfs::Error;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Program number of callbacks, from the range for transient ones (RFC 5531 section 8.6.1).
+pub(crate) const CB_PROGRAM: u32 = 0x4000_0000;
+/// Slots that the server may use for callbacks.
+pub(crate) const CB_SLOTS: u32 = 16;
+/// Largest READ and WRITE payload.
+const IO_MAX_BYTES: u32 = 1 << 20;
+/// Slots asked for: calls in flight. The Linux client asks for 64; a FUSE mount has many threads.
+const SLOTS: u32 = 128;
+/// Operations of a compound asked for: a path of 40 names with three operations each.
+const OPS: u32 = 128;
+/// Longest time for each step of mounting.
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Why the client or a session could not be set up.
+#[derive(Debug)]
+pub(crate) enum SetupFail {
+    /// No reply.
+    Call(CallError),
+    /// The server says no, or talks nonsense.
+    Op(OpError),
+}
+
+impl SetupFail {
+    /// The server's status, when there is one.
+    pub fn status(&self) -> Option<Nfsstat4> {
+        match self {
+            SetupFail::Call(_) => None,
+            SetupFail::Op(e) => e.status(),
+        }
+    }
+
+    /// As any other failure.
+    pub fn into_fail(self) -> Fail {
+        match self {
+            SetupFail::Call(e) => Fail::Final(error::call(&e)),
+            SetupFail::Op(e) => e.into(),
+        }
+    }
+}
+
+impl Core {
+    /// Introduces the client. `true` when the server still knows it, with all its state.
+    pub async fn exchange_id(&self, deadline: Option<Instant>) -> Result<bool, SetupFail> {
+        let (clientowner, before) = {
+            let lease = self.lease.lock();
+            let ownerid = lease.owner.as_slice().into();
+            (ClientOwner { verifier: lease.verifier, ownerid }, lease.clientid)
+        };
+        let op = Op::ExchangeId(ExchangeIdArgs {
+            clientowner,
+            flags: exchgid::USE_NON_PNFS,
+            state_protect: StateProtectArgs::None,
+            impl_id: Some(ImplId {
+                domain: b"hither-fs.github.io".as_slice().into(),
+                name: concat!("hither ", env!("CARGO_PKG_VERSION")).as_bytes().into(),
+                date: Time::default(),
+            }),
+        });
+        let mut results = self.bare("EXCHANGE_ID", op, None, deadline).await.map_err(SetupFail::Call)?;
+        let ok = results.exchange_id().map_err(SetupFail::Op)?;
+        let confirmed = ok.flags & exchgid::CONFIRMED_R != 0;
+        let mut lease = self.lease.lock();
+        lease.clientid = Some(ok.clientid);
+        if !(confirmed && before == Some(ok.clientid)) {
+            lease.sequence = ok.sequenceid;
+        }
+        Ok(confirmed && before == Some(ok.clientid))
+    }
+
+    /// Makes a session for the client. The connection that carries the call serves callbacks as well.
+    pub async fn create_session(
+        self: &Arc<Self>,
+        deadline: Option<Instant>,
+    ) -> Result<Arc<Session>, SetupFail> {
+        let (clientid, sequence) = {
+            let lease = self.lease.lock();
+            (lease.clientid.unwrap_or_default(), lease.sequence)
+        };
+        let op = Op::CreateSession(CreateSessionArgs {
+            clientid,
+            sequence,
+            flags: create_session::CONN_BACK_CHAN,
+            fore_chan_attrs: ChannelAttrs {
+                headerpadsize: 0,
+                maxrequestsize: IO_MAX_BYTES + OVERHEAD_BYTES,
+                maxresponsesize: IO_MAX_BYTES + OVERHEAD_BYTES,
+                // The longest reply that is worth keeping: OPEN with attributes, or RENAME.
+                maxresponsesize_cached: 4096,
+                maxoperations: OPS,
+                maxrequests: SLOTS,
+                rdma_ird: None,
+            },
+            back_chan_attrs: ChannelAttrs {
+                headerpadsize: 0,
+                maxrequestsize: 16 << 10,
+                maxresponsesize: 16 << 10,
+                maxresponsesize_cached: 4096,
+                maxoperations: 16,
+                maxrequests: CB_SLOTS,
+                rdma_ird: None,
+            },
+            cb_program: CB_PROGRAM,
+            sec_parms: vec![CallbackSec::Sys(SysCred {
+                stamp: 0,
+                machinename: b"hither".as_slice().into(),
+                uid: 0,
+                gid: 0,
+                gids: Vec::new().into(),
+            })]
+            .into(),
+        });
+        let mut results = self.bare("CREATE_SESSION", op, None, deadline).await.map_err(SetupFail::Call)?;
+        let ok = results.create_session().map_err(SetupFail::Op)?;
+        let fore = ok.fore_chan_attrs;
+        let mut lease = self.lease.lock();
+        lease.sequence = lease.sequence.wrapping_add(1);
+        lease.epoch += 1;
+        lease.renewed = Instant::now();
+        let limits = Limits {
+            max_request_bytes: fore.maxrequestsize,
+            max_response_bytes: fore.maxresponsesize,
+            max_ops: fore.maxoperations,
+            max_slots: fore.maxrequests.min(SLOTS),
+        };
+        tracing::debug!(?limits, epoch = lease.epoch, "session created");
+        Ok(Session::new(ok.sessionid, lease.epoch, limits))
+    }
+
+    /// Everything from the first call to the root of the export. `addr` is for messages.
+    pub async fn mount(self: &Arc<Self>, addr: SocketAddr) -> Result<(), MountError> {
+        let deadline = || Some(Instant::now() + STEP_TIMEOUT);
+        self.exchange_id(deadline()).await.map_err(|f| self.setup_error(addr, f))?;
+        let session = self.create_session(deadline()).await.map_err(|f| self.setup_error(addr, f))?;
+        self.phase.send_replace(Phase::Ready(session.clone()));
+        let rest = async {
+            match self.reclaim_complete(&session).await {
+                Ok(Ok(())) => {}
+                Ok(Err(f)) => return Err(self.mount_error(f, 0)),
+                Err(Need { .. }) => return Err(self.protocol("it loses a session that it has just made")),
+            }
+            self.find_root(&session).await
+        };
+        match tokio::time::timeout(2 * STEP_TIMEOUT, rest).await {
+            Ok(done) => done?,
+            Err(_) => {
+                let server = self.opts.server.clone();
+                return Err(MountError::TimedOut { server, service: Service::Nfs, addr });
+            }
+        }
+        self.keep_lease();
+        Ok(())
+    }
+
+    async fn find_root(self: &Arc<Self>, session: &Arc<Session>) -> Result<(), MountError> {
+        const ASK: Bitmap4 = NODE_ATTRS
+            .with(attr::LEASE_TIME)
+            .with(attr::MAXREAD)
+            .with(attr::MAXWRITE)
+            .with(attr::SUPPATTR_EXCLCREAT)
+            .with(attr::ACLSUPPORT)
+            .with(attr::XATTR_SUPPORT);
+        let names: Vec<&[u8]> =
+            self.opts.path.as_bytes().split(|&b| b == b'/').filter(|n| !n.is_empty()).collect();
+        let mut ops = vec![Op::Putrootfh];
+        ops.extend(names.iter().map(|n| Op::lookup(n)));
+        ops.extend([Op::Getfh, Op::Getattr(ASK)]);
+        let mut answer = self
+            .compound(&self.own_cx(), Compound::new("LOOKUP_ROOT", ops))
+            .await
+            .map_err(|f| self.mount_error(f, 0))?;
+        let walked = answer.results.remaining();
+        let results = &mut answer.results;
+        let found = (|| {
+            results.putrootfh()?;
+            for _ in &names {
+                results.lookup()?;
+            }
+            Ok((results.getfh()?, results.getattr()?))
+        })();
+        let (fh, attrs) = match found {
+            Ok(found) => found,
+            Err(e @ OpError::Status { status: Nfsstat4::WRONGSEC, .. }) => {
+                return Err(self.wrong_security(&names, walked, e).await);
+            }
+            Err(e) => return Err(self.mount_error(e.into(), walked)),
+        };
+        if attrs.ftype != Some(Ftype::DIR) {
+            let (server, path) = (self.opts.server.clone(), self.opts.path.clone());
+            return Err(MountError::NotDirectory { server, path });
+        }
+        if let Some(&secs) = attrs.lease_time() {
+            self.lease.lock().time = Duration::from_secs(u64::from(secs.clamp(1, 3600)));
+        }
+        let room = |bytes: u32| bytes.saturating_sub(OVERHEAD_BYTES).max(4096);
+        let size = |asked: Option<u32>, server: Option<&u64>, room: u32| {
+            let server = server.map_or(IO_MAX_BYTES, |&s| s.clamp(1, u64::from(IO_MAX_BYTES)) as u32);
+            asked.unwrap_or(IO_MAX_BYTES).min(server).min(room).max(1)
+        };
+        let limits = session.limits;
+        let facts = Facts {
+            root: own_fh(&fh),
+            rsize: size(self.opts.rsize_bytes, attrs.maxread(), room(limits.max_response_bytes)),
+            wsize: size(self.opts.wsize_bytes, attrs.maxwrite(), room(limits.max_request_bytes)),
+            exclusive_attrs: attrs.suppattr_exclcreat().copied().unwrap_or_default(),
+            xattrs: attrs.xattr_support().copied().unwrap_or(false),
+            acls: attrs.aclsupport().is_some_and(|&a| a != 0),
+        };
+        tracing::info!(?facts, "mounted");
+        let _ = self.facts.set(facts);
+        Ok(())
+    }
+
+    /// The server wants another flavor somewhere on the way: which.
+    async fn wrong_security(self: &Arc<Self>, names: &[&[u8]], walked: usize, e: OpError) -> MountError {
+        // The results are PUTROOTFH and the LOOKUPs up to the one that failed.
+        let Some(at) = walked.checked_sub(2).filter(|&at| at < names.len()) else {
+            return self.mount_error(e.into(), walked);
+        };
+        let mut ops = vec![Op::Putrootfh];
+        ops.extend(names[..at].iter().map(|n| Op::lookup(n)));
+        ops.push(Op::Secinfo(names[at].into()));
+        let offered = match self.compound(&self.own_cx(), Compound::new("SECINFO", ops)).await {
+            Ok(mut answer) => (|| {
+                answer.results.putrootfh().ok()?;
+                names[..at].iter().try_for_each(|_| answer.results.lookup()).ok()?;
+                answer.results.secinfo().ok()
+            })(),
+            Err(_) => None,
+        };
+        let flavors = offered.map(|list| list.iter().map(flavor_name).collect::<Vec<_>>().join(":"));
+        MountError::WrongSecurity {
+            server: self.opts.server.clone(),
+            path: self.opts.path.clone(),
+            offered: flavors.filter(|f| !f.is_empty()).unwrap_or_else(|| "another flavor".to_owned()),
+        }
+    }
+
+    fn setup_error(&self, addr: SocketAddr, f: SetupFail) -> MountError {
+        let what = format!("NFS version 4.{}", self.minor);
+        let server = self.opts.server.clone();
+        match f {
+            SetupFail::Call(e) => {
+                MountError::from_call(&server, &self.opts.path, Service::Nfs, addr, &what, e)
+            }
+            SetupFail::Op(e) => match e.status() {
+                Some(Nfsstat4::MINOR_VERS_MISMATCH | Nfsstat4::OP_ILLEGAL | Nfsstat4::NOTSUPP) => {
+                    MountError::VersionNotSupported { server, what, offered: None }
+                }
+                _ => self.mount_error(e.into(), 0),
+            },
+        }
+    }
+
+    fn mount_error(&self, f: Fail, _walked: usize) -> MountError {
+        let (server, path) = (self.opts.server.clone(), self.opts.path.clone());
+        match f {
+            Fail::Nfs(Nfsstat4::NOENT) => MountError::NoSuchExport { server, path, exports: None },
+            Fail::Nfs(Nfsstat4::NOTDIR | Nfsstat4::SYMLINK) => MountError::NotDirectory { server, path },
+            Fail::Nfs(Nfsstat4::ACCESS | Nfsstat4::PERM) => MountError::AccessDenied {
+                server,
+                path,
+                hint: "check that the export allows this host, and that it need not be `secure` (resvport)".into(),
+            },
+            Fail::Nfs(Nfsstat4::WRONGSEC) => {
+                MountError::WrongSecurity { server, path, offered: "another flavor".into() }
+            }
+            f => MountError::Failed { server, path, cause: Error::from(f).to_string() },
+        }
+    }
+
+    fn protocol(&self, cause: &str) -> MountError {
+        let (server, cause) = (self.opts.server.clone(), cause.to_owned());
+        MountError::Protocol { server, service: Service::Nfs, cause }
+    }
+}
+
+fn flavor_name(s: &Secinfo) -> String {
+    match s {
+        Secinfo::Gss(g) => match g.service.0 {
+            1 => "krb5".into(),
+            2 => "krb5i".into(),
+            _ => "krb5p".into(),
+        },
+        Secinfo::Flavor(0) => "none".into(),
+        Secinfo::Flavor(1) => "sys".into(),
+        Secinfo::Flavor(n) => format!("flavor {n}"),
+    }
+}

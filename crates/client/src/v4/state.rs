@@ -1,0 +1,394 @@
+//! Which files are open, as this client and the server see it.
+//!
+//! It knows nothing of messages. A [`FileState`] is a file that is open here; it has an [`OpenState`] for each
+//! credential that opened it, which is what the server knows: one stateid, the union of the access of all opens
+//! it stands for. Each `OpenId` is an [`OpenEntry`] that counts in one of them. An open under way counts as well
+//! ([`Files::start`]), so that the state is not closed under it.
+//!
+//! NFSv4.1 has no seqid serialisation of open-owners, so opens and closes of one file may pass each other. What is true
+//! then follows from the stateids alone: the same `other` with a greater seqid is newer; another `other` means that
+//! the old state is gone.
+//!
+//! Lock order: `Files::table`, then `FileState::inner`, then `OpenState::inner`.
+
+use super::lock::LockState;
+use super::names::Silly;
+use crate::writes::OpenMark;
+use bytes::Bytes;
+use hither_proto::nfs4::{self, Stateid, StateOwner, open};
+use hither_vfs::{Cred, Error, Fh, LockOwner, Name, OpenAccess, OpenId};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// All open files of a mount.
+pub(crate) struct Files {
+    table: Mutex<Table>,
+    next_open: AtomicU64,
+    /// Opens by name under way, of any file: a CLOSE may have been passed by one of them.
+    pub naming: AtomicUsize,
+    /// Files that were unlinked while open.
+    pub silly: AtomicUsize,
+    /// Makes owners of this mount differ from those of others.
+    unique: u64,
+    next_owner: AtomicU64,
+}
+
+#[derive(Default)]
+struct Table {
+    files: HashMap<Fh, Arc<FileState>>,
+    opens: HashMap<OpenId, Arc<OpenEntry>>,
+    owners: HashMap<Arc<Cred>, Bytes>,
+}
+
+/// An open file.
+pub(crate) struct FileState {
+    /// The file.
+    pub fh: Fh,
+    /// Opens and opens under way; guarded by the table's lock.
+    users: AtomicUsize,
+    pub inner: Mutex<FileInner>,
+}
+
+/// What changes about an open file.
+#[derive(Default)]
+pub(crate) struct FileInner {
+    pub states: HashMap<Arc<Cred>, Arc<OpenState>>,
+    /// Where it went when its last known name was removed.
+    pub silly: Option<Silly>,
+    /// The server keeps it while it is open (OPEN4_RESULT_PRESERVE_UNLINKED).
+    pub preserved: bool,
+    /// The delegation, whether it is for writing.
+    pub delegation: Option<(Stateid, bool)>,
+    /// The greatest `change` seen, to find out whether anybody touched the file while a lease was lost.
+    pub change: u64,
+}
+
+/// One open as the server knows it.
+pub(crate) struct OpenState {
+    /// The file.
+    pub file: Arc<FileState>,
+    /// Whose.
+    pub cred: Arc<Cred>,
+    /// `open_owner4`.
+    pub owner: Bytes,
+    pub inner: Mutex<OpenInner>,
+    /// One CLOSE or OPEN_DOWNGRADE at a time.
+    pub closing: tokio::sync::Mutex<()>,
+    /// One recovery of this state at a time.
+    pub recovering: tokio::sync::Mutex<()>,
+}
+
+/// What changes about an [`OpenState`].
+#[derive(Default)]
+pub(crate) struct OpenInner {
+    /// `None`: not open at the server.
+    pub stateid: Option<Stateid>,
+    /// Bits 1, 2 and 3 for access that was opened at the server and not downgraded since.
+    held: u8,
+    /// Opens by access: reading, writing, both.
+    counts: [u32; 3],
+    /// Opens under way.
+    opening: u32,
+    /// Locks by owner.
+    pub locks: HashMap<LockOwner, Arc<LockState>>,
+    /// The open could not be recovered: why.
+    pub lost: Option<Error>,
+}
+
+/// What an `OpenId` stands for.
+pub(crate) struct OpenEntry {
+    pub state: Arc<OpenState>,
+    pub access: OpenAccess,
+    /// What this open has seen of write errors.
+    pub mark: Mutex<Option<OpenMark>>,
+}
+
+
+impl Files {
+    /// No files; `unique` is random.
+    pub fn new(unique: u64) -> Self {
+        Self {
+            table: Mutex::default(),
+            next_open: AtomicU64::new(1),
+            naming: AtomicUsize::new(0),
+            silly: AtomicUsize::new(0),
+            unique,
+            next_owner: AtomicU64::new(1),
+        }
+    }
+
+    /// An open of `fh` begins: keeps its state until [`Files::opened`] or [`Files::abandoned`].
+    pub fn start(&self, fh: &Fh, cred: &Arc<Cred>) -> Arc<OpenState> {
+        let mut table = self.table.lock();
+        let owner = match table.owners.get(cred) {
+            Some(owner) => owner.clone(),
+            None => {
+                let n = self.next_owner.fetch_add(1, Ordering::Relaxed);
+                let owner = Bytes::from(format!("open {:016x} {n:x}", self.unique));
+                table.owners.insert(cred.clone(), owner.clone());
+                owner
+            }
+        };
+        let new = || {
+            let (users, inner) = (AtomicUsize::new(0), Mutex::default());
+            Arc::new(FileState { fh: fh.clone(), users, inner })
+        };
+        let file = table.files.entry(fh.clone()).or_insert_with(new).clone();
+        file.users.fetch_add(1, Ordering::Relaxed);
+        let mut inner = file.inner.lock();
+        let state = inner.states.entry(cred.clone()).or_insert_with(|| {
+            Arc::new(OpenState {
+                file: file.clone(),
+                cred: cred.clone(),
+                owner,
+                inner: Mutex::default(),
+                closing: tokio::sync::Mutex::default(),
+                recovering: tokio::sync::Mutex::default(),
+            })
+        });
+        state.inner.lock().opening += 1;
+        state.clone()
+    }
+
+    /// The open that began with [`Files::start`] succeeded.
+    pub fn opened(&self, state: &Arc<OpenState>, access: OpenAccess) -> OpenId {
+        let id = OpenId(self.next_open.fetch_add(1, Ordering::Relaxed));
+        let mut table = self.table.lock();
+        let entry = OpenEntry { state: state.clone(), access, mark: Mutex::new(None) };
+        table.opens.insert(id, Arc::new(entry));
+        let mut inner = state.inner.lock();
+        inner.opening -= 1;
+        inner.counts[index(access)] += 1;
+        id
+    }
+
+    /// The open that began with [`Files::start`] failed. The state must be settled, then left.
+    pub fn abandoned(&self, state: &Arc<OpenState>) {
+        state.inner.lock().opening -= 1;
+    }
+
+    /// Ends an `OpenId`. The state must be settled, then left.
+    pub fn closed(&self, id: OpenId) -> Option<Arc<OpenEntry>> {
+        let entry = self.table.lock().opens.remove(&id)?;
+        entry.state.inner.lock().counts[index(entry.access)] -= 1;
+        Some(entry)
+    }
+
+    /// One user less. After the last one the file is forgotten; what is left to do for it is returned.
+    pub fn leave(&self, file: &Arc<FileState>) -> Option<Leftover> {
+        let mut table = self.table.lock();
+        if file.users.fetch_sub(1, Ordering::Relaxed) > 1 {
+            return None;
+        }
+        table.files.remove(&file.fh);
+        let mut inner = file.inner.lock();
+        inner.states.clear();
+        let silly = inner.silly.take();
+        if silly.is_some() {
+            self.silly.fetch_sub(1, Ordering::Relaxed);
+        }
+        Some(Leftover { silly, delegation: inner.delegation.take().map(|(stateid, _)| stateid) })
+    }
+
+    /// The open `id`.
+    ///
+    /// # Errors
+    /// `EBADF` when there is none.
+    pub fn entry(&self, id: OpenId) -> Result<Arc<OpenEntry>, Error> {
+        self.table.lock().opens.get(&id).cloned().ok_or_else(|| Error::new(libc::EBADF))
+    }
+
+    /// The open file, when it is open here.
+    pub fn file(&self, fh: &Fh) -> Option<Arc<FileState>> {
+        self.table.lock().files.get(fh).cloned()
+    }
+
+    /// All open files.
+    pub fn all(&self) -> Vec<Arc<FileState>> {
+        self.table.lock().files.values().cloned().collect()
+    }
+
+    /// All `OpenId`s.
+    pub fn open_ids(&self) -> Vec<OpenId> {
+        self.table.lock().opens.keys().copied().collect()
+    }
+
+    /// The file whose delegation this is.
+    pub fn delegated(&self, stateid: &Stateid) -> Option<Arc<FileState>> {
+        let is = |f: &&Arc<FileState>| {
+            f.inner.lock().delegation.is_some_and(|(held, _)| held.other == stateid.other)
+        };
+        self.table.lock().files.values().find(is).cloned()
+    }
+
+    /// `lock_owner4` of a local lock owner. Ours are recognised by their beginning.
+    pub fn lock_owner(&self, owner: LockOwner) -> StateOwner {
+        let kind = if owner.flock { "flock" } else { "posix" };
+        let name = Bytes::from(format!("lock {:016x} {kind} {:x}", self.unique, owner.id));
+        StateOwner { clientid: 0, owner: name.into() }
+    }
+}
+
+/// What remains to do for a file that nobody uses any more.
+pub(crate) struct Leftover {
+    /// Remove it.
+    pub silly: Option<Silly>,
+    /// Return it.
+    pub delegation: Option<Stateid>,
+}
+
+/// What a state that nobody is opening needs next; see [`OpenState::next_step`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// CLOSE this.
+    Close(Stateid),
+    /// OPEN_DOWNGRADE this to that access.
+    Downgrade(Stateid, u32),
+    /// Nothing.
+    None,
+}
+
+impl OpenState {
+    /// The server granted an open.
+    pub fn granted(&self, stateid: Stateid, access: OpenAccess) {
+        let mut inner = self.inner.lock();
+        inner.note(stateid);
+        inner.held |= 1 << share(access);
+        inner.lost = None;
+    }
+
+    /// What brings the server's view in line with the local one.
+    pub fn next_step(&self) -> Step {
+        let inner = self.inner.lock();
+        let (Some(stateid), 0) = (inner.stateid, inner.opening) else { return Step::None };
+        match inner.needed() {
+            0 => Step::Close(stateid),
+            needed if needed != inner.held_access() => Step::Downgrade(stateid, needed),
+            _ => Step::None,
+        }
+    }
+
+    /// The state that `stateid` named is gone at the server.
+    pub fn gone(&self, stateid: &Stateid) {
+        let mut inner = self.inner.lock();
+        if inner.stateid.is_some_and(|s| s.other == stateid.other) {
+            inner.stateid = None;
+            inner.held = 0;
+            inner.locks.clear();
+        }
+    }
+
+    /// The server downgraded to `access` (or will not do so, with `None`).
+    pub fn downgraded(&self, access: u32, stateid: Option<Stateid>) {
+        let mut inner = self.inner.lock();
+        inner.held = match access {
+            open::SHARE_ACCESS_READ | open::SHARE_ACCESS_WRITE => 1 << access,
+            _ => inner.held,
+        };
+        if let Some(s) = stateid {
+            inner.note(s);
+        }
+    }
+
+    /// The stateid for I/O: of the locks when exactly one owner has some, else of the open. Sequence number 0
+    /// means "as it is now".
+    ///
+    /// # Errors
+    /// `EIO` when the open or a lock was lost.
+    pub fn io_stateid(&self) -> Result<Stateid, Error> {
+        let inner = self.inner.lock();
+        if let Some(lost) = &inner.lost {
+            return Err(lost.clone());
+        }
+        let mut locked = None;
+        let mut owners = 0;
+        for lock in inner.locks.values() {
+            let lock = lock.inner.lock();
+            if lock.lost {
+                return Err(Error::because(libc::EIO, "a lock on this file was lost"));
+            }
+            if !lock.ranges.is_empty() {
+                locked = lock.stateid;
+                owners += 1;
+            }
+        }
+        let stateid = if owners == 1 { locked.or(inner.stateid) } else { inner.stateid };
+        Ok(stateid.map_or(Stateid::ANONYMOUS, Stateid::any_seqid))
+    }
+
+    /// Whether `used` is still what this state is known by, so that an error about it is news.
+    pub fn is_current(&self, used: &Stateid) -> bool {
+        let inner = self.inner.lock();
+        inner.stateid.is_some_and(|s| s.other == used.other)
+            || inner.locks.values().any(|l| l.inner.lock().stateid.is_some_and(|s| s.other == used.other))
+    }
+}
+
+impl OpenInner {
+    /// Access that local opens need, as `SHARE_ACCESS` bits.
+    pub fn needed(&self) -> u32 {
+        (1..=3).filter(|&a| self.counts[a as usize - 1] > 0).fold(0, |all, a| all | a)
+    }
+
+    fn held_access(&self) -> u32 {
+        (1..=3).filter(|a| self.held & (1 << a) != 0).fold(0, |all, a| all | a)
+    }
+
+    /// Whether anybody uses or opens it.
+    pub fn in_use(&self) -> bool {
+        self.opening > 0 || self.needed() != 0
+    }
+
+    /// A stateid that the server gave: the newer of two of one state, or a new state.
+    pub fn note(&mut self, stateid: Stateid) {
+        match &mut self.stateid {
+            Some(known) if known.other == stateid.other => {
+                // Sequence numbers wrap around, skipping 0.
+                if stateid.seqid.wrapping_sub(known.seqid) as i32 > 0 {
+                    known.seqid = stateid.seqid;
+                }
+            }
+            other => *other = Some(stateid),
+        }
+    }
+
+    /// The open was made again with `access`, under a new stateid.
+    pub fn reopened(&mut self, stateid: Stateid, access: u32) {
+        self.stateid = Some(stateid);
+        self.held = 1 << access;
+        self.lost = None;
+    }
+}
+
+/// `SHARE_ACCESS` bits.
+pub(crate) fn share(access: OpenAccess) -> u32 {
+    match (access.contains(OpenAccess::READ), access.contains(OpenAccess::WRITE)) {
+        (_, false) => open::SHARE_ACCESS_READ,
+        (false, true) => open::SHARE_ACCESS_WRITE,
+        (true, true) => open::SHARE_ACCESS_BOTH,
+    }
+}
+
+fn index(access: OpenAccess) -> usize {
+    share(access) as usize - 1
+}
+
+/// A filehandle of the server, copied out of the message it came in.
+pub(crate) fn own_fh(fh: &nfs4::Fh) -> Fh {
+    Fh(Bytes::copy_from_slice(fh))
+}
+
+/// A filehandle for the server.
+pub(crate) fn wire_fh(fh: &Fh) -> nfs4::Fh {
+    fh.0.clone().into()
+}
+
+/// A name for the server.
+pub(crate) fn wire_name(name: &Name) -> nfs4::Component {
+    name.bytes().clone().into()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+//! How long attributes, names and absences may be used without asking again (nfs(5), "Data and
+//! metadata coherence").
+//!
+//! It knows nothing of protocols and holds no attributes, only how stable each object has proved.
+//! Like the Linux client, an object starts at `acregmin` (`acdirmin` for directories); whenever its
+//! time is over and it has not changed, the time doubles, up to `acregmax` (`acdirmax`); a change sets it
+//! back to the least. What is remembered per object (a tag, the `change` value, the present
+//! time) stands in a direct-mapped table of fixed size. When two busy objects share a slot they push
+//! each other out and both keep the least time: more questions to the server, never staler answers.
+//!
+//! Times count from the moment a question was *sent*: the answer was true at some moment after it.
+
+use crate::{AttrCache, LookupCache, Options};
+use hither_vfs::{Attr, Attrs, Fh, FileKind, Validity};
+use parking_lot::Mutex;
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Slots of the table: about 3 MiB when all are used. A power of two.
+const SLOTS: usize = 1 << 16;
+/// Locks over the table. A power of two.
+const SHARDS: usize = 16;
+
+/// Decides validities for one mount.
+pub struct ValidityRules {
+    times: AttrCache,
+    names: LookupCache,
+    hasher: RandomState,
+    shards: Vec<Mutex<Vec<Option<Slot>>>>,
+}
+
+/// How stable one object has proved.
+#[derive(Clone, Copy)]
+struct Slot {
+    /// Hash of the filehandle. A collision of all 64 bits lends one object the other's time, which is
+    /// within the configured bounds all the same.
+    tag: u64,
+    change: u64,
+    time: Duration,
+    /// When `time` began to count.
+    since: Instant,
+}
+
+impl ValidityRules {
+    /// Rules for a mount with these options.
+    pub fn new(options: &Options) -> Self {
+        Self {
+            times: options.attr_cache,
+            names: options.lookup_cache,
+            hasher: RandomState::new(),
+            shards: (0..SHARDS).map(|_| Mutex::new(vec![None; SLOTS / SHARDS])).collect(),
+        }
+    }
+
+    /// Attributes that a question sent at `asked` brought: stamped with their validity.
+    pub fn attrs(&self, fh: &Fh, attr: Attr, asked: Instant) -> Attrs {
+        let (least, most) = self.bounds(attr.kind);
+        let valid = match most.is_zero() {
+            true => Validity::Once,
+            false => Validity::Until(asked + self.observe(fh, attr.change, least, most, asked)),
+        };
+        Attrs { attr, valid }
+    }
+
+    /// Attributes of an object found by name, where the validity covers the name's binding too:
+    /// `lookupcache=none` has every name looked up again.
+    pub fn named(&self, fh: &Fh, attr: Attr, asked: Instant) -> Attrs {
+        let mut attrs = self.attrs(fh, attr, asked);
+        if self.names == LookupCache::None {
+            attrs.valid = Validity::Once;
+        }
+        attrs
+    }
+
+    /// How long a name stays absent that a question sent at `asked` did not find in directory `dir`:
+    /// as long as the directory's attributes would. Nothing is remembered unless `lookupcache=all`.
+    pub fn missing(&self, dir: &Fh, asked: Instant) -> Validity {
+        let (least, most) = self.bounds(FileKind::Directory);
+        if self.names != LookupCache::All || most.is_zero() {
+            return Validity::Once;
+        }
+        let (tag, shard, index) = self.place(dir);
+        let known = shard.lock()[index].filter(|slot| slot.tag == tag);
+        Validity::Until(asked + known.map_or(least, |slot| slot.time))
+    }
+
+    fn bounds(&self, kind: FileKind) -> (Duration, Duration) {
+        match kind {
+            FileKind::Directory => (self.times.directory_min, self.times.directory_max),
+            _ => (self.times.regular_min, self.times.regular_max),
+        }
+    }
+
+    fn observe(&self, fh: &Fh, change: u64, least: Duration, most: Duration, now: Instant) -> Duration {
+        let (tag, shard, index) = self.place(fh);
+        let mut shard = shard.lock();
+        let fresh = Slot { tag, change, time: least.min(most), since: now };
+        let slot = shard[index].get_or_insert(fresh);
+        if slot.tag != tag || slot.change != change {
+            *slot = fresh;
+        } else if now.saturating_duration_since(slot.since) >= slot.time {
+            // A time of zero (`acregmin=0`) would never grow by doubling; like Linux it stays.
+            slot.time = (slot.time * 2).clamp(least.min(most), most);
+            slot.since = now;
+        }
+        slot.time
+    }
+
+    fn place(&self, fh: &Fh) -> (u64, &Mutex<Vec<Option<Slot>>>, usize) {
+        let tag = self.hasher.hash_one(fh);
+        let slot = tag as usize & (SLOTS - 1);
+        (tag, &self.shards[slot % SHARDS], slot / SHARDS)
+    }
+}
+
+impl std::fmt::Debug for ValidityRules {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ValidityRules").field("times", &self.times).field("names", &self.names).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;

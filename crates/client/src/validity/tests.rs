@@ -1,0 +1,93 @@
+//! What nfs(5) promises of `ac*`, `noac` and `lookupcache=`.
+
+use super::*;
+use crate::testing::options as test_options;
+use bytes::Bytes;
+use hither_vfs::Time;
+
+fn fh(n: u64) -> Fh {
+    Fh(Bytes::copy_from_slice(&n.to_be_bytes()))
+}
+
+fn attr(kind: FileKind, change: u64) -> Attr {
+    let t = Time::default();
+    Attr {
+        kind,
+        mode: 0o644,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: (0, 0),
+        size_bytes: 0,
+        used_bytes: 0,
+        fsid: (0, 0),
+        fileid: 1,
+        atime: t,
+        mtime: t,
+        ctime: t,
+        change,
+    }
+}
+
+fn secs(v: Validity, asked: Instant) -> u64 {
+    v.left(asked).as_secs()
+}
+
+/// An unchanged file is asked about after 3, 6, 12, 24, 48, 60, 60... seconds; a change starts over.
+#[test]
+fn unchanged_objects_are_trusted_longer_up_to_the_maximum() {
+    let rules = ValidityRules::new(&test_options());
+    let mut now = Instant::now();
+    let mut seen = Vec::new();
+    for _ in 0..8 {
+        let left = secs(rules.attrs(&fh(1), attr(FileKind::Regular, 7), now).valid, now);
+        seen.push(left);
+        now += Duration::from_secs(left);
+    }
+    assert_eq!(seen, [3, 6, 12, 24, 48, 60, 60, 60]);
+    assert_eq!(secs(rules.attrs(&fh(1), attr(FileKind::Regular, 8), now).valid, now), 3);
+}
+
+/// Answers that come while the time still runs do not prolong it: 100 GETATTRs in a second prove
+/// no more than one.
+#[test]
+fn early_answers_do_not_double() {
+    let rules = ValidityRules::new(&test_options());
+    let now = Instant::now();
+    for _ in 0..100 {
+        assert_eq!(secs(rules.attrs(&fh(1), attr(FileKind::Directory, 7), now).valid, now), 30);
+    }
+}
+
+#[test]
+fn noac_trusts_nothing() {
+    let rules = ValidityRules::new(&Options { attr_cache: AttrCache::NONE, ..test_options() });
+    let now = Instant::now();
+    assert_eq!(rules.attrs(&fh(1), attr(FileKind::Regular, 7), now).valid, Validity::Once);
+    assert_eq!(rules.missing(&fh(1), now), Validity::Once);
+}
+
+/// `lookupcache=positive` asks again for names that were absent, `none` for all names.
+#[test]
+fn lookupcache_limits_names_only() {
+    let now = Instant::now();
+    let of = |lookup_cache| ValidityRules::new(&Options { lookup_cache, ..test_options() });
+    for (rules, named, missing) in
+        [(of(LookupCache::All), 3, 30), (of(LookupCache::Positive), 3, 0), (of(LookupCache::None), 0, 0)]
+    {
+        assert_eq!(secs(rules.named(&fh(1), attr(FileKind::Regular, 7), now).valid, now), named);
+        assert_eq!(secs(rules.missing(&fh(2), now), now), missing);
+        assert_eq!(secs(rules.attrs(&fh(1), attr(FileKind::Regular, 7), now).valid, now), 3);
+    }
+}
+
+/// An absence holds as long as its directory proved to be stable.
+#[test]
+fn an_absence_lasts_as_its_directory_does() {
+    let rules = ValidityRules::new(&test_options());
+    let now = Instant::now();
+    rules.attrs(&fh(1), attr(FileKind::Directory, 7), now);
+    let later = now + Duration::from_secs(30);
+    rules.attrs(&fh(1), attr(FileKind::Directory, 7), later);
+    assert_eq!(secs(rules.missing(&fh(1), later), later), 60);
+}

@@ -1,0 +1,240 @@
+//! What one file has written and not yet committed: a pure state machine.
+//!
+//! It knows nothing of calls, time or other files. Extents never overlap: a later write takes the
+//! place of what it covers. Each has the verifier its WRITE brought and a sequence number that
+//! grows with every write, so that a COMMIT is only believed about writes answered before it was
+//! sent. An extent whose verifier is not the one COMMIT returned was lost in a restart of the server
+//! (RFC 1813 section 3.3.21, RFC 8881 section 18.3) and stays until it was written again.
+
+use super::{Origin, Verifier};
+use bytes::Bytes;
+use hither_vfs::Data;
+use std::collections::BTreeMap;
+
+/// Pieces shorter than this are copied instead of keeping the (possibly much larger) buffer alive
+/// that they are a part of: a copy of that size takes about a microsecond.
+const COPY_BELOW_BYTES: usize = 32 << 10;
+
+/// What an entry costs beside its bytes, roughly, for the bound on memory.
+const ENTRY_OVERHEAD_BYTES: u64 = 192;
+
+/// Bytes of a file that the server may still lose.
+#[derive(Debug, Clone)]
+pub(super) struct Kept {
+    data: Bytes,
+    verifier: Verifier,
+    seq: u64,
+    /// Value of the layer's reconnection counter when the write was answered.
+    epoch: u64,
+    origin: Origin,
+}
+
+/// A piece to write again.
+#[derive(Debug, Clone)]
+pub(super) struct Piece {
+    pub offset_bytes: u64,
+    pub data: Data,
+    pub origin: Origin,
+}
+
+/// A COMMIT about to be sent: it covers the writes up to `through`.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub through: u64,
+    pub origin: Origin,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    kept: BTreeMap<u64, Kept>,
+    bytes: u64,
+    seq: u64,
+}
+
+impl Log {
+    /// Memory taken, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.kept.is_empty()
+    }
+
+    /// Sequence number of the latest write.
+    pub fn latest(&self) -> u64 {
+        self.seq
+    }
+
+    /// A WRITE was answered as not yet stable.
+    pub fn wrote(&mut self, offset_bytes: u64, data: &Data, verifier: Verifier, epoch: u64, origin: &Origin) {
+        self.remove(offset_bytes, offset_bytes.saturating_add(data.len() as u64));
+        self.seq += 1;
+        let mut at = offset_bytes;
+        for part in data.parts() {
+            let len = part.len() as u64;
+            let kept =
+                Kept { data: compact(part.clone()), verifier, seq: self.seq, epoch, origin: origin.clone() };
+            self.insert(at, kept);
+            at += len;
+        }
+    }
+
+    /// A WRITE of this range was answered as stable: nothing older in it matters any more.
+    pub fn wrote_stable(&mut self, start_bytes: u64, end_bytes: u64) {
+        self.remove(start_bytes, end_bytes);
+    }
+
+    /// A lost piece was written again and may be lost again: as [`Log::wrote`], but it keeps its place in
+    /// the order of writes. The caller holds the range, so what is kept there is what was sent.
+    pub fn resent(&mut self, start_bytes: u64, end_bytes: u64, verifier: Verifier, epoch: u64) {
+        self.split_at(start_bytes);
+        self.split_at(end_bytes);
+        for (_, kept) in self.kept.range_mut(start_bytes..end_bytes) {
+            kept.verifier = verifier;
+            kept.epoch = epoch;
+        }
+    }
+
+    /// The file was cut to `size_bytes`.
+    pub fn truncated(&mut self, size_bytes: u64) {
+        self.remove(size_bytes, u64::MAX);
+    }
+
+    /// What a COMMIT sent now covers; `None` when there is nothing to commit.
+    pub fn plan(&self) -> Option<Plan> {
+        let first = self.kept.values().next()?;
+        Some(Plan { through: self.seq, origin: first.origin.clone() })
+    }
+
+    /// COMMIT returned `verifier`. What it made stable is forgotten; the ranges that the server lost
+    /// are returned, and stay kept.
+    pub fn committed(&mut self, plan: &Plan, verifier: Verifier) -> Vec<(u64, u64)> {
+        let stable = |k: &Kept| k.seq <= plan.through && k.verifier == verifier;
+        self.retain(|k| !stable(k));
+        self.ranges(|k| k.seq <= plan.through)
+    }
+
+    /// Everything up to `through` is given up.
+    pub fn abandon(&mut self, through: u64) {
+        self.retain(|k| k.seq > through);
+    }
+
+    /// Whether anything up to `through` is still uncommitted.
+    pub fn has_through(&self, through: u64) -> bool {
+        self.kept.values().any(|k| k.seq <= through)
+    }
+
+    /// What of a range was written up to `through` under another verifier than `verifier`, as pieces
+    /// of at most `max_bytes`, adjacent ones joined.
+    pub fn lost_in(&self, range: (u64, u64), through: u64, verifier: Verifier, max_bytes: u64) -> Vec<Piece> {
+        let mut out: Vec<Piece> = Vec::new();
+        let lost = |k: &Kept| k.seq <= through && k.verifier != verifier;
+        for (&at, kept) in self.kept.range(range.0..range.1).filter(|(_, k)| lost(k)) {
+            let mut start = 0;
+            while start < kept.data.len() {
+                let offset_bytes = at + start as u64;
+                let room = match out.last() {
+                    Some(p)
+                        if p.offset_bytes + p.data.len() as u64 == offset_bytes
+                            && p.origin == kept.origin =>
+                    {
+                        max_bytes - p.data.len() as u64
+                    }
+                    _ => 0,
+                };
+                if room == 0 {
+                    out.push(Piece { offset_bytes, data: Data::default(), origin: kept.origin.clone() });
+                }
+                let room = if room == 0 { max_bytes } else { room };
+                let end = kept.data.len().min(start + room as usize);
+                if let Some(piece) = out.last_mut() {
+                    piece.data.push(kept.data.slice(start..end));
+                }
+                start = end;
+            }
+        }
+        out
+    }
+
+    /// Kept bytes in a range from before reconnection `epoch`, with their offsets: the server may
+    /// have lost them since.
+    pub fn doubtful(&self, start_bytes: u64, end_bytes: u64, epoch: u64) -> Vec<(u64, Bytes)> {
+        let before = self.kept.range(..start_bytes).next_back();
+        before
+            .into_iter()
+            .chain(self.kept.range(start_bytes..end_bytes))
+            .filter(|(_, k)| k.epoch != epoch)
+            .filter_map(|(&at, k)| {
+                let (from, to) = (at.max(start_bytes), (at + k.data.len() as u64).min(end_bytes));
+                (from < to).then(|| (from, k.data.slice((from - at) as usize..(to - at) as usize)))
+            })
+            .collect()
+    }
+
+    /// End of the last extent from before reconnection `epoch`; 0 without one.
+    pub fn doubtful_end_bytes(&self, epoch: u64) -> u64 {
+        let last = self.kept.iter().rev().find(|(_, k)| k.epoch != epoch);
+        last.map_or(0, |(&at, k)| at + k.data.len() as u64)
+    }
+
+    fn ranges(&self, wanted: impl Fn(&Kept) -> bool) -> Vec<(u64, u64)> {
+        let mut out: Vec<(u64, u64)> = Vec::new();
+        for (&at, kept) in self.kept.iter().filter(|(_, k)| wanted(k)) {
+            let end = at + kept.data.len() as u64;
+            match out.last_mut() {
+                Some(last) if last.1 == at => last.1 = end,
+                _ => out.push((at, end)),
+            }
+        }
+        out
+    }
+
+    fn insert(&mut self, at: u64, kept: Kept) {
+        self.bytes += kept.data.len() as u64 + ENTRY_OVERHEAD_BYTES;
+        self.kept.insert(at, kept);
+    }
+
+    fn retain(&mut self, mut keep: impl FnMut(&Kept) -> bool) {
+        let bytes = &mut self.bytes;
+        self.kept.retain(|_, k| {
+            let stays = keep(k);
+            if !stays {
+                *bytes -= k.data.len() as u64 + ENTRY_OVERHEAD_BYTES;
+            }
+            stays
+        });
+    }
+
+    /// Removes a range; extents that reach beyond it are cut.
+    fn remove(&mut self, start_bytes: u64, end_bytes: u64) {
+        self.split_at(start_bytes);
+        self.split_at(end_bytes);
+        let gone: Vec<u64> = self.kept.range(start_bytes..end_bytes).map(|(&at, _)| at).collect();
+        for at in gone {
+            if let Some(k) = self.kept.remove(&at) {
+                self.bytes -= k.data.len() as u64 + ENTRY_OVERHEAD_BYTES;
+            }
+        }
+    }
+
+    /// Cuts the extent that covers `at` in two there.
+    fn split_at(&mut self, at: u64) {
+        let Some((&start, kept)) = self.kept.range_mut(..at).next_back() else { return };
+        let head_bytes = at - start;
+        if head_bytes >= kept.data.len() as u64 {
+            return;
+        }
+        let mut tail = kept.clone();
+        tail.data = compact(kept.data.slice(head_bytes as usize..));
+        kept.data = compact(kept.data.slice(..head_bytes as usize));
+        self.bytes -= tail.data.len() as u64;
+        self.insert(at, tail);
+    }
+}
+
+/// A short piece of a long buffer becomes a buffer of its own.
+fn compact(b: Bytes) -> Bytes {
+    if b.len() < COPY_BELOW_BYTES { Bytes::copy_from_slice(&b) } else { b }
+}
