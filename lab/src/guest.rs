@@ -1,0 +1,197 @@
+//! User-mode Linux guests: a real kernel as an ordinary process.
+//!
+//! A guest's root is the host's own file system (hostfs), so the repository, Python and every tool
+//! are there without an image. Its init starts an agent that runs commands sent over TCP; the
+//! guest itself needs no other door. One guest has the kernel's NFS client, another (see
+//! [`crate::server`]) the kernel's NFS server.
+
+use crate::args::Args;
+use crate::clock;
+use crate::lab::{Fail, GUEST_IP, Lab, Res};
+use crate::process::{Daemon, command, sh};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+/// Port of the agent in every guest.
+const AGENT_PORT: u16 = 7000;
+
+/// What one guest is made of.
+pub struct Boot<'a> {
+    /// Init script below `lab/guest`.
+    pub init: &'a str,
+    /// Tap device of the bridge.
+    pub tap: &'a str,
+    /// Address inside the laboratory's network.
+    pub ip: &'a str,
+    /// Memory in MiB.
+    pub mem_mib: u32,
+    /// Disk images, in the order ubda, ubdb...
+    pub disks: Vec<PathBuf>,
+    /// Words for the init script, as NAME=VALUE.
+    pub env: Vec<(String, String)>,
+}
+
+impl Boot<'_> {
+    /// The command that boots it.
+    pub fn command(&self, lab: &Lab) -> Res<Command> {
+        let mods = lab.dir("mods/lib")?;
+        if !mods.join("modules").exists() {
+            let uml = fs::canonicalize("/usr/lib/uml/modules")
+                .map_err(|_| Fail("no kernel for the guests; install user-mode-linux".into()))?;
+            std::os::unix::fs::symlink(uml, mods.join("modules"))?;
+        }
+        let mut c = command(&["linux.uml"]);
+        c.env("LD_PRELOAD", shim(lab)?);
+        c.arg(format!("mem={}M", self.mem_mib));
+        c.args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw", "quiet"]);
+        // A periodic timer: with the one-shot timer a guest under load loses a wake-up after some
+        // time and its clock stands still from then on, leases and file times with it.
+        c.args(["nohz=off", "highres=off"]);
+        c.arg(format!("init={}", lab.file("guest").join(self.init).display()));
+        // The same address at every boot, as a real machine has: the others remember it.
+        let last = self.ip.rsplit('.').next().unwrap_or("9");
+        c.arg(format!("vec0:transport=tap,ifname={},mac=02:00:00:00:98:0{last},depth=128,gro=1", self.tap));
+        for (i, disk) in self.disks.iter().enumerate() {
+            c.arg(format!("ubd{i}={}", disk.display()));
+        }
+        c.args(["con=null", "con0=null,fd:1"]);
+        c.arg(format!("LAB={}", lab.repo.join("lab").display()));
+        c.arg(format!("RUN={}", lab.run.display()));
+        c.arg(format!("MYIP={}", self.ip));
+        c.args(self.env.iter().map(|(k, v)| format!("{k}={v}")));
+        Ok(c)
+    }
+}
+
+/// The library that makes the guests run on processors with large register sets: their kernel's
+/// buffer for ptrace's register sets is smaller than what the host's kernel wants to write.
+fn shim(lab: &Lab) -> Res<PathBuf> {
+    let so = lab.run.join("xstate_shim.so");
+    let source = lab.file("guest/xstate_shim.c");
+    let fresh = |p: &PathBuf| fs::metadata(p).and_then(|m| m.modified()).ok();
+    if fresh(&so) < fresh(&source) {
+        let part = so.with_extension("part");
+        sh(&format!("gcc -O2 -shared -fPIC -o '{}' '{}'", part.display(), source.display()))?;
+        fs::rename(part, &so)?;
+    }
+    Ok(so)
+}
+
+/// The agent of one guest.
+pub struct Agent {
+    /// Where it listens.
+    pub ip: &'static str,
+}
+
+impl Agent {
+    /// True when it answers.
+    pub fn alive(&self) -> bool {
+        self.run("true", Duration::from_secs(5), |_| ()).is_ok_and(|code| code == 0)
+    }
+
+    /// Runs a shell command in the guest; every line of output goes to `line`; its exit code.
+    pub fn run(&self, script: &str, limit: Duration, mut line: impl FnMut(&str)) -> Res<i32> {
+        let addr: SocketAddr = format!("{}:{AGENT_PORT}", self.ip)
+            .parse()
+            .map_err(|_| Fail(format!("{}: not an address", self.ip)))?;
+        let lost = |e: std::io::Error| Fail(format!("the guest at {} does not answer: {e}", self.ip));
+        let mut stream = TcpStream::connect_timeout(&addr, Duration::from_secs(2)).map_err(lost)?;
+        stream.set_read_timeout(Some(limit + Duration::from_secs(20)))?;
+        writeln!(stream, "{}", json!({"script": script, "limit_s": limit.as_secs()}))?;
+        for text in BufReader::new(stream).lines() {
+            let frame: Value = serde_json::from_str(&text.map_err(lost)?)?;
+            if let Some(out) = frame["line"].as_str() {
+                line(out);
+            }
+            if let Some(code) = frame["code"].as_i64() {
+                return Ok(code as i32);
+            }
+        }
+        Err(Fail(format!("the guest at {} hung up", self.ip)))
+    }
+
+    /// As [`Self::run`], but the output is returned and a failure is an error.
+    pub fn sh(&self, script: &str, limit: Duration) -> Res<String> {
+        let mut all = String::new();
+        let code = self.run(script, limit, |l| {
+            all.push_str(l);
+            all.push('\n');
+        })?;
+        if code != 0 {
+            return Err(Fail(format!("in the guest: {script}: code {code}: {}", all.trim())));
+        }
+        Ok(all)
+    }
+}
+
+/// The agent of the guest with the kernel's NFS client.
+pub const CLIENT: Agent = Agent { ip: GUEST_IP };
+
+fn client_daemon(lab: &Lab) -> Daemon {
+    Daemon::at(&lab.run, "guest")
+}
+
+/// Boots the guest with the kernel's NFS client; does nothing when it is up.
+pub fn start(lab: &Lab) -> Res<()> {
+    let daemon = client_daemon(lab);
+    if daemon.pid().is_some() && CLIENT.alive() {
+        return Ok(());
+    }
+    daemon.stop(Duration::from_millis(100))?;
+    let boot =
+        Boot { init: "client-init.sh", tap: "tapc", ip: GUEST_IP, mem_mib: 2000, disks: vec![], env: vec![] };
+    let console = lab.run.join("guest.console");
+    daemon.start(boot.command(lab)?, &console)?;
+    if !clock::wait_until(Duration::from_secs(60), || daemon.pid().is_none() || CLIENT.alive())
+        || daemon.pid().is_none()
+    {
+        return Err(Fail(format!("the client guest did not come up; see {}", console.display())));
+    }
+    Ok(())
+}
+
+/// Ends it.
+pub fn stop(lab: &Lab) -> Res<()> {
+    let daemon = client_daemon(lab);
+    match daemon.pid() {
+        // Its state is worth nothing, so the power is simply cut.
+        Some(_) => daemon.kill_group(),
+        None => Ok(()),
+    }
+}
+
+/// `guest start|stop|exec|run`.
+pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
+    match args.word().as_deref() {
+        Some("start") => start(lab)?,
+        Some("stop") => stop(lab)?,
+        Some("exec") => {
+            start(lab)?;
+            let words: Vec<String> = args.rest().iter().map(|w| quote(w)).collect();
+            return run_printing(&words.join(" "));
+        }
+        Some("run") => {
+            let file = args.value("--script")?.ok_or_else(|| Fail("guest run --script FILE".into()))?;
+            let file = fs::canonicalize(&file).map_err(|e| Fail(format!("{file}: {e}")))?;
+            start(lab)?;
+            return run_printing(&format!("bash {}", quote(&file.display().to_string())));
+        }
+        _ => return Err(Fail("guest start | stop | exec -- CMD | run --script FILE".into())),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_printing(script: &str) -> Res<ExitCode> {
+    let code = CLIENT.run(script, Duration::from_secs(3 * 3600), |l| println!("{l}"))?;
+    Ok(ExitCode::from(code.clamp(0, 255) as u8))
+}
+
+/// A word for a shell.
+pub fn quote(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}

@@ -1,1 +1,0 @@
-//! The laboratory: real kernels, real servers, counted RPCs.

@@ -1,0 +1,107 @@
+//! `hither-lab`: real kernels, real servers, counted RPCs.
+//!
+//! The laboratory starts what hither is judged against: nfs-ganesha, the kernel's own nfsd and the
+//! kernel's own NFS client (both in User-mode Linux guests), a relay that counts and delays every
+//! RPC between any of them, foreign test suites, fault scenarios and side-by-side measurements.
+//! It knows nothing of hither's insides: hither is a command that mounts a directory, as any other
+//! client would be. Everything runs as root in a network and mount namespace of the laboratory's
+//! own, so two laboratories, and the machine they run on, do not see each other.
+
+mod args;
+mod bench;
+mod client;
+mod clock;
+mod guest;
+mod lab;
+mod net;
+mod process;
+mod relay;
+mod scenario;
+mod server;
+mod suite;
+
+use args::Args;
+use lab::{Fail, Lab};
+use std::process::ExitCode;
+
+const USAGE: &str = "hither-lab [--name NAME] COMMAND
+
+  up | down                      namespace, bridge, taps and relay; down ends everything in it
+  server start KIND [--sync|--async] [--deleg none|r|w|rw]    KIND: ganesha or knfsd
+  server stop|kill9|restart|sigstop|sigcont|status KIND
+  guest start|stop               the guest with the kernel's NFS client
+  guest exec -- CMD...           a command in the guest (booted when needed)
+  guest run --script FILE        a bash script in the guest (booted when needed)
+  link up|down guest|knfsd       the cable of a guest
+  relay [--fwd LISTEN=TARGET]... --ctl ADDR [--rtt-ms N]      the relay itself, in the foreground
+  ctl COMMAND...                 a command to the running relay: snap reset rtt cut heal break ping
+  exec [-u USER] -- CMD...       a command inside the namespace
+  suite NAME... | all            foreign suites; --quick, --server, --vers, --client, --verbose
+  scenario NAME... | all         fault scenarios; same selectors
+  bench [WORKLOAD...]            kernel client and other clients side by side; --rtt, --out, --table
+  list                           suites, scenarios and workloads
+
+Every command that tests ends with a line `N passed, N failed` and fails when one failed.";
+
+fn main() -> ExitCode {
+    let mut args = Args::new(std::env::args().skip(1).collect());
+    match run(&mut args) {
+        Ok(code) => code,
+        Err(Fail(why)) => {
+            eprintln!("hither-lab: {why}");
+            println!("0 passed, 1 failed");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &mut Args) -> Result<ExitCode, Fail> {
+    let lab = Lab::new(&args.value("--name")?.unwrap_or_else(|| "hither".into()))?;
+    let command = args.word().unwrap_or_default();
+    match command.as_str() {
+        "up" => {
+            net::up(&lab)?;
+            println!("laboratory {} is up; state in {}", lab.name, lab.run.display());
+            Ok(ExitCode::SUCCESS)
+        }
+        "down" => net::down(&lab),
+        "list" => list(&lab),
+        "relay" => relay::main(args),
+        "server" => {
+            lab.enter()?;
+            server::main(&lab, args)
+        }
+        "guest" => {
+            lab.enter()?;
+            guest::main(&lab, args)
+        }
+        "link" => {
+            lab.enter()?;
+            net::link(args)
+        }
+        "ctl" => {
+            lab.enter()?;
+            println!("{}", relay::ctl(&args.rest().join(" "))?);
+            Ok(ExitCode::SUCCESS)
+        }
+        "exec" => {
+            lab.enter()?;
+            net::exec(args)
+        }
+        "suite" => suite::main(&lab, args),
+        "scenario" => scenario::main(&lab, args),
+        "bench" => bench::main(&lab, args),
+        "" | "help" | "--help" | "-h" => {
+            println!("{USAGE}");
+            Ok(ExitCode::SUCCESS)
+        }
+        other => Err(Fail(format!("no command {other:?}; `hither-lab help` lists them"))),
+    }
+}
+
+fn list(lab: &Lab) -> Result<ExitCode, Fail> {
+    println!("suites:    {}", suite::names(lab)?.join(" "));
+    println!("scenarios: {}", scenario::names(lab)?.join(" "));
+    println!("workloads: {}", bench::WORKLOADS.join(" "));
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,156 @@
+//! Processes the laboratory starts: known by pid *and* start time, so that a recycled pid is never
+//! signalled, and ended one by one.
+
+use crate::clock;
+use crate::lab::{Fail, Res};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// A process in the background that a later `hither-lab` finds again through its pid file.
+pub struct Daemon {
+    file: PathBuf,
+}
+
+impl Daemon {
+    /// The daemon recorded in `DIR/NAME.pid`.
+    pub fn at(dir: &Path, name: &str) -> Self {
+        Self { file: dir.join(format!("{name}.pid")) }
+    }
+
+    /// Starts `command` in a process group of its own, output into `log`.
+    pub fn start(&self, mut command: Command, log: &Path) -> Res<i32> {
+        if let Some(dir) = self.file.parent() {
+            fs::create_dir_all(dir)?;
+        }
+        let out = File::create(log)?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(out.try_clone()?)
+            .stderr(out)
+            .process_group(0)
+            .spawn()
+            .map_err(|e| Fail(format!("cannot start {:?}: {e}", command.get_program())))?;
+        let pid = child.id() as i32;
+        let born = start_time(pid).unwrap_or_default();
+        fs::write(&self.file, format!("{pid} {born}\n"))?;
+        Ok(pid)
+    }
+
+    /// The pid while the process lives.
+    pub fn pid(&self) -> Option<i32> {
+        let text = fs::read_to_string(&self.file).ok()?;
+        let (pid, born) = text.trim().split_once(' ')?;
+        let pid: i32 = pid.parse().ok()?;
+        (start_time(pid)? == born.parse::<u64>().ok()?).then_some(pid)
+    }
+
+    /// Sends a signal to the process alone.
+    pub fn signal(&self, signal: Signal) -> Res<()> {
+        let pid = self.pid().ok_or_else(|| Fail(format!("{}: not running", self.label())))?;
+        Ok(kill_process(to_pid(pid)?, signal)?)
+    }
+
+    /// Kills the whole process group at once, as a power cut would.
+    pub fn kill_group(&self) -> Res<()> {
+        let pid = self.pid().ok_or_else(|| Fail(format!("{}: not running", self.label())))?;
+        kill_process_group(to_pid(pid)?, Signal::KILL)?;
+        if !clock::wait_until(Duration::from_secs(5), || self.pid().is_none()) {
+            return Err(Fail(format!("{} survives SIGKILL", self.label())));
+        }
+        let _ = fs::remove_file(&self.file);
+        Ok(())
+    }
+
+    /// SIGTERM, then SIGKILL when `patience` has passed. No error when nothing runs.
+    pub fn stop(&self, patience: Duration) -> Res<()> {
+        if self.pid().is_some() {
+            // A stopped process takes no SIGTERM.
+            let _ = self.signal(Signal::CONT);
+            let _ = self.signal(Signal::TERM);
+            if !clock::wait_until(patience, || self.pid().is_none()) {
+                return self.kill_group();
+            }
+        }
+        let _ = fs::remove_file(&self.file);
+        Ok(())
+    }
+
+    fn label(&self) -> String {
+        self.file.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+}
+
+fn to_pid(pid: i32) -> Res<Pid> {
+    Pid::from_raw(pid).ok_or_else(|| Fail("pid 0".into()))
+}
+
+/// Start time in clock ticks since boot, the 22nd field of `/proc/PID/stat`; none for a zombie,
+/// which nobody may ever reap when the parent has left.
+pub fn start_time(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may contain anything, so count from the last one.
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    if fields.next()? == "Z" {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// Runs a command to its end; its output, or an error that shows it.
+pub fn output(command: &mut Command) -> Res<String> {
+    let out = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| Fail(format!("cannot start {:?}: {e}", command.get_program())))?;
+    if !out.status.success() {
+        let err = String::from_utf8_lossy(&out.stderr);
+        let std = String::from_utf8_lossy(&out.stdout);
+        return Err(Fail(format!("{command:?}: {}: {}{}", out.status, std.trim(), err.trim())));
+    }
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// `sh -c SCRIPT`, as [`output`].
+pub fn sh(script: &str) -> Res<String> {
+    output(Command::new("sh").arg("-ec").arg(script))
+}
+
+/// A command named by words.
+pub fn command<S: AsRef<std::ffi::OsStr>>(words: &[S]) -> Command {
+    let mut c = Command::new(&words[0]);
+    c.args(&words[1..]);
+    c
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_is_found_again_stopped_and_gone() {
+        let dir = std::env::temp_dir().join(format!("hither-lab-test-{}", std::process::id()));
+        let d = Daemon::at(&dir, "sleeper");
+        let pid = d.start(command(&["sleep", "60"]), &dir.with_extension("log")).unwrap();
+        assert_eq!(Daemon::at(&dir, "sleeper").pid(), Some(pid));
+        d.signal(Signal::STOP).unwrap();
+        d.stop(Duration::from_secs(5)).unwrap();
+        assert_eq!(d.pid(), None);
+        let _ = fs::remove_dir_all(&dir);
+        let _ = fs::remove_file(dir.with_extension("log"));
+    }
+
+    #[test]
+    fn a_recycled_pid_is_not_ours() {
+        let dir = std::env::temp_dir().join(format!("hither-lab-pid-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        // Our own pid with a start time that is not ours.
+        fs::write(dir.join("x.pid"), format!("{} 1\n", std::process::id())).unwrap();
+        assert_eq!(Daemon::at(&dir, "x").pid(), None);
+        assert!(Daemon::at(&dir, "x").signal(Signal::TERM).is_err());
+        let _ = fs::remove_dir_all(&dir);
+    }
+}

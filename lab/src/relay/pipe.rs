@@ -1,0 +1,263 @@
+//! One connection through the relay: two directions, each delayed, each stopped by a cut.
+//!
+//! A direction is a reader thread and, while there is a delay, a writer thread that lets each chunk
+//! go when its time has come. Without delay the reader writes itself: a hand-over between threads
+//! would cost more than the network it stands for.
+
+use super::count::Conversation;
+use super::{Shared, lock};
+use crate::clock;
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Bytes under way in one direction before the reader waits: 50 ms at 1 GB/s.
+const QUEUE_MAX_BYTES: usize = 64 << 20;
+
+/// A listening port, its target, and the state of the cable between them.
+pub struct Line {
+    /// Port it listens on.
+    pub port: u16,
+    /// Address it connects to.
+    pub target: String,
+    cut: Mutex<bool>,
+    healed: Condvar,
+    live: Mutex<Vec<Weak<(TcpStream, TcpStream)>>>,
+}
+
+impl Line {
+    /// A healthy line.
+    pub fn new(port: u16, target: String) -> Self {
+        Self { port, target, cut: Mutex::new(false), healed: Condvar::new(), live: Mutex::default() }
+    }
+
+    /// Pulls the cable, or plugs it in again.
+    pub fn cut(&self, cut: bool) {
+        *lock(&self.cut) = cut;
+        self.healed.notify_all();
+    }
+
+    /// Closes every connection; how many there were.
+    pub fn close_all(&self) -> usize {
+        let open: Vec<_> = lock(&self.live).drain(..).filter_map(|w| w.upgrade()).collect();
+        for pair in &open {
+            let _ = pair.0.shutdown(Shutdown::Both);
+            let _ = pair.1.shutdown(Shutdown::Both);
+        }
+        open.len()
+    }
+
+    /// Waits while the cable is out.
+    fn pass(&self) {
+        let mut cut = lock(&self.cut);
+        while *cut {
+            cut = self.healed.wait(cut).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn remember(&self, pair: &Arc<(TcpStream, TcpStream)>) {
+        let mut live = lock(&self.live);
+        live.retain(|w| w.strong_count() > 0);
+        live.push(Arc::downgrade(pair));
+    }
+}
+
+/// Carries one accepted connection until both sides have closed.
+pub fn carry(client: TcpStream, line: &Arc<Line>, shared: &Arc<Shared>) -> std::io::Result<()> {
+    line.pass();
+    let server = TcpStream::connect(&line.target)?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    lock(&shared.stats).connections += 1;
+    let pair = Arc::new((client, server));
+    line.remember(&pair);
+    let talk = Arc::new(Mutex::new(Conversation::default()));
+    let back = {
+        let (pair, line, shared, talk) = (pair.clone(), line.clone(), shared.clone(), talk.clone());
+        thread::spawn(move || direction(&pair.1, &pair.0, &line, &shared, &talk, false))
+    };
+    direction(&pair.0, &pair.1, line, shared, &talk, true);
+    let _ = back.join();
+    Ok(())
+}
+
+/// Chunks that wait for their time.
+#[derive(Default)]
+struct Queue {
+    state: Mutex<QueueState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct QueueState {
+    chunks: VecDeque<(Instant, Vec<u8>)>,
+    bytes: usize,
+    /// The writer is in the middle of a chunk.
+    writing: bool,
+    closed: bool,
+    broken: bool,
+}
+
+fn direction(
+    from: &TcpStream,
+    to: &TcpStream,
+    line: &Line,
+    shared: &Shared,
+    talk: &Mutex<Conversation>,
+    from_client: bool,
+) {
+    let queue = Queue::default();
+    thread::scope(|scope| {
+        scope.spawn(|| drain(&queue, to, line));
+        let mut buf = vec![0u8; 256 * 1024];
+        let mut source = from;
+        loop {
+            let n = match source.read(&mut buf) {
+                Ok(0) | Err(_) => break,
+                Ok(n) => n,
+            };
+            // Counted before it is forwarded: the reply must not overtake the count of its call.
+            lock(talk).feed(&buf[..n], from_client, &shared.stats);
+            let delay = Duration::from_micros(shared.delay_us.load(Ordering::Relaxed));
+            if !forward(&queue, to, line, &buf[..n], delay) {
+                break;
+            }
+        }
+        lock(&queue.state).closed = true;
+        queue.changed.notify_all();
+    });
+    // One side is gone: what the other says reaches nobody. A cut line does not tell.
+    line.pass();
+    let _ = from.shutdown(Shutdown::Read);
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+/// Sends a chunk now or queues it; false when the other side is gone.
+fn forward(queue: &Queue, mut to: &TcpStream, line: &Line, data: &[u8], delay: Duration) -> bool {
+    let mut state = lock(&queue.state);
+    if delay.is_zero() && state.chunks.is_empty() && !state.writing {
+        drop(state);
+        line.pass();
+        return to.write_all(data).is_ok();
+    }
+    while state.bytes > QUEUE_MAX_BYTES && !state.broken {
+        state = queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+    }
+    state.bytes += data.len();
+    state.chunks.push_back((clock::now() + delay, data.to_vec()));
+    queue.changed.notify_all();
+    !state.broken
+}
+
+/// The writer: lets queued chunks go when they are due.
+fn drain(queue: &Queue, mut to: &TcpStream, line: &Line) {
+    let mut state = lock(&queue.state);
+    loop {
+        let Some((due, data)) = state.chunks.pop_front() else {
+            if state.closed {
+                return;
+            }
+            state = queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        };
+        state.writing = true;
+        drop(state);
+        clock::pause(due.saturating_duration_since(clock::now()));
+        line.pass();
+        let sent = to.write_all(&data);
+        state = lock(&queue.state);
+        state.writing = false;
+        state.bytes -= data.len();
+        state.broken |= sent.is_err();
+        queue.changed.notify_all();
+        if state.broken {
+            state.chunks.clear();
+            state.bytes = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::count::Stats;
+    use super::*;
+    use std::net::TcpListener;
+    use std::sync::atomic::AtomicU64;
+
+    /// A relay in front of an echo server: the client's end, the line, and the shared state.
+    fn echo(delay_us: u64) -> (TcpStream, Arc<Line>, Arc<Shared>) {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let target = server.local_addr().unwrap().to_string();
+        thread::spawn(move || {
+            for s in server.incoming().flatten() {
+                thread::spawn(move || {
+                    let (mut r, mut w) = (s.try_clone().unwrap(), s);
+                    let _ = std::io::copy(&mut r, &mut w);
+                });
+            }
+        });
+        let near = TcpListener::bind("127.0.0.1:0").unwrap();
+        let line = Arc::new(Line::new(near.local_addr().unwrap().port(), target));
+        let shared =
+            Arc::new(Shared { delay_us: AtomicU64::new(delay_us), stats: Mutex::new(Stats::default()) });
+        let client = TcpStream::connect(near.local_addr().unwrap()).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let accepted = near.accept().unwrap().0;
+        let (l, s) = (line.clone(), shared.clone());
+        thread::spawn(move || carry(accepted, &l, &s));
+        (client, line, shared)
+    }
+
+    fn ask(c: &mut TcpStream, word: &[u8]) -> Duration {
+        let t = clock::now();
+        c.write_all(word).unwrap();
+        let mut back = vec![0; word.len()];
+        c.read_exact(&mut back).unwrap();
+        assert_eq!(back, word);
+        t.elapsed()
+    }
+
+    #[test]
+    fn a_delay_is_paid_once_each_way_and_bytes_keep_their_order_when_it_changes() {
+        let (mut c, _line, shared) = echo(20_000);
+        let t = ask(&mut c, b"delayed");
+        assert!(t >= Duration::from_millis(40), "{t:?}");
+        // Queued chunks first, although the next one would be free to go.
+        c.write_all(b"first").unwrap();
+        clock::pause(Duration::from_millis(5));
+        shared.delay_us.store(0, Ordering::Relaxed);
+        c.write_all(b"second").unwrap();
+        let mut back = [0; 11];
+        c.read_exact(&mut back).unwrap();
+        assert_eq!(&back, b"firstsecond");
+        assert!(ask(&mut c, b"free") < Duration::from_millis(30));
+    }
+
+    #[test]
+    fn nothing_passes_a_cut_and_everything_after_it_is_healed() {
+        let (mut c, line, _shared) = echo(0);
+        ask(&mut c, b"before");
+        line.cut(true);
+        c.write_all(b"during").unwrap();
+        c.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        assert!(c.read(&mut [0; 16]).is_err(), "bytes passed a cut line");
+        line.cut(false);
+        c.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let mut back = [0; 6];
+        c.read_exact(&mut back).unwrap();
+        assert_eq!(&back, b"during");
+    }
+
+    #[test]
+    fn break_closes_connections() {
+        let (mut c, line, _shared) = echo(0);
+        ask(&mut c, b"x");
+        assert_eq!(line.close_all(), 1);
+        assert_eq!(c.read(&mut [0; 4]).unwrap_or(0), 0);
+        assert_eq!(line.close_all(), 0);
+    }
+}

@@ -1,0 +1,338 @@
+//! The NFS servers: nfs-ganesha on the host's end of the bridge, and the kernel's nfsd in a guest.
+//!
+//! Both keep what a restarted server must remember (client records, exported data) below the run
+//! directory, so that `kill9` followed by `start` is a real server restart.
+
+use crate::args::Args;
+use crate::clock;
+use crate::guest::{Agent, Boot};
+use crate::lab::{Fail, HOST_IP, KNFSD_IP, Lab, Res};
+use crate::process::{Daemon, command, sh};
+use rustix::process::Signal;
+use std::fs;
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+/// Seconds in which clients may reclaim after a restart. Short, so that tests are.
+const GRACE_S: u64 = 10;
+/// Lease in seconds. Ganesha and knfsd accept a grace period below it, with a warning.
+const LEASE_S: u64 = 30;
+
+/// Which server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// nfs-ganesha with FSAL_VFS.
+    Ganesha,
+    /// The Linux kernel's nfsd over ext4.
+    Knfsd,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Ganesha, Self::Knfsd];
+
+    /// By its name on the command line.
+    pub fn parse(name: &str) -> Res<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|k| k.name() == name)
+            .ok_or_else(|| Fail(format!("no server {name:?}: ganesha or knfsd")))
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ganesha => "ganesha",
+            Self::Knfsd => "knfsd",
+        }
+    }
+
+    /// Where it listens itself.
+    pub fn direct(self) -> Endpoint {
+        let ip = match self {
+            Self::Ganesha => HOST_IP,
+            Self::Knfsd => KNFSD_IP,
+        };
+        Endpoint { kind: self, ip, port: 2049, mountport: 20048 }
+    }
+
+    /// The relay in front of it.
+    pub fn relayed(self) -> Endpoint {
+        let port = match self {
+            Self::Ganesha => 3049,
+            Self::Knfsd => 4049,
+        };
+        Endpoint { kind: self, ip: HOST_IP, port, mountport: port - 1 }
+    }
+}
+
+/// How a client reaches a server.
+#[derive(Clone, Copy, Debug)]
+pub struct Endpoint {
+    /// The server behind it.
+    pub kind: Kind,
+    /// Address.
+    pub ip: &'static str,
+    /// NFS port.
+    pub port: u16,
+    /// MOUNT port, for NFSv3.
+    pub mountport: u16,
+}
+
+impl Endpoint {
+    /// The path to mount for a protocol version such as "4.2" or "3".
+    pub fn export(&self, vers: &str) -> &'static str {
+        match (self.kind, vers) {
+            (Kind::Ganesha, _) => "/export",
+            (Kind::Knfsd, "3") => "/srv",
+            (Kind::Knfsd, _) => "/",
+        }
+    }
+}
+
+/// One server of a laboratory.
+pub struct Server<'a> {
+    lab: &'a Lab,
+    kind: Kind,
+}
+
+/// How a server is configured; remembered between `start` and `restart`.
+#[derive(Clone)]
+pub struct Options {
+    /// knfsd: `sync` or `async` export.
+    pub mode: String,
+    /// ganesha: delegations offered, "none", "R", "W" or "RW".
+    pub delegations: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { mode: "sync".into(), delegations: "RW".into() }
+    }
+}
+
+impl<'a> Server<'a> {
+    /// A handle; nothing is started.
+    pub fn new(lab: &'a Lab, kind: Kind) -> Self {
+        Self { lab, kind }
+    }
+
+    fn daemon(&self) -> Daemon {
+        Daemon::at(&self.lab.run.join(self.kind.name()), self.kind.name())
+    }
+
+    /// True when its process lives.
+    pub fn running(&self) -> bool {
+        self.daemon().pid().is_some()
+    }
+
+    /// Starts it and, when `settle`, waits until its grace period is over.
+    pub fn start(&self, options: &Options, settle: bool) -> Res<()> {
+        if self.running() {
+            return Ok(());
+        }
+        let dir = self.lab.dir(self.kind.name())?;
+        let c = match self.kind {
+            Kind::Ganesha => self.ganesha(options)?,
+            Kind::Knfsd => self.knfsd(options)?,
+        };
+        fs::write(dir.join("options"), format!("{} {}\n", options.mode, options.delegations))?;
+        let log = dir.join("console");
+        self.daemon().start(c, &log)?;
+        let at = self.kind.direct();
+        let agent = Agent { ip: KNFSD_IP };
+        let up = || listens(&at) && (self.kind == Kind::Ganesha || agent.alive());
+        let limit = Duration::from_secs(60);
+        if !clock::wait_until(limit, || !self.running() || up()) || !self.running() {
+            return Err(Fail(format!("{} did not come up; see {}", self.kind.name(), log.display())));
+        }
+        if settle {
+            clock::pause(Duration::from_secs(GRACE_S + 1));
+        }
+        Ok(())
+    }
+
+    /// Orderly end; no error when it does not run.
+    pub fn stop(&self) -> Res<()> {
+        if !self.running() {
+            return self.stop_rpcbind();
+        }
+        match self.kind {
+            Kind::Ganesha => {
+                self.daemon().stop(Duration::from_secs(15))?;
+                self.stop_rpcbind()
+            }
+            Kind::Knfsd => {
+                let agent = Agent { ip: KNFSD_IP };
+                let halt = "exportfs -au; rpc.nfsd 0; cd /; umount /srv /var/lib/nfs; sync; setsid sh -c 'sleep 0.5; halt -f' >/dev/null 2>&1 &";
+                let _ = agent.run(halt, Duration::from_secs(20), |_| ());
+                clock::wait_until(Duration::from_secs(10), || !self.running());
+                self.daemon().stop(Duration::from_secs(1))
+            }
+        }
+    }
+
+    /// As if the power failed: nothing is written any more.
+    pub fn kill9(&self) -> Res<()> {
+        self.daemon().kill_group()
+    }
+
+    /// Kills it and starts it again as it was; returns as soon as it listens.
+    pub fn restart(&self) -> Res<()> {
+        if self.running() {
+            self.kill9()?;
+        }
+        self.start(&self.last_options(), false)
+    }
+
+    /// Freezes or thaws it: connections stay, nothing answers.
+    pub fn freeze(&self, frozen: bool) -> Res<()> {
+        self.daemon().signal(if frozen { Signal::STOP } else { Signal::CONT })
+    }
+
+    fn last_options(&self) -> Options {
+        let file = self.lab.run.join(self.kind.name()).join("options");
+        let text = fs::read_to_string(file).unwrap_or_default();
+        match text.trim().split_once(' ') {
+            Some((mode, deleg)) => Options { mode: mode.into(), delegations: deleg.into() },
+            None => Options::default(),
+        }
+    }
+
+    /// Where the exported files are on this machine, if they are (ganesha only).
+    pub fn export_dir(&self) -> Res<PathBuf> {
+        self.lab.dir("ganesha/export")
+    }
+
+    fn ganesha(&self, options: &Options) -> Res<Command> {
+        let dir = self.lab.dir("ganesha")?;
+        let (export, private) = (self.export_dir()?, self.lab.dir("ganesha/run")?);
+        let state = self.lab.dir("ganesha/nfs")?;
+        fs::create_dir_all(private.join("ganesha"))?;
+        fs::create_dir_all(state.join("ganesha"))?;
+        let deleg = &options.delegations;
+        let on = deleg != "none";
+        let conf = format!(
+            "NFS_CORE_PARAM {{ mount_path_pseudo = true; Protocols = 3,4; Bind_addr = {HOST_IP}; NFS_Port = 2049;\n\
+             \x20 MNT_Port = 20048; Enable_NLM = false; Enable_RQUOTA = false; }}\n\
+             # Delegations need this block and the export's option.\n\
+             NFSV4 {{ Grace_Period = {GRACE_S}; Lease_Lifetime = {LEASE_S}; Minor_Versions = 0,1,2; Delegations = {on}; }}\n\
+             EXPORT_DEFAULTS {{ Access_Type = RW; Squash = No_Root_Squash; SecType = sys; Transports = TCP;\n\
+             \x20 Delegations = {deleg}; }}\n\
+             EXPORT {{ Export_Id = 1; Path = {}; Pseudo = /export; FSAL {{ Name = VFS; }} }}\n\
+             LOG {{ Default_Log_Level = WARN; }}\n",
+            export.display()
+        );
+        fs::write(dir.join("ganesha.conf"), conf)?;
+        self.start_rpcbind()?;
+        // Private /run and /var/lib/nfs: sockets and recovery records belong to this laboratory.
+        let script = format!(
+            "{}exec ganesha.nfsd -F -f '{d}/ganesha.conf' -L '{d}/ganesha.log' -p /run/ganesha/pid",
+            self.private_run()?,
+            d = dir.display()
+        );
+        Ok(command(&["unshare", "--mount", "--propagation", "private", "sh", "-ec", &script]))
+    }
+
+    fn private_run(&self) -> Res<String> {
+        let (run, nfs) = (self.lab.dir("ganesha/run")?, self.lab.dir("ganesha/nfs")?);
+        Ok(format!("mount --bind '{}' /run; mount --bind '{}' /var/lib/nfs; ", run.display(), nfs.display()))
+    }
+
+    /// Ganesha registers with rpcbind, or does not start.
+    fn start_rpcbind(&self) -> Res<()> {
+        let daemon = self.rpcbind();
+        if daemon.pid().is_some() {
+            return Ok(());
+        }
+        let script = format!("{}exec rpcbind -w -f", self.private_run()?);
+        let c = command(&["unshare", "--mount", "--propagation", "private", "sh", "-ec", &script]);
+        daemon.start(c, &self.lab.run.join("ganesha/rpcbind.log"))?;
+        let socket = self.lab.run.join("ganesha/run/rpcbind.sock");
+        clock::wait_until(Duration::from_secs(5), || socket.exists());
+        Ok(())
+    }
+
+    fn rpcbind(&self) -> Daemon {
+        Daemon::at(&self.lab.run.join("ganesha"), "rpcbind")
+    }
+
+    fn stop_rpcbind(&self) -> Res<()> {
+        match self.kind {
+            Kind::Ganesha => self.rpcbind().stop(Duration::from_secs(3)),
+            Kind::Knfsd => Ok(()),
+        }
+    }
+
+    fn knfsd(&self, options: &Options) -> Res<Command> {
+        let dir = self.lab.dir("knfsd")?;
+        let (disk, state) = (dir.join("disk.img"), dir.join("state.img"));
+        for (image, size) in [(&disk, "8G"), (&state, "64M")] {
+            if !image.exists() {
+                let part = image.with_extension("part");
+                let p = part.display();
+                sh(&format!(
+                    "truncate -s {size} '{p}'; mkfs.ext4 -q -F -E lazy_itable_init=1,nodiscard '{p}'"
+                ))?;
+                fs::rename(&part, image)?;
+            }
+        }
+        let env =
+            [("MODE", options.mode.clone()), ("GRACE", GRACE_S.to_string()), ("LEASE", LEASE_S.to_string())];
+        let boot = Boot {
+            init: "knfsd-init.sh",
+            tap: "taps",
+            ip: KNFSD_IP,
+            mem_mib: 1500,
+            disks: vec![disk, state],
+            env: env.map(|(k, v)| (k.to_string(), v)).to_vec(),
+        };
+        boot.command(self.lab)
+    }
+}
+
+/// True when both NFS and MOUNT accept connections.
+fn listens(at: &Endpoint) -> bool {
+    [at.port, at.mountport].iter().all(|port| {
+        let addr: Result<SocketAddr, _> = format!("{}:{port}", at.ip).parse();
+        addr.is_ok_and(|a| TcpStream::connect_timeout(&a, Duration::from_millis(500)).is_ok())
+    })
+}
+
+/// `server VERB KIND`.
+pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
+    let mut options = Options::default();
+    if args.flag("--async") {
+        options.mode = "async".into();
+    }
+    args.flag("--sync");
+    if let Some(d) = args.value("--deleg")? {
+        options.delegations = match d.as_str() {
+            "none" => "none".into(),
+            "r" | "w" | "rw" => d.to_uppercase(),
+            _ => return Err(Fail(format!("--deleg {d}: none, r, w or rw"))),
+        };
+    }
+    let no_wait = args.flag("--no-wait");
+    args.no_more_options()?;
+    let usage = || Fail("server start|stop|kill9|restart|sigstop|sigcont|status ganesha|knfsd".into());
+    let verb = args.word().ok_or_else(usage)?;
+    let server = Server::new(lab, Kind::parse(&args.word().ok_or_else(usage)?)?);
+    match verb.as_str() {
+        "start" => server.start(&options, !no_wait)?,
+        "stop" => server.stop()?,
+        "kill9" => server.kill9()?,
+        "restart" => server.restart()?,
+        "sigstop" => server.freeze(true)?,
+        "sigcont" => server.freeze(false)?,
+        "status" if server.running() => println!("running"),
+        "status" => {
+            println!("stopped");
+            return Ok(ExitCode::FAILURE);
+        }
+        _ => return Err(usage()),
+    }
+    Ok(ExitCode::SUCCESS)
+}
