@@ -6,6 +6,7 @@ use crate::sample::{Sample, Source, check, round_trip};
 use crate::xdr::{Dec, Enc, Xdr, XdrError};
 use bytes::Bytes;
 
+mod captured;
 mod golden;
 mod replies;
 
