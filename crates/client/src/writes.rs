@@ -130,9 +130,10 @@ impl Default for Limits {
 }
 
 /// What an open has seen of its file's write errors; see the module.
-#[derive(Debug)]
+/// Clones share it.
+#[derive(Debug, Clone)]
 pub struct OpenMark {
-    seen: Mutex<u64>,
+    seen: Arc<Mutex<u64>>,
 }
 
 /// The uncommitted writes of one mount.
@@ -193,7 +194,7 @@ impl Uncommitted {
         errors.opens += 1;
         // An error that nobody has been told yet is this open's to report.
         let unseen = u64::from(errors.last.is_some() && !errors.seen);
-        OpenMark { seen: Mutex::new(errors.seq - unseen) }
+        OpenMark { seen: Arc::new(Mutex::new(errors.seq - unseen)) }
     }
 
     /// Writes and keeps what is not stable. Returns the bytes written (fewer than given when the server's disk

@@ -1,0 +1,247 @@
+//! The MOUNT protocol (RFC 1813 appendix I): a path becomes the root filehandle of an NFSv3 mount.
+//!
+//! It knows nothing of NFS. mountd's port comes from `mountport=` or rpcbind; each call makes a short-lived
+//! connection, since mountd may answer once a month. mountd walks the path itself, so any directory below an
+//! export may be mounted.
+
+use crate::error::{MountError, Service};
+use crate::options::Options;
+use bytes::Bytes;
+use hither_proto::mount::{self, ExportArgs, Exportnode, MntArgs, Mountstat3, UmntArgs};
+use hither_proto::rpc::{AuthFlavor, AuthSys, Procedure};
+use hither_proto::xdr::{Dec, Enc, List, Opaque};
+use hither_rpc::{
+    Call, CallError, Client, ClientConfig, Credential, Endpoint, Mode, Retransmit, RetryPolicy, Stats,
+    TcpConnect, getport,
+};
+use hither_vfs::Fh;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Longest wait for rpcbind or mountd to accept a connection, and for each answer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Port that rpcbind listens on.
+const RPCBIND_PORT: u16 = 111;
+
+/// A mounted path: what mountd gave, and where it can be told of the end.
+#[derive(Debug, Clone)]
+pub(crate) struct Mounted {
+    /// Root filehandle.
+    pub root: Fh,
+    mountd: Mountd,
+    path: Bytes,
+}
+
+/// Where mountd listens, and how it is asked.
+#[derive(Debug, Clone)]
+struct Mountd {
+    addr: SocketAddr,
+    resvport: bool,
+    machine: Bytes,
+}
+
+/// Mounts `opts.path` from the server at `ip`.
+///
+/// # Errors
+/// See [`MountError`].
+pub(crate) async fn mount(opts: &Options, ip: IpAddr, machine: Bytes) -> Result<Mounted, MountError> {
+    let port = match opts.mount_port {
+        Some(port) => port,
+        None => port(opts, ip, Service::Mount, "mountport=PORT").await?,
+    };
+    let mountd = Mountd { addr: SocketAddr::new(ip, port), resvport: opts.resvport, machine };
+    let path = Bytes::copy_from_slice(opts.path.as_bytes());
+    if path.len() > mount::PATH_MAX_BYTES {
+        let (server, path) = (opts.server.clone(), opts.path.clone());
+        return Err(MountError::Failed { server, path, cause: "the path is longer than 1024 bytes".into() });
+    }
+    let args = MntArgs { dirpath: Opaque(path.clone()) };
+    let answer = mountd.call(&args).await.map_err(|e| from_call(opts, mountd.addr, e))?;
+    let granted = match answer.into_result() {
+        Ok(granted) => granted,
+        Err(status) => return Err(mountd.refusal(opts, status).await),
+    };
+    check_flavors(opts, &granted.auth_flavors)?;
+    if granted.fhandle.is_empty() {
+        let (server, cause) = (opts.server.clone(), "an empty filehandle".into());
+        return Err(MountError::Protocol { server, service: Service::Mount, cause });
+    }
+    Ok(Mounted { root: Fh(Bytes::copy_from_slice(&granted.fhandle)), mountd, path })
+}
+
+impl Mounted {
+    /// Tells mountd that the mount has ended. Nothing depends on it: mountd's list is for administrators.
+    pub async fn unmount(&self) {
+        let told = self.mountd.call(&UmntArgs { dirpath: Opaque(self.path.clone()) }).await;
+        if let Err(e) = told {
+            tracing::debug!(mountd = %self.mountd.addr, error = %e, "UMNT failed");
+        }
+    }
+}
+
+/// The port of NFS version 3 or of mountd, from the server's rpcbind.
+pub(crate) async fn port(
+    opts: &Options,
+    ip: IpAddr,
+    service: Service,
+    option: &'static str,
+) -> Result<u16, MountError> {
+    let (prog, vers) = match service {
+        Service::Nfs => (hither_proto::nfs3::PROGRAM, hither_proto::nfs3::VERSION),
+        Service::Mount | Service::Rpcbind => (mount::PROGRAM, mount::VERSION),
+    };
+    let rpcbind = SocketAddr::new(ip, RPCBIND_PORT);
+    getport(ip, prog, vers, PATIENCE)
+        .await
+        .map_err(|e| MountError::from_portmap(&opts.server, service, rpcbind, option, e))
+}
+
+impl Mountd {
+    async fn call<P: Procedure>(&self, args: &P) -> Result<P::Reply, CallError> {
+        let endpoint = Endpoint {
+            addr: self.addr,
+            resvport: self.resvport,
+            keepalive: false,
+            connect_timeout: PATIENCE,
+        };
+        let cfg = ClientConfig {
+            policy: RetryPolicy { timeo: PATIENCE, retrans: 0, mode: Mode::Soft },
+            max_record_bytes: 1 << 20,
+            fail_when_unreachable: true,
+            ..ClientConfig::default()
+        };
+        // Its own counters: the statistics of a mount are those of NFS.
+        let client = Client::new(Arc::new(TcpConnect::new(endpoint)), cfg, Arc::new(Stats::new()));
+        let cred = AuthSys {
+            stamp: 0,
+            machinename: Opaque(self.machine.clone()),
+            uid: 0,
+            gid: 0,
+            gids: List::default(),
+        };
+        let call = Call {
+            prog: P::PROG,
+            vers: P::VERS,
+            proc: P::PROC,
+            op: P::NAME,
+            cred: Credential::sys(&cred),
+            args: Enc::of(args),
+            connection: None,
+            retransmit: Retransmit::OnReconnectAndTimeout,
+            deadline: Some(Instant::now() + PATIENCE),
+            cancel: None,
+        };
+        let reply = client.call(call).await?;
+        Dec::all(&reply.body).map_err(|_| CallError::PeerMisbehaved("a reply cannot be decoded"))
+    }
+
+    /// What a refusal means. mountd says "access denied" for paths that are not exported at all, so its list
+    /// of exports is asked as well.
+    async fn refusal(&self, opts: &Options, status: Mountstat3) -> MountError {
+        let (server, path) = (opts.server.clone(), opts.path.clone());
+        let exports = self.call(&ExportArgs {}).await.ok().map(|list| list.0);
+        let paths = exports.as_ref().map(|e| e.iter().map(|e| lossy(&e.dir)).collect::<Vec<_>>());
+        match status {
+            Mountstat3::NOENT => MountError::NoSuchExport { server, path, exports: paths },
+            Mountstat3::NOTDIR => MountError::NotDirectory { server, path },
+            Mountstat3::ACCES | Mountstat3::PERM => match exports.as_ref().map(|e| export_of(e, &path)) {
+                Some(None) => MountError::NoSuchExport { server, path, exports: paths },
+                Some(Some(export)) => MountError::AccessDenied { server, path, hint: allowed_hint(export) },
+                None => {
+                    let hint = "check the server's export list and its rules for this client".into();
+                    MountError::AccessDenied { server, path, hint }
+                }
+            },
+            Mountstat3::NOTSUPP => {
+                MountError::VersionNotSupported { server, what: "MOUNT version 3".into(), offered: None }
+            }
+            other => MountError::Failed { server, path, cause: format!("mountd answers MNT3ERR_{other:?}") },
+        }
+    }
+}
+
+/// The export that contains `path`: the longest one.
+fn export_of<'a>(exports: &'a [Exportnode], path: &str) -> Option<&'a Exportnode> {
+    let contains = |dir: &[u8]| {
+        let rest = path.as_bytes().strip_prefix(dir);
+        dir == b"/" || rest.is_some_and(|r| r.is_empty() || r[0] == b'/')
+    };
+    exports.iter().filter(|e| contains(&e.dir)).max_by_key(|e| e.dir.len())
+}
+
+fn allowed_hint(export: &Exportnode) -> String {
+    let groups: Vec<String> = export.groups.iter().take(8).map(|g| lossy(g)).collect();
+    let to = if groups.is_empty() { "everybody".to_owned() } else { groups.join(", ") };
+    format!(
+        "{} is exported to {to}: this client's address must be allowed, and a privileged port (resvport) may be needed",
+        lossy(&export.dir)
+    )
+}
+
+/// AUTH_SYS must be among the flavors; an empty list allows anything.
+fn check_flavors(opts: &Options, flavors: &[AuthFlavor]) -> Result<(), MountError> {
+    if flavors.is_empty() || flavors.contains(&AuthFlavor::SYS) {
+        return Ok(());
+    }
+    let name = |f: &AuthFlavor| match *f {
+        AuthFlavor::NONE => "none".to_owned(),
+        AuthFlavor::KRB5 => "krb5".to_owned(),
+        AuthFlavor::KRB5I => "krb5i".to_owned(),
+        AuthFlavor::KRB5P => "krb5p".to_owned(),
+        other => other.0.to_string(),
+    };
+    Err(MountError::WrongSecurity {
+        server: opts.server.clone(),
+        path: opts.path.clone(),
+        offered: flavors.iter().take(8).map(name).collect::<Vec<_>>().join(":"),
+    })
+}
+
+fn from_call(opts: &Options, addr: SocketAddr, e: CallError) -> MountError {
+    MountError::from_call(&opts.server, &opts.path, Service::Mount, addr, "MOUNT version 3", e)
+}
+
+/// Server-supplied text for a message: printable, and not endless.
+fn lossy(b: &[u8]) -> String {
+    b[..b.len().min(256)].escape_ascii().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::options;
+    use hither_proto::xdr::Chain;
+
+    fn export(dir: &'static str, groups: &[&'static str]) -> Exportnode {
+        let groups = groups.iter().map(|g| Opaque::copy(g.as_bytes())).collect();
+        Exportnode { dir: Opaque::copy(dir.as_bytes()), groups: Chain(groups) }
+    }
+
+    #[test]
+    fn the_export_of_a_path_is_the_longest_prefix_of_whole_names() {
+        let exports = [export("/", &[]), export("/srv", &[]), export("/srv/data", &[])];
+        let dir = |path| export_of(&exports, path).map(|e| lossy(&e.dir));
+        assert_eq!(dir("/srv/data/x").as_deref(), Some("/srv/data"));
+        assert_eq!(dir("/srv/database").as_deref(), Some("/srv"));
+        assert_eq!(dir("/home").as_deref(), Some("/"));
+        assert!(export_of(&exports[1..], "/srvx").is_none());
+    }
+
+    #[test]
+    fn flavors_without_sys_are_named() {
+        let opts = options();
+        assert!(check_flavors(&opts, &[]).is_ok());
+        assert!(check_flavors(&opts, &[AuthFlavor::KRB5, AuthFlavor::SYS]).is_ok());
+        let e = check_flavors(&opts, &[AuthFlavor::KRB5P, AuthFlavor(4711)]).unwrap_err();
+        assert!(e.to_string().contains("sec=krb5p:4711"), "{e}");
+    }
+
+    /// A server's text cannot play with the terminal.
+    #[test]
+    fn server_text_is_escaped() {
+        assert_eq!(lossy(b"a\x1b[2J"), "a\\x1b[2J");
+    }
+}

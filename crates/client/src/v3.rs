@@ -1,0 +1,256 @@
+//! An NFSv3 server (RFC 1813) becomes a `Vfs`.
+//!
+//! It knows nothing of FUSE or caches. NFSv3 has no opens: an open here is a check (ACCESS, whose reply brings the
+//! fresh attributes that close-to-open needs), an entry in a table, and the promise that uncommitted writes are
+//! stable before it ends. Files that are removed while open are renamed out of sight instead
+//! ([`crate::silly`]). Calls that change something run in tasks of their own ([`crate::detach`]), so an
+//! interrupted program leaves at once and the call still ends in order.
+//!
+//! What the protocol lacks: byte-range locks are not taken at the server (`nolock`; the frontend keeps them
+//! local), and there are no extended attributes, no SEEK, ALLOCATE or COPY (`EOPNOTSUPP`), and no RENAME with flags
+//! (`EINVAL`).
+
+mod convert;
+mod io;
+mod lookup;
+mod make;
+mod mount;
+mod open;
+mod readdir;
+mod remove;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+pub use mount::connect_v3;
+
+use crate::Options;
+use crate::detach::patient;
+use crate::mountd::Mounted;
+use crate::writes::Uncommitted;
+use async_trait::async_trait;
+use bytes::Bytes;
+use hither_proto::nfs3::FsstatArgs;
+use hither_vfs::{
+    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Fh, File, FileRange, FsStat, LockConflict, LockKind,
+    LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr,
+    Special, Stability, Trail, Vfs, Where, Wrote, XattrMode,
+};
+use open::Opens;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use wire::{Caller, Patience};
+
+/// A mounted NFSv3 export; cheap to clone.
+#[derive(Clone)]
+pub(crate) struct V3 {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    caller: Arc<Caller>,
+    writes: Arc<Uncommitted>,
+    opens: Opens,
+    opts: Options,
+    root: Fh,
+    /// How to tell mountd of the end; absent in tests.
+    mounted: Option<Mounted>,
+    /// READDIRPLUS turned out not to be offered.
+    no_readdirplus: AtomicBool,
+}
+
+impl std::ops::Deref for V3 {
+    type Target = Inner;
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+#[async_trait]
+impl Vfs for V3 {
+    async fn root(&self, cx: &Cx) -> Result<Node> {
+        self.node(cx, self.root.clone(), None).await
+    }
+
+    async fn walk(&self, cx: &Cx, at: Where<'_>) -> Result<Trail> {
+        patient(cx, self.walk_path(cx, at)).await
+    }
+
+    async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
+        Ok(self.node(cx, file.fh.clone(), None).await?.attrs)
+    }
+
+    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+        self.set_attributes(cx, file, set).await
+    }
+
+    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
+        Ok(self.rights(cx, fh, want).await?.0)
+    }
+
+    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
+        self.link_target(cx, fh).await
+    }
+
+    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+        self.open_file(cx, at, how).await
+    }
+
+    async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
+        self.close_file(cx, fh, open).await
+    }
+
+    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
+        self.read_range(cx, file, offset_bytes, len_bytes).await
+    }
+
+    async fn write(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        offset_bytes: u64,
+        data: Data,
+        stability: Stability,
+    ) -> Result<Wrote> {
+        self.write_range(cx, file, offset_bytes, data, stability).await
+    }
+
+    async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
+        let open = file.open.and_then(|id| self.opens.find(id));
+        self.writes.commit(cx, file.fh, open.as_ref().map(|o| &o.mark)).await
+    }
+
+    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+        self.make_directory(cx, dir, name, set).await
+    }
+
+    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
+        self.make_special(cx, dir, name, what, set).await
+    }
+
+    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
+        self.make_symlink(cx, dir, name, target, set).await
+    }
+
+    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+        self.make_link(cx, fh, dir, name).await
+    }
+
+    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
+        self.remove_name(cx, dir, name, target).await
+    }
+
+    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+        self.remove_directory(cx, dir, name).await
+    }
+
+    async fn rename(
+        &self,
+        cx: &Cx,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        replaced: Option<&Fh>,
+        flags: RenameFlags,
+    ) -> Result<(ChangeInfo, ChangeInfo)> {
+        self.rename_name(cx, from, to, replaced, flags).await
+    }
+
+    async fn readdir(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        verifier: [u8; 8],
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<DirPage> {
+        self.list(cx, dir, cookie, verifier, max_bytes, nodes).await
+    }
+
+    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
+        let args = FsstatArgs { fsroot: convert::fh3(fh)? };
+        let ok = self.caller.expect(&cx.cred, &Patience::of(cx), &args).await?;
+        Ok(FsStat {
+            total_bytes: ok.tbytes,
+            free_bytes: ok.fbytes,
+            avail_bytes: ok.abytes,
+            total_files: ok.tfiles,
+            free_files: ok.ffiles,
+            avail_files: ok.afiles,
+            name_max_bytes: self.caller.sizes.name_max_bytes,
+        })
+    }
+
+    async fn getxattr(&self, _: &Cx, _: &Fh, _: &[u8]) -> Result<Bytes> {
+        Err(unsupported())
+    }
+
+    async fn setxattr(&self, _: &Cx, _: &Fh, _: &[u8], _: &Bytes, _: XattrMode) -> Result<()> {
+        Err(unsupported())
+    }
+
+    async fn listxattr(&self, _: &Cx, _: &Fh) -> Result<Vec<Bytes>> {
+        Err(unsupported())
+    }
+
+    async fn removexattr(&self, _: &Cx, _: &Fh, _: &[u8]) -> Result<()> {
+        Err(unsupported())
+    }
+
+    async fn lock(
+        &self,
+        _: &Cx,
+        _: File<'_>,
+        _: LockOwner,
+        _: LockKind,
+        _: FileRange,
+        _: LockWait,
+    ) -> Result<()> {
+        Err(Error::new(libc::ENOLCK))
+    }
+
+    async fn unlock(&self, _: &Cx, _: File<'_>, _: LockOwner, _: FileRange) -> Result<()> {
+        Err(Error::new(libc::ENOLCK))
+    }
+
+    async fn test_lock(
+        &self,
+        _: &Cx,
+        _: File<'_>,
+        _: LockOwner,
+        _: LockKind,
+        _: FileRange,
+    ) -> Result<Option<LockConflict>> {
+        Err(Error::new(libc::ENOLCK))
+    }
+
+    async fn seek(&self, _: &Cx, _: File<'_>, _: u64, _: Seek) -> Result<u64> {
+        Err(unsupported())
+    }
+
+    async fn allocate(&self, _: &Cx, _: File<'_>, _: FileRange) -> Result<()> {
+        Err(unsupported())
+    }
+
+    async fn deallocate(&self, _: &Cx, _: File<'_>, _: FileRange) -> Result<()> {
+        Err(unsupported())
+    }
+
+    async fn copy(&self, _: &Cx, _: File<'_>, _: u64, _: File<'_>, _: u64, _: u64) -> Result<u64> {
+        Err(unsupported())
+    }
+
+    async fn shutdown(&self, cx: &Cx) -> Result<()> {
+        let flushed = patient(cx, self.writes.flush_all()).await;
+        if let Some(mounted) = &self.mounted {
+            let _ = patient(cx, async { Ok(mounted.unmount().await) }).await;
+        }
+        self.caller.client.shutdown();
+        flushed
+    }
+}
+
+/// What NFSv3 has no procedure for.
+fn unsupported() -> Error {
+    Error::new(libc::EOPNOTSUPP)
+}

@@ -1,0 +1,186 @@
+//! Finding objects and their attributes: LOOKUP, GETATTR, SETATTR, ACCESS, READLINK.
+
+use super::V3;
+use super::convert;
+use super::wire::Patience;
+use crate::detach::detached;
+use crate::error;
+use hither_proto::nfs3::{
+    AccessArgs, Diropargs3, LookupArgs, Nfsstat3, PostOpAttr, ReadlinkArgs, SetattrArgs,
+};
+use hither_vfs::{
+    Access, Attr, Attrs, Cred, Cx, Error, Fh, File, FileKind, Name, Node, Result, SetAttr, Stop, Trail, Where,
+};
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// Most names of one walk: the interface allows to stop and go on.
+const WALK_MAX: usize = 64;
+
+impl V3 {
+    /// An object with attributes: those that came along with `asked`'s answer, else fresh ones.
+    pub(super) async fn node(&self, cx: &Cx, fh: Fh, came: Option<(PostOpAttr, Instant)>) -> Result<Node> {
+        let (came, asked) = came.unwrap_or((None, Instant::now()));
+        let asked = if came.is_some() { asked } else { Instant::now() };
+        let attr = self.caller.attr_or_ask(&cx.cred, &Patience::of(cx), &fh, came).await?;
+        let attrs = self.stamp(&fh, attr, asked);
+        Ok(Node { fh, attrs })
+    }
+
+    /// Attributes with their validity, as this client's own writes have left them.
+    pub(super) fn stamp(&self, fh: &Fh, mut attr: Attr, asked: Instant) -> Attrs {
+        if attr.kind == FileKind::Regular {
+            attr.size_bytes = self.writes.size(fh, attr.size_bytes);
+        }
+        self.caller.rules.attrs(fh, attr, asked)
+    }
+
+    /// As [`V3::stamp`], for an object found by name.
+    pub(super) fn stamp_named(&self, fh: &Fh, mut attr: Attr, asked: Instant) -> Attrs {
+        if attr.kind == FileKind::Regular {
+            attr.size_bytes = self.writes.size(fh, attr.size_bytes);
+        }
+        self.caller.rules.named(fh, attr, asked)
+    }
+
+    /// One name; `None` when it does not exist.
+    pub(super) async fn lookup(
+        &self,
+        cred: &Cred,
+        patience: &Patience,
+        dir: &Fh,
+        name: &Name,
+    ) -> Result<Option<Node>> {
+        let asked = Instant::now();
+        let args = LookupArgs { what: dirop(dir, name)? };
+        let found = self.caller.ask(cred, patience, &args).await.map_err(|e| error::call(&e))?;
+        match found {
+            Ok(ok) => {
+                self.caller.learn(dir, &ok.dir_attributes, asked);
+                let fh = convert::fh(&ok.object).ok_or_else(empty_handle)?;
+                let attr = self.caller.attr_or_ask(cred, patience, &fh, ok.obj_attributes).await?;
+                let attrs = self.stamp_named(&fh, attr, asked);
+                Ok(Some(Node { fh, attrs }))
+            }
+            Err((Nfsstat3::NOENT, dir_attributes)) => {
+                self.caller.learn(dir, &dir_attributes, asked);
+                Ok(None)
+            }
+            Err((status, _)) => Err(error::nfs3(status)),
+        }
+    }
+
+    pub(super) async fn walk_path(&self, cx: &Cx, at: Where<'_>) -> Result<Trail> {
+        let patience = Patience::of(cx);
+        let mut trail = Trail { steps: Vec::new(), stop: Stop::Complete };
+        for (i, name) in at.path.iter().enumerate() {
+            if i == WALK_MAX {
+                trail.stop = Stop::Limit;
+                return Ok(trail);
+            }
+            match trail.steps.last().map(|n| n.attrs.attr.kind) {
+                None | Some(FileKind::Directory) => {}
+                Some(kind) => {
+                    let symlink = kind == FileKind::Symlink;
+                    trail.stop = if symlink { Stop::Symlink } else { Stop::NotDirectory };
+                    return Ok(trail);
+                }
+            }
+            let asked = Instant::now();
+            let dir = trail.steps.last().map_or(at.base, |n| &n.fh);
+            match self.lookup(&cx.cred, &patience, dir, name).await {
+                Ok(Some(node)) => trail.steps.push(node),
+                Ok(None) => {
+                    trail.stop = Stop::Missing(self.caller.rules.missing(dir, asked));
+                    return Ok(trail);
+                }
+                Err(e) if trail.steps.is_empty() => return Err(e),
+                Err(e) => {
+                    trail.stop = Stop::Failed(e);
+                    return Ok(trail);
+                }
+            }
+        }
+        Ok(trail)
+    }
+
+    /// The directory that holds the last name of a path.
+    pub(super) async fn parent_of(&self, cx: &Cx, at: Where<'_>) -> Result<Fh> {
+        let Some((_, parents)) = at.path.split_last() else { return Err(Error::new(libc::EINVAL)) };
+        let mut base = at.base.clone();
+        let mut path = parents;
+        while !path.is_empty() {
+            let trail = self.walk_path(cx, Where { base: &base, path }).await?;
+            let errno = match trail.stop {
+                Stop::Complete | Stop::Limit => 0,
+                Stop::Missing(_) => libc::ENOENT,
+                Stop::NotDirectory => libc::ENOTDIR,
+                // Links in the middle are the caller's to follow.
+                Stop::Symlink => libc::ELOOP,
+                Stop::Failed(e) => return Err(e),
+            };
+            if errno != 0 {
+                return Err(Error::new(errno));
+            }
+            path = &path[trail.steps.len()..];
+            base = trail.steps.last().map_or(base, |n| n.fh.clone());
+        }
+        Ok(base)
+    }
+
+    /// Which of `want` the caller has, with the attributes of the object when they came along.
+    pub(super) async fn rights(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<(Access, PostOpAttr)> {
+        // The bits of the interface are those of RFC 1813 section 3.3.4.
+        let args = AccessArgs { object: convert::fh3(fh)?, access: want.bits() };
+        let ok = self.caller.expect(&cx.cred, &Patience::of(cx), &args).await?;
+        Ok((Access::from_bits_truncate(ok.access) & want, ok.obj_attributes))
+    }
+
+    pub(super) async fn link_target(&self, cx: &Cx, fh: &Fh) -> Result<bytes::Bytes> {
+        let args = ReadlinkArgs { symlink: convert::fh3(fh)? };
+        let ok = self.caller.expect(&cx.cred, &Patience::of(cx), &args).await?;
+        if ok.data.is_empty() || ok.data.contains(&0) {
+            return Err(Error::because(libc::EIO, "the server sends a symbolic link that is no path"));
+        }
+        Ok(bytes::Bytes::copy_from_slice(&ok.data))
+    }
+
+    pub(super) async fn set_attributes(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+        if set.size_bytes.is_some_and(|s| s > self.caller.sizes.file_max_bytes) {
+            return Err(Error::new(libc::EFBIG));
+        }
+        // A length is set with the right that the open gave; modes and owners need the caller's own.
+        let open = file.open.and_then(|id| self.opens.find(id));
+        let cred = match (&open, set.size_bytes) {
+            (Some(open), Some(_)) => open.cred.clone(),
+            _ => cx.cred.clone(),
+        };
+        let (this, fh, set) = (self.clone(), file.fh.clone(), set.clone());
+        detached(cx, async move { this.apply(&cred, &fh, &set).await }).await
+    }
+
+    /// SETATTR, in order with writes when it changes the length.
+    pub(super) async fn apply(&self, cred: &Arc<Cred>, fh: &Fh, set: &SetAttr) -> Result<Attrs> {
+        let truncating = match set.size_bytes {
+            Some(size) => Some(self.writes.truncating(fh, size).await),
+            None => None,
+        };
+        let (asked, patience) = (Instant::now(), Patience::policy());
+        let args =
+            SetattrArgs { object: convert::fh3(fh)?, new_attributes: convert::sattr(set), guard: None };
+        let wcc = self.caller.expect(cred, &patience, &args).await?;
+        if let Some(truncating) = truncating {
+            truncating.done();
+        }
+        let attr = self.caller.attr_or_ask(cred, &patience, fh, wcc.after).await?;
+        Ok(self.stamp(fh, attr, asked))
+    }
+}
+
+pub(super) fn dirop(dir: &Fh, name: &Name) -> Result<Diropargs3> {
+    Ok(Diropargs3 { dir: convert::fh3(dir)?, name: name.bytes().clone().into() })
+}
+
+pub(super) fn empty_handle() -> Error {
+    Error::because(libc::EIO, "the server sends an empty filehandle")
+}

@@ -1,0 +1,244 @@
+//! How an NFSv3 mount begins: mountd, NFS's port, sizes, root.
+
+use super::open::Opens;
+use super::wire::{Caller, Patience, Sizes};
+use super::{Inner, V3, convert};
+use crate::error::{MountError, Service};
+use crate::mountd;
+use crate::validity::ValidityRules;
+use crate::writes::{Limits, Uncommitted};
+use crate::{Options, Recovery};
+use bytes::Bytes;
+use hither_proto::nfs3::{FsinfoArgs, FsinfoOk, GetattrArgs, PORT, PathconfArgs, fsf};
+use hither_rpc::{CallError, Client, ClientConfig, Connect, Endpoint, Mode, RetryPolicy, Stats, TcpConnect};
+use hither_vfs::{Cred, Env, Fh, FileKind, Name, Vfs};
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Largest READ and WRITE, as nfs(5) has it.
+const IO_MOST_BYTES: u32 = 1 << 20;
+/// Smallest READ and WRITE that make sense; a server that offers less is taken at its word.
+const IO_LEAST_BYTES: u32 = 1024;
+/// Room in a record beside the payload: RPC header with credential, filehandle, attributes.
+const RECORD_SLACK_BYTES: usize = 16 << 10;
+
+/// Mounts `opts.path` with NFSv3 and hands back the file system. The addresses are tried in their order until
+/// one answers.
+///
+/// # Errors
+/// See [`MountError`]; the last address's when none answers.
+pub async fn connect_v3(opts: &Options, env: &Env, stats: Arc<Stats>) -> Result<Arc<dyn Vfs>, MountError> {
+    let machine = machine_name();
+    let mut last = None;
+    for addr in &opts.addrs {
+        match connect_to(opts, env, stats.clone(), *addr, machine.clone()).await {
+            Ok(v3) => return Ok(Arc::new(v3)),
+            Err(e) if e.is_transient() => last = Some(e),
+            Err(e) => return Err(e),
+        }
+    }
+    Err(last.unwrap_or_else(|| MountError::NoSuchHost {
+        server: opts.server.clone(),
+        cause: "it has no address".into(),
+    }))
+}
+
+async fn connect_to(
+    opts: &Options,
+    env: &Env,
+    stats: Arc<Stats>,
+    addr: SocketAddr,
+    machine: Bytes,
+) -> Result<V3, MountError> {
+    let mounted = mountd::mount(opts, addr.ip(), machine.clone()).await?;
+    let port = nfs_port(opts, addr).await?;
+    let addr = SocketAddr::new(addr.ip(), port);
+    let endpoint =
+        Endpoint { addr, resvport: opts.resvport, keepalive: true, connect_timeout: mountd::PATIENCE };
+    let connect: Arc<dyn Connect> = Arc::new(TcpConnect::new(endpoint));
+    let client = client(opts, env, connect, stats.clone());
+    let failed = |e| MountError::from_call(&opts.server, &opts.path, Service::Nfs, addr, "NFS version 3", e);
+    client.connect_now().await.map_err(failed)?;
+    let root = mounted.root.clone();
+    let v3 = V3::begin(opts, env, client, stats, root, Some(mounted.clone()), machine).await;
+    match v3 {
+        Ok(v3) => Ok(v3),
+        Err(e) => {
+            mounted.unmount().await;
+            Err(match e {
+                Beginning::Call(e) => failed(e),
+                Beginning::Mount(e) => e,
+            })
+        }
+    }
+}
+
+/// `port=`, or rpcbind's answer. Who gives `mountport=` may have no rpcbind at all: then the well-known port.
+async fn nfs_port(opts: &Options, addr: SocketAddr) -> Result<u16, MountError> {
+    if let Some(port) = opts.port {
+        return Ok(port);
+    }
+    match mountd::port(opts, addr.ip(), Service::Nfs, "port=2049").await {
+        Err(_) if opts.mount_port.is_some() => Ok(PORT),
+        found => found,
+    }
+}
+
+fn client(opts: &Options, env: &Env, connect: Arc<dyn Connect>, stats: Arc<Stats>) -> Client {
+    let mode = match opts.recovery {
+        Recovery::Hard => Mode::Hard,
+        Recovery::Soft => Mode::Soft,
+        Recovery::Softerr => Mode::Softerr,
+    };
+    let cfg = ClientConfig {
+        nconnect: opts.nconnect,
+        policy: RetryPolicy { timeo: opts.timeo, retrans: opts.retrans, mode },
+        max_record_bytes: IO_MOST_BYTES as usize + RECORD_SLACK_BYTES,
+        seed: (env.random)(),
+        ..ClientConfig::default()
+    };
+    Client::new(connect, cfg, stats)
+}
+
+/// Why a mount did not get on after mountd.
+#[derive(Debug)]
+pub(super) enum Beginning {
+    Call(CallError),
+    Mount(MountError),
+}
+
+impl From<CallError> for Beginning {
+    fn from(e: CallError) -> Self {
+        Self::Call(e)
+    }
+}
+
+impl V3 {
+    /// Asks for sizes and limits, and checks that the root is a directory.
+    pub(super) async fn begin(
+        opts: &Options,
+        env: &Env,
+        client: Client,
+        stats: Arc<Stats>,
+        root: Fh,
+        mounted: Option<mountd::Mounted>,
+        machine: Bytes,
+    ) -> Result<V3, Beginning> {
+        let rules = ValidityRules::new(opts);
+        let mut caller = Caller::new(client, stats, env.clone(), rules, machine);
+        let patience = Patience::until(Instant::now() + mountd::PATIENCE);
+        let cred = Cred::root();
+        let fail = |cause: String| {
+            let (server, path) = (opts.server.clone(), opts.path.clone());
+            Beginning::Mount(MountError::Failed { server, path, cause })
+        };
+        let handle = convert::fh3(&root).map_err(|e| fail(e.to_string()))?;
+        let info = caller
+            .ask(&cred, &patience, &FsinfoArgs { fsroot: handle.clone() })
+            .await?
+            .map_err(|(status, _)| fail(format!("FSINFO: NFS3ERR_{status:?}")))?;
+        // Servers may refuse PATHCONF; then the usual limits hold.
+        let limits = caller.ask(&cred, &patience, &PathconfArgs { object: handle.clone() }).await?.ok();
+        caller.sizes = sizes(opts, &info, limits.map(|l| l.name_max));
+        if info.properties & fsf::CANSETTIME == 0 {
+            tracing::warn!(server = opts.server, "the server cannot set times exactly");
+        }
+        let attr = caller
+            .ask(&cred, &patience, &GetattrArgs { object: handle })
+            .await?
+            .map_err(|(status, _)| fail(format!("GETATTR: NFS3ERR_{status:?}")))?;
+        if convert::attr(&attr).is_none_or(|a| a.kind != FileKind::Directory) {
+            let (server, path) = (opts.server.clone(), opts.path.clone());
+            return Err(Beginning::Mount(MountError::NotDirectory { server, path }));
+        }
+        let caller = Arc::new(caller);
+        let writes = Uncommitted::new(caller.clone(), Limits::default());
+        tokio::spawn(watch_reconnections(caller.client.generations(), Arc::downgrade(&writes)));
+        let inner = Inner {
+            caller,
+            writes,
+            opens: Opens::default(),
+            opts: opts.clone(),
+            root,
+            mounted,
+            no_readdirplus: AtomicBool::new(false),
+        };
+        Ok(V3 { inner: Arc::new(inner) })
+    }
+}
+
+/// What the server prefers, or what the options ask for within what the server can.
+fn sizes(opts: &Options, info: &FsinfoOk, name_max: Option<u32>) -> Sizes {
+    let size = |wanted: Option<u32>, pref: u32, max: u32| {
+        let most = if max == 0 { IO_MOST_BYTES } else { max.min(IO_MOST_BYTES) };
+        let wanted = wanted.unwrap_or(if pref == 0 { most } else { pref });
+        wanted.clamp(IO_LEAST_BYTES.min(most), most)
+    };
+    Sizes {
+        rsize_bytes: size(opts.rsize_bytes, info.rtpref, info.rtmax),
+        wsize_bytes: size(opts.wsize_bytes, info.wtpref, info.wtmax),
+        name_max_bytes: name_max.filter(|n| *n > 0).unwrap_or(255).min(Name::MAX_BYTES as u32),
+        file_max_bytes: if info.maxfilesize == 0 { i64::MAX as u64 } else { info.maxfilesize },
+    }
+}
+
+/// A connection that was made again may lead to a server that has lost unstable writes: COMMIT finds out.
+async fn watch_reconnections(mut generations: watch::Receiver<Vec<u64>>, writes: Weak<Uncommitted>) {
+    // The first connection of each is no reconnection.
+    let again = |g: &Vec<u64>| g.iter().map(|n| n.saturating_sub(1)).sum::<u64>();
+    let mut known = again(&generations.borrow_and_update());
+    while generations.changed().await.is_ok() {
+        let now = again(&generations.borrow_and_update());
+        let Some(writes) = writes.upgrade() else { return };
+        if now != known {
+            known = now;
+            writes.reconnected();
+        }
+    }
+}
+
+fn machine_name() -> Bytes {
+    let name = std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim_ascii();
+    Bytes::copy_from_slice(&name[..name.len().min(255)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::options;
+
+    fn info(rtmax: u32, rtpref: u32) -> FsinfoOk {
+        FsinfoOk {
+            obj_attributes: None,
+            rtmax,
+            rtpref,
+            rtmult: 0,
+            wtmax: rtmax,
+            wtpref: rtpref,
+            wtmult: 0,
+            dtpref: 0,
+            maxfilesize: 0,
+            time_delta: Default::default(),
+            properties: 0,
+        }
+    }
+
+    #[test]
+    fn sizes_stay_within_what_both_sides_can() {
+        let rsize = |asked, max, pref| {
+            let opts = Options { rsize_bytes: asked, ..options() };
+            sizes(&opts, &info(max, pref), None).rsize_bytes
+        };
+        assert_eq!(rsize(None, 1 << 20, 65536), 65536);
+        assert_eq!(rsize(None, 64 << 20, 64 << 20), 1 << 20, "never above nfs(5)'s maximum");
+        assert_eq!(rsize(Some(8192), 1 << 20, 65536), 8192);
+        assert_eq!(rsize(Some(1 << 20), 32768, 32768), 32768);
+        assert_eq!(rsize(Some(1), 32768, 32768), 1024);
+        assert_eq!(rsize(None, 512, 512), 512, "a server's small maximum counts");
+        assert_eq!(rsize(None, 0, 0), 1 << 20, "a server that says nothing");
+    }
+}

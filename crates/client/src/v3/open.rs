@@ -1,0 +1,316 @@
+//! Opens, which NFSv3 does not have: a check, an entry in a table, and a commit at the end.
+//!
+//! Locks: one mutex over both tables, held for a look-up, never across a call.
+
+use super::V3;
+use super::convert;
+use super::lookup::{dirop, empty_handle};
+use super::wire::Patience;
+use crate::detach::{detached, patient};
+use crate::error;
+use crate::writes::OpenMark;
+use hither_proto::nfs3::{CreateArgs, CreateOk, Createhow3, Nfsstat3};
+use hither_vfs::{
+    Access, ChangeInfo, Create, Cred, Cx, Error, Fh, FileKind, Name, Node, OpenAccess, OpenHow, OpenId,
+    Opened, Result, SetAttr, SetTime, Where,
+};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// How often a name may come and go between LOOKUP and CREATE before the open gives up.
+const CREATE_ROUNDS: u32 = 8;
+
+/// The open files of one mount.
+#[derive(Default)]
+pub(super) struct Opens {
+    tables: Mutex<Tables>,
+}
+
+#[derive(Default)]
+struct Tables {
+    next: u64,
+    opens: HashMap<OpenId, Arc<Open>>,
+    files: HashMap<Fh, OpenFile>,
+}
+
+/// One open.
+pub(super) struct Open {
+    pub fh: Fh,
+    pub cred: Arc<Cred>,
+    pub mark: OpenMark,
+}
+
+/// A file with opens.
+pub(super) struct OpenFile {
+    pub opens: u64,
+    pub fileid: u64,
+    /// Where the file went when its name was removed.
+    pub silly: Option<Silly>,
+}
+
+/// The hidden name of a removed file.
+#[derive(Debug, Clone)]
+pub(super) struct Silly {
+    pub dir: Fh,
+    pub name: Name,
+    /// Who removed it: whose right removes it for good.
+    pub cred: Arc<Cred>,
+}
+
+impl Opens {
+    pub fn find(&self, id: OpenId) -> Option<Arc<Open>> {
+        self.tables.lock().opens.get(&id).cloned()
+    }
+
+    fn insert(&self, open: Open, fileid: u64) -> OpenId {
+        let mut t = self.tables.lock();
+        t.next += 1;
+        let id = OpenId(t.next);
+        let file = t.files.entry(open.fh.clone()).or_insert(OpenFile { opens: 0, fileid, silly: None });
+        file.opens += 1;
+        t.opens.insert(id, Arc::new(open));
+        id
+    }
+
+    /// Forgets an open; with the last one, hands out where the file is hidden.
+    fn remove(&self, id: OpenId) -> Option<(Arc<Open>, Option<Silly>)> {
+        let mut t = self.tables.lock();
+        let open = t.opens.remove(&id)?;
+        let file = t.files.get_mut(&open.fh)?;
+        file.opens -= 1;
+        let silly = match file.opens {
+            0 => t.files.remove(&open.fh).and_then(|f| f.silly),
+            _ => None,
+        };
+        Some((open, silly))
+    }
+
+    /// Number of a file that is open, and whether it is hidden already.
+    pub fn is_open(&self, fh: &Fh) -> Option<(u64, Option<Silly>)> {
+        self.tables.lock().files.get(fh).map(|f| (f.fileid, f.silly.clone()))
+    }
+
+    pub fn any(&self) -> bool {
+        !self.tables.lock().files.is_empty()
+    }
+
+    /// The file was hidden or, with `None`, is back. False when its last open has ended meanwhile.
+    pub fn hidden(&self, fh: &Fh, silly: Option<Silly>) -> bool {
+        match self.tables.lock().files.get_mut(fh) {
+            Some(file) => {
+                file.silly = silly;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+impl V3 {
+    pub(super) async fn open_file(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+        let Some(name) = at.path.last() else {
+            if how.create != Create::No {
+                return Err(Error::new(libc::EINVAL));
+            }
+            let node = self.check_open(cx, at.base.clone(), how).await?;
+            return Ok(self.opened(cx, node, false, None));
+        };
+        let dir = patient(cx, self.parent_of(cx, at)).await?;
+        match &how.create {
+            Create::No => match self.lookup(&cx.cred, &Patience::of(cx), &dir, name).await? {
+                Some(node) => {
+                    let node = self.check_open(cx, node.fh, how).await?;
+                    Ok(self.opened(cx, node, false, None))
+                }
+                None => Err(Error::new(libc::ENOENT)),
+            },
+            Create::IfMissing(set) => self.open_or_create(cx, &dir, name, how, set).await,
+            Create::Exclusive(set) => {
+                let (this, dir, name, set) = (self.clone(), dir.clone(), name.clone(), set.clone());
+                self.create_detached(cx, async move |cred| {
+                    this.create_exclusive(&cred, &dir, &name, &set).await
+                })
+                .await
+            }
+        }
+    }
+
+    /// LOOKUP first, then CREATE that must not find anything: so `created` is true exactly when this
+    /// call created, and an existing file keeps its attributes. The two alternate when somebody else
+    /// creates and removes the name at the same time.
+    async fn open_or_create(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        name: &Name,
+        how: &OpenHow,
+        set: &SetAttr,
+    ) -> Result<Opened> {
+        for _ in 0..CREATE_ROUNDS {
+            if let Some(node) = self.lookup(&cx.cred, &Patience::of(cx), dir, name).await? {
+                match self.check_open(cx, node.fh, how).await {
+                    Err(e) if e.errno == libc::ESTALE => continue,
+                    node => return Ok(self.opened(cx, node?, false, None)),
+                }
+            }
+            let (this, dir, name, set) = (self.clone(), dir.clone(), name.clone(), set.clone());
+            let made = self
+                .create_detached(cx, async move |cred| {
+                    let how = Createhow3::Guarded(convert::sattr(&set));
+                    this.create(&cred, &dir, &name, how).await
+                })
+                .await;
+            match made {
+                Err(e) if e.errno == libc::EEXIST => {}
+                made => return made,
+            }
+        }
+        Err(Error::because(libc::EEXIST, "the name comes and goes"))
+    }
+
+    /// Runs a creation to its end. Should its caller have left, the open ends at once.
+    async fn create_detached<F>(
+        &self,
+        cx: &Cx,
+        create: impl FnOnce(Arc<Cred>) -> F + Send + 'static,
+    ) -> Result<Opened>
+    where
+        F: Future<Output = Result<(Node, ChangeInfo)>> + Send + 'static,
+    {
+        let cred = cx.cred.clone();
+        let (node, dir) = detached(cx, async move { create(cred).await }).await?;
+        Ok(self.opened(cx, node, true, Some(dir)))
+    }
+
+    fn opened(&self, cx: &Cx, node: Node, created: bool, dir: Option<ChangeInfo>) -> Opened {
+        let mark = self.writes.opened(&node.fh);
+        let open = Open { fh: node.fh.clone(), cred: cx.cred.clone(), mark };
+        let open = self.opens.insert(open, node.attrs.attr.fileid);
+        Opened { node, open, created, dir }
+    }
+
+    /// May the caller open this file so? ACCESS answers with fresh attributes, which is what
+    /// close-to-open asks for at an open.
+    async fn check_open(&self, cx: &Cx, fh: Fh, how: &OpenHow) -> Result<Node> {
+        let mut want = Access::empty();
+        if how.execute {
+            want |= Access::EXECUTE;
+        } else if how.access.contains(OpenAccess::READ) {
+            want |= Access::READ;
+        }
+        if how.access.contains(OpenAccess::WRITE) || how.truncate {
+            want |= Access::MODIFY | Access::EXTEND;
+        }
+        let asked = Instant::now();
+        let (have, came) = self.rights(cx, &fh, want).await?;
+        let node = self.node(cx, fh, Some((came, asked))).await?;
+        match node.attrs.attr.kind {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(Error::new(libc::EISDIR)),
+            FileKind::Symlink => return Err(Error::new(libc::ELOOP)),
+            _ => return Err(Error::new(libc::ENXIO)),
+        }
+        if !have.contains(want) {
+            return Err(Error::new(libc::EACCES));
+        }
+        if !how.truncate {
+            return Ok(node);
+        }
+        let set = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
+        let (this, cred, fh) = (self.clone(), cx.cred.clone(), node.fh.clone());
+        let attrs = detached(cx, async move { this.apply(&cred, &fh, &set).await }).await?;
+        Ok(Node { fh: node.fh, attrs })
+    }
+
+    /// CREATE of a name that must not exist.
+    pub(super) async fn create(
+        &self,
+        cred: &Arc<Cred>,
+        dir: &Fh,
+        name: &Name,
+        how: Createhow3,
+    ) -> Result<(Node, ChangeInfo)> {
+        let asked = Instant::now();
+        let args = CreateArgs { r#where: dirop(dir, name)?, how };
+        let ok = self.caller.expect(cred, &Patience::policy(), &args).await?;
+        self.made(cred, dir, name, ok, asked).await
+    }
+
+    /// CREATE that a retransmission cannot repeat: the server stores the verifier with the file (in its times, as
+    /// a rule), so attributes and times are set afterwards. A server without it gets GUARDED, as from the
+    /// Linux client.
+    async fn create_exclusive(
+        &self,
+        cred: &Arc<Cred>,
+        dir: &Fh,
+        name: &Name,
+        set: &SetAttr,
+    ) -> Result<(Node, ChangeInfo)> {
+        let asked = Instant::now();
+        let verifier = (self.caller.env.random)().to_be_bytes();
+        let args = CreateArgs { r#where: dirop(dir, name)?, how: Createhow3::Exclusive(verifier) };
+        let policy = Patience::policy();
+        let ok = match self.caller.ask(cred, &policy, &args).await.map_err(|e| error::call(&e))? {
+            Ok(ok) => ok,
+            Err((Nfsstat3::NOTSUPP, _)) => {
+                return self.create(cred, dir, name, Createhow3::Guarded(convert::sattr(set))).await;
+            }
+            Err((status, _)) => return Err(error::nfs3(status)),
+        };
+        let (mut node, change) = self.made(cred, dir, name, ok, asked).await?;
+        let set = SetAttr {
+            atime: set.atime.or(Some(SetTime::Now)),
+            mtime: set.mtime.or(Some(SetTime::Now)),
+            ..set.clone()
+        };
+        node.attrs = self.apply(cred, &node.fh, &set).await?;
+        Ok((node, change))
+    }
+
+    /// The new object that a reply describes, completely or not.
+    pub(super) async fn made(
+        &self,
+        cred: &Arc<Cred>,
+        dir: &Fh,
+        name: &Name,
+        ok: CreateOk,
+        asked: Instant,
+    ) -> Result<(Node, ChangeInfo)> {
+        let policy = Patience::policy();
+        self.caller.learn(dir, &ok.dir_wcc.after, asked);
+        let change = convert::change_info(&ok.dir_wcc);
+        let node = match ok.obj {
+            Some(fh) => {
+                let fh = convert::fh(&fh).ok_or_else(empty_handle)?;
+                let attr = self.caller.attr_or_ask(cred, &policy, &fh, ok.obj_attributes).await?;
+                let attrs = self.stamp_named(&fh, attr, asked);
+                Node { fh, attrs }
+            }
+            None => match self.lookup(cred, &policy, dir, name).await? {
+                Some(node) => node,
+                None => return Err(Error::new(libc::ESTALE)),
+            },
+        };
+        Ok((node, change))
+    }
+
+    pub(super) async fn close_file(&self, cx: &Cx, fh: &Fh, id: OpenId) -> Result<()> {
+        let this = self.clone();
+        let fh = fh.clone();
+        detached(cx, async move {
+            let Some(open) = this.opens.find(id).filter(|o| o.fh == fh) else {
+                return Err(Error::new(libc::EBADF));
+            };
+            // The commit comes first: a hidden file must not be removed under its last writes.
+            let policy = Cx::new(open.cred.clone());
+            let written = this.writes.close(&policy, &fh, open.mark.clone()).await;
+            if let Some((_, Some(silly))) = this.opens.remove(id) {
+                this.remove_hidden(&silly).await;
+            }
+            written
+        })
+        .await
+    }
+}

@@ -1,0 +1,193 @@
+//! Directories: READDIRPLUS where entries with attributes are wanted and offered, else READDIR.
+//!
+//! A server that does not get on (no entries and no end, the cookie that was sent comes back, the same cookie twice)
+//! gets EIO, not an endless loop.
+
+use super::V3;
+use super::convert;
+use super::wire::Patience;
+use crate::error;
+use hither_proto::nfs3::{Nfsstat3, PostOpAttr, ReaddirArgs, ReaddirplusArgs};
+use hither_vfs::{Cx, DirEntry, DirPage, Error, Fh, Name, Node, Result};
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use tokio::time::Instant;
+
+/// Least and most bytes of a reply that are asked for.
+const PAGE_LEAST_BYTES: u32 = 4 << 10;
+const PAGE_MOST_BYTES: u32 = 1 << 20;
+
+/// Pages in a row without a usable entry before the server is said not to get on.
+const EMPTY_PAGES_MAX: u32 = 64;
+
+/// A reply to either procedure.
+struct Raw {
+    dir_attributes: PostOpAttr,
+    verifier: [u8; 8],
+    eof: bool,
+    entries: Vec<RawEntry>,
+}
+
+struct RawEntry {
+    name: bytes::Bytes,
+    cookie: u64,
+    fileid: u64,
+    attributes: PostOpAttr,
+    handle: Option<Fh>,
+}
+
+impl V3 {
+    pub(super) async fn list(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        verifier: [u8; 8],
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<DirPage> {
+        let (mut cookie, mut verifier) = (cookie, verifier);
+        for _ in 0..EMPTY_PAGES_MAX {
+            let asked = Instant::now();
+            let raw = self.page(cx, dir, cookie, verifier, max_bytes, nodes).await?;
+            let next = check_progress(cookie, &raw)?;
+            self.caller.learn(dir, &raw.dir_attributes, asked);
+            let entries: Vec<_> = raw.entries.into_iter().filter_map(|e| self.entry(dir, e, asked)).collect();
+            if !entries.is_empty() || raw.eof {
+                return Ok(DirPage { entries, verifier: raw.verifier, eof: raw.eof });
+            }
+            // Nothing but `.` and `..`, or names that are none.
+            (cookie, verifier) = (next, raw.verifier);
+        }
+        Err(Error::because(libc::EIO, "the server sends directory pages without entries again and again"))
+    }
+
+    async fn page(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        verifier: [u8; 8],
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<Raw> {
+        let most = PAGE_MOST_BYTES.min(self.caller.sizes.rsize_bytes.max(PAGE_LEAST_BYTES));
+        let mut bytes = max_bytes.clamp(PAGE_LEAST_BYTES, most);
+        let mut verifier = verifier;
+        loop {
+            let plus = nodes && self.opts.readdirplus && !self.no_readdirplus.load(Ordering::Relaxed);
+            let page = match plus {
+                true => self.readdirplus(cx, dir, cookie, verifier, bytes).await?,
+                false => self.readdir_plain(cx, dir, cookie, verifier, bytes).await?,
+            };
+            match page {
+                Ok(raw) => return Ok(raw),
+                Err(Nfsstat3::NOTSUPP) if plus => self.no_readdirplus.store(true, Ordering::Relaxed),
+                Err(Nfsstat3::TOOSMALL) if bytes < most => bytes = bytes.saturating_mul(4).min(most),
+                // The directory has changed, says a server that verifies cookies; many take the cookie
+                // all the same when it comes without a verifier.
+                Err(Nfsstat3::BAD_COOKIE) if verifier != [0; 8] => verifier = [0; 8],
+                Err(status) => return Err(error::nfs3(status)),
+            }
+        }
+    }
+
+    async fn readdirplus(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        cookieverf: [u8; 8],
+        maxcount: u32,
+    ) -> Result<std::result::Result<Raw, Nfsstat3>> {
+        let dir = convert::fh3(dir)?;
+        let args = ReaddirplusArgs { dir, cookie, cookieverf, dircount: maxcount, maxcount };
+        let page = self.caller.ask(&cx.cred, &Patience::of(cx), &args).await.map_err(|e| error::call(&e))?;
+        Ok(page.map_err(|(status, _)| status).map(|ok| Raw {
+            dir_attributes: ok.dir_attributes,
+            verifier: ok.cookieverf,
+            eof: ok.eof,
+            entries: ok
+                .entries
+                .0
+                .into_iter()
+                .map(|e| RawEntry {
+                    name: e.name.0,
+                    cookie: e.cookie,
+                    fileid: e.fileid,
+                    attributes: e.name_attributes,
+                    handle: e.name_handle.as_ref().and_then(convert::fh),
+                })
+                .collect(),
+        }))
+    }
+
+    async fn readdir_plain(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        cookieverf: [u8; 8],
+        count: u32,
+    ) -> Result<std::result::Result<Raw, Nfsstat3>> {
+        let args = ReaddirArgs { dir: convert::fh3(dir)?, cookie, cookieverf, count };
+        let page = self.caller.ask(&cx.cred, &Patience::of(cx), &args).await.map_err(|e| error::call(&e))?;
+        Ok(page.map_err(|(status, _)| status).map(|ok| Raw {
+            dir_attributes: ok.dir_attributes,
+            verifier: ok.cookieverf,
+            eof: ok.eof,
+            entries: ok
+                .entries
+                .0
+                .into_iter()
+                .map(|e| RawEntry {
+                    name: e.name.0,
+                    cookie: e.cookie,
+                    fileid: e.fileid,
+                    attributes: None,
+                    handle: None,
+                })
+                .collect(),
+        }))
+    }
+
+    /// An entry as the interface has it; `None` for `.`, `..` and what is no name.
+    fn entry(&self, dir: &Fh, raw: RawEntry, asked: Instant) -> Option<DirEntry> {
+        if matches!(&raw.name[..], b"." | b"..") {
+            return None;
+        }
+        // A copy, because a slice would keep the whole page alive.
+        let name = match Name::new(bytes::Bytes::copy_from_slice(&raw.name)) {
+            Ok(name) => name,
+            Err(_) => {
+                let name = raw.name.escape_ascii();
+                tracing::warn!(?dir, %name, "the server lists a name that no program can use");
+                return None;
+            }
+        };
+        let attr = raw.attributes.as_ref().and_then(convert::attr);
+        let kind = attr.as_ref().map(|a| a.kind);
+        let node = attr.zip(raw.handle).map(|(attr, fh)| {
+            let attrs = self.stamp_named(&fh, attr, asked);
+            Node { fh, attrs }
+        });
+        Some(DirEntry { name, cookie: raw.cookie, fileid: raw.fileid, kind, node })
+    }
+}
+
+/// The cookie to go on with.
+fn check_progress(sent: u64, page: &Raw) -> Result<u64> {
+    let mut seen = HashSet::with_capacity(page.entries.len());
+    let repeats = page.entries.iter().any(|e| e.cookie == sent || !seen.insert(e.cookie));
+    if repeats {
+        return Err(Error::because(
+            libc::EIO,
+            "the server repeats a directory cookie: the listing would never end",
+        ));
+    }
+    match page.entries.last() {
+        Some(last) => Ok(last.cookie),
+        None if page.eof => Ok(sent),
+        None => Err(Error::because(libc::EIO, "the server sends neither entries nor the end of a directory")),
+    }
+}

@@ -1,0 +1,176 @@
+//! Names that go away: REMOVE, RMDIR, RENAME, and the hiding of files that are open.
+//!
+//! A file whose name is removed or replaced while it is open here is renamed to a hidden name in the same directory and
+//! removed at its last close. Between the two, other clients see the hidden name, as with every NFSv3 client.
+
+use super::V3;
+use super::convert;
+use super::lookup::dirop;
+use super::open::Silly;
+use super::wire::Patience;
+use crate::detach::detached;
+use crate::silly;
+use hither_proto::nfs3::{RemoveArgs, RenameArgs, RenameWcc, RmdirArgs};
+use hither_vfs::{ChangeInfo, Cred, Cx, Error, Fh, Name, RenameFlags, Result};
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// Hidden names to try before giving up: each try is taken only when another client chose the same
+/// 32-bit number for the same file.
+const HIDE_TRIES: u32 = 16;
+
+impl V3 {
+    pub(super) async fn remove_name(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        name: &Name,
+        target: Option<&Fh>,
+    ) -> Result<ChangeInfo> {
+        let (this, cred, dir, name) = (self.clone(), cx.cred.clone(), dir.clone(), name.clone());
+        let target = target.cloned();
+        detached(cx, async move {
+            let target = match target {
+                Some(fh) => Some(fh),
+                // Somebody has files open, and only the server knows whether this is one of them.
+                None if this.opens.any() => {
+                    this.lookup(&cred, &Patience::policy(), &dir, &name).await?.map(|n| n.fh)
+                }
+                None => None,
+            };
+            match target.and_then(|fh| Some((this.opens.is_open(&fh)?, fh))) {
+                Some(((_, Some(hidden)), _)) if hidden.dir == dir && hidden.name == name => {
+                    Err(Error::new(libc::EBUSY))
+                }
+                Some(((fileid, None), fh)) => this.hide(&cred, &fh, fileid, &dir, &name).await,
+                _ => this.remove(&cred, &dir, &name).await,
+            }
+        })
+        .await
+    }
+
+    pub(super) async fn remove_directory(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+        let args = RmdirArgs { object: dirop(dir, name)? };
+        let (this, cred, dir) = (self.clone(), cx.cred.clone(), dir.clone());
+        detached(cx, async move {
+            let asked = Instant::now();
+            let wcc = this.caller.expect(&cred, &Patience::policy(), &args).await?;
+            this.caller.learn(&dir, &wcc.after, asked);
+            Ok(convert::change_info(&wcc))
+        })
+        .await
+    }
+
+    pub(super) async fn rename_name(
+        &self,
+        cx: &Cx,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        replaced: Option<&Fh>,
+        flags: RenameFlags,
+    ) -> Result<(ChangeInfo, ChangeInfo)> {
+        if !flags.is_empty() {
+            // What the Linux client answers too: NFS has no such RENAME.
+            return Err(Error::new(libc::EINVAL));
+        }
+        let (this, cred) = (self.clone(), cx.cred.clone());
+        let from = (from.0.clone(), from.1.clone());
+        let to = (to.0.clone(), to.1.clone());
+        let replaced = replaced.cloned();
+        detached(cx, async move { this.rename_over(&cred, &from, &to, replaced).await }).await
+    }
+
+    async fn rename_over(
+        &self,
+        cred: &Arc<Cred>,
+        from: &(Fh, Name),
+        to: &(Fh, Name),
+        replaced: Option<Fh>,
+    ) -> Result<(ChangeInfo, ChangeInfo)> {
+        let policy = Patience::policy();
+        let replaced = match replaced {
+            Some(fh) => Some(fh),
+            None if self.opens.any() => self.lookup(cred, &policy, &to.0, &to.1).await?.map(|n| n.fh),
+            None => None,
+        };
+        let open = replaced.and_then(|fh| Some((self.opens.is_open(&fh)?, fh)));
+        let Some(((fileid, None), fh)) = open else { return self.rename(cred, from, to).await };
+        // Two names of one file: RENAME does nothing (rename(2)), and nothing may be hidden.
+        match self.lookup(cred, &policy, &from.0, &from.1).await? {
+            None => return Err(Error::new(libc::ENOENT)),
+            Some(node) if node.fh == fh => return self.rename(cred, from, to).await,
+            Some(_) => {}
+        }
+        self.hide(cred, &fh, fileid, &to.0, &to.1).await?;
+        let renamed = self.rename(cred, from, to).await;
+        if renamed.is_err()
+            && let Some((_, Some(hidden))) = self.opens.is_open(&fh)
+        {
+            // Nothing replaced it: it gets its name back.
+            let hidden_at = (hidden.dir, hidden.name);
+            if self.rename(cred, &hidden_at, to).await.is_ok() {
+                self.opens.hidden(&fh, None);
+            }
+        }
+        renamed
+    }
+
+    /// Renames an open file to a hidden name.
+    async fn hide(
+        &self,
+        cred: &Arc<Cred>,
+        fh: &Fh,
+        fileid: u64,
+        dir: &Fh,
+        name: &Name,
+    ) -> Result<ChangeInfo> {
+        let policy = Patience::policy();
+        for _ in 0..HIDE_TRIES {
+            let number = (self.caller.env.random)() as u32;
+            let hidden = silly::name(fileid, number);
+            // RENAME would replace what is there.
+            if self.lookup(cred, &policy, dir, &hidden).await?.is_some() {
+                continue;
+            }
+            let to = (dir.clone(), hidden.clone());
+            let (_, change) = self.rename(cred, &(dir.clone(), name.clone()), &to).await?;
+            let silly = Silly { dir: dir.clone(), name: hidden, cred: cred.clone() };
+            if !self.opens.hidden(fh, Some(silly.clone())) {
+                self.remove_hidden(&silly).await;
+            }
+            return Ok(change);
+        }
+        Err(Error::because(libc::EBUSY, "no hidden name is free for an open file"))
+    }
+
+    /// Removes a hidden file after its last close. A failure leaves a `.nfs...` file behind, which is what
+    /// administrators expect of crashed clients.
+    pub(super) async fn remove_hidden(&self, silly: &Silly) {
+        if let Err(e) = self.remove(&silly.cred, &silly.dir, &silly.name).await {
+            tracing::warn!(name = ?silly.name, error = %e, "a removed file stays behind under its hidden name");
+        }
+    }
+
+    async fn remove(&self, cred: &Arc<Cred>, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+        let asked = Instant::now();
+        let args = RemoveArgs { object: dirop(dir, name)? };
+        let wcc = self.caller.expect(cred, &Patience::policy(), &args).await?;
+        self.caller.learn(dir, &wcc.after, asked);
+        Ok(convert::change_info(&wcc))
+    }
+
+    async fn rename(
+        &self,
+        cred: &Arc<Cred>,
+        from: &(Fh, Name),
+        to: &(Fh, Name),
+    ) -> Result<(ChangeInfo, ChangeInfo)> {
+        let asked = Instant::now();
+        let args = RenameArgs { from: dirop(&from.0, &from.1)?, to: dirop(&to.0, &to.1)? };
+        let RenameWcc { fromdir_wcc, todir_wcc } =
+            self.caller.expect(cred, &Patience::policy(), &args).await?;
+        self.caller.learn(&from.0, &fromdir_wcc.after, asked);
+        self.caller.learn(&to.0, &todir_wcc.after, asked);
+        Ok((convert::change_info(&fromdir_wcc), convert::change_info(&todir_wcc)))
+    }
+}

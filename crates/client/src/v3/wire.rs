@@ -1,0 +1,279 @@
+//! One NFSv3 procedure: credential, call, patience with a busy server, errno.
+//!
+//! It knows nothing of what procedures are for, except that WRITE and COMMIT serve the uncommitted writes.
+//! A call is retransmitted with the same xid after each timeout and on each new connection; servers recognise it
+//! in their reply cache. What a server without such a cache answers to a second REMOVE or MKDIR (ENOENT, EEXIST)
+//! reaches the program, as with the Linux client; only an exclusive CREATE is recognised by its
+//! verifier.
+
+use super::convert;
+use crate::error;
+use crate::validity::ValidityRules;
+use crate::writes::{Failure, Origin, Verifier, Wire, WriteReply};
+use async_trait::async_trait;
+use bytes::Bytes;
+use hither_proto::nfs3::{self, CommitArgs, Nfsstat3, PostOpAttr, Res, StableHow, WriteArgs};
+use hither_proto::rpc::{AUTH_SYS_MAX_GIDS, AuthSys, Procedure};
+use hither_proto::xdr::{Dec, Enc, List, Opaque, Xdr};
+use hither_rpc::{Call, CallError, Client, Credential, Retransmit, Stats};
+use hither_vfs::{Attr, Attrs, Cred, Cx, Data, Env, Error, Fh, Result};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// First wait after JUKEBOX ("try again later"); it doubles up to [`JUKEBOX_MOST`].
+const JUKEBOX_LEAST: Duration = Duration::from_millis(100);
+/// Longest wait after JUKEBOX: what the Linux client waits each time.
+const JUKEBOX_MOST: Duration = Duration::from_secs(5);
+/// Most encoded credentials that are remembered.
+const CREDENTIALS_MAX: usize = 1024;
+
+/// Sizes that the server told at mount time, within what the options allow.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    pub rsize_bytes: u32,
+    pub wsize_bytes: u32,
+    pub name_max_bytes: u32,
+    /// Longest file.
+    pub file_max_bytes: u64,
+}
+
+/// How long the caller of a procedure is willing to wait.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Patience {
+    cancel: Option<CancellationToken>,
+    deadline: Option<Instant>,
+}
+
+impl Patience {
+    /// As long as the caller of the `Vfs` call.
+    pub fn of(cx: &Cx) -> Self {
+        Self { cancel: Some(cx.cancel.clone()), deadline: cx.deadline }
+    }
+
+    /// As the mount's policy says: for what must run to its end.
+    pub fn policy() -> Self {
+        Self::default()
+    }
+
+    /// Until then.
+    pub fn until(deadline: Instant) -> Self {
+        Self { cancel: None, deadline: Some(deadline) }
+    }
+}
+
+/// What every procedure needs.
+pub(super) struct Caller {
+    pub client: Client,
+    pub stats: Arc<Stats>,
+    pub env: Env,
+    pub rules: ValidityRules,
+    pub sizes: Sizes,
+    machine: Bytes,
+    credentials: Mutex<HashMap<Cred, Credential>>,
+}
+
+/// Outcome of a procedure: the results, or the failing status with what came along.
+pub(super) type Outcome<T, F> = std::result::Result<T, (Nfsstat3, F)>;
+
+impl Caller {
+    pub fn new(client: Client, stats: Arc<Stats>, env: Env, rules: ValidityRules, machine: Bytes) -> Self {
+        let sizes =
+            Sizes { rsize_bytes: 4096, wsize_bytes: 4096, name_max_bytes: 255, file_max_bytes: u64::MAX };
+        Self { client, stats, env, rules, sizes, machine, credentials: Mutex::default() }
+    }
+
+    /// Calls a procedure; a server that asks for patience gets it.
+    pub async fn ask<P, T, F>(
+        &self,
+        cred: &Cred,
+        patience: &Patience,
+        args: &P,
+    ) -> std::result::Result<Outcome<T, F>, CallError>
+    where
+        P: Procedure<Reply = Res<T, F>>,
+        T: Xdr,
+        F: Xdr,
+    {
+        let mut wait = JUKEBOX_LEAST;
+        loop {
+            let outcome: Outcome<T, F> = self.call(cred, patience, args).await?.into_result();
+            match outcome {
+                Err((Nfsstat3::JUKEBOX, _)) => {
+                    self.stats.error(P::NAME);
+                    self.pause(patience, wait).await?;
+                    wait = (wait * 2).min(JUKEBOX_MOST);
+                }
+                Err(failed) => {
+                    self.stats.error(P::NAME);
+                    return Ok(Err(failed));
+                }
+                done => return Ok(done),
+            }
+        }
+    }
+
+    /// As [`Caller::ask`], for callers to whom a failed status is just an error.
+    pub async fn expect<P, T, F>(&self, cred: &Cred, patience: &Patience, args: &P) -> Result<T>
+    where
+        P: Procedure<Reply = Res<T, F>>,
+        T: Xdr,
+        F: Xdr,
+    {
+        let outcome = self.ask(cred, patience, args).await.map_err(|e| error::call(&e))?;
+        outcome.map_err(|(status, _)| error::nfs3(status))
+    }
+
+    async fn call<P: Procedure>(
+        &self,
+        cred: &Cred,
+        patience: &Patience,
+        args: &P,
+    ) -> std::result::Result<P::Reply, CallError> {
+        let call = Call {
+            prog: P::PROG,
+            vers: P::VERS,
+            proc: P::PROC,
+            op: P::NAME,
+            cred: self.credential(cred),
+            args: Enc::of(args),
+            connection: None,
+            retransmit: Retransmit::OnReconnectAndTimeout,
+            deadline: patience.deadline,
+            cancel: patience.cancel.clone(),
+        };
+        let reply = self.client.call(call).await?;
+        Dec::all(&reply.body).map_err(|e| {
+            tracing::warn!(server = self.client.server(), op = P::NAME, error = %e, "malformed reply");
+            CallError::PeerMisbehaved("a reply cannot be decoded")
+        })
+    }
+
+    async fn pause(&self, patience: &Patience, wait: Duration) -> std::result::Result<(), CallError> {
+        let over = Instant::now() + wait;
+        let end = patience.deadline.map_or(over, |d| d.min(over));
+        let cancelled = async {
+            match &patience.cancel {
+                Some(token) => token.cancelled().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep_until(end) => {
+                if end < over { Err(CallError::DeadlinePassed) } else { Ok(()) }
+            }
+            () = cancelled => Err(CallError::Cancelled),
+        }
+    }
+
+    /// AUTH_SYS of a user, with the first 16 of its groups: the protocol has no room for more.
+    fn credential(&self, cred: &Cred) -> Credential {
+        if let Some(known) = self.credentials.lock().get(cred) {
+            return known.clone();
+        }
+        let gids = cred.groups.iter().copied().take(AUTH_SYS_MAX_GIDS).collect();
+        let new = Credential::sys(&AuthSys {
+            stamp: 0,
+            machinename: Opaque(self.machine.clone()),
+            uid: cred.uid,
+            gid: cred.gid,
+            gids: List(gids),
+        });
+        let mut all = self.credentials.lock();
+        if all.len() >= CREDENTIALS_MAX {
+            all.clear();
+        }
+        all.insert(cred.clone(), new.clone());
+        new
+    }
+
+    /// Fresh attributes.
+    pub async fn getattr(&self, cred: &Cred, patience: &Patience, fh: &Fh) -> Result<Attr> {
+        let args = nfs3::GetattrArgs { object: convert::fh3(fh)? };
+        let found = self.expect(cred, patience, &args).await?;
+        convert::attr(&found).ok_or_else(unknown_type)
+    }
+
+    /// Attributes that came along, or a GETATTR for them.
+    pub async fn attr_or_ask(
+        &self,
+        cred: &Cred,
+        patience: &Patience,
+        fh: &Fh,
+        came: PostOpAttr,
+    ) -> Result<Attr> {
+        match came {
+            Some(f) => convert::attr(&f).ok_or_else(unknown_type),
+            None => self.getattr(cred, patience, fh).await,
+        }
+    }
+
+    /// Learns how stable a directory is from attributes that came along with an operation in it.
+    pub fn learn(&self, fh: &Fh, came: &PostOpAttr, asked: Instant) {
+        if let Some(attr) = came.as_ref().and_then(convert::attr) {
+            let _: Attrs = self.rules.attrs(fh, attr, asked);
+        }
+    }
+}
+
+fn unknown_type() -> Error {
+    Error::because(libc::EIO, "the server names a file type that does not exist")
+}
+
+fn failure(e: CallError) -> Failure {
+    match e {
+        CallError::TimedOut(_) | CallError::DeadlinePassed | CallError::Shutdown | CallError::Connect(_) => {
+            Failure::Unanswered(error::call(&e))
+        }
+        e => Failure::Refused(error::call(&e)),
+    }
+}
+
+#[async_trait]
+impl Wire for Caller {
+    fn wsize_bytes(&self) -> u32 {
+        self.sizes.wsize_bytes
+    }
+
+    async fn write(
+        &self,
+        origin: &Origin,
+        fh: &Fh,
+        offset_bytes: u64,
+        data: Data,
+        stable: bool,
+    ) -> std::result::Result<WriteReply, Failure> {
+        let data = data.into_bytes();
+        let args = WriteArgs {
+            file: convert::fh3(fh).map_err(Failure::Refused)?,
+            offset: offset_bytes,
+            count: data.len() as u32,
+            stable: if stable { StableHow::FILE_SYNC } else { StableHow::UNSTABLE },
+            data: Opaque(data),
+        };
+        match self.ask(&origin.cred, &Patience::policy(), &args).await.map_err(failure)? {
+            Ok(ok) => Ok(WriteReply {
+                bytes: u64::from(ok.count),
+                stable: ok.committed != StableHow::UNSTABLE,
+                verifier: ok.verf,
+                attr: ok.file_wcc.after.as_ref().and_then(convert::attr),
+            }),
+            Err((status, _)) => Err(Failure::Refused(error::nfs3(status))),
+        }
+    }
+
+    async fn commit(&self, origin: &Origin, fh: &Fh) -> std::result::Result<Verifier, Failure> {
+        let args = CommitArgs { file: convert::fh3(fh).map_err(Failure::Refused)?, offset: 0, count: 0 };
+        match self.ask(&origin.cred, &Patience::policy(), &args).await.map_err(failure)? {
+            Ok(ok) => Ok(ok.verf),
+            Err((status, _)) => Err(Failure::Refused(error::nfs3(status))),
+        }
+    }
+
+    fn epoch(&self) -> u64 {
+        self.client.generations().borrow().iter().sum()
+    }
+}
