@@ -1,1 +1,28 @@
-//! A Vfs becomes a mount: the /dev/fuse layer.
+//! A Vfs becomes a mount: the `/dev/fuse` layer and the frontend that maps the kernel's requests onto
+//! [`Vfs`](hither_vfs::Vfs) calls.
+//!
+//! It knows the kernel's protocol and the [`Vfs`](hither_vfs::Vfs) interface, and nothing of NFS or caches. From the bottom:
+//! `abi` are the protocol's bytes, `device` reads and writes them, `call` is one request until its answer
+//! (with interrupts), `inode` and `handles` are what the kernel's numbers mean and what it has cached,
+//! `ops` serves each request, `session` runs the threads, `mount` begins and ends it all.
+//!
+//! Lock order: `Inodes`' table, then one `Inode`'s state; nothing else is locked while they are held, and neither is held
+//! across an await.
+
+#![deny(unsafe_code)]
+
+mod abi;
+mod call;
+mod cred;
+#[allow(unsafe_code)]
+mod device;
+mod handles;
+mod inode;
+#[allow(unsafe_code)]
+mod mount;
+mod ops;
+mod session;
+mod stats;
+
+pub use mount::{Config, MountError, Mounted, mount};
+pub use stats::OpCount;

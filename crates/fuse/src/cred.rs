@@ -1,0 +1,116 @@
+//! Who asks: supplementary groups and pending signals of the calling thread, from `/proc`.
+//!
+//! FUSE tells user, group and thread of a caller, but not its groups. The caller waits in the kernel
+//! while its request is served, so what `/proc/TID` says is about that call.
+
+use crate::abi::Header;
+use hither_vfs::Cred;
+use smallvec::SmallVec;
+use std::fs::File;
+use std::io::Read;
+use std::sync::Arc;
+
+/// The caller's identity. Groups are read for everybody but the superuser; a caller in a process
+/// namespace that is not visible from here has those the kernel sent along, if any.
+pub(crate) fn of(head: &Header) -> Arc<Cred> {
+    let mut groups = SmallVec::new();
+    if head.uid != 0 && head.tid != 0 {
+        if let Some(status) = read_proc(head.tid, "status") {
+            groups = parse_groups(&status);
+        }
+    }
+    if groups.is_empty() {
+        groups.extend(head.groups.iter().copied());
+    }
+    Arc::new(Cred { uid: head.uid, gid: head.gid, groups })
+}
+
+/// Signals of a thread that matters for interrupting its call.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Signals {
+    /// The thread is about to die, or gone.
+    pub fatal: bool,
+    /// A person or a supervisor wants the program to stop, and the program will handle the signal.
+    pub asked_to_stop: bool,
+}
+
+/// Looks at the signals of thread `tid`.
+pub(crate) fn signals(tid: u32) -> Signals {
+    if tid == 0 {
+        return Signals::default();
+    }
+    let Some(status) = read_proc(tid, "status") else {
+        return Signals { fatal: true, asked_to_stop: false };
+    };
+    let mut seen = parse_signals(&status);
+    if !seen.fatal && killed_and_exiting(tid) {
+        seen.fatal = true;
+    }
+    seen
+}
+
+fn read_proc(tid: u32, file: &str) -> Option<Vec<u8>> {
+    let mut text = Vec::with_capacity(2048);
+    File::open(format!("/proc/{tid}/{file}")).ok()?.read_to_end(&mut text).ok()?;
+    Some(text)
+}
+
+fn field<'a>(status: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    status.split(|&b| b == b'\n').find_map(|line| line.strip_prefix(name)?.strip_prefix(b":"))
+}
+
+fn parse_groups(status: &[u8]) -> SmallVec<[u32; 8]> {
+    let Some(list) = field(status, b"Groups") else { return SmallVec::new() };
+    list.split(|b| b.is_ascii_whitespace())
+        .filter_map(|n| std::str::from_utf8(n).ok()?.parse().ok())
+        .collect()
+}
+
+/// A signal that ends the process arrives at each of its threads as SIGKILL; the ones people send to stop a program
+/// that has a handler for them stay as they are.
+fn parse_signals(status: &[u8]) -> Signals {
+    let mask = |name: &[u8]| -> u64 {
+        let hex = field(status, name).unwrap_or_default().trim_ascii();
+        std::str::from_utf8(hex).ok().and_then(|s| u64::from_str_radix(s, 16).ok()).unwrap_or(0)
+    };
+    let bit = |signal: i32| 1u64 << (signal - 1);
+    let pending = mask(b"SigPnd") | mask(b"ShdPnd");
+    let wanted = [libc::SIGINT, libc::SIGTERM, libc::SIGQUIT, libc::SIGHUP];
+    let wanted = wanted.into_iter().fold(0, |set, s| set | bit(s)) & !mask(b"SigBlk");
+    Signals { fatal: pending & bit(libc::SIGKILL) != 0, asked_to_stop: pending & wanted != 0 }
+}
+
+/// A thread that dies of a signal closes its files on the way out, when no signal is pending any more: its exit
+/// code (the last field but none of `/proc/TID/stat`) has the signal by then.
+fn killed_and_exiting(tid: u32) -> bool {
+    const PF_EXITING: u64 = 4;
+    let Some(stat) = read_proc(tid, "stat") else { return true };
+    // The command name may hold anything but its closing parenthesis is the last.
+    let Some(end) = stat.iter().rposition(|&b| b == b')') else { return false };
+    let rest = String::from_utf8_lossy(&stat[end + 1..]).into_owned();
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    // proc(5): field 3 (state) comes first here; flags is field 9, exit_code 52.
+    let number = |n: usize| fields.get(n - 3).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
+    number(9) & PF_EXITING != 0 && number(52) & 0x7f != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_and_signals_are_read_from_status() {
+        let status = b"Name:\tx\nGroups:\t4 24 1000 \nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000002\n\
+                       SigBlk:\t0000000000000000\n";
+        assert_eq!(parse_groups(status)[..], [4, 24, 1000]);
+        assert_eq!(parse_signals(status), Signals { fatal: false, asked_to_stop: true });
+        let killed = b"SigPnd:\t0000000000000100\nShdPnd:\t0000000000000002\nSigBlk:\t0000000000000002\n";
+        assert_eq!(parse_signals(killed), Signals { fatal: true, asked_to_stop: false });
+        assert_eq!(parse_signals(b""), Signals::default());
+    }
+
+    #[test]
+    fn this_thread_is_not_being_killed() {
+        assert_eq!(signals(std::process::id()), Signals::default());
+    }
+}

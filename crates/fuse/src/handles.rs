@@ -1,0 +1,103 @@
+//! Open files and directories, under the numbers that the kernel passes back.
+
+use crate::inode::{Inode, Moment};
+use hither_vfs::{Cred, DirEntry, OpenAccess, OpenId};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// An open file. Data goes through it with the identity of who opened it, as NFS does.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    /// The file.
+    pub inode: Arc<Inode>,
+    /// The open of the layer below.
+    pub open: OpenId,
+    /// Use.
+    pub access: OpenAccess,
+    /// Who opened it.
+    pub cred: Arc<Cred>,
+}
+
+/// An open directory.
+#[derive(Debug)]
+pub(crate) struct OpenDir {
+    /// The directory.
+    pub inode: Arc<Inode>,
+    /// Who opened it.
+    pub cred: Arc<Cred>,
+    /// What was read last. Readers of one descriptor take turns.
+    pub page: tokio::sync::Mutex<Page>,
+}
+
+/// A page of a directory, kept because the kernel may take it in smaller pieces.
+#[derive(Debug)]
+pub(crate) struct Page {
+    /// Cookie it was asked for with.
+    pub from: u64,
+    /// Entries in order.
+    pub entries: Vec<DirEntry>,
+    /// Where the last piece ended.
+    pub next: usize,
+    /// Nothing follows.
+    pub eof: bool,
+    /// There is a page.
+    pub filled: bool,
+    /// Verifier for the cookies.
+    pub verifier: [u8; 8],
+    /// When it was asked for.
+    pub asked: Moment,
+    /// Bytes to ask for next time.
+    pub ask_bytes: u32,
+    /// Pages since the start, and a cookie seen on the way: meeting it again means that the server runs in a circle.
+    pub pages: u64,
+    pub milestone: Option<u64>,
+}
+
+/// Things under numbers that are never used twice.
+#[derive(Debug)]
+pub(crate) struct Handles<T> {
+    table: Mutex<HashMap<u64, Arc<T>>>,
+    next: AtomicU64,
+}
+
+impl<T> Default for Handles<T> {
+    fn default() -> Self {
+        Self { table: Mutex::default(), next: AtomicU64::new(1) }
+    }
+}
+
+impl<T> Handles<T> {
+    /// Adds a thing.
+    pub fn add(&self, thing: T) -> u64 {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        self.table.lock().insert(id, Arc::new(thing));
+        id
+    }
+
+    /// Finds a thing.
+    pub fn find(&self, id: u64) -> Option<Arc<T>> {
+        self.table.lock().get(&id).cloned()
+    }
+
+    /// Removes a thing.
+    pub fn remove(&self, id: u64) -> Option<Arc<T>> {
+        self.table.lock().remove(&id)
+    }
+
+    /// Everything.
+    pub fn all(&self) -> Vec<Arc<T>> {
+        self.table.lock().values().cloned().collect()
+    }
+
+    /// Removes everything.
+    pub fn drain(&self) -> Vec<Arc<T>> {
+        self.table.lock().drain().map(|(_, thing)| thing).collect()
+    }
+
+    /// Number of things.
+    pub fn len(&self) -> usize {
+        self.table.lock().len()
+    }
+}

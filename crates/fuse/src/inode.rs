@@ -1,0 +1,554 @@
+//! Inodes: the kernel's numbers for objects, and what the kernel was told about them.
+//!
+//! One number per object identity `(fsid, fileid)`, so that hard links share pages and locks in the kernel; numbers are
+//! never used twice. An inode lives while the kernel counts look-ups of it (LOOKUP and its kin add,
+//! FORGET subtracts) or something is open.
+//!
+//! What the kernel caches of a file's contents is right for one value of the change attribute, remembered in
+//! `pages`. The mount's own modifications make it unknown, because an answer cannot tell whether somebody
+//! else wrote in between; a different value with no modification of ours in flight or since is somebody else's change, and then
+//! the kernel's pages must go ([`Seen::pages_stale`]). To order answers and modifications there is
+//! one counter for the mount ([`Clock`]): a call samples it before it asks, each modification moves it at
+//! its beginning and end.
+
+use hither_vfs::{Attr, Fh, FileKind, LockOwner, Name, Node};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Names remembered per object, at most: they are hints.
+const NAMES_MAX: usize = 16;
+/// Further handles accepted for one object.
+const ALIASES_MAX: usize = 4;
+
+/// Identity of an object: numbers that the server gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Ident {
+    fsid: (u64, u64),
+    fileid: u64,
+}
+
+impl Ident {
+    /// Identity that attributes tell.
+    pub fn of(attr: &Attr) -> Self {
+        Self { fsid: attr.fsid, fileid: attr.fileid }
+    }
+
+    /// Another object of the same file system.
+    pub fn sibling(self, fileid: u64) -> Self {
+        Self { fileid, ..self }
+    }
+
+    /// Number to show as `st_ino` in a mount whose root is in file system `root`: the server's own number
+    /// there; mixed with the file system's number elsewhere, so that numbers of two do not meet.
+    pub fn ino(self, root: Ident) -> u64 {
+        if self.fsid == root.fsid {
+            return self.fileid.max(1);
+        }
+        // SplitMix64's finisher: every bit of the input moves half the bits of the output.
+        let mut x = self.fsid.0 ^ self.fsid.1.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) ^ self.fileid).max(1)
+    }
+}
+
+/// Moments of a mount's own modifications.
+#[derive(Debug, Default)]
+pub(crate) struct Clock(AtomicU64);
+
+/// A moment of a [`Clock`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Moment(u64);
+
+impl Clock {
+    /// Now; answers to calls begun before this moment tell nothing of modifications after it.
+    pub fn now(&self) -> Moment {
+        Moment(self.0.load(Ordering::SeqCst))
+    }
+
+    fn tick(&self) -> Moment {
+        Moment(self.0.fetch_add(1, Ordering::SeqCst) + 1)
+    }
+}
+
+/// An object that the kernel knows.
+#[derive(Debug)]
+pub(crate) struct Inode {
+    /// The kernel's number.
+    pub id: u64,
+    /// The server's numbers.
+    pub ident: Ident,
+    /// Type.
+    pub kind: FileKind,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    fh: Fh,
+    aliases: SmallVec<[Fh; 1]>,
+    /// Permission bits as last seen.
+    mode: u32,
+    /// Change value for which the kernel's pages are right; `None` when unknown.
+    pages: Option<u64>,
+    /// Whether the kernel can have pages at all.
+    opened: bool,
+    /// Length the kernel takes the file to have.
+    told_size: u64,
+    /// Change value of the attributes the kernel has; `None` when it asks again anyway.
+    told_change: Option<u64>,
+    /// Own modifications under way, and the last beginning or end of one.
+    modifying: u32,
+    modified: Moment,
+    /// Writes so far, and how many of them are known to be stable.
+    writes: u64,
+    committed: u64,
+    /// Owners that took byte-range locks.
+    lock_owners: HashSet<LockOwner>,
+    /// When an append was last sent back to look at the length again.
+    retried: Option<tokio::time::Instant>,
+}
+
+/// What an observation of attributes means for the kernel's caches.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// Somebody else changed the contents: cached pages must go before the answer is given.
+    pub pages_stale: bool,
+    /// A directory is no longer searchable by everybody: cached names in it must not be used.
+    pub search_lost: bool,
+}
+
+/// What an open means for the kernel's caches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OnOpen {
+    /// The pages cached before are right.
+    pub keep: bool,
+    /// The kernel's attributes are out of date.
+    pub attrs_stale: bool,
+    /// The length differs from what the kernel believes.
+    pub size_differs: bool,
+}
+
+/// A modification under way; ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Modifying<'a> {
+    inode: &'a Inode,
+    clock: &'a Clock,
+}
+
+impl Drop for Modifying<'_> {
+    fn drop(&mut self) {
+        let mut s = self.inode.state.lock();
+        s.modifying -= 1;
+        s.modified = self.clock.tick();
+        s.pages = None;
+        s.told_change = None;
+    }
+}
+
+/// A change of attributes or entries under way; ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Changing<'a> {
+    inode: &'a Inode,
+    clock: &'a Clock,
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.inode.touch(self.clock);
+    }
+}
+
+impl Inode {
+    fn new(id: u64, node: &Node) -> Self {
+        let attr = &node.attrs.attr;
+        let state = State {
+            fh: node.fh.clone(),
+            aliases: SmallVec::new(),
+            mode: attr.mode,
+            pages: None,
+            opened: false,
+            told_size: attr.size_bytes,
+            told_change: Some(attr.change),
+            modifying: 0,
+            modified: Moment(0),
+            writes: 0,
+            committed: 0,
+            lock_owners: HashSet::new(),
+            retried: None,
+        };
+        Self { id, ident: Ident::of(attr), kind: attr.kind, state: Mutex::new(state) }
+    }
+
+    /// The handle.
+    pub fn fh(&self) -> Fh {
+        self.state.lock().fh.clone()
+    }
+
+    /// Accepts another handle of the same object.
+    pub fn add_alias(&self, fh: Fh) {
+        let mut s = self.state.lock();
+        if s.aliases.len() >= ALIASES_MAX {
+            s.aliases.remove(0);
+        }
+        s.aliases.push(fh);
+    }
+
+    fn knows(&self, fh: &Fh) -> bool {
+        let s = self.state.lock();
+        s.fh == *fh || s.aliases.contains(fh)
+    }
+
+    /// Whether everybody may look names up here: only then may the kernel do it without asking.
+    pub fn world_searchable(&self) -> bool {
+        self.state.lock().mode & 0o111 == 0o111
+    }
+
+    /// Begins a modification of the contents.
+    pub fn modify<'a>(&'a self, clock: &'a Clock) -> Modifying<'a> {
+        let mut s = self.state.lock();
+        s.modifying += 1;
+        s.modified = clock.tick();
+        s.pages = None;
+        Modifying { inode: self, clock }
+    }
+
+    /// Begins a change of attributes or entries; contents stay.
+    pub fn changing<'a>(&'a self, clock: &'a Clock) -> Changing<'a> {
+        self.touch(clock);
+        Changing { inode: self, clock }
+    }
+
+    /// Notes a change of attributes by the mount itself, which moves the change attribute too.
+    pub fn touch(&self, clock: &Clock) {
+        let mut s = self.state.lock();
+        s.modified = clock.tick();
+        s.told_change = None;
+        s.pages = None;
+    }
+
+    /// Whether the mount itself changed the object since `asked`.
+    pub fn changed_since(&self, asked: Moment) -> bool {
+        let s = self.state.lock();
+        s.modifying > 0 || s.modified > asked
+    }
+
+    /// Notes that the kernel has a symbolic link's target in its page cache.
+    pub fn link_read(&self) {
+        let mut s = self.state.lock();
+        s.opened = true;
+        s.pages = s.told_change;
+    }
+
+    /// Notes that a write up to `end` succeeded; the kernel extends the length likewise.
+    pub fn wrote(&self, end: u64, stable: bool) {
+        let mut s = self.state.lock();
+        s.told_size = s.told_size.max(end);
+        s.writes += 1;
+        if stable && s.committed + 1 == s.writes {
+            s.committed = s.writes;
+        }
+    }
+
+    /// Notes the length after a truncation of ours.
+    pub fn resized(&self, size: u64) {
+        let mut s = self.state.lock();
+        s.told_size = size;
+        s.writes += 1;
+    }
+
+    /// Number of writes to pass to [`Inode::committed`]; `None` when everything is stable already.
+    pub fn uncommitted(&self) -> Option<u64> {
+        let s = self.state.lock();
+        (s.committed < s.writes).then_some(s.writes)
+    }
+
+    /// Notes that the first `writes` writes are stable.
+    pub fn committed(&self, writes: u64) {
+        let mut s = self.state.lock();
+        s.committed = s.committed.max(writes);
+    }
+
+    /// Remembers that `owner` may hold byte-range locks.
+    pub fn note_lock_owner(&self, owner: LockOwner) {
+        self.state.lock().lock_owners.insert(owner);
+    }
+
+    /// Forgets that; true when it had been noted.
+    pub fn drop_lock_owner(&self, owner: LockOwner) -> bool {
+        self.state.lock().lock_owners.remove(&owner)
+    }
+
+    /// Takes note of attributes asked for at `asked`, which are about to be given to the kernel.
+    pub fn observe(&self, attr: &Attr, asked: Moment) -> Seen {
+        let mut s = self.state.lock();
+        let search_lost =
+            self.kind == FileKind::Directory && s.mode & 0o111 == 0o111 && attr.mode & 0o111 != 0o111;
+        s.mode = attr.mode;
+        if s.modifying > 0 || s.modified > asked {
+            // The kernel ignores these attributes too: it orders by its own counter in the same way.
+            s.told_change = None;
+            return Seen { pages_stale: false, search_lost };
+        }
+        let changed = s.pages.is_some_and(|p| p != attr.change) && self.kind != FileKind::Directory;
+        let resized = s.told_size != attr.size_bytes && self.kind == FileKind::Regular;
+        s.told_size = attr.size_bytes;
+        s.told_change = Some(attr.change);
+        let pages_stale = s.opened && (changed || resized);
+        if pages_stale {
+            s.pages = None;
+        }
+        Seen { pages_stale, search_lost }
+    }
+
+    /// Notes that the kernel's pages were dropped after attributes with `change`, asked for at `asked`, were seen.
+    pub fn pages_dropped(&self, change: u64, asked: Moment) {
+        let mut s = self.state.lock();
+        if s.modifying == 0 && s.modified <= asked {
+            s.pages = Some(change);
+        }
+    }
+
+    /// Takes note of an open that returned `attr` and was begun at `asked`: what the kernel may keep.
+    pub fn opened(&self, attr: &Attr, asked: Moment) -> OnOpen {
+        let mut s = self.state.lock();
+        s.opened = true;
+        s.mode = attr.mode;
+        if s.modifying > 0 || s.modified > asked {
+            return OnOpen { keep: false, attrs_stale: false, size_differs: false };
+        }
+        let size_differs = self.kind == FileKind::Regular && s.told_size != attr.size_bytes;
+        let attrs_stale = size_differs || s.told_change.is_some_and(|c| c != attr.change);
+        let keep = s.pages == Some(attr.change) && !size_differs;
+        s.pages = Some(attr.change);
+        OnOpen { keep, attrs_stale, size_differs }
+    }
+
+    /// Whether the kernel's pages are known to be those of `attr`.
+    pub fn pages_are_right(&self, attr: &Attr) -> bool {
+        let s = self.state.lock();
+        s.modifying == 0 && s.pages == Some(attr.change) && s.told_size == attr.size_bytes
+    }
+
+    /// Notes that the kernel was told to ask for attributes of a file again whose length is now `size`.
+    pub fn attrs_dropped(&self, size: u64) {
+        let mut s = self.state.lock();
+        s.told_size = size;
+        s.told_change = None;
+    }
+
+    /// Whether an append that knows a wrong length should look again: not twice within a second.
+    pub fn may_retry(&self, now: tokio::time::Instant) -> bool {
+        let mut s = self.state.lock();
+        if s.retried.is_some_and(|t| now.duration_since(t).as_millis() < 1000) {
+            return false;
+        }
+        s.retried = Some(now);
+        true
+    }
+}
+
+/// All inodes of a mount.
+#[derive(Debug)]
+pub(crate) struct Inodes {
+    table: Mutex<Table>,
+    root: Arc<Inode>,
+    /// The mount's own modifications.
+    pub clock: Clock,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    by_id: HashMap<u64, Entry>,
+    by_ident: HashMap<Ident, u64>,
+    children: HashMap<u64, HashMap<Name, u64>>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    inode: Arc<Inode>,
+    lookups: u64,
+    names: SmallVec<[(u64, Name); 1]>,
+}
+
+/// Another handle carries the identity of an object known here: is it the same object, or a new one whose
+/// number was used before? Only the server can tell.
+#[derive(Debug)]
+pub(crate) struct Ambiguous(pub Arc<Inode>);
+
+impl Inodes {
+    /// With the root.
+    pub fn new(root: &Node) -> Self {
+        let id = crate::abi::ROOT_ID;
+        let root = Arc::new(Inode::new(id, root));
+        let mut table = Table { next: id + 1, ..Default::default() };
+        table.by_ident.insert(root.ident, id);
+        table.by_id.insert(id, Entry { inode: root.clone(), lookups: 1, names: SmallVec::new() });
+        Self { table: Mutex::new(table), root, clock: Clock::default() }
+    }
+
+    /// The inode with that number; `None` for a number the kernel should not know.
+    pub fn find(&self, id: u64) -> Option<Arc<Inode>> {
+        if id == self.root.id {
+            return Some(self.root.clone());
+        }
+        self.table.lock().by_id.get(&id).map(|e| e.inode.clone())
+    }
+
+    /// Inode of the object, made if new, with one look-up more. `at` is the name that led to it.
+    pub fn remember(&self, at: Option<(u64, &Name)>, node: &Node) -> Result<Arc<Inode>, Ambiguous> {
+        let mut table = self.table.lock();
+        let t = &mut *table;
+        let ident = Ident::of(&node.attrs.attr);
+        let known = t.by_ident.get(&ident).and_then(|id| t.by_id.get(id)).map(|e| e.inode.clone());
+        let inode = match known {
+            Some(inode) if inode.kind == node.attrs.attr.kind => {
+                if !inode.knows(&node.fh) {
+                    return Err(Ambiguous(inode));
+                }
+                inode
+            }
+            _ => {
+                let inode = Arc::new(Inode::new(t.next, node));
+                t.by_ident.insert(ident, t.next);
+                let entry = Entry { inode: inode.clone(), lookups: 0, names: SmallVec::new() };
+                t.by_id.insert(t.next, entry);
+                t.next += 1;
+                inode
+            }
+        };
+        if let Some(entry) = t.by_id.get_mut(&inode.id) {
+            entry.lookups += 1;
+        }
+        if let Some((dir, name)) = at {
+            t.bind(dir, name, inode.id);
+        }
+        Ok(inode)
+    }
+
+    /// Takes the identity away from an inode whose object is gone, so that a new object may have it.
+    pub fn retire(&self, inode: &Inode) {
+        let mut t = self.table.lock();
+        if t.by_ident.get(&inode.ident) == Some(&inode.id) {
+            t.by_ident.remove(&inode.ident);
+        }
+    }
+
+    /// Takes `count` look-ups away; the inode ends with the last.
+    pub fn forget(&self, id: u64, count: u64) {
+        if id == self.root.id {
+            return;
+        }
+        let mut table = self.table.lock();
+        let t = &mut *table;
+        let Some(entry) = t.by_id.get_mut(&id) else { return };
+        entry.lookups = entry.lookups.saturating_sub(count);
+        if entry.lookups > 0 {
+            return;
+        }
+        let Some(entry) = t.by_id.remove(&id) else { return };
+        if t.by_ident.get(&entry.inode.ident) == Some(&id) {
+            t.by_ident.remove(&entry.inode.ident);
+        }
+        for (dir, name) in &entry.names {
+            t.unbind(*dir, name, id);
+        }
+        t.children.remove(&id);
+    }
+
+    /// What a name was last seen to be.
+    pub fn child(&self, dir: u64, name: &Name) -> Option<Arc<Inode>> {
+        let t = self.table.lock();
+        let id = t.children.get(&dir)?.get(name)?;
+        t.by_id.get(id).map(|e| e.inode.clone())
+    }
+
+    /// Identity of the directory that a directory was last seen in.
+    pub fn parent(&self, id: u64) -> Option<Ident> {
+        let t = self.table.lock();
+        let (above, _) = t.by_id.get(&id)?.names.last()?;
+        t.by_id.get(above).map(|e| e.inode.ident)
+    }
+
+    /// Identity of the root.
+    pub fn root_ident(&self) -> Ident {
+        self.root.ident
+    }
+
+    /// Names last seen in a directory.
+    pub fn children(&self, dir: u64) -> Vec<Name> {
+        self.table.lock().children.get(&dir).map(|c| c.keys().cloned().collect()).unwrap_or_default()
+    }
+
+    /// Forgets a name that was removed.
+    pub fn unbind(&self, dir: u64, name: &Name) {
+        let mut t = self.table.lock();
+        if let Some(id) = t.children.get(&dir).and_then(|c| c.get(name)).copied() {
+            t.drop_name(dir, name, id);
+        }
+    }
+
+    /// Moves names as a rename did.
+    pub fn rename(&self, from: (u64, &Name), to: (u64, &Name), exchange: bool) {
+        let mut t = self.table.lock();
+        let id = |t: &Table, at: (u64, &Name)| t.children.get(&at.0).and_then(|c| c.get(at.1)).copied();
+        let (source, target) = (id(&t, from), id(&t, to));
+        for (at, id) in [(from, source), (to, target)] {
+            if let Some(id) = id {
+                t.drop_name(at.0, at.1, id);
+            }
+        }
+        if let Some(id) = source {
+            t.bind(to.0, to.1, id);
+        }
+        if let (true, Some(id)) = (exchange, target) {
+            t.bind(from.0, from.1, id);
+        }
+    }
+
+    /// Number of inodes.
+    pub fn len(&self) -> usize {
+        self.table.lock().by_id.len()
+    }
+}
+
+impl Table {
+    fn bind(&mut self, dir: u64, name: &Name, id: u64) {
+        let before = self.children.entry(dir).or_default().insert(name.clone(), id);
+        if before == Some(id) {
+            return;
+        }
+        if let Some(old) = before.and_then(|old| self.by_id.get_mut(&old)) {
+            old.names.retain(|(d, n)| (*d, &*n) != (dir, name));
+        }
+        if let Some(entry) = self.by_id.get_mut(&id) {
+            entry.names.push((dir, name.clone()));
+            if entry.names.len() > NAMES_MAX {
+                let (dir, name) = entry.names.remove(0);
+                self.unbind(dir, &name, id);
+            }
+        }
+    }
+
+    fn drop_name(&mut self, dir: u64, name: &Name, id: u64) {
+        self.unbind(dir, name, id);
+        if let Some(entry) = self.by_id.get_mut(&id) {
+            entry.names.retain(|(d, n)| (*d, &*n) != (dir, name));
+        }
+    }
+
+    fn unbind(&mut self, dir: u64, name: &Name, id: u64) {
+        if let Some(names) = self.children.get_mut(&dir)
+            && names.get(name) == Some(&id)
+        {
+            names.remove(name);
+            if names.is_empty() {
+                self.children.remove(&dir);
+            }
+        }
+    }
+}

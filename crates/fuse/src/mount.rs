@@ -1,0 +1,263 @@
+//! Mounting and unmounting.
+
+use crate::device::Device;
+use crate::session::{Phase, Session};
+use crate::stats::OpCount;
+use hither_vfs::Vfs;
+use std::ffi::CString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Type of the mounted file system, as mount(8) and findmnt(8) show it: `-t hither` finds it.
+const FS_TYPE: &str = "fuse.hither";
+
+/// How to mount.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// What is shown as the mount's source: `server:/export`.
+    pub source: String,
+    /// mount(2) flags: `MS_RDONLY`, `MS_NOSUID`, `MS_NODEV`, `MS_NOEXEC`, `MS_NOATIME`, `MS_SYNCHRONOUS`, `MS_DIRSYNC`, …
+    pub mount_flags: libc::c_ulong,
+    /// Users other than the one who mounts may use the mount.
+    pub allow_other: bool,
+    /// The kernel's read-ahead, in KiB; `None` leaves its default.
+    pub read_ahead_kb: Option<u32>,
+    /// Threads that read requests.
+    pub threads: usize,
+    /// flock(2) and fcntl(2) locks go to the server; else they are between processes of this machine only.
+    pub server_locks: bool,
+    /// Largest READ and WRITE, in bytes; a multiple of 4096, at most 1 MiB.
+    pub max_io_bytes: u32,
+    /// Asynchronous requests (read-ahead, direct I/O in parts) under way at most.
+    pub max_background: u16,
+    /// How long an interrupted call goes on waiting when its program handles the signal (SIGINT and the like) itself.
+    pub interrupt_patience: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            source: "hither".into(),
+            mount_flags: libc::MS_NOSUID | libc::MS_NODEV,
+            allow_other: true,
+            read_ahead_kb: Some(4096),
+            threads: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
+            server_locks: true,
+            max_io_bytes: 1 << 20,
+            max_background: 64,
+            interrupt_patience: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Why a mount failed. Each has its own line for the user.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// Mounting needs the superuser.
+    #[error("only root can mount: run as root or with sudo")]
+    NotRoot,
+    /// `/dev/fuse` is missing or cannot be opened.
+    #[error("cannot open /dev/fuse: {0} (is the kernel module loaded? try: modprobe fuse)")]
+    NoDevice(io::Error),
+    /// The mount point does not exist.
+    #[error("mount point {} does not exist: create it with mkdir", .0.display())]
+    NoSuchDirectory(PathBuf),
+    /// The mount point is no directory.
+    #[error("mount point {} is not a directory", .0.display())]
+    NotDirectory(PathBuf),
+    /// The mount point is in use.
+    #[error("mount point {} is busy", .0.display())]
+    Busy(PathBuf),
+    /// The layer below cannot show its root directory.
+    #[error("cannot read the root directory: {0}")]
+    Root(hither_vfs::Error),
+    /// The kernel does not speak the protocol.
+    #[error("{0}")]
+    Protocol(String),
+    /// Anything else.
+    #[error("{0}: {1}")]
+    Os(&'static str, io::Error),
+}
+
+/// A mount at work. Dropping it detaches the mount.
+pub struct Mounted {
+    session: Arc<Session>,
+    dir: PathBuf,
+    device: (u32, u32),
+    phase: watch::Receiver<Phase>,
+    unmounted: AtomicBool,
+}
+
+impl std::fmt::Debug for Mounted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mounted").field("dir", &self.dir).field("device", &self.device).finish()
+    }
+}
+
+/// Mounts `vfs` on `dir`; returns when programs can use it. Must run inside a tokio runtime with
+/// time enabled, which then serves the mount.
+///
+/// When the mount has ended ([`Mounted::wait`]), every open of `vfs` was closed; [`Vfs::shutdown`] is left to
+/// the caller.
+///
+/// # Errors
+/// See [`MountError`]; nothing is left mounted.
+pub async fn mount(dir: &Path, config: Config, vfs: Arc<dyn Vfs>) -> Result<Mounted, MountError> {
+    let root = vfs.root(&Session::own_cx()).await.map_err(MountError::Root)?;
+    let (path, options) = (dir.to_owned(), config.clone());
+    let attach = move || attach(&path, &options);
+    let (device, dir) = blocking("cannot mount", attach).await?;
+    let session = Session::new(device, config, vfs, &root, tokio::runtime::Handle::current());
+    let mut phase = session.phase();
+    let detach_on_error = |e| {
+        let _ = detach(&dir, true);
+        e
+    };
+    session.start().map_err(|e| detach_on_error(MountError::Os("cannot start a thread", e)))?;
+    let greeted = phase.wait_for(|p| *p != Phase::Starting).await.map(|p| p.clone());
+    match greeted {
+        Ok(Phase::Running) => {}
+        Ok(Phase::Refused(why)) => return Err(detach_on_error(MountError::Protocol(why))),
+        _ => return Err(detach_on_error(MountError::Protocol("the mount ended at once".into()))),
+    }
+    session.widen().map_err(|e| detach_on_error(MountError::Os("cannot read /dev/fuse in parallel", e)))?;
+    let path = dir.clone();
+    let number = blocking("cannot find the mount", move || {
+        device_number(&path).map_err(|e| MountError::Os("cannot find the mount", e))
+    });
+    let device = number.await.map_err(detach_on_error)?;
+    if let Some(kb) = session.config.read_ahead_kb {
+        set_read_ahead(device, kb);
+    }
+    Ok(Mounted { session, dir, device, phase, unmounted: AtomicBool::new(false) })
+}
+
+async fn blocking<T: Send + 'static>(
+    what: &'static str,
+    f: impl FnOnce() -> Result<T, MountError> + Send + 'static,
+) -> Result<T, MountError> {
+    let join = tokio::task::spawn_blocking(f).await;
+    join.unwrap_or_else(|e| Err(MountError::Os(what, io::Error::other(e))))
+}
+
+impl Mounted {
+    /// Major and minor number of the mount's device, as in `/proc/self/mountinfo` and `st_dev`. The minor number
+    /// names the connection in `/sys/fs/fuse/connections`.
+    pub fn device(&self) -> (u32, u32) {
+        self.device
+    }
+
+    /// The mount point.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// FUSE minor version and capability bits agreed with the kernel.
+    pub fn negotiated(&self) -> (u32, u64) {
+        self.session.negotiated()
+    }
+
+    /// Waits until the mount has ended, by umount(8) or by abort, and everything is closed.
+    pub async fn wait(&self) {
+        let mut phase = self.phase.clone();
+        let _ = phase.wait_for(|p| *p == Phase::Ended).await;
+        self.unmounted.store(true, Ordering::Release);
+    }
+
+    /// Unmounts; `lazy` detaches at once and ends when the last user is gone. Blocks while dirty pages are
+    /// written: not to be called on a thread of the runtime that serves the mount.
+    ///
+    /// # Errors
+    /// `EBUSY` while something is in use, unless `lazy`.
+    pub fn unmount(&self, lazy: bool) -> io::Result<()> {
+        detach(&self.dir, lazy)?;
+        self.unmounted.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Requests by kind since the mount began.
+    pub fn stats(&self) -> Vec<OpCount> {
+        self.session.stats.list()
+    }
+
+    /// Open files, open directories, requests under way, inodes the kernel knows.
+    pub fn counts(&self) -> (usize, usize, usize, usize) {
+        self.session.counts()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if !self.unmounted.load(Ordering::Acquire) && *self.phase.borrow() != Phase::Ended {
+            let _ = detach(&self.dir, true);
+        }
+    }
+}
+
+/// Opens the device and calls mount(2). Returns the mount point without symbolic links.
+fn attach(dir: &Path, config: &Config) -> Result<(Device, PathBuf), MountError> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(MountError::NotRoot);
+    }
+    let device = Device::open().map_err(MountError::NoDevice)?;
+    let dir = dir.canonicalize().map_err(|e| match e.raw_os_error() {
+        Some(libc::ENOENT) => MountError::NoSuchDirectory(dir.to_owned()),
+        Some(libc::ENOTDIR) => MountError::NotDirectory(dir.to_owned()),
+        _ => MountError::Os("cannot look at the mount point", e),
+    })?;
+    match dir.metadata() {
+        Ok(m) if m.is_dir() => {}
+        Ok(_) => return Err(MountError::NotDirectory(dir)),
+        Err(e) => return Err(MountError::Os("cannot look at the mount point", e)),
+    }
+    let mut options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.raw());
+    options.push_str(&format!(",max_read={}", config.max_io_bytes));
+    if config.allow_other {
+        options.push_str(",allow_other");
+    }
+    let text = |s: &[u8]| CString::new(s).map_err(|e| MountError::Os("a NUL in a mount option", e.into()));
+    let (source, target) = (text(config.source.as_bytes())?, text(dir.as_os_str().as_bytes())?);
+    let (kind, data) = (text(FS_TYPE.as_bytes())?, text(options.as_bytes())?);
+    // SAFETY: four NUL-terminated strings that live across the call.
+    let r = unsafe {
+        libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), config.mount_flags, data.as_ptr().cast())
+    };
+    if r == 0 {
+        return Ok((device, dir));
+    }
+    let e = io::Error::last_os_error();
+    Err(match e.raw_os_error() {
+        Some(libc::EBUSY) => MountError::Busy(dir),
+        Some(libc::EPERM) => MountError::NotRoot,
+        Some(libc::ENODEV) => MountError::NoDevice(e),
+        _ => MountError::Os("mount(2) failed", e),
+    })
+}
+
+fn detach(dir: &Path, lazy: bool) -> io::Result<()> {
+    let dir = CString::new(dir.as_os_str().as_bytes())?;
+    let flags = libc::UMOUNT_NOFOLLOW | if lazy { libc::MNT_DETACH } else { 0 };
+    // SAFETY: a NUL-terminated string that lives across the call.
+    let r = unsafe { libc::umount2(dir.as_ptr(), flags) };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Device number of the mounted root, from what the kernel knows without asking.
+fn device_number(dir: &Path) -> io::Result<(u32, u32)> {
+    use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+    let flags = AtFlags::from_bits_retain(libc::AT_STATX_DONT_SYNC as u32);
+    let s = statx(CWD, dir, flags, StatxFlags::TYPE)?;
+    Ok((s.stx_dev_major, s.stx_dev_minor))
+}
+
+fn set_read_ahead((major, minor): (u32, u32), kb: u32) {
+    let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+    if let Err(error) = std::fs::write(&path, kb.to_string()) {
+        tracing::debug!(%path, %error, "cannot set the read-ahead");
+    }
+}

@@ -1,0 +1,204 @@
+//! What each request means on a [`Vfs`](hither_vfs::Vfs), one module per family.
+
+mod attr;
+mod dir;
+mod file;
+mod lock;
+mod lookup;
+mod name;
+mod range;
+mod xattr;
+
+use crate::abi::{EntryReply, Header, Op, entry_out};
+use crate::call::{Answer, Pending, Undo};
+use crate::cred;
+use crate::handles::{OpenDir, OpenFile};
+use crate::inode::{Inode, Moment};
+use crate::session::Session;
+use hither_vfs::{Attrs, Cred, Cx, Error, File, Node, Result};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A request being served.
+pub(crate) struct Call {
+    pub session: Arc<Session>,
+    pub head: Header,
+    pub pending: Arc<Pending>,
+    cred: OnceLock<Arc<Cred>>,
+}
+
+impl Call {
+    pub fn new(session: Arc<Session>, head: Header, pending: Arc<Pending>) -> Self {
+        Self { session, head, pending, cred: OnceLock::new() }
+    }
+
+    /// Serves the request.
+    pub async fn serve(&self, op: Op) -> Result<Answer> {
+        match op {
+            Op::Lookup { name } => self.lookup(name).await,
+            Op::Getattr { fh } => self.getattr(fh).await,
+            Op::Setattr(set) => self.setattr(set).await,
+            Op::Access { mask } => self.access(mask).await,
+            Op::Statfs => self.statfs().await,
+            Op::Readlink => self.readlink().await,
+            Op::Symlink { name, target } => self.symlink(name, target).await,
+            Op::Mknod { mode, rdev, name } => self.mknod(name, mode, rdev).await,
+            Op::Mkdir { mode, name } => self.mkdir(name, mode).await,
+            Op::Unlink { name } => self.unlink(name).await,
+            Op::Rmdir { name } => self.rmdir(name).await,
+            Op::Rename { from, new_dir, to, flags } => self.rename(from, new_dir, to, flags).await,
+            Op::Link { old, name } => self.link(old, name).await,
+            Op::Open { flags } => self.open(flags).await,
+            Op::Create { flags, mode, name } => self.create(name, flags, mode).await,
+            Op::Read { fh, offset, size, flags } => self.read(fh, offset, size, flags).await,
+            Op::Write { fh, offset, write_flags, flags, data } => {
+                self.write(fh, offset, write_flags, flags, data).await
+            }
+            Op::Flush { fh, lock_owner } => self.flush(fh, lock_owner).await,
+            Op::Release { fh, release_flags, lock_owner } => {
+                self.release(fh, release_flags, lock_owner).await
+            }
+            Op::Fsync { fh } => self.fsync(fh).await,
+            Op::Opendir => self.opendir().await,
+            Op::Readdir { fh, offset, size, plus } => self.readdir(fh, offset, size, plus).await,
+            Op::Releasedir { fh } => {
+                self.session.dirs.remove(fh);
+                Ok(Answer::empty())
+            }
+            // Directory changes are on stable storage when they are answered (RFC 1813, RFC 8881).
+            Op::Fsyncdir => Ok(Answer::empty()),
+            Op::Setxattr { name, value, flags } => self.setxattr(name, value, flags).await,
+            Op::Getxattr { name, size } => self.getxattr(name, size).await,
+            Op::Listxattr { size } => self.listxattr(size).await,
+            Op::Removexattr { name } => self.removexattr(name).await,
+            Op::Getlk(lock) => self.getlk(lock).await,
+            Op::Setlk(lock) => self.setlk(lock, false).await,
+            Op::Setlkw(lock) => self.setlk(lock, true).await,
+            Op::Fallocate { fh, offset, length, mode } => self.fallocate(fh, offset, length, mode).await,
+            Op::Lseek { fh, offset, whence } => self.lseek(fh, offset, whence).await,
+            Op::CopyRange { fh, from, to_node, to_fh, to, length, wide } => {
+                self.copy_range(fh, from, to_node, to_fh, to, length, wide).await
+            }
+            Op::Syncfs => self.syncfs().await,
+            Op::Ioctl => Err(Error::new(libc::ENOTTY)),
+            Op::Unserved => Err(Error::new(libc::ENOSYS)),
+            Op::Destroy | Op::Forget { .. } | Op::BatchForget { .. } | Op::Init(_) | Op::Interrupt { .. } => {
+                Ok(Answer::empty())
+            }
+        }
+    }
+
+    /// Identity of the caller.
+    fn cred(&self) -> Arc<Cred> {
+        self.cred.get_or_init(|| cred::of(&self.head)).clone()
+    }
+
+    /// Context on behalf of the caller.
+    fn cx(&self) -> Cx {
+        self.cx_of(self.cred())
+    }
+
+    /// Context on behalf of somebody else, the one who opened a file.
+    fn cx_of(&self, cred: Arc<Cred>) -> Cx {
+        Cx { cred, deadline: None, cancel: self.pending.cancel.clone() }
+    }
+
+    /// The inode the request is about.
+    fn inode(&self) -> Result<Arc<Inode>> {
+        self.inode_of(self.head.nodeid)
+    }
+
+    fn inode_of(&self, id: u64) -> Result<Arc<Inode>> {
+        self.session.inodes.find(id).ok_or_else(|| Error::new(libc::ESTALE))
+    }
+
+    fn file(&self, fh: u64) -> Result<Arc<OpenFile>> {
+        self.session.files.find(fh).ok_or_else(|| Error::new(libc::EBADF))
+    }
+
+    fn dir(&self, fh: u64) -> Result<Arc<OpenDir>> {
+        self.session.dirs.find(fh).ok_or_else(|| Error::new(libc::EBADF))
+    }
+
+    /// The present moment of the mount's modifications, to be taken before asking the layer below.
+    fn asked(&self) -> Moment {
+        self.session.inodes.clock.now()
+    }
+
+    /// Brings the kernel's caches in line with attributes that are about to be answered.
+    async fn saw(&self, inode: &Inode, attrs: &Attrs, asked: Moment) {
+        let seen = inode.observe(&attrs.attr, asked);
+        if seen.search_lost {
+            self.session.distrust_names(inode);
+        }
+        if seen.pages_stale && self.session.drop_pages(inode.id).await {
+            inode.pages_dropped(attrs.attr.change, asked);
+        }
+    }
+
+    /// Inode of an object that the layer below returned, with one look-up more. `at` is the name that led to it.
+    async fn remember(&self, at: Option<(u64, &hither_vfs::Name)>, node: &Node) -> Result<Arc<Inode>> {
+        let inodes = &self.session.inodes;
+        for _ in 0..3 {
+            let known = match inodes.remember(at, node) {
+                Ok(inode) => return Ok(inode),
+                Err(crate::inode::Ambiguous(known)) => known,
+            };
+            // Another handle for a known identity: an alias while the old handle is good, else a new
+            // object whose number was used before.
+            let fh = known.fh();
+            match self.session.vfs.getattr(&self.cx(), File { fh: &fh, open: None }).await {
+                Ok(a) if crate::inode::Ident::of(&a.attr) == known.ident && a.attr.kind == known.kind => {
+                    known.add_alias(node.fh.clone());
+                }
+                Ok(_) => inodes.retire(&known),
+                Err(e) if e.errno == libc::ESTALE => inodes.retire(&known),
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Error::because(libc::EIO, "the server gives one object ever new handles"))
+    }
+
+    /// How long the kernel may use names in `dir` that hold for `valid`: it does not check search permission on
+    /// names it has cached, so it may keep only those that everybody may look up.
+    fn name_valid(&self, dir: &Inode, valid: Duration) -> Duration {
+        if dir.world_searchable() { valid } else { Duration::ZERO }
+    }
+
+    /// Body of an entry reply.
+    fn entry(&self, out: &mut crate::abi::Out, dir: &Inode, inode: &Inode, attrs: &Attrs) {
+        let left = attrs.valid.left(Instant::now());
+        let reply = EntryReply {
+            nodeid: inode.id,
+            ino: self.session.ino(&attrs.attr),
+            entry_valid: self.name_valid(dir, left),
+            attr_valid: left,
+            attr: Some(&attrs.attr),
+        };
+        entry_out(out, &reply);
+    }
+
+    /// Answer of LOOKUP and of everything that makes a name.
+    async fn entry_answer(
+        &self,
+        dir: &Inode,
+        name: &hither_vfs::Name,
+        node: &Node,
+        asked: Moment,
+    ) -> Result<Answer> {
+        let inode = self.remember(Some((dir.id, name)), node).await?;
+        self.saw(&inode, &node.attrs, asked).await;
+        let mut out = crate::abi::Out::with_capacity(128);
+        self.entry(&mut out, dir, &inode, &node.attrs);
+        Ok(Answer::bytes(out.into_vec()).or(Undo::Forget(vec![inode.id])))
+    }
+}
+
+/// A request is answered in every case: with `EIO` when serving it panicked.
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.pending.answer(Err(libc::EIO));
+        self.session.calls.end(self.pending.unique);
+    }
+}

@@ -1,0 +1,118 @@
+//! GETATTR, SETATTR, ACCESS and STATFS.
+
+use super::Call;
+use crate::abi::{Out, SetattrIn, attr_out, fattr};
+use crate::call::Answer;
+use crate::inode::{Inode, Moment};
+use hither_vfs::{Access, Attrs, Error, File, FileKind, Result, SetAttr, SetTime, Time};
+use tokio::time::Instant;
+
+/// Unit of the counts in a STATFS reply.
+const STATFS_BLOCK_BYTES: u64 = 4096;
+
+impl Call {
+    pub(super) async fn getattr(&self, fh: Option<u64>) -> Result<Answer> {
+        let inode = self.inode()?;
+        let (handle, asked) = (inode.fh(), self.asked());
+        let open = fh.and_then(|fh| self.session.files.find(fh));
+        let file = File { fh: &handle, open: open.as_ref().map(|f| f.open) };
+        let cx = open.as_ref().map_or_else(|| self.cx(), |f| self.cx_of(f.cred.clone()));
+        let attrs = self.session.vfs.getattr(&cx, file).await?;
+        self.attr_answer(&inode, &attrs, asked).await
+    }
+
+    async fn attr_answer(&self, inode: &Inode, attrs: &Attrs, asked: Moment) -> Result<Answer> {
+        if attrs.attr.kind != inode.kind {
+            return Err(Error::new(libc::ESTALE));
+        }
+        self.saw(inode, attrs, asked).await;
+        let valid = attrs.valid.left(Instant::now());
+        Ok(Answer::bytes(attr_out(self.session.ino(&attrs.attr), &attrs.attr, valid)))
+    }
+
+    pub(super) async fn setattr(&self, set: SetattrIn) -> Result<Answer> {
+        let inode = self.inode()?;
+        let handle = inode.fh();
+        let wanted = wanted(&set);
+        let open = (set.valid & fattr::FH != 0).then(|| self.session.files.find(set.fh)).flatten();
+        let file = File { fh: &handle, open: open.as_ref().map(|f| f.open) };
+        let vfs = &self.session.vfs;
+        if wanted == SetAttr::default() {
+            let asked = self.asked();
+            let attrs = vfs.getattr(&self.cx(), file).await?;
+            return self.attr_answer(&inode, &attrs, asked).await;
+        }
+        // ftruncate(2) is a right of the descriptor, like write(2).
+        let cx = match &open {
+            Some(f) if wanted.size_bytes.is_some() => self.cx_of(f.cred.clone()),
+            _ => self.cx(),
+        };
+        let modifying = wanted.size_bytes.map(|_| inode.modify(&self.session.inodes.clock));
+        let attrs = vfs.setattr(&cx, file, &wanted).await?;
+        if wanted.size_bytes.is_some() {
+            inode.resized(attrs.attr.size_bytes);
+        }
+        drop(modifying);
+        inode.touch(&self.session.inodes.clock);
+        self.attr_answer(&inode, &attrs, self.asked()).await
+    }
+
+    pub(super) async fn access(&self, mask: u32) -> Result<Answer> {
+        let inode = self.inode()?;
+        let want = rights(mask, inode.kind);
+        if !want.is_empty() {
+            let have = self.session.vfs.access(&self.cx(), &inode.fh(), want).await?;
+            if !have.contains(want) {
+                return Err(Error::new(libc::EACCES));
+            }
+        }
+        Ok(Answer::empty())
+    }
+
+    pub(super) async fn statfs(&self) -> Result<Answer> {
+        let inode = self.inode()?;
+        let s = self.session.vfs.statfs(&self.cx(), &inode.fh()).await?;
+        let mut o = Out::with_capacity(80);
+        for bytes in [s.total_bytes, s.free_bytes, s.avail_bytes] {
+            o.u64(bytes / STATFS_BLOCK_BYTES);
+        }
+        // statvfs(3) has a third count of files, which the kernel makes from these two.
+        o.u64(s.total_files).u64(s.avail_files.min(s.free_files));
+        o.u32(STATFS_BLOCK_BYTES as u32).u32(s.name_max_bytes).u32(STATFS_BLOCK_BYTES as u32).zeros(28);
+        Ok(Answer::bytes(o.into_vec()))
+    }
+}
+
+/// Rights that access(2)'s mask asks for.
+fn rights(mask: u32, kind: FileKind) -> Access {
+    let mask = mask as i32;
+    let mut want = Access::empty();
+    if mask & libc::R_OK != 0 {
+        want |= Access::READ;
+    }
+    if mask & libc::W_OK != 0 {
+        want |= Access::MODIFY | Access::EXTEND;
+    }
+    if mask & libc::X_OK != 0 {
+        want |= if kind == FileKind::Directory { Access::LOOKUP } else { Access::EXECUTE };
+    }
+    want
+}
+
+/// What a SETATTR asks for.
+fn wanted(set: &SetattrIn) -> SetAttr {
+    let has = |bit: u32| set.valid & bit != 0;
+    let time = |given: u32, now: u32, (secs, nanos): (i64, u32)| match (has(given), has(now)) {
+        (true, true) => Some(SetTime::Now),
+        (true, false) => Some(SetTime::To(Time { secs, nanos })),
+        _ => None,
+    };
+    SetAttr {
+        mode: has(fattr::MODE).then_some(set.mode & 0o7777),
+        uid: has(fattr::UID).then_some(set.uid),
+        gid: has(fattr::GID).then_some(set.gid),
+        size_bytes: has(fattr::SIZE).then_some(set.size),
+        atime: time(fattr::ATIME, fattr::ATIME_NOW, set.atime),
+        mtime: time(fattr::MTIME, fattr::MTIME_NOW, set.mtime),
+    }
+}

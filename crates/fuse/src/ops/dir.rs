@@ -1,0 +1,238 @@
+//! OPENDIR, READDIR and READDIRPLUS.
+//!
+//! The offset after an entry is the server's cookie, so that seekdir(3) works without any memory here: only `.`
+//! and `..` take the offsets 1 and 2, which NFSv4 servers never use, and the cookies 1 and 2 of
+//! an NFSv3 server move to the end of the range.
+
+use super::Call;
+use crate::abi::{DIRENT_BYTES, DIRENTPLUS_BYTES, EntryReply, Out, dirent, direntplus, fopen, open_out};
+use crate::call::{Answer, Undo};
+use crate::handles::{OpenDir, Page};
+use crate::inode::{Inode, Moment};
+use hither_vfs::{Access, DirEntry, Error, File, FileKind, Result};
+use std::time::Duration;
+use tokio::time::Instant;
+
+const AFTER_DOT: u64 = 1;
+const AFTER_DOT_DOT: u64 = 2;
+/// Where the cookies 1 and 2 go.
+const LOW_COOKIES: u64 = i64::MAX as u64 - 3;
+/// Bytes asked for with the first page; doubles with every page.
+const FIRST_PAGE_BYTES: u32 = 32 << 10;
+
+fn offset_of(cookie: u64) -> u64 {
+    if cookie <= AFTER_DOT_DOT { LOW_COOKIES + cookie } else { cookie }
+}
+
+/// Cookie to continue with at an offset behind the dot entries.
+fn cookie_at(offset: u64) -> u64 {
+    match offset {
+        0..=AFTER_DOT_DOT => 0,
+        o if o > LOW_COOKIES && o <= LOW_COOKIES + AFTER_DOT_DOT => o - LOW_COOKIES,
+        o => o,
+    }
+}
+
+impl Call {
+    pub(super) async fn opendir(&self) -> Result<Answer> {
+        let inode = self.inode()?;
+        let (vfs, fh, cx) = (&self.session.vfs, inode.fh(), self.cx());
+        // A listing from the kernel's cache is not checked by the server: the right to it is checked here.
+        if !vfs.access(&cx, &fh, Access::READ).await?.contains(Access::READ) {
+            return Err(Error::new(libc::EACCES));
+        }
+        let asked = self.asked();
+        let attrs = vfs.getattr(&cx, File { fh: &fh, open: None }).await?;
+        if attrs.attr.kind != FileKind::Directory {
+            return Err(Error::new(libc::ENOTDIR));
+        }
+        self.saw(&inode, &attrs, asked).await;
+        let mut flags = 0;
+        if !attrs.valid.left(Instant::now()).is_zero() {
+            flags |= fopen::CACHE_DIR;
+            if inode.opened(&attrs.attr, asked).keep {
+                flags |= fopen::KEEP_CACHE;
+            }
+        }
+        let page = Page {
+            from: 0,
+            entries: Vec::new(),
+            next: 0,
+            eof: false,
+            filled: false,
+            verifier: [0; 8],
+            asked,
+            ask_bytes: FIRST_PAGE_BYTES,
+            pages: 0,
+            milestone: None,
+        };
+        let dir = self.session.dirs.add(OpenDir { inode, cred: self.cred(), page: page.into() });
+        let mut out = Out::with_capacity(16);
+        open_out(&mut out, dir, flags);
+        Ok(Answer::bytes(out.into_vec()).or(Undo::CloseDir { dir }))
+    }
+
+    pub(super) async fn readdir(&self, fh: u64, offset: u64, size: u32, plus: bool) -> Result<Answer> {
+        let dir = self.dir(fh)?;
+        let size = size.min(self.session.config.max_io_bytes) as usize;
+        let mut list = List { out: Out::with_capacity(size), size, plus, remembered: Vec::new() };
+        let own = self.session.ino_of(dir.inode.ident);
+        if offset < AFTER_DOT && !list.dot(own, AFTER_DOT, b".") {
+            return Err(Error::new(libc::EINVAL));
+        }
+        if offset < AFTER_DOT_DOT {
+            let above = self.session.inodes.parent(dir.inode.id).unwrap_or(dir.inode.ident);
+            if !list.dot(self.session.ino_of(above), AFTER_DOT_DOT, b"..") {
+                return Ok(list.answer());
+            }
+        }
+        let mut page = dir.page.lock().await;
+        let mut cookie = cookie_at(offset);
+        loop {
+            if !page.seek(cookie) {
+                self.fetch(&dir, &mut page, cookie, plus).await?;
+            }
+            while let Some(entry) = page.entries.get(page.next) {
+                if !self.add_entry(&mut list, &dir.inode, entry, page.asked).await {
+                    return Ok(list.answer());
+                }
+                cookie = entry.cookie;
+                page.next += 1;
+            }
+            // Something to show, or nothing more to come.
+            if page.eof || !list.is_empty() {
+                return Ok(list.answer());
+            }
+        }
+    }
+
+    /// Reads the page that follows `cookie`.
+    async fn fetch(&self, dir: &OpenDir, page: &mut Page, cookie: u64, nodes: bool) -> Result<()> {
+        let asked = self.asked();
+        let verifier = if cookie == 0 { [0; 8] } else { page.verifier };
+        if cookie == 0 {
+            page.ask_bytes = FIRST_PAGE_BYTES;
+            (page.pages, page.milestone) = (0, None);
+        }
+        let cx = self.cx_of(dir.cred.clone());
+        let fh = dir.inode.fh();
+        let vfs = &self.session.vfs;
+        let new = vfs.readdir(&cx, &fh, cookie, verifier, page.ask_bytes, nodes).await?;
+        let stuck = new.entries.is_empty() && !new.eof
+            || new.entries.iter().any(|e| e.cookie == cookie || e.cookie == 0);
+        let last = new.entries.last().map(|e| e.cookie);
+        if stuck || last.is_some() && last == page.milestone && !new.eof {
+            return Err(Error::because(libc::EIO, "the server's directory listing runs in a circle"));
+        }
+        page.pages += 1;
+        if page.pages.is_power_of_two() {
+            page.milestone = last;
+        }
+        page.ask_bytes = (page.ask_bytes.saturating_mul(2)).min(self.session.config.max_io_bytes);
+        (page.from, page.next, page.filled) = (cookie, 0, true);
+        (page.entries, page.eof, page.verifier, page.asked) = (new.entries, new.eof, new.verifier, asked);
+        Ok(())
+    }
+
+    /// Adds an entry if it fits. Its object comes along when the page is as good as new.
+    async fn add_entry(&self, list: &mut List, dir: &Inode, entry: &DirEntry, asked: Moment) -> bool {
+        if !list.fits(entry.name.as_bytes()) {
+            return false;
+        }
+        let offset = offset_of(entry.cookie);
+        let name = entry.name.as_bytes();
+        let node = entry.node.as_ref();
+        let ino = node.map_or_else(
+            || self.session.ino_of(dir.ident.sibling(entry.fileid)),
+            |n| self.session.ino(&n.attrs.attr),
+        );
+        let kind = node.map(|n| n.attrs.attr.kind).or(entry.kind);
+        if !list.plus {
+            dirent(&mut list.out, ino, offset, kind, name);
+            return true;
+        }
+        let left = node.map_or(Duration::ZERO, |n| n.attrs.valid.left(Instant::now()));
+        let known = match node {
+            Some(node) if !left.is_zero() && !dir.changed_since(asked) => {
+                self.session.inodes.remember(Some((dir.id, &entry.name)), node).ok()
+            }
+            _ => None,
+        };
+        if let (Some(inode), Some(node)) = (&known, node) {
+            if inode.changed_since(asked) {
+                self.session.inodes.forget(inode.id, 1);
+            } else {
+                self.saw(inode, &node.attrs, asked).await;
+                list.remembered.push(inode.id);
+                let entry = EntryReply {
+                    nodeid: inode.id,
+                    ino,
+                    entry_valid: self.name_valid(dir, left),
+                    attr_valid: left,
+                    attr: Some(&node.attrs.attr),
+                };
+                direntplus(&mut list.out, &entry, ino, offset, kind, name);
+                return true;
+            }
+        }
+        direntplus(&mut list.out, &NOBODY, ino, offset, kind, name);
+        true
+    }
+}
+
+/// An entry whose object does not come along.
+const NOBODY: EntryReply<'static> =
+    EntryReply { nodeid: 0, ino: 0, entry_valid: Duration::ZERO, attr_valid: Duration::ZERO, attr: None };
+
+impl Page {
+    /// Goes to the entry after `cookie`; false when it has to be read.
+    fn seek(&mut self, cookie: u64) -> bool {
+        if !self.filled {
+            return false;
+        }
+        if cookie == self.from {
+            self.next = 0;
+        } else if self.next == 0 || self.entries.get(self.next - 1).is_none_or(|e| e.cookie != cookie) {
+            match self.entries.iter().position(|e| e.cookie == cookie) {
+                Some(at) => self.next = at + 1,
+                None => return false,
+            }
+        }
+        // The start is always read again: rewinddir(3) asks for a new listing.
+        (cookie != 0 || self.next > 0) && (self.next < self.entries.len() || self.eof)
+    }
+}
+
+/// A reply being filled.
+struct List {
+    out: Out,
+    size: usize,
+    plus: bool,
+    remembered: Vec<u64>,
+}
+
+impl List {
+    fn fits(&self, name: &[u8]) -> bool {
+        let head = if self.plus { DIRENTPLUS_BYTES } else { DIRENT_BYTES };
+        self.out.len() + (head + name.len()).next_multiple_of(8) <= self.size
+    }
+
+    fn is_empty(&self) -> bool {
+        self.out.len() == 0
+    }
+
+    fn dot(&mut self, ino: u64, offset: u64, name: &[u8]) -> bool {
+        if !self.fits(name) {
+            return false;
+        }
+        match self.plus {
+            true => direntplus(&mut self.out, &NOBODY, ino, offset, Some(FileKind::Directory), name),
+            false => dirent(&mut self.out, ino, offset, Some(FileKind::Directory), name),
+        }
+        true
+    }
+
+    fn answer(self) -> Answer {
+        Answer::bytes(self.out.into_vec()).or(Undo::Forget(self.remembered))
+    }
+}

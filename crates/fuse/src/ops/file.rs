@@ -1,0 +1,213 @@
+//! OPEN, CREATE, READ, WRITE, FLUSH, FSYNC and RELEASE.
+
+use super::Call;
+use crate::abi::{OPEN_FOR_EXEC, Out, RELEASE_FLOCK_UNLOCK, WRITE_CACHE, fopen, open_out};
+use crate::call::{Answer, Body, Undo};
+use crate::handles::OpenFile;
+use crate::inode::Inode;
+use bytes::Bytes;
+use hither_vfs::{
+    Create, Data, Error, File, FileRange, LockOwner, Name, OpenAccess, OpenHow, Opened, Result, SetAttr,
+    Stability, Where,
+};
+use std::sync::Arc;
+use tokio::time::Instant;
+
+const O_ACCMODE: u32 = libc::O_ACCMODE as u32;
+const O_APPEND: u32 = libc::O_APPEND as u32;
+const O_DIRECT: u32 = libc::O_DIRECT as u32;
+const O_DSYNC: u32 = libc::O_DSYNC as u32;
+const O_EXCL: u32 = libc::O_EXCL as u32;
+const O_TRUNC: u32 = libc::O_TRUNC as u32;
+
+impl Call {
+    pub(super) async fn open(&self, flags: u32) -> Result<Answer> {
+        let inode = self.inode()?;
+        let how = how(flags, Create::No);
+        let modifying = how.truncate.then(|| inode.modify(&self.session.inodes.clock));
+        let asked = self.asked();
+        let fh = inode.fh();
+        let opened = self.session.vfs.open(&self.cx(), Where::fh(&fh), &how).await?;
+        if how.truncate {
+            inode.resized(0);
+        }
+        drop(modifying);
+        let on_open = inode.opened(&opened.node.attrs.attr, asked);
+        let id = self.add_open(inode.clone(), &opened, how.access);
+        let undo = Undo::Close { file: id, forget: None };
+        if on_open.size_differs && flags & O_APPEND != 0 && inode.may_retry(Instant::now()) {
+            // The kernel appends at the length it knows, which is wrong by now. ESTALE makes it look the path up
+            // again, with fresh attributes, and open once more.
+            self.session.undo(undo).await;
+            return Err(Error::new(libc::ESTALE));
+        }
+        if on_open.attrs_stale {
+            self.session.drop_attrs(inode.id);
+            inode.attrs_dropped(opened.node.attrs.attr.size_bytes);
+        }
+        let mut out = Out::with_capacity(16);
+        open_out(&mut out, id, self.open_flags(flags, on_open.keep));
+        Ok(Answer::bytes(out.into_vec()).or(undo))
+    }
+
+    pub(super) async fn create(&self, name: Name, flags: u32, mode: u32) -> Result<Answer> {
+        let dir = self.inode()?;
+        let set = SetAttr { mode: Some(mode & 0o7777), ..Default::default() };
+        let create = if flags & O_EXCL != 0 { Create::Exclusive(set) } else { Create::IfMissing(set) };
+        let how = how(flags, create);
+        let clock = &self.session.inodes.clock;
+        let _changing = dir.changing(clock);
+        let asked = self.asked();
+        let dir_fh = dir.fh();
+        let opened = self.session.vfs.open(&self.cx(), Where::name(&dir_fh, &name), &how).await?;
+        let inode = match self.remember(Some((dir.id, &name)), &opened.node).await {
+            Ok(inode) => inode,
+            Err(e) => {
+                let _ = self.session.vfs.close(&self.cx(), &opened.node.fh, opened.open).await;
+                return Err(e);
+            }
+        };
+        if how.truncate && !opened.created {
+            drop(inode.modify(clock));
+            inode.resized(opened.node.attrs.attr.size_bytes);
+        }
+        self.saw(&inode, &opened.node.attrs, asked).await;
+        let on_open = inode.opened(&opened.node.attrs.attr, asked);
+        let id = self.add_open(inode.clone(), &opened, how.access);
+        let mut out = Out::with_capacity(144);
+        self.entry(&mut out, &dir, &inode, &opened.node.attrs);
+        open_out(&mut out, id, self.open_flags(flags, on_open.keep));
+        Ok(Answer::bytes(out.into_vec()).or(Undo::Close { file: id, forget: Some(inode.id) }))
+    }
+
+    fn add_open(&self, inode: Arc<Inode>, opened: &Opened, access: OpenAccess) -> u64 {
+        self.session.files.add(OpenFile { inode, open: opened.open, access, cred: self.cred() })
+    }
+
+    fn open_flags(&self, flags: u32, keep: bool) -> u32 {
+        let mut out = 0;
+        if keep {
+            out |= fopen::KEEP_CACHE;
+        }
+        if flags & O_DIRECT != 0 {
+            out |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
+        }
+        if flags & O_ACCMODE == libc::O_RDONLY as u32 && !self.session.config.server_locks {
+            // Nothing to write and no locks of ours to give up.
+            out |= fopen::NOFLUSH;
+        }
+        out
+    }
+
+    pub(super) async fn read(&self, fh: u64, offset: u64, size: u32, flags: u32) -> Result<Answer> {
+        let file = self.file(fh)?;
+        if flags & O_DIRECT == 0 {
+            self.pending.be_patient();
+        }
+        let handle = file.inode.fh();
+        let at = File { fh: &handle, open: Some(file.open) };
+        let cx = self.cx_of(file.cred.clone());
+        let mut data = Data::default();
+        // A short answer means the end of the file to the kernel: go on until it is.
+        while data.len() < size as usize {
+            let done = data.len() as u64;
+            let read = self.session.vfs.read(&cx, at, offset + done, size - done as u32).await?;
+            let end = read.eof || read.data.is_empty();
+            for part in read.data.parts() {
+                data.push(part.clone());
+            }
+            if end {
+                break;
+            }
+        }
+        if data.len() > size as usize {
+            return Err(Error::because(libc::EIO, "more bytes than asked for"));
+        }
+        Ok(Answer { body: Body::Data(data), undo: Undo::Nothing })
+    }
+
+    pub(super) async fn write(
+        &self,
+        fh: u64,
+        offset: u64,
+        write_flags: u32,
+        flags: u32,
+        data: Bytes,
+    ) -> Result<Answer> {
+        let file = self.file(fh)?;
+        if write_flags & WRITE_CACHE != 0 {
+            self.pending.be_patient();
+        }
+        let stability = if flags & O_DSYNC != 0 { Stability::Stable } else { Stability::Unstable };
+        let handle = file.inode.fh();
+        let at = File { fh: &handle, open: Some(file.open) };
+        let _modifying = file.inode.modify(&self.session.inodes.clock);
+        let cx = self.cx_of(file.cred.clone());
+        let wrote = self.session.vfs.write(&cx, at, offset, data.into(), stability).await?;
+        file.inode.wrote(offset.saturating_add(wrote.bytes), stability == Stability::Stable);
+        let mut out = Out::with_capacity(8);
+        out.u32(wrote.bytes as u32).u32(0);
+        Ok(Answer::bytes(out.into_vec()))
+    }
+
+    pub(super) async fn flush(&self, fh: u64, lock_owner: u64) -> Result<Answer> {
+        let file = self.file(fh)?;
+        let result = if file.access.contains(OpenAccess::WRITE) { self.commit(&file).await } else { Ok(()) };
+        let owner = LockOwner { id: lock_owner, flock: false };
+        if file.inode.drop_lock_owner(owner) {
+            self.unlock_all(&file, owner).await?;
+        }
+        result.map(|()| Answer::empty())
+    }
+
+    pub(super) async fn fsync(&self, fh: u64) -> Result<Answer> {
+        let file = self.file(fh)?;
+        self.commit(&file).await.map(|()| Answer::empty())
+    }
+
+    /// Makes what was written stable, if anything was written since the last time.
+    pub(super) async fn commit(&self, file: &OpenFile) -> Result<()> {
+        let Some(writes) = file.inode.uncommitted() else { return Ok(()) };
+        let handle = file.inode.fh();
+        let at = File { fh: &handle, open: Some(file.open) };
+        let result = self.session.vfs.commit(&self.cx_of(file.cred.clone()), at).await;
+        // An error is reported once; what it is about is gone.
+        file.inode.committed(writes);
+        result
+    }
+
+    async fn unlock_all(&self, file: &OpenFile, owner: LockOwner) -> Result<()> {
+        let handle = file.inode.fh();
+        let at = File { fh: &handle, open: Some(file.open) };
+        let all = FileRange { start_bytes: 0, end_bytes: u64::MAX };
+        self.session.vfs.unlock(&self.cx_of(file.cred.clone()), at, owner, all).await
+    }
+
+    pub(super) async fn release(&self, fh: u64, release_flags: u32, lock_owner: u64) -> Result<Answer> {
+        let Some(file) = self.session.files.remove(fh) else { return Err(Error::new(libc::EBADF)) };
+        let owner = LockOwner { id: lock_owner, flock: true };
+        if release_flags & RELEASE_FLOCK_UNLOCK != 0 && file.inode.drop_lock_owner(owner) {
+            let _ = self.unlock_all(&file, owner).await;
+        }
+        let handle = file.inode.fh();
+        let cx = self.cx_of(file.cred.clone());
+        self.session.vfs.close(&cx, &handle, file.open).await.map(|()| Answer::empty())
+    }
+
+    pub(super) async fn syncfs(&self) -> Result<Answer> {
+        for file in self.session.files.all() {
+            self.commit(&file).await?;
+        }
+        Ok(Answer::empty())
+    }
+}
+
+/// How to open with open(2)'s flags.
+fn how(flags: u32, create: Create) -> OpenHow {
+    let access = match (flags & O_ACCMODE) as i32 {
+        libc::O_RDONLY => OpenAccess::READ,
+        libc::O_WRONLY => OpenAccess::WRITE,
+        _ => OpenAccess::READ | OpenAccess::WRITE,
+    };
+    OpenHow { access, create, truncate: flags & O_TRUNC != 0, execute: flags & OPEN_FOR_EXEC != 0 }
+}

@@ -1,0 +1,50 @@
+//! LOOKUP and READLINK.
+
+use super::Call;
+use crate::abi::{EntryReply, Out, entry_out};
+use crate::call::Answer;
+use hither_vfs::{Error, Name, Result, Stop, Where};
+use tokio::time::Instant;
+
+/// The kernel takes targets that fit a page with their NUL.
+const TARGET_MAX_BYTES: usize = 4095;
+
+impl Call {
+    pub(super) async fn lookup(&self, name: Name) -> Result<Answer> {
+        let dir = self.inode()?;
+        let (fh, asked) = (dir.fh(), self.asked());
+        let trail = self.session.vfs.walk(&self.cx(), Where::name(&fh, &name)).await?;
+        if let Some(node) = trail.steps.first() {
+            return self.entry_answer(&dir, &name, node, asked).await;
+        }
+        match trail.stop {
+            Stop::Missing(valid) => {
+                self.session.inodes.unbind(dir.id, &name);
+                let valid = self.name_valid(&dir, valid.left(Instant::now()));
+                if valid.is_zero() {
+                    return Err(Error::new(libc::ENOENT));
+                }
+                let none =
+                    EntryReply { nodeid: 0, ino: 0, entry_valid: valid, attr_valid: valid, attr: None };
+                let mut out = Out::with_capacity(128);
+                entry_out(&mut out, &none);
+                Ok(Answer::bytes(out.into_vec()))
+            }
+            Stop::Failed(e) => Err(e),
+            Stop::NotDirectory | Stop::Symlink => Err(Error::new(libc::ENOTDIR)),
+            Stop::Complete | Stop::Limit => {
+                Err(Error::because(libc::EIO, "a walk of one name brought nothing"))
+            }
+        }
+    }
+
+    pub(super) async fn readlink(&self) -> Result<Answer> {
+        let inode = self.inode()?;
+        let target = self.session.vfs.readlink(&self.cx(), &inode.fh()).await?;
+        if target.len() > TARGET_MAX_BYTES {
+            return Err(Error::new(libc::ENAMETOOLONG));
+        }
+        inode.link_read();
+        Ok(Answer { body: crate::call::Body::Data(target.into()), undo: crate::call::Undo::Nothing })
+    }
+}

@@ -1,0 +1,109 @@
+//! Names: MKDIR, MKNOD, SYMLINK, LINK, UNLINK, RMDIR, RENAME.
+
+use super::Call;
+use crate::call::Answer;
+use crate::inode::Inode;
+use bytes::Bytes;
+use hither_vfs::{Error, Made, Name, RenameFlags, Result, SetAttr, Special};
+
+impl Call {
+    pub(super) async fn mkdir(&self, name: Name, mode: u32) -> Result<Answer> {
+        let dir = self.inode()?;
+        let set = SetAttr { mode: Some(mode & 0o7777), ..Default::default() };
+        let _changing = self.changing(&dir);
+        let asked = self.asked();
+        let made = self.session.vfs.mkdir(&self.cx(), &dir.fh(), &name, &set).await?;
+        self.made(&dir, &name, &made, asked).await
+    }
+
+    pub(super) async fn mknod(&self, name: Name, mode: u32, rdev: u32) -> Result<Answer> {
+        let dir = self.inode()?;
+        let (major, minor) = ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00));
+        let what = match mode & libc::S_IFMT {
+            libc::S_IFIFO => Special::Fifo,
+            libc::S_IFSOCK => Special::Socket,
+            libc::S_IFCHR => Special::CharDevice(major, minor),
+            libc::S_IFBLK => Special::BlockDevice(major, minor),
+            libc::S_IFREG | 0 => Special::Regular,
+            _ => return Err(Error::new(libc::EINVAL)),
+        };
+        let set = SetAttr { mode: Some(mode & 0o7777), ..Default::default() };
+        let _changing = self.changing(&dir);
+        let asked = self.asked();
+        let made = self.session.vfs.mknod(&self.cx(), &dir.fh(), &name, &what, &set).await?;
+        self.made(&dir, &name, &made, asked).await
+    }
+
+    pub(super) async fn symlink(&self, name: Name, target: Bytes) -> Result<Answer> {
+        let dir = self.inode()?;
+        let _changing = self.changing(&dir);
+        let asked = self.asked();
+        let made =
+            self.session.vfs.symlink(&self.cx(), &dir.fh(), &name, &target, &SetAttr::default()).await?;
+        self.made(&dir, &name, &made, asked).await
+    }
+
+    pub(super) async fn link(&self, old: u64, name: Name) -> Result<Answer> {
+        let (dir, inode) = (self.inode()?, self.inode_of(old)?);
+        let _changing = (self.changing(&dir), self.changing(&inode));
+        let made = self.session.vfs.link(&self.cx(), &inode.fh(), &dir.fh(), &name).await?;
+        // The kernel takes the answer only for the inode it asked about.
+        let node = hither_vfs::Node { fh: inode.fh(), attrs: made.node.attrs };
+        let asked = self.asked();
+        self.entry_answer(&dir, &name, &node, asked).await
+    }
+
+    async fn made(
+        &self,
+        dir: &Inode,
+        name: &Name,
+        made: &Made,
+        asked: crate::inode::Moment,
+    ) -> Result<Answer> {
+        self.entry_answer(dir, name, &made.node, asked).await
+    }
+
+    pub(super) async fn unlink(&self, name: Name) -> Result<Answer> {
+        let dir = self.inode()?;
+        let target = self.session.inodes.child(dir.id, &name);
+        let _changing = (self.changing(&dir), target.as_ref().map(|t| self.changing(t)));
+        let fh = target.as_ref().map(|t| t.fh());
+        self.session.vfs.unlink(&self.cx(), &dir.fh(), &name, fh.as_ref()).await?;
+        self.session.inodes.unbind(dir.id, &name);
+        Ok(Answer::empty())
+    }
+
+    pub(super) async fn rmdir(&self, name: Name) -> Result<Answer> {
+        let dir = self.inode()?;
+        let _changing = self.changing(&dir);
+        self.session.vfs.rmdir(&self.cx(), &dir.fh(), &name).await?;
+        self.session.inodes.unbind(dir.id, &name);
+        Ok(Answer::empty())
+    }
+
+    pub(super) async fn rename(&self, from: Name, new_dir: u64, to: Name, flags: u32) -> Result<Answer> {
+        let flags = match RenameFlags::from_bits(flags) {
+            Some(flags) => flags,
+            // RENAME_WHITEOUT and what may come.
+            None => return Err(Error::new(libc::EINVAL)),
+        };
+        let (dir, to_dir) = (self.inode()?, self.inode_of(new_dir)?);
+        let inodes = &self.session.inodes;
+        let (moved, replaced) = (inodes.child(dir.id, &from), inodes.child(to_dir.id, &to));
+        let _changing = (self.changing(&dir), self.changing(&to_dir));
+        let _objects = [&moved, &replaced].map(|i| i.as_ref().map(|i| self.changing(i)));
+        let replaced = replaced.as_ref().map(|i| i.fh());
+        let (from_fh, to_fh) = (dir.fh(), to_dir.fh());
+        let vfs = &self.session.vfs;
+        vfs.rename(&self.cx(), (&from_fh, &from), (&to_fh, &to), replaced.as_ref(), flags).await?;
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
+        inodes.rename((dir.id, &from), (to_dir.id, &to), exchange);
+        Ok(Answer::empty())
+    }
+
+    /// Marks an object's attributes as changing while a call on it runs: answers that were asked for before or meanwhile
+    /// are not to be trusted.
+    fn changing<'a>(&'a self, inode: &'a Inode) -> crate::inode::Changing<'a> {
+        inode.changing(&self.session.inodes.clock)
+    }
+}

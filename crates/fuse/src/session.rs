@@ -1,0 +1,452 @@
+//! A mount at work: threads that read requests, and what they share.
+//!
+//! Each thread reads one descriptor of `/dev/fuse`. A request that needs no waiting is answered on that thread: its future is
+//! polled once, and only if it has to wait does it move to the runtime. So threads always come back to
+//! read, interrupts and forgets are never stuck behind a slow server, and what the layer below has at hand costs
+//! no change of thread.
+
+use crate::abi::{Header, InitIn, InitOut, MAJOR, MINOR, MINOR_OLDEST, Op, init_flags, notify, opcode};
+use crate::call::{Answer, Calls, Undo, errno};
+use crate::device::{Buffer, BufferPool, Delivery, Device};
+use crate::handles::{Handles, OpenDir, OpenFile};
+use crate::inode::{Ident, Inode, Inodes};
+use crate::mount::Config;
+use crate::ops::Call;
+use crate::stats::Stats;
+use bytes::Bytes;
+use hither_vfs::{Attr, Cred, Cx, File, Result, Vfs};
+use parking_lot::Mutex;
+use std::future::Future;
+use std::io::IoSlice;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
+
+/// WRITE requests larger than this keep the buffer they were read into; smaller ones are copied out of it.
+const OWN_BUFFER_BYTES: usize = 32 << 10;
+/// Unused request buffers kept.
+const SPARE_BUFFERS: usize = 16;
+/// How often interrupted calls are looked at again.
+const SWEEP: Duration = Duration::from_millis(200);
+/// After so many sweeps without any call, sweeping stops until the next call.
+const IDLE_SWEEPS: u32 = 25;
+
+/// What all threads and calls of a mount share.
+pub(crate) struct Session {
+    pub vfs: Arc<dyn Vfs>,
+    pub config: Config,
+    pub inodes: Inodes,
+    pub files: Handles<OpenFile>,
+    pub dirs: Handles<OpenDir>,
+    pub calls: Calls,
+    pub stats: Stats,
+    /// The server has no file capabilities; known after the first question.
+    pub no_capabilities: AtomicBool,
+    rt: Handle,
+    device: Arc<Device>,
+    devices: Mutex<Vec<Arc<Device>>>,
+    pool: BufferPool,
+    minor: AtomicU32,
+    flags: AtomicU64,
+    readers: AtomicUsize,
+    dozing: AtomicBool,
+    wake: Notify,
+    phase: watch::Sender<Phase>,
+}
+
+/// Where a mount is in its life.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// The kernel has not said hello yet.
+    Starting,
+    /// At work.
+    Running,
+    /// The kernel cannot be served.
+    Refused(String),
+    /// Unmounted or aborted, and everything closed.
+    Ended,
+}
+
+impl Session {
+    /// A session over a freshly opened device that mount(2) was told of.
+    pub fn new(
+        device: Device,
+        config: Config,
+        vfs: Arc<dyn Vfs>,
+        root: &hither_vfs::Node,
+        rt: Handle,
+    ) -> Arc<Self> {
+        let device = Arc::new(device);
+        Arc::new(Self {
+            vfs,
+            inodes: Inodes::new(root),
+            files: Handles::default(),
+            dirs: Handles::default(),
+            calls: Calls::new(config.interrupt_patience),
+            stats: Stats::default(),
+            no_capabilities: AtomicBool::new(false),
+            rt,
+            devices: Mutex::new(vec![device.clone()]),
+            device,
+            pool: BufferPool::new(config.max_io_bytes as usize, SPARE_BUFFERS),
+            minor: AtomicU32::new(0),
+            flags: AtomicU64::new(0),
+            readers: AtomicUsize::new(0),
+            dozing: AtomicBool::new(true),
+            wake: Notify::new(),
+            phase: watch::Sender::new(Phase::Starting),
+            config,
+        })
+    }
+
+    /// Where the mount is in its life.
+    pub fn phase(&self) -> watch::Receiver<Phase> {
+        self.phase.subscribe()
+    }
+
+    /// Starts the first reader, which greets the kernel.
+    pub fn start(self: &Arc<Self>) -> std::io::Result<()> {
+        self.read_on(self.device.clone())?;
+        let session = self.clone();
+        self.rt.spawn(async move { session.sweep().await });
+        Ok(())
+    }
+
+    /// Starts the other readers; after the greeting.
+    pub fn widen(self: &Arc<Self>) -> std::io::Result<()> {
+        for _ in 1..self.config.threads.max(1) {
+            let device = Arc::new(self.device.duplicate()?);
+            self.devices.lock().push(device.clone());
+            self.read_on(device)?;
+        }
+        Ok(())
+    }
+
+    fn read_on(self: &Arc<Self>, device: Arc<Device>) -> std::io::Result<()> {
+        let session = self.clone();
+        let number = self.readers.fetch_add(1, Ordering::AcqRel);
+        let thread = std::thread::Builder::new().name(format!("fuse-{number}"));
+        thread
+            .spawn(move || {
+                let rt = session.rt.clone();
+                let _entered = rt.enter();
+                session.read_requests(&device);
+                if session.readers.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    rt.spawn(async move { session.end().await });
+                }
+            })
+            .map(drop)
+            .inspect_err(|_| {
+                self.readers.fetch_sub(1, Ordering::AcqRel);
+            })
+    }
+
+    fn read_requests(self: &Arc<Self>, device: &Arc<Device>) {
+        let mut spare = None;
+        loop {
+            let mut buffer = spare.take().unwrap_or_else(|| self.pool.take());
+            let len = match device.read(&mut buffer) {
+                Ok(len) => len,
+                Err(e) => match e.raw_os_error() {
+                    // A request that was taken back while it was read; a signal.
+                    Some(libc::ENOENT | libc::EINTR | libc::EAGAIN) => {
+                        spare = Some(buffer);
+                        continue;
+                    }
+                    Some(libc::ENODEV | libc::ECONNABORTED) => return,
+                    _ => {
+                        tracing::error!(error = %e, "cannot read requests from /dev/fuse");
+                        return;
+                    }
+                },
+            };
+            let request;
+            (request, spare) = take_request(buffer, len);
+            self.dispatch(device, request);
+        }
+    }
+
+    fn dispatch(self: &Arc<Self>, device: &Arc<Device>, request: Bytes) {
+        let (head, body) = match Header::parse(&request) {
+            Ok(parts) => parts,
+            Err(_) => {
+                tracing::error!(bytes = request.len(), "a malformed request from the kernel");
+                return;
+            }
+        };
+        self.stats.began(head.opcode);
+        let ext = self.flags.load(Ordering::Relaxed) & init_flags::SETXATTR_EXT != 0;
+        let op = match Op::parse(head.opcode, body, ext) {
+            Ok(op) => op,
+            Err(errno) => {
+                if !matches!(head.opcode, opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT) {
+                    let _ = device.reply(head.unique, errno, &[]);
+                }
+                return;
+            }
+        };
+        match op {
+            Op::Forget { count } => self.inodes.forget(head.nodeid, count),
+            Op::BatchForget { list } => list.iter().for_each(|&(id, count)| self.inodes.forget(id, count)),
+            Op::Interrupt { unique } => self.interrupt(head.unique, unique),
+            Op::Init(offer) => self.greet(device, head.unique, offer),
+            op => self.begin(device, head, op),
+        }
+    }
+
+    /// An interrupt that overtakes its request is sent back until the request is known; the descriptor that
+    /// fetched the request is not known either, and the others take no notice.
+    fn interrupt(&self, own: u64, target: u64) {
+        if !self.calls.interrupted(target) {
+            for device in self.devices.lock().iter() {
+                let _ = device.reply(own, libc::EAGAIN, &[]);
+            }
+        }
+    }
+
+    fn begin(self: &Arc<Self>, device: &Arc<Device>, head: Header, op: Op) {
+        let pending = self.calls.begin(&head, device);
+        if self.dozing.load(Ordering::Relaxed) && self.dozing.swap(false, Ordering::AcqRel) {
+            self.wake.notify_one();
+        }
+        let call = Call::new(self.clone(), head, pending);
+        let mut work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
+            let result = call.serve(op).await;
+            call.session.clone().finish(&call, result).await;
+        });
+        // The first poll runs here. A future that is not ready is polled again by the runtime at once, so nothing is lost
+        // by a waker that does nothing.
+        let polled =
+            catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(&mut Context::from_waker(Waker::noop()))));
+        if let Ok(Poll::Pending) = polled {
+            self.rt.spawn(work);
+        }
+    }
+
+    async fn finish(&self, call: &Call, result: Result<Answer>) {
+        let (delivery, undo) = match result {
+            Ok(answer) => (call.pending.answer(Ok(&answer.body)), answer.undo),
+            Err(error) => {
+                self.stats.failed(call.head.opcode);
+                let op = opcode::name(call.head.opcode);
+                if error.why.is_some() {
+                    tracing::warn!(op, node = call.head.nodeid, %error, "request failed");
+                } else {
+                    tracing::trace!(op, node = call.head.nodeid, %error, "request failed");
+                }
+                (call.pending.answer(Err(errno(&error))), Undo::Nothing)
+            }
+        };
+        if delivery == Delivery::Unwanted {
+            self.undo(undo).await;
+        }
+    }
+
+    /// Takes back what nobody took.
+    pub async fn undo(&self, undo: Undo) {
+        match undo {
+            Undo::Nothing => {}
+            Undo::Forget(ids) => ids.iter().for_each(|&id| self.inodes.forget(id, 1)),
+            Undo::Close { file, forget } => {
+                if let Some(file) = self.files.remove(file) {
+                    self.close(&file).await;
+                }
+                if let Some(id) = forget {
+                    self.inodes.forget(id, 1);
+                }
+            }
+            Undo::CloseDir { dir } => drop(self.dirs.remove(dir)),
+            Undo::Unlock { file, owner, range } => {
+                if let Some(file) = self.files.find(file) {
+                    let fh = file.inode.fh();
+                    let at = File { fh: &fh, open: Some(file.open) };
+                    let _ = self.vfs.unlock(&Cx::new(file.cred.clone()), at, owner, range).await;
+                }
+            }
+        }
+    }
+
+    async fn close(&self, file: &OpenFile) {
+        let cx = Cx::new(file.cred.clone());
+        if let Err(error) = self.vfs.close(&cx, &file.inode.fh(), file.open).await {
+            tracing::warn!(%error, "closing a file that its program does not wait for");
+        }
+    }
+
+    /// The last reader ended: the mount is gone. What the kernel did not release is closed here.
+    async fn end(self: Arc<Self>) {
+        self.calls.abandon();
+        for file in self.files.drain() {
+            self.close(&file).await;
+        }
+        self.dirs.drain();
+        self.phase.send_modify(|p| {
+            if !matches!(p, Phase::Refused(_)) {
+                *p = Phase::Ended;
+            }
+        });
+        self.wake.notify_one();
+    }
+
+    async fn sweep(self: Arc<Self>) {
+        let mut idle = 0;
+        loop {
+            if matches!(*self.phase.borrow(), Phase::Ended | Phase::Refused(_)) {
+                return;
+            }
+            if idle >= IDLE_SWEEPS {
+                self.dozing.store(true, Ordering::Release);
+                if self.calls.len() == 0 {
+                    self.wake.notified().await;
+                }
+                self.dozing.store(false, Ordering::Release);
+                idle = 0;
+            }
+            tokio::time::sleep(SWEEP).await;
+            idle = if self.calls.sweep() == 0 { idle + 1 } else { 0 };
+        }
+    }
+
+    fn greet(&self, device: &Device, unique: u64, offer: InitIn) {
+        if offer.major != MAJOR || offer.minor < MINOR_OLDEST {
+            let _ = device.reply(unique, libc::EPROTO, &[]);
+            let why = format!(
+                "the kernel speaks FUSE {}.{}, 7.34 is needed (Linux 5.15)",
+                offer.major, offer.minor
+            );
+            self.phase.send_replace(Phase::Refused(why));
+            return;
+        }
+        let flags = wanted_flags(&self.config) & offer.flags;
+        let out = InitOut {
+            max_readahead: offer.max_readahead.max(self.config.max_io_bytes),
+            flags,
+            max_background: self.config.max_background,
+            max_write_bytes: self.config.max_io_bytes,
+        };
+        self.minor.store(offer.minor.min(MINOR), Ordering::Release);
+        self.flags.store(flags, Ordering::Release);
+        tracing::debug!(minor = offer.minor, offered = offer.flags, flags, "greeted the kernel");
+        match device.reply(unique, 0, &[IoSlice::new(&out.encode())]) {
+            Ok(_) => self.phase.send_replace(Phase::Running),
+            Err(e) => {
+                self.phase.send_replace(Phase::Refused(format!("the kernel refused the greeting: {e}")))
+            }
+        };
+    }
+
+    /// Protocol version and capabilities in use.
+    pub fn negotiated(&self) -> (u32, u64) {
+        (self.minor.load(Ordering::Acquire), self.flags.load(Ordering::Acquire))
+    }
+
+    /// Number to show as `st_ino`.
+    pub fn ino(&self, attr: &Attr) -> u64 {
+        self.ino_of(Ident::of(attr))
+    }
+
+    /// The same for an identity.
+    pub fn ino_of(&self, ident: Ident) -> u64 {
+        ident.ino(self.inodes.root_ident())
+    }
+
+    /// Makes the kernel drop an inode's pages and attributes, and waits for it: pages that are being read
+    /// or written back hold it up, so this never runs on a thread that reads requests. False when it failed.
+    pub async fn drop_pages(&self, inode: u64) -> bool {
+        let device = self.device.clone();
+        let done = tokio::task::spawn_blocking(move || inval_inode(&device, inode, 0)).await;
+        done.unwrap_or(false)
+    }
+
+    /// Makes the kernel drop an inode's attributes; does not wait for anything.
+    pub fn drop_attrs(&self, inode: u64) {
+        inval_inode(&self.device, inode, -1);
+    }
+
+    /// Makes the kernel look up again whatever names it has cached in a directory that not everybody may search any
+    /// more. Kernels before 6.16 learn it name by name after the answer, as the directory's lock
+    /// may be held until then: for that moment cached names still work.
+    pub fn distrust_names(&self, dir: &Inode) {
+        const EPOCH_SINCE_MINOR: u32 = 44;
+        let (minor, flags) = self.negotiated();
+        if minor >= EPOCH_SINCE_MINOR && self.device.notify(notify::INC_EPOCH, &[]).is_ok() {
+            return;
+        }
+        let expire = if flags & init_flags::HAS_EXPIRE_ONLY != 0 { notify::EXPIRE_ONLY } else { 0 };
+        let (device, names, id) = (self.device.clone(), self.inodes.children(dir.id), dir.id);
+        tokio::task::spawn_blocking(move || {
+            for name in names {
+                let mut head = crate::abi::Out::with_capacity(16);
+                head.u64(id).u32(name.as_bytes().len() as u32).u32(expire);
+                let parts = [&head.into_vec()[..], name.as_bytes(), b"\0"].map(|p| p.to_vec());
+                let _ = device.notify(notify::INVAL_ENTRY, &parts.each_ref().map(|p| IoSlice::new(p)));
+            }
+        });
+    }
+
+    /// Files, directories and requests under way, and inodes: for the curious and for tests.
+    pub fn counts(&self) -> (usize, usize, usize, usize) {
+        (self.files.len(), self.dirs.len(), self.calls.len(), self.inodes.len())
+    }
+
+    /// The superuser's own context.
+    pub fn own_cx() -> Cx {
+        Cx::new(Arc::new(Cred::root()))
+    }
+}
+
+fn inval_inode(device: &Device, inode: u64, offset: i64) -> bool {
+    let mut body = crate::abi::Out::with_capacity(24);
+    body.u64(inode).u64(offset as u64).u64(0);
+    match device.notify(notify::INVAL_INODE, &[IoSlice::new(&body.into_vec())]) {
+        Ok(()) => true,
+        // The kernel has forgotten the inode, with everything cached.
+        Err(e) => e.raw_os_error() == Some(libc::ENOENT),
+    }
+}
+
+/// Large writes keep their buffer; anything else is copied out of it, and the buffer is used again.
+fn take_request(buffer: Buffer, len: usize) -> (Bytes, Option<Buffer>) {
+    if len > OWN_BUFFER_BYTES {
+        (buffer.into_bytes(len), None)
+    } else {
+        (Bytes::copy_from_slice(buffer.filled(len)), Some(buffer))
+    }
+}
+
+/// Capabilities this side can use.
+///
+/// Not among them: WRITEBACK_CACHE, which would make the kernel the authority for length and times, hide what other
+/// clients write, and exclude passthrough; AUTO_INVAL_DATA, which drops a file's pages after each own write because
+/// the time of modification moved (EXPLICIT_INVAL_DATA leaves the decision here, where the change attribute is known);
+/// POSIX_ACL, which NFSv4 does not have; DONT_MASK, as the kernel applies the umask.
+fn wanted_flags(config: &Config) -> u64 {
+    use init_flags::*;
+    let mut flags = ASYNC_READ
+        | ATOMIC_O_TRUNC
+        | BIG_WRITES
+        | DO_READDIRPLUS
+        | READDIRPLUS_AUTO
+        | ASYNC_DIO
+        | PARALLEL_DIROPS
+        | ABORT_ERROR
+        | MAX_PAGES
+        | CACHE_SYMLINKS
+        | EXPLICIT_INVAL_DATA
+        | HANDLE_KILLPRIV_V2
+        | SETXATTR_EXT
+        | INIT_EXT
+        | CREATE_SUPP_GROUP
+        | HAS_EXPIRE_ONLY
+        | DIRECT_IO_ALLOW_MMAP
+        | NO_EXPORT_SUPPORT;
+    if config.server_locks {
+        flags |= POSIX_LOCKS | FLOCK_LOCKS;
+    }
+    flags
+}

@@ -1,0 +1,54 @@
+//! Counters of requests.
+
+use crate::abi::opcode;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Debug)]
+pub(crate) struct Stats {
+    began: [AtomicU64; opcode::COUNT],
+    failed: [AtomicU64; opcode::COUNT],
+}
+
+impl Default for Stats {
+    fn default() -> Self {
+        Self { began: [const { AtomicU64::new(0) }; _], failed: [const { AtomicU64::new(0) }; _] }
+    }
+}
+
+/// Requests of one kind since the mount began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpCount {
+    /// Name of the operation, as the kernel's header spells it (`LOOKUP`).
+    pub op: &'static str,
+    /// Requests.
+    pub count: u64,
+    /// Those among them that were answered with an error, such as "no such file".
+    pub errors: u64,
+}
+
+impl Stats {
+    pub fn began(&self, op: u32) {
+        if let Some(n) = self.began.get(op as usize) {
+            n.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub fn failed(&self, op: u32) {
+        if let Some(n) = self.failed.get(op as usize) {
+            n.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Kinds that occurred.
+    pub fn list(&self) -> Vec<OpCount> {
+        let counts = self.began.iter().zip(&self.failed).enumerate();
+        counts
+            .map(|(op, (n, e))| OpCount {
+                op: opcode::name(op as u32),
+                count: n.load(Ordering::Relaxed),
+                errors: e.load(Ordering::Relaxed),
+            })
+            .filter(|c| c.count > 0)
+            .collect()
+    }
+}
