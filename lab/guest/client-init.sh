@@ -10,5 +10,6 @@ hostname guest
 ip link set lo up; ip addr add $MYIP/24 dev vec0; ip link set vec0 up
 for m in nfsv3 nfsv4 fuse; do modprobe -d $RUN/mods $m || echo "no module $m"; done
 cd /
-exec /usr/bin/python3 $LAB/guest/agent.py $MYIP
+/usr/bin/python3 $LAB/guest/agent.py $MYIP &
+while :; do wait; sleep 1; done       # init reaps whoever was left alone
 }

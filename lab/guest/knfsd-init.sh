@@ -23,5 +23,6 @@ rpc.nfsd -V 3 -V 4 -V 4.1 -V 4.2 8
 rpc.mountd -p 20048
 cat /proc/fs/nfsd/versions; exportfs -v
 cd /
-exec /usr/bin/python3 $LAB/guest/agent.py $MYIP
+/usr/bin/python3 $LAB/guest/agent.py $MYIP &
+while :; do wait; sleep 1; done       # init reaps whoever was left alone
 }

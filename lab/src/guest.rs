@@ -114,19 +114,6 @@ impl Agent {
         }
         Err(Fail(format!("the guest at {} hung up", self.ip)))
     }
-
-    /// As [`Self::run`], but the output is returned and a failure is an error.
-    pub fn sh(&self, script: &str, limit: Duration) -> Res<String> {
-        let mut all = String::new();
-        let code = self.run(script, limit, |l| {
-            all.push_str(l);
-            all.push('\n');
-        })?;
-        if code != 0 {
-            return Err(Fail(format!("in the guest: {script}: code {code}: {}", all.trim())));
-        }
-        Ok(all)
-    }
 }
 
 /// The agent of the guest with the kernel's NFS client.

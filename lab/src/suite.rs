@@ -1,10 +1,360 @@
-//! stub
+//! Foreign suites: programs below `lab/suites`, run on every server, version and client asked for.
+//!
+//! A suite prints a line per case (`ok NAME`, `not ok NAME: why`; see `lab/suites/kit.py`). Failures
+//! are compared with the suite's list for that client, `expected-CLIENT.txt`: each line is a case
+//! (`*` at the end matches the rest), the servers and versions where it fails, and the reason. A
+//! failure that is not on the list is a failure, and so is a case on the list that passes.
+
 use crate::args::Args;
-use crate::lab::*;
+use crate::client::{Client, Mount};
+use crate::clock;
+use crate::guest::quote;
+use crate::lab::{Fail, Lab, Res};
+use crate::process::sh;
+use crate::server::{Kind, Options, Server};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-pub fn names(_l: &Lab) -> Res<Vec<String>> {
-    Ok(vec![])
+use std::time::Duration;
+
+/// Programs from crates.io that suites run, and the versions their lists were made with.
+const TOOLS: [(&str, &str); 2] = [("fsx", "0.3.2"), ("pjdfstest", "0.2.2")];
+
+/// Longest a suite may take.
+const LIMIT: Duration = Duration::from_secs(45 * 60);
+
+/// Suites, by name.
+pub fn names(lab: &Lab) -> Res<Vec<String>> {
+    let mut all = vec![];
+    for entry in fs::read_dir(lab.file("suites"))? {
+        let entry = entry?;
+        if entry.path().join("run.py").exists() {
+            all.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    all.sort();
+    Ok(all)
 }
-pub fn main(_l: &Lab, _a: &mut Args) -> Res<ExitCode> {
-    Err(Fail("todo".into()))
+
+/// What passed and what failed, over everything that ran.
+#[derive(Default)]
+pub struct Tally {
+    /// Cases as they should be.
+    pub passed: usize,
+    /// Cases that are not.
+    pub failed: usize,
+}
+
+impl Tally {
+    /// The last line of every command that tests, and its exit code.
+    pub fn finish(self) -> ExitCode {
+        println!("{} passed, {} failed", self.passed, self.failed);
+        if self.failed == 0 && self.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+struct Plan {
+    suites: Vec<String>,
+    servers: Vec<Kind>,
+    versions: Vec<String>,
+    clients: Vec<Client>,
+    quick: bool,
+    verbose: bool,
+    relayed: bool,
+    only: String,
+    sub: String,
+}
+
+/// `suite NAME... [--quick] [--server ganesha,knfsd] [--vers 4.2,4.1,3] [--client hither,kernel]`.
+pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
+    let quick = args.flag("--quick");
+    let servers = args.list("--server", if quick { &["ganesha"] } else { &["ganesha", "knfsd"] })?;
+    let plan = Plan {
+        servers: servers.iter().map(|s| Kind::parse(s)).collect::<Res<_>>()?,
+        versions: args.list("--vers", if quick { &["4.2", "3"] } else { &["4.2", "4.1", "3"] })?,
+        clients: Client::from_args(lab, args, &["hither"])?,
+        verbose: args.flag("--verbose"),
+        relayed: args.flag("--relay"),
+        only: args.value("--only")?.unwrap_or_default(),
+        sub: args.value("--sub")?.unwrap_or_default(),
+        quick,
+        suites: chosen(args, &names(lab)?)?,
+    };
+    install_tools(lab, &plan.suites)?;
+    lab.enter()?;
+    let mut tally = Tally::default();
+    for client in &plan.clients {
+        if matches!(client, Client::Local) {
+            run_on(lab, &plan, client, Kind::Ganesha, "local", &mut tally);
+            continue;
+        }
+        for kind in &plan.servers {
+            Server::new(lab, *kind).start(&Options::default(), true)?;
+            for vers in &plan.versions {
+                run_on(lab, &plan, client, *kind, vers, &mut tally);
+            }
+        }
+    }
+    Ok(tally.finish())
+}
+
+/// The words that are left, checked against what there is; "all" is all.
+pub fn chosen(args: &mut Args, all: &[String]) -> Res<Vec<String>> {
+    args.no_more_options()?;
+    let words = args.rest();
+    if words.is_empty() || words == ["all"] {
+        return Ok(all.to_vec());
+    }
+    match words.iter().find(|w| !all.contains(w)) {
+        Some(w) => Err(Fail(format!("no {w:?}: {}", all.join(" ")))),
+        None => Ok(words),
+    }
+}
+
+/// All suites of the plan through one mount.
+fn run_on(lab: &Lab, plan: &Plan, client: &Client, kind: Kind, vers: &str, tally: &mut Tally) {
+    let label = format!("{} {vers} {}", kind.name(), client.name());
+    let at = if plan.relayed { kind.relayed() } else { kind.direct() };
+    let mount = match client.mount(lab, &at, vers, &plan.sub) {
+        Ok(m) => m,
+        Err(why) => {
+            println!("FAILED {label}: cannot mount: {why}");
+            tally.failed += plan.suites.len();
+            return;
+        }
+    };
+    for suite in &plan.suites {
+        let begun = clock::now();
+        let run = Run { lab, plan, suite, client: client.name(), server: kind.name(), vers };
+        let outcome = run.go(&mount);
+        let secs = begun.elapsed().as_secs_f64();
+        match outcome {
+            Ok(Outcome { ok, expected, wrong }) => {
+                tally.passed += ok + expected;
+                tally.failed += wrong.len();
+                let verdict = if wrong.is_empty() { "passed" } else { "FAILED" };
+                println!(
+                    "{verdict} {suite} {label}: {ok} ok, {expected} failed as listed, {} wrong, {secs:.1} s",
+                    wrong.len()
+                );
+                for w in wrong {
+                    println!("    {w}");
+                }
+            }
+            Err(why) => {
+                tally.failed += 1;
+                println!("FAILED {suite} {label}: {why} ({secs:.1} s)");
+            }
+        }
+    }
+    if let Err(why) = mount.umount() {
+        tally.failed += 1;
+        println!("FAILED {label}: cannot unmount: {why}");
+        mount.force_umount();
+    }
+}
+
+struct Outcome {
+    ok: usize,
+    expected: usize,
+    wrong: Vec<String>,
+}
+
+struct Run<'a> {
+    lab: &'a Lab,
+    plan: &'a Plan,
+    suite: &'a str,
+    client: &'a str,
+    server: &'a str,
+    vers: &'a str,
+}
+
+impl Run<'_> {
+    fn go(&self, mount: &Mount) -> Res<Outcome> {
+        let list = self.expectations()?;
+        // A name of its own: what an earlier run left behind must not matter.
+        let dir = mount.mp.join(format!("{}.{}.{}", self.suite, self.vers, std::process::id()));
+        let tmp = mount.scratch(self.suite)?;
+        let q = |p: &Path| quote(&p.display().to_string());
+        let program = self.lab.file("suites").join(self.suite).join("run.py");
+        let tools = tools_dir(self.lab);
+        let mut script = format!(
+            "mkdir {d} && cd / && exec /usr/bin/python3 {} {d} --tmp {} --tools {}",
+            q(&program),
+            q(&tmp),
+            q(&tools),
+            d = q(&dir)
+        );
+        if self.plan.quick {
+            script += " --quick";
+        }
+        if !self.plan.only.is_empty() {
+            script += &format!(" --only {}", quote(&self.plan.only));
+        }
+        let (mut ok, mut failed, mut rest) = (vec![], vec![], vec![]);
+        let code = mount.run(&script, LIMIT, |l| {
+            if self.plan.verbose {
+                println!("  {l}");
+            }
+            match (l.strip_prefix("ok "), l.strip_prefix("not ok ")) {
+                (Some(name), _) => ok.push(name.to_string()),
+                (_, Some(text)) => failed.push(text.to_string()),
+                _ => rest.push(l.to_string()),
+            }
+        })?;
+        let clean = format!("rm -rf {} {}", q(&dir), q(&tmp));
+        let cleaned = mount.run(&clean, Duration::from_secs(300), |_| ())?;
+        self.keep_log(&ok, &failed, &rest)?;
+        let tail = rest[rest.len().saturating_sub(5)..].join(" / ");
+        match code {
+            0 if ok.is_empty() && failed.is_empty() => Err(Fail(format!("no case ran: {tail}"))),
+            0 if cleaned != 0 => Err(Fail(format!("{} cannot be removed", dir.display()))),
+            0 => Ok(judge(&list, &ok, &failed, self.plan.quick || !self.plan.only.is_empty())),
+            124 => Err(Fail(format!("took longer than {} s: {tail}", LIMIT.as_secs()))),
+            code => Err(Fail(format!("ended with code {code}: {tail}"))),
+        }
+    }
+
+    /// Everything it printed, for the person who looks into a failure.
+    fn keep_log(&self, ok: &[String], failed: &[String], rest: &[String]) -> Res<()> {
+        let name = format!("{}-{}-{}-{}.log", self.suite, self.server, self.vers, self.client);
+        let mut text = String::new();
+        for (head, lines) in [("not ok ", failed), ("ok ", ok), ("", rest)] {
+            for l in lines {
+                text += &format!("{head}{l}\n");
+            }
+        }
+        Ok(fs::write(self.lab.dir("logs")?.join(name), text)?)
+    }
+
+    fn expectations(&self) -> Res<Vec<Expected>> {
+        let file = self.lab.file("suites").join(self.suite).join(format!("expected-{}.txt", self.client));
+        match fs::read_to_string(&file) {
+            Ok(text) => parse(&text, self.server, self.vers)
+                .map_err(|Fail(why)| Fail(format!("{}: {why}", file.display()))),
+            Err(_) => Ok(vec![]),
+        }
+    }
+}
+
+/// One line of a list that applies here.
+struct Expected {
+    case: String,
+    /// It fails in some runs only; passing is no mistake of the list.
+    sometimes: bool,
+}
+
+impl Expected {
+    fn matches(&self, case: &str) -> bool {
+        match self.case.strip_suffix('*') {
+            Some(head) => case.starts_with(head),
+            None => case == self.case,
+        }
+    }
+}
+
+/// Lines `CASE SERVERS VERSIONS REASON`, `*` for all servers or versions; `?` before the case: it
+/// fails in some runs only. Empty lines and those with `#` first are skipped.
+fn parse(text: &str, server: &str, vers: &str) -> Res<Vec<Expected>> {
+    let mut all = vec![];
+    for line in text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')) {
+        let mut words = line.split_whitespace();
+        let (case, servers, versions) = (words.next(), words.next(), words.next());
+        let (Some(case), Some(servers), Some(versions), Some(_reason)) =
+            (case, servers, versions, words.next())
+        else {
+            return Err(Fail(format!("{line:?} is not CASE SERVERS VERSIONS REASON")));
+        };
+        let lists = |list: &str, what: &str| list == "*" || list.split(',').any(|w| w == what);
+        if lists(servers, server) && lists(versions, vers) {
+            let sometimes = case.starts_with('?');
+            all.push(Expected { case: case.trim_start_matches('?').to_string(), sometimes });
+        }
+    }
+    Ok(all)
+}
+
+/// Compares what happened with the list. A `partial` run cannot tell which lines are obsolete
+/// because their cases did not run.
+fn judge(list: &[Expected], ok: &[String], failed: &[String], partial: bool) -> Outcome {
+    let mut wrong = vec![];
+    let mut used = BTreeSet::new();
+    let mut expected = 0;
+    for text in failed {
+        let case = text.split(": ").next().unwrap_or(text);
+        match list.iter().position(|e| e.matches(case)) {
+            Some(i) => {
+                used.insert(i);
+                expected += 1;
+            }
+            None => wrong.push(format!("not ok {text}")),
+        }
+    }
+    for (i, e) in list.iter().enumerate().filter(|(i, e)| !e.sometimes && !used.contains(i)) {
+        let ran = ok.iter().any(|c| e.matches(c));
+        if ran || !partial {
+            let what = if ran { "passes" } else { "did not run" };
+            wrong.push(format!("the list expects {} to fail, but it {what} (line {})", e.case, i + 1));
+        }
+    }
+    Outcome { ok: ok.len(), expected, wrong }
+}
+
+/// Where [`TOOLS`] are: shared by all laboratories of this tree.
+fn tools_dir(lab: &Lab) -> PathBuf {
+    lab.run.parent().unwrap_or(&lab.run).join("tools")
+}
+
+/// Builds the programs that these suites need, once. Outside the namespace: inside is no network.
+fn install_tools(lab: &Lab, suites: &[String]) -> Res<()> {
+    let dir = tools_dir(lab);
+    for (name, version) in TOOLS.iter().filter(|(n, _)| suites.iter().any(|s| s == n)) {
+        let stamp = dir.join(format!("{name}-{version}"));
+        if stamp.exists() {
+            continue;
+        }
+        println!("building {name} {version} from crates.io...");
+        sh(&format!(
+            "cargo install --quiet --locked --root '{d}' --target-dir '{d}/build' {name}@{version} && touch '{}'",
+            stamp.display(),
+            d = dir.display()
+        ))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str =
+        "# comment\n\nrename::* knfsd * the server says so\na::b * 3,4.1 no such thing\n?c * * the clock\n";
+
+    fn strings(v: &[&str]) -> Vec<String> {
+        v.iter().map(|s| s.to_string()).collect()
+    }
+
+    #[test]
+    fn a_list_applies_to_its_servers_and_versions() {
+        let cases = |server, vers| -> Vec<String> {
+            parse(LIST, server, vers).unwrap().into_iter().map(|e| e.case).collect()
+        };
+        assert_eq!(cases("knfsd", "4.2"), ["rename::*", "c"]);
+        assert_eq!(cases("ganesha", "3"), ["a::b", "c"]);
+        assert!(parse("a::b * *", "knfsd", "3").is_err(), "a line without a reason");
+    }
+
+    #[test]
+    fn unlisted_failures_and_obsolete_lines_are_wrong() {
+        let list = parse(LIST, "knfsd", "3").unwrap();
+        let good = judge(&list, &strings(&["x"]), &strings(&["rename::y: why", "a::b: why"]), false);
+        assert_eq!((good.ok, good.expected, good.wrong.len()), (1, 2, 0));
+        let new = judge(&list, &[], &strings(&["rename::y: w", "a::b: w", "new: w"]), false);
+        assert_eq!(new.wrong, ["not ok new: w"]);
+        let passes = judge(&list, &strings(&["a::b"]), &strings(&["rename::y: w"]), true);
+        assert_eq!(passes.wrong.len(), 1);
+        let unseen = judge(&list, &strings(&["x"]), &strings(&["rename::y: w"]), true);
+        assert_eq!(unseen.wrong.len(), 0, "a part of a suite does not judge the rest of the list");
+    }
 }
