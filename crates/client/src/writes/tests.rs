@@ -279,7 +279,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
     /// Random concurrent writes, commits, truncations and restarts, with loss of any part of what
     /// is not stable: every acknowledged commit holds, reads see the latest write, memory is bounded.
     #[test]

@@ -1,0 +1,521 @@
+//! The whole `Vfs` interface against a real NFSv3 server, without FUSE.
+//!
+//! Needs a server that exports a directory read-write without root squash, and does nothing without:
+//! `HITHER_TEST_SERVER=host:/path cargo test -p hither-client --test ganesha_v3`. With
+//! `HITHER_TEST_CRASH='command'`, which must kill the server without warning and have it restarted, the
+//! crash test runs as well. Everything happens in a fresh directory of the export.
+
+use bytes::Bytes;
+use hither_client::v3::connect_v3;
+use hither_client::{AttrCache, LookupCache, MountError, Options, Recovery};
+use hither_rpc::Stats;
+use hither_vfs::*;
+use std::collections::BTreeSet;
+use std::net::ToSocketAddrs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+fn options() -> Option<Options> {
+    let server = std::env::var("HITHER_TEST_SERVER").ok()?;
+    let (host, path) = server.split_once(":/").expect("HITHER_TEST_SERVER is host:/path");
+    Some(Options {
+        server: host.into(),
+        addrs: (host, 0).to_socket_addrs().expect("the host resolves").collect(),
+        path: format!("/{path}"),
+        version: None,
+        port: None,
+        mount_port: None,
+        recovery: Recovery::Hard,
+        timeo: Duration::from_secs(5),
+        retrans: 2,
+        nconnect: 2,
+        resvport: true,
+        rsize_bytes: None,
+        wsize_bytes: None,
+        attr_cache: AttrCache::default(),
+        lookup_cache: LookupCache::All,
+        close_to_open: true,
+        sync: false,
+        readdirplus: true,
+        acl: true,
+        idmap_domain: None,
+        retry: Duration::ZERO,
+    })
+}
+
+fn env() -> Env {
+    let next = AtomicU64::new(std::process::id().into());
+    // Distinct numbers are all that the tests need of randomness.
+    let random = move || next.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed).rotate_left(17);
+    Env { random: Arc::new(random), wall: Arc::new(|| std::time::UNIX_EPOCH) }
+}
+
+struct Lab {
+    fs: Arc<dyn Vfs>,
+    cx: Cx,
+    dir: Fh,
+    name: Name,
+}
+
+fn name(s: &str) -> Name {
+    Name::new(s.to_owned()).unwrap()
+}
+
+fn user(uid: u32) -> Cx {
+    Cx::new(Arc::new(Cred { uid, gid: uid, groups: Default::default() }))
+}
+
+fn how(access: OpenAccess, create: Create) -> OpenHow {
+    OpenHow { access, create, truncate: false, execute: false }
+}
+
+fn mode(mode: u32) -> SetAttr {
+    SetAttr { mode: Some(mode), ..SetAttr::default() }
+}
+
+fn errno<T: std::fmt::Debug>(r: Result<T>) -> i32 {
+    r.expect_err("this must fail").errno
+}
+
+/// A fresh directory, or `None` when there is no server to test against.
+async fn lab(test: &str) -> Option<Lab> {
+    lab_with(test, options()?).await
+}
+
+async fn lab_with(test: &str, opts: Options) -> Option<Lab> {
+    let fs = connect_v3(&opts, &env(), Arc::new(Stats::new())).await.expect("the server can be mounted");
+    let cx = Cx::new(Arc::new(Cred::root()));
+    let root = fs.root(&cx).await.unwrap();
+    let dir = name(&format!("v3-{test}-{}", std::process::id()));
+    let made = fs.mkdir(&cx, &root.fh, &dir, &mode(0o777)).await.unwrap();
+    // The process's umask is the frontend's affair, but a server may have one.
+    fs.setattr(&cx, File { fh: &made.node.fh, open: None }, &mode(0o777)).await.unwrap();
+    Some(Lab { fs, cx, dir: made.node.fh, name: dir })
+}
+
+macro_rules! lab {
+    ($test:literal) => {
+        match lab($test).await {
+            Some(lab) => lab,
+            None => return eprintln!("skipped: HITHER_TEST_SERVER is not set"),
+        }
+    };
+}
+
+impl Lab {
+    async fn create(&self, file: &str) -> Opened {
+        let how = how(OpenAccess::all(), Create::IfMissing(mode(0o644)));
+        self.fs.open(&self.cx, Where::name(&self.dir, &name(file)), &how).await.unwrap()
+    }
+
+    async fn write(&self, o: &Opened, at: u64, data: impl Into<Bytes>) -> Wrote {
+        let data: Bytes = data.into();
+        self.fs.write(&self.cx, file(o), at, data.into(), Stability::Unstable).await.unwrap()
+    }
+
+    async fn read(&self, o: &Opened, at: u64, len: u32) -> (Vec<u8>, bool) {
+        let read = self.fs.read(&self.cx, file(o), at, len).await.unwrap();
+        (read.data.into_bytes().to_vec(), read.eof)
+    }
+
+    async fn close(&self, o: &Opened) {
+        self.fs.close(&self.cx, &o.node.fh, o.open).await.unwrap();
+    }
+
+    async fn find(&self, file: &str) -> Option<Node> {
+        let n = name(file);
+        let mut trail = self.fs.walk(&self.cx, Where::name(&self.dir, &n)).await.unwrap();
+        trail.steps.pop()
+    }
+
+    async fn names(&self, nodes: bool) -> BTreeSet<String> {
+        let (mut cookie, mut verifier, mut all) = (0, [0; 8], BTreeSet::new());
+        loop {
+            let page = self.fs.readdir(&self.cx, &self.dir, cookie, verifier, 32 << 10, nodes).await.unwrap();
+            for e in &page.entries {
+                let n = String::from_utf8_lossy(e.name.as_bytes()).into_owned();
+                assert!(all.insert(n.clone()), "{n} is listed twice");
+                if nodes {
+                    assert!(e.node.is_some(), "{n} comes without a handle");
+                }
+            }
+            if page.eof {
+                return all;
+            }
+            cookie = page.entries.last().expect("a page that is not the last has entries").cookie;
+            verifier = page.verifier;
+        }
+    }
+
+    async fn done(self) {
+        for n in self.names(false).await {
+            let n = name(&n);
+            if self.fs.unlink(&self.cx, &self.dir, &n, None).await.is_err() {
+                self.fs.rmdir(&self.cx, &self.dir, &n).await.unwrap();
+            }
+        }
+        let root = self.fs.root(&self.cx).await.unwrap();
+        self.fs.rmdir(&self.cx, &root.fh, &self.name).await.unwrap();
+        self.fs.shutdown(&self.cx).await.unwrap();
+    }
+}
+
+fn file(o: &Opened) -> File<'_> {
+    File { fh: &o.node.fh, open: Some(o.open) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_are_created_written_read_and_cut() {
+    let lab = lab!("io");
+    let o = lab.create("a").await;
+    assert!(o.created);
+    assert_eq!(o.node.attrs.attr.mode, 0o644);
+    assert!(o.dir.is_some());
+    // More than wsize and rsize, at an odd offset, so that it is split.
+    let data: Vec<u8> = (0..3_500_000_u32).map(|i| (i * 7 % 251) as u8).collect();
+    let wrote = lab.write(&o, 4097, data.clone()).await;
+    assert_eq!(wrote.bytes, data.len() as u64);
+    let (got, eof) = lab.read(&o, 4097, 4_000_000).await;
+    assert!(got == data && eof);
+    let (hole, eof) = lab.read(&o, 0, 4097).await;
+    assert!(hole == vec![0; 4097] && !eof);
+    lab.fs.commit(&lab.cx, file(&o)).await.unwrap();
+    assert_eq!(lab.read(&o, 10_000_000, 10).await, (vec![], true));
+    let cut = SetAttr { size_bytes: Some(5000), ..SetAttr::default() };
+    assert_eq!(lab.fs.setattr(&lab.cx, file(&o), &cut).await.unwrap().attr.size_bytes, 5000);
+    let (got, eof) = lab.read(&o, 4097, 4096).await;
+    assert!(got == data[..903] && eof);
+    let stable = Data::from(Bytes::from_static(b"stable"));
+    lab.fs.write(&lab.cx, file(&o), 0, stable, Stability::Stable).await.unwrap();
+    lab.close(&o).await;
+    assert_eq!(errno(lab.fs.close(&lab.cx, &o.node.fh, o.open).await), libc::EBADF);
+    let again = lab.create("a").await;
+    assert!(!again.created);
+    assert_eq!(lab.read(&again, 0, 6).await.0, b"stable");
+    lab.close(&again).await;
+    lab.done().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn opens_obey_existence_and_permission() {
+    let lab = lab!("open");
+    let (fs, cx) = (&lab.fs, &lab.cx);
+    let n = name("x");
+    let at = Where::name(&lab.dir, &n);
+    let read = |create| how(OpenAccess::READ, create);
+    assert_eq!(errno(fs.open(cx, at, &read(Create::No)).await), libc::ENOENT);
+    let o = fs.open(cx, at, &read(Create::Exclusive(mode(0o600)))).await.unwrap();
+    assert!(o.created);
+    let a = &o.node.attrs.attr;
+    assert_eq!((a.mode, a.size_bytes, a.kind), (0o600, 0, FileKind::Regular));
+    assert!(a.mtime.secs > 1_500_000_000, "the verifier is no time: {:?}", a.mtime);
+    assert_eq!(errno(fs.open(cx, at, &read(Create::Exclusive(mode(0o600)))).await), libc::EEXIST);
+    let other = user(1234);
+    assert_eq!(errno(fs.open(&other, at, &read(Create::No)).await), libc::EACCES);
+    assert_eq!(fs.access(&other, &o.node.fh, Access::READ | Access::MODIFY).await.unwrap(), Access::empty());
+    lab.close(&o).await;
+    // A file may be created for writing with a mode that forbids it, and stays usable through the open.
+    let n = name("readonly");
+    let write = how(OpenAccess::all(), Create::IfMissing(mode(0o444)));
+    let o = fs.open(&other, Where::name(&lab.dir, &n), &write).await.unwrap();
+    assert_eq!(o.node.attrs.attr.uid, 1234);
+    fs.write(&other, file(&o), 0, Bytes::from_static(b"mine").into(), Stability::Unstable).await.unwrap();
+    fs.close(&other, &o.node.fh, o.open).await.unwrap();
+    assert_eq!(errno(fs.open(&other, Where::name(&lab.dir, &n), &write).await), libc::EACCES);
+    // Directories and links are not opened.
+    let d = fs.mkdir(cx, &lab.dir, &name("d"), &mode(0o755)).await.unwrap();
+    assert_eq!(errno(fs.open(cx, Where::fh(&d.node.fh), &read(Create::No)).await), libc::EISDIR);
+    let l = fs.symlink(cx, &lab.dir, &name("l"), &Bytes::from_static(b"x"), &mode(0o777)).await.unwrap();
+    assert_eq!(errno(fs.open(cx, Where::fh(&l.node.fh), &read(Create::No)).await), libc::ELOOP);
+    // O_TRUNC.
+    let trunc = OpenHow { truncate: true, ..how(OpenAccess::WRITE, Create::No) };
+    let n = name("readonly");
+    let o = fs.open(cx, Where::name(&lab.dir, &n), &trunc).await.unwrap();
+    assert_eq!(o.node.attrs.attr.size_bytes, 0);
+    lab.close(&o).await;
+    lab.done().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_are_made_moved_and_removed() {
+    let lab = lab!("names");
+    let (fs, cx, dir) = (&lab.fs, &lab.cx, &lab.dir);
+    let d = fs.mkdir(cx, dir, &name("d"), &mode(0o750)).await.unwrap();
+    assert_eq!((d.node.attrs.attr.kind, d.node.attrs.attr.mode), (FileKind::Directory, 0o750));
+    assert_eq!(errno(fs.mkdir(cx, dir, &name("d"), &mode(0o750)).await), libc::EEXIST);
+    let f = fs.mknod(cx, dir, &name("f"), &Special::Regular, &mode(0o640)).await.unwrap();
+    let p = fs.mknod(cx, dir, &name("p"), &Special::Fifo, &mode(0o600)).await.unwrap();
+    assert_eq!(p.node.attrs.attr.kind, FileKind::Fifo);
+    let s = fs.mknod(cx, dir, &name("s"), &Special::Socket, &mode(0o600)).await.unwrap();
+    assert_eq!(s.node.attrs.attr.kind, FileKind::Socket);
+    let c = fs.mknod(cx, dir, &name("c"), &Special::CharDevice(1, 3), &mode(0o600)).await.unwrap();
+    assert_eq!((c.node.attrs.attr.kind, c.node.attrs.attr.rdev), (FileKind::CharDevice, (1, 3)));
+    let target = Bytes::from_static(b"some/where \xff");
+    let l = fs.symlink(cx, dir, &name("l"), &target, &mode(0o777)).await.unwrap();
+    assert_eq!(fs.readlink(cx, &l.node.fh).await.unwrap(), target);
+    let h = fs.link(cx, &f.node.fh, &d.node.fh, &name("hard")).await.unwrap();
+    assert_eq!((h.node.attrs.attr.nlink, h.node.attrs.attr.fileid), (2, f.node.attrs.attr.fileid));
+    assert_eq!(errno(fs.rmdir(cx, dir, &name("d")).await), libc::ENOTEMPTY);
+    assert_eq!(errno(fs.unlink(cx, dir, &name("gone"), None).await), libc::ENOENT);
+    let (f_name, g_name) = (name("f"), name("g"));
+    fs.rename(cx, (dir, &f_name), (&d.node.fh, &g_name), None, RenameFlags::empty()).await.unwrap();
+    assert!(lab.find("f").await.is_none());
+    let flags = RenameFlags::NOREPLACE;
+    assert_eq!(errno(fs.rename(cx, (dir, &f_name), (dir, &g_name), None, flags).await), libc::EINVAL);
+    // Names are bytes, up to 255 of them.
+    let odd = Name::new(vec![0xfe; 255]).unwrap();
+    fs.mknod(cx, &d.node.fh, &odd, &Special::Regular, &mode(0o600)).await.unwrap();
+    for n in [&odd, &g_name, &name("hard")] {
+        let change = fs.unlink(cx, &d.node.fh, n, None).await.unwrap();
+        assert_ne!(change.after, 0);
+    }
+    fs.rmdir(cx, dir, &name("d")).await.unwrap();
+    lab.done().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn walks_say_where_and_why_they_stopped() {
+    let lab = lab!("walk");
+    let (fs, cx, dir) = (&lab.fs, &lab.cx, &lab.dir);
+    let mut at = dir.clone();
+    for n in ["a", "b", "c"] {
+        at = fs.mkdir(cx, &at, &name(n), &mode(0o755)).await.unwrap().node.fh;
+    }
+    fs.mknod(cx, &at, &name("f"), &Special::Regular, &mode(0o644)).await.unwrap();
+    fs.symlink(cx, &at, &name("l"), &Bytes::from_static(b"f"), &mode(0o777)).await.unwrap();
+    let walk = async |path: &str| {
+        let path: Vec<Name> = path.split('/').map(name).collect();
+        let trail = fs.walk(cx, Where { base: dir, path: &path }).await.unwrap();
+        (trail.steps.len(), format!("{:?}", trail.stop))
+    };
+    assert_eq!(walk("a/b/c/f").await, (4, "Complete".into()));
+    assert_eq!(walk("a/b/c/f/g").await, (4, "NotDirectory".into()));
+    assert_eq!(walk("a/b/c/l/g").await, (4, "Symlink".into()));
+    let (steps, stop) = walk("a/b/x/f").await;
+    assert!(steps == 2 && stop.starts_with("Missing(Until"), "{stop}");
+    let path: Vec<Name> = "a/b/c/new".split('/').map(name).collect();
+    let create = how(OpenAccess::WRITE, Create::IfMissing(mode(0o644)));
+    let o = fs.open(cx, Where { base: dir, path: &path }, &create).await.unwrap();
+    lab.close(&o).await;
+    for n in ["f", "l", "new"] {
+        fs.unlink(cx, &at, &name(n), None).await.unwrap();
+    }
+    for path in [&["a", "b"][..], &["a"], &[]] {
+        let path: Vec<Name> = path.iter().map(|n| name(n)).collect();
+        let trail = fs.walk(cx, Where { base: dir, path: &path }).await.unwrap();
+        let parent = trail.steps.last().map_or(dir, |n| &n.fh);
+        fs.rmdir(cx, parent, &name(["a", "b", "c"][path.len()])).await.unwrap();
+    }
+    lab.done().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attributes_are_set() {
+    let lab = lab!("attr");
+    let (fs, cx) = (&lab.fs, &lab.cx);
+    let o = lab.create("a").await;
+    let t = |secs| SetTime::To(Time { secs, nanos: 123_456_789 });
+    let set = SetAttr {
+        mode: Some(0o4751),
+        uid: Some(1234),
+        gid: Some(4321),
+        size_bytes: None,
+        atime: Some(t(1_000_000_000)),
+        mtime: Some(t(1_100_000_000)),
+    };
+    let a = fs.setattr(cx, file(&o), &set).await.unwrap().attr;
+    assert_eq!((a.uid, a.gid), (1234, 4321));
+    assert_eq!(a.mode & 0o777, 0o751);
+    assert_eq!((a.atime.secs, a.mtime.secs, a.mtime.nanos), (1_000_000_000, 1_100_000_000, 123_456_789));
+    let before = fs.getattr(cx, file(&o)).await.unwrap();
+    assert_eq!(before.attr.mtime, a.mtime);
+    assert!(matches!(before.valid, Validity::Until(_)));
+    assert_eq!(errno(fs.setattr(&user(7), file(&o), &mode(0o777)).await), libc::EPERM);
+    lab.write(&o, 0, &b"x"[..]).await;
+    let after = fs.getattr(cx, file(&o)).await.unwrap().attr;
+    assert!(after.change > before.attr.change, "a write changes `change`");
+    let st = fs.statfs(cx, &o.node.fh).await.unwrap();
+    assert!(st.total_bytes > st.avail_bytes && st.avail_bytes > 0 && st.name_max_bytes == 255);
+    lab.close(&o).await;
+    lab.done().await;
+}
+
+/// Both kinds of listing give every name once, over many pages.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_directories_are_listed_completely() {
+    let lab = lab!("list");
+    let wanted: BTreeSet<String> = (0..3000).map(|i| format!("file-{i:05}")).collect();
+    for n in &wanted {
+        lab.fs.mknod(&lab.cx, &lab.dir, &name(n), &Special::Regular, &mode(0o600)).await.unwrap();
+    }
+    assert!(lab.names(true).await == wanted);
+    assert!(lab.names(false).await == wanted);
+    lab.done().await;
+}
+
+/// A file that is removed or replaced while open lives until its last close, under a hidden name.
+#[tokio::test(flavor = "multi_thread")]
+async fn removed_files_live_until_their_last_close() {
+    let lab = lab!("silly");
+    let (fs, cx, dir) = (&lab.fs, &lab.cx, &lab.dir);
+    let a = lab.create("a").await;
+    let second = lab.create("a").await;
+    lab.write(&a, 0, &b"alive"[..]).await;
+    fs.unlink(cx, dir, &name("a"), Some(&a.node.fh)).await.unwrap();
+    assert!(lab.find("a").await.is_none());
+    let hidden = lab.names(false).await;
+    let hidden = hidden.first().unwrap();
+    assert!(hidden.starts_with(".nfs"), "{hidden}");
+    assert_eq!(errno(fs.unlink(cx, dir, &name(hidden), None).await), libc::EBUSY);
+    lab.close(&a).await;
+    assert_eq!(lab.read(&second, 0, 10).await.0, b"alive");
+    lab.close(&second).await;
+    assert!(lab.names(false).await.is_empty(), "nothing stays behind");
+
+    let (from, to) = (name("new"), name("old"));
+    let old = lab.create("old").await;
+    lab.write(&old, 0, &b"old"[..]).await;
+    let new = lab.create("new").await;
+    lab.write(&new, 0, &b"new"[..]).await;
+    lab.close(&new).await;
+    let none = RenameFlags::empty();
+    fs.rename(cx, (dir, &from), (dir, &to), Some(&old.node.fh), none).await.unwrap();
+    assert_eq!(lab.read(&old, 0, 10).await.0, b"old");
+    assert_eq!(lab.names(false).await.len(), 2);
+    // A rename that fails leaves the open target where it was.
+    lab.close(&old).await;
+    let target = lab.create("target").await;
+    let e = fs.rename(cx, (dir, &name("missing")), (dir, &name("target")), Some(&target.node.fh), none).await;
+    assert_eq!(errno(e), libc::ENOENT);
+    assert!(lab.find("target").await.is_some());
+    // Two names of one file: nothing happens, nothing is hidden.
+    fs.link(cx, &target.node.fh, dir, &name("second")).await.unwrap();
+    let (from, to) = (name("second"), name("target"));
+    fs.rename(cx, (dir, &from), (dir, &to), Some(&target.node.fh), none).await.unwrap();
+    assert!(lab.names(false).await.iter().all(|n| !n.starts_with(".nfs")));
+    lab.close(&target).await;
+    lab.done().await;
+}
+
+/// close on one client, open on another: the second sees what the first wrote.
+#[tokio::test(flavor = "multi_thread")]
+async fn close_to_open() {
+    let lab = lab!("cto");
+    let other = connect_v3(&options().unwrap(), &env(), Arc::new(Stats::new())).await.unwrap();
+    for round in 0..20_u8 {
+        let o = lab.create("shared").await;
+        lab.write(&o, 0, vec![round; 10_000]).await;
+        lab.close(&o).await;
+        let n = name("shared");
+        let seen =
+            other.open(&lab.cx, Where::name(&lab.dir, &n), &how(OpenAccess::READ, Create::No)).await.unwrap();
+        let read = other.read(&lab.cx, file(&seen), 0, 20_000).await.unwrap();
+        assert!(read.data.into_bytes()[..] == [round; 10_000]);
+        other.close(&lab.cx, &seen.node.fh, seen.open).await.unwrap();
+    }
+    // What another client removes is stale here.
+    let o = lab.create("gone").await;
+    other.unlink(&lab.cx, &lab.dir, &name("gone"), None).await.unwrap();
+    assert_eq!(errno(lab.fs.getattr(&lab.cx, file(&o)).await), libc::ESTALE);
+    lab.write_after_removal(&o).await;
+    other.shutdown(&lab.cx).await.unwrap();
+    lab.done().await;
+}
+
+impl Lab {
+    /// A write to a stale file fails, and so does nothing worse.
+    async fn write_after_removal(&self, o: &Opened) {
+        let data = Data::from(Bytes::from_static(b"x"));
+        assert_eq!(errno(self.fs.write(&self.cx, file(o), 0, data, Stability::Unstable).await), libc::ESTALE);
+        self.close(o).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nfsv3_lacks_is_said_so() {
+    let lab = lab!("lacks");
+    let (fs, cx) = (&lab.fs, &lab.cx);
+    let o = lab.create("a").await;
+    let (f, range) = (file(&o), FileRange { start_bytes: 0, end_bytes: 10 });
+    assert_eq!(errno(fs.seek(cx, f, 0, Seek::Data).await), libc::EOPNOTSUPP);
+    assert_eq!(errno(fs.allocate(cx, f, range).await), libc::EOPNOTSUPP);
+    assert_eq!(errno(fs.getxattr(cx, f.fh, b"user.a").await), libc::EOPNOTSUPP);
+    assert_eq!(errno(fs.copy(cx, f, 0, f, 10, 10).await), libc::EOPNOTSUPP);
+    let owner = LockOwner { id: 1, flock: false };
+    assert_eq!(errno(fs.lock(cx, f, owner, LockKind::Read, range, LockWait::No).await), libc::ENOLCK);
+    lab.close(&o).await;
+    lab.done().await;
+}
+
+/// Each failed mount says what, where and how to mend it.
+#[tokio::test(flavor = "multi_thread")]
+async fn failed_mounts_have_clear_lines() {
+    let Some(opts) = options() else { return eprintln!("skipped: HITHER_TEST_SERVER is not set") };
+    let fail = async |opts: Options| -> MountError {
+        match connect_v3(&opts, &env(), Arc::new(Stats::new())).await {
+            Ok(_) => panic!("this mount must fail"),
+            Err(e) => e,
+        }
+    };
+    let e = fail(Options { path: "/no/such/export".into(), ..opts.clone() }).await;
+    assert!(matches!(e, MountError::NoSuchExport { .. }), "{e:?}");
+    assert!(e.to_string().contains("/no/such/export") && e.to_string().contains(&opts.path), "{e}");
+    let e = fail(Options { mount_port: Some(9), ..opts.clone() }).await;
+    assert!(matches!(e, MountError::Refused { .. }) && e.to_string().contains("mountport="), "{e}");
+    let e = fail(Options { port: Some(9), ..opts.clone() }).await;
+    assert!(matches!(e, MountError::Refused { .. }) && e.to_string().contains("port="), "{e}");
+    // mountd does not speak NFS.
+    let e = fail(Options { port: Some(111), ..opts.clone() }).await;
+    assert!(matches!(e, MountError::VersionNotSupported { .. }), "{e:?}");
+    let e = fail(Options { addrs: vec![], ..opts.clone() }).await;
+    assert!(matches!(e, MountError::NoSuchHost { .. }), "{e:?}");
+}
+
+/// The server is killed again and again while files are written; nothing acknowledged by commit is lost, reads
+/// meanwhile see the latest write, and nothing hangs.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_committed_is_lost_when_the_server_crashes() {
+    let Ok(crash) = std::env::var("HITHER_TEST_CRASH") else {
+        return eprintln!("skipped: HITHER_TEST_CRASH is not set");
+    };
+    let lab = lab!("crash");
+    let crasher = tokio::spawn(async move {
+        for _ in 0..3 {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            let done = tokio::process::Command::new("sh").arg("-c").arg(&crash).status().await.unwrap();
+            assert!(done.success(), "{crash} failed");
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+    });
+    let o = lab.create("victim").await;
+    let mut expected = vec![0_u8; 4 << 20];
+    let (mut round, mut commits) = (0_u32, 0);
+    while !crasher.is_finished() {
+        for i in 0..32_u32 {
+            round += 1;
+            let at = (round.wrapping_mul(2_654_435_761) % (expected.len() as u32 - 70_000)) as usize;
+            let len = 1 + (round as usize * 7919) % 65_000;
+            let data = vec![(round % 250) as u8 + 1; len];
+            expected[at..at + len].copy_from_slice(&data);
+            lab.write(&o, at as u64, data).await;
+            if i % 8 == 0 {
+                let (got, _) = lab.read(&o, at as u64, len as u32).await;
+                assert!(got[..] == expected[at..at + len], "a read in round {round} shows older bytes");
+            }
+        }
+        lab.fs.commit(&lab.cx, file(&o)).await.unwrap();
+        commits += 1;
+    }
+    crasher.await.unwrap();
+    lab.close(&o).await;
+    eprintln!("{round} writes, {commits} commits");
+    let fresh = connect_v3(&options().unwrap(), &env(), Arc::new(Stats::new())).await.unwrap();
+    let read =
+        fresh.read(&lab.cx, File { fh: &o.node.fh, open: None }, 0, expected.len() as u32).await.unwrap();
+    let got = read.data.into_bytes();
+    let bad = got.iter().zip(&expected).filter(|(a, b)| a != b).count();
+    assert_eq!(bad, 0, "{bad} bytes of {} differ", got.len());
+    fresh.shutdown(&lab.cx).await.unwrap();
+    lab.done().await;
+}
