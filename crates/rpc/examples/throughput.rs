@@ -1,6 +1,6 @@
 //! How fast the client is over loopback, and what counting costs.
 //!
-//! `cargo run --release -p hither-rpc --example throughput`
+//! `cargo run --release -p hither-rpc --example throughput [-- small|read|write ...]`
 //!
 //! The responder runs on its own thread and runtime. Trust ratios more than single figures: both
 //! ends share the machine's cores.
@@ -108,28 +108,32 @@ fn main() {
 }
 
 async fn measure(addr: std::net::SocketAddr, workers: usize) {
+    let only: Vec<String> = std::env::args().skip(1).collect();
+    let wanted = |name: &str| only.is_empty() || only.iter().any(|o| name.starts_with(o));
     let connect_timeout = Duration::from_secs(5);
     let endpoint = Endpoint { addr, resvport: false, keepalive: true, connect_timeout };
     let stats = Arc::new(Stats::new());
+    let (small, large) = (Bytes::from(vec![3; SMALL_BYTES]), Bytes::from(vec![4; LARGE_BYTES]));
     for nconnect in [1, 2] {
         let cfg = ClientConfig { nconnect, ..ClientConfig::default() };
         let connect = Arc::new(TcpConnect::new(endpoint.clone()));
         let client = Client::new(connect, cfg, stats.clone());
         client.connect_now().await.expect("a connection");
-        let (small, large) = (Bytes::from(vec![3; SMALL_BYTES]), Bytes::from(vec![4; LARGE_BYTES]));
         rate(&client, 0, 1, &small, 2_000).await;
         println!("-- {workers} worker threads, nconnect={nconnect}");
         for width in [1, 8, 64] {
-            let r = rate(&client, 0, width, &small, 100_000).await;
-            println!("100 bytes, {width:2} in flight: {r:8.0} calls/s, {:6.2} us each", 1e6 / r);
+            if wanted("small") {
+                let r = rate(&client, 0, width, &small, 50_000).await;
+                println!("small: 100 bytes, {width:2} in flight: {r:8.0} calls/s, {:6.2} us each", 1e6 / r);
+            }
         }
-        for width in [1, 8] {
-            let r = rate(&client, 1, width, &small, 4_000).await;
-            println!("read 1 MiB, {width} in flight: {r:8.0} MiB/s");
-        }
-        for width in [1, 8] {
-            let r = rate(&client, 2, width, &large, 4_000).await;
-            println!("write 1 MiB, {width} in flight: {r:8.0} MiB/s");
+        for (name, proc, payload) in [("read", 1, &small), ("write", 2, &large)] {
+            for width in [1, 8] {
+                if wanted(name) {
+                    let r = rate(&client, proc, width, payload, 4_000).await;
+                    println!("{name}: 1 MiB, {width} in flight: {r:8.0} MiB/s");
+                }
+            }
         }
         client.shutdown();
     }

@@ -268,6 +268,8 @@ struct Course<'a> {
     flight: Option<Flight>,
     bytes: usize,
     major_timeouts: u32,
+    /// Major time-outs after which the reply counts as lost.
+    lost_after: u32,
     end: Option<(Trips, usize)>,
     failed: bool,
 }
@@ -287,6 +289,7 @@ impl<'a> Course<'a> {
             flight: None,
             bytes: 0,
             major_timeouts: 0,
+            lost_after: LOST_AFTER_MAJOR_TIMEOUTS,
             end: None,
             failed: true,
         }
@@ -381,17 +384,29 @@ impl<'a> Course<'a> {
             return Err(CallError::TimedOut(mode));
         }
         shared.server_is_silent("still trying");
-        if let (Some(connection), Some(flight)) = (self.connection, &self.flight) {
-            // Nothing came since the call was sent: perhaps the connection is dead. What a server
-            // that is merely slow answers meanwhile is not lost by connecting again.
-            let since = flight.trips().last_sent.unwrap_or(self.started);
-            connection.drop_silent_link(shared.stats.age_ms(since));
-            if self.major_timeouts.is_multiple_of(LOST_AFTER_MAJOR_TIMEOUTS) {
-                connection.drop_link();
-            }
-            self.minor_timeout();
-        }
+        self.leave_dead_link();
+        self.minor_timeout();
         Ok(())
+    }
+
+    /// After a major timeout: drops the connection on which the call was sent that long ago, if
+    /// nothing came since, for perhaps it is dead; in the end also if other calls were answered, for
+    /// then the reply was lost. Either way the next time it takes longer.
+    fn leave_dead_link(&mut self) {
+        let (Some(connection), Some(flight)) = (self.connection, &self.flight) else { return };
+        let now = Instant::now();
+        let policy = &self.shared.cfg.policy;
+        // Half a time-out less: the call may have left a while after its clock began.
+        let long = policy.major_timeout() - policy.first() / 2;
+        let trips = flight.trips();
+        if trips.sent_on_link.is_none_or(|sent| now - sent < long) {
+            return;
+        }
+        let silent = connection.drop_silent_link(long, self.shared.stats.age_ms(now));
+        if !silent && self.major_timeouts >= self.lost_after {
+            self.lost_after = self.major_timeouts + 2 * self.lost_after;
+            connection.drop_link();
+        }
     }
 }
 
@@ -442,3 +457,6 @@ fn encode(xid: u32, c: Call, len: usize) -> Vec<Bytes> {
     e.append(c.args);
     e.finish()
 }
+
+#[cfg(test)]
+mod tests;

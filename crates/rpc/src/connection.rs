@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -27,6 +28,9 @@ use xid::Xids;
 /// Most bytes and segments handed to one vectored write, except that one message is always taken.
 const BATCH_MAX_BYTES: usize = 256 << 10;
 const BATCH_MAX_SEGMENTS: usize = 64;
+
+/// Longest silence of a link that is borne: so many times doubled.
+const SILENCE_DOUBLINGS_MAX: u32 = 5;
 
 /// Whether a connection is a good choice for a new call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +64,8 @@ struct State {
     pending: HashMap<u32, Pending>,
     queue: VecDeque<Outgoing>,
     link: Option<LinkState>,
+    /// Links in a row that were dropped because nothing came.
+    silent_links: u32,
 }
 
 #[derive(Debug)]
@@ -104,6 +110,8 @@ pub(crate) struct Trips {
     pub transmissions: u32,
     pub first_sent: Option<Instant>,
     pub last_sent: Option<Instant>,
+    /// First time on the present link.
+    pub sent_on_link: Option<Instant>,
 }
 
 /// How a call ended.
@@ -167,6 +175,7 @@ impl Connection {
             pending: HashMap::new(),
             queue: VecDeque::new(),
             link: None,
+            silent_links: 0,
         };
         Self {
             index,
@@ -244,6 +253,7 @@ impl Connection {
         again.sort_unstable_by_key(|(_, p)| p.seq);
         for (&xid, p) in again {
             p.place = Place::Queued;
+            p.trips.sent_on_link = None;
             queue.push_back(Outgoing::Call(xid));
         }
         *link = Some(LinkState { generation, kill, proven: false });
@@ -280,11 +290,22 @@ impl Connection {
         self.stats.last_used_ms.store(now_ms, Relaxed);
     }
 
-    /// Drops the link if it has been silent since `since_ms`.
-    pub fn drop_silent_link(&self, since_ms: u64) {
-        if self.heard_ms.load(Relaxed) < since_ms {
-            self.drop_link();
+    /// False when something came within `silence`. Else the link is dropped, or, when links before
+    /// it were dropped for their silence, given twice the time for each of them: a server that is
+    /// slower than the time-outs gets its answer through.
+    pub fn drop_silent_link(&self, silence: Duration, now_ms: u64) -> bool {
+        let mut state = self.state.lock();
+        let State { silent_links, link: Some(link), .. } = &mut *state else { return true };
+        let silent = Duration::from_millis(now_ms.saturating_sub(self.heard_ms.load(Relaxed)));
+        if silent < silence {
+            return false;
         }
+        let limit = silence.saturating_mul(1 << (*silent_links).min(SILENCE_DOUBLINGS_MAX));
+        if silent >= limit && !link.kill.is_cancelled() {
+            *silent_links += 1;
+            link.kill.cancel();
+        }
+        true
     }
 
     /// Drops the link, which will be made again.
@@ -306,8 +327,9 @@ impl Connection {
             return Err(state.xids.was_issued(xid));
         };
         self.load.store(state.pending.len(), Relaxed);
-        if let Some(link) = &mut state.link {
-            link.proven |= !matches!(result, Err(CallError::PeerMisbehaved(_)));
+        if !matches!(result, Err(CallError::PeerMisbehaved(_))) {
+            state.silent_links = 0;
+            state.link.iter_mut().for_each(|link| link.proven = true);
         }
         drop(state);
         // A caller that has just gone away is no error.
@@ -369,6 +391,7 @@ impl Connection {
                     p.trips.transmissions += 1;
                     p.trips.first_sent.get_or_insert(now);
                     p.trips.last_sent = Some(now);
+                    p.trips.sent_on_link.get_or_insert(now);
                     batch.push(Message::Call(xid, p.segments.clone()), p.bytes, p.segments.len());
                     sent += 1;
                 }

@@ -45,7 +45,8 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    fn first(&self) -> Duration {
+    /// `timeo` within its bounds.
+    pub(crate) fn first(&self) -> Duration {
         self.timeo.clamp(TIMEO_MIN, TIMEOUT_MAX)
     }
 

@@ -1,1 +1,177 @@
+//! Real sockets on loopback.
 
+use super::*;
+use crate::{Call, CallError, Client, ClientConfig, Credential, Retransmit, Stats};
+use bytes::Bytes;
+use hither_proto::record;
+use hither_proto::rpc::{self, Message};
+use hither_proto::xdr::{Dec, Enc};
+use std::sync::Arc;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+
+const LIMIT: Duration = Duration::from_secs(5);
+
+fn endpoint(addr: SocketAddr) -> Endpoint {
+    Endpoint { addr, resvport: false, keepalive: true, connect_timeout: LIMIT }
+}
+
+fn client(endpoint: Endpoint) -> Client {
+    let cfg = ClientConfig::default();
+    Client::new(Arc::new(TcpConnect::new(endpoint)), cfg, Arc::new(Stats::new()))
+}
+
+fn call(payload: &Bytes) -> Call {
+    let mut args = Enc::new();
+    args.opaque(payload);
+    Call {
+        prog: 100_003,
+        vers: 4,
+        proc: 1,
+        op: "ECHO",
+        cred: Credential::None,
+        args,
+        connection: None,
+        retransmit: Retransmit::OnReconnect,
+        deadline: None,
+        cancel: None,
+    }
+}
+
+/// Echoes arguments; tells each connection's peer address; drops a connection after `calls` calls.
+async fn echo(listener: TcpListener, peers: mpsc::UnboundedSender<SocketAddr>, calls: usize) {
+    while let Ok((mut stream, peer)) = listener.accept().await {
+        let _ = peers.send(peer);
+        tokio::spawn(async move {
+            let mut records = record::Reader::new(record::Limits::default());
+            let mut left = calls;
+            while left > 0 {
+                while let Some(record) = records.next_record().unwrap() {
+                    let Message::Call(header, args) = Message::decode(&record).unwrap() else { panic!() };
+                    let mut body = Enc::new();
+                    body.opaque(&Dec::new(&args).opaque(usize::MAX).unwrap());
+                    let reply = record::frame_in(rpc::reply(header.xid, body), 100_000);
+                    stream.write_all(&reply.concat()).await.unwrap();
+                    left -= 1;
+                }
+                if left > 0 && stream.read_buf(&mut records.space()).await.unwrap_or(0) == 0 {
+                    return;
+                }
+            }
+            // Closing with unread bytes would reset; wait until the client has gone.
+            SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+        });
+    }
+}
+
+async fn server(calls: usize) -> (SocketAddr, mpsc::UnboundedReceiver<SocketAddr>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let (send, peers) = mpsc::unbounded_channel();
+    tokio::spawn(echo(listener, send, calls));
+    (addr, peers)
+}
+
+/// Short and long messages, many at once, arrive whole over real sockets.
+#[tokio::test]
+async fn messages_of_all_sizes() {
+    let (addr, _peers) = server(usize::MAX).await;
+    let client = client(endpoint(addr));
+    client.connect_now().await.unwrap();
+    let mut tasks = Vec::new();
+    for i in 0..60usize {
+        let len = [0, 1, 100, 3000, 70_000, 1 << 20][i % 6] + i;
+        let (client, payload) = (client.clone(), Bytes::from(vec![i as u8; len]));
+        tasks.push(tokio::spawn(async move {
+            let reply = client.call(call(&payload)).await.unwrap();
+            assert_eq!(Dec::new(&reply.body).opaque(2 << 20).unwrap(), payload);
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+/// A connection that the server resets is made again, from the same port, so that the server's
+/// reply cache recognises what is sent again.
+#[tokio::test]
+async fn reconnects_from_the_same_port() {
+    let (addr, mut peers) = server(3).await;
+    for resvport in [false, true] {
+        let client = client(Endpoint { resvport, ..endpoint(addr) });
+        for _ in 0..7 {
+            let reply = client.call(call(&Bytes::from_static(b"x"))).await.unwrap();
+            assert_eq!(reply.body.len(), 8);
+        }
+        let first = peers.recv().await.unwrap();
+        for _ in 0..2 {
+            assert_eq!(peers.recv().await.unwrap(), first);
+        }
+        assert_eq!(client.stats().snapshot().transports[0].local_port, first.port());
+    }
+}
+
+/// `resvport`: the server sees a port below 1024, a different one per connection. (As another user
+/// than root a warning and an ordinary port.)
+#[tokio::test]
+async fn privileged_source_port() {
+    let (addr, mut peers) = server(usize::MAX).await;
+    let cfg = ClientConfig { nconnect: 4, ..ClientConfig::default() };
+    let connect = TcpConnect::new(Endpoint { resvport: true, ..endpoint(addr) });
+    let client = Client::new(Arc::new(connect), cfg, Arc::new(Stats::new()));
+    client.connect_now().await.unwrap();
+    let may_bind = TcpListener::bind("127.0.0.1:1007").await.is_ok();
+    let mut ports = Vec::new();
+    for _ in 0..4 {
+        ports.push(peers.recv().await.unwrap().port());
+    }
+    ports.sort_unstable();
+    ports.dedup();
+    assert_eq!(ports.len(), 4);
+    assert!(!may_bind || ports.iter().all(|p| (512..1024).contains(p)), "{ports:?}");
+}
+
+/// Each reason not to connect has its own error, at once.
+#[tokio::test]
+async fn connect_errors() {
+    let kind = |r: Result<(), CallError>| match r {
+        Err(CallError::Connect(e)) => e.kind(),
+        other => panic!("{other:?}"),
+    };
+    let refused = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    for resvport in [false, true] {
+        let result = client(Endpoint { resvport, ..endpoint(refused) }).connect_now().await;
+        assert_eq!(kind(result), ErrorKind::ConnectionRefused);
+    }
+    // A listener whose backlog is full lets the handshake of further clients hang.
+    let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    full.listen(0).unwrap();
+    let addr = full.local_addr().unwrap().as_socket().unwrap();
+    let limit = Duration::from_millis(300);
+    let mut last = Ok(());
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let client = client(Endpoint { connect_timeout: limit, ..endpoint(addr) });
+        last = client.connect_now().await;
+        held.push(client);
+        if last.is_err() {
+            break;
+        }
+    }
+    assert_eq!(last.as_ref().unwrap_err().to_string(), "no answer within 0.3 s");
+    assert_eq!(kind(last), ErrorKind::TimedOut);
+}
+
+/// The port sequence has every privileged port once, but those that others need.
+#[test]
+fn privileged_port_sequence() {
+    for start in [0, 1, 400, u16::MAX] {
+        let mut ports: Vec<u16> = privileged_ports(start).collect();
+        assert!(ports[0] >= RESVPORT_PREFERRED);
+        ports.sort_unstable();
+        let all: Vec<u16> = (512..=1023).filter(|p| !RESVPORT_AVOID.contains(p)).collect();
+        assert_eq!(ports, all);
+    }
+}
