@@ -10,12 +10,12 @@
 
 pub mod mount;
 pub mod nfs3;
+pub mod nfs4;
 pub mod portmap;
 pub mod record;
 pub mod rpc;
 #[cfg(any(test, feature = "sample"))]
 pub mod sample;
-pub mod nfs4;
 pub mod xdr;
 
 /// Nothing: sample values exist in tests and with the `sample` feature.

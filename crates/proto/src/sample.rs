@@ -20,12 +20,24 @@ pub trait Sample: Sized {
 #[derive(Debug, Clone)]
 pub struct Source<'a> {
     rest: &'a [u8],
+    plain: bool,
 }
 
 impl<'a> Source<'a> {
     /// Draws from `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
-        Self { rest: bytes }
+        Self { rest: bytes, plain: false }
+    }
+
+    /// Draws from `bytes` values that any reader of the protocol understands: enumerations have
+    /// known values, texts and handles are a few letters, integers are below 65536.
+    pub fn plain(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes, plain: true }
+    }
+
+    /// True when values must be [plain](Source::plain).
+    pub fn is_plain(&self) -> bool {
+        self.plain
     }
 
     /// The next byte, or 0.
@@ -47,6 +59,9 @@ impl<'a> Source<'a> {
 
     /// An integer: small, all ones, a sign boundary, or any.
     pub fn int(&mut self) -> u64 {
+        if self.plain {
+            return u64::from(self.byte()) << 8 | u64::from(self.byte());
+        }
         match self.byte() % 6 {
             0 | 1 => u64::from(self.byte()),
             2 => u64::MAX,
@@ -59,6 +74,10 @@ impl<'a> Source<'a> {
     /// Bytes, at most `max`: mostly few, at times exactly `max`, at times enough to be taken by
     /// reference.
     pub fn bytes(&mut self, max: usize) -> Bytes {
+        if self.plain {
+            let len = (1 + self.below(20)).min(max);
+            return (0..len).map(|_| b'a' + self.byte() % 26).collect();
+        }
         let len = match self.byte() {
             255 => max.min(4096),
             254 => max.min(1500 + self.below(8)),
@@ -187,7 +206,7 @@ macro_rules! xdr_sample {
     (enum $name:ident) => {
         impl $crate::sample::Sample for $name {
             fn sample(s: &mut $crate::sample::Source<'_>) -> Self {
-                match s.below(Self::VALUES.len() + 1) {
+                match s.below(Self::VALUES.len() + usize::from(!s.is_plain())) {
                     n if n < Self::VALUES.len() => Self::VALUES[n],
                     _ => Self(s.int() as u32),
                 }
@@ -198,7 +217,7 @@ macro_rules! xdr_sample {
         impl $crate::sample::Sample for $name {
             fn sample(s: &mut $crate::sample::Source<'_>) -> Self {
                 const KNOWN: &[u32] = &[$($n),*];
-                let arms = KNOWN.len() $(+ { let _ = stringify!($other); 1 })?;
+                let arms = KNOWN.len() $(+ { let _ = stringify!($other); usize::from(!s.is_plain()) })?;
                 let arm = s.below(arms);
                 $(if Some(&($n)) == KNOWN.get(arm) {
                     return Self::$v $((<$t as $crate::sample::Sample>::sample(s)))?;

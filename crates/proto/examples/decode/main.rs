@@ -1,0 +1,76 @@
+//! Reads RPC messages in hexadecimal and prints what they say, one JSON object per line.
+//!
+//! `decode [FILE]` reads one message per line, calls and replies mixed; replies are matched to the
+//! calls before them. `decode --stream [FILE]` reads the bytes of a TCP connection with record marks
+//! instead, each line a piece of it; lines that begin with a tab are the other direction. That is
+//! what `tshark -q -z follow,tcp,raw,0` prints, after its header.
+//!
+//! The names of the values are those of Wireshark's fields, so that both can be compared.
+
+mod summary;
+
+use bytes::Bytes;
+use hither_proto::record::{Limits, Reader as Records};
+use serde_json::{Map, Value, json};
+use std::error::Error;
+use std::{env, fs, io};
+use summary::{Reader, Summary};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut args: Vec<String> = env::args().skip(1).collect();
+    let stream = args.first().is_some_and(|a| a == "--stream");
+    if stream {
+        args.remove(0);
+    }
+    let input = match args.first() {
+        Some(path) => fs::read_to_string(path)?,
+        None => io::read_to_string(io::stdin())?,
+    };
+    let mut reader = Reader::default();
+    let mut records = [Records::new(Limits::default()), Records::new(Limits::default())];
+    for (n, line) in input.lines().enumerate() {
+        let Some(bytes) = unhex(line.trim()) else { continue };
+        if !stream {
+            print(&mut reader, n, 0, &Bytes::from(bytes));
+            continue;
+        }
+        let direction = usize::from(line.starts_with('\t'));
+        let mut rest = &bytes[..];
+        while let Some(record) = records[direction].feed(&mut rest)? {
+            print(&mut reader, n, direction, &record);
+        }
+    }
+    Ok(())
+}
+
+fn print(reader: &mut Reader, line: usize, direction: usize, message: &Bytes) {
+    let value = match reader.read(message) {
+        Ok(Some(summary)) => object(direction, &summary),
+        Ok(None) => json!({ "line": line + 1, "skipped": "no call or no such procedure" }),
+        Err(e) => json!({ "line": line + 1, "error": e.to_string() }),
+    };
+    println!("{value}");
+}
+
+fn object(direction: usize, s: &Summary) -> Value {
+    let mut fields = Map::new();
+    for (name, value) in &s.fields.0 {
+        let list = fields.entry(*name).or_insert_with(|| json!([]));
+        list.as_array_mut().expect("a list was inserted").push(json!(value));
+    }
+    let (prog, vers, proc) = s.proc;
+    json!({
+        "xid": s.xid, "direction": direction, "type": if s.call { "call" } else { "reply" },
+        "program": prog, "version": vers, "procedure": proc, "name": s.name, "fields": fields,
+    })
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    if text.is_empty() || !text.len().is_multiple_of(2) {
+        return None;
+    }
+    text.as_bytes()
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+        .collect()
+}
