@@ -1,2 +1,81 @@
-//! The hither binary.
-fn main() {}
+//! The hither binary: `hither mount`, `umount` and `stat`, and the helpers `mount.hither` and
+//! `umount.hither` of mount(8).
+//!
+//! Architecture Invariant: only this crate sees the client and FUSE at once; what it stacks is in
+//! [`stack`], one screen. Everything else here is words: options, errors, reports.
+
+mod cli;
+mod control;
+mod daemon;
+mod exit;
+mod helper;
+mod log;
+mod mount;
+mod mountinfo;
+mod mountstats;
+mod options;
+mod report;
+mod source;
+mod stack;
+mod stat;
+mod umount;
+
+use clap::{CommandFactory, FromArgMatches};
+use cli::{Cli, Command};
+use exit::Failure;
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut args = std::env::args_os();
+    let called = args.next().unwrap_or_default();
+    let called = Path::new(&called).file_name().map(|name| name.to_string_lossy().into_owned());
+    match called.as_deref() {
+        Some(name) if name.starts_with("mount.") => exit::finish(name, mount_helper(args, name)),
+        Some(name) if name.starts_with("umount.") => exit::finish(name, umount_helper(args)),
+        _ => main_command(),
+    }
+}
+
+fn mount_helper(args: impl Iterator<Item = OsString>, name: &str) -> Result<(), Failure> {
+    let (args, namespace) = helper::mount_args(args)?;
+    if let Some(namespace) = namespace {
+        helper::enter(&namespace)?;
+    }
+    mount::run(&args, name)
+}
+
+fn umount_helper(args: impl Iterator<Item = OsString>) -> Result<(), Failure> {
+    let (args, namespace) = helper::umount_args(args)?;
+    if let Some(namespace) = namespace {
+        helper::enter(&namespace)?;
+    }
+    umount::run(&args)
+}
+
+fn main_command() -> ExitCode {
+    // `mount --help` ends with the options; formatting them for every start would be waste.
+    let command = Cli::command().mut_subcommand("mount", |mount| mount.after_long_help(options::help()));
+    let parsed = command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
+        Ok(cli) => cli,
+        Err(e) if !e.use_stderr() => {
+            let _ = e.print();
+            return ExitCode::SUCCESS;
+        }
+        Err(e) if e.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = e.print();
+            return ExitCode::from(exit::USAGE);
+        }
+        Err(e) => return exit::finish("hither", Err(cli::usage_failure(&e))),
+    };
+    exit::finish(
+        "hither",
+        match &cli.command {
+            Command::Mount(args) => mount::run(args, "hither"),
+            Command::Umount(args) => umount::run(args),
+            Command::Stat(args) => stat::run(args),
+        },
+    )
+}

@@ -1,0 +1,168 @@
+//! The command line.
+
+use crate::exit::Failure;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Mounts NFS servers (versions 4.2, 4.1 and 3) through FUSE.
+#[derive(Parser)]
+#[command(name = "hither", version, disable_help_subcommand = false, max_term_width = 100)]
+#[command(
+    after_help = "As mount.hither and umount.hither (links to this program in /sbin) it serves mount(8), \
+                        fstab and umount(8)."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Mount an export of an NFS server on a directory
+    Mount(MountArgs),
+    /// Unmount a directory; works when the server is dead, too
+    Umount(UmountArgs),
+    /// Show what a mount has asked of its server, and how fast it answered
+    Stat(StatArgs),
+}
+
+/// `hither mount`.
+#[derive(Debug, Args, Clone)]
+pub struct MountArgs {
+    /// The export: SERVER:/PATH; an IPv6 address stands in brackets, [ADDRESS]:/PATH
+    #[arg(value_name = "SERVER:/PATH")]
+    pub source: String,
+    /// The directory that it is mounted on
+    pub dir: PathBuf,
+    /// Mount options, separated by commas; may be given several times. The list is below
+    #[arg(short, long = "options", value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    /// Stay in the foreground, log to the terminal, unmount on Ctrl-C
+    #[arg(short, long)]
+    pub foreground: bool,
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// The process is the background half of a mount: its standard output is a pipe to the other half
+    #[arg(long, hide = true)]
+    pub daemon: bool,
+    /// Check everything that can be checked here and do not mount
+    #[arg(long)]
+    pub fake: bool,
+    /// Ignore unknown mount options
+    #[arg(long)]
+    pub sloppy: bool,
+}
+
+/// Where the daemon's log goes.
+#[derive(Debug, Args, Clone, Default)]
+pub struct LogArgs {
+    /// Log to this file instead of the system's log (opened again on SIGHUP)
+    #[arg(long = "log", value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// error, warn, info, debug, trace; or per part: `info,hither_client=debug`
+    #[arg(long = "log-level", value_name = "LEVEL", env = "HITHER_LOG")]
+    pub level: Option<String>,
+    /// Log more: as --log-level debug
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+/// `hither umount`.
+#[derive(Debug, Args, Clone)]
+pub struct UmountArgs {
+    /// The directory, or the SERVER:/PATH mounted there
+    pub dir: PathBuf,
+    /// Detach at once; the mount ends when its last user leaves
+    #[arg(short, long)]
+    pub lazy: bool,
+    /// End all calls that wait for the server with an error; what was not written is lost
+    #[arg(short, long)]
+    pub force: bool,
+    /// Seconds to wait until everything is written and the daemon has gone
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub timeout: u64,
+    /// Say what is done
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+/// `hither stat`.
+#[derive(Debug, Args, Clone)]
+pub struct StatArgs {
+    /// A directory of the mount
+    pub dir: PathBuf,
+    /// As JSON: the same as --format json
+    #[arg(long, conflicts_with = "format")]
+    pub json: bool,
+    /// How to show it
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+    /// Show again every N seconds what was added since, until interrupted
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub watch: Option<u64>,
+}
+
+/// Formats of `hither stat`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// Tables for people
+    Text,
+    /// One JSON object a line
+    Json,
+    /// As /proc/self/mountstats, for `mountstats -f FILE` and its like
+    Mountstats,
+}
+
+/// What clap found wrong, in one line: its first line, and its tip when it has one.
+pub fn usage_failure(e: &clap::Error) -> Failure {
+    let text = e.to_string();
+    // Lines up to the blank line before "Usage:"; a list of missing arguments is indented.
+    let mut message: Vec<&str> = Vec::new();
+    for line in text.lines() {
+        if line.starts_with("Usage:") || line.starts_with("For more information") {
+            break;
+        }
+        if !line.trim().is_empty() {
+            message.push(line.trim());
+        }
+    }
+    let message = message.join(" ").replace(" tip: ", "; ");
+    let message = message.strip_prefix("error: ").unwrap_or(&message);
+    Failure::usage(format!("{message}; see `hither --help`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn wrong_usage_is_one_line() {
+        for (args, line) in [
+            (
+                &["hither", "mount", "s:/x"][..],
+                "the following required arguments were not provided: <DIR>; see `hither --help`",
+            ),
+            (
+                &["hither", "mount", "--foregrond", "s:/x", "/mnt"],
+                "unexpected argument '--foregrond' found; a similar argument exists: '--foreground'; see \
+                 `hither --help`",
+            ),
+            (
+                &["hither", "stat", "--format", "xml", "/mnt"],
+                "invalid value 'xml' for '--format <FORMAT>' [possible values: text, json, mountstats]; see \
+                 `hither --help`",
+            ),
+        ] {
+            let e = Cli::try_parse_from(args).map(|_| ()).unwrap_err();
+            assert_eq!(usage_failure(&e), Failure { code: 1, line: line.into() });
+        }
+    }
+}

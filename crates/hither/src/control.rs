@@ -1,0 +1,249 @@
+//! The control socket of a mount: `/run/hither/MAJOR:MINOR.sock`, named after the mount's device.
+//!
+//! It exists so that `hither stat` and `hither umount` reach the daemon without touching the mount.
+//! One JSON request a line, one JSON reply a line; only root may connect. The listening process is
+//! known by the socket's peer credentials, even when it does not answer.
+
+use crate::exit::Failure;
+use rustix::process::Pid;
+use serde::{Deserialize, Serialize};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixListener;
+
+/// Where the sockets are.
+const DIR: &str = "/run/hither";
+/// Version of requests and replies.
+const VERSION: u32 = 1;
+/// Longest request.
+const MAX_REQUEST_BYTES: u64 = 4096;
+/// Longest reply: a few hundred operations of a few hundred bytes.
+const MAX_REPLY_BYTES: u64 = 1 << 20;
+/// A daemon that lives answers from memory; this is long for that.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// What can be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ask {
+    /// A [`crate::report::Report`].
+    Stat,
+    /// The statvers=1.1 record, as a string.
+    Mountstats,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Request {
+    version: u32,
+    ask: Ask,
+}
+
+/// Answers requests: a value, or a line that says why not.
+pub type Answer = Arc<dyn Fn(Ask) -> Result<serde_json::Value, String> + Send + Sync>;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Reply {
+    version: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    answer: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+fn path_of(dev: (u32, u32)) -> PathBuf {
+    PathBuf::from(format!("{DIR}/{}:{}.sock", dev.0, dev.1))
+}
+
+/// The listening side; removes its socket when dropped.
+pub struct Control {
+    path: PathBuf,
+    inode: u64,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Control {
+    /// Starts to answer requests about the mount with device number `dev`.
+    ///
+    /// # Errors
+    /// Those of making directory and socket.
+    pub fn start(dev: (u32, u32), answer: Answer) -> io::Result<Self> {
+        std::fs::create_dir_all(DIR)?;
+        Self::start_at(path_of(dev), answer)
+    }
+
+    fn start_at(path: PathBuf, answer: Answer) -> io::Result<Self> {
+        // Device numbers are used again: a daemon that was killed left its socket behind.
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        let inode = std::fs::metadata(&path)?.ino();
+        let task = tokio::spawn(serve(listener, answer));
+        Ok(Self { path, inode, task })
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.task.abort();
+        // A newer mount may have the number, and the name, already.
+        if std::fs::metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+async fn serve(listener: UnixListener, answer: Answer) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let answer = answer.clone();
+                tokio::spawn(async move {
+                    // A client that is slow or gone is its own problem.
+                    let _ = tokio::time::timeout(ANSWER_WITHIN, converse(stream, answer)).await;
+                });
+            }
+            Err(e) => {
+                tracing::warn!("control socket: {e}");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+}
+
+async fn converse(mut stream: tokio::net::UnixStream, answer: Answer) -> io::Result<()> {
+    let (read, mut write) = stream.split();
+    let mut line = String::new();
+    tokio::io::BufReader::new(read).take(MAX_REQUEST_BYTES).read_line(&mut line).await?;
+    let reply = match serde_json::from_str::<Request>(&line) {
+        Ok(request) if request.version == VERSION => answer(request.ask),
+        Ok(request) => Err(format!("request version {} is not {VERSION}", request.version)),
+        Err(e) => Err(format!("request not understood: {e}")),
+    };
+    let reply = match reply {
+        Ok(answer) => Reply { version: VERSION, answer: Some(answer), error: None },
+        Err(error) => Reply { version: VERSION, answer: None, error: Some(error) },
+    };
+    let mut text = serde_json::to_vec(&reply)?;
+    text.push(b'\n');
+    write.write_all(&text).await
+}
+
+/// Asks the daemon of the mount with device number `dev`, shown as `dir` in errors.
+///
+/// # Errors
+/// Not root, no daemon, no answer in time, an answer that is no answer.
+pub fn ask(dev: (u32, u32), dir: &str, what: Ask) -> Result<serde_json::Value, Failure> {
+    let stream = UnixStream::connect(path_of(dev)).map_err(|e| match e.kind() {
+        io::ErrorKind::PermissionDenied => {
+            Failure::usage(format!("asking about {dir} needs root: run it with sudo"))
+        }
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Failure::system(format!(
+            "the daemon of {dir} has gone: unmount it (hither umount {dir}) and mount it again"
+        )),
+        _ => Failure::system(format!("control socket of {dir}: {e}")),
+    })?;
+    let reply = exchange(stream, what).map_err(|e| match e.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Failure::system(format!(
+            "the daemon of {dir} does not answer within {} s",
+            ANSWER_WITHIN.as_secs()
+        )),
+        _ => Failure::system(format!("the daemon of {dir}: {e}")),
+    })?;
+    match reply {
+        Reply { answer: Some(answer), .. } => Ok(answer),
+        Reply { error, .. } => {
+            let error = error.unwrap_or_else(|| "empty answer".into());
+            Err(Failure::system(format!("the daemon of {dir} refuses: {error}; is it of another version?")))
+        }
+    }
+}
+
+fn exchange(mut stream: UnixStream, what: Ask) -> io::Result<Reply> {
+    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+    stream.set_write_timeout(Some(ANSWER_WITHIN))?;
+    let mut request = serde_json::to_vec(&Request { version: VERSION, ask: what })?;
+    request.push(b'\n');
+    stream.write_all(&request)?;
+    let mut line = String::new();
+    BufReader::new(stream.take(MAX_REPLY_BYTES)).read_line(&mut line)?;
+    Ok(serde_json::from_str(&line)?)
+}
+
+/// The process that serves the mount, when its socket can be reached.
+pub fn daemon_of(dev: (u32, u32)) -> Option<Pid> {
+    let stream = UnixStream::connect(path_of(dev)).ok()?;
+    rustix::net::sockopt::socket_peercred(&stream).ok().map(|peer| peer.pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer() -> Answer {
+        Arc::new(|ask| match ask {
+            Ask::Stat => Ok(serde_json::json!({ "n": 1 })),
+            Ask::Mountstats => Err("not now".into()),
+        })
+    }
+
+    async fn request(path: PathBuf, what: Ask) -> Reply {
+        tokio::task::spawn_blocking(move || exchange(UnixStream::connect(path).unwrap(), what).unwrap())
+            .await
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn requests_are_answered_until_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0:1.sock");
+        let control = Control::start_at(path.clone(), answer()).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let reply = request(path.clone(), Ask::Stat).await;
+        assert_eq!(reply.answer, Some(serde_json::json!({ "n": 1 })));
+        let reply = request(path.clone(), Ask::Mountstats).await;
+        assert_eq!(reply.error.as_deref(), Some("not now"));
+        drop(control);
+        assert!(!path.exists());
+    }
+
+    /// Garbage and a stranger's version get an error, not silence.
+    #[tokio::test]
+    async fn strange_requests_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let _control = Control::start_at(path.clone(), answer()).unwrap();
+        for text in ["\n", "{}\n", "{\"version\":2,\"ask\":\"stat\"}\n", &format!("{}\n", "x".repeat(10_000))]
+        {
+            let (path, text) = (path.clone(), text.to_string());
+            let reply = tokio::task::spawn_blocking(move || {
+                let mut stream = UnixStream::connect(path).unwrap();
+                let _ = stream.write_all(text.as_bytes());
+                let mut line = String::new();
+                BufReader::new(stream).read_line(&mut line).unwrap();
+                serde_json::from_str::<Reply>(&line).unwrap()
+            });
+            assert!(reply.await.unwrap().error.is_some());
+        }
+    }
+
+    /// A socket left by a daemon that was killed is replaced; one that a newer mount made is left alone.
+    #[tokio::test]
+    async fn device_numbers_are_used_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let old = Control::start_at(path.clone(), answer()).unwrap();
+        let _new = Control::start_at(path.clone(), answer()).unwrap();
+        drop(old);
+        assert!(path.exists());
+        assert!(request(path, Ask::Stat).await.answer.is_some());
+    }
+}

@@ -1,0 +1,232 @@
+//! The process behind a mount: connects, mounts, serves until it is unmounted, flushes, ends.
+//!
+//! It knows the layers through [`stack`] only. Order of its life: session and standard streams,
+//! log, limits, runtime; then attempts to connect until one succeeds or `retry` is over; the mount; the
+//! control socket; the word to the command that waits; then nothing but waiting for the end of
+//! the mount or a signal; at last everything is written within a deadline.
+
+mod process;
+mod voice;
+
+use crate::cli::MountArgs;
+use crate::control::{Answer, Ask, Control};
+use crate::exit::{self, Failure};
+use crate::log::{self, Log, Place};
+use crate::mount::{Job, NoDir, check_dir};
+use crate::mountinfo;
+use crate::source::NoAddress;
+use crate::stack::{self, Client, Teller};
+use hither_fuse::Mounted;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::Instant;
+use voice::Voice;
+
+/// Pause after the first failed attempt; it doubles up to [`PAUSE_MAX`], as mount.nfs does.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// Longest pause between attempts.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// How long the last writes and the farewell to the server may take. Programs' data is on the
+/// server when close(2) and umount(2) return; this is for what is left: state at the server.
+const FAREWELL: Duration = Duration::from_secs(20);
+/// After a signal, how long users of a busy mount may take to leave it.
+const LEAVE_WITHIN: Duration = Duration::from_secs(10);
+
+/// Runs the mount until its end. In the background, failures before the mount is usable are also
+/// told to the command that waits.
+///
+/// # Errors
+/// Why there was no mount.
+pub fn run(job: Job, args: &MountArgs) -> Result<(), Failure> {
+    let mut voice = if args.daemon { Voice::pipe()? } else { Voice::Terminal };
+    let result = set_up(args).and_then(|log| {
+        let runtime = process::runtime()?;
+        let result = runtime.block_on(live(&job, &log, &mut voice));
+        // A task that hangs (a name service without answer) does not keep the process.
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        result
+    });
+    if let Err(failure) = &result {
+        if args.daemon {
+            tracing::error!("{}: {}", job.source.shown(), failure.line);
+        }
+        voice.failed(failure);
+    }
+    result
+}
+
+fn set_up(args: &MountArgs) -> Result<Log, Failure> {
+    let log = log::init(&args.log, if args.daemon { Place::Background } else { Place::Foreground })?;
+    log::log_panics();
+    process::prepare();
+    Ok(log)
+}
+
+/// From the first attempt to the end of the mount.
+async fn live(job: &Job, log: &Log, voice: &mut Voice) -> Result<(), Failure> {
+    let mut signals = Signals::new().map_err(|e| Failure::system(format!("signal handlers: {e}")))?;
+    let interrupted = || Failure { code: exit::INTERRUPTED, line: "interrupted".into() };
+    let client = tokio::select! {
+        client = connect(job, voice) => client?,
+        () = signals.end(log) => return Err(interrupted()),
+    };
+    let dir = check_dir(&job.dir, &job.source)?;
+    let mounted = Arc::new(stack::mount(job, &dir, &client).await?);
+    let teller = Teller::new(job, &dir, &client, mounted.clone());
+    let control = Control::start(mounted.device(), answer(teller, &dir))
+        .inspect_err(|e| tracing::warn!("no control socket, `hither stat` will not work: {e}"));
+    if voice.ready() {
+        tracing::info!("{} mounted on {} ({})", job.source.shown(), dir.display(), client.summary());
+        serve(&mounted, &mut signals, log).await;
+    } else {
+        tracing::info!("the mount command has gone: unmounting {}", dir.display());
+        unmount(&mounted).await;
+    }
+    farewell(&client).await;
+    drop(control);
+    tracing::info!("{} unmounted from {}", job.source.shown(), dir.display());
+    Ok(())
+}
+
+/// Waits for the end of the mount. A signal unmounts; users of a busy mount are waited for a while, and
+/// a second signal ends the waiting.
+async fn serve(mounted: &Arc<Mounted>, signals: &mut Signals, log: &Log) {
+    tokio::select! {
+        () = mounted.wait() => return,
+        () = signals.end(log) => {}
+    }
+    let dir = mounted.dir().display();
+    tracing::info!("signal: unmounting {dir}");
+    unmount(mounted).await;
+    tokio::select! {
+        () = mounted.wait() => {}
+        () = signals.end(log) => tracing::warn!("second signal: not waiting for the users of {dir}"),
+        () = tokio::time::sleep(LEAVE_WITHIN) => {
+            tracing::warn!("{dir} is still in use after {} s: ending all the same", LEAVE_WITHIN.as_secs());
+        }
+    }
+}
+
+/// Unmounts our mount, by detaching when it is busy. Runs beside the runtime: the kernel writes dirty
+/// pages first, which this process must answer.
+async fn unmount(mounted: &Arc<Mounted>) {
+    let mounted = mounted.clone();
+    let work = move || {
+        let dir = mounted.dir();
+        let on_top = mountinfo::read().ok().and_then(|m| Some(mountinfo::at(&m, dir)?.dev));
+        if on_top != Some(mounted.device()) {
+            tracing::warn!("{}: another mount is on top, ours stays below it", dir.display());
+            return;
+        }
+        let result = mounted.unmount(false).or_else(|e| {
+            tracing::warn!("{}: {e}; detaching it", dir.display());
+            mounted.unmount(true)
+        });
+        if let Err(e) = result {
+            tracing::error!("unmounting {}: {e}", dir.display());
+        }
+    };
+    let _ = tokio::task::spawn_blocking(work).await;
+}
+
+/// Flushes and gives up all state at the server, within [`FAREWELL`].
+async fn farewell(client: &Client) {
+    match tokio::time::timeout(FAREWELL + Duration::from_secs(1), client.shutdown(FAREWELL)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => tracing::error!("at unmount, not everything reached the server: {e}"),
+        Err(_) => tracing::error!("at unmount, the server did not answer within {} s", FAREWELL.as_secs()),
+    }
+}
+
+/// Answers of the control socket.
+fn answer(teller: Teller, dir: &Path) -> Answer {
+    let dir = dir.to_path_buf();
+    Arc::new(move |ask| match ask {
+        Ask::Stat => serde_json::to_value(teller.report()).map_err(|e| e.to_string()),
+        Ask::Mountstats => {
+            let mounts = mountinfo::read().unwrap_or_default();
+            let flags = mountinfo::at(&mounts, &dir).map_or("rw", |mount| &mount.options);
+            Ok(serde_json::Value::String(teller.mountstats(flags)))
+        }
+    })
+}
+
+/// An attempt that failed: for good, or until later.
+enum Missed {
+    Never(Failure),
+    Now(Failure),
+}
+
+/// Attempts to connect until one succeeds, one fails for good, or `retry` is over.
+async fn connect(job: &Job, voice: &mut Voice) -> Result<Client, Failure> {
+    let until = Instant::now() + job.wanted.retry();
+    let mut pause = PAUSE_MIN;
+    let mut told = false;
+    loop {
+        let failure = match attempt(job).await {
+            Ok(client) => return Ok(client),
+            Err(Missed::Never(failure)) => return Err(failure),
+            Err(Missed::Now(failure)) => failure,
+        };
+        if Instant::now() + pause > until {
+            return Err(failure);
+        }
+        if !told {
+            tracing::info!("{}; trying again", failure.line);
+            voice.waiting(&failure.line, job.wanted.retry(), job.wanted.background);
+            told = true;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+async fn attempt(job: &Job) -> Result<Client, Missed> {
+    match check_dir(&job.dir, &job.source) {
+        Err(NoDir::Missing(line)) if job.wanted.background => return Err(Missed::Now(Failure::mount(line))),
+        Err(why) => return Err(Missed::Never(why.into())),
+        Ok(_) => {}
+    }
+    let (source, family) = (job.source.clone(), job.wanted.family);
+    let addrs = tokio::task::spawn_blocking(move || source.resolve(family)).await;
+    let addrs = match addrs {
+        Ok(Ok(addrs)) => addrs,
+        Ok(Err(NoAddress::Never(line))) => return Err(Missed::Never(Failure::mount(line))),
+        Ok(Err(NoAddress::Now(line))) => return Err(Missed::Now(Failure::mount(line))),
+        Err(e) => return Err(Missed::Never(Failure::system(format!("looking up the host: {e}")))),
+    };
+    stack::connect(job, addrs).await.map_err(|e| {
+        let failure = Failure { code: e.exit_code(), line: e.to_string() };
+        if e.is_transient() { Missed::Now(failure) } else { Missed::Never(failure) }
+    })
+}
+
+/// The signals that matter.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Returns at SIGTERM and SIGINT; SIGHUP opens the log file again.
+    async fn end(&mut self, log: &Log) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = self.hangup.recv() => log.reopen(),
+            }
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! The daemon as a process: limits, priority, memory, threads.
+
+use crate::exit::Failure;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::runtime::Runtime;
+
+/// Killing the daemon takes a file system away from everybody: the kernel should rather take a
+/// program that used too much memory. Not -1000: a daemon that leaks must remain killable.
+const OOM_SCORE_ADJ: &str = "-500";
+/// Threads of the runtime: they do sockets and protocol, a few microseconds each.
+const WORKERS_MAX: usize = 8;
+/// Threads for what blocks: name service, unmounting. The data path uses none.
+const BLOCKING_MAX: usize = 8;
+
+/// Prepares this process; what does not work is not worth failing for.
+pub fn prepare() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+        tracing::debug!("raising the limit of open files: {e}");
+    }
+    if let Err(e) = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
+        tracing::debug!("oom_score_adj: {e}");
+    }
+    io_flusher();
+}
+
+/// When memory is short, the kernel must not wait for dirty pages of this very mount to be written before it gives
+/// memory to this process, which writes them. Threads started later inherit the mark.
+fn io_flusher() {
+    const PR_SET_IO_FLUSHER: libc::c_int = 57;
+    // SAFETY: prctl with this option takes integers only and touches no memory of ours.
+    let result = unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1_usize, 0_usize, 0_usize, 0_usize) };
+    if result != 0 {
+        tracing::debug!("PR_SET_IO_FLUSHER: {}", std::io::Error::last_os_error());
+    }
+}
+
+/// The runtime.
+///
+/// # Errors
+/// No threads to be had.
+pub fn runtime() -> Result<Runtime, Failure> {
+    let processors = std::thread::available_parallelism().map_or(2, usize::from);
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(processors.clamp(2, WORKERS_MAX))
+        .max_blocking_threads(BLOCKING_MAX)
+        .thread_name("hither-rt")
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::system(format!("threads: {e}")))
+}

@@ -1,0 +1,268 @@
+//! `hither mount`: checks what can be checked here, starts the daemon and reports how it went.
+//!
+//! The command runs itself again as the daemon, in a session of its own, and reads from a pipe (the
+//! daemon's standard output) until the mount is usable or has failed. A daemon whose command is
+//! killed meanwhile ends too; once the mount is usable, the two are strangers.
+
+use crate::cli::MountArgs;
+use crate::daemon;
+use crate::exit::{self, Failure};
+use crate::mountinfo;
+use crate::options::Wanted;
+use crate::source::Source;
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount_remount};
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A mount to make, checked.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// The export.
+    pub source: Source,
+    /// The mount point, absolute.
+    pub dir: PathBuf,
+    /// Its options.
+    pub wanted: Wanted,
+}
+
+/// What the daemon tells the command, one JSON value a line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Message {
+    /// The mount is usable.
+    Ready,
+    /// It goes on trying in the background (`bg`), for this reason.
+    Background(String),
+    /// Something the user should know while waiting.
+    Note(String),
+    /// It failed: exit code and line.
+    Failed(u8, String),
+}
+
+/// Mounts.
+///
+/// # Errors
+/// One line for everything that can go wrong, with the exit codes of mount(8).
+pub fn run(args: &MountArgs, program: &str) -> Result<(), Failure> {
+    let source = Source::parse(&args.source).map_err(Failure::usage)?;
+    let wanted = Wanted::parse(&args.options, args.sloppy).map_err(Failure::usage)?;
+    let dir =
+        std::path::absolute(&args.dir).map_err(|e| Failure::usage(format!("{}: {e}", args.dir.display())))?;
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::usage("mounting needs root: run it with sudo"));
+    }
+    if wanted.remount {
+        return remount(&dir, wanted.flags, args.fake);
+    }
+    check_fuse_device()?;
+    let dir = match check_dir(&dir, &source) {
+        // nfs(5), `bg`: a missing mount point is like a server that does not answer.
+        Err(NoDir::Missing(_)) if wanted.background => dir,
+        other => other.map_err(Failure::from)?,
+    };
+    if args.fake {
+        return Ok(());
+    }
+    let job = Job { source, dir, wanted };
+    if args.foreground || args.daemon { daemon::run(job, args) } else { start_daemon(&job, args, program) }
+}
+
+/// A kernel without FUSE, a container without the device: better told before the server is asked.
+fn check_fuse_device() -> Result<(), Failure> {
+    match std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse") {
+        Ok(_) => Ok(()),
+        Err(e) => Err(Failure::system(match (e.kind(), e.raw_os_error()) {
+            (ErrorKind::NotFound, _) => "there is no /dev/fuse: load the module with `modprobe fuse`, or give the \
+                                         container the device (docker run --device /dev/fuse)"
+                .into(),
+            (ErrorKind::PermissionDenied, _) => "/dev/fuse may not be opened: the container needs the device and \
+                                                 CAP_SYS_ADMIN (docker run --device /dev/fuse --cap-add SYS_ADMIN)"
+                .into(),
+            (_, Some(libc::ENODEV | libc::ENXIO)) => {
+                "this kernel has no FUSE: load the module with `modprobe fuse`".into()
+            }
+            _ => format!("/dev/fuse: {e}"),
+        })),
+    }
+}
+
+/// Why a directory cannot be mounted on.
+#[derive(Debug, PartialEq, Eq)]
+pub enum NoDir {
+    /// It does not exist.
+    Missing(String),
+    /// Anything else.
+    Unfit(String),
+}
+
+impl From<NoDir> for Failure {
+    fn from(why: NoDir) -> Self {
+        match why {
+            NoDir::Missing(line) | NoDir::Unfit(line) => Failure::mount(line),
+        }
+    }
+}
+
+/// Checks the mount point; returns it without links.
+pub fn check_dir(dir: &Path, source: &Source) -> Result<PathBuf, NoDir> {
+    let shown = dir.display();
+    let mounts = mountinfo::read().map_err(|e| NoDir::Unfit(format!("/proc/self/mountinfo: {e}")))?;
+    let missing =
+        || NoDir::Missing(format!("mount point {shown} does not exist: create it (mkdir -p {shown})"));
+    let real = mountinfo::resolve(&mounts, dir).map_err(|e| match e.kind() {
+        ErrorKind::NotFound => missing(),
+        ErrorKind::NotADirectory => NoDir::Unfit(format!("mount point {shown} is not a directory")),
+        _ => NoDir::Unfit(format!("mount point {shown}: {e}")),
+    })?;
+    if let Some(mount) = mountinfo::at(&mounts, &real).filter(|mount| mount.is_ours()) {
+        let what = if mount.source == source.shown().as_str() { "already mounted" } else { "busy" };
+        return Err(NoDir::Unfit(format!(
+            "{shown} is {what}: {} is mounted there (hither umount {shown})",
+            mount.source.to_string_lossy()
+        )));
+    }
+    match std::fs::metadata(&real) {
+        Ok(meta) if meta.is_dir() => Ok(real),
+        Ok(_) => Err(NoDir::Unfit(format!("mount point {shown} is not a directory"))),
+        Err(e) if e.kind() == ErrorKind::NotFound => Err(missing()),
+        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => Err(NoDir::Unfit(format!(
+            "{shown} is the mount of a daemon that has gone: unmount it first (umount {shown})"
+        ))),
+        Err(e) => Err(NoDir::Unfit(format!("mount point {shown}: {e}"))),
+    }
+}
+
+/// Changes the flags of an existing mount.
+fn remount(dir: &Path, flags: MountFlags, fake: bool) -> Result<(), Failure> {
+    let shown = dir.display();
+    let mounts = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
+    let real = mountinfo::resolve(&mounts, dir).map_err(|e| Failure::mount(format!("{shown}: {e}")))?;
+    match mountinfo::at(&mounts, &real) {
+        Some(mount) if mount.is_ours() && fake => Ok(()),
+        Some(mount) if mount.is_ours() => mount_remount(&real, flags, c"").map_err(|e| match e {
+            Errno::BUSY => Failure::mount(format!("{shown} is busy: files are open for writing")),
+            e => Failure::mount(format!("remounting {shown}: {e}")),
+        }),
+        _ => Err(Failure::mount(format!("{shown} is not a mount of hither: mount it without 'remount'"))),
+    }
+}
+
+/// Starts the daemon and waits for its word.
+fn start_daemon(job: &Job, args: &MountArgs, program: &str) -> Result<(), Failure> {
+    let mut child = daemon_command(job, args)?
+        .spawn()
+        .map_err(|e| Failure::system(format!("the daemon cannot be started: {e}")))?;
+    if let Some(pipe) = child.stdout.take() {
+        for line in BufReader::new(pipe).lines() {
+            let Ok(line) = line else { break };
+            match serde_json::from_str(&line) {
+                Ok(Message::Ready) => return Ok(()),
+                Ok(Message::Background(why)) => {
+                    eprintln!("{program}: {why}; trying again in the background");
+                    return Ok(());
+                }
+                Ok(Message::Note(note)) => eprintln!("{program}: {note}"),
+                Ok(Message::Failed(code, line)) => return Err(Failure { code, line }),
+                Err(_) => {}
+            }
+        }
+    }
+    let end = child.wait().map_err(|e| Failure::system(format!("the daemon: {e}")))?;
+    let how = match (end.signal(), end.code()) {
+        (Some(signal), _) => format!("was killed by signal {signal}"),
+        (_, Some(code)) => format!("ended with status {code}"),
+        _ => "ended".to_string(),
+    };
+    Err(Failure {
+        code: exit::SYSTEM,
+        line: format!("the daemon {how} before the mount was usable; see the log"),
+    })
+}
+
+/// This program, as the daemon of the job. `ps` shows what was mounted where.
+fn daemon_command(job: &Job, args: &MountArgs) -> Result<Command, Failure> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("hither").args(["mount", "--daemon"]);
+    if args.sloppy {
+        command.arg("--sloppy");
+    }
+    for list in args.options.iter().filter(|list| !list.is_empty()) {
+        command.arg("-o").arg(list);
+    }
+    if let Some(file) = &args.log.file {
+        let file = std::path::absolute(file)
+            .map_err(|e| Failure::usage(format!("log file {}: {e}", file.display())))?;
+        command.arg("--log").arg(file);
+    }
+    if let Some(level) = &args.log.level {
+        command.arg("--log-level").arg(level);
+    }
+    if args.log.verbose {
+        command.arg("--verbose");
+    }
+    command.arg("--").arg(job.source.shown()).arg(&job.dir);
+    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source() -> Source {
+        Source::parse("s:/x").unwrap()
+    }
+
+    #[test]
+    fn mount_points_are_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        assert_eq!(check_dir(dir.path(), &source()), Ok(real.clone()));
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        assert_eq!(check_dir(&link, &source()), Ok(real));
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        for (path, part) in [
+            (dir.path().join("none"), "does not exist: create it"),
+            (file.clone(), "is not a directory"),
+            (file.join("below"), "is not a directory"),
+        ] {
+            let line = Failure::from(check_dir(&path, &source()).unwrap_err()).line;
+            assert!(line.contains(part), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_daemon_gets_the_same_words() {
+        let args = MountArgs {
+            source: "s:/x".into(),
+            dir: "/mnt".into(),
+            options: vec!["ro".into(), "vers=3".into()],
+            foreground: false,
+            log: crate::cli::LogArgs { file: Some("/var/l".into()), level: None, verbose: true },
+            daemon: false,
+            fake: false,
+            sloppy: true,
+        };
+        let job = Job { source: source(), dir: "/mnt".into(), wanted: Wanted::default() };
+        let command = daemon_command(&job, &args).unwrap();
+        let words: Vec<_> = command.get_args().map(|a| a.to_string_lossy().into_owned()).collect();
+        assert_eq!(
+            words.join(" "),
+            "mount --daemon --sloppy -o ro -o vers=3 --log /var/l --verbose -- s:/x /mnt"
+        );
+    }
+
+    #[test]
+    fn messages_survive_the_pipe() {
+        let message = Message::Failed(32, "a \"line\"\nwith two".into());
+        let text = serde_json::to_string(&message).unwrap();
+        assert!(!text.contains('\n'));
+        assert_eq!(serde_json::from_str::<Message>(&text).unwrap(), message);
+    }
+}

@@ -1,0 +1,290 @@
+//! The `-o` options of a mount: from one string to what the client and the mount point need.
+//!
+//! It knows nothing of how a mount is made. The mechanism: [`table`] defines every option once (name,
+//! default, help, what it does); this module splits the string, finds each option there and lets
+//! it act on [`Wanted`]; [`render`] makes the help text and the table of docs/CONFIGURATION.md of
+//! the same definitions. Nothing is guessed: an unknown option is refused with the nearest known
+//! one, two that exclude each other are refused naming both.
+
+mod apply;
+mod render;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use render::help;
+#[cfg(test)]
+pub use render::markdown;
+pub use table::{Act, Arg, Def, GROUPS, Group, OPTIONS};
+
+use hither_client::{AttrCache, LookupCache, Recovery, Version};
+use rustix::mount::MountFlags;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How long a foreground mount is tried (nfs(5), `retry`).
+const RETRY_FOREGROUND: Duration = Duration::from_secs(2 * 60);
+/// How long a background mount is tried: 10,000 minutes (nfs(5), `retry`).
+const RETRY_BACKGROUND: Duration = Duration::from_secs(10_000 * 60);
+
+/// Which addresses of the server are used (`proto=`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// `tcp`.
+    V4,
+    /// `tcp6`.
+    V6,
+}
+
+/// What `vers=` and `minorversion=` allow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Versions {
+    /// 4.2, else 4.1, else 3.
+    Any,
+    /// 4.2, else 4.1.
+    Any4,
+    /// This one.
+    Only(Version),
+}
+
+/// A mount's options, checked one by one and against each other; the server's name is not resolved
+/// yet.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// `vers=`.
+    pub versions: Versions,
+    /// `minorversion=`, until it is joined with `vers=`.
+    minor: Option<u32>,
+    /// `port=`.
+    pub port: Option<u16>,
+    /// `mountport=`.
+    pub mount_port: Option<u16>,
+    /// `proto=`.
+    pub family: Option<Family>,
+    /// `hard`, `soft`, `softerr`.
+    pub recovery: Recovery,
+    /// `timeo=`.
+    pub timeo: Duration,
+    /// `retrans=`.
+    pub retrans: u32,
+    /// `nconnect=`.
+    pub nconnect: usize,
+    /// `resvport`.
+    pub resvport: bool,
+    /// `rsize=`.
+    pub rsize_bytes: Option<u32>,
+    /// `wsize=`.
+    pub wsize_bytes: Option<u32>,
+    /// `acregmin=` and its sisters.
+    pub attr_cache: AttrCache,
+    /// `noac`.
+    noac: bool,
+    /// `lookupcache=`.
+    pub lookup_cache: LookupCache,
+    /// `cto`.
+    pub close_to_open: bool,
+    /// `sync`.
+    pub sync: bool,
+    /// `rdirplus`.
+    pub readdirplus: bool,
+    /// `acl`.
+    pub acl: bool,
+    /// `idmap_domain=`.
+    pub idmap_domain: Option<String>,
+    /// `retry=`.
+    retry: Option<Duration>,
+    /// `bg`.
+    pub background: bool,
+    /// Flags of mount(2): `ro`, `nosuid`, ...
+    pub flags: MountFlags,
+    /// `remount`.
+    pub remount: bool,
+    /// `sloppy`.
+    pub sloppy: bool,
+    /// Every option that was given and has an effect, as written, in order: for `hither stat`.
+    pub given: Vec<String>,
+    /// The word of each set of words that exclude each other (`soft` of `hard`, `soft`, ...).
+    chosen: BTreeMap<&'static str, &'static str>,
+    /// Options of the attribute cache that were given: they contradict `noac`.
+    times: Vec<String>,
+}
+
+impl Default for Wanted {
+    fn default() -> Self {
+        Self {
+            versions: Versions::Any,
+            minor: None,
+            port: None,
+            mount_port: None,
+            family: None,
+            recovery: Recovery::Hard,
+            timeo: Duration::from_secs(60),
+            retrans: 2,
+            nconnect: 1,
+            resvport: true,
+            rsize_bytes: None,
+            wsize_bytes: None,
+            attr_cache: AttrCache::default(),
+            noac: false,
+            lookup_cache: LookupCache::All,
+            close_to_open: true,
+            sync: false,
+            readdirplus: true,
+            acl: true,
+            idmap_domain: None,
+            retry: None,
+            background: false,
+            flags: MountFlags::empty(),
+            remount: false,
+            sloppy: false,
+            given: Vec::new(),
+            chosen: BTreeMap::new(),
+            times: Vec::new(),
+        }
+    }
+}
+
+impl Wanted {
+    /// Reads comma-separated lists of options (one per `-o`). Of an option that is given twice the
+    /// last one counts, as mount(8) says; two words that exclude each other are refused.
+    ///
+    /// # Errors
+    /// One line that says which option is wrong and what to write instead.
+    pub fn parse(lists: &[String], sloppy: bool) -> Result<Self, String> {
+        let words: Vec<&str> = lists.iter().flat_map(|list| split(list)).collect();
+        let mut wanted = Self { sloppy: sloppy || words.contains(&"sloppy"), ..Self::default() };
+        for word in words {
+            wanted.take(word)?;
+        }
+        wanted.agree()?;
+        Ok(wanted)
+    }
+
+    /// How long a mount is tried when the server cannot be reached (`retry=`, `bg`).
+    pub fn retry(&self) -> Duration {
+        self.retry.unwrap_or(if self.background { RETRY_BACKGROUND } else { RETRY_FOREGROUND })
+    }
+
+    /// Acts on one option as written.
+    fn take(&mut self, word: &str) -> Result<(), String> {
+        let (name, value) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (word, None),
+        };
+        let Some(def) = find(name) else {
+            return if self.sloppy { Ok(()) } else { Err(unknown(name)) };
+        };
+        if let Act::Refuse(instead) = def.act {
+            return Err(format!("option '{word}' is not supported: {instead}"));
+        }
+        let value = match (value, def.arg) {
+            (None | Some(""), Arg::Needed(arg)) => {
+                return Err(format!("option '{name}' needs a value: {name}={arg}"));
+            }
+            (Some(_), Arg::None) => {
+                return Err(format!("option '{name}' takes no value: write '{name}' alone"));
+            }
+            (value, _) => value.unwrap_or(""),
+        };
+        if let Some(set) = def.rivals {
+            let name = def.name;
+            match self.chosen.insert(set, name) {
+                Some(other) if other != name => {
+                    return Err(format!("options '{other}' and '{name}' contradict each other: keep one"));
+                }
+                _ => {}
+            }
+        }
+        if let Act::Set(set) = def.act {
+            set(self, value).map_err(|why| format!("option '{word}': {why}"))?;
+            self.given.push(word.to_string());
+        }
+        Ok(())
+    }
+
+    /// Checks the options against each other.
+    fn agree(&mut self) -> Result<(), String> {
+        self.join_versions()?;
+        if self.noac {
+            if let Some(time) = self.times.first() {
+                return Err(format!("options 'noac' and '{time}' contradict each other: keep one"));
+            }
+            self.attr_cache = AttrCache::NONE;
+            self.sync = true;
+        }
+        let a = &self.attr_cache;
+        for (min, max, what) in
+            [(a.regular_min, a.regular_max, "acreg"), (a.directory_min, a.directory_max, "acdir")]
+        {
+            if min > max {
+                let (min, max) = (min.as_secs(), max.as_secs());
+                return Err(format!("{what}min={min} exceeds {what}max={max}: give a larger {what}max"));
+            }
+        }
+        if self.versions == Versions::Only(Version::V3) && self.chosen.get("lock") == Some(&"lock") {
+            return Err(
+                "option 'lock' is not supported with vers=3, where locks are local to this machine: \
+                        use 'nolock', or vers=4.2 for locks at the server"
+                    .into(),
+            );
+        }
+        Ok(())
+    }
+
+    /// `vers=4,minorversion=1` is `vers=4.1`.
+    fn join_versions(&mut self) -> Result<(), String> {
+        let Some(minor) = self.minor else { return Ok(()) };
+        let wanted = match minor {
+            1 => Version::V41,
+            2 => Version::V42,
+            _ => return Err(apply::version_refused(&format!("4.{minor}"))),
+        };
+        match self.versions {
+            Versions::Any | Versions::Any4 => self.versions = Versions::Only(wanted),
+            Versions::Only(version) if version == wanted => {}
+            Versions::Only(version) => {
+                return Err(format!(
+                    "options 'vers={}' and 'minorversion={minor}' contradict each other: keep 'vers'",
+                    version.name()
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The definition of an option. Names that begin with `x-` or `X-` are other programs' comments.
+pub fn find(name: &str) -> Option<&'static Def> {
+    let name = if name.starts_with("x-") || name.starts_with("X-") { "x-*" } else { name };
+    OPTIONS.iter().find(|def| def.name == name || def.also.contains(&name))
+}
+
+/// Splits a list at commas that are not inside double quotes; empty parts are dropped.
+fn split(list: &str) -> impl Iterator<Item = &str> {
+    let mut quoted = false;
+    list.split(move |c| {
+        quoted ^= c == '"';
+        c == ',' && !quoted
+    })
+    .filter(|word| !word.is_empty())
+}
+
+/// The line for an option that does not exist.
+fn unknown(name: &str) -> String {
+    let names = OPTIONS.iter().filter(|def| !matches!(def.act, Act::Refuse(_)));
+    let names = names.flat_map(|def| std::iter::once(&def.name).chain(def.also));
+    match nearest(name, names.copied()) {
+        Some(near) => format!("unknown option '{name}', did you mean '{near}'?"),
+        None => format!("unknown option '{name}': `hither mount --help` lists the options"),
+    }
+}
+
+/// The most similar of `names`, when it is similar at all.
+pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let name = name.to_ascii_lowercase();
+    names
+        .map(|candidate| (strsim::damerau_levenshtein(&name, candidate), candidate))
+        .filter(|(distance, candidate)| *distance <= name.len().max(candidate.len()) / 3)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}

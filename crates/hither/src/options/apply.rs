@@ -1,0 +1,360 @@
+//! What each option does to [`Wanted`]: one function an option, checking its value.
+//!
+//! A function returns the part of the error line after `option 'name=value': `.
+
+use super::{Family, Versions, Wanted};
+use hither_client::{LookupCache, Recovery, Version};
+use rustix::mount::MountFlags;
+use std::str::FromStr;
+use std::time::Duration;
+
+type Done = Result<(), String>;
+
+/// A number between bounds, both inclusive.
+fn number<T: FromStr + PartialOrd + std::fmt::Display>(value: &str, low: T, high: T) -> Result<T, String> {
+    match value.parse::<T>() {
+        Ok(n) if n >= low && n <= high => Ok(n),
+        _ => Err(format!("expected a whole number from {low} to {high}")),
+    }
+}
+
+/// The line for a version that hither does not speak.
+pub fn version_refused(version: &str) -> String {
+    match version {
+        "2" => "NFSv2 is not supported: use vers=3, or leave vers out to negotiate".into(),
+        "4.0" => "NFSv4.0 is not supported: use vers=4.1 or vers=4.2".into(),
+        other => format!("there is no NFS version {other} here: use 3, 4.1 or 4.2"),
+    }
+}
+
+pub fn vers(w: &mut Wanted, value: &str) -> Done {
+    w.versions = match value {
+        "3" => Versions::Only(Version::V3),
+        "4" => Versions::Any4,
+        "4.1" => Versions::Only(Version::V41),
+        "4.2" => Versions::Only(Version::V42),
+        other => return Err(version_refused(other)),
+    };
+    Ok(())
+}
+
+pub fn minorversion(w: &mut Wanted, value: &str) -> Done {
+    w.minor = Some(number(value, 0, 9)?);
+    Ok(())
+}
+
+pub fn proto(w: &mut Wanted, value: &str) -> Done {
+    w.family = Some(match value {
+        "tcp" => Family::V4,
+        "tcp6" => Family::V6,
+        "udp" | "udp6" => return Err("NFS over UDP is not supported: use proto=tcp".into()),
+        "rdma" | "rdma6" => return Err("NFS over RDMA is not supported: use proto=tcp".into()),
+        _ => return Err("expected tcp or tcp6".into()),
+    });
+    Ok(())
+}
+
+pub fn mountproto(_: &mut Wanted, value: &str) -> Done {
+    match value {
+        "tcp" | "tcp6" => Ok(()),
+        "udp" | "udp6" => Err("the MOUNT protocol is spoken over TCP only: use mountproto=tcp".into()),
+        _ => Err("expected tcp".into()),
+    }
+}
+
+pub fn mountvers(_: &mut Wanted, value: &str) -> Done {
+    if value == "3" { Ok(()) } else { Err("only MOUNT version 3 is spoken: use mountvers=3".into()) }
+}
+
+pub fn port(w: &mut Wanted, value: &str) -> Done {
+    // 0 is nfs(5)'s word for "ask rpcbind".
+    w.port = Some(number(value, 0, u16::MAX)?).filter(|&port| port != 0);
+    Ok(())
+}
+
+pub fn mountport(w: &mut Wanted, value: &str) -> Done {
+    w.mount_port = Some(number(value, 0, u16::MAX)?).filter(|&port| port != 0);
+    Ok(())
+}
+
+pub fn sec(_: &mut Wanted, value: &str) -> Done {
+    // nfs(5): a list, of which the first that both sides have is used.
+    if value.split(':').any(|flavor| flavor == "sys") {
+        return Ok(());
+    }
+    match value.split(':').next().unwrap_or_default() {
+        "krb5" | "krb5i" | "krb5p" => {
+            Err("Kerberos is not supported: use sec=sys, over a network that you trust or a tunnel".into())
+        }
+        "none" => Err("anonymous access is not supported: use sec=sys".into()),
+        _ => Err("expected sys".into()),
+    }
+}
+
+pub fn xprtsec(_: &mut Wanted, value: &str) -> Done {
+    match value {
+        "none" => Ok(()),
+        "tls" | "mtls" => Err("RPC over TLS is not supported: use xprtsec=none, or a tunnel".into()),
+        _ => Err("expected none".into()),
+    }
+}
+
+pub fn hard(w: &mut Wanted, _: &str) -> Done {
+    w.recovery = Recovery::Hard;
+    Ok(())
+}
+
+pub fn soft(w: &mut Wanted, _: &str) -> Done {
+    w.recovery = Recovery::Soft;
+    Ok(())
+}
+
+pub fn softerr(w: &mut Wanted, _: &str) -> Done {
+    w.recovery = Recovery::Softerr;
+    Ok(())
+}
+
+pub fn timeo(w: &mut Wanted, value: &str) -> Done {
+    let tenths: u64 = number(value, 1, 6000).map_err(|why| format!("{why} tenths of a second"))?;
+    w.timeo = Duration::from_millis(tenths * 100);
+    Ok(())
+}
+
+pub fn retrans(w: &mut Wanted, value: &str) -> Done {
+    w.retrans = number(value, 0, 1000)?;
+    Ok(())
+}
+
+pub fn nconnect(w: &mut Wanted, value: &str) -> Done {
+    w.nconnect = number(value, 1, 16)?;
+    Ok(())
+}
+
+pub fn max_connect(_: &mut Wanted, value: &str) -> Done {
+    number(value, 1, 16).map(drop)
+}
+
+pub fn resvport(w: &mut Wanted, _: &str) -> Done {
+    w.resvport = true;
+    Ok(())
+}
+
+pub fn noresvport(w: &mut Wanted, _: &str) -> Done {
+    w.resvport = false;
+    Ok(())
+}
+
+/// nfs(5): below 1024 means 4096, above 1 MiB means 1 MiB, between is rounded down to 1024.
+fn transfer_size(value: &str) -> Result<Option<u32>, String> {
+    let bytes: u64 = value.parse().map_err(|_| "expected a number of bytes".to_string())?;
+    Ok(match bytes {
+        0 => None,
+        1..1024 => Some(4096),
+        _ => Some(bytes.min(1 << 20) as u32 & !1023),
+    })
+}
+
+pub fn rsize(w: &mut Wanted, value: &str) -> Done {
+    w.rsize_bytes = transfer_size(value)?;
+    Ok(())
+}
+
+pub fn wsize(w: &mut Wanted, value: &str) -> Done {
+    w.wsize_bytes = transfer_size(value)?;
+    Ok(())
+}
+
+/// A time of the attribute cache; remembered because it contradicts `noac`.
+fn seconds(w: &mut Wanted, name: &str, value: &str) -> Result<Duration, String> {
+    let secs = number(value, 0, i32::MAX as u64).map_err(|_| "expected a number of seconds".to_string())?;
+    w.times.push(format!("{name}={value}"));
+    Ok(Duration::from_secs(secs))
+}
+
+pub fn acregmin(w: &mut Wanted, value: &str) -> Done {
+    w.attr_cache.regular_min = seconds(w, "acregmin", value)?;
+    Ok(())
+}
+
+pub fn acregmax(w: &mut Wanted, value: &str) -> Done {
+    w.attr_cache.regular_max = seconds(w, "acregmax", value)?;
+    Ok(())
+}
+
+pub fn acdirmin(w: &mut Wanted, value: &str) -> Done {
+    w.attr_cache.directory_min = seconds(w, "acdirmin", value)?;
+    Ok(())
+}
+
+pub fn acdirmax(w: &mut Wanted, value: &str) -> Done {
+    w.attr_cache.directory_max = seconds(w, "acdirmax", value)?;
+    Ok(())
+}
+
+pub fn actimeo(w: &mut Wanted, value: &str) -> Done {
+    let all = seconds(w, "actimeo", value)?;
+    w.attr_cache = hither_client::AttrCache {
+        regular_min: all,
+        regular_max: all,
+        directory_min: all,
+        directory_max: all,
+    };
+    Ok(())
+}
+
+pub fn ac(w: &mut Wanted, _: &str) -> Done {
+    w.noac = false;
+    Ok(())
+}
+
+pub fn noac(w: &mut Wanted, _: &str) -> Done {
+    w.noac = true;
+    Ok(())
+}
+
+pub fn lookupcache(w: &mut Wanted, value: &str) -> Done {
+    w.lookup_cache = match value {
+        "all" => LookupCache::All,
+        "pos" | "positive" => LookupCache::Positive,
+        "none" => LookupCache::None,
+        _ => return Err("expected all, pos or none".into()),
+    };
+    Ok(())
+}
+
+pub fn cto(w: &mut Wanted, _: &str) -> Done {
+    w.close_to_open = true;
+    Ok(())
+}
+
+pub fn nocto(w: &mut Wanted, _: &str) -> Done {
+    w.close_to_open = false;
+    Ok(())
+}
+
+pub fn rdirplus(w: &mut Wanted, value: &str) -> Done {
+    w.readdirplus = match value {
+        "" | "force" => true,
+        "none" => false,
+        _ => return Err("expected 'rdirplus', 'rdirplus=force' or 'rdirplus=none'".into()),
+    };
+    Ok(())
+}
+
+pub fn nordirplus(w: &mut Wanted, _: &str) -> Done {
+    w.readdirplus = false;
+    Ok(())
+}
+
+pub fn acl(w: &mut Wanted, _: &str) -> Done {
+    w.acl = true;
+    Ok(())
+}
+
+pub fn noacl(w: &mut Wanted, _: &str) -> Done {
+    w.acl = false;
+    Ok(())
+}
+
+pub fn idmap_domain(w: &mut Wanted, value: &str) -> Done {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    if value.len() > 255 || !value.chars().all(fits) {
+        return Err("expected a domain name such as example.org".into());
+    }
+    w.idmap_domain = Some(value.to_string());
+    Ok(())
+}
+
+pub fn local_lock(_: &mut Wanted, value: &str) -> Done {
+    match value {
+        "none" => Ok(()),
+        "all" | "flock" | "posix" => {
+            Err("whether locks are local follows from the version: with vers=3 all are, with vers=4.x none"
+                .into())
+        }
+        _ => Err("expected none".into()),
+    }
+}
+
+pub fn retry(w: &mut Wanted, value: &str) -> Done {
+    let minutes = number(value, 0, 1_000_000_u64).map_err(|_| "expected a number of minutes".to_string())?;
+    w.retry = Some(Duration::from_secs(minutes * 60));
+    Ok(())
+}
+
+pub fn bg(w: &mut Wanted, _: &str) -> Done {
+    w.background = true;
+    Ok(())
+}
+
+pub fn fg(w: &mut Wanted, _: &str) -> Done {
+    w.background = false;
+    Ok(())
+}
+
+pub fn sloppy(w: &mut Wanted, _: &str) -> Done {
+    w.sloppy = true;
+    Ok(())
+}
+
+pub fn remount(w: &mut Wanted, _: &str) -> Done {
+    w.remount = true;
+    Ok(())
+}
+
+pub fn sync(w: &mut Wanted, _: &str) -> Done {
+    w.sync = true;
+    Ok(())
+}
+
+pub fn async_(w: &mut Wanted, _: &str) -> Done {
+    w.sync = false;
+    Ok(())
+}
+
+/// Defines a pair of functions that set and clear a flag of mount(2).
+macro_rules! flag {
+    ($set:ident, $clear:ident, $flag:expr) => {
+        pub fn $set(w: &mut Wanted, _: &str) -> Done {
+            w.flags.insert($flag);
+            Ok(())
+        }
+        pub fn $clear(w: &mut Wanted, _: &str) -> Done {
+            w.flags.remove($flag);
+            Ok(())
+        }
+    };
+}
+
+flag!(ro, rw, MountFlags::RDONLY);
+flag!(nosuid, suid, MountFlags::NOSUID);
+flag!(nodev, dev, MountFlags::NODEV);
+flag!(noexec, exec, MountFlags::NOEXEC);
+flag!(nodiratime, diratime, MountFlags::NODIRATIME);
+flag!(dirsync, nodirsync, MountFlags::DIRSYNC);
+flag!(lazytime, nolazytime, MountFlags::LAZYTIME);
+
+/// The three policies for access times exclude one another in mount(2).
+const ATIME: MountFlags = MountFlags::NOATIME.union(MountFlags::RELATIME).union(MountFlags::STRICTATIME);
+
+fn atime_policy(w: &mut Wanted, flag: MountFlags) -> Done {
+    w.flags.remove(ATIME);
+    w.flags.insert(flag);
+    Ok(())
+}
+
+pub fn noatime(w: &mut Wanted, _: &str) -> Done {
+    atime_policy(w, MountFlags::NOATIME)
+}
+
+pub fn atime(w: &mut Wanted, _: &str) -> Done {
+    atime_policy(w, MountFlags::empty())
+}
+
+pub fn relatime(w: &mut Wanted, _: &str) -> Done {
+    atime_policy(w, MountFlags::RELATIME)
+}
+
+pub fn strictatime(w: &mut Wanted, _: &str) -> Done {
+    atime_policy(w, MountFlags::STRICTATIME)
+}

@@ -1,0 +1,308 @@
+//! Every option of a mount, defined once.
+
+use super::{Wanted, apply};
+
+/// Whether an option has a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arg {
+    /// `name`.
+    None,
+    /// `name=VALUE`.
+    Needed(&'static str),
+    /// `name` or `name=VALUE`.
+    Optional(&'static str),
+}
+
+/// What an option does.
+#[derive(Clone, Copy)]
+pub enum Act {
+    /// Checks the value and changes what is wanted.
+    Set(fn(&mut Wanted, &str) -> Result<(), String>),
+    /// Accepted so that existing fstab lines work; nothing changes.
+    Ignore,
+    /// Refused with what to do instead: ignoring it would break its promise.
+    Refuse(&'static str),
+}
+
+/// Headings under which options are listed, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Group {
+    /// How the server is reached.
+    Reach,
+    /// What happens when it does not answer.
+    Recovery,
+    /// Sizes.
+    Transfer,
+    /// Attribute and name cache.
+    Attributes,
+    /// Identity, ACLs, locks.
+    Access,
+    /// The mount command.
+    Command,
+    /// The mount point: mount(8).
+    Generic,
+    /// Accepted without effect.
+    Harmless,
+    /// Refused.
+    Refused,
+}
+
+/// Groups with their headings.
+pub const GROUPS: &[(Group, &str)] = &[
+    (Group::Reach, "How the server is reached"),
+    (Group::Recovery, "When the server does not answer"),
+    (Group::Transfer, "Transfer sizes"),
+    (Group::Attributes, "Attributes and names kept by the client"),
+    (Group::Access, "Access and identity"),
+    (Group::Command, "The mount command"),
+    (Group::Generic, "The mount point (mount(8))"),
+    (Group::Harmless, "Accepted without effect"),
+    (Group::Refused, "Refused"),
+];
+
+/// One option.
+pub struct Def {
+    /// Name as in nfs(5) or mount(8).
+    pub name: &'static str,
+    /// Other names of the same.
+    pub also: &'static [&'static str],
+    /// Its value.
+    pub arg: Arg,
+    /// What holds without the option; empty when that says nothing.
+    pub default: &'static str,
+    /// Where it is listed.
+    pub group: Group,
+    /// Set of words of which only one may be given; `None`: the last one given counts.
+    pub rivals: Option<&'static str>,
+    /// What it does, in one sentence without a full stop.
+    pub help: &'static str,
+    /// What it does.
+    pub act: Act,
+}
+
+const fn keyword(name: &'static str, group: Group, set: fn(&mut Wanted, &str) -> Result<(), String>) -> Def {
+    let arg = Arg::None;
+    Def { name, also: &[], arg, default: "", group, rivals: None, help: "", act: Act::Set(set) }
+}
+
+const fn valued(
+    name: &'static str,
+    arg: &'static str,
+    default: &'static str,
+    group: Group,
+    set: fn(&mut Wanted, &str) -> Result<(), String>,
+) -> Def {
+    let arg = Arg::Needed(arg);
+    Def { name, also: &[], arg, default, group, rivals: None, help: "", act: Act::Set(set) }
+}
+
+const fn harmless(name: &'static str, why: &'static str) -> Def {
+    let (arg, group) = (Arg::Optional(""), Group::Harmless);
+    Def { name, also: &[], arg, default: "", group, rivals: None, help: why, act: Act::Ignore }
+}
+
+const fn refused(name: &'static str, instead: &'static str) -> Def {
+    let (arg, group) = (Arg::Optional(""), Group::Refused);
+    Def { name, also: &[], arg, default: "", group, rivals: None, help: instead, act: Act::Refuse(instead) }
+}
+
+impl Def {
+    const fn help(self, help: &'static str) -> Self {
+        Self { help, ..self }
+    }
+    const fn also(self, also: &'static [&'static str]) -> Self {
+        Self { also, ..self }
+    }
+    const fn rivals(self, set: &'static str) -> Self {
+        Self { rivals: Some(set), ..self }
+    }
+    const fn default(self, default: &'static str) -> Self {
+        Self { default, ..self }
+    }
+    const fn optional(self, arg: &'static str) -> Self {
+        Self { arg: Arg::Optional(arg), ..self }
+    }
+}
+
+use Group::{Access, Attributes, Command, Generic, Reach, Recovery, Transfer};
+
+/// The table.
+pub const OPTIONS: &[Def] = &[
+    // How the server is reached.
+    valued("vers", "VERSION", "negotiated: 4.2, 4.1, 3", Reach, apply::vers)
+        .also(&["nfsvers"])
+        .help("NFS version: 3, 4 (4.2 or 4.1), 4.1 or 4.2; without it the highest that the server has"),
+    valued("minorversion", "N", "", Reach, apply::minorversion).help("with vers=4: 1 or 2"),
+    valued("proto", "NETID", "any", Reach, apply::proto)
+        .help("tcp (IPv4 addresses) or tcp6 (IPv6 addresses)"),
+    valued("port", "N", "2049; vers=3: rpcbind's answer", Reach, apply::port)
+        .help("the server's NFS port; 0 asks rpcbind"),
+    valued("mountport", "N", "rpcbind's answer", Reach, apply::mountport)
+        .help("the server's MOUNT port (vers=3)"),
+    valued("nconnect", "N", "1", Reach, apply::nconnect)
+        .help("number of TCP connections to the server, 1 to 16"),
+    keyword("resvport", Reach, apply::resvport)
+        .rivals("resvport")
+        .default("on")
+        .help("connect from a privileged source port"),
+    keyword("noresvport", Reach, apply::noresvport)
+        .rivals("resvport")
+        .help("connect from any source port; the server must allow it (`insecure` in exports(5))"),
+    // When the server does not answer.
+    keyword("hard", Recovery, apply::hard)
+        .rivals("recovery")
+        .default("on")
+        .help("calls wait until the server answers; the waiting program can be interrupted"),
+    keyword("soft", Recovery, apply::soft)
+        .rivals("recovery")
+        .help("calls fail with EIO after retrans retries; a program that ignores it loses data"),
+    keyword("softerr", Recovery, apply::softerr)
+        .rivals("recovery")
+        .help("as soft, but calls fail with ETIMEDOUT"),
+    valued("timeo", "TENTHS", "600", Recovery, apply::timeo)
+        .help("tenths of a second until a call is sent again; each retry waits longer by as much"),
+    valued("retrans", "N", "2", Recovery, apply::retrans)
+        .help("retries before a soft mount gives up and a hard one reports that the server does not answer"),
+    // Transfer sizes.
+    valued("rsize", "BYTES", "the server's preference", Transfer, apply::rsize)
+        .help("most bytes in one READ: a multiple of 1024 up to 1048576"),
+    valued("wsize", "BYTES", "the server's preference", Transfer, apply::wsize)
+        .help("most bytes in one WRITE: a multiple of 1024 up to 1048576"),
+    // Attributes and names kept by the client.
+    valued("acregmin", "SECONDS", "3", Attributes, apply::acregmin)
+        .help("least time for which attributes of files are believed"),
+    valued("acregmax", "SECONDS", "60", Attributes, apply::acregmax)
+        .help("most time for which attributes of files are believed"),
+    valued("acdirmin", "SECONDS", "30", Attributes, apply::acdirmin)
+        .help("least time for which attributes of directories are believed"),
+    valued("acdirmax", "SECONDS", "60", Attributes, apply::acdirmax)
+        .help("most time for which attributes of directories are believed"),
+    valued("actimeo", "SECONDS", "", Attributes, apply::actimeo)
+        .help("sets acregmin, acregmax, acdirmin and acdirmax to one value"),
+    keyword("ac", Attributes, apply::ac)
+        .rivals("ac")
+        .default("on")
+        .help("attributes are kept as these times say"),
+    keyword("noac", Attributes, apply::noac)
+        .rivals("ac")
+        .help("no attributes are kept, and every write is stable before it returns"),
+    valued("lookupcache", "MODE", "all", Attributes, apply::lookupcache)
+        .help("names that are kept: all (also that a name is absent), pos (present ones only) or none"),
+    keyword("cto", Attributes, apply::cto)
+        .rivals("cto")
+        .default("on")
+        .help("close-to-open: opening a file asks the server whether it changed"),
+    keyword("nocto", Attributes, apply::nocto)
+        .rivals("cto")
+        .help("opening a file believes kept attributes; for trees that nobody changes"),
+    keyword("rdirplus", Attributes, apply::rdirplus)
+        .optional("none|force")
+        .rivals("rdirplus")
+        .default("on")
+        .help("listing a directory brings attributes and handles along"),
+    keyword("nordirplus", Attributes, apply::nordirplus)
+        .rivals("rdirplus")
+        .help("listing a directory brings names only"),
+    // Access and identity.
+    valued("sec", "FLAVOR", "sys", Access, apply::sec).help("security flavor: sys, or a list that has it"),
+    keyword("acl", Access, apply::acl)
+        .rivals("acl")
+        .default("on")
+        .help("NFSv4 ACLs are offered as the attribute system.nfs4_acl"),
+    keyword("noacl", Access, apply::noacl)
+        .rivals("acl")
+        .help("no ACLs are offered; the server obeys them all the same"),
+    valued("idmap_domain", "DOMAIN", "idmapd.conf, else DNS", Access, apply::idmap_domain)
+        .help("domain of the names user@domain that NFSv4 servers send; an option of hither's own"),
+    // The mount command.
+    valued("retry", "MINUTES", "2; with bg 10000", Command, apply::retry)
+        .help("how long the mount is tried while the server cannot be reached; 0 tries once"),
+    keyword("bg", Command, apply::bg)
+        .rivals("bg")
+        .help("when the first attempt fails, go on trying in the background and report success"),
+    keyword("fg", Command, apply::fg).rivals("bg").default("on").help("try in the foreground"),
+    keyword("sloppy", Command, apply::sloppy).help("ignore unknown options (also mount -s)"),
+    keyword("remount", Command, apply::remount)
+        .help("change the flags of an existing mount (ro, rw, nosuid, ...); other options stay as they are"),
+    // The mount point.
+    keyword("ro", Generic, apply::ro).help("read only"),
+    keyword("rw", Generic, apply::rw).default("on").help("readable and writable"),
+    keyword("nosuid", Generic, apply::nosuid).help("set-user-id and set-group-id bits have no effect"),
+    keyword("suid", Generic, apply::suid).default("on").help("set-user-id and set-group-id bits work"),
+    keyword("nodev", Generic, apply::nodev).help("device files cannot be opened"),
+    keyword("dev", Generic, apply::dev).default("on").help("device files can be opened"),
+    keyword("noexec", Generic, apply::noexec).help("programs cannot be executed"),
+    keyword("exec", Generic, apply::exec).default("on").help("programs can be executed"),
+    keyword("sync", Generic, apply::sync)
+        .help("every write is on the server's stable storage before it returns"),
+    keyword("async", Generic, apply::async_)
+        .default("on")
+        .help("writes are on the server's stable storage when fsync(2) or close(2) returns"),
+    keyword("dirsync", Generic, apply::dirsync)
+        .help("set for mount(8)'s sake: directory changes are synchronous at the server anyway"),
+    keyword("nodirsync", Generic, apply::nodirsync).help("clears dirsync"),
+    keyword("noatime", Generic, apply::noatime).help("as mount(8); access times are the server's either way"),
+    keyword("atime", Generic, apply::atime).help("as mount(8)"),
+    keyword("relatime", Generic, apply::relatime).help("as mount(8)").also(&["norelatime"]),
+    keyword("strictatime", Generic, apply::strictatime).help("as mount(8)").also(&["nostrictatime"]),
+    keyword("nodiratime", Generic, apply::nodiratime).help("as mount(8)"),
+    keyword("diratime", Generic, apply::diratime).help("as mount(8)"),
+    keyword("lazytime", Generic, apply::lazytime).help("as mount(8)"),
+    keyword("nolazytime", Generic, apply::nolazytime).help("as mount(8)"),
+    // Accepted without effect.
+    harmless("defaults", "the defaults hold anyway"),
+    harmless("_netdev", "systemd and mount(8) read it: the mount needs the network"),
+    harmless("nofail", "systemd and mount(8) read it: failing is not fatal to booting"),
+    harmless("auto", "mount(8) reads it: `mount -a` mounts it"),
+    harmless("noauto", "mount(8) reads it: `mount -a` leaves it out"),
+    harmless("user", "mount(8) reads it; mounting needs root all the same"),
+    harmless("nouser", "mount(8) reads it"),
+    harmless("users", "mount(8) reads it").also(&["nousers"]),
+    harmless("owner", "mount(8) reads it").also(&["noowner", "group", "nogroup"]),
+    harmless("x-*", "comments for other programs, such as x-systemd.automount").also(&["comment"]),
+    harmless("silent", "mount(8) reads it").also(&["loud"]),
+    harmless("mand", "there are no mandatory locks").also(&["nomand"]),
+    harmless("iversion", "the server's change attribute is always used").also(&["noiversion"]),
+    harmless("intr", "waiting programs can always be interrupted").also(&["nointr"]),
+    harmless("tcp", "TCP is the only transport"),
+    harmless("clientaddr", "callbacks use the connection of the mount (NFSv4.1)"),
+    valued("mountproto", "NETID", "", Group::Harmless, apply::mountproto).help("tcp is spoken anyway"),
+    valued("mountvers", "N", "", Group::Harmless, apply::mountvers).help("3 is spoken anyway"),
+    valued("max_connect", "N", "", Group::Harmless, apply::max_connect)
+        .help("one server address is used, over nconnect connections"),
+    valued("xprtsec", "POLICY", "", Group::Harmless, apply::xprtsec).help("none: no transport security"),
+    valued("local_lock", "MECHANISM", "", Group::Harmless, apply::local_lock)
+        .help("none; with vers=3 locks are local, with vers=4.x they are the server's"),
+    harmless("nolock", "with vers=3 locks are always local; with vers=4.x they are part of the protocol")
+        .rivals("lock"),
+    harmless("lock", "with vers=4.x locks are the server's; refused with vers=3").rivals("lock"),
+    harmless("nosharecache", "every mount has a cache of its own").rivals("sharecache"),
+    harmless("sharecache", "every mount has a cache of its own").rivals("sharecache"),
+    harmless("nosoftreval", "nothing is served from a cache past its time"),
+    harmless("nofsc", "nothing is kept on the local disk"),
+    harmless("migration", "accepted for NFSv4.0's sake").also(&["nomigration"]),
+    harmless("notrunkdiscovery", "one server address is used").also(&["trunkdiscovery"]),
+    harmless("allow_other", "all users have access, as their permissions at the server say"),
+    // Refused.
+    refused("udp", "NFS over UDP loses data under load; use proto=tcp"),
+    refused("rdma", "there is no RDMA transport; use proto=tcp"),
+    refused("fsc", "there is no disk cache yet; leave it out"),
+    refused(
+        "softreval",
+        "kept attributes are not used past their time; leave it out, or give larger ac* times",
+    ),
+    refused("mounthost", "the MOUNT service is asked for at the server itself; leave it out"),
+    refused("namlen", "the server says how long names may be; leave it out"),
+    refused("context", "SELinux contexts of a whole mount are not supported; leave it out").also(&[
+        "fscontext",
+        "defcontext",
+        "rootcontext",
+        "seclabel",
+    ]),
+    refused("default_permissions", "the server checks permissions; leave it out"),
+    refused("loop", "there is no loop device in an NFS mount; leave it out").also(&["offset", "sizelimit"]),
+    refused("bind", "use `mount --bind`").also(&["rbind", "move"]),
+    refused("v2", "NFSv2 is not supported; use vers=3"),
+    refused("v3", "use vers=3"),
+    refused("v4", "use vers=4").also(&["v4.0", "v4.1", "v4.2"]),
+];

@@ -1,0 +1,194 @@
+//! The table, the parser and the documentation agree.
+
+use super::*;
+
+fn parse(list: &str) -> Result<Wanted, String> {
+    Wanted::parse(&[list.to_string()], false)
+}
+
+fn refusal(list: &str) -> String {
+    parse(list).map(|_| ()).unwrap_err()
+}
+
+#[test]
+fn defaults_are_those_of_nfs5() {
+    let w = parse("").unwrap();
+    assert_eq!(w.versions, Versions::Any);
+    assert_eq!(w.recovery, Recovery::Hard);
+    assert_eq!(w.timeo, Duration::from_secs(60));
+    assert_eq!((w.retrans, w.nconnect, w.resvport), (2, 1, true));
+    assert_eq!((w.rsize_bytes, w.wsize_bytes), (None, None));
+    assert_eq!(w.attr_cache, AttrCache::default());
+    assert_eq!((w.close_to_open, w.sync, w.readdirplus, w.acl), (true, false, true, true));
+    assert_eq!(w.retry(), Duration::from_secs(120));
+    assert!(w.flags.is_empty());
+}
+
+#[test]
+fn every_option_of_a_long_line_acts() {
+    let w = parse(
+        "rw,vers=4.1,soft,timeo=14,retrans=5,nconnect=4,noresvport,rsize=65536,wsize=1000,\
+         acregmin=1,acregmax=2,acdirmin=3,acdirmax=4,lookupcache=pos,nocto,nordirplus,noacl,\
+         idmap_domain=example.org,port=3049,bg,nosuid,nodev,noexec,noatime,ro",
+    )
+    .unwrap();
+    assert_eq!(w.versions, Versions::Only(Version::V41));
+    assert_eq!(w.recovery, Recovery::Soft);
+    assert_eq!(w.timeo, Duration::from_millis(1400));
+    assert_eq!((w.retrans, w.nconnect, w.resvport), (5, 4, false));
+    assert_eq!((w.rsize_bytes, w.wsize_bytes), (Some(65536), Some(4096)));
+    assert_eq!(w.attr_cache.regular_max, Duration::from_secs(2));
+    assert_eq!(w.attr_cache.directory_min, Duration::from_secs(3));
+    assert_eq!(w.lookup_cache, LookupCache::Positive);
+    assert!(!w.close_to_open && !w.readdirplus && !w.acl);
+    assert_eq!(w.idmap_domain.as_deref(), Some("example.org"));
+    assert_eq!(w.port, Some(3049));
+    assert_eq!(w.retry(), Duration::from_secs(600_000));
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    assert_eq!(w.flags, flags | MountFlags::NOATIME | MountFlags::RDONLY);
+}
+
+#[test]
+fn several_lists_are_one_and_the_last_value_counts() {
+    let lists = ["timeo=10,ro".to_string(), "timeo=20,rw".to_string()];
+    let w = Wanted::parse(&lists, false).unwrap();
+    assert_eq!(w.timeo, Duration::from_secs(2));
+    assert!(w.flags.is_empty());
+}
+
+#[test]
+fn fstab_words_are_accepted() {
+    parse(
+        "defaults,_netdev,nofail,x-systemd.automount,x-systemd.requires=network-online.target,noauto,user=joe,\
+         X-mount.mkdir,comment=a,intr,tcp,mountproto=tcp,mountvers=3,nolock,clientaddr=10.0.0.1,local_lock=none,\
+         nosharecache,nofsc,retry=1,context",
+    )
+    .map(|_| ())
+    .unwrap_err();
+    parse(
+        "defaults,_netdev,nofail,x-systemd.automount,x-systemd.requires=network-online.target,noauto,user=joe,\
+         X-mount.mkdir,comment=a,intr,tcp,mountproto=tcp,mountvers=3,nolock,clientaddr=10.0.0.1,local_lock=none,\
+         nosharecache,nofsc,retry=1",
+    )
+    .unwrap();
+}
+
+#[test]
+fn transfer_sizes_are_rounded_as_nfs5_says() {
+    for (given, taken) in
+        [("1", 4096), ("1024", 1024), ("5000", 4096), ("1048577", 1048576), ("99999999", 1048576)]
+    {
+        assert_eq!(parse(&format!("rsize={given}")).unwrap().rsize_bytes, Some(taken), "{given}");
+    }
+}
+
+#[test]
+fn minorversion_joins_vers() {
+    assert_eq!(parse("vers=4,minorversion=1").unwrap().versions, Versions::Only(Version::V41));
+    assert_eq!(parse("minorversion=2").unwrap().versions, Versions::Only(Version::V42));
+    assert_eq!(parse("vers=4").unwrap().versions, Versions::Any4);
+    assert_eq!(
+        refusal("vers=3,minorversion=1"),
+        "options 'vers=3' and 'minorversion=1' contradict each other: keep 'vers'"
+    );
+    assert_eq!(refusal("vers=4,minorversion=0"), "NFSv4.0 is not supported: use vers=4.1 or vers=4.2");
+}
+
+#[test]
+fn noac_means_no_cache_and_stable_writes() {
+    let w = parse("noac").unwrap();
+    assert_eq!(w.attr_cache, AttrCache::NONE);
+    assert!(w.sync);
+    assert_eq!(refusal("noac,actimeo=3"), "options 'noac' and 'actimeo=3' contradict each other: keep one");
+}
+
+/// Every refusal is one line that says what to write instead.
+#[test]
+fn refusals_name_the_right_option() {
+    for (list, line) in [
+        ("acregmn=3", "unknown option 'acregmn', did you mean 'acregmin'?"),
+        ("harrd", "unknown option 'harrd', did you mean 'hard'?"),
+        ("nfsver=3", "unknown option 'nfsver', did you mean 'nfsvers'?"),
+        ("RO", "unknown option 'RO', did you mean 'ro'?"),
+        ("zzz", "unknown option 'zzz': `hither mount --help` lists the options"),
+        ("soft,hard", "options 'soft' and 'hard' contradict each other: keep one"),
+        ("hard,softerr", "options 'hard' and 'softerr' contradict each other: keep one"),
+        ("ac,noac", "options 'ac' and 'noac' contradict each other: keep one"),
+        ("lock,nolock", "options 'lock' and 'nolock' contradict each other: keep one"),
+        ("timeo", "option 'timeo' needs a value: timeo=TENTHS"),
+        ("timeo=", "option 'timeo' needs a value: timeo=TENTHS"),
+        ("hard=1", "option 'hard' takes no value: write 'hard' alone"),
+        ("timeo=x", "option 'timeo=x': expected a whole number from 1 to 6000 tenths of a second"),
+        ("nconnect=17", "option 'nconnect=17': expected a whole number from 1 to 16"),
+        ("lookupcache=some", "option 'lookupcache=some': expected all, pos or none"),
+        ("vers=4.0", "option 'vers=4.0': NFSv4.0 is not supported: use vers=4.1 or vers=4.2"),
+        ("vers=2", "option 'vers=2': NFSv2 is not supported: use vers=3, or leave vers out to negotiate"),
+        ("vers=5", "option 'vers=5': there is no NFS version 5 here: use 3, 4.1 or 4.2"),
+        ("proto=udp", "option 'proto=udp': NFS over UDP is not supported: use proto=tcp"),
+        ("proto=rdma", "option 'proto=rdma': NFS over RDMA is not supported: use proto=tcp"),
+        ("udp", "option 'udp' is not supported: NFS over UDP loses data under load; use proto=tcp"),
+        ("fsc", "option 'fsc' is not supported: there is no disk cache yet; leave it out"),
+        ("mountvers=1", "option 'mountvers=1': only MOUNT version 3 is spoken: use mountvers=3"),
+        ("acregmin=90", "acregmin=90 exceeds acregmax=60: give a larger acregmax"),
+        ("acdirmin=50,acdirmax=40", "acdirmin=50 exceeds acdirmax=40: give a larger acdirmax"),
+        (
+            "sec=krb5p",
+            "option 'sec=krb5p': Kerberos is not supported: use sec=sys, over a network that you trust or a tunnel",
+        ),
+        (
+            "lock,vers=3",
+            "option 'lock' is not supported with vers=3, where locks are local to this machine: use 'nolock', \
+             or vers=4.2 for locks at the server",
+        ),
+    ] {
+        assert_eq!(refusal(list), line, "{list}");
+    }
+    assert!(parse("sec=krb5:sys").is_ok());
+    assert!(parse("lock,vers=4.2").is_ok());
+}
+
+#[test]
+fn sloppy_ignores_unknown_words_wherever_it_stands() {
+    assert!(Wanted::parse(&["frobnicate,ro".into()], true).unwrap().flags.contains(MountFlags::RDONLY));
+    assert!(parse("frobnicate,sloppy").is_ok());
+    assert!(parse("soft,hard,sloppy").is_err());
+}
+
+#[test]
+fn names_are_unique_and_described() {
+    let mut names: Vec<&str> =
+        OPTIONS.iter().flat_map(|d| std::iter::once(d.name).chain(d.also.iter().copied())).collect();
+    let all = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), all);
+    for def in OPTIONS {
+        assert!(!def.help.is_empty() && !def.help.ends_with('.'), "{}", def.name);
+    }
+}
+
+#[test]
+fn help_lists_every_option_within_100_columns() {
+    let text = help();
+    assert!(text.lines().all(|line| line.len() <= 100));
+    for def in OPTIONS {
+        assert!(text.contains(def.name), "{}", def.name);
+    }
+}
+
+/// docs/CONFIGURATION.md has exactly the table that the definitions make. To renew it:
+/// `HITHER_WRITE_DOCS=1 cargo test -p hither documentation`.
+#[test]
+fn documentation_is_the_table() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/CONFIGURATION.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (begin, end) = ("<!-- options: begin -->\n", "<!-- options: end -->");
+    let (head, rest) = text.split_once(begin).expect("a begin mark");
+    let (table, tail) = rest.split_once(end).expect("an end mark");
+    let wanted = format!("\n{}", markdown());
+    if std::env::var_os("HITHER_WRITE_DOCS").is_some() {
+        std::fs::write(path, format!("{head}{begin}{wanted}{end}{tail}")).unwrap();
+    } else {
+        assert!(table == wanted, "docs/CONFIGURATION.md is out of date: run the command above");
+    }
+}

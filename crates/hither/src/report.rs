@@ -1,0 +1,166 @@
+//! What a mount tells about itself: the words of the control socket and of `hither stat --json`.
+//!
+//! Names and meanings stay; new ones may be added. `version` grows when one changes its meaning.
+
+use hither_rpc::stats::{OpSnapshot, Snapshot, TransportSnapshot};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Version of these words.
+pub const VERSION: u32 = 1;
+
+/// Everything.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The mount.
+    pub mount: MountPart,
+    /// Its TCP connections, in order of creation.
+    pub connections: Vec<Connection>,
+    /// Per operation (NFSv3 procedure, NFSv4 main operation of a compound) that was ever called.
+    pub operations: Vec<Operation>,
+    /// Requests of the kernel, by name.
+    pub fuse: BTreeMap<String, u64>,
+}
+
+/// The mount.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountPart {
+    /// `SERVER:/PATH`.
+    pub source: String,
+    /// Mount point.
+    pub dir: String,
+    /// NFS version spoken: `3`, `4.1`, `4.2`.
+    pub nfs_version: String,
+    /// The server's address.
+    pub server: String,
+    /// Options in effect, with their values.
+    pub options: String,
+    /// Bytes in one READ.
+    pub rsize_bytes: u32,
+    /// Bytes in one WRITE.
+    pub wsize_bytes: u32,
+    /// Seconds since it was mounted.
+    pub age_s: u64,
+    /// The daemon.
+    pub pid: u32,
+}
+
+/// One TCP connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connection {
+    /// Established now.
+    pub connected: bool,
+    /// Our port.
+    pub local_port: u16,
+    /// Times it was established; more than one: it was lost in between.
+    pub connects: u64,
+    /// Times it could not be established.
+    pub connect_failures: u64,
+    /// Calls sent, with those sent again.
+    pub sends: u64,
+    /// Replies received.
+    pub receives: u64,
+    /// Bytes written.
+    pub bytes_sent: u64,
+    /// Bytes read.
+    pub bytes_received: u64,
+    /// Seconds since the last message.
+    pub idle_s: u64,
+}
+
+/// One operation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Operation {
+    /// Its name.
+    pub name: String,
+    /// Calls that ended.
+    pub calls: u64,
+    /// Times a call was sent again.
+    pub retransmissions: u64,
+    /// Major timeouts: `timeo` and `retrans` were used up.
+    pub timeouts: u64,
+    /// Calls that failed or were answered with an error status.
+    pub errors: u64,
+    /// Bytes of calls.
+    pub bytes_sent: u64,
+    /// Bytes of replies.
+    pub bytes_received: u64,
+    /// Sum of waiting before the first transmission.
+    pub queue_ms: u64,
+    /// Sum of the times from transmission to reply.
+    pub rtt_ms: u64,
+    /// Sum of the times from beginning to end.
+    pub execute_ms: u64,
+    /// Time from beginning to end of a call.
+    pub latency_us: Latency,
+}
+
+/// Percentiles, right to 1 %.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Mean.
+    pub mean: f64,
+    /// Half of the calls took no longer.
+    pub p50: u64,
+    /// 90 % took no longer.
+    pub p90: u64,
+    /// 99 % took no longer.
+    pub p99: u64,
+    /// The longest.
+    pub max: u64,
+}
+
+impl From<&TransportSnapshot> for Connection {
+    fn from(t: &TransportSnapshot) -> Self {
+        Self {
+            connected: t.connected,
+            local_port: t.local_port,
+            connects: t.connects,
+            connect_failures: t.connect_failures,
+            sends: t.sends,
+            receives: t.recvs,
+            bytes_sent: t.bytes_sent,
+            bytes_received: t.bytes_received,
+            idle_s: t.idle_s,
+        }
+    }
+}
+
+impl From<&OpSnapshot> for Operation {
+    fn from(op: &OpSnapshot) -> Self {
+        Self {
+            name: op.name.to_string(),
+            calls: op.ops,
+            retransmissions: op.transmissions.saturating_sub(op.ops),
+            timeouts: op.major_timeouts,
+            errors: op.errors,
+            bytes_sent: op.bytes_sent,
+            bytes_received: op.bytes_received,
+            queue_ms: op.queue_ms,
+            rtt_ms: op.rtt_ms,
+            execute_ms: op.execute_ms,
+            latency_us: Latency {
+                mean: op.latency_mean_us(),
+                p50: op.latency_us(50.0),
+                p90: op.latency_us(90.0),
+                p99: op.latency_us(99.0),
+                max: op.latency_max_us(),
+            },
+        }
+    }
+}
+
+impl Report {
+    /// Joins what the layers counted.
+    pub fn new(mount: MountPart, rpc: &Snapshot, fuse: BTreeMap<String, u64>) -> Self {
+        Self {
+            version: VERSION,
+            mount,
+            connections: rpc.transports.iter().map(Connection::from).collect(),
+            operations: rpc.ops.iter().map(Operation::from).collect(),
+            fuse,
+        }
+    }
+}

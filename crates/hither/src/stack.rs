@@ -1,0 +1,223 @@
+//! The stack of a mount: `fuse(nfs client)`. What is put on what is here and nowhere else.
+
+use crate::exit::Failure;
+use crate::mount::Job;
+use crate::mountstats;
+use crate::options::{Versions, Wanted};
+use crate::report::{MountPart, Report};
+use hither_client::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
+use hither_vfs::{Cred, Cx, Env};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Bytes in one FUSE request when the server does not say otherwise.
+const MAX_IO_BYTES: u32 = 1 << 20;
+
+/// The lower half: a connected NFS client.
+pub struct Client {
+    connected: Connected,
+    options: Options,
+}
+
+/// Connects to the server and negotiates the version.
+///
+/// # Errors
+/// Why there is no mount, in a line for the user.
+pub async fn connect(job: &Job, addrs: Vec<SocketAddr>) -> Result<Client, MountError> {
+    let mut options = client_options(job, addrs);
+    let versions: &[Option<Version>] = match job.wanted.versions {
+        Versions::Any => &[None],
+        Versions::Any4 => &[Some(Version::V42), Some(Version::V41)],
+        Versions::Only(version) => &[Some(version)],
+    };
+    let mut refused = None;
+    for version in versions {
+        options.version = *version;
+        match hither_client::connect(&options, env()).await {
+            Ok(connected) => return Ok(Client { connected, options }),
+            Err(e) if e.other_version_may_work() => refused = Some(e),
+            Err(e) => return Err(e),
+        }
+    }
+    Err(refused.unwrap_or(MountError::Interrupted))
+}
+
+fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Options {
+    let w = &job.wanted;
+    Options {
+        server: job.source.host.clone(),
+        addrs: addrs.into_iter().map(|addr| SocketAddr::new(addr.ip(), w.port.unwrap_or(0))).collect(),
+        path: job.source.path.clone(),
+        version: None,
+        port: w.port,
+        mount_port: w.mount_port,
+        recovery: w.recovery,
+        timeo: w.timeo,
+        retrans: w.retrans,
+        nconnect: w.nconnect,
+        resvport: w.resvport,
+        rsize_bytes: w.rsize_bytes,
+        wsize_bytes: w.wsize_bytes,
+        attr_cache: w.attr_cache,
+        lookup_cache: w.lookup_cache,
+        close_to_open: w.close_to_open,
+        sync: w.sync,
+        readdirplus: w.readdirplus,
+        acl: w.acl,
+        idmap_domain: w.idmap_domain.clone(),
+        // Retrying is the daemon's work: it also looks up the name again, and tells the user.
+        retry: Duration::ZERO,
+    }
+}
+
+/// The machine's randomness and clock.
+fn env() -> Env {
+    #[expect(clippy::disallowed_methods, reason = "the one place where the clock comes from")]
+    let wall = || std::time::SystemTime::now();
+    Env { random: Arc::new(rand::random), wall: Arc::new(wall) }
+}
+
+impl Client {
+    /// For the log: `NFS 4.2, server 10.0.0.1:2049, rsize=1048576,...`.
+    pub fn summary(&self) -> String {
+        let c = &self.connected;
+        format!("NFS {}, server {}, {}", c.version.name(), c.server, self.effective())
+    }
+
+    /// Flushes and gives up all state at the server.
+    ///
+    /// # Errors
+    /// What could not be written.
+    pub async fn shutdown(&self, within: Duration) -> hither_vfs::Result<()> {
+        let mut cx = Cx::new(Arc::new(Cred::root()));
+        cx.deadline = Some(Instant::now() + within);
+        self.connected.vfs.shutdown(&cx).await
+    }
+
+    /// Options in effect, as nfs(5) writes them.
+    fn effective(&self) -> String {
+        let (o, c) = (&self.options, &self.connected);
+        let mut out = format!("vers={},rsize={},wsize={}", c.version.name(), c.rsize_bytes, c.wsize_bytes);
+        let mut push = |word: &str| {
+            out.push(',');
+            out.push_str(word);
+        };
+        push(match o.recovery {
+            Recovery::Hard => "hard",
+            Recovery::Soft => "soft",
+            Recovery::Softerr => "softerr",
+        });
+        push(if c.server.is_ipv4() { "proto=tcp" } else { "proto=tcp6" });
+        push(&format!("timeo={},retrans={}", o.timeo.as_millis() / 100, o.retrans));
+        push("sec=sys");
+        if c.version == Version::V3 {
+            push("local_lock=all");
+        }
+        for (on, word) in [
+            (o.nconnect > 1, format!("nconnect={}", o.nconnect).as_str()),
+            (!o.resvport, "noresvport"),
+            (o.sync, "sync"),
+            (!o.close_to_open, "nocto"),
+            (!o.readdirplus, "nordirplus"),
+            (!o.acl, "noacl"),
+            (o.lookup_cache == LookupCache::Positive, "lookupcache=pos"),
+            (o.lookup_cache == LookupCache::None, "lookupcache=none"),
+            (o.attr_cache == AttrCache::NONE, "noac"),
+        ] {
+            if on {
+                push(word);
+            }
+        }
+        let (a, normal) = (o.attr_cache, AttrCache::default());
+        for (name, time, default) in [
+            ("acregmin", a.regular_min, normal.regular_min),
+            ("acregmax", a.regular_max, normal.regular_max),
+            ("acdirmin", a.directory_min, normal.directory_min),
+            ("acdirmax", a.directory_max, normal.directory_max),
+        ] {
+            if time != default && a != AttrCache::NONE {
+                let _ = write!(out, ",{name}={}", time.as_secs());
+            }
+        }
+        out
+    }
+}
+
+/// Puts FUSE on top of the client.
+///
+/// # Errors
+/// Why the kernel does not mount it.
+pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse::Mounted, Failure> {
+    let c = &client.connected;
+    let largest = c.rsize_bytes.max(c.wsize_bytes).clamp(4096, MAX_IO_BYTES);
+    let config = hither_fuse::Config {
+        source: job.source.shown(),
+        mount_flags: mount_flags(&job.wanted),
+        // Without NLM, locks of NFSv3 are between the processes of this machine: the kernel's own do that.
+        server_locks: c.version != Version::V3,
+        max_io_bytes: largest & !4095,
+        ..hither_fuse::Config::default()
+    };
+    hither_fuse::mount(dir, config, c.vfs.clone()).await.map_err(|e| match e {
+        hither_fuse::MountError::NotRoot => Failure::usage(e.to_string()),
+        hither_fuse::MountError::NoSuchDirectory(_)
+        | hither_fuse::MountError::NotDirectory(_)
+        | hither_fuse::MountError::Busy(_)
+        | hither_fuse::MountError::Root(_) => Failure::mount(e.to_string()),
+        _ => Failure::system(e.to_string()),
+    })
+}
+
+/// mount(2)'s flags. Its SYNCHRONOUS is for file systems in the kernel; ours obeys `sync` in the client.
+fn mount_flags(wanted: &Wanted) -> libc::c_ulong {
+    libc::c_ulong::from(wanted.flags.bits())
+}
+
+/// Answers questions about a mount; outlives nothing, owns references only.
+pub struct Teller {
+    part: MountPart,
+    stats: Arc<hither_rpc::Stats>,
+    mounted: Arc<hither_fuse::Mounted>,
+}
+
+impl Teller {
+    /// A teller for the mount of `client` on `dir`.
+    pub fn new(job: &Job, dir: &Path, client: &Client, mounted: Arc<hither_fuse::Mounted>) -> Self {
+        let c = &client.connected;
+        let part = MountPart {
+            source: job.source.shown(),
+            dir: dir.to_string_lossy().into_owned(),
+            nfs_version: c.version.name().to_string(),
+            server: c.server.to_string(),
+            options: client.effective(),
+            rsize_bytes: c.rsize_bytes,
+            wsize_bytes: c.wsize_bytes,
+            age_s: 0,
+            pid: std::process::id(),
+        };
+        Self { part, stats: c.stats.clone(), mounted }
+    }
+
+    /// Everything.
+    pub fn report(&self) -> Report {
+        let rpc = self.stats.snapshot();
+        let part = MountPart { age_s: rpc.age_s, ..self.part.clone() };
+        Report::new(part, &rpc, self.requests())
+    }
+
+    /// The statvers=1.1 record; `flags` are the mount's flags as mountinfo shows them.
+    pub fn mountstats(&self, flags: &str) -> String {
+        let rpc = self.stats.snapshot();
+        let part = MountPart { age_s: rpc.age_s, ..self.part.clone() };
+        mountstats::record(&part, flags, &rpc, &self.requests())
+    }
+
+    fn requests(&self) -> BTreeMap<String, u64> {
+        self.mounted.stats().into_iter().map(|op| (op.op.to_string(), op.count)).collect()
+    }
+}

@@ -1,0 +1,94 @@
+//! `hither stat`: shows what a mount's daemon counted.
+//!
+//! The mount is found in mountinfo and its daemon asked over the control socket; the directory itself
+//! is never touched, so that a mount whose server is dead can be looked at.
+
+mod text;
+
+use crate::cli::{Format, StatArgs};
+use crate::control::{self, Ask};
+use crate::exit::Failure;
+use crate::mountinfo;
+use crate::report::Report;
+use std::io::Write;
+use std::time::Duration;
+
+/// Shows the counters.
+///
+/// # Errors
+/// Not a directory of a mount of ours, and those of [`control::ask`].
+pub fn run(args: &StatArgs) -> Result<(), Failure> {
+    let (dev, dir) = locate(args)?;
+    let format = if args.json { Format::Json } else { args.format };
+    show(dev, &dir, format, None)?;
+    let Some(every_s) = args.watch else { return Ok(()) };
+    let mut last = report(dev, &dir)?;
+    loop {
+        #[expect(clippy::disallowed_methods, reason = "a command that waits for its terminal, not logic")]
+        std::thread::sleep(Duration::from_secs(every_s));
+        let now = report(dev, &dir)?;
+        match format {
+            Format::Text => print(&text::change(&last, &now, every_s))?,
+            _ => show(dev, &dir, format, Some(&now))?,
+        }
+        last = now;
+    }
+}
+
+/// Device number and mount point of the mount that holds the directory.
+fn locate(args: &StatArgs) -> Result<((u32, u32), String), Failure> {
+    let shown = args.dir.display();
+    let mounts = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
+    let path = mountinfo::resolve(&mounts, &args.dir).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Failure::usage(format!("{shown}: no such directory")),
+        _ => Failure::usage(format!("{shown}: {e}")),
+    })?;
+    match mountinfo::ours_holding(&mounts, &path) {
+        Some(mount) => Ok((mount.dev, mount.point.display().to_string())),
+        None => Err(Failure::usage(format!(
+            "{shown} is not in a mount of hither: `findmnt -t {}` lists them",
+            mountinfo::FSTYPE
+        ))),
+    }
+}
+
+fn report(dev: (u32, u32), dir: &str) -> Result<Report, Failure> {
+    serde_json::from_value(control::ask(dev, dir, Ask::Stat)?)
+        .map_err(|e| Failure::system(format!("the daemon of {dir} is of another version: {e}")))
+}
+
+fn show(dev: (u32, u32), dir: &str, format: Format, known: Option<&Report>) -> Result<(), Failure> {
+    match format {
+        Format::Mountstats => match control::ask(dev, dir, Ask::Mountstats)? {
+            serde_json::Value::String(record) => print(&record),
+            _ => Err(Failure::system(format!("the daemon of {dir} is of another version"))),
+        },
+        format => {
+            let fresh;
+            let report = match known {
+                Some(report) => report,
+                None => {
+                    fresh = report(dev, dir)?;
+                    &fresh
+                }
+            };
+            match format {
+                Format::Json => {
+                    let json = serde_json::to_string(report).map_err(|e| Failure::system(e.to_string()))?;
+                    print(&format!("{json}\n"))
+                }
+                _ => print(&text::whole(report)),
+            }
+        }
+    }
+}
+
+/// Writes to standard output; that nobody reads on (`| head`) is no failure.
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(e) => Err(Failure::system(format!("standard output: {e}"))),
+        Ok(()) => Ok(()),
+    }
+}

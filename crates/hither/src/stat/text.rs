@@ -1,0 +1,219 @@
+//! A report as tables for people.
+
+use crate::report::{Operation, Report};
+use std::fmt::Write;
+
+/// Everything since the mount.
+pub fn whole(report: &Report) -> String {
+    let m = &report.mount;
+    let mut out = format!("{} on {}: NFS {}, server {}\n", m.source, m.dir, m.nfs_version, m.server);
+    let _ = writeln!(out, "options     {}", m.options);
+    let _ = writeln!(out, "age         {}, daemon {}", age(m.age_s), m.pid);
+    for c in &report.connections {
+        let state = if c.connected { "connected" } else { "not connected" };
+        let lost = c.connects.saturating_sub(1);
+        let _ = writeln!(
+            out,
+            "connection  port {}, {state}, idle {} s, lost {lost} times, failed {} times; sent {}, received {}",
+            c.local_port,
+            c.idle_s,
+            c.connect_failures,
+            bytes(c.bytes_sent),
+            bytes(c.bytes_received)
+        );
+    }
+    if !report.fuse.is_empty() {
+        let requests: Vec<String> =
+            report.fuse.iter().filter(|(_, n)| **n > 0).map(|(name, n)| format!("{name} {n}")).collect();
+        let _ = writeln!(out, "requests    {}", requests.join(", "));
+    }
+    out.push('\n');
+    table(&mut out, &report.operations);
+    out
+}
+
+/// What was added within `every_s` seconds; percentiles are those of the whole time.
+pub fn change(before: &Report, now: &Report, every_s: u64) -> String {
+    let added: Vec<Operation> = now
+        .operations
+        .iter()
+        .filter_map(|op| {
+            let old = before.operations.iter().find(|o| o.name == op.name);
+            let minus = |new: u64, old: Option<u64>| new.saturating_sub(old.unwrap_or(0));
+            let op = Operation {
+                calls: minus(op.calls, old.map(|o| o.calls)),
+                retransmissions: minus(op.retransmissions, old.map(|o| o.retransmissions)),
+                timeouts: minus(op.timeouts, old.map(|o| o.timeouts)),
+                errors: minus(op.errors, old.map(|o| o.errors)),
+                bytes_sent: minus(op.bytes_sent, old.map(|o| o.bytes_sent)),
+                bytes_received: minus(op.bytes_received, old.map(|o| o.bytes_received)),
+                ..op.clone()
+            };
+            (op.calls + op.retransmissions + op.timeouts + op.errors > 0).then_some(op)
+        })
+        .collect();
+    let mut out = format!("\nafter {} (+{every_s} s)\n", age(now.mount.age_s));
+    table(&mut out, &added);
+    out
+}
+
+fn table(out: &mut String, operations: &[Operation]) {
+    if operations.is_empty() {
+        out.push_str("no calls\n");
+        return;
+    }
+    let mut rows: Vec<&Operation> = operations.iter().collect();
+    rows.sort_by(|a, b| b.calls.cmp(&a.calls).then(a.name.cmp(&b.name)));
+    let width = rows.iter().map(|op| op.name.len()).max().unwrap_or(0).max(9);
+    let _ = writeln!(
+        out,
+        "{:<width$} {:>9} {:>6} {:>8} {:>7} {:>10} {:>10} {:>8} {:>8} {:>8} {:>8}",
+        "operation", "calls", "resent", "timeouts", "errors", "sent", "received", "p50", "p90", "p99", "max"
+    );
+    let mut line = |name: &str, op: &Operation, latency: bool| {
+        let time = |us: u64| if latency { duration(us) } else { String::new() };
+        let l = &op.latency_us;
+        let row = format!(
+            "{name:<width$} {:>9} {:>6} {:>8} {:>7} {:>10} {:>10} {:>8} {:>8} {:>8} {:>8}",
+            op.calls,
+            op.retransmissions,
+            op.timeouts,
+            op.errors,
+            bytes(op.bytes_sent),
+            bytes(op.bytes_received),
+            time(l.p50),
+            time(l.p90),
+            time(l.p99),
+            time(l.max)
+        );
+        let _ = writeln!(out, "{}", row.trim_end());
+    };
+    for op in &rows {
+        line(&op.name, op, true);
+    }
+    if let Some(first) = rows.first() {
+        let sum = |of: fn(&Operation) -> u64| rows.iter().map(|op| of(op)).sum();
+        let total = Operation {
+            calls: sum(|op| op.calls),
+            retransmissions: sum(|op| op.retransmissions),
+            timeouts: sum(|op| op.timeouts),
+            errors: sum(|op| op.errors),
+            bytes_sent: sum(|op| op.bytes_sent),
+            bytes_received: sum(|op| op.bytes_received),
+            ..(*first).clone()
+        };
+        line("all", &total, false);
+    }
+}
+
+/// `17 B`, `1.2 KiB`, `345 MiB`.
+fn bytes(n: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && value < 100.0);
+    format!("{value:.digits$} {}", units[unit])
+}
+
+/// `17 µs`, `1.2 ms`, `3.4 s`.
+fn duration(us: u64) -> String {
+    match us {
+        0..1_000 => format!("{us} µs"),
+        1_000..1_000_000 => format!("{:.1} ms", us as f64 / 1e3),
+        _ => format!("{:.1} s", us as f64 / 1e6),
+    }
+}
+
+/// `3 d 04:05:06`.
+fn age(s: u64) -> String {
+    let (days, rest) = (s / 86_400, s % 86_400);
+    let clock = format!("{:02}:{:02}:{:02}", rest / 3600, rest / 60 % 60, rest % 60);
+    if days > 0 { format!("{days} d {clock}") } else { clock }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Connection, Latency, MountPart};
+    use std::collections::BTreeMap;
+
+    fn op(name: &str, calls: u64) -> Operation {
+        Operation {
+            name: name.into(),
+            calls,
+            retransmissions: 1,
+            timeouts: 0,
+            errors: 2,
+            bytes_sent: 2048,
+            bytes_received: 3 << 20,
+            queue_ms: 0,
+            rtt_ms: 0,
+            execute_ms: 0,
+            latency_us: Latency { mean: 1.0, p50: 150, p90: 1500, p99: 2_500_000, max: 3_000_000 },
+        }
+    }
+
+    fn report(operations: Vec<Operation>) -> Report {
+        Report {
+            version: 1,
+            mount: MountPart {
+                source: "s:/x".into(),
+                dir: "/mnt".into(),
+                nfs_version: "4.2".into(),
+                server: "10.0.0.1:2049".into(),
+                options: "vers=4.2,hard".into(),
+                rsize_bytes: 1 << 20,
+                wsize_bytes: 1 << 20,
+                age_s: 90_061,
+                pid: 7,
+            },
+            connections: vec![Connection {
+                connected: true,
+                local_port: 800,
+                connects: 2,
+                connect_failures: 0,
+                sends: 3,
+                receives: 3,
+                bytes_sent: 10,
+                bytes_received: 20,
+                idle_s: 1,
+            }],
+            operations,
+            fuse: BTreeMap::from([("LOOKUP".to_string(), 5), ("READ".to_string(), 0)]),
+        }
+    }
+
+    #[test]
+    fn tables_show_every_figure() {
+        let text = whole(&report(vec![op("READ", 1), op("LOOKUP", 10)]));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "s:/x on /mnt: NFS 4.2, server 10.0.0.1:2049");
+        assert_eq!(lines[2], "age         1 d 01:01:01, daemon 7");
+        assert!(lines[3].starts_with("connection  port 800, connected, idle 1 s, lost 1 times"));
+        assert_eq!(lines[4], "requests    LOOKUP 5");
+        let fields = |line: &str| line.split_whitespace().map(String::from).collect::<Vec<_>>().join(" ");
+        assert_eq!(fields(lines[7]), "LOOKUP 10 1 0 2 2.0 KiB 3.0 MiB 150 µs 1.5 ms 2.5 s 3.0 s");
+        assert_eq!(fields(lines[9]), "all 11 2 0 4 4.0 KiB 6.0 MiB");
+    }
+
+    #[test]
+    fn watching_shows_what_was_added() {
+        let before = report(vec![op("READ", 1)]);
+        let mut now = report(vec![op("READ", 5), op("NULL", 0)]);
+        now.operations[1] = Operation { retransmissions: 0, errors: 0, ..now.operations[1].clone() };
+        let text = change(&before, &now, 2);
+        assert!(text.contains("READ              4      0"), "{text}");
+        assert!(!text.contains("NULL"));
+        assert!(change(&before, &before, 2).ends_with("no calls\n"));
+    }
+
+    #[test]
+    fn quantities_are_short() {
+        let shown: Vec<String> = [0, 1023, 1024, 120 << 10, 5 << 30].into_iter().map(bytes).collect();
+        assert_eq!(shown, ["0 B", "1023 B", "1.0 KiB", "120 KiB", "5.0 GiB"]);
+    }
+}

@@ -1,0 +1,195 @@
+//! `hither umount`: removes a mount and waits until its daemon has gone.
+//!
+//! It never looks at the mount itself: where it is comes from mountinfo, who serves it from the peer
+//! of the control socket, so that a mount of a dead server comes off too.
+
+use crate::cli::UmountArgs;
+use crate::control;
+use crate::exit::Failure;
+use crate::mountinfo::{self, Mount};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, PidfdFlags};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// Busy processes that are named.
+const MAX_NAMED: usize = 5;
+
+/// Unmounts.
+///
+/// # Errors
+/// No such mount, not root, busy (naming who holds it), or a daemon that did not end in time.
+pub fn run(args: &UmountArgs) -> Result<(), Failure> {
+    let mounts = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
+    let mount = find(&mounts, &args.dir)?;
+    let point = mount.point.display();
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::usage(format!("unmounting {point} needs root: run it with sudo")));
+    }
+    let daemon = control::daemon_of(mount.dev)
+        .and_then(|pid| Some((pid, rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?)));
+    let mut flags = UnmountFlags::NOFOLLOW;
+    if args.lazy {
+        flags |= UnmountFlags::DETACH;
+    }
+    if args.force {
+        flags |= UnmountFlags::FORCE;
+    }
+    rustix::mount::unmount(&mount.point, flags).map_err(|e| explain(e, mount))?;
+    if args.verbose {
+        println!("{point}: unmounted");
+    }
+    // After a lazy unmount the daemon serves its last users, however long they stay.
+    match daemon {
+        Some((pid, pidfd)) if !args.lazy => wait_for_end(pid, &pidfd, args.timeout, mount),
+        _ => Ok(()),
+    }
+}
+
+/// The mount that is meant: at a directory, or of a source.
+fn find<'a>(mounts: &'a [Mount], dir: &Path) -> Result<&'a Mount, Failure> {
+    let shown = dir.display();
+    let source = mounts.iter().rev().find(|m| m.is_ours() && m.source == dir.as_os_str());
+    if let Some(mount) = source {
+        return Ok(mount);
+    }
+    let path: PathBuf = match mountinfo::resolve(mounts, dir) {
+        Ok(path) => path,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Failure::mount(format!("{shown}: no such directory")));
+        }
+        Err(e) => return Err(Failure::mount(format!("{shown}: {e}"))),
+    };
+    match mountinfo::at(mounts, &path) {
+        Some(mount) if mount.is_ours() => Ok(mount),
+        Some(mount) => Err(Failure::mount(format!(
+            "{shown} is a mount of type {}, not of hither: use umount(8)",
+            mount.fstype
+        ))),
+        None => Err(match mountinfo::ours_holding(mounts, &path) {
+            Some(mount) => Failure::mount(format!(
+                "{shown} is inside the mount at {}: give that directory",
+                mount.point.display()
+            )),
+            None => Failure::mount(format!("{shown} is not mounted")),
+        }),
+    }
+}
+
+/// The line for a failed umount(2).
+fn explain(e: Errno, mount: &Mount) -> Failure {
+    let point = mount.point.display();
+    match e {
+        Errno::BUSY => {
+            let users = users_of(&mount.point);
+            let used = match users.len() {
+                0 => String::new(),
+                n if n > MAX_NAMED => {
+                    format!(", used by {} and {} more", users[..MAX_NAMED].join(", "), n - MAX_NAMED)
+                }
+                _ => format!(", used by {}", users.join(", ")),
+            };
+            Failure::mount(format!("{point} is busy{used}: end them, or use --lazy"))
+        }
+        Errno::PERM => Failure::usage(format!("unmounting {point} is not permitted: run it as root")),
+        Errno::INVAL => Failure::mount(format!("{point} is not mounted any more")),
+        e => Failure::mount(format!("{point}: {e}")),
+    }
+}
+
+/// Processes whose directory, root, program or open files are on the mount, as `name(pid)`. Reading the
+/// links asks the kernel only, not the mount.
+fn users_of(point: &Path) -> Vec<String> {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let pids = processes.flatten().filter(|p| p.file_name().as_encoded_bytes()[0].is_ascii_digit());
+    pids.filter(|process| uses(&process.path(), point))
+        .map(|process| {
+            let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            format!("{}({})", name.trim(), process.file_name().to_string_lossy())
+        })
+        .collect()
+}
+
+fn uses(process: &Path, point: &Path) -> bool {
+    let on_mount = |link: PathBuf| std::fs::read_link(link).is_ok_and(|target| target.starts_with(point));
+    if ["cwd", "root", "exe"].iter().any(|link| on_mount(process.join(link))) {
+        return true;
+    }
+    let open = |dir: &str| {
+        std::fs::read_dir(process.join(dir))
+            .is_ok_and(|entries| entries.flatten().any(|e| on_mount(e.path())))
+    };
+    open("fd") || open("map_files")
+}
+
+/// Waits until the daemon has written everything and ended.
+fn wait_for_end(pid: Pid, pidfd: &OwnedFd, timeout_s: u64, mount: &Mount) -> Result<(), Failure> {
+    let timeout = rustix::time::Timespec { tv_sec: i64::try_from(timeout_s).unwrap_or(i64::MAX), tv_nsec: 0 };
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    match rustix::event::poll(&mut fds, Some(&timeout)) {
+        Ok(0) => Err(Failure::system(format!(
+            "{} is unmounted, but its daemon (process {}) did not end within {timeout_s} s: the server {} may \
+             not have everything; see the log",
+            mount.point.display(),
+            pid.as_raw_nonzero(),
+            mount.source.to_string_lossy()
+        ))),
+        Ok(_) => Ok(()),
+        Err(e) => Err(Failure::system(format!("waiting for process {}: {e}", pid.as_raw_nonzero()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mounts() -> Vec<Mount> {
+        let mount = |point: &str, fstype: &str, source: &str| Mount {
+            dev: (0, 1),
+            point: point.into(),
+            options: String::new(),
+            fstype: fstype.into(),
+            source: source.into(),
+        };
+        vec![
+            mount("/", "ext4", "/dev/vda"),
+            mount("/proc", "proc", "proc"),
+            mount("/nonexistent-a", mountinfo::FSTYPE, "s:/x"),
+        ]
+    }
+
+    #[test]
+    fn mounts_are_found_by_directory_and_by_source() {
+        let mounts = mounts();
+        assert_eq!(find(&mounts, Path::new("/nonexistent-a/")).unwrap().source, "s:/x");
+        assert_eq!(find(&mounts, Path::new("s:/x")).unwrap().point, Path::new("/nonexistent-a"));
+    }
+
+    #[test]
+    fn wrong_directories_have_a_line_each() {
+        let mounts = mounts();
+        for (dir, line) in [
+            ("/nonexistent-b", "/nonexistent-b: no such directory"),
+            ("/tmp", "/tmp is not mounted"),
+            ("/proc", "/proc is a mount of type proc, not of hither: use umount(8)"),
+            (
+                "/nonexistent-a/sub",
+                "/nonexistent-a/sub is inside the mount at /nonexistent-a: give that directory",
+            ),
+        ] {
+            assert_eq!(find(&mounts, Path::new(dir)).unwrap_err(), Failure::mount(line), "{dir}");
+        }
+    }
+
+    /// This very process is found by the files that it has open.
+    #[test]
+    fn users_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let _file = std::fs::File::create(dir.path().join("f")).unwrap();
+        let users = users_of(&dir.path().canonicalize().unwrap());
+        assert_eq!(users.len(), 1);
+        assert!(users[0].ends_with(&format!("({})", std::process::id())), "{users:?}");
+    }
+}
