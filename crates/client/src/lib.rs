@@ -4,15 +4,20 @@
 //! `hither_vfs::Vfs`; what they share (options, errors, validity of attributes, uncommitted writes, id mapping)
 //! stands beside them. [`connect`] negotiates the version and hands back the file system.
 
+mod connect;
 mod detach;
 pub mod error;
 pub mod idmap;
+mod mountd;
 mod options;
 mod silly;
 #[cfg(test)]
 mod testing;
+pub mod v3;
+pub mod v4;
 pub mod validity;
 pub mod writes;
 
+pub use connect::{Connected, connect};
 pub use error::MountError;
 pub use options::{AttrCache, LookupCache, Options, Recovery, Version};

@@ -5,8 +5,8 @@
 
 use super::core::Core;
 use super::fail::Answered;
-use super::ids::IdMap;
 use super::state::own_fh;
+use crate::idmap::{IdMap, NOBODY, Who};
 use hither_proto::nfs4::{self, Attrs as WireAttrs, Bitmap4, Ftype, attr};
 use hither_vfs::{Attr, Attrs, Error, Fh, FileKind, FsStat, Node, SetAttr, SetTime, Time};
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub(crate) fn kind(t: Ftype) -> Option<FileKind> {
 }
 
 /// The attributes in the machine's terms; `None` when the server does not even say the type.
-pub(crate) fn to_attr(a: &WireAttrs, ids: &IdMap) -> Option<Attr> {
+pub(crate) async fn to_attr(a: &WireAttrs, ids: &IdMap) -> Option<Attr> {
     let kind = kind(a.ftype?)?;
     let time = |t: Option<nfs4::Time>| {
         let t = t.unwrap_or_default();
@@ -69,8 +69,8 @@ pub(crate) fn to_attr(a: &WireAttrs, ids: &IdMap) -> Option<Attr> {
         kind,
         mode: a.mode.map_or(if kind == FileKind::Directory { 0o755 } else { 0o644 }, |m| m & 0o7777),
         nlink: a.numlinks.unwrap_or(1),
-        uid: a.owner.as_ref().map_or(NOBODY, |o| ids.uid(o)),
-        gid: a.owner_group.as_ref().map_or(NOBODY, |o| ids.gid(o)),
+        uid: id(ids, Who::User, a.owner.as_ref()).await,
+        gid: id(ids, Who::Group, a.owner_group.as_ref()).await,
         rdev: a.rawdev.map_or((0, 0), |d| (d.major, d.minor)),
         size_bytes: size,
         used_bytes: a.space_used.unwrap_or(size),
@@ -84,18 +84,32 @@ pub(crate) fn to_attr(a: &WireAttrs, ids: &IdMap) -> Option<Attr> {
     })
 }
 
-const NOBODY: u32 = 65534;
+async fn id(ids: &IdMap, who: Who, owner: Option<&nfs4::OwnerName>) -> u32 {
+    let Some(owner) = owner else { return NOBODY };
+    match ids.known_id(who, owner) {
+        Some(id) => id,
+        // Kept for longer than the message lives.
+        None => ids.id(who, &bytes::Bytes::copy_from_slice(owner)).await,
+    }
+}
 
 /// What `set` asks for, for SETATTR and creation.
-pub(crate) fn from_set(set: &SetAttr, ids: &IdMap) -> WireAttrs {
+async fn from_set(set: &SetAttr, ids: &IdMap) -> WireAttrs {
     let time = |t: SetTime| match t {
         SetTime::Now => nfs4::SetTime::Server,
         SetTime::To(t) => nfs4::SetTime::Client(nfs4::Time { seconds: t.secs, nseconds: t.nanos }),
     };
+    let (mut owner, mut owner_group) = (None, None);
+    if let Some(uid) = set.uid {
+        owner = Some(ids.owner(Who::User, uid).await.into());
+    }
+    if let Some(gid) = set.gid {
+        owner_group = Some(ids.owner(Who::Group, gid).await.into());
+    }
     WireAttrs {
         mode: set.mode.map(|m| m & 0o7777),
-        owner: set.uid.map(|u| ids.owner(u).into()),
-        owner_group: set.gid.map(|g| ids.group(g).into()),
+        owner,
+        owner_group,
         size: set.size_bytes,
         time_access_set: set.atime.map(time),
         time_modify_set: set.mtime.map(time),
@@ -119,23 +133,23 @@ pub(crate) fn to_fsstat(a: &WireAttrs) -> FsStat {
 
 impl Core {
     /// Attributes of `fh` that a question sent at `asked` brought.
-    pub fn attrs(self: &Arc<Self>, fh: &Fh, wire: &WireAttrs, asked: Instant) -> Answered<Attrs> {
-        let attr = self.attr(fh, wire)?;
+    pub async fn attrs(self: &Arc<Self>, fh: &Fh, wire: &WireAttrs, asked: Instant) -> Answered<Attrs> {
+        let attr = self.attr(fh, wire).await?;
         Ok(self.valid.attrs(fh, attr, asked))
     }
 
     /// An object that was found by name.
-    pub fn node(self: &Arc<Self>, fh: &nfs4::Fh, wire: &WireAttrs, asked: Instant) -> Answered<Node> {
+    pub async fn node(self: &Arc<Self>, fh: &nfs4::Fh, wire: &WireAttrs, asked: Instant) -> Answered<Node> {
         let fh = own_fh(fh);
-        let attr = self.attr(&fh, wire)?;
+        let attr = self.attr(&fh, wire).await?;
         let attrs = self.valid.named(&fh, attr, asked);
         Ok(Node { fh, attrs })
     }
 
     /// The attributes of `fh` in the machine's terms, as they look from here: with what was written and lost
     /// by the server, and without the name that a removed open file has at the server.
-    pub fn attr(self: &Arc<Self>, fh: &Fh, wire: &WireAttrs) -> Answered<Attr> {
-        let Some(mut attr) = to_attr(wire, &self.ids) else {
+    pub async fn attr(self: &Arc<Self>, fh: &Fh, wire: &WireAttrs) -> Answered<Attr> {
+        let Some(mut attr) = to_attr(wire, &self.ids).await else {
             return Err(Error::because(libc::EIO, "the server gives no type for a file").into());
         };
         if attr.kind == FileKind::Regular {
@@ -149,8 +163,16 @@ impl Core {
         let Some(file) = self.files.file(fh) else { return };
         let mut inner = file.inner.lock();
         inner.change = attr.change;
+        inner.size_bytes = attr.size_bytes;
         if inner.silly.is_some() && self.files.silly.load(Ordering::Relaxed) > 0 {
             attr.nlink = attr.nlink.saturating_sub(1);
         }
+    }
+}
+
+impl Core {
+    /// `set` in the server's terms.
+    pub async fn wire_set(&self, set: &SetAttr) -> WireAttrs {
+        from_set(set, &self.ids).await
     }
 }

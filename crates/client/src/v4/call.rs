@@ -16,7 +16,7 @@ use super::recover::Need;
 use super::session::{Session, SlotGuard};
 use crate::error;
 use hither_proto::nfs4::{
-    Compound as Message, CompoundReply, Nfsstat4, Op, OpRes, PROC_COMPOUND, PROGRAM, Results, SequenceArgs,
+    Compound as Message, CompoundReply, Nfsstat4, Op, OpRes, PROGRAM, Proc4, Results, SequenceArgs,
     SequenceOk, VERSION,
 };
 use hither_proto::xdr::{Dec, Enc};
@@ -58,11 +58,6 @@ impl Compound {
         };
         let cache = !all.iter().skip(1).all(harmless);
         Self { label, ops: all, pivot, cache }
-    }
-
-    /// Number of operations, SEQUENCE included.
-    pub fn len(&self) -> usize {
-        self.ops.len()
     }
 }
 
@@ -266,7 +261,7 @@ impl Core {
         Call {
             prog: PROGRAM,
             vers: VERSION,
-            proc: PROC_COMPOUND,
+            proc: Proc4::COMPOUND.0,
             op,
             cred,
             args,

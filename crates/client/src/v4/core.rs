@@ -11,7 +11,7 @@ use super::lease::Lease;
 use super::recover::Need;
 use super::session::Session;
 use super::state::Files;
-use super::ids::IdMap;
+use crate::idmap::{self, IdMap};
 use crate::validity::ValidityRules;
 use crate::writes::{Limits, Uncommitted};
 use crate::{Options, Recovery};
@@ -95,7 +95,7 @@ impl Core {
         let machine = host_name();
         Arc::new(Self {
             valid: ValidityRules::new(&opts),
-            ids: IdMap::new(&opts),
+            ids: IdMap::new(opts.idmap_domain.clone().unwrap_or_else(idmap::local_domain)),
             files: Files::new((env.random)()),
             writes: OnceLock::new(),
             lease: Mutex::new(Lease::new(&env, &machine)),
@@ -228,7 +228,7 @@ impl Core {
 
     /// Until when a caller waits, and what it is told then: its own deadline, or the major timeout of a soft
     /// mount (`timeo` times `retrans` + 1).
-    fn patience(&self, cx: &Cx) -> (Option<Instant>, Error) {
+    pub fn patience(&self, cx: &Cx) -> (Option<Instant>, Error) {
         let soft = match self.opts.recovery {
             Recovery::Hard => None,
             Recovery::Soft => Some(libc::EIO),

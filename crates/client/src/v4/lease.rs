@@ -175,9 +175,8 @@ impl Core {
         if flags & flag::LEASE_MOVED != 0 {
             tracing::warn!("the server has moved a file system elsewhere; hither does not follow it");
         }
-        let revoked = flag::EXPIRED_SOME_STATE_REVOKED
-            | flag::ADMIN_STATE_REVOKED
-            | flag::RECALLABLE_STATE_REVOKED;
+        let revoked =
+            flag::EXPIRED_SOME_STATE_REVOKED | flag::ADMIN_STATE_REVOKED | flag::RECALLABLE_STATE_REVOKED;
         let core = self.clone();
         let session = session.clone();
         tokio::spawn(async move {

@@ -14,8 +14,9 @@ use super::state::own_fh;
 use crate::error::{self, MountError, Service};
 use hither_proto::nfs4::{
     Bitmap4, CallbackSec, ChannelAttrs, ClientOwner, CreateSessionArgs, ExchangeIdArgs, Ftype, ImplId,
-    Nfsstat4, Op, OpError, Secinfo, StateProtectArgs, SysCred, Time, attr, create_session, exchgid,
+    Nfsstat4, Op, OpError, Secinfo, StateProtectArgs, Time, attr, create_session, exchgid,
 };
+use hither_proto::rpc::AuthSys;
 use hither_rpc::CallError;
 use hither_vfs::Error;
 use std::net::SocketAddr;
@@ -125,7 +126,7 @@ impl Core {
                 rdma_ird: None,
             },
             cb_program: CB_PROGRAM,
-            sec_parms: vec![CallbackSec::Sys(SysCred {
+            sec_parms: vec![CallbackSec::Sys(AuthSys {
                 stamp: 0,
                 machinename: b"hither".as_slice().into(),
                 uid: 0,
@@ -284,7 +285,8 @@ impl Core {
             Fail::Nfs(Nfsstat4::ACCESS | Nfsstat4::PERM) => MountError::AccessDenied {
                 server,
                 path,
-                hint: "check that the export allows this host, and that it need not be `secure` (resvport)".into(),
+                hint: "check that the export allows this host, and that it need not be `secure` (resvport)"
+                    .into(),
             },
             Fail::Nfs(Nfsstat4::WRONGSEC) => {
                 MountError::WrongSecurity { server, path, offered: "another flavor".into() }

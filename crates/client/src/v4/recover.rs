@@ -57,8 +57,6 @@ pub(crate) struct Need {
 impl Need {
     /// A session, for the same client if the server still knows it.
     pub const SESSION: Self = Self { session: true, client: false, reclaim: None, complete: false };
-    /// Everything.
-    pub const CLIENT: Self = Self { session: true, client: true, reclaim: None, complete: false };
 
     /// The state, in the session that there is.
     pub fn reclaim(how: Reclaim) -> Self {
@@ -237,7 +235,8 @@ impl Core {
             let Some((stateid, _)) = file.inner.lock().delegation else { continue };
             let c = Compound::new("TEST_STATEID", [Op::TestStateid(vec![stateid.any_seqid()].into())]);
             let Ok(mut answer) = self.compound(&self.own_cx(), c).await else { return };
-            let dead = answer.results.test_stateid().is_ok_and(|v| v.first().is_some_and(|s| is_state_lost(*s)));
+            let dead =
+                answer.results.test_stateid().is_ok_and(|v| v.first().is_some_and(|s| is_state_lost(*s)));
             if dead {
                 file.inner.lock().delegation = None;
                 let free = Compound::new("FREE_STATEID", [Op::FreeStateid(stateid.any_seqid())]);
@@ -259,7 +258,7 @@ impl Core {
             }
             needed
         };
-        let mut how = how;
+        let (mut how, mut grace) = (how, Backoff::GRACE);
         loop {
             let answer = self.via(via, state, reopen(state, access, how)).await?;
             match answer.and_then(|a| reopened(&state.file, access, state, a)) {
@@ -269,7 +268,7 @@ impl Core {
                 }
                 // Too late, or never ours: open anew.
                 Err(f) if how == Reclaim::Restart && is_too_late(f.status()) => how = Reclaim::Late,
-                Err(Fail::Nfs(Nfsstat4::GRACE)) => tokio::time::sleep(Backoff::GRACE.step()).await,
+                Err(Fail::Nfs(Nfsstat4::GRACE)) => tokio::time::sleep(grace.step()).await,
                 Err(f) => {
                     let why = Error::from(f);
                     tracing::warn!(fh = ?state.file.fh, "an open file could not be opened again: {why}");

@@ -15,12 +15,15 @@ use super::lock::LockState;
 use super::names::Silly;
 use crate::writes::OpenMark;
 use bytes::Bytes;
-use hither_proto::nfs4::{self, Stateid, StateOwner, open};
+use hither_proto::nfs4::{self, StateOwner, Stateid, open};
 use hither_vfs::{Cred, Error, Fh, LockOwner, Name, OpenAccess, OpenId};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Recalls that are remembered before the delegation is known.
+const EARLY_MAX: usize = 64;
 
 /// All open files of a mount.
 pub(crate) struct Files {
@@ -30,6 +33,12 @@ pub(crate) struct Files {
     pub naming: AtomicUsize,
     /// Files that were unlinked while open.
     pub silly: AtomicUsize,
+    /// A lock may have become free.
+    pub lock_freed: tokio::sync::Notify,
+    /// Opens by handle under way.
+    opening: AtomicUsize,
+    /// Delegations that were recalled before the reply that grants them came.
+    early: Mutex<VecDeque<[u8; 12]>>,
     /// Makes owners of this mount differ from those of others.
     unique: u64,
     next_owner: AtomicU64,
@@ -61,8 +70,10 @@ pub(crate) struct FileInner {
     pub preserved: bool,
     /// The delegation, whether it is for writing.
     pub delegation: Option<(Stateid, bool)>,
-    /// The greatest `change` seen, to find out whether anybody touched the file while a lease was lost.
+    /// The last `change` seen, to find out whether anybody touched the file while a lease was lost.
     pub change: u64,
+    /// The last length seen.
+    pub size_bytes: u64,
 }
 
 /// One open as the server knows it.
@@ -105,7 +116,6 @@ pub(crate) struct OpenEntry {
     pub mark: Mutex<Option<OpenMark>>,
 }
 
-
 impl Files {
     /// No files; `unique` is random.
     pub fn new(unique: u64) -> Self {
@@ -114,23 +124,30 @@ impl Files {
             next_open: AtomicU64::new(1),
             naming: AtomicUsize::new(0),
             silly: AtomicUsize::new(0),
+            lock_freed: tokio::sync::Notify::new(),
+            opening: AtomicUsize::new(0),
+            early: Mutex::default(),
             unique,
             next_owner: AtomicU64::new(1),
         }
     }
 
+    /// `open_owner4` of a credential.
+    pub fn owner(&self, cred: &Arc<Cred>) -> Bytes {
+        let mut table = self.table.lock();
+        if let Some(owner) = table.owners.get(cred) {
+            return owner.clone();
+        }
+        let n = self.next_owner.fetch_add(1, Ordering::Relaxed);
+        let owner = Bytes::from(format!("open {:016x} {n:x}", self.unique));
+        table.owners.insert(cred.clone(), owner.clone());
+        owner
+    }
+
     /// An open of `fh` begins: keeps its state until [`Files::opened`] or [`Files::abandoned`].
     pub fn start(&self, fh: &Fh, cred: &Arc<Cred>) -> Arc<OpenState> {
+        let owner = self.owner(cred);
         let mut table = self.table.lock();
-        let owner = match table.owners.get(cred) {
-            Some(owner) => owner.clone(),
-            None => {
-                let n = self.next_owner.fetch_add(1, Ordering::Relaxed);
-                let owner = Bytes::from(format!("open {:016x} {n:x}", self.unique));
-                table.owners.insert(cred.clone(), owner.clone());
-                owner
-            }
-        };
         let new = || {
             let (users, inner) = (AtomicUsize::new(0), Mutex::default());
             Arc::new(FileState { fh: fh.clone(), users, inner })
@@ -149,6 +166,7 @@ impl Files {
             })
         });
         state.inner.lock().opening += 1;
+        self.opening.fetch_add(1, Ordering::SeqCst);
         state.clone()
     }
 
@@ -158,6 +176,7 @@ impl Files {
         let mut table = self.table.lock();
         let entry = OpenEntry { state: state.clone(), access, mark: Mutex::new(None) };
         table.opens.insert(id, Arc::new(entry));
+        self.opening.fetch_sub(1, Ordering::SeqCst);
         let mut inner = state.inner.lock();
         inner.opening -= 1;
         inner.counts[index(access)] += 1;
@@ -166,6 +185,7 @@ impl Files {
 
     /// The open that began with [`Files::start`] failed. The state must be settled, then left.
     pub fn abandoned(&self, state: &Arc<OpenState>) {
+        self.opening.fetch_sub(1, Ordering::SeqCst);
         state.inner.lock().opening -= 1;
     }
 
@@ -221,6 +241,27 @@ impl Files {
             f.inner.lock().delegation.is_some_and(|(held, _)| held.other == stateid.other)
         };
         self.table.lock().files.values().find(is).cloned()
+    }
+
+    /// A delegation that is not known is recalled. `true` when an open is under way whose reply may grant it.
+    pub fn remember_recall(&self, stateid: &Stateid) -> bool {
+        let under_way = self.opening.load(Ordering::SeqCst) + self.naming.load(Ordering::SeqCst);
+        if under_way == 0 {
+            return false;
+        }
+        let mut early = self.early.lock();
+        if early.len() == EARLY_MAX {
+            early.pop_front();
+        }
+        early.push_back(stateid.other);
+        true
+    }
+
+    /// Whether a delegation was recalled before it was known.
+    pub fn recalled_early(&self, stateid: &Stateid) -> bool {
+        let mut early = self.early.lock();
+        let at = early.iter().position(|other| *other == stateid.other);
+        at.is_some_and(|i| early.remove(i).is_some())
     }
 
     /// `lock_owner4` of a local lock owner. Ours are recognised by their beginning.
@@ -389,6 +430,3 @@ pub(crate) fn wire_fh(fh: &Fh) -> nfs4::Fh {
 pub(crate) fn wire_name(name: &Name) -> nfs4::Component {
     name.bytes().clone().into()
 }
-
-#[cfg(test)]
-mod tests;

@@ -84,8 +84,5 @@ async fn close_wakes() {
 }
 
 async fn futures_pending<F: Future + Unpin>(f: &mut F) -> bool {
-    std::future::poll_fn(|cx| {
-        std::task::Poll::Ready(std::pin::Pin::new(&mut *f).poll(cx).is_pending())
-    })
-    .await
+    std::future::poll_fn(|cx| std::task::Poll::Ready(std::pin::Pin::new(&mut *f).poll(cx).is_pending())).await
 }

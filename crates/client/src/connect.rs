@@ -1,0 +1,125 @@
+//! From options to a file system: which version, which address.
+//!
+//! It knows nothing of how a version is spoken. Without `vers=` the newest that the server speaks is taken: 4.2,
+//! 4.1, 3. A server that speaks version 4 but does not show the path in its pseudo file system is asked with
+//! version 3 as well, as mount.nfs(8) does, because older servers export differently there.
+
+use crate::error::MountError;
+use crate::v4::V4;
+use crate::{Options, Version, v3};
+use hither_rpc::{Connect, Endpoint, Stats, TcpConnect};
+use hither_vfs::{Env, Vfs};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Port of NFSv4.
+const NFS_PORT: u16 = 2049;
+/// Longest time for one attempt to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time between two rounds of `retry=`.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A connected file system.
+#[derive(Clone)]
+pub struct Connected {
+    /// The file system.
+    pub vfs: Arc<dyn Vfs>,
+    /// The version that is spoken.
+    pub version: Version,
+    /// The server's address.
+    pub server: SocketAddr,
+    /// Most bytes of one READ.
+    pub rsize_bytes: u32,
+    /// Most bytes of one WRITE.
+    pub wsize_bytes: u32,
+    /// What the mount counts.
+    pub stats: Arc<Stats>,
+}
+
+impl std::fmt::Debug for Connected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { version, server, rsize_bytes, wsize_bytes, .. } = self;
+        write!(f, "NFS {} at {server}, rsize={rsize_bytes}, wsize={wsize_bytes}", version.name())
+    }
+}
+
+/// Mounts `options.path`: negotiates the version unless `options.version` forces one, and tries the addresses in
+/// their order. Goes on trying for `options.retry` while the server is not there. Must be called inside a tokio
+/// runtime, in which the file system's tasks then live.
+///
+/// # Errors
+/// What the user is told.
+pub async fn connect(options: &Options, env: Env) -> Result<Connected, MountError> {
+    let give_up = Instant::now() + options.retry;
+    loop {
+        match connect_once(options, &env).await {
+            Err(e) if e.is_transient() && Instant::now() + RETRY_INTERVAL < give_up => {
+                tracing::info!("{e}; trying again");
+                tokio::time::sleep(RETRY_INTERVAL).await;
+            }
+            done => return done,
+        }
+    }
+}
+
+async fn connect_once(options: &Options, env: &Env) -> Result<Connected, MountError> {
+    let Some(version) = options.version else { return negotiate(options, env).await };
+    connect_version(options, env, version).await
+}
+
+async fn negotiate(options: &Options, env: &Env) -> Result<Connected, MountError> {
+    let mut hidden = None;
+    for version in [Version::V42, Version::V41] {
+        match connect_version(options, env, version).await {
+            Err(e) if e.other_version_may_work() => tracing::debug!("{e}"),
+            Err(e @ MountError::NoSuchExport { .. }) => {
+                hidden = Some(e);
+                break;
+            }
+            done => return done,
+        }
+    }
+    match (connect_version(options, env, Version::V3).await, hidden) {
+        (Err(_), Some(said)) => Err(said),
+        (done, _) => done,
+    }
+}
+
+async fn connect_version(options: &Options, env: &Env, version: Version) -> Result<Connected, MountError> {
+    let stats = Arc::new(Stats::new());
+    if version == Version::V3 {
+        let server = options.addrs.first().copied().unwrap_or_else(|| SocketAddr::from(([0; 4], 0)));
+        let vfs = v3::connect_v3(options, env, stats.clone()).await?;
+        let size = |asked: Option<u32>| asked.unwrap_or(1 << 20).min(1 << 20);
+        let (rsize_bytes, wsize_bytes) = (size(options.rsize_bytes), size(options.wsize_bytes));
+        let server = SocketAddr::new(server.ip(), options.port.unwrap_or(NFS_PORT));
+        return Ok(Connected { vfs, version, server, rsize_bytes, wsize_bytes, stats });
+    }
+    let mut refused = None;
+    for &addr in &options.addrs {
+        let port = options.port.unwrap_or(if addr.port() == 0 { NFS_PORT } else { addr.port() });
+        let server = SocketAddr::new(addr.ip(), port);
+        let endpoint = Endpoint {
+            addr: server,
+            resvport: options.resvport,
+            keepalive: true,
+            connect_timeout: CONNECT_TIMEOUT,
+        };
+        let connect: Arc<dyn Connect> = Arc::new(TcpConnect::new(endpoint));
+        match V4::mount(options.clone(), version, env.clone(), stats.clone(), connect, server).await {
+            Ok(v4) => {
+                let (rsize_bytes, wsize_bytes) = v4.transfer_sizes();
+                let vfs: Arc<dyn Vfs> = Arc::new(v4);
+                return Ok(Connected { vfs, version, server, rsize_bytes, wsize_bytes, stats });
+            }
+            Err(e) if e.is_transient() => refused = Some(e),
+            Err(e) => return Err(e),
+        }
+    }
+    Err(refused.unwrap_or_else(|| MountError::NoSuchHost {
+        server: options.server.clone(),
+        cause: "it has no address".into(),
+    }))
+}

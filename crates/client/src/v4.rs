@@ -1,0 +1,391 @@
+//! NFSv4.1 and 4.2 (RFC 8881, RFC 7862): an NFS server becomes a `Vfs`.
+//!
+//! It knows nothing of FUSE and caches. [`V4`] is the face: each call becomes a task that does its work in compounds and
+//! goes on to its end even when the caller stops waiting. Below it, from the wire upwards:
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `session` | slots: who may have a request in flight |
+//! | `call` | one compound, executed exactly once |
+//! | `mount`, `lease`, `recover` | making, keeping and replacing clientid, session and state |
+//! | `callback` | what the server asks of us |
+//! | `state`, `ranges` | which files are open and locked |
+//! | `open`, `lock`, `io`, `names`, `attrs`, `xattr` | the operations |
+//!
+//! Exactly once: a call whose connection broke is repeated in its slot and answered from the server's reply cache.
+//! When the session itself is lost (the server restarted), the call is sent again in the new session, as by the
+//! Linux client: an exclusive create is recognised by its verifier; a REMOVE that then finds nothing succeeded; a
+//! MKDIR, LINK, SYMLINK or RENAME that was executed before the restart can report `EEXIST` or `ENOENT`.
+
+mod attrs;
+mod call;
+mod callback;
+mod core;
+mod fail;
+mod io;
+mod lease;
+mod lock;
+mod mount;
+mod names;
+mod open;
+mod ranges;
+mod recover;
+mod session;
+mod shutdown;
+mod state;
+mod xattr;
+
+use crate::error::{MountError, Service};
+use crate::{Options, Version};
+use ::core::time::Duration;
+use async_trait::async_trait;
+use bytes::Bytes;
+use callback::Callbacks;
+use core::Core;
+use hither_proto::nfs4::{CreateType, Nfsstat4};
+use hither_rpc::{Client, ClientConfig, Connect, Mode, RetryPolicy, Stats};
+use hither_vfs::{
+    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Env, Error, Fh, File, FileRange, FsStat, LockConflict,
+    LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
+    Seek, SetAttr, Special, Stability, Trail, Vfs, Where, Wrote, XattrMode,
+};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// A mounted NFSv4.1 or 4.2 file system.
+pub struct V4 {
+    core: Arc<Core>,
+}
+
+impl std::fmt::Debug for V4 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("V4").field("server", &self.core.opts.server).field("minor", &self.core.minor).finish()
+    }
+}
+
+impl V4 {
+    /// Mounts `options.path` from the server that `connect` leads to. `addr` is its address, for messages.
+    ///
+    /// # Errors
+    /// What the user is told; [`MountError::VersionNotSupported`] when another version may work.
+    pub async fn mount(
+        options: Options,
+        version: Version,
+        env: Env,
+        stats: Arc<Stats>,
+        connect: Arc<dyn Connect>,
+        addr: SocketAddr,
+    ) -> std::result::Result<Self, MountError> {
+        let minor = match version {
+            Version::V41 => 1,
+            Version::V42 => 2,
+            Version::V3 => {
+                let (server, what) = (options.server, "NFS version 3 in the v4 client".to_owned());
+                return Err(MountError::VersionNotSupported { server, what, offered: None });
+            }
+        };
+        // Soft mounts bound the caller's patience, not the call's: see `Core::detached`.
+        let policy = RetryPolicy { timeo: options.timeo, retrans: options.retrans, mode: Mode::Hard };
+        let cfg = ClientConfig {
+            nconnect: options.nconnect.clamp(1, 16),
+            policy,
+            seed: (env.random)(),
+            ..ClientConfig::default()
+        };
+        let rpc = Client::new(connect, cfg, stats.clone());
+        let what = format!("NFS version 4.{minor}");
+        rpc.connect_now().await.map_err(|e| {
+            MountError::from_call(&options.server, &options.path, Service::Nfs, addr, &what, e)
+        })?;
+        let core = Core::new(options, env, rpc, stats, minor);
+        core.rpc.set_callback_handler(Callbacks::new(&core));
+        match core.mount(addr).await {
+            Ok(()) => Ok(Self { core }),
+            Err(e) => {
+                core.leave(Duration::from_secs(5)).await;
+                Err(e)
+            }
+        }
+    }
+
+    /// Bytes of one READ and one WRITE.
+    pub fn transfer_sizes(&self) -> (u32, u32) {
+        let facts = self.core.facts();
+        (facts.rsize, facts.wsize)
+    }
+}
+
+impl Drop for V4 {
+    fn drop(&mut self) {
+        self.core.stop();
+    }
+}
+
+/// The core twice, cloned: one to wait, one to work in the task.
+macro_rules! detached {
+    ($self:ident, $cx:ident, |$core:ident, $own:ident| $work:expr) => {{
+        let waiting = $cx;
+        let ($core, $own) = ($self.core.clone(), waiting.clone());
+        $self.core.detached(waiting, async move { $work.await }).await
+    }};
+}
+
+#[async_trait]
+impl Vfs for V4 {
+    async fn root(&self, cx: &Cx) -> Result<Node> {
+        detached!(self, cx, |core, cx| async {
+            let fh = core.facts().root.clone();
+            Ok(Node { attrs: core.getattr(&cx, &fh).await?, fh })
+        })
+    }
+
+    async fn walk(&self, cx: &Cx, at: Where<'_>) -> Result<Trail> {
+        let (base, path) = (at.base.clone(), at.path.to_vec());
+        detached!(self, cx, |core, cx| core.walk(&cx, &base, &path))
+    }
+
+    async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
+        let fh = file.fh.clone();
+        detached!(self, cx, |core, cx| core.getattr(&cx, &fh))
+    }
+
+    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+        let (fh, open, set) = (file.fh.clone(), file.open, set.clone());
+        detached!(self, cx, |core, cx| core.setattr(&cx, File { fh: &fh, open }, &set))
+    }
+
+    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
+        let fh = fh.clone();
+        detached!(self, cx, |core, cx| core.access(&cx, &fh, want))
+    }
+
+    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
+        let fh = fh.clone();
+        detached!(self, cx, |core, cx| core.readlink(&cx, &fh))
+    }
+
+    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+        let (base, path, how) = (at.base.clone(), at.path.to_vec(), how.clone());
+        let (core, own, undo) = (self.core.clone(), cx.clone(), self.core.clone());
+        let work = async move {
+            match core.open(&own, &base, &path, &how).await {
+                Err(f) if f.status() == Some(Nfsstat4::BADOWNER) && core.ids.bad_owner() => {
+                    core.open(&own, &base, &path, &how).await
+                }
+                opened => opened,
+            }
+        };
+        self.core.detached_or(cx, work, move |opened: Opened| undo.close_unwanted(opened.open)).await
+    }
+
+    async fn close(&self, cx: &Cx, _: &Fh, open: OpenId) -> Result<()> {
+        detached!(self, cx, |core, cx| core.close(&cx, open))
+    }
+
+    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
+        let (fh, open) = (file.fh.clone(), file.open);
+        let read = detached!(self, cx, |core, cx| core.read(&cx, &fh, open, offset_bytes, len_bytes))?;
+        Ok(self.core.writes().overlay(file.fh, offset_bytes, len_bytes, read))
+    }
+
+    async fn write(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        offset_bytes: u64,
+        data: Data,
+        stability: Stability,
+    ) -> Result<Wrote> {
+        let stability = if self.core.opts.sync { Stability::Stable } else { stability };
+        let asked = tokio::time::Instant::now();
+        let writes = self.core.writes();
+        let (bytes, attr) = writes.write(cx, file.fh, file.open, offset_bytes, data, stability).await?;
+        Ok(Wrote { bytes, attrs: attr.map(|attr| self.core.valid.attrs(file.fh, attr, asked)) })
+    }
+
+    async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
+        let entry = match file.open {
+            Some(id) => Some(self.core.files.entry(id)?),
+            None => None,
+        };
+        // The mark is taken out while it is used: a close in between finds none and reports nothing.
+        let mark = entry.as_ref().and_then(|e| e.mark.lock().take());
+        let done = self.core.writes().commit(cx, file.fh, mark.as_ref()).await;
+        if let (Some(entry), Some(mark)) = (entry, mark) {
+            *entry.mark.lock() = Some(mark);
+        }
+        done
+    }
+
+    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+        let (dir, name, set) = (dir.clone(), name.clone(), set.clone());
+        detached!(self, cx, |core, cx| core.create(&cx, &dir, &name, CreateType::Dir, &set))
+    }
+
+    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
+        let (dir, name, what, set) = (dir.clone(), name.clone(), what.clone(), set.clone());
+        detached!(self, cx, |core, cx| core.mknod(&cx, &dir, &name, &what, &set))
+    }
+
+    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
+        let (dir, name, set) = (dir.clone(), name.clone(), set.clone());
+        let what = CreateType::Link(target.clone().into());
+        detached!(self, cx, |core, cx| core.create(&cx, &dir, &name, what, &set))
+    }
+
+    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+        let (fh, dir, name) = (fh.clone(), dir.clone(), name.clone());
+        detached!(self, cx, |core, cx| core.link(&cx, &fh, &dir, &name))
+    }
+
+    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
+        let (dir, name, target) = (dir.clone(), name.clone(), target.cloned());
+        detached!(self, cx, |core, cx| core.unlink(&cx, &dir, &name, target.as_ref()))
+    }
+
+    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+        let (dir, name) = (dir.clone(), name.clone());
+        detached!(self, cx, |core, cx| core.remove(&cx, &dir, &name))
+    }
+
+    async fn rename(
+        &self,
+        cx: &Cx,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        replaced: Option<&Fh>,
+        flags: RenameFlags,
+    ) -> Result<(ChangeInfo, ChangeInfo)> {
+        let (from, to) = ((from.0.clone(), from.1.clone()), (to.0.clone(), to.1.clone()));
+        let replaced = replaced.cloned();
+        detached!(self, cx, |core, cx| core.rename(
+            &cx,
+            (&from.0, &from.1),
+            (&to.0, &to.1),
+            replaced.as_ref(),
+            flags
+        ))
+    }
+
+    async fn readdir(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        verifier: [u8; 8],
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<DirPage> {
+        let dir = dir.clone();
+        let nodes = nodes && self.core.opts.readdirplus;
+        detached!(self, cx, |core, cx| core.readdir(&cx, &dir, cookie, verifier, max_bytes, nodes))
+    }
+
+    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
+        let fh = fh.clone();
+        detached!(self, cx, |core, cx| core.statfs(&cx, &fh))
+    }
+
+    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
+        let (fh, name) = (fh.clone(), name.to_vec());
+        detached!(self, cx, |core, cx| core.getxattr(&cx, &fh, &name))
+    }
+
+    async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
+        let (fh, name, value) = (fh.clone(), name.to_vec(), value.clone());
+        detached!(self, cx, |core, cx| core.setxattr(&cx, &fh, &name, &value, mode))
+    }
+
+    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
+        let fh = fh.clone();
+        detached!(self, cx, |core, cx| core.listxattr(&cx, &fh))
+    }
+
+    async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
+        let (fh, name) = (fh.clone(), name.to_vec());
+        detached!(self, cx, |core, cx| core.removexattr(&cx, &fh, &name))
+    }
+
+    async fn lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+        wait: LockWait,
+    ) -> Result<()> {
+        let (open, fh) = (file.open, file.fh.clone());
+        let (core, own, undo) = (self.core.clone(), cx.clone(), self.core.clone());
+        let work = async move { core.lock(&own, open, owner, kind, range, wait).await };
+        // A lock granted to somebody who was interrupted while waiting for it must not stay.
+        let unlock = move |()| {
+            tokio::spawn(async move {
+                if let Err(f) = undo.unlock(&fh, owner, range).await {
+                    tracing::warn!("giving up a lock that nobody waited for: {}", Error::from(f));
+                }
+            });
+        };
+        self.core.detached_or(cx, work, unlock).await
+    }
+
+    async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()> {
+        let fh = file.fh.clone();
+        detached!(self, cx, |core, _own| core.unlock(&fh, owner, range))
+    }
+
+    async fn test_lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+    ) -> Result<Option<LockConflict>> {
+        let fh = file.fh.clone();
+        detached!(self, cx, |core, cx| core.test_lock(&cx, &fh, owner, kind, range))
+    }
+
+    async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
+        let (fh, open) = (file.fh.clone(), file.open);
+        detached!(self, cx, |core, cx| core.seek(&cx, &fh, open, offset_bytes, what))
+    }
+
+    async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+        let (fh, open) = (file.fh.clone(), file.open);
+        detached!(self, cx, |core, cx| core.reserve(&cx, &fh, open, range, false))
+    }
+
+    async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+        // Writes into the hole that are not stable yet would come back if the server lost them.
+        self.core.writes().commit(cx, file.fh, None).await?;
+        let (fh, open) = (file.fh.clone(), file.open);
+        detached!(self, cx, |core, cx| core.reserve(&cx, &fh, open, range, true))
+    }
+
+    async fn copy(
+        &self,
+        cx: &Cx,
+        from: File<'_>,
+        from_offset_bytes: u64,
+        to: File<'_>,
+        to_offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<u64> {
+        // As for `deallocate`, at both ends.
+        self.core.writes().commit(cx, from.fh, None).await?;
+        self.core.writes().commit(cx, to.fh, None).await?;
+        let (from_fh, from_open) = (from.fh.clone(), from.open);
+        let (to_fh, to_open) = (to.fh.clone(), to.open);
+        detached!(self, cx, |core, cx| core.copy(
+            &cx,
+            (&from_fh, from_open, from_offset_bytes),
+            (&to_fh, to_open, to_offset_bytes),
+            len_bytes
+        ))
+    }
+
+    async fn shutdown(&self, cx: &Cx) -> Result<()> {
+        self.core.shutdown(cx).await
+    }
+}

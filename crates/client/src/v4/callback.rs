@@ -1,0 +1,250 @@
+//! What the server asks of us: CB_COMPOUND on the session's connections (RFC 8881 section 20).
+//!
+//! It knows nothing of transport. CB_SEQUENCE keeps the last reply of each slot for repetitions. Recalls are answered at once
+//! and the delegation is returned in the background: nothing is cached under it. A recall can overtake the reply of
+//! the OPEN that granted the delegation; it is remembered until that reply comes.
+
+use super::call::Compound;
+use super::core::{Core, Phase};
+use super::mount::{CB_PROGRAM, CB_SLOTS};
+use super::state::{FileState, own_fh, wire_fh};
+use bytes::Bytes;
+use hither_proto::nfs4::{
+    Attrs, CB_PROC_COMPOUND, CB_PROC_NULL, CB_VERSION, CbCompound, CbCompoundReply, CbGetattrArgs, CbOp,
+    CbRes, CbSequenceArgs, CbSequenceOk, Nfsstat4, Op, Sessionid, Stateid, attr,
+};
+use hither_proto::rpc::{AcceptStat, CallHeader, ReplyHeader, VersionRange};
+use hither_proto::xdr::{Dec, Enc};
+use hither_rpc::{BoxFuture, CallbackHandler};
+use hither_vfs::{Error, Fh};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
+
+/// Answers the server's calls.
+pub(crate) struct Callbacks {
+    core: Weak<Core>,
+    slots: Mutex<Slots>,
+}
+
+#[derive(Default)]
+struct Slots {
+    session: Sessionid,
+    slots: Vec<CbSlot>,
+}
+
+#[derive(Default, Clone)]
+struct CbSlot {
+    seqid: u32,
+    reply: Bytes,
+}
+
+/// What CB_SEQUENCE says about a call.
+enum Turn {
+    New(CbSequenceOk),
+    Repeated(Bytes),
+}
+
+impl Callbacks {
+    /// For the mount `core`.
+    pub fn new(core: &Arc<Core>) -> Arc<Self> {
+        Arc::new(Self { core: Arc::downgrade(core), slots: Mutex::default() })
+    }
+
+    fn answer(&self, header: &CallHeader, body: &Bytes) -> Enc {
+        let xid = header.xid;
+        let refuse = |stat| Enc::of(&ReplyHeader::accepted(xid, stat));
+        if header.prog != CB_PROGRAM {
+            return refuse(AcceptStat::ProgUnavail);
+        }
+        if header.vers != CB_VERSION {
+            return refuse(AcceptStat::ProgMismatch(VersionRange { low: CB_VERSION, high: CB_VERSION }));
+        }
+        let mut reply = Enc::of(&ReplyHeader::success(xid));
+        match header.proc {
+            CB_PROC_NULL => {}
+            CB_PROC_COMPOUND => match Dec::all::<CbCompound>(body) {
+                Ok(call) => reply.raw(&self.compound(call)),
+                Err(_) => return refuse(AcceptStat::GarbageArgs),
+            },
+            _ => return refuse(AcceptStat::ProcUnavail),
+        }
+        reply
+    }
+
+    /// The encoded CB_COMPOUND4res.
+    fn compound(&self, call: CbCompound) -> Bytes {
+        let encode = |status, results: Vec<CbRes>, call: &CbCompound| {
+            Enc::of(&CbCompoundReply { status, tag: call.tag.clone(), results: results.into() }).to_bytes()
+        };
+        let Some(core) = self.core.upgrade() else { return encode(Nfsstat4::BADSESSION, vec![], &call) };
+        if call.minorversion != core.minor {
+            return encode(Nfsstat4::MINOR_VERS_MISMATCH, vec![], &call);
+        }
+        let Some(CbOp::Sequence(seq)) = call.ops.first() else {
+            return encode(Nfsstat4::OP_NOT_IN_SESSION, vec![], &call);
+        };
+        let ok = match self.turn(&core, seq) {
+            Ok(Turn::New(ok)) => ok,
+            Ok(Turn::Repeated(reply)) => return reply,
+            Err(status) => return encode(status, vec![CbRes::Sequence(Err(status))], &call),
+        };
+        let mut results = vec![CbRes::Sequence(Ok(ok))];
+        let mut status = Nfsstat4::OK;
+        for op in &call.ops[1..] {
+            let result = core.callback(op);
+            status = result.status();
+            results.push(result);
+            if status != Nfsstat4::OK {
+                break;
+            }
+        }
+        let reply = encode(status, results, &call);
+        let mut slots = self.slots.lock();
+        if slots.session == seq.sessionid {
+            if let Some(slot) = slots.slots.get_mut(seq.slotid as usize) {
+                slot.reply = reply.clone();
+            }
+        }
+        reply
+    }
+
+    /// Takes a slot's turn (RFC 8881 section 20.9).
+    fn turn(&self, core: &Core, seq: &CbSequenceArgs) -> Result<Turn, Nfsstat4> {
+        // While a session is being made its name may not be known here yet.
+        match &*core.phase.borrow() {
+            Phase::Ready(session) if session.id != seq.sessionid => return Err(Nfsstat4::BADSESSION),
+            Phase::Stopped => return Err(Nfsstat4::BADSESSION),
+            _ => {}
+        }
+        if seq.slotid >= CB_SLOTS {
+            return Err(Nfsstat4::BADSLOT);
+        }
+        let mut slots = self.slots.lock();
+        if slots.session != seq.sessionid {
+            *slots = Slots { session: seq.sessionid, slots: vec![CbSlot::default(); CB_SLOTS as usize] };
+        }
+        let slot = &mut slots.slots[seq.slotid as usize];
+        if seq.sequenceid == slot.seqid && seq.sequenceid != 0 {
+            return match slot.reply.is_empty() {
+                // Still at it.
+                true => Err(Nfsstat4::DELAY),
+                false => Ok(Turn::Repeated(slot.reply.clone())),
+            };
+        }
+        if seq.sequenceid != slot.seqid.wrapping_add(1) {
+            return Err(Nfsstat4::SEQ_MISORDERED);
+        }
+        *slot = CbSlot { seqid: seq.sequenceid, reply: Bytes::new() };
+        Ok(Turn::New(CbSequenceOk {
+            sessionid: seq.sessionid,
+            sequenceid: seq.sequenceid,
+            slotid: seq.slotid,
+            highest_slotid: CB_SLOTS - 1,
+            target_highest_slotid: CB_SLOTS - 1,
+        }))
+    }
+}
+
+impl CallbackHandler for Callbacks {
+    fn call(&self, header: CallHeader, body: Bytes) -> BoxFuture<'static, Enc> {
+        let reply = self.answer(&header, &body);
+        Box::pin(async move { reply })
+    }
+}
+
+impl Core {
+    fn callback(self: &Arc<Self>, op: &CbOp) -> CbRes {
+        match op {
+            CbOp::Recall(args) => {
+                tracing::debug!(fh = ?args.fh, "a delegation is recalled");
+                CbRes::Recall(self.recalled(&args.stateid))
+            }
+            CbOp::RecallAny(_) => {
+                self.return_all_delegations();
+                CbRes::RecallAny(Ok(()))
+            }
+            CbOp::RecallSlot(target) => {
+                if let Phase::Ready(session) = &*self.phase.borrow() {
+                    session.adapt(*target, u32::MAX);
+                }
+                CbRes::RecallSlot(Ok(()))
+            }
+            CbOp::NotifyLock(_) => {
+                self.files.lock_freed.notify_waiters();
+                CbRes::NotifyLock(Ok(()))
+            }
+            CbOp::Getattr(args) => CbRes::Getattr(self.delegated_attrs(args)),
+            CbOp::Layoutrecall(_) => CbRes::Layoutrecall(Err(Nfsstat4::NOMATCHING_LAYOUT)),
+            CbOp::PushDeleg(_) => CbRes::PushDeleg(Err(Nfsstat4::REJECT_DELEG)),
+            CbOp::Illegal(_) => CbRes::Illegal(Nfsstat4::OP_ILLEGAL),
+            other => CbRes::failed(other.number(), Nfsstat4::NOTSUPP),
+        }
+    }
+
+    fn recalled(self: &Arc<Self>, stateid: &Stateid) -> Result<(), Nfsstat4> {
+        match self.files.delegated(stateid) {
+            Some(file) => {
+                self.return_delegation(&file, *stateid);
+                Ok(())
+            }
+            // Perhaps the reply that grants it is under way, or came just now.
+            None if self.files.remember_recall(stateid) => {
+                if let Some(file) = self.files.delegated(stateid) {
+                    self.return_delegation(&file, *stateid);
+                }
+                Ok(())
+            }
+            None => Err(Nfsstat4::BAD_STATEID),
+        }
+    }
+
+    /// What the holder of a write delegation knows: nothing is cached, so what the server said last.
+    fn delegated_attrs(&self, args: &CbGetattrArgs) -> Result<Attrs, Nfsstat4> {
+        let fh: Fh = own_fh(&args.fh);
+        let file = self.files.file(&fh).ok_or(Nfsstat4::BADHANDLE)?;
+        let inner = file.inner.lock();
+        if !inner.delegation.is_some_and(|(_, write)| write) {
+            return Err(Nfsstat4::BADHANDLE);
+        }
+        let asked = |n| args.attr_request.has(n);
+        Ok(Attrs {
+            change: asked(attr::CHANGE).then_some(inner.change),
+            size: asked(attr::SIZE).then_some(inner.size_bytes),
+            ..Attrs::default()
+        })
+    }
+
+    /// Returns a delegation in the background.
+    pub fn return_delegation(self: &Arc<Self>, file: &Arc<FileState>, stateid: Stateid) {
+        {
+            let mut inner = file.inner.lock();
+            if inner.delegation.is_some_and(|(held, _)| held.other == stateid.other) {
+                inner.delegation = None;
+            }
+        }
+        let (core, fh) = (self.clone(), file.fh.clone());
+        tokio::spawn(async move { core.delegreturn(&fh, stateid).await });
+    }
+
+    /// Returns a delegation.
+    pub async fn delegreturn(self: &Arc<Self>, fh: &Fh, stateid: Stateid) {
+        let ops = [Op::Putfh(wire_fh(fh)), Op::Delegreturn(stateid)];
+        let done =
+            self.compound(&self.own_cx(), Compound::new("DELEGRETURN", ops)).await.and_then(|mut a| {
+                a.results.putfh()?;
+                Ok(a.results.delegreturn()?)
+            });
+        if let Err(f) = done {
+            tracing::debug!("DELEGRETURN: {}", Error::from(f));
+        }
+    }
+
+    fn return_all_delegations(self: &Arc<Self>) {
+        for file in self.files.all() {
+            let held = file.inner.lock().delegation;
+            if let Some((stateid, _)) = held {
+                self.return_delegation(&file, stateid);
+            }
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! Bytes of files, and attributes: READ, WRITE, COMMIT, GETATTR, SETATTR, SEEK, ALLOCATE, DEALLOCATE, COPY.
+//!
+//! It knows nothing of names. Transfers longer than one READ or WRITE are cut and sent at once. Which stateid goes
+//! with an operation follows from the open; an operation that the server refuses because it does not know that state any
+//! more is repeated after the state was recovered.
+
+use super::attrs::{FS_ATTRS, NODE_ATTRS, to_fsstat};
+use super::call::{Answer, Compound};
+use super::core::Core;
+use super::fail::{Answered, Fail, is_state_lost};
+use super::state::{OpenState, wire_fh};
+use crate::writes::{self, Failure, Origin, Verifier, WriteReply};
+use async_trait::async_trait;
+use hither_proto::nfs4::{DataContent, Nfsstat4, Op, StableHow, Stateid, op};
+use hither_vfs::{Attrs, Cx, Data, Error, Fh, File, FileRange, FsStat, OpenId, Read, Seek, SetAttr};
+use std::sync::{Arc, Weak};
+use tokio::task::JoinSet;
+
+/// State that is lost again and again is given up.
+const STATE_TRIES: u32 = 5;
+
+impl Core {
+    /// Sends what `build` makes of the right stateid; repeats it when the server has lost the state behind it.
+    pub async fn with_stateid(
+        self: &Arc<Self>,
+        cx: &Cx,
+        open: Option<OpenId>,
+        build: impl Fn(Stateid) -> Compound,
+    ) -> Answered<Answer> {
+        let mut tries = 0;
+        loop {
+            let (state, stateid) = self.io_stateid(open)?;
+            let answer = self.compound(cx, build(stateid)).await?;
+            let status = answer.results.status();
+            match state {
+                Some(state) if is_state_lost(status) && tries < STATE_TRIES => {
+                    tries += 1;
+                    self.state_lost(&state, &stateid).await;
+                }
+                Some(_) if status == Nfsstat4::OLD_STATEID && tries < STATE_TRIES => tries += 1,
+                _ => return Ok(answer),
+            }
+        }
+    }
+
+    fn io_stateid(&self, open: Option<OpenId>) -> Answered<(Option<Arc<OpenState>>, Stateid)> {
+        let Some(id) = open else { return Ok((None, Stateid::ANONYMOUS)) };
+        let state = self.files.entry(id)?.state.clone();
+        let stateid = state.io_stateid()?;
+        Ok((Some(state), stateid))
+    }
+
+    /// Attributes, fresh from the server.
+    pub async fn getattr(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<Attrs> {
+        let ops = [Op::Putfh(wire_fh(fh)), Op::Getattr(NODE_ATTRS)];
+        let mut answer = self.compound(cx, Compound::new("GETATTR", ops)).await?;
+        answer.results.putfh()?;
+        let wire = answer.results.getattr()?;
+        self.attrs(fh, &wire, answer.asked).await
+    }
+
+    /// Changes attributes.
+    pub async fn setattr(self: &Arc<Self>, cx: &Cx, file: File<'_>, set: &SetAttr) -> Answered<Attrs> {
+        // Writes beyond the new end must not come after it.
+        let mut cut = match set.size_bytes {
+            Some(size) => Some(self.writes().truncating(file.fh, size).await),
+            None => None,
+        };
+        loop {
+            let attrs = self.wire_set(set).await;
+            let open = set.size_bytes.and(file.open);
+            let build = |stateid| {
+                let ops = [
+                    Op::Putfh(wire_fh(file.fh)),
+                    Op::setattr(stateid, attrs.clone()),
+                    Op::Getattr(NODE_ATTRS),
+                ];
+                Compound::new("SETATTR", ops)
+            };
+            let mut answer = self.with_stateid(cx, open, build).await?;
+            answer.results.putfh()?;
+            match answer.results.setattr() {
+                Ok(_) => {}
+                Err(e) if e.status() == Some(Nfsstat4::BADOWNER) && self.ids.bad_owner() => continue,
+                Err(e) => return Err(e.into()),
+            }
+            if let Some(cut) = cut.take() {
+                cut.done();
+            }
+            return match answer.results.getattr() {
+                Ok(wire) => self.attrs(file.fh, &wire, answer.asked).await,
+                Err(_) => self.getattr(cx, file.fh).await,
+            };
+        }
+    }
+
+    /// Space and limits.
+    pub async fn statfs(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<FsStat> {
+        let ops = [Op::Putfh(wire_fh(fh)), Op::Getattr(FS_ATTRS)];
+        let mut answer = self.compound(cx, Compound::new("STATFS", ops)).await?;
+        answer.results.putfh()?;
+        Ok(to_fsstat(&answer.results.getattr()?))
+    }
+
+    /// Reads up to `len` bytes: fewer only at the end of the file.
+    pub async fn read(
+        self: &Arc<Self>,
+        cx: &Cx,
+        fh: &Fh,
+        open: Option<OpenId>,
+        offset: u64,
+        len: u32,
+    ) -> Answered<Read> {
+        let rsize = self.facts().rsize;
+        if len <= rsize {
+            return self.clone().read_piece(cx.clone(), fh.clone(), open, offset, len).await;
+        }
+        let mut pieces = JoinSet::new();
+        for start in (0..len).step_by(rsize as usize) {
+            let (core, cx, fh) = (self.clone(), cx.clone(), fh.clone());
+            let (at, want) = (offset + u64::from(start), rsize.min(len - start));
+            pieces.spawn(async move { (start, core.read_piece(cx, fh, open, at, want).await, want) });
+        }
+        let mut done = Vec::new();
+        while let Some(piece) = pieces.join_next().await {
+            done.push(piece.map_err(|e| Error::because(libc::EIO, e.to_string()))?);
+        }
+        done.sort_by_key(|(start, ..)| *start);
+        let mut all = Read { data: Data::default(), eof: false };
+        for (_, piece, want) in done {
+            let piece = piece?;
+            let full = piece.data.len() == want as usize;
+            piece.data.parts().iter().for_each(|b| all.data.push(b.clone()));
+            all.eof = piece.eof;
+            if !full {
+                break;
+            }
+        }
+        Ok(all)
+    }
+
+    /// At most `rsize` bytes. A short reply that is not the end of the file is asked to go on.
+    async fn read_piece(
+        self: Arc<Self>,
+        cx: Cx,
+        fh: Fh,
+        open: Option<OpenId>,
+        offset: u64,
+        len: u32,
+    ) -> Answered<Read> {
+        let mut all = Read { data: Data::default(), eof: false };
+        while (all.data.len() as u32) < len || len == 0 {
+            let (at, left) = (offset + all.data.len() as u64, len - all.data.len() as u32);
+            let build =
+                |stateid| Compound::new("READ", [Op::Putfh(wire_fh(&fh)), Op::read(stateid, at, left)]);
+            let mut answer = self.with_stateid(&cx, open, build).await?;
+            answer.results.putfh()?;
+            let ok = answer.results.read()?;
+            if ok.data.len() > left as usize {
+                return Err(Error::because(libc::EIO, "the server sends more than was asked for").into());
+            }
+            let got = ok.data.len();
+            all.data.push(ok.data.0);
+            all.eof = ok.eof || got == 0;
+            if all.eof || len == 0 {
+                break;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Next data or hole.
+    pub async fn seek(
+        self: &Arc<Self>,
+        cx: &Cx,
+        fh: &Fh,
+        open: Option<OpenId>,
+        offset: u64,
+        what: Seek,
+    ) -> Answered<u64> {
+        self.needs_42()?;
+        let content = match what {
+            Seek::Data => DataContent::DATA,
+            Seek::Hole => DataContent::HOLE,
+        };
+        let build =
+            |stateid| Compound::new("SEEK", [Op::Putfh(wire_fh(fh)), Op::seek(stateid, offset, content)]);
+        let mut answer = self.with_stateid(cx, open, build).await?;
+        answer.results.putfh()?;
+        let ok = answer.results.seek()?;
+        match (what, ok.eof) {
+            // "No more data" is ENXIO to lseek(2); the hole at the end is found by its offset.
+            (Seek::Data, true) => Err(Error::new(libc::ENXIO).into()),
+            _ => Ok(ok.offset),
+        }
+    }
+
+    /// ALLOCATE or DEALLOCATE of a range.
+    pub async fn reserve(
+        self: &Arc<Self>,
+        cx: &Cx,
+        fh: &Fh,
+        open: Option<OpenId>,
+        range: FileRange,
+        punch: bool,
+    ) -> Answered<()> {
+        self.needs_42()?;
+        let (at, len) = (range.start_bytes, range.end_bytes.saturating_sub(range.start_bytes));
+        let build = |stateid| {
+            let (label, op) = match punch {
+                true => ("DEALLOCATE", Op::deallocate(stateid, at, len)),
+                false => ("ALLOCATE", Op::allocate(stateid, at, len)),
+            };
+            Compound::new(label, [Op::Putfh(wire_fh(fh)), op])
+        };
+        let mut answer = self.with_stateid(cx, open, build).await?;
+        answer.results.putfh()?;
+        match punch {
+            true => answer.results.deallocate()?,
+            false => answer.results.allocate()?,
+        }
+        Ok(())
+    }
+
+    /// Copies on the server, synchronously. What is copied is committed at once: its bytes are not here to be sent
+    /// again should the server lose them.
+    pub async fn copy(
+        self: &Arc<Self>,
+        cx: &Cx,
+        from: (&Fh, Option<OpenId>, u64),
+        to: (&Fh, Option<OpenId>, u64),
+        len: u64,
+    ) -> Answered<u64> {
+        use hither_proto::nfs4::CopyArgs;
+        self.needs_42()?;
+        if len == 0 {
+            // COPY takes 0 for "to the end".
+            return Ok(0);
+        }
+        let (source, src_stateid) = self.io_stateid(from.1)?;
+        let build = |dst_stateid| {
+            let args = CopyArgs {
+                src_stateid,
+                dst_stateid,
+                src_offset: from.2,
+                dst_offset: to.2,
+                count: len,
+                consecutive: true,
+                synchronous: true,
+                source_server: Vec::new().into(),
+            };
+            let ops = [
+                Op::Putfh(wire_fh(from.0)),
+                Op::Savefh,
+                Op::Putfh(wire_fh(to.0)),
+                Op::Copy(args),
+                Op::commit(0, 0),
+            ];
+            Compound::new("COPY", ops)
+        };
+        let mut answer = self.with_stateid(cx, to.1, build).await?;
+        let results = &mut answer.results;
+        results.putfh()?;
+        results.savefh()?;
+        results.putfh()?;
+        let ok = match results.outcome::<op::Copy>()? {
+            Ok(ok) => ok,
+            Err(f) => {
+                let status = hither_proto::nfs4::Fail::status(&f);
+                if let (Some(source), true) = (source, is_state_lost(status)) {
+                    self.state_lost(&source, &src_stateid).await;
+                    return Err(Error::new(libc::EOPNOTSUPP).into());
+                }
+                return Err(match status {
+                    // The caller copies by itself, as for a server that cannot do it at all.
+                    Nfsstat4::NOTSUPP | Nfsstat4::OFFLOAD_NO_REQS | Nfsstat4::OFFLOAD_DENIED => {
+                        Error::new(libc::EOPNOTSUPP).into()
+                    }
+                    status => Fail::Nfs(status),
+                });
+            }
+        };
+        if ok.response.callback_id.is_some() {
+            // Asynchronous although we said no: the copy by hand writes the same bytes.
+            return Err(Error::new(libc::EOPNOTSUPP).into());
+        }
+        let stable = ok.response.committed != StableHow::UNSTABLE
+            || results.commit().is_ok_and(|verifier| verifier == ok.response.writeverf);
+        match stable {
+            true => Ok(ok.response.count),
+            false => Err(Error::new(libc::EOPNOTSUPP).into()),
+        }
+    }
+
+    /// # Errors
+    /// `EOPNOTSUPP` before NFSv4.2.
+    pub fn needs_42(&self) -> Answered<()> {
+        match self.minor {
+            0 | 1 => Err(Error::new(libc::EOPNOTSUPP).into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Sends WRITE and COMMIT for the tracking of uncommitted writes.
+pub(crate) struct Wire {
+    core: Weak<Core>,
+}
+
+impl Wire {
+    /// For the writes of `core`, which owns it.
+    pub fn new(core: &Arc<Core>) -> Self {
+        Self { core: Arc::downgrade(core) }
+    }
+
+    fn core(&self) -> Result<Arc<Core>, Failure> {
+        self.core.upgrade().ok_or_else(|| Failure::Unanswered(super::core::going_away()))
+    }
+}
+
+fn failure(f: Fail) -> Failure {
+    match f {
+        Fail::Nfs(_) => Failure::Refused(f.into()),
+        Fail::Final(e) => Failure::Unanswered(e),
+    }
+}
+
+#[async_trait]
+impl writes::Wire for Wire {
+    fn wsize_bytes(&self) -> u32 {
+        self.core.upgrade().map_or(4096, |core| core.facts().wsize)
+    }
+
+    async fn write(
+        &self,
+        origin: &Origin,
+        fh: &Fh,
+        offset_bytes: u64,
+        data: Data,
+        stable: bool,
+    ) -> Result<WriteReply, Failure> {
+        let core = self.core()?;
+        let (origin, fh, data) = (origin.clone(), fh.clone(), data.into_bytes());
+        let how = if stable { StableHow::FILE_SYNC } else { StableHow::UNSTABLE };
+        let waiting = core.clone();
+        let send = async move {
+            let build = |stateid| {
+                let write = Op::write(stateid, offset_bytes, how, data.clone());
+                Compound::new("WRITE", [Op::Putfh(wire_fh(&fh)), write, Op::Getattr(NODE_ATTRS)])
+            };
+            let cx = Cx::new(origin.cred.clone());
+            let mut answer = core.with_stateid(&cx, core.open_for(&origin), build).await?;
+            answer.results.putfh()?;
+            let ok = answer.results.write()?;
+            let attr = match answer.results.getattr() {
+                Ok(wire) => core.attr(&fh, &wire).await.ok(),
+                Err(_) => None,
+            };
+            Ok(WriteReply {
+                bytes: u64::from(ok.count).min(data.len() as u64),
+                stable: ok.committed != StableHow::UNSTABLE,
+                verifier: ok.writeverf,
+                attr,
+            })
+        };
+        waiting.patiently(send).await
+    }
+
+    async fn commit(&self, origin: &Origin, fh: &Fh) -> Result<Verifier, Failure> {
+        let core = self.core()?;
+        let (cx, fh) = (Cx::new(origin.cred.clone()), fh.clone());
+        let waiting = core.clone();
+        let send = async move {
+            let ops = [Op::Putfh(wire_fh(&fh)), Op::commit(0, 0)];
+            let mut answer = core.compound(&cx, Compound::new("COMMIT", ops)).await?;
+            answer.results.putfh()?;
+            Ok(answer.results.commit()?)
+        };
+        waiting.patiently(send).await
+    }
+
+    fn epoch(&self) -> u64 {
+        self.core.upgrade().map_or(0, |core| core.rpc.generations().borrow().iter().sum())
+    }
+}
+
+impl Core {
+    /// The open through which bytes were written, if it is still there.
+    fn open_for(&self, origin: &Origin) -> Option<OpenId> {
+        origin.open.filter(|&id| self.files.entry(id).is_ok())
+    }
+
+    /// As long as the mount's policy says. What is no longer waited for goes on: its slot is not lost.
+    async fn patiently<T: Send + 'static>(
+        &self,
+        send: impl Future<Output = Answered<T>> + Send + 'static,
+    ) -> Result<T, Failure> {
+        match self.patience(&self.own_cx()) {
+            (Some(deadline), late) => match tokio::time::timeout_at(deadline, tokio::spawn(send)).await {
+                Ok(Ok(done)) => done.map_err(failure),
+                Ok(Err(e)) => Err(Failure::Unanswered(Error::because(libc::EIO, e.to_string()))),
+                Err(_) => Err(Failure::Unanswered(late)),
+            },
+            (None, _) => send.await.map_err(failure),
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! Byte-range locks: LOCK, LOCKT and LOCKU.
+//!
+//! It knows nothing of who the local owners are. A lock belongs to an [`OpenState`] and a `LockOwner`; what it
+//! covers is remembered, so that it can be claimed again. flock(2) locks are locks on the whole file under owners of
+//! their own. Waiting is asking again, less and less often; a server that announces a free lock (CB_NOTIFY_LOCK)
+//! wakes those who wait.
+
+use super::call::{Answer, Backoff, Compound};
+use super::core::Core;
+use super::fail::{Answered, Fail, is_state_lost};
+use super::ranges::Ranges;
+use super::state::{OpenState, wire_fh};
+use hither_proto::nfs4::{
+    ExistLockOwner, LockArgs, LockDenied, LockFail, LockType, Locker, LocktArgs, Nfsstat4, Op,
+    OpenToLockOwner, Stateid, op,
+};
+use hither_vfs::{Cx, Error, Fh, FileRange, LockConflict, LockKind, LockOwner, LockWait, OpenAccess, OpenId};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// State that is lost again and again is given up.
+const STATE_TRIES: u32 = 5;
+/// Owners without locks that an open keeps at the server; more are freed there.
+const IDLE_OWNERS: usize = 64;
+
+/// The locks of one owner on one open.
+pub(crate) struct LockState {
+    /// Whose.
+    pub owner: LockOwner,
+    pub inner: Mutex<LockInner>,
+    /// One LOCK or LOCKU at a time, so that what is remembered is what the server has.
+    serial: tokio::sync::Mutex<()>,
+}
+
+/// What changes about a [`LockState`].
+#[derive(Default)]
+pub(crate) struct LockInner {
+    /// `None` before the first lock.
+    pub stateid: Option<Stateid>,
+    /// What is held.
+    pub ranges: Ranges,
+    /// A lock could not be recovered: until the owner unlocks, I/O fails.
+    pub lost: bool,
+}
+
+/// How one attempt to lock ended.
+enum Attempt {
+    Granted,
+    Taken,
+}
+
+impl Core {
+    /// Takes or changes a lock.
+    pub async fn lock(
+        self: &Arc<Self>,
+        cx: &Cx,
+        open: Option<OpenId>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+        wait: LockWait,
+    ) -> Answered<()> {
+        let entry = self.files.entry(open.ok_or_else(|| Error::new(libc::EBADF))?)?;
+        let needed = match kind {
+            LockKind::Read => OpenAccess::READ,
+            LockKind::Write => OpenAccess::WRITE,
+        };
+        if !entry.access.contains(needed) {
+            return Err(Error::new(libc::EBADF).into());
+        }
+        let lock = lock_state(&entry.state, owner);
+        let mut backoff = Backoff::LOCK;
+        loop {
+            // Listening begins before the attempt, or a wake-up between the two would be missed.
+            let woken = self.files.lock_freed.notified();
+            match self.try_lock(cx, &entry.state, &lock, kind, range, wait).await? {
+                Attempt::Granted => return Ok(()),
+                Attempt::Taken if wait == LockWait::No => return Err(Error::new(libc::EAGAIN).into()),
+                Attempt::Taken => {}
+            }
+            tokio::select! {
+                () = tokio::time::sleep(backoff.step()) => {}
+                () = woken => {}
+                () = cx.cancel.cancelled() => return Err(Error::new(libc::EINTR).into()),
+            }
+        }
+    }
+
+    async fn try_lock(
+        self: &Arc<Self>,
+        cx: &Cx,
+        state: &Arc<OpenState>,
+        lock: &Arc<LockState>,
+        kind: LockKind,
+        range: FileRange,
+        wait: LockWait,
+    ) -> Answered<Attempt> {
+        let _one = lock.serial.lock().await;
+        for _ in 0..STATE_TRIES {
+            let (locker, used) = self.locker(state, lock)?;
+            let args = LockArgs {
+                locktype: lock_type(kind, wait),
+                reclaim: false,
+                offset: range.start_bytes,
+                length: length(range),
+                locker,
+            };
+            let c = Compound::new("LOCK", [Op::Putfh(wire_fh(&state.file.fh)), Op::Lock(args)]);
+            let mut answer = self.compound(cx, c).await?;
+            answer.results.putfh()?;
+            match answer.results.outcome::<op::Lock>()? {
+                Ok(stateid) => {
+                    let mut inner = lock.inner.lock();
+                    inner.stateid = Some(stateid);
+                    inner.ranges.lock(range, kind);
+                    return Ok(Attempt::Granted);
+                }
+                Err(LockFail::Denied(_)) => return Ok(Attempt::Taken),
+                Err(LockFail::Status(s)) if is_state_lost(s) => self.state_lost(state, &used).await,
+                Err(LockFail::Status(Nfsstat4::OLD_STATEID)) => {}
+                Err(LockFail::Status(s)) => return Err(Fail::Nfs(s)),
+            }
+        }
+        Err(Error::because(libc::EIO, "the server keeps forgetting the open behind a lock").into())
+    }
+
+    fn locker(&self, state: &OpenState, lock: &LockState) -> Answered<(Locker, Stateid)> {
+        if let Some(stateid) = lock.inner.lock().stateid {
+            let lock_stateid = stateid.any_seqid();
+            return Ok((Locker::Existing(ExistLockOwner { lock_stateid, lock_seqid: 0 }), stateid));
+        }
+        let inner = state.inner.lock();
+        if let Some(lost) = &inner.lost {
+            return Err(lost.clone().into());
+        }
+        let stateid = inner.stateid.ok_or_else(|| Error::new(libc::EBADF))?;
+        let locker = Locker::New(OpenToLockOwner {
+            open_seqid: 0,
+            open_stateid: stateid.any_seqid(),
+            lock_seqid: 0,
+            lock_owner: self.files.lock_owner(lock.owner),
+        });
+        Ok((locker, stateid))
+    }
+
+    /// Gives up what `owner` holds in `range` on the file, through whichever open.
+    pub async fn unlock(self: &Arc<Self>, fh: &Fh, owner: LockOwner, range: FileRange) -> Answered<()> {
+        let Some(file) = self.files.file(fh) else { return Ok(()) };
+        let states: Vec<_> = file.inner.lock().states.values().cloned().collect();
+        for state in states {
+            let lock = state.inner.lock().locks.get(&owner).cloned();
+            if let Some(lock) = lock {
+                self.unlock_state(&state, &lock, range).await?;
+                self.free_idle(&state).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn unlock_state(
+        self: &Arc<Self>,
+        state: &Arc<OpenState>,
+        lock: &Arc<LockState>,
+        range: FileRange,
+    ) -> Answered<()> {
+        let _one = lock.serial.lock().await;
+        loop {
+            let stateid = {
+                let mut inner = lock.inner.lock();
+                if range.start_bytes == 0 && range.end_bytes == u64::MAX {
+                    inner.lost = false;
+                }
+                match inner.stateid {
+                    Some(stateid) if !inner.ranges.is_free(range) => stateid,
+                    _ => return Ok(()),
+                }
+            };
+            let op = Op::locku(stateid.any_seqid(), LockType::WRITE, range.start_bytes, length(range));
+            let c = Compound::new("LOCKU", [Op::Putfh(wire_fh(&state.file.fh)), op]);
+            let done = self.compound(&Cx::new(state.cred.clone()), c).await.and_then(|mut answer| {
+                answer.results.putfh()?;
+                Ok(answer.results.locku()?)
+            });
+            let mut inner = lock.inner.lock();
+            match done {
+                Ok(new) => {
+                    inner.stateid = Some(new);
+                    inner.ranges.unlock(range);
+                    return Ok(());
+                }
+                Err(f) if f.status() == Some(Nfsstat4::OLD_STATEID) => {}
+                // Recovered meanwhile under another stateid: unlock that.
+                Err(f) if is_lost(&f) && inner.stateid.is_some_and(|s| s.other != stateid.other) => {}
+                // The server has no such lock any more, which is what was asked for.
+                Err(f) if is_lost(&f) => {
+                    inner.ranges.unlock(range);
+                    return Ok(());
+                }
+                Err(f) => return Err(f),
+            }
+        }
+    }
+
+    /// Frees lock owners at the server that hold nothing, when there are many.
+    async fn free_idle(self: &Arc<Self>, state: &Arc<OpenState>) {
+        let freed: Vec<Stateid> = {
+            let mut inner = state.inner.lock();
+            if inner.locks.len() <= IDLE_OWNERS {
+                return;
+            }
+            let mut freed = Vec::new();
+            inner.locks.retain(|_, lock| {
+                // Somebody who is about to lock has a clone.
+                let lock_inner = lock.inner.lock();
+                let idle = lock_inner.ranges.is_empty() && !lock_inner.lost && Arc::strong_count(lock) == 1;
+                if idle {
+                    freed.extend(lock_inner.stateid);
+                }
+                !idle
+            });
+            freed
+        };
+        for stateid in freed {
+            let c = Compound::new("FREE_STATEID", [Op::FreeStateid(stateid.any_seqid())]);
+            if let Err(f) = self.compound(&self.own_cx(), c).await {
+                tracing::debug!("FREE_STATEID: {}", Error::from(f));
+            }
+        }
+    }
+
+    /// A lock of somebody else in the way.
+    pub async fn test_lock(
+        self: &Arc<Self>,
+        cx: &Cx,
+        fh: &Fh,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+    ) -> Answered<Option<LockConflict>> {
+        let args = LocktArgs {
+            locktype: lock_type(kind, LockWait::No),
+            offset: range.start_bytes,
+            length: length(range),
+            owner: self.files.lock_owner(owner),
+        };
+        let c = Compound::new("LOCKT", [Op::Putfh(wire_fh(fh)), Op::Lockt(args)]);
+        let mut answer: Answer = self.compound(cx, c).await?;
+        answer.results.putfh()?;
+        match answer.results.outcome::<op::Lockt>()? {
+            Ok(()) => Ok(None),
+            Err(LockFail::Denied(denied)) => Ok(Some(conflict(&denied))),
+            Err(LockFail::Status(s)) => Err(Fail::Nfs(s)),
+        }
+    }
+}
+
+fn is_lost(f: &Fail) -> bool {
+    f.status().is_some_and(is_state_lost)
+}
+
+fn lock_state(state: &OpenState, owner: LockOwner) -> Arc<LockState> {
+    let new =
+        || Arc::new(LockState { owner, inner: Mutex::default(), serial: tokio::sync::Mutex::default() });
+    state.inner.lock().locks.entry(owner).or_insert_with(new).clone()
+}
+
+fn lock_type(kind: LockKind, wait: LockWait) -> LockType {
+    match (kind, wait) {
+        (LockKind::Read, LockWait::No) => LockType::READ,
+        (LockKind::Write, LockWait::No) => LockType::WRITE,
+        (LockKind::Read, LockWait::Yes) => LockType::READW,
+        (LockKind::Write, LockWait::Yes) => LockType::WRITEW,
+    }
+}
+
+/// Length on the wire: all ones is "to the end". So is a range to the greatest offset that programs can name.
+pub(crate) fn length(range: FileRange) -> u64 {
+    match range.end_bytes {
+        end if end > i64::MAX as u64 => u64::MAX,
+        end => end.saturating_sub(range.start_bytes),
+    }
+}
+
+fn conflict(denied: &LockDenied) -> LockConflict {
+    let kind = match denied.locktype {
+        LockType::READ | LockType::READW => LockKind::Read,
+        _ => LockKind::Write,
+    };
+    let end_bytes = match denied.length {
+        u64::MAX => u64::MAX,
+        len => denied.offset.saturating_add(len),
+    };
+    // The holder's process id is not part of the protocol, not even for locks of this machine.
+    LockConflict { kind, range: FileRange { start_bytes: denied.offset, end_bytes }, pid: 0 }
+}

@@ -1,0 +1,450 @@
+//! Names: walking, listing, creating, linking, renaming and removing.
+//!
+//! It knows nothing of open files but this: a file that is open here does not lose its last name at a server that
+//! would then forget it. Such a file is renamed to `.nfs…` in the same directory and removed after its last close
+//! ("silly rename"); a file that is about to be replaced gets such a name as a second link, so that the target
+//! name is never absent.
+
+use super::attrs::{NODE_ATTRS, kind};
+use super::call::{Answer, Compound};
+use super::core::Core;
+use super::fail::{Answered, Fail};
+use super::open::change_info;
+use super::state::{FileState, wire_fh, wire_name};
+use crate::silly;
+use hither_proto::nfs4::{Bitmap4, CreateType, Entry, Nfsstat4, Op, ReaddirArgs, RenameArgs, Specdata, attr};
+use hither_vfs::{
+    Access, ChangeInfo, Create, Cx, DirEntry, DirPage, Error, Fh, FileKind, Made, Name, Node, OpenAccess,
+    OpenHow, RenameFlags, SetAttr, Special, Stop, Trail,
+};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::time::Instant;
+
+/// Longest READDIR reply that is asked for.
+const READDIR_MAX_BYTES: u32 = 1 << 20;
+/// Compounds are cut in half at most this often when a server finds them too long.
+const HALVINGS: u32 = 8;
+
+/// Where a removed open file is.
+#[derive(Debug, Clone)]
+pub(crate) struct Silly {
+    /// Its directory.
+    pub dir: Fh,
+    /// Its name there.
+    pub name: Name,
+}
+
+impl Core {
+    /// Walks `path` with as few compounds as the server's limits allow.
+    pub async fn walk(self: &Arc<Self>, cx: &Cx, base: &Fh, path: &[Name]) -> Answered<Trail> {
+        let mut steps: Vec<Node> = Vec::with_capacity(path.len().max(1));
+        if path.is_empty() {
+            let attrs = self.getattr(cx, base).await?;
+            let node = Node { fh: base.clone(), attrs };
+            return Ok(Trail { steps: vec![node], stop: Stop::Complete });
+        }
+        let mut most = self.names_at_once().await?;
+        let mut halvings = 0;
+        while steps.len() < path.len() {
+            let from = steps.last().map_or(base, |n| &n.fh).clone();
+            let names = &path[steps.len()..path.len().min(steps.len() + most)];
+            match self.walk_some(cx, &from, names, &mut steps).await {
+                Ok(None) => {}
+                Ok(Some(stop)) => return Ok(Trail { steps, stop }),
+                Err(f) if is_too_long(f.status()) && most > 1 && halvings < HALVINGS => {
+                    most = most.div_ceil(2);
+                    halvings += 1;
+                }
+                Err(f) if steps.is_empty() => return Err(f),
+                Err(f) => return Ok(Trail { steps, stop: Stop::Failed(f.into()) }),
+            }
+        }
+        Ok(Trail { steps, stop: Stop::Complete })
+    }
+
+    /// One compound of a walk. `Some` when it ends here.
+    async fn walk_some(
+        self: &Arc<Self>,
+        cx: &Cx,
+        from: &Fh,
+        names: &[Name],
+        steps: &mut Vec<Node>,
+    ) -> Answered<Option<Stop>> {
+        let mut ops = vec![Op::Putfh(wire_fh(from))];
+        for name in names {
+            ops.extend([Op::Lookup(wire_name(name)), Op::Getfh, Op::Getattr(NODE_ATTRS)]);
+        }
+        let mut answer = self.compound(cx, Compound::new("LOOKUP", ops)).await?;
+        answer.results.putfh()?;
+        for i in 0..names.len() {
+            match self.walk_one(&mut answer).await {
+                Ok(node) => steps.push(node),
+                Err(f) => {
+                    let here = if i == 0 { from } else { steps.last().map_or(from, |n| &n.fh) };
+                    return self.why_stopped(f, i, here, steps, answer.asked);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    async fn walk_one(self: &Arc<Self>, answer: &mut Answer) -> Answered<Node> {
+        answer.results.lookup()?;
+        let fh = answer.results.getfh()?;
+        let attrs = answer.results.getattr()?;
+        self.node(&fh, &attrs, answer.asked).await
+    }
+
+    fn why_stopped(
+        &self,
+        f: Fail,
+        walked: usize,
+        here: &Fh,
+        steps: &[Node],
+        asked: Instant,
+    ) -> Answered<Option<Stop>> {
+        let last = steps.last().map(|n| n.attrs.attr.kind);
+        match f.status() {
+            Some(Nfsstat4::NOENT) => Ok(Some(Stop::Missing(self.valid.missing(here, asked)))),
+            Some(Nfsstat4::SYMLINK) if !steps.is_empty() => Ok(Some(Stop::Symlink)),
+            Some(Nfsstat4::NOTDIR) if last == Some(FileKind::Symlink) => Ok(Some(Stop::Symlink)),
+            Some(Nfsstat4::NOTDIR) if !steps.is_empty() => Ok(Some(Stop::NotDirectory)),
+            // Some of it was done: go on from there.
+            Some(s) if walked > 0 && (is_too_long(Some(s)) || s == Nfsstat4::DELAY) => Ok(None),
+            _ => Err(f),
+        }
+    }
+
+    /// Names of one LOOKUP compound: three operations each, beside SEQUENCE and PUTFH.
+    async fn names_at_once(&self) -> Answered<usize> {
+        let limits = self.ready().await?.limits;
+        // A name is up to 264 bytes of request; handle and attributes are well below 1 KiB of reply.
+        let by_ops = limits.max_ops.saturating_sub(2) / 3;
+        let by_request = limits.max_request_bytes.saturating_sub(1024) / 320;
+        let by_reply = limits.max_response_bytes.saturating_sub(1024) / 1024;
+        Ok(by_ops.min(by_request).min(by_reply).max(1) as usize)
+    }
+
+    /// Which of `want` the caller may do.
+    pub async fn access(self: &Arc<Self>, cx: &Cx, fh: &Fh, want: Access) -> Answered<Access> {
+        let ops = [Op::Putfh(wire_fh(fh)), Op::Access(want.bits())];
+        let mut answer = self.compound(cx, Compound::new("ACCESS", ops)).await?;
+        answer.results.putfh()?;
+        let ok = answer.results.access()?;
+        Ok(Access::from_bits_truncate(ok.access) & want)
+    }
+
+    /// Lists a part of a directory.
+    pub async fn readdir(
+        self: &Arc<Self>,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        verifier: [u8; 8],
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Answered<DirPage> {
+        const LEAN: Bitmap4 =
+            Bitmap4::of(&[attr::TYPE, attr::RDATTR_ERROR, attr::FILEID, attr::MOUNTED_ON_FILEID]);
+        const RICH: Bitmap4 =
+            NODE_ATTRS.with(attr::RDATTR_ERROR).with(attr::FILEHANDLE).with(attr::MOUNTED_ON_FILEID);
+        let limits = self.ready().await?.limits;
+        let room = limits.max_response_bytes.saturating_sub(1024).clamp(4096, READDIR_MAX_BYTES);
+        // Attributes take about ten times what a name does.
+        let maxcount = if nodes { max_bytes.saturating_mul(4) } else { max_bytes }.clamp(4096, room);
+        let args = ReaddirArgs {
+            cookie,
+            cookieverf: verifier,
+            dircount: max_bytes.clamp(512, maxcount),
+            maxcount,
+            attr_request: if nodes { RICH } else { LEAN },
+        };
+        let ops = [Op::Putfh(wire_fh(dir)), Op::Readdir(args)];
+        let mut answer = self.compound(cx, Compound::new("READDIR", ops)).await?;
+        answer.results.putfh()?;
+        let page = answer.results.readdir()?;
+        let mut entries = Vec::with_capacity(page.entries.len());
+        let mut last = cookie;
+        for entry in page.entries.0 {
+            if entry.cookie == last || entry.cookie == cookie {
+                return Err(
+                    Error::because(libc::EIO, "the server's directory listing does not advance").into()
+                );
+            }
+            last = entry.cookie;
+            entries.extend(self.dir_entry(entry, nodes, answer.asked).await);
+        }
+        let empty = entries.is_empty();
+        if empty && !page.eof && last != cookie {
+            // Nothing but names that no program could use: go on behind them.
+            return Box::pin(self.readdir(cx, dir, last, page.cookieverf, max_bytes, nodes)).await;
+        }
+        if empty && !page.eof {
+            return Err(Error::because(libc::EIO, "the server's directory listing has an empty page").into());
+        }
+        Ok(DirPage { entries, verifier: page.cookieverf, eof: page.eof })
+    }
+
+    async fn dir_entry(self: &Arc<Self>, entry: Entry, nodes: bool, asked: Instant) -> Option<DirEntry> {
+        // "." and ".." should not be there; other names that do not fit the rules cannot be used.
+        let name = Name::new(bytes::Bytes::copy_from_slice(&entry.name)).ok()?;
+        let wire = &entry.attrs;
+        let node = match (&wire.filehandle, wire.rdattr_error) {
+            (Some(fh), None | Some(Nfsstat4::OK)) if nodes => self.node(fh, wire, asked).await.ok(),
+            _ => None,
+        };
+        // What stat(2) of the name says is the mounted file system's; readdir(3) shows what it covers.
+        let fileid = wire.mounted_on_fileid.or(wire.fileid).unwrap_or(0);
+        Some(DirEntry { name, cookie: entry.cookie, fileid, kind: wire.ftype.and_then(kind), node })
+    }
+
+    /// Target of a symbolic link.
+    pub async fn readlink(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<bytes::Bytes> {
+        let ops = [Op::Putfh(wire_fh(fh)), Op::Readlink];
+        let mut answer = self.compound(cx, Compound::new("READLINK", ops)).await?;
+        answer.results.putfh()?;
+        Ok(bytes::Bytes::copy_from_slice(&answer.results.readlink()?))
+    }
+
+    /// Creates anything but a regular file.
+    pub async fn create(
+        self: &Arc<Self>,
+        cx: &Cx,
+        dir: &Fh,
+        name: &Name,
+        what: CreateType,
+        set: &SetAttr,
+    ) -> Answered<Made> {
+        let label = if matches!(what, CreateType::Link(_)) { "SYMLINK" } else { "CREATE" };
+        let attrs = self.wire_set(set).await;
+        let ops = [
+            Op::Putfh(wire_fh(dir)),
+            Op::create(what, name.as_bytes(), attrs),
+            Op::Getfh,
+            Op::Getattr(NODE_ATTRS),
+        ];
+        let mut answer = self.compound(cx, Compound::new(label, ops)).await?;
+        answer.results.putfh()?;
+        let ok = answer.results.create()?;
+        let fh = answer.results.getfh()?;
+        let node = match answer.results.getattr() {
+            Ok(wire) => self.node(&fh, &wire, answer.asked).await?,
+            Err(_) => {
+                let fh = super::state::own_fh(&fh);
+                Node { attrs: self.getattr(cx, &fh).await?, fh }
+            }
+        };
+        Ok(Made { node, dir: change_info(&ok.cinfo) })
+    }
+
+    /// Creates a pipe, socket, device or unopened file.
+    pub async fn mknod(
+        self: &Arc<Self>,
+        cx: &Cx,
+        dir: &Fh,
+        name: &Name,
+        what: &Special,
+        set: &SetAttr,
+    ) -> Answered<Made> {
+        let device = |(major, minor)| Specdata { major, minor };
+        let what = match *what {
+            Special::Fifo => CreateType::Fifo,
+            Special::Socket => CreateType::Socket,
+            Special::CharDevice(a, b) => CreateType::Char(device((a, b))),
+            Special::BlockDevice(a, b) => CreateType::Block(device((a, b))),
+            Special::Regular => return self.create_closed(cx, dir, name, set).await,
+        };
+        self.create(cx, dir, name, what, set).await
+    }
+
+    /// A regular file comes into being only by OPEN.
+    async fn create_closed(
+        self: &Arc<Self>,
+        cx: &Cx,
+        dir: &Fh,
+        name: &Name,
+        set: &SetAttr,
+    ) -> Answered<Made> {
+        let how = OpenHow {
+            access: OpenAccess::WRITE,
+            create: Create::Exclusive(set.clone()),
+            truncate: false,
+            execute: false,
+        };
+        let opened = self.open(cx, dir, std::slice::from_ref(name), &how).await?;
+        self.close(cx, opened.open).await?;
+        Ok(Made { node: opened.node, dir: opened.dir.unwrap_or_default() })
+    }
+
+    /// Creates a hard link.
+    pub async fn link(self: &Arc<Self>, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Answered<Made> {
+        let ops = [
+            Op::Putfh(wire_fh(fh)),
+            Op::Savefh,
+            Op::Putfh(wire_fh(dir)),
+            Op::Link(wire_name(name)),
+            Op::Restorefh,
+            Op::Getattr(NODE_ATTRS),
+        ];
+        let mut answer = self.compound(cx, Compound::new("LINK", ops)).await?;
+        let results = &mut answer.results;
+        results.putfh()?;
+        results.savefh()?;
+        results.putfh()?;
+        let cinfo = results.link()?;
+        let after = results.restorefh().and_then(|()| results.getattr());
+        let attrs = match after {
+            Ok(wire) => self.valid.named(fh, self.attr(fh, &wire).await?, answer.asked),
+            Err(_) => self.getattr(cx, fh).await?,
+        };
+        Ok(Made { node: Node { fh: fh.clone(), attrs }, dir: change_info(&cinfo) })
+    }
+
+    /// Removes a name that is no directory.
+    pub async fn unlink(
+        self: &Arc<Self>,
+        cx: &Cx,
+        dir: &Fh,
+        name: &Name,
+        target: Option<&Fh>,
+    ) -> Answered<ChangeInfo> {
+        if silly::is_silly(name) && target.and_then(|fh| self.files.file(fh)).is_some() {
+            // Its last name: as with the Linux client, it goes with the last close.
+            return Err(Error::new(libc::EBUSY).into());
+        }
+        if let Some(file) = target.and_then(|fh| self.needs_name(fh)) {
+            return self.silly_rename(cx, &file, dir, name).await;
+        }
+        self.remove(cx, dir, name).await
+    }
+
+    /// REMOVE of a file or directory.
+    pub async fn remove(self: &Arc<Self>, cx: &Cx, dir: &Fh, name: &Name) -> Answered<ChangeInfo> {
+        let ops = [Op::Putfh(wire_fh(dir)), Op::Remove(wire_name(name))];
+        let mut answer = self.compound(cx, Compound::new("REMOVE", ops)).await?;
+        answer.results.putfh()?;
+        match answer.results.remove() {
+            Ok(cinfo) => Ok(change_info(&cinfo)),
+            // Sent to the server before and after its restart: the first one did it.
+            Err(e) if answer.repeated && e.status() == Some(Nfsstat4::NOENT) => Ok(ChangeInfo::default()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// An open file that its server forgets together with its last name.
+    fn needs_name(&self, fh: &Fh) -> Option<Arc<FileState>> {
+        let file = self.files.file(fh)?;
+        let inner = file.inner.lock();
+        let needs = inner.silly.is_none() && !inner.preserved;
+        let used = inner.states.values().any(|s| s.inner.lock().in_use());
+        drop(inner);
+        (needs && used).then_some(file)
+    }
+
+    /// A fresh name: other mounts of the directory must not choose the same.
+    fn silly_name(&self) -> Name {
+        silly::name((self.env.random)(), (self.env.random)() as u32)
+    }
+
+    async fn silly_rename(
+        self: &Arc<Self>,
+        cx: &Cx,
+        file: &Arc<FileState>,
+        dir: &Fh,
+        name: &Name,
+    ) -> Answered<ChangeInfo> {
+        let silly = self.silly_name();
+        let ops = [
+            Op::Putfh(wire_fh(dir)),
+            Op::Savefh,
+            Op::Rename(RenameArgs { oldname: wire_name(name), newname: wire_name(&silly) }),
+        ];
+        let mut answer = self.compound(cx, Compound::new("RENAME", ops)).await?;
+        answer.results.putfh()?;
+        answer.results.savefh()?;
+        let ok = answer.results.rename()?;
+        self.hidden(file, Silly { dir: dir.clone(), name: silly });
+        Ok(change_info(&ok.target_cinfo))
+    }
+
+    /// The open file has no name but this any more.
+    fn hidden(self: &Arc<Self>, file: &Arc<FileState>, silly: Silly) {
+        let mut inner = file.inner.lock();
+        if inner.states.values().any(|s| s.inner.lock().in_use()) {
+            inner.silly = Some(silly);
+            self.files.silly.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        drop(inner);
+        // Closed meanwhile.
+        let core = self.clone();
+        tokio::spawn(async move { core.remove_silly(&silly).await });
+    }
+
+    /// Removes what is left of a file after its last close.
+    pub async fn remove_silly(self: &Arc<Self>, silly: &Silly) {
+        match self.remove(&self.own_cx(), &silly.dir, &silly.name).await {
+            Ok(_) | Err(Fail::Nfs(Nfsstat4::NOENT | Nfsstat4::STALE)) => {}
+            Err(f) => tracing::warn!(name = ?silly.name, "a removed file stays behind: {}", Error::from(f)),
+        }
+    }
+
+    /// Renames.
+    pub async fn rename(
+        self: &Arc<Self>,
+        cx: &Cx,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        replaced: Option<&Fh>,
+        flags: RenameFlags,
+    ) -> Answered<(ChangeInfo, ChangeInfo)> {
+        if !flags.is_empty() {
+            // NFSv4 has no such RENAME; the Linux client says so too, and programs fall back.
+            return Err(Error::new(libc::EINVAL).into());
+        }
+        let hide = match replaced.and_then(|fh| self.needs_name(fh)) {
+            Some(file) => Some((file, self.silly_name())),
+            None => None,
+        };
+        let mut ops = Vec::with_capacity(8);
+        if let Some((file, silly)) = &hide {
+            let target = [Op::Putfh(wire_fh(&file.fh)), Op::Savefh, Op::Putfh(wire_fh(to.0))];
+            ops.extend(target.into_iter().chain([Op::Link(wire_name(silly))]));
+        }
+        ops.extend([Op::Putfh(wire_fh(from.0)), Op::Savefh, Op::Putfh(wire_fh(to.0))]);
+        ops.push(Op::Rename(RenameArgs { oldname: wire_name(from.1), newname: wire_name(to.1) }));
+        let mut answer = self.compound(cx, Compound::new("RENAME", ops)).await?;
+        if let Some((file, silly)) = hide {
+            answer.results.putfh()?;
+            answer.results.savefh()?;
+            answer.results.putfh()?;
+            answer.results.link()?;
+            let silly = Silly { dir: to.0.clone(), name: silly };
+            if answer.results.status() == Nfsstat4::OK {
+                self.hidden(&file, silly);
+            } else {
+                self.remove_silly(&silly).await;
+            }
+        }
+        answer.results.putfh()?;
+        answer.results.savefh()?;
+        answer.results.putfh()?;
+        let ok = answer.results.rename()?;
+        Ok((change_info(&ok.source_cinfo), change_info(&ok.target_cinfo)))
+    }
+}
+
+/// The server finds the compound, or its reply, too long.
+fn is_too_long(status: Option<Nfsstat4>) -> bool {
+    matches!(
+        status,
+        Some(
+            Nfsstat4::TOO_MANY_OPS
+                | Nfsstat4::REQ_TOO_BIG
+                | Nfsstat4::REP_TOO_BIG
+                | Nfsstat4::REP_TOO_BIG_TO_CACHE
+                | Nfsstat4::RESOURCE
+        )
+    )
+}

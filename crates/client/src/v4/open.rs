@@ -1,0 +1,391 @@
+//! OPEN, CLOSE and OPEN_DOWNGRADE.
+//!
+//! It knows nothing of reading and writing. An open by handle is one compound, and so is an open by path: the names
+//! before the last are looked up on the way. After each change [`Core::settle`] brings the server's view of a state in
+//! line with the local one; an open that its caller no longer wants is closed like any other.
+
+use super::attrs::NODE_ATTRS;
+use super::call::{Answer, Compound};
+use super::core::Core;
+use super::fail::{Answered, Fail, is_state_lost};
+use super::state::{OpenState, Step, own_fh, share, wire_fh, wire_name};
+use hither_proto::nfs4::{
+    Attrs as WireAttrs, Bitmap4, CreateHow, CreateVerfAttr, Nfsstat4, Op, OpenArgs, OpenClaim,
+    OpenDelegation, OpenOk, StateOwner, Stateid, access, attr, open,
+};
+use hither_vfs::{
+    ChangeInfo, Create, Cx, Error, Fh, File, Name, Node, OpenAccess, OpenHow, OpenId, Opened, SetAttr,
+    SetTime,
+};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+impl Core {
+    /// Opens; see `Vfs::open`. Runs in a task of its own.
+    pub async fn open(
+        self: &Arc<Self>,
+        cx: &Cx,
+        base: &Fh,
+        path: &[Name],
+        how: &OpenHow,
+    ) -> Answered<Opened> {
+        match path.split_last() {
+            None => self.open_by_handle(cx, base, how).await,
+            Some((name, before)) => {
+                self.files.naming.fetch_add(1, Ordering::SeqCst);
+                let opened = self.open_by_name(cx, base, before, name, how).await;
+                self.files.naming.fetch_sub(1, Ordering::SeqCst);
+                opened
+            }
+        }
+    }
+
+    async fn open_by_handle(self: &Arc<Self>, cx: &Cx, fh: &Fh, how: &OpenHow) -> Answered<Opened> {
+        if how.create != Create::No {
+            return Err(Error::because(libc::EINVAL, "creating needs a name").into());
+        }
+        let state = self.files.start(fh, &cx.cred);
+        let mut ops = vec![Op::Putfh(wire_fh(fh)), self.open_op(&state.owner, how, None, OpenClaim::Fh)];
+        ops.extend(after_open(how));
+        ops.push(Op::Getattr(NODE_ATTRS));
+        let opened = self.open_attempt(cx, fh, &state, how, ops).await;
+        if opened.is_err() {
+            self.files.abandoned(&state);
+            self.release(&state).await;
+        }
+        opened
+    }
+
+    async fn open_attempt(
+        self: &Arc<Self>,
+        cx: &Cx,
+        fh: &Fh,
+        state: &Arc<OpenState>,
+        how: &OpenHow,
+        ops: Vec<Op>,
+    ) -> Answered<Opened> {
+        let mut answer = self.compound(cx, Compound::new(label(how), ops)).await?;
+        answer.results.putfh()?;
+        let ok = answer.results.open()?;
+        let id = self.granted(state, how.access, &ok);
+        let rest = self.finish_open(cx, fh, id, how, answer).await;
+        self.or_close(id, rest).await.map(|node| Opened { node, open: id, created: false, dir: None })
+    }
+
+    async fn open_by_name(
+        self: &Arc<Self>,
+        cx: &Cx,
+        base: &Fh,
+        before: &[Name],
+        name: &Name,
+        how: &OpenHow,
+    ) -> Answered<Opened> {
+        // The owner is the credential's; the file is known only afterwards.
+        let owner = self.files.owner(&cx.cred);
+        let (create, asked, later) = self.create_how(how).await;
+        let mut ops = vec![Op::Putfh(wire_fh(base))];
+        ops.extend(before.iter().map(|n| Op::Lookup(wire_name(n))));
+        ops.push(self.open_op(&owner, how, create, OpenClaim::Null(wire_name(name))));
+        ops.push(Op::Getfh);
+        if how.create == Create::No {
+            ops.extend(after_open(how));
+        }
+        ops.push(Op::Getattr(NODE_ATTRS));
+        let mut answer = self.compound(cx, Compound::new(label(how), ops)).await?;
+        let results = &mut answer.results;
+        results.putfh()?;
+        for _ in before {
+            results.lookup()?;
+        }
+        let ok = results.open()?;
+        let fh = own_fh(&results.getfh()?);
+        let state = self.files.start(&fh, &cx.cred);
+        let id = self.granted(&state, how.access, &ok);
+        let changed = !ok.cinfo.atomic || ok.cinfo.before != ok.cinfo.after;
+        let created = match how.create {
+            Create::No => false,
+            Create::IfMissing(_) => changed && (ok.cinfo.atomic || ok.attrset.has(attr::MODE)),
+            Create::Exclusive(_) => true,
+        };
+        let rest = match &how.create {
+            Create::Exclusive(_) => {
+                let missing = exclusive_leftover(&ok.attrset, asked, later);
+                self.finish_create(cx, &fh, id, missing, answer).await
+            }
+            _ => self.finish_open(cx, &fh, id, how, answer).await,
+        };
+        let dir = (how.create != Create::No).then(|| change_info(&ok.cinfo));
+        self.or_close(id, rest).await.map(|node| Opened { node, open: id, created, dir })
+    }
+
+    fn open_op(&self, owner: &[u8], how: &OpenHow, create: Option<CreateHow>, claim: OpenClaim) -> Op {
+        Op::Open(OpenArgs {
+            seqid: 0,
+            share_access: share(how.access) | open::WANT_NO_PREFERENCE,
+            share_deny: open::SHARE_DENY_NONE,
+            owner: StateOwner { clientid: 0, owner: owner.into() },
+            how: create,
+            claim,
+        })
+    }
+
+    /// How to create, which attributes were asked for, and those of them that the server will not set in the same
+    /// step.
+    async fn create_how(&self, how: &OpenHow) -> (Option<CreateHow>, SetAttr, Bitmap4) {
+        match &how.create {
+            Create::No => (None, SetAttr::default(), Bitmap4::EMPTY),
+            Create::IfMissing(set) => {
+                let mut attrs = self.wire_set(set).await;
+                if how.truncate {
+                    attrs.size = Some(0);
+                }
+                (Some(CreateHow::Unchecked(attrs)), set.clone(), Bitmap4::EMPTY)
+            }
+            Create::Exclusive(set) => {
+                let mut attrs = self.wire_set(set).await;
+                let all = attrs.mask();
+                attrs.retain(self.facts().exclusive_attrs);
+                let later = all.difference(attrs.mask());
+                let verf = (self.env.random)().to_be_bytes();
+                (Some(CreateHow::Exclusive41(CreateVerfAttr { verf, attrs })), set.clone(), later)
+            }
+        }
+    }
+
+    /// Books a granted open.
+    fn granted(self: &Arc<Self>, state: &Arc<OpenState>, access: OpenAccess, ok: &OpenOk) -> OpenId {
+        state.granted(ok.stateid, access);
+        let id = self.files.opened(state, access);
+        if let Ok(entry) = self.files.entry(id) {
+            *entry.mark.lock() = Some(self.writes().opened(&state.file.fh));
+        }
+        let mut inner = state.file.inner.lock();
+        inner.preserved |= ok.rflags & open::RESULT_PRESERVE_UNLINKED != 0;
+        let (recall, write) = match &ok.delegation {
+            OpenDelegation::Read(d) | OpenDelegation::ReadAttrs(d) => (d.recall, false),
+            OpenDelegation::Write(d) | OpenDelegation::WriteAttrs(d) => (d.recall, true),
+            OpenDelegation::None | OpenDelegation::NoneExt(_) => (false, false),
+        };
+        if let Some(stateid) = ok.delegation.stateid() {
+            inner.delegation = Some((stateid, write));
+            drop(inner);
+            if recall || self.files.recalled_early(&stateid) {
+                self.return_delegation(&state.file, stateid);
+            }
+        }
+        id
+    }
+
+    /// Reads what follows OPEN (and GETFH) in the reply; repeats alone what failed there.
+    async fn finish_open(
+        self: &Arc<Self>,
+        cx: &Cx,
+        fh: &Fh,
+        id: OpenId,
+        how: &OpenHow,
+        mut answer: Answer,
+    ) -> Answered<Node> {
+        let created = how.create != Create::No;
+        if how.execute && !created {
+            let allowed = answer.results.access()?;
+            if allowed.access & access::EXECUTE == 0 {
+                return Err(Fail::Nfs(Nfsstat4::ACCESS));
+            }
+        }
+        if how.truncate && !created && answer.results.setattr().is_err() {
+            let set = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
+            let attrs = self.setattr(cx, File { fh, open: Some(id) }, &set).await?;
+            return Ok(Node { fh: fh.clone(), attrs });
+        }
+        let attrs = match answer.results.getattr() {
+            Ok(wire) => self.attrs(fh, &wire, answer.asked).await?,
+            Err(_) => self.getattr(cx, fh).await?,
+        };
+        Ok(Node { fh: fh.clone(), attrs })
+    }
+
+    async fn finish_create(
+        self: &Arc<Self>,
+        cx: &Cx,
+        fh: &Fh,
+        id: OpenId,
+        missing: SetAttr,
+        mut answer: Answer,
+    ) -> Answered<Node> {
+        if missing != SetAttr::default() {
+            let attrs = self.setattr(cx, File { fh, open: Some(id) }, &missing).await?;
+            return Ok(Node { fh: fh.clone(), attrs });
+        }
+        let attrs = match answer.results.getattr() {
+            Ok(wire) => self.attrs(fh, &wire, answer.asked).await?,
+            Err(_) => self.getattr(cx, fh).await?,
+        };
+        Ok(Node { fh: fh.clone(), attrs })
+    }
+
+    async fn or_close<T>(self: &Arc<Self>, id: OpenId, outcome: Answered<T>) -> Answered<T> {
+        if outcome.is_err() {
+            let _ = self.close(&self.own_cx(), id).await;
+        }
+        outcome
+    }
+
+    /// Ends an open: commits what was written, then tells the server. Runs in a task of its own.
+    pub async fn close(self: &Arc<Self>, cx: &Cx, id: OpenId) -> Answered<()> {
+        let entry = self.files.entry(id)?;
+        let mark = entry.mark.lock().take();
+        let patient = Cx { cancel: Default::default(), ..cx.clone() };
+        let written = match mark {
+            Some(mark) => self.writes().close(&patient, &entry.state.file.fh, mark).await,
+            None => Ok(()),
+        };
+        if let Some(entry) = self.files.closed(id) {
+            self.release(&entry.state).await;
+        }
+        written.map_err(Fail::Final)
+    }
+
+    /// Closes an open whose caller is gone.
+    pub fn close_unwanted(self: &Arc<Self>, id: OpenId) {
+        let core = self.clone();
+        tokio::spawn(async move {
+            if let Err(f) = core.close(&core.own_cx(), id).await {
+                tracing::warn!("closing an open that nobody waited for: {}", Error::from(f));
+            }
+        });
+    }
+
+    /// A use of `state` has ended: settles it with the server, and cleans up after the last use of the file.
+    pub async fn release(self: &Arc<Self>, state: &Arc<OpenState>) {
+        if let Err(f) = self.settle(state).await {
+            tracing::warn!(fh = ?state.file.fh, "CLOSE: {}", Error::from(f));
+        }
+        let Some(left) = self.files.leave(&state.file) else { return };
+        if let Some(stateid) = left.delegation {
+            self.delegreturn(&state.file.fh, stateid).await;
+        }
+        if let Some(silly) = left.silly {
+            self.remove_silly(&silly).await;
+        }
+    }
+
+    /// Closes or downgrades at the server until it agrees with what is open here.
+    async fn settle(self: &Arc<Self>, state: &Arc<OpenState>) -> Answered<()> {
+        let _one = state.closing.lock().await;
+        let cx = Cx::new(state.cred.clone());
+        let mut current = false;
+        loop {
+            let step = state.next_step();
+            // After OLD_STATEID with no open under way: whatever the state is now.
+            let seq = |s: Stateid| if current { s.any_seqid() } else { s };
+            let fh = wire_fh(&state.file.fh);
+            let (stateid, failed) = match step {
+                Step::None => return Ok(()),
+                Step::Close(stateid) => {
+                    let c = Compound::new("CLOSE", [Op::Putfh(fh), Op::close(seq(stateid))]);
+                    let closed = self.compound(&cx, c).await.and_then(|mut a| {
+                        a.results.putfh()?;
+                        Ok(a.results.close()?)
+                    });
+                    match closed {
+                        Ok(_) => {
+                            state.gone(&stateid);
+                            continue;
+                        }
+                        Err(f) => (stateid, f),
+                    }
+                }
+                Step::Downgrade(stateid, access) => {
+                    let op = Op::open_downgrade(seq(stateid), access, open::SHARE_DENY_NONE);
+                    let c = Compound::new("OPEN_DOWNGRADE", [Op::Putfh(fh), op]);
+                    let lowered = self.compound(&cx, c).await.and_then(|mut a| {
+                        a.results.putfh()?;
+                        Ok(a.results.open_downgrade()?)
+                    });
+                    match lowered {
+                        Ok(new) => {
+                            state.downgraded(access, Some(new));
+                            continue;
+                        }
+                        // Never opened so at the server (a reclaimed open): it stays as it is.
+                        Err(f) if f.status() == Some(Nfsstat4::INVAL) => return Ok(()),
+                        Err(f) => (stateid, f),
+                    }
+                }
+            };
+            match failed.status() {
+                Some(Nfsstat4::OLD_STATEID) => {
+                    // An open by name has passed us and its reply is under way; or the server counts otherwise.
+                    current = self.files.naming.load(Ordering::SeqCst) == 0;
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                Some(s) if is_state_lost(s) || s == Nfsstat4::STALE => {
+                    state.gone(&stateid);
+                    if matches!(step, Step::Downgrade(..)) {
+                        self.state_lost(state, &stateid).await;
+                        return Ok(());
+                    }
+                }
+                _ => {
+                    state.gone(&stateid);
+                    return Err(failed);
+                }
+            }
+        }
+    }
+}
+
+fn label(how: &OpenHow) -> &'static str {
+    // The Linux client's OPEN_NOATTR is an open without attributes; ours always have them.
+    match how.create {
+        Create::No | Create::IfMissing(_) | Create::Exclusive(_) => "OPEN",
+    }
+}
+
+/// Operations on the opened file in the same compound.
+fn after_open(how: &OpenHow) -> Vec<Op> {
+    let mut ops = Vec::new();
+    if how.execute {
+        ops.push(Op::Access(access::EXECUTE));
+    }
+    if how.truncate {
+        let size = WireAttrs { size: Some(0), ..WireAttrs::default() };
+        ops.push(Op::setattr(Stateid::CURRENT, size));
+    }
+    ops
+}
+
+/// What is left to set after an exclusive create: what the server could not set, and times that it used to keep
+/// the verifier (RFC 8881 section 18.16.3).
+fn exclusive_leftover(attrset: &Bitmap4, mut asked: SetAttr, later: Bitmap4) -> SetAttr {
+    let done = |n: u32| attrset.has(n) && !later.has(n);
+    if done(attr::MODE) {
+        asked.mode = None;
+    }
+    if done(attr::OWNER) {
+        asked.uid = None;
+    }
+    if done(attr::OWNER_GROUP) {
+        asked.gid = None;
+    }
+    if done(attr::SIZE) || asked.size_bytes == Some(0) {
+        asked.size_bytes = None;
+    }
+    if done(attr::TIME_ACCESS_SET) {
+        asked.atime = None;
+    } else if attrset.has(attr::TIME_ACCESS) && asked.atime.is_none() {
+        asked.atime = Some(SetTime::Now);
+    }
+    if done(attr::TIME_MODIFY_SET) {
+        asked.mtime = None;
+    } else if attrset.has(attr::TIME_MODIFY) && asked.mtime.is_none() {
+        asked.mtime = Some(SetTime::Now);
+    }
+    asked
+}
+
+/// Change of a directory in the stack's terms.
+pub(crate) fn change_info(c: &hither_proto::nfs4::ChangeInfo) -> ChangeInfo {
+    ChangeInfo { atomic: c.atomic, before: c.before, after: c.after }
+}

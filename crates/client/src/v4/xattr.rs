@@ -1,0 +1,150 @@
+//! Extended attributes (RFC 8276) and ACLs.
+//!
+//! It knows nothing of what they mean. The server's extended attributes are Linux's `user.*`, without the prefix. The ACL
+//! is the value of `system.nfs4_acl`: the XDR of `fattr4_acl` as it is on the wire, which is what nfs4-acl-tools
+//! expect from the Linux client as well.
+
+use super::attrs::NODE_ATTRS;
+use super::call::Compound;
+use super::core::Core;
+use super::fail::{Answered, Fail};
+use super::state::wire_fh;
+use bytes::Bytes;
+use hither_proto::nfs4::{Acl, Attrs, Bitmap4, Nfsstat4, Op, RareAttrs, SetxattrOption, Stateid, attr};
+use hither_proto::xdr::{Dec, Enc};
+use hither_vfs::{Cx, Error, Fh, XattrMode};
+use std::sync::Arc;
+
+const ACL_NAME: &[u8] = b"system.nfs4_acl";
+const USER: &[u8] = b"user.";
+/// Longest list of names, as in Linux.
+const LIST_MAX_BYTES: usize = 64 << 10;
+
+/// What a name is about.
+enum Which<'a> {
+    User(&'a [u8]),
+    Acl,
+}
+
+impl Core {
+    fn which<'a>(&self, name: &'a [u8]) -> Answered<Which<'a>> {
+        let unsupported = || Err(Error::new(libc::EOPNOTSUPP).into());
+        match name.strip_prefix(USER) {
+            Some(_) if self.minor < 2 || !self.facts().xattrs => unsupported(),
+            Some(key) if !key.is_empty() => Ok(Which::User(key)),
+            None if name == ACL_NAME && self.opts.acl && self.facts().acls => Ok(Which::Acl),
+            _ => unsupported(),
+        }
+    }
+
+    /// Value of an attribute.
+    pub async fn getxattr(self: &Arc<Self>, cx: &Cx, fh: &Fh, name: &[u8]) -> Answered<Bytes> {
+        match self.which(name)? {
+            Which::User(key) => {
+                let ops = [Op::Putfh(wire_fh(fh)), Op::getxattr(key)];
+                let mut answer = self.compound(cx, Compound::new("GETXATTR", ops)).await?;
+                answer.results.putfh()?;
+                Ok(Bytes::copy_from_slice(&answer.results.getxattr().map_err(|e| xattr_fail(e.into()))?))
+            }
+            Which::Acl => {
+                let ops = [Op::Putfh(wire_fh(fh)), Op::Getattr(Bitmap4::of(&[attr::ACL]))];
+                let mut answer = self.compound(cx, Compound::new("GETACL", ops)).await?;
+                answer.results.putfh()?;
+                match answer.results.getattr()?.acl() {
+                    Some(acl) => Ok(Enc::of(acl).to_bytes()),
+                    None => Err(Error::new(libc::EOPNOTSUPP).into()),
+                }
+            }
+        }
+    }
+
+    /// Sets an attribute.
+    pub async fn setxattr(
+        self: &Arc<Self>,
+        cx: &Cx,
+        fh: &Fh,
+        name: &[u8],
+        value: &Bytes,
+        mode: XattrMode,
+    ) -> Answered<()> {
+        match self.which(name)? {
+            Which::User(key) => {
+                let option = match mode {
+                    XattrMode::Either => SetxattrOption::EITHER,
+                    XattrMode::Create => SetxattrOption::CREATE,
+                    XattrMode::Replace => SetxattrOption::REPLACE,
+                };
+                let ops = [Op::Putfh(wire_fh(fh)), Op::setxattr(option, key, value.clone())];
+                let mut answer = self.compound(cx, Compound::new("SETXATTR", ops)).await?;
+                answer.results.putfh()?;
+                answer.results.setxattr().map_err(|e| xattr_fail(e.into()))?;
+            }
+            Which::Acl => {
+                let acl: Acl = Dec::all(value).map_err(|_| Error::new(libc::EINVAL))?;
+                let rare = RareAttrs { acl: Some(acl), ..RareAttrs::default() };
+                let set = Attrs { rare: Some(Box::new(rare)), ..Attrs::default() };
+                let ops =
+                    [Op::Putfh(wire_fh(fh)), Op::setattr(Stateid::ANONYMOUS, set), Op::Getattr(NODE_ATTRS)];
+                let mut answer = self.compound(cx, Compound::new("SETACL", ops)).await?;
+                answer.results.putfh()?;
+                answer.results.setattr()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Names of all attributes.
+    pub async fn listxattr(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<Vec<Bytes>> {
+        let mut names = Vec::new();
+        if self.opts.acl && self.facts().acls {
+            names.push(Bytes::from_static(ACL_NAME));
+        }
+        if self.minor < 2 || !self.facts().xattrs {
+            return Ok(names);
+        }
+        let (mut cookie, mut total) = (0, 0);
+        loop {
+            let ops = [Op::Putfh(wire_fh(fh)), Op::listxattrs(cookie, 16 << 10)];
+            let mut answer = self.compound(cx, Compound::new("LISTXATTRS", ops)).await?;
+            answer.results.putfh()?;
+            let page = match answer.results.listxattrs() {
+                Ok(page) => page,
+                Err(e) if e.status() == Some(Nfsstat4::NOTSUPP) => return Ok(names),
+                Err(e) => return Err(e.into()),
+            };
+            for name in page.names.iter() {
+                total += USER.len() + name.len() + 1;
+                names.push([USER, name].concat().into());
+            }
+            if total > LIST_MAX_BYTES {
+                return Err(Error::new(libc::E2BIG).into());
+            }
+            if page.eof {
+                return Ok(names);
+            }
+            if page.names.is_empty() || page.cookie == cookie {
+                let why = "the server's list of extended attributes does not advance";
+                return Err(Error::because(libc::EIO, why).into());
+            }
+            cookie = page.cookie;
+        }
+    }
+
+    /// Removes an attribute.
+    pub async fn removexattr(self: &Arc<Self>, cx: &Cx, fh: &Fh, name: &[u8]) -> Answered<()> {
+        let Which::User(key) = self.which(name)? else { return Err(Error::new(libc::EOPNOTSUPP).into()) };
+        let ops = [Op::Putfh(wire_fh(fh)), Op::removexattr(key)];
+        let mut answer = self.compound(cx, Compound::new("REMOVEXATTR", ops)).await?;
+        answer.results.putfh()?;
+        answer.results.removexattr().map_err(|e| xattr_fail(e.into()))?;
+        Ok(())
+    }
+}
+
+/// NOENT here means that the attribute, not the file, is missing.
+fn xattr_fail(f: Fail) -> Fail {
+    match f.status() {
+        Some(Nfsstat4::NOXATTR | Nfsstat4::NOENT) => Error::new(libc::ENODATA).into(),
+        _ => f,
+    }
+}
