@@ -14,10 +14,11 @@ use std::sync::Arc;
 /// namespace that is not visible from here has those the kernel sent along, if any.
 pub(crate) fn of(head: &Header) -> Arc<Cred> {
     let mut groups = SmallVec::new();
-    if head.uid != 0 && head.tid != 0 {
-        if let Some(status) = read_proc(head.tid, "status") {
-            groups = parse_groups(&status);
-        }
+    if head.uid != 0
+        && head.tid != 0
+        && let Some(status) = read_proc(head.tid, "status")
+    {
+        groups = parse_groups(&status);
     }
     if groups.is_empty() {
         groups.extend(head.groups.iter().copied());

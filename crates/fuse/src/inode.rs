@@ -11,15 +11,21 @@
 //! one counter for the mount ([`Clock`]): a call samples it before it asks, each modification moves it at
 //! its beginning and end.
 
-use hither_vfs::{Attr, Fh, FileKind, LockOwner, Name, Node};
+use hither_vfs::{Attr, Attrs, Error, Fh, FileKind, LockOwner, Name, Node, Validity};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Names remembered per object, at most: they are hints.
 const NAMES_MAX: usize = 16;
+/// How long a thread that was sent back to look up a file takes to come again, at most.
+const SENT_BACK: Duration = Duration::from_secs(2);
+/// Threads sent back at a time.
+const SENT_BACK_MAX: usize = 64;
 /// Further handles accepted for one object.
 const ALIASES_MAX: usize = 4;
 
@@ -94,10 +100,14 @@ struct State {
     mode: u32,
     /// Change value for which the kernel's pages are right; `None` when unknown.
     pages: Option<u64>,
+    /// Change value last seen with no modification of ours since: a foundation less firm than `pages`, but a different
+    /// value later is somebody else's change all the same.
+    seen: Option<u64>,
     /// Whether the kernel can have pages at all.
     opened: bool,
-    /// Length the kernel takes the file to have.
-    told_size: u64,
+    /// Length the kernel takes the file to have; `None` when it has to ask. (Attributes that arrive together with
+    /// an invalidation are ignored by the kernel.)
+    told_size: Option<u64>,
     /// Change value of the attributes the kernel has; `None` when it asks again anyway.
     told_change: Option<u64>,
     /// Own modifications under way, and the last beginning or end of one.
@@ -108,8 +118,14 @@ struct State {
     committed: u64,
     /// Owners that took byte-range locks.
     lock_owners: HashSet<LockOwner>,
-    /// When an append was last sent back to look at the length again.
-    retried: Option<tokio::time::Instant>,
+    /// Threads whose opens for appending were sent back to look the file up again, and when.
+    sent_back: SmallVec<[(u32, Instant); 1]>,
+    /// Until when the kernel's attributes and pages hold; `None` when they are to be looked at.
+    valid: Option<Validity>,
+    /// Attributes that came with the last write, good until something else happens to the file.
+    offered: Option<Attrs>,
+    /// An error of written bytes that no program has been told yet.
+    error: Option<Error>,
 }
 
 /// What an observation of attributes means for the kernel's caches.
@@ -128,8 +144,8 @@ pub(crate) struct OnOpen {
     pub keep: bool,
     /// The kernel's attributes are out of date.
     pub attrs_stale: bool,
-    /// The length differs from what the kernel believes.
-    pub size_differs: bool,
+    /// The kernel may not know the length.
+    pub size_unknown: bool,
 }
 
 /// A modification under way; ends when dropped.
@@ -137,12 +153,24 @@ pub(crate) struct OnOpen {
 pub(crate) struct Modifying<'a> {
     inode: &'a Inode,
     clock: &'a Clock,
+    began: Moment,
+    attrs: Option<Attrs>,
+}
+
+impl Modifying<'_> {
+    /// Hands over the attributes that came back with the modification.
+    pub fn brought(&mut self, attrs: Attrs) {
+        self.attrs = Some(attrs);
+    }
 }
 
 impl Drop for Modifying<'_> {
     fn drop(&mut self) {
         let mut s = self.inode.state.lock();
         s.modifying -= 1;
+        // Of modifications side by side nobody knows which attributes are the later ones.
+        s.offered = if s.modified == self.began { self.attrs.take() } else { None };
+        s.seen = s.offered.as_ref().map(|a| a.attr.change);
         s.modified = self.clock.tick();
         s.pages = None;
         s.told_change = None;
@@ -170,15 +198,19 @@ impl Inode {
             aliases: SmallVec::new(),
             mode: attr.mode,
             pages: None,
+            seen: None,
             opened: false,
-            told_size: attr.size_bytes,
+            told_size: Some(attr.size_bytes),
             told_change: Some(attr.change),
             modifying: 0,
             modified: Moment(0),
             writes: 0,
             committed: 0,
             lock_owners: HashSet::new(),
-            retried: None,
+            sent_back: SmallVec::new(),
+            valid: Some(node.attrs.valid),
+            offered: None,
+            error: None,
         };
         Self { id, ident: Ident::of(attr), kind: attr.kind, state: Mutex::new(state) }
     }
@@ -213,7 +245,9 @@ impl Inode {
         s.modifying += 1;
         s.modified = clock.tick();
         s.pages = None;
-        Modifying { inode: self, clock }
+        s.offered = None;
+        s.seen = None;
+        Modifying { inode: self, clock, began: s.modified, attrs: None }
     }
 
     /// Begins a change of attributes or entries; contents stay.
@@ -228,6 +262,8 @@ impl Inode {
         s.modified = clock.tick();
         s.told_change = None;
         s.pages = None;
+        s.offered = None;
+        s.seen = None;
     }
 
     /// Whether the mount itself changed the object since `asked`.
@@ -246,7 +282,7 @@ impl Inode {
     /// Notes that a write up to `end` succeeded; the kernel extends the length likewise.
     pub fn wrote(&self, end: u64, stable: bool) {
         let mut s = self.state.lock();
-        s.told_size = s.told_size.max(end);
+        s.told_size = s.told_size.map(|size| size.max(end));
         s.writes += 1;
         if stable && s.committed + 1 == s.writes {
             s.committed = s.writes;
@@ -256,7 +292,7 @@ impl Inode {
     /// Notes the length after a truncation of ours.
     pub fn resized(&self, size: u64) {
         let mut s = self.state.lock();
-        s.told_size = size;
+        s.told_size = Some(size);
         s.writes += 1;
     }
 
@@ -283,7 +319,8 @@ impl Inode {
     }
 
     /// Takes note of attributes asked for at `asked`, which are about to be given to the kernel.
-    pub fn observe(&self, attr: &Attr, asked: Moment) -> Seen {
+    pub fn observe(&self, attrs: &Attrs, asked: Moment) -> Seen {
+        let attr = &attrs.attr;
         let mut s = self.state.lock();
         let search_lost =
             self.kind == FileKind::Directory && s.mode & 0o111 == 0o111 && attr.mode & 0o111 != 0o111;
@@ -291,12 +328,17 @@ impl Inode {
         if s.modifying > 0 || s.modified > asked {
             // The kernel ignores these attributes too: it orders by its own counter in the same way.
             s.told_change = None;
+            s.valid = None;
             return Seen { pages_stale: false, search_lost };
         }
-        let changed = s.pages.is_some_and(|p| p != attr.change) && self.kind != FileKind::Directory;
-        let resized = s.told_size != attr.size_bytes && self.kind == FileKind::Regular;
-        s.told_size = attr.size_bytes;
+        let changed =
+            s.pages.or(s.seen).is_some_and(|p| p != attr.change) && self.kind != FileKind::Directory;
+        s.seen = Some(attr.change);
+        s.offered = None;
+        let resized = s.told_size.is_some_and(|t| t != attr.size_bytes) && self.kind == FileKind::Regular;
+        s.told_size = Some(attr.size_bytes);
         s.told_change = Some(attr.change);
+        s.valid = Some(attrs.valid);
         let pages_stale = s.opened && (changed || resized);
         if pages_stale {
             s.pages = None;
@@ -307,47 +349,81 @@ impl Inode {
     /// Notes that the kernel's pages were dropped after attributes with `change`, asked for at `asked`, were seen.
     pub fn pages_dropped(&self, change: u64, asked: Moment) {
         let mut s = self.state.lock();
+        s.told_size = None;
+        s.told_change = None;
         if s.modifying == 0 && s.modified <= asked {
             s.pages = Some(change);
         }
     }
 
     /// Takes note of an open that returned `attr` and was begun at `asked`: what the kernel may keep.
-    pub fn opened(&self, attr: &Attr, asked: Moment) -> OnOpen {
+    pub fn opened(&self, attrs: &Attrs, asked: Moment) -> OnOpen {
+        let attr = &attrs.attr;
         let mut s = self.state.lock();
         s.opened = true;
+        s.valid = Some(attrs.valid);
+        s.offered = None;
         s.mode = attr.mode;
         if s.modifying > 0 || s.modified > asked {
-            return OnOpen { keep: false, attrs_stale: false, size_differs: false };
+            return OnOpen { keep: false, attrs_stale: false, size_unknown: true };
         }
-        let size_differs = self.kind == FileKind::Regular && s.told_size != attr.size_bytes;
+        let size_differs =
+            self.kind == FileKind::Regular && s.told_size.is_some_and(|t| t != attr.size_bytes);
         let attrs_stale = size_differs || s.told_change.is_some_and(|c| c != attr.change);
         let keep = s.pages == Some(attr.change) && !size_differs;
         s.pages = Some(attr.change);
-        OnOpen { keep, attrs_stale, size_differs }
+        OnOpen { keep, attrs_stale, size_unknown: s.told_size != Some(attr.size_bytes) }
+    }
+
+    /// Notes that the kernel was told to ask for the attributes again.
+    pub fn attrs_dropped(&self) {
+        let mut s = self.state.lock();
+        s.told_size = None;
+        s.told_change = None;
     }
 
     /// Whether the kernel's pages are known to be those of `attr`.
     pub fn pages_are_right(&self, attr: &Attr) -> bool {
         let s = self.state.lock();
-        s.modifying == 0 && s.pages == Some(attr.change) && s.told_size == attr.size_bytes
+        s.modifying == 0 && s.pages == Some(attr.change) && s.told_size == Some(attr.size_bytes)
     }
 
-    /// Notes that the kernel was told to ask for attributes of a file again whose length is now `size`.
-    pub fn attrs_dropped(&self, size: u64) {
-        let mut s = self.state.lock();
-        s.told_size = size;
-        s.told_change = None;
+    /// Attributes that came with the last write and still hold.
+    pub fn offered(&self, now: Instant) -> Option<Attrs> {
+        let s = self.state.lock();
+        s.offered.clone().filter(|a| s.modifying == 0 && !a.valid.left(now).is_zero())
     }
 
-    /// Whether an append that knows a wrong length should look again: not twice within a second.
-    pub fn may_retry(&self, now: tokio::time::Instant) -> bool {
+    /// Whether what the kernel has cached of an open file is due for a look at the server.
+    pub fn is_due(&self, now: Instant) -> bool {
+        let s = self.state.lock();
+        s.opened && s.modifying == 0 && s.valid.is_none_or(|v| v.left(now).is_zero())
+    }
+
+    /// Keeps an error until a program can be told.
+    pub fn keep_error(&self, error: Error) {
+        self.state.lock().error.get_or_insert(error);
+    }
+
+    /// The error kept, once.
+    pub fn take_error(&self) -> Option<Error> {
+        self.state.lock().error.take()
+    }
+
+    /// Whether an open for appending by thread `tid` is to be sent back to look the file up again: not when
+    /// it comes from there just now.
+    pub fn send_back(&self, tid: u32, now: Instant) -> bool {
         let mut s = self.state.lock();
-        if s.retried.is_some_and(|t| now.duration_since(t).as_millis() < 1000) {
+        s.sent_back.retain(|(_, at)| now.duration_since(*at) < SENT_BACK);
+        if let Some(i) = s.sent_back.iter().position(|&(t, _)| t == tid) {
+            s.sent_back.remove(i);
             return false;
         }
-        s.retried = Some(now);
-        true
+        let room = s.sent_back.len() < SENT_BACK_MAX;
+        if room {
+            s.sent_back.push((tid, now));
+        }
+        room
     }
 }
 

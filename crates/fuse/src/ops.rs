@@ -128,7 +128,7 @@ impl Call {
 
     /// Brings the kernel's caches in line with attributes that are about to be answered.
     async fn saw(&self, inode: &Inode, attrs: &Attrs, asked: Moment) {
-        let seen = inode.observe(&attrs.attr, asked);
+        let seen = inode.observe(attrs, asked);
         if seen.search_lost {
             self.session.distrust_names(inode);
         }

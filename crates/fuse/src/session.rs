@@ -16,6 +16,7 @@ use crate::stats::Stats;
 use bytes::Bytes;
 use hither_vfs::{Attr, Cred, Cx, File, Result, Vfs};
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::future::Future;
 use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,6 +27,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 /// WRITE requests larger than this keep the buffer they were read into; smaller ones are copied out of it.
 const OWN_BUFFER_BYTES: usize = 32 << 10;
@@ -35,6 +37,13 @@ const SPARE_BUFFERS: usize = 16;
 const SWEEP: Duration = Duration::from_millis(200);
 /// After so many sweeps without any call, sweeping stops until the next call.
 const IDLE_SWEEPS: u32 = 25;
+
+/// How often open files are looked at whose attributes have run out.
+const WATCH: Duration = Duration::from_secs(1);
+/// How many at a time.
+const WATCH_MAX: usize = 64;
+/// How long such a look waits for the server.
+const WATCH_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What all threads and calls of a mount share.
 pub(crate) struct Session {
@@ -114,6 +123,8 @@ impl Session {
         self.read_on(self.device.clone())?;
         let session = self.clone();
         self.rt.spawn(async move { session.sweep().await });
+        let session = self.clone();
+        self.rt.spawn(async move { session.watch_open_files().await });
         Ok(())
     }
 
@@ -309,6 +320,39 @@ impl Session {
             }
             tokio::time::sleep(SWEEP).await;
             idle = if self.calls.sweep() == 0 { idle + 1 } else { 0 };
+        }
+    }
+
+    /// Reads from the kernel's page cache ask nobody. So that a file held open shows what other clients
+    /// write within the validity of its attributes, files that are open are looked at when theirs is over.
+    async fn watch_open_files(self: Arc<Self>) {
+        let mut phase = self.phase();
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(WATCH) => {}
+                _ = phase.wait_for(|p| matches!(p, Phase::Ended | Phase::Refused(_))) => return,
+            }
+            let now = Instant::now();
+            let mut due: HashMap<u64, Arc<OpenFile>> = HashMap::new();
+            for file in self.files.all() {
+                if due.len() < WATCH_MAX && file.inode.is_due(now) {
+                    due.entry(file.inode.id).or_insert(file);
+                }
+            }
+            for file in due.into_values() {
+                self.look_at(&file).await;
+            }
+        }
+    }
+
+    async fn look_at(&self, file: &OpenFile) {
+        let (fh, asked) = (file.inode.fh(), self.inodes.clock.now());
+        let at = File { fh: &fh, open: Some(file.open) };
+        let cx = Cx { deadline: Some(Instant::now() + WATCH_PATIENCE), ..Cx::new(file.cred.clone()) };
+        let found = tokio::time::timeout(WATCH_PATIENCE, self.vfs.getattr(&cx, at)).await;
+        let Ok(Ok(attrs)) = found else { return };
+        if file.inode.observe(&attrs, asked).pages_stale && self.drop_pages(file.inode.id).await {
+            file.inode.pages_dropped(attrs.attr.change, asked);
         }
     }
 

@@ -91,16 +91,17 @@ fn valid(d: Duration) -> (u64, u32) {
     (d.as_secs().min(u64::from(u32::MAX)), d.subsec_nanos())
 }
 
-/// Preferred size of reads and writes, shown as `st_blksize`.
-const BLOCK_BYTES: u32 = 4096;
+/// Preferred size of reads and writes, shown as `st_blksize`: what stdio and cp(1) hand over in one call, and every
+/// call is a request of its own.
+const BLOCK_BYTES: u32 = 256 << 10;
 
-fn attr(o: &mut Out, ino: u64, a: &Attr, block_bytes: u32) {
+fn attr(o: &mut Out, ino: u64, a: &Attr) {
     let secs = |t: Time| t.secs as u64;
     o.u64(ino).u64(a.size_bytes.min(i64::MAX as u64)).u64(a.used_bytes.div_ceil(512));
     o.u64(secs(a.atime)).u64(secs(a.mtime)).u64(secs(a.ctime));
     o.u32(a.atime.nanos).u32(a.mtime.nanos).u32(a.ctime.nanos);
     o.u32(type_bits(a.kind) | (a.mode & 0o7777)).u32(a.nlink).u32(a.uid).u32(a.gid).u32(rdev(a.rdev));
-    o.u32(block_bytes).u32(0);
+    o.u32(BLOCK_BYTES).u32(0);
 }
 
 /// Body of LOOKUP and of everything that makes a name (128 bytes).
@@ -108,7 +109,7 @@ pub(crate) fn entry_out(o: &mut Out, e: &EntryReply<'_>) {
     let (entry, attrs) = (valid(e.entry_valid), valid(e.attr_valid));
     o.u64(e.nodeid).u64(0).u64(entry.0).u64(attrs.0).u32(entry.1).u32(attrs.1);
     match e.attr {
-        Some(a) => attr(o, e.ino, a, BLOCK_BYTES),
+        Some(a) => attr(o, e.ino, a),
         None => {
             o.zeros(88);
         }
@@ -120,7 +121,7 @@ pub(crate) fn attr_out(ino: u64, a: &Attr, attr_valid: Duration) -> Vec<u8> {
     let mut o = Out::with_capacity(104);
     let (secs, nanos) = valid(attr_valid);
     o.u64(secs).u32(nanos).u32(0);
-    attr(&mut o, ino, a, BLOCK_BYTES);
+    attr(&mut o, ino, a);
     o.into_vec()
 }
 

@@ -14,6 +14,9 @@ impl Call {
     pub(super) async fn getattr(&self, fh: Option<u64>) -> Result<Answer> {
         let inode = self.inode()?;
         let (handle, asked) = (inode.fh(), self.asked());
+        if let Some(attrs) = inode.offered(Instant::now()) {
+            return self.attr_answer(&inode, &attrs, asked).await;
+        }
         let open = fh.and_then(|fh| self.session.files.find(fh));
         let file = File { fh: &handle, open: open.as_ref().map(|f| f.open) };
         let cx = open.as_ref().map_or_else(|| self.cx(), |f| self.cx_of(f.cred.clone()));

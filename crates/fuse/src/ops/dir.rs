@@ -50,7 +50,7 @@ impl Call {
         let mut flags = 0;
         if !attrs.valid.left(Instant::now()).is_zero() {
             flags |= fopen::CACHE_DIR;
-            if inode.opened(&attrs.attr, asked).keep {
+            if inode.opened(&attrs, asked).keep {
                 flags |= fopen::KEEP_CACHE;
             }
         }

@@ -32,18 +32,24 @@ impl Call {
             inode.resized(0);
         }
         drop(modifying);
-        let on_open = inode.opened(&opened.node.attrs.attr, asked);
+        let on_open = inode.opened(&opened.node.attrs, asked);
         let id = self.add_open(inode.clone(), &opened, how.access);
         let undo = Undo::Close { file: id, forget: None };
-        if on_open.size_differs && flags & O_APPEND != 0 && inode.may_retry(Instant::now()) {
-            // The kernel appends at the length it knows, which is wrong by now. ESTALE makes it look the path up
-            // again, with fresh attributes, and open once more.
+        let appends = flags & (O_APPEND | O_TRUNC) == O_APPEND;
+        if appends && on_open.size_unknown && inode.send_back(self.head.tid, Instant::now()) {
+            // The kernel appends at the length it knows, which may be wrong by now. ESTALE makes it look the path up
+            // again, with fresh attributes, and open once more. Attributes that come together with an
+            // invalidation are ignored, so what has to go goes before.
             self.session.undo(undo).await;
+            if !on_open.keep && self.session.drop_pages(inode.id).await {
+                inode.pages_dropped(opened.node.attrs.attr.change, asked);
+            }
+            inode.attrs_dropped();
             return Err(Error::new(libc::ESTALE));
         }
         if on_open.attrs_stale {
             self.session.drop_attrs(inode.id);
-            inode.attrs_dropped(opened.node.attrs.attr.size_bytes);
+            inode.attrs_dropped();
         }
         let mut out = Out::with_capacity(16);
         open_out(&mut out, id, self.open_flags(flags, on_open.keep));
@@ -72,7 +78,7 @@ impl Call {
             inode.resized(opened.node.attrs.attr.size_bytes);
         }
         self.saw(&inode, &opened.node.attrs, asked).await;
-        let on_open = inode.opened(&opened.node.attrs.attr, asked);
+        let on_open = inode.opened(&opened.node.attrs, asked);
         let id = self.add_open(inode.clone(), &opened, how.access);
         let mut out = Out::with_capacity(144);
         self.entry(&mut out, &dir, &inode, &opened.node.attrs);
@@ -141,10 +147,14 @@ impl Call {
         let stability = if flags & O_DSYNC != 0 { Stability::Stable } else { Stability::Unstable };
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
-        let _modifying = file.inode.modify(&self.session.inodes.clock);
+        let mut modifying = file.inode.modify(&self.session.inodes.clock);
         let cx = self.cx_of(file.cred.clone());
         let wrote = self.session.vfs.write(&cx, at, offset, data.into(), stability).await?;
         file.inode.wrote(offset.saturating_add(wrote.bytes), stability == Stability::Stable);
+        if let Some(attrs) = wrote.attrs {
+            modifying.brought(attrs);
+        }
+        drop(modifying);
         let mut out = Out::with_capacity(8);
         out.u32(wrote.bytes as u32).u32(0);
         Ok(Answer::bytes(out.into_vec()))
@@ -167,6 +177,9 @@ impl Call {
 
     /// Makes what was written stable, if anything was written since the last time.
     pub(super) async fn commit(&self, file: &OpenFile) -> Result<()> {
+        if let Some(error) = file.inode.take_error() {
+            return Err(error);
+        }
         let Some(writes) = file.inode.uncommitted() else { return Ok(()) };
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };

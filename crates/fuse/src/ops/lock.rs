@@ -55,7 +55,9 @@ impl Call {
         let (owner, range) = (owner(&call), range(&call));
         if call.kind as i32 == libc::F_UNLCK {
             // Others may read what was written under the lock, once it is gone.
-            self.commit(&file).await?;
+            if let Err(error) = self.commit(&file).await {
+                file.inode.keep_error(error);
+            }
             self.session.vfs.unlock(&cx, at, owner, range).await?;
             return Ok(Answer::empty());
         }
@@ -80,7 +82,7 @@ impl Call {
         if inode.pages_are_right(&attrs.attr) {
             return;
         }
-        inode.attrs_dropped(attrs.attr.size_bytes);
+        inode.attrs_dropped();
         if self.session.drop_pages(inode.id).await {
             inode.pages_dropped(attrs.attr.change, asked);
         }

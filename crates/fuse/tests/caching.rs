@@ -1,0 +1,211 @@
+//! What other clients do is seen: at the next open at once, otherwise when attributes run out. What nobody did
+//! is not asked for again.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use common::{eventually, mounted, pause};
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+
+/// Validity so long that it plays no part.
+const LONG: u64 = 600_000;
+
+#[test]
+fn an_open_sees_what_was_closed_elsewhere() {
+    let Some(m) = mounted(LONG) else { return };
+    fs::write(m.path("f"), b"old contents").unwrap();
+    assert_eq!(fs::read(m.path("f")).unwrap(), b"old contents");
+    for (i, text) in ["new contents", "longer contents now", "x"].iter().enumerate() {
+        m.foreign_write("f", 0, text.as_bytes());
+        if i == 2 {
+            m.foreign_setattr("f", &hither_vfs::SetAttr { size_bytes: Some(1), ..Default::default() });
+        }
+        let mut f = File::open(m.path("f")).unwrap();
+        let mut seen = String::new();
+        f.read_to_string(&mut seen).unwrap();
+        assert_eq!(&seen, text);
+        assert_eq!(f.metadata().unwrap().len(), text.len() as u64);
+    }
+    m.end();
+}
+
+#[test]
+fn an_unchanged_file_is_read_once() {
+    let Some(m) = mounted(LONG) else { return };
+    m.foreign_write("f", 0, &vec![5; 3 << 20]);
+    assert_eq!(fs::read(m.path("f")).unwrap().len(), 3 << 20);
+    let before = m.requests("READ");
+    for _ in 0..5 {
+        assert_eq!(fs::read(m.path("f")).unwrap().len(), 3 << 20);
+    }
+    assert_eq!(m.requests("READ"), before);
+    m.end();
+}
+
+#[test]
+fn an_append_goes_to_the_end_another_client_made() {
+    let Some(m) = mounted(LONG) else { return };
+    fs::write(m.path("log"), b"one\n").unwrap();
+    for i in 0..5 {
+        let end = m.foreign_read("log").len() as u64;
+        m.foreign_write("log", end, b"theirs\n");
+        let mut f = OpenOptions::new().append(true).open(m.path("log")).unwrap();
+        f.write_all(format!("ours {i}\n").as_bytes()).unwrap();
+        drop(f);
+    }
+    let all = String::from_utf8(m.foreign_read("log")).unwrap();
+    assert_eq!(all.lines().filter(|l| *l == "theirs").count(), 5, "{all}");
+    assert_eq!(all.lines().filter(|l| l.starts_with("ours")).count(), 5, "{all}");
+    assert_eq!(fs::read_to_string(m.path("log")).unwrap(), all);
+    m.end();
+}
+
+#[test]
+fn a_growing_file_can_be_followed() {
+    let Some(m) = mounted(100) else { return };
+    m.foreign_write("log", 0, b"first ");
+    let mut f = File::open(m.path("log")).unwrap();
+    let mut seen = String::new();
+    f.read_to_string(&mut seen).unwrap();
+    m.foreign_write("log", 6, b"second");
+    eventually("the new bytes are read", || {
+        f.read_to_string(&mut seen).unwrap();
+        seen == "first second"
+    });
+    drop(f);
+    m.end();
+}
+
+#[test]
+fn a_file_held_open_shows_changes_without_anybody_asking_for_attributes() {
+    let Some(m) = mounted(200) else { return };
+    for written_here in [false, true] {
+        m.foreign_write("f", 0, b"aaaa");
+        let f = OpenOptions::new().read(true).write(true).open(m.path("f")).unwrap();
+        let mut buf = [0; 4];
+        f.read_exact_at(&mut buf, 0).unwrap();
+        if written_here {
+            f.write_all_at(b"z", 3).unwrap();
+            pause(2500);
+        }
+        m.foreign_write("f", 0, b"bbbb");
+        eventually("the new contents are read", || {
+            f.read_exact_at(&mut buf, 0).unwrap();
+            &buf == b"bbbb"
+        });
+    }
+    m.end();
+}
+
+#[test]
+fn a_mapping_shows_changes_and_keeps_its_own() {
+    use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+    let Some(m) = mounted(200) else { return };
+    m.foreign_write("f", 0, &[b'a'; 8192]);
+    let f = OpenOptions::new().read(true).write(true).open(m.path("f")).unwrap();
+    let rw = ProtFlags::READ | ProtFlags::WRITE;
+    let map = |flags| {
+        // SAFETY: a fresh mapping of 8192 bytes that ends before the test does.
+        let at = unsafe { mmap(std::ptr::null_mut(), 8192, rw, flags, &f, 0) }.unwrap();
+        at.cast::<u8>()
+    };
+    let (shared, private) = (map(MapFlags::SHARED), map(MapFlags::PRIVATE));
+    // SAFETY: inside the mappings, which nobody else in this process touches.
+    let get = |at: *mut u8, i: usize| unsafe { at.add(i).read_volatile() };
+    let put = |at: *mut u8, i: usize, v: u8| unsafe { at.add(i).write_volatile(v) };
+    put(private, 0, b'p');
+    put(shared, 1, b's');
+    // SAFETY: the mapping exists.
+    unsafe { msync(shared.cast(), 8192, MsyncFlags::SYNC) }.unwrap();
+    assert_eq!(m.foreign_read("f")[..3], *b"asa");
+    let mut buf = [0; 3];
+    f.read_exact_at(&mut buf, 0).unwrap();
+    assert_eq!((&buf, get(private, 0)), (b"asa", b'p'));
+    f.write_all_at(b"w", 4096).unwrap();
+    assert_eq!(get(shared, 4096), b'w');
+    m.foreign_write("f", 5000, b"foreign");
+    eventually("the mapping shows it", || get(shared, 5000) == b'f');
+    for at in [shared, private] {
+        // SAFETY: mapped above, used no more.
+        unsafe { munmap(at.cast(), 8192) }.unwrap();
+    }
+    drop(f);
+    m.end();
+}
+
+#[test]
+fn an_absent_name_is_remembered_for_its_time_only() {
+    let Some(m) = mounted(400) else { return };
+    assert!(!m.path("f").exists());
+    let before = m.requests("LOOKUP");
+    assert!(!m.path("f").exists());
+    assert_eq!(m.requests("LOOKUP"), before);
+    m.foreign_write("f", 0, b"x");
+    eventually("it is there", || m.path("f").exists());
+    m.end();
+}
+
+#[test]
+fn a_listing_is_fresh_at_opendir_and_cached_while_nothing_changes() {
+    let Some(m) = mounted(LONG) else { return };
+    let list = || {
+        let mut names: Vec<_> = fs::read_dir(&m.dir).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    m.foreign_write("a", 0, b"x");
+    assert_eq!(list(), ["a"]);
+    list();
+    let before = m.gate.calls("readdir");
+    assert_eq!(list(), ["a"]);
+    assert_eq!(m.gate.calls("readdir"), before);
+    m.foreign_write("b", 0, b"x");
+    assert_eq!(list(), ["a", "b"]);
+    fs::write(m.path("c"), b"").unwrap();
+    assert_eq!(list(), ["a", "b", "c"]);
+    m.foreign_unlink("a");
+    assert_eq!(list(), ["b", "c"]);
+    m.end();
+}
+
+#[test]
+fn a_file_replaced_elsewhere_is_found_under_its_name() {
+    let Some(m) = mounted(LONG) else { return };
+    m.foreign_write("f", 0, b"first");
+    assert_eq!(fs::read(m.path("f")).unwrap(), b"first");
+    m.foreign_unlink("f");
+    m.foreign_write("f", 0, b"second");
+    // The kernel still knows the old file by that name; opening it is ESTALE, and the name is looked up again.
+    assert_eq!(fs::read(m.path("f")).unwrap(), b"second");
+    m.foreign_unlink("f");
+    assert_eq!(fs::read(m.path("f")).unwrap_err().raw_os_error(), Some(libc::ENOENT));
+    m.end();
+}
+
+#[test]
+fn attributes_after_a_write_come_with_it() {
+    let Some(m) = mounted(LONG) else { return };
+    let f = File::create(m.path("f")).unwrap();
+    f.write_all_at(&[1; 100], 0).unwrap();
+    let before = m.gate.calls("getattr");
+    assert_eq!(f.metadata().unwrap().len(), 100);
+    f.write_all_at(&[1; 100], 100).unwrap();
+    assert_eq!(fs::metadata(m.path("f")).unwrap().len(), 200);
+    assert_eq!(m.gate.calls("getattr"), before);
+    drop(f);
+    m.end();
+}
+
+#[test]
+fn seeking_to_the_end_finds_the_servers_end_after_an_open() {
+    let Some(m) = mounted(LONG) else { return };
+    fs::write(m.path("f"), b"12345").unwrap();
+    m.foreign_write("f", 5, b"67890");
+    let mut f = File::open(m.path("f")).unwrap();
+    assert_eq!(f.seek(SeekFrom::End(0)).unwrap(), 10);
+    drop(f);
+    m.end();
+}

@@ -1,0 +1,182 @@
+//! A layer that passes calls on, unless a test says otherwise: it can hold calls back as a dead server
+//! does, fail them, cut reads short and count.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use hither_vfs::*;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use tokio::sync::Notify;
+
+pub struct Gate {
+    below: Arc<dyn Vfs>,
+    state: Mutex<State>,
+    opened: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    shut: HashSet<&'static str>,
+    fail: HashMap<&'static str, i32>,
+    waiting: HashMap<&'static str, usize>,
+    calls: HashMap<&'static str, usize>,
+    short_reads: Option<u32>,
+    cookie_shift: u64,
+    stuck_listing: bool,
+    last_cred: Option<Arc<Cred>>,
+}
+
+impl Gate {
+    pub fn new(below: Arc<dyn Vfs>) -> Arc<Self> {
+        Arc::new(Self { below, state: Mutex::default(), opened: Notify::new() })
+    }
+
+    /// Holds calls of a kind back from now on. They do not end when they are cancelled: the worst server.
+    pub fn shut(&self, op: &'static str) {
+        self.state.lock().unwrap().shut.insert(op);
+    }
+
+    /// Lets everything pass.
+    pub fn open_all(&self) {
+        self.state.lock().unwrap().shut.clear();
+        self.opened.notify_waiters();
+    }
+
+    /// Calls of a kind that are held back.
+    pub fn waiting(&self, op: &'static str) -> usize {
+        self.state.lock().unwrap().waiting.get(op).copied().unwrap_or(0)
+    }
+
+    /// Calls of a kind so far.
+    pub fn calls(&self, op: &'static str) -> usize {
+        self.state.lock().unwrap().calls.get(op).copied().unwrap_or(0)
+    }
+
+    /// Fails calls of a kind; 0 stops that.
+    pub fn fail(&self, op: &'static str, errno: i32) {
+        let mut s = self.state.lock().unwrap();
+        if errno == 0 {
+            s.fail.remove(op)
+        } else {
+            s.fail.insert(op, errno)
+        };
+    }
+
+    /// Answers reads with at most so many bytes.
+    pub fn cut_reads(&self, bytes: u32) {
+        self.state.lock().unwrap().short_reads = Some(bytes);
+    }
+
+    /// Makes the first cookies smaller by `shift`, as servers of NFSv3 may have them.
+    pub fn shift_cookies(&self, shift: u64) {
+        self.state.lock().unwrap().cookie_shift = shift;
+    }
+
+    /// Makes listings come back to their start for ever.
+    pub fn circle(&self) {
+        self.state.lock().unwrap().stuck_listing = true;
+    }
+
+    /// Identity of the last call.
+    pub fn last_cred(&self) -> Arc<Cred> {
+        self.state.lock().unwrap().last_cred.clone().unwrap()
+    }
+
+    async fn pass(&self, cx: &Cx, op: &'static str) -> Result<()> {
+        {
+            let mut s = self.state.lock().unwrap();
+            *s.calls.entry(op).or_default() += 1;
+            s.last_cred = Some(cx.cred.clone());
+            if let Some(&errno) = s.fail.get(op) {
+                return Err(Error::new(errno));
+            }
+            if !s.shut.contains(op) {
+                return Ok(());
+            }
+            *s.waiting.entry(op).or_default() += 1;
+        }
+        loop {
+            let opened = self.opened.notified();
+            tokio::pin!(opened);
+            opened.as_mut().enable();
+            if !self.state.lock().unwrap().shut.contains(op) {
+                break;
+            }
+            opened.await;
+        }
+        *self.state.lock().unwrap().waiting.entry(op).or_default() -= 1;
+        Ok(())
+    }
+}
+
+macro_rules! pass_on {
+    ($(fn $op:ident($($arg:ident: $ty:ty),*) -> $out:ty;)*) => {
+        #[async_trait]
+        impl Vfs for Gate {
+            $(async fn $op(&self, cx: &Cx, $($arg: $ty),*) -> Result<$out> {
+                self.pass(cx, stringify!($op)).await?;
+                self.below.$op(cx, $($arg),*).await
+            })*
+
+            async fn read(&self, cx: &Cx, file: File<'_>, at: u64, len: u32) -> Result<Read> {
+                self.pass(cx, "read").await?;
+                let cut = self.state.lock().unwrap().short_reads.unwrap_or(u32::MAX);
+                self.below.read(cx, file, at, len.min(cut)).await
+            }
+
+            async fn readdir(
+                &self, cx: &Cx, dir: &Fh, cookie: u64, v: [u8; 8], max: u32, nodes: bool,
+            ) -> Result<DirPage> {
+                self.pass(cx, "readdir").await?;
+                let (shift, circle) = {
+                    let s = self.state.lock().unwrap();
+                    (s.cookie_shift, s.stuck_listing)
+                };
+                let below = if cookie == 0 || circle { 0 } else { cookie + shift };
+                let mut page = self.below.readdir(cx, dir, below, v, max, nodes).await?;
+                page.entries.iter_mut().for_each(|e| e.cookie -= shift);
+                page.eof &= !circle;
+                Ok(page)
+            }
+        }
+    };
+}
+
+pass_on! {
+    fn root() -> Node;
+    fn walk(at: Where<'_>) -> Trail;
+    fn getattr(file: File<'_>) -> Attrs;
+    fn setattr(file: File<'_>, set: &SetAttr) -> Attrs;
+    fn access(fh: &Fh, want: Access) -> Access;
+    fn readlink(fh: &Fh) -> Bytes;
+    fn open(at: Where<'_>, how: &OpenHow) -> Opened;
+    fn close(fh: &Fh, open: OpenId) -> ();
+    fn write(file: File<'_>, offset_bytes: u64, data: Data, stability: Stability) -> Wrote;
+    fn commit(file: File<'_>) -> ();
+    fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Made;
+    fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Made;
+    fn symlink(dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Made;
+    fn link(fh: &Fh, dir: &Fh, name: &Name) -> Made;
+    fn unlink(dir: &Fh, name: &Name, target: Option<&Fh>) -> ChangeInfo;
+    fn rmdir(dir: &Fh, name: &Name) -> ChangeInfo;
+    fn rename(
+        from: (&Fh, &Name), to: (&Fh, &Name), replaced: Option<&Fh>, flags: RenameFlags
+    ) -> (ChangeInfo, ChangeInfo);
+    fn statfs(fh: &Fh) -> FsStat;
+    fn getxattr(fh: &Fh, name: &[u8]) -> Bytes;
+    fn setxattr(fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> ();
+    fn listxattr(fh: &Fh) -> Vec<Bytes>;
+    fn removexattr(fh: &Fh, name: &[u8]) -> ();
+    fn lock(file: File<'_>, owner: LockOwner, kind: LockKind, range: FileRange, wait: LockWait) -> ();
+    fn unlock(file: File<'_>, owner: LockOwner, range: FileRange) -> ();
+    fn test_lock(
+        file: File<'_>, owner: LockOwner, kind: LockKind, range: FileRange
+    ) -> Option<LockConflict>;
+    fn seek(file: File<'_>, offset_bytes: u64, what: Seek) -> u64;
+    fn allocate(file: File<'_>, range: FileRange) -> ();
+    fn deallocate(file: File<'_>, range: FileRange) -> ();
+    fn copy(
+        from: File<'_>, from_offset_bytes: u64, to: File<'_>, to_offset_bytes: u64, len_bytes: u64
+    ) -> u64;
+    fn shutdown() -> ();
+}

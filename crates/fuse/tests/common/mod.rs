@@ -1,0 +1,194 @@
+//! A mount of the reference model for tests, and a layer in between that stops, fails and counts calls.
+
+#![allow(dead_code, missing_docs)]
+
+mod gate;
+
+pub use gate::Gate;
+use hither_fuse::{Config, Mounted, mount};
+use hither_vfs::{Env, Fh, File, Name, SetAttr, Vfs, Where, model::Model};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// A mounted model. The runtime serves the mount; the test's own thread plays the programs.
+pub struct Mount {
+    pub dir: PathBuf,
+    pub model: Arc<Model>,
+    pub gate: Arc<Gate>,
+    pub mounted: Option<Mounted>,
+    pub rt: Runtime,
+}
+
+/// A mount whose answers hold for `validity_ms`; `None`, with a line why, where tests may not mount.
+pub fn mounted(validity_ms: u64) -> Option<Mount> {
+    mounted_with(validity_ms, |_| ())
+}
+
+pub fn mounted_with(validity_ms: u64, change: impl FnOnce(&mut Config)) -> Option<Mount> {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+        eprintln!("skipped: mounting needs root and /dev/fuse");
+        return None;
+    }
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let dir = std::env::temp_dir().join(format!("hither-fuse-{}-{number}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    #[allow(clippy::disallowed_methods)]
+    let wall = || std::time::SystemTime::now();
+    let env = Env { random: Arc::new(|| 4), wall: Arc::new(wall) };
+    let model = Arc::new(Model::new(env, Duration::from_millis(validity_ms), 64 << 20));
+    let gate = Gate::new(model.clone());
+    let mut config = Config { source: "model:/".into(), mount_flags: 0, ..Config::default() };
+    change(&mut config);
+    let rt = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mounted = rt.block_on(mount(&dir, config, gate.clone())).unwrap();
+    Some(Mount { dir, model, gate, mounted: Some(mounted), rt })
+}
+
+impl Mount {
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    pub fn mounted(&self) -> &Mounted {
+        self.mounted.as_ref().unwrap()
+    }
+
+    /// Requests of one kind so far.
+    pub fn requests(&self, op: &str) -> u64 {
+        self.mounted().stats().iter().find(|c| c.op == op).map_or(0, |c| c.count)
+    }
+
+    /// Number in `/sys/fs/fuse/connections`.
+    pub fn connection(&self) -> u32 {
+        self.mounted().device().1
+    }
+
+    /// Handle of an object, by path from the root, as another client sees it.
+    pub fn fh(&self, path: &str) -> Fh {
+        self.rt.block_on(async {
+            let cx = root();
+            let mut fh = self.model.root(&cx).await.unwrap().fh;
+            for part in path.split('/').filter(|p| !p.is_empty()) {
+                let name = name(part);
+                fh = self.model.walk(&cx, Where::name(&fh, &name)).await.unwrap().steps[0].fh.clone();
+            }
+            fh
+        })
+    }
+
+    /// Another client writes a file, creating it if need be.
+    pub fn foreign_write(&self, path: &str, offset: u64, data: &[u8]) {
+        let (dir, last) = path.rsplit_once('/').unwrap_or(("", path));
+        let dir = self.fh(dir);
+        let how = hither_vfs::OpenHow {
+            access: hither_vfs::OpenAccess::WRITE,
+            create: hither_vfs::Create::IfMissing(SetAttr { mode: Some(0o644), ..Default::default() }),
+            truncate: false,
+            execute: false,
+        };
+        let data = bytes::Bytes::copy_from_slice(data);
+        self.rt.block_on(async {
+            let cx = root();
+            let last = name(last);
+            let f = self.model.open(&cx, Where::name(&dir, &last), &how).await.unwrap();
+            let file = File { fh: &f.node.fh, open: Some(f.open) };
+            let stable = hither_vfs::Stability::Stable;
+            self.model.write(&cx, file, offset, data.into(), stable).await.unwrap();
+            self.model.close(&cx, &f.node.fh, f.open).await.unwrap();
+        });
+    }
+
+    /// Another client changes attributes.
+    pub fn foreign_setattr(&self, path: &str, set: &SetAttr) {
+        let fh = self.fh(path);
+        self.rt.block_on(self.model.setattr(&root(), File { fh: &fh, open: None }, set)).unwrap();
+    }
+
+    /// Another client removes a file.
+    pub fn foreign_unlink(&self, path: &str) {
+        let (dir, last) = path.rsplit_once('/').unwrap_or(("", path));
+        let dir = self.fh(dir);
+        self.rt.block_on(self.model.unlink(&root(), &dir, &name(last), None)).unwrap();
+    }
+
+    /// Another client reads a whole file.
+    pub fn foreign_read(&self, path: &str) -> Vec<u8> {
+        let fh = self.fh(path);
+        let read = self.rt.block_on(self.model.read(&root(), File { fh: &fh, open: None }, 0, 64 << 20));
+        read.unwrap().data.into_bytes().to_vec()
+    }
+
+    /// Unmounts and checks that nothing was left open.
+    pub fn end(mut self) {
+        let mounted = self.mounted.take().unwrap();
+        mounted.unmount(false).expect("nothing in use");
+        let ended =
+            self.rt.block_on(async { tokio::time::timeout(Duration::from_secs(5), mounted.wait()).await });
+        ended.expect("the threads end with the mount");
+        assert_eq!(self.model.open_count(), 0, "opens left at the server");
+        assert_eq!(mounted.counts().0, 0, "files left open");
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.gate.open_all();
+        drop(self.mounted.take());
+        let _ = std::fs::remove_dir(&self.dir);
+    }
+}
+
+pub fn root() -> hither_vfs::Cx {
+    hither_vfs::Cx::new(Arc::new(hither_vfs::Cred::root()))
+}
+
+pub fn name(n: &str) -> Name {
+    Name::new(n.as_bytes().to_vec()).unwrap()
+}
+
+/// Runs a shell command in the mount as another user.
+pub fn as_user(dir: &Path, uid: u32, gid: u32, groups: &[u32], command: &str) -> Output {
+    let mut c = Command::new("setpriv");
+    c.args([format!("--reuid={uid}"), format!("--regid={gid}")]);
+    match groups {
+        [] => c.arg("--clear-groups"),
+        _ => c.arg(format!("--groups={}", groups.iter().map(u32::to_string).collect::<Vec<_>>().join(","))),
+    };
+    // The shell must not depend on rights to its working directory.
+    c.args(["--", "sh", "-c", command]).current_dir("/").env("M", dir).env("LC_ALL", "C");
+    c.output().unwrap()
+}
+
+/// Like [`as_user`], true when the command succeeded.
+pub fn user_can(dir: &Path, uid: u32, gid: u32, groups: &[u32], command: &str) -> bool {
+    as_user(dir, uid, gid, groups, command).status.success()
+}
+
+/// Waits until something holds, for 5 seconds.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..500 {
+        if holds() {
+            return;
+        }
+        pause(10);
+    }
+    panic!("not within 5 seconds: {what}");
+}
+
+#[allow(clippy::disallowed_methods)]
+pub fn pause(ms: u64) {
+    std::thread::sleep(Duration::from_millis(ms));
+}
+
+/// Seconds that something takes.
+#[allow(clippy::disallowed_methods)]
+pub fn seconds(f: impl FnOnce()) -> f64 {
+    let start = std::time::Instant::now();
+    f();
+    start.elapsed().as_secs_f64()
+}

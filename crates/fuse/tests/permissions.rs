@@ -1,0 +1,162 @@
+//! The server decides who may do what, with the caller's user, group and supplementary groups, also where the
+//! kernel has names cached.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use common::{Mount, as_user, eventually, mounted, user_can};
+use hither_vfs::SetAttr;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+
+const A: u32 = 5001;
+const B: u32 = 5002;
+
+fn mode(m: &Mount, path: &str, mode: u32) {
+    fs::set_permissions(m.path(path), fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn supplementary_groups_count() {
+    let Some(m) = mounted(1000) else { return };
+    fs::write(m.path("f"), b"secret").unwrap();
+    chown(m.path("f"), Some(A), Some(7007)).unwrap();
+    mode(&m, "f", 0o640);
+    assert!(user_can(&m.dir, A, A, &[], "cat $M/f"));
+    assert!(!user_can(&m.dir, B, B, &[], "cat $M/f"));
+    assert!(user_can(&m.dir, B, B, &[10, 12, 7007], "cat $M/f"));
+    let cred = m.gate.last_cred();
+    assert_eq!((cred.uid, cred.gid, &cred.groups[..]), (B, B, &[10, 12, 7007][..]));
+    assert!(user_can(&m.dir, B, 7007, &[], "cat $M/f"));
+    assert!(!user_can(&m.dir, B, B, &[7007], "echo > $M/f"));
+    m.end();
+}
+
+#[test]
+fn cached_names_in_a_private_directory_are_not_for_others() {
+    let Some(m) = mounted(600_000) else { return };
+    fs::create_dir_all(m.path("d/sub")).unwrap();
+    fs::write(m.path("d/sub/f"), b"x").unwrap();
+    chown(m.path("d"), Some(A), Some(A)).unwrap();
+    mode(&m, "d", 0o700);
+    // The owner's look-ups leave names in the kernel, present and absent ones.
+    assert!(user_can(&m.dir, A, A, &[], "stat $M/d/sub/f && ! stat $M/d/none"));
+    let denied = as_user(&m.dir, B, B, &[], "stat $M/d/sub/f; stat $M/d/none; stat $M/d/sub; ls $M/d");
+    let text = String::from_utf8_lossy(&denied.stderr).into_owned();
+    assert_eq!(text.matches("Permission denied").count(), 4, "{text}");
+    m.end();
+}
+
+#[test]
+fn taking_search_rights_away_works_at_once() {
+    let Some(m) = mounted(600_000) else { return };
+    fs::create_dir_all(m.path("d/sub")).unwrap();
+    fs::write(m.path("d/sub/f"), b"x").unwrap();
+    chown(m.path("d"), Some(A), Some(A)).unwrap();
+    mode(&m, "d", 0o755);
+    assert!(user_can(&m.dir, B, B, &[], "stat $M/d/sub/f && ! stat $M/d/none"));
+    let before = m.requests("LOOKUP");
+    assert!(user_can(&m.dir, B, B, &[], "stat $M/d/sub/f && ! stat $M/d/none"));
+    assert_eq!(m.requests("LOOKUP"), before, "names everybody may look up are cached");
+    mode(&m, "d", 0o700);
+    assert!(!user_can(&m.dir, B, B, &[], "stat $M/d/sub/f"));
+    let none = as_user(&m.dir, B, B, &[], "stat $M/d/none");
+    assert!(String::from_utf8_lossy(&none.stderr).contains("Permission denied"));
+    mode(&m, "d", 0o755);
+    assert!(user_can(&m.dir, B, B, &[], "stat $M/d/sub/f"));
+    m.end();
+}
+
+#[test]
+fn another_clients_chmod_is_seen_when_attributes_run_out() {
+    let Some(m) = mounted(300) else { return };
+    fs::create_dir(m.path("d")).unwrap();
+    fs::write(m.path("d/f"), b"x").unwrap();
+    mode(&m, "d", 0o755);
+    assert!(user_can(&m.dir, B, B, &[], "cat $M/d/f"));
+    m.foreign_setattr("d", &SetAttr { mode: Some(0o700), ..Default::default() });
+    eventually("the mode is seen", || !user_can(&m.dir, B, B, &[], "cat $M/d/f"));
+    m.end();
+}
+
+#[test]
+fn access_chdir_and_opendir_ask_the_server() {
+    let Some(m) = mounted(60_000) else { return };
+    fs::create_dir(m.path("d")).unwrap();
+    fs::write(m.path("f"), b"x").unwrap();
+    mode(&m, "d", 0o711);
+    mode(&m, "f", 0o604);
+    assert!(user_can(&m.dir, B, B, &[], "cd $M/d && test -r $M/f && ! test -w $M/f && ! test -x $M/f"));
+    assert!(!user_can(&m.dir, B, B, &[], "ls $M/d"));
+    mode(&m, "d", 0o744);
+    assert!(user_can(&m.dir, B, B, &[], "ls $M/d && ! cd $M/d"));
+    m.end();
+}
+
+#[test]
+fn an_open_file_keeps_the_rights_of_its_opener() {
+    let Some(m) = mounted(1000) else { return };
+    fs::write(m.path("f"), b"before\n").unwrap();
+    mode(&m, "f", 0o600);
+    let f = fs::OpenOptions::new().append(true).open(m.path("f")).unwrap();
+    let mut child = std::process::Command::new("setpriv");
+    child.args(["--reuid=5002", "--regid=5002", "--clear-groups", "--", "echo", "after"]).stdout(f);
+    assert!(child.status().unwrap().success());
+    drop(child);
+    assert!(fs::read_to_string(m.path("f")).unwrap().ends_with("after\n"));
+    m.end();
+}
+
+#[test]
+fn executing_needs_the_right_to_execute_and_nothing_else() {
+    let Some(m) = mounted(1000) else { return };
+    fs::copy("/bin/true", m.path("true")).unwrap();
+    mode(&m, "true", 0o644);
+    assert!(!user_can(&m.dir, B, B, &[], "$M/true"));
+    mode(&m, "true", 0o711);
+    assert!(user_can(&m.dir, B, B, &[], "$M/true"));
+    assert!(!user_can(&m.dir, B, B, &[], "cat $M/true > /dev/null"));
+    m.end();
+}
+
+#[test]
+fn set_id_bits_go_when_somebody_else_writes() {
+    let Some(m) = mounted(60_000) else { return };
+    fs::write(m.path("f"), b"x").unwrap();
+    chown(m.path("f"), Some(A), Some(A)).unwrap();
+    mode(&m, "f", 0o6777);
+    assert!(user_can(&m.dir, B, B, &[], "echo y >> $M/f"));
+    let seen = fs::metadata(m.path("f")).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(seen, 0o777);
+    mode(&m, "f", 0o6777);
+    assert!(user_can(&m.dir, B, B, &[], "truncate -s 0 $M/f"));
+    assert_eq!(fs::metadata(m.path("f")).unwrap().permissions().mode() & 0o7777, 0o777);
+    m.end();
+}
+
+#[test]
+fn the_umask_and_a_directorys_group_shape_new_files() {
+    let Some(m) = mounted(1000) else { return };
+    fs::create_dir(m.path("d")).unwrap();
+    chown(m.path("d"), Some(A), Some(7007)).unwrap();
+    mode(&m, "d", 0o2777);
+    assert!(user_can(&m.dir, B, B, &[], "umask 027 && echo > $M/d/f && mkdir $M/d/e"));
+    use std::os::unix::fs::MetadataExt;
+    let (f, e) = (fs::metadata(m.path("d/f")).unwrap(), fs::metadata(m.path("d/e")).unwrap());
+    assert_eq!((f.uid(), f.gid(), f.mode() & 0o7777), (B, 7007, 0o640));
+    assert_eq!((e.gid(), e.mode() & 0o7777), (7007, 0o2750));
+    m.end();
+}
+
+#[test]
+fn sticky_directories_protect_their_entries() {
+    let Some(m) = mounted(1000) else { return };
+    fs::create_dir(m.path("tmp")).unwrap();
+    mode(&m, "tmp", 0o1777);
+    assert!(user_can(&m.dir, A, A, &[], "echo > $M/tmp/a"));
+    assert!(!user_can(&m.dir, B, B, &[], "rm -f $M/tmp/a"));
+    assert!(!user_can(&m.dir, B, B, &[], "mv $M/tmp/a $M/tmp/b"));
+    assert!(user_can(&m.dir, A, A, &[], "rm $M/tmp/a"));
+    m.end();
+}
