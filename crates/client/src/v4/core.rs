@@ -21,6 +21,7 @@ use hither_rpc::{Client, Credential, Stats};
 use hither_vfs::{Cred, Cx, Env, Error, Fh, Result};
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
@@ -84,6 +85,8 @@ pub(crate) struct Core {
     pub facts: OnceLock<Facts>,
     /// The mount is going away: background tasks end.
     pub stop: CancellationToken,
+    /// Names of one walk that the server was found to take, below what its limits say.
+    pub names_limit: AtomicUsize,
     pub(super) phase: watch::Sender<Phase>,
     credentials: Mutex<HashMap<Arc<Cred>, Credential>>,
     machine: String,
@@ -101,6 +104,7 @@ impl Core {
             lease: Mutex::new(Lease::new(&env, &machine)),
             facts: OnceLock::new(),
             stop: CancellationToken::new(),
+            names_limit: AtomicUsize::new(usize::MAX),
             phase: watch::channel(Phase::Recovering).0,
             credentials: Mutex::default(),
             machine,

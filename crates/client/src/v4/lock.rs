@@ -157,6 +157,17 @@ impl Core {
         Ok(())
     }
 
+    /// Gives up all locks on an open that is about to be closed.
+    pub async fn drop_locks(self: &Arc<Self>, state: &Arc<OpenState>) {
+        let locks: Vec<_> = state.inner.lock().locks.values().cloned().collect();
+        for lock in locks {
+            let all = FileRange { start_bytes: 0, end_bytes: u64::MAX };
+            if let Err(f) = self.unlock_state(state, &lock, all).await {
+                tracing::debug!("unlocking before CLOSE: {}", Error::from(f));
+            }
+        }
+    }
+
     async fn unlock_state(
         self: &Arc<Self>,
         state: &Arc<OpenState>,

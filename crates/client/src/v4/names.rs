@@ -54,6 +54,7 @@ impl Core {
                 Ok(Some(stop)) => return Ok(Trail { steps, stop }),
                 Err(f) if is_too_long(f.status()) && most > 1 && halvings < HALVINGS => {
                     most = most.div_ceil(2);
+                    self.names_limit.fetch_min(most, Ordering::Relaxed);
                     halvings += 1;
                 }
                 Err(f) if steps.is_empty() => return Err(f),
@@ -123,7 +124,8 @@ impl Core {
         let by_ops = limits.max_ops.saturating_sub(2) / 3;
         let by_request = limits.max_request_bytes.saturating_sub(1024) / 320;
         let by_reply = limits.max_response_bytes.saturating_sub(1024) / 1024;
-        Ok(by_ops.min(by_request).min(by_reply).max(1) as usize)
+        let learnt = self.names_limit.load(Ordering::Relaxed);
+        Ok((by_ops.min(by_request).min(by_reply) as usize).min(learnt).max(1))
     }
 
     /// Which of `want` the caller may do.

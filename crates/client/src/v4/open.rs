@@ -102,10 +102,11 @@ impl Core {
         let fh = own_fh(&results.getfh()?);
         let state = self.files.start(&fh, &cx.cred);
         let id = self.granted(&state, how.access, &ok);
-        let changed = !ok.cinfo.atomic || ok.cinfo.before != ok.cinfo.after;
+        // Servers that cannot take both values atomically (ganesha) still show whether the open changed
+        // the directory; the Linux client goes by that as well.
         let created = match how.create {
             Create::No => false,
-            Create::IfMissing(_) => changed && (ok.cinfo.atomic || ok.attrset.has(attr::MODE)),
+            Create::IfMissing(_) => ok.cinfo.before != ok.cinfo.after,
             Create::Exclusive(_) => true,
         };
         let rest = match &how.create {
@@ -283,6 +284,8 @@ impl Core {
             let (stateid, failed) = match step {
                 Step::None => return Ok(()),
                 Step::Close(stateid) => {
+                    // A server may refuse to close what is locked (ganesha does).
+                    self.drop_locks(state).await;
                     let c = Compound::new("CLOSE", [Op::Putfh(fh), Op::close(seq(stateid))]);
                     let closed = self.compound(&cx, c).await.and_then(|mut a| {
                         a.results.putfh()?;
