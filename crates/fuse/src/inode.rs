@@ -410,20 +410,22 @@ impl Inode {
         self.state.lock().error.take()
     }
 
-    /// Whether an open for appending by thread `tid` is to be sent back to look the file up again: not when
-    /// it comes from there just now.
+    /// Sends an open for appending by thread `tid` back to look the file up again; false when there are too many.
     pub fn send_back(&self, tid: u32, now: Instant) -> bool {
         let mut s = self.state.lock();
-        s.sent_back.retain(|(_, at)| now.duration_since(*at) < SENT_BACK);
-        if let Some(i) = s.sent_back.iter().position(|&(t, _)| t == tid) {
-            s.sent_back.remove(i);
-            return false;
-        }
         let room = s.sent_back.len() < SENT_BACK_MAX;
         if room {
             s.sent_back.push((tid, now));
         }
         room
+    }
+
+    /// Whether thread `tid` comes back from being sent: it must not be sent again.
+    pub fn came_back(&self, tid: u32, now: Instant) -> bool {
+        let mut s = self.state.lock();
+        s.sent_back.retain(|(_, at)| now.duration_since(*at) < SENT_BACK);
+        let found = s.sent_back.iter().position(|&(t, _)| t == tid);
+        found.map(|i| s.sent_back.remove(i)).is_some()
     }
 }
 

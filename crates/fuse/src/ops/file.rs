@@ -36,7 +36,8 @@ impl Call {
         let id = self.add_open(inode.clone(), &opened, how.access);
         let undo = Undo::Close { file: id, forget: None };
         let appends = flags & (O_APPEND | O_TRUNC) == O_APPEND;
-        if appends && on_open.size_unknown && inode.send_back(self.head.tid, Instant::now()) {
+        let came_back = appends && inode.came_back(self.head.tid, Instant::now());
+        if appends && !came_back && on_open.size_unknown && inode.send_back(self.head.tid, Instant::now()) {
             // The kernel appends at the length it knows, which may be wrong by now. ESTALE makes it look the path up
             // again, with fresh attributes, and open once more. Attributes that come together with an
             // invalidation are ignored, so what has to go goes before.

@@ -34,6 +34,7 @@ pub fn mounted_with(validity_ms: u64, change: impl FnOnce(&mut Config)) -> Optio
         eprintln!("skipped: mounting needs root and /dev/fuse");
         return None;
     }
+    own_mount_namespace();
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let dir = std::env::temp_dir().join(format!("hither-fuse-{}-{number}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
@@ -47,6 +48,19 @@ pub fn mounted_with(validity_ms: u64, change: impl FnOnce(&mut Config)) -> Optio
     let rt = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mounted = rt.block_on(mount(&dir, config, gate.clone())).unwrap();
     Some(Mount { dir, model, gate, mounted: Some(mounted), rt })
+}
+
+/// Moves this thread, and what it starts, to a mount namespace of its own: a copy of the mount in a namespace that
+/// somebody else makes meanwhile would keep it alive after the unmount.
+fn own_mount_namespace() {
+    let none = std::ptr::null();
+    let flags = libc::MS_REC | libc::MS_PRIVATE;
+    // SAFETY: no memory is passed but a constant string.
+    let ok = unsafe {
+        libc::unshare(libc::CLONE_NEWNS) == 0
+            && libc::mount(none, c"/".as_ptr(), none, flags, std::ptr::null()) == 0
+    };
+    assert!(ok, "a mount namespace: {}", std::io::Error::last_os_error());
 }
 
 impl Mount {

@@ -1,0 +1,152 @@
+//! Listings: large ones, odd cookies, seeking, changes under way, and servers that never come to an end.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use common::{mounted, seconds};
+use rustix::fs::{Dir, Mode, OFlags, open};
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn a_hundred_thousand_entries() {
+    const COUNT: usize = 100_000;
+    let Some(m) = mounted(600_000) else { return };
+    fs::create_dir(m.path("big")).unwrap();
+    let dir = m.fh("big");
+    m.rt.block_on(async {
+        use hither_vfs::{SetAttr, Special, Vfs};
+        for i in 0..COUNT {
+            let name = common::name(&format!("file{i}"));
+            let regular = &Special::Regular;
+            m.model.mknod(&common::root(), &dir, &name, regular, &SetAttr::default()).await.unwrap();
+        }
+    });
+    let mut seen = 0;
+    let took = seconds(|| seen = names(&m.path("big")).into_iter().collect::<HashSet<_>>().len());
+    assert_eq!(seen, COUNT);
+    eprintln!("{COUNT} entries in {took:.2} s, {} pages from below", m.gate.calls("readdir"));
+    assert!(m.gate.calls("readdir") < 100, "pages grow");
+    // With attributes: they come with the listing, not one by one.
+    let before = m.gate.calls("walk");
+    let entries = fs::read_dir(m.path("big")).unwrap();
+    let inodes: HashSet<u64> = entries.map(|e| e.unwrap().metadata().unwrap().ino()).collect();
+    assert_eq!(inodes.len(), COUNT);
+    let walks = m.gate.calls("walk") - before;
+    eprintln!("{walks} look-ups for {COUNT} metadata calls");
+    assert!(walks < COUNT / 2);
+    m.end();
+}
+
+#[test]
+fn every_entry_comes_once_whatever_the_cookies() {
+    // With shift 2 the first entries have the cookies 1 and 2, where others keep `.` and `..`.
+    for shift in [0, 2] {
+        let Some(m) = mounted(0) else { return };
+        m.gate.shift_cookies(shift);
+        let expected: HashSet<String> = (0..3000).map(|i| format!("a rather long name {i}")).collect();
+        for name in &expected {
+            fs::write(m.path(name), b"").unwrap();
+        }
+        let seen = names(&m.dir);
+        assert_eq!(seen.len(), expected.len());
+        assert_eq!(seen.into_iter().collect::<HashSet<_>>(), expected);
+        m.end();
+    }
+}
+
+#[test]
+fn seekdir_comes_back_to_where_telldir_was() {
+    for validity in [0, 600_000] {
+        let Some(m) = mounted(validity) else { return };
+        m.gate.shift_cookies(2);
+        for i in 0..500 {
+            fs::write(m.path(&format!("f{i}")), b"").unwrap();
+        }
+        let fd = open(&m.dir, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let mut dir = Dir::read_from(&fd).unwrap();
+        let mut seen = Vec::new();
+        while let Some(entry) = dir.read() {
+            let entry = entry.unwrap();
+            seen.push((entry.offset(), entry.file_name().to_owned()));
+        }
+        assert_eq!(seen.len(), 502);
+        for at in [0, 1, 2, 3, 4, 77, 250, 499, 500] {
+            dir.seek(seen[at].0).unwrap();
+            let entry = dir.read().unwrap().unwrap();
+            assert_eq!(entry.file_name(), &*seen[at + 1].1, "after entry {at}");
+        }
+        dir.seek(seen[501].0).unwrap();
+        assert!(dir.read().is_none());
+        drop((dir, fd));
+        m.end();
+    }
+}
+
+#[test]
+fn removing_while_listing_misses_nothing() {
+    let Some(m) = mounted(1000) else { return };
+    fs::create_dir(m.path("d")).unwrap();
+    for i in 0..2500 {
+        fs::write(m.path(&format!("d/f{i}")), b"").unwrap();
+    }
+    fs::remove_dir_all(m.path("d")).unwrap();
+    assert!(names(&m.dir).is_empty());
+    assert_eq!(m.model.object_count(), 1);
+    m.end();
+}
+
+#[test]
+fn a_name_removed_after_its_page_was_read_does_not_come_back() {
+    let Some(m) = mounted(600_000) else { return };
+    for i in 0..2000 {
+        fs::write(m.path(&format!("f{i}")), b"").unwrap();
+    }
+    let mut listing = fs::read_dir(&m.dir).unwrap();
+    listing.next();
+    // More was read than was taken.
+    for i in 1000..2000 {
+        fs::remove_file(m.path(&format!("f{i}"))).unwrap();
+    }
+    assert!(listing.all(|e| e.is_ok()));
+    drop(listing);
+    let back = (1000..2000).filter(|i| m.path(&format!("f{i}")).exists()).count();
+    assert_eq!(back, 0);
+    m.end();
+}
+
+#[test]
+fn a_server_that_never_ends_a_listing_is_an_error() {
+    let Some(m) = mounted(0) else { return };
+    for i in 0..300 {
+        fs::write(m.path(&format!("some longer file name {i}")), b"").unwrap();
+    }
+    m.gate.circle();
+    let took = seconds(|| {
+        let result: Result<Vec<_>, _> = fs::read_dir(&m.dir).unwrap().collect();
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EIO));
+    });
+    assert!(took < 5.0);
+    m.end();
+}
+
+#[test]
+fn dot_and_dot_dot_are_there() {
+    let Some(m) = mounted(1000) else { return };
+    fs::create_dir_all(m.path("a/b")).unwrap();
+    let fd = open(m.path("a/b"), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+    let entries: Vec<_> = Dir::read_from(&fd).unwrap().map(|e| e.unwrap()).collect();
+    let ino = |p: &str| fs::metadata(m.path(p)).unwrap().ino();
+    let found: Vec<_> = entries.iter().map(|e| (e.file_name().to_bytes(), e.ino())).collect();
+    assert_eq!(found, [(&b"."[..], ino("a/b")), (b"..", ino("a"))]);
+    drop(fd);
+    m.end();
+}
