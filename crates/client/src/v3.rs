@@ -243,7 +243,11 @@ impl Vfs for V3 {
     async fn shutdown(&self, cx: &Cx) -> Result<()> {
         let flushed = patient(cx, self.writes.flush_all()).await;
         if let Some(mounted) = &self.mounted {
-            let _ = patient(cx, async { Ok(mounted.unmount().await) }).await;
+            let told = async {
+                mounted.unmount().await;
+                Ok(())
+            };
+            let _ = patient(cx, told).await;
         }
         self.caller.client.shutdown();
         flushed

@@ -144,6 +144,8 @@ pub struct Uncommitted {
     /// Kept and reserved bytes.
     total: AtomicU64,
     freed: Notify,
+    /// A COMMIT to make room is under way.
+    relieving: AtomicBool,
     this: Weak<Self>,
 }
 
@@ -176,6 +178,7 @@ impl Uncommitted {
             files: Mutex::default(),
             total: AtomicU64::new(0),
             freed: Notify::new(),
+            relieving: AtomicBool::new(false),
             this: this.clone(),
         });
         tokio::spawn(age(Arc::downgrade(&this)));
@@ -212,7 +215,10 @@ impl Uncommitted {
         data: Data,
         stability: Stability,
     ) -> Result<(u64, Option<Attr>)> {
-        let room = detached(cx, self.this().admit(data.len() as u64)).await?;
+        let room = match self.this().reserve(data.len() as u64) {
+            Some(room) => room,
+            None => detached(cx, self.this().admit(data.len() as u64)).await?,
+        };
         let write = self.this().write_admitted(
             room,
             fh.clone(),
@@ -231,13 +237,11 @@ impl Uncommitted {
     /// An earlier or present failure to write; `EINTR`, `ETIMEDOUT` when the caller's patience ended.
     pub async fn commit(&self, cx: &Cx, fh: &Fh, open: Option<&OpenMark>) -> Result<()> {
         let Some(file) = self.known(fh) else { return Ok(()) };
-        let this = self.this();
-        let flushed = {
-            let file = file.clone();
-            detached(cx, async move { this.flush(&file).await.map_err(|f| f.error().clone()) }).await
-        };
-        // An interrupted caller is told so; what it would have been told waits for the next commit.
-        flushed?;
+        if !file.log.lock().is_empty() {
+            let (this, file) = (self.this(), file.clone());
+            // An interrupted caller is told so; what it would have been told waits for the next commit.
+            detached(cx, async move { this.flush(&file).await.map_err(|f| f.error().clone()) }).await?;
+        }
         self.tidy(&file);
         file.report(open)
     }
@@ -307,9 +311,13 @@ impl Uncommitted {
 
     /// The server may have restarted: finds out at once instead of at the next commit.
     pub fn reconnected(&self) {
-        for file in self.dirty() {
-            self.flush_in_background(&file);
-        }
+        let this = self.this();
+        tokio::spawn(async move {
+            for file in this.dirty() {
+                let _ = this.flush(&file).await;
+                this.tidy(&file);
+            }
+        });
     }
 
     /// Commits every file.
@@ -405,6 +413,15 @@ impl Uncommitted {
         }
     }
 
+    /// Room for `bytes` more, when there is.
+    fn reserve(self: Arc<Self>, bytes: u64) -> Option<Room> {
+        // A write of more than all there is waits until it is alone.
+        let bytes = bytes.min(self.limits.most_bytes);
+        let fits = |total: u64| (total + bytes <= self.limits.most_bytes).then_some(total + bytes);
+        self.total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
+        Some(Room { owner: self, bytes })
+    }
+
     fn biggest(&self) -> Option<Arc<File>> {
         let files = self.files.lock();
         files
@@ -440,13 +457,28 @@ impl Uncommitted {
             self.flush(&file).await.map_err(|f| f.error().clone())?;
             file.report(None)?;
         }
-        if self.total.load(Ordering::Relaxed) > self.limits.most_bytes / 2 {
-            if let Some(biggest) = self.biggest() {
-                self.flush_in_background(&biggest);
-            }
-        }
+        self.relieve();
         self.tidy(&file);
         outcome
+    }
+
+    /// More than half of what may be kept is: the file that keeps most is committed in the background,
+    /// one at a time.
+    fn relieve(&self) {
+        if self.total.load(Ordering::Relaxed) <= self.limits.most_bytes / 2
+            || self.relieving.swap(true, Ordering::Relaxed)
+        {
+            return;
+        }
+        let this = self.this();
+        tokio::spawn(async move {
+            if let Some(file) = this.biggest() {
+                // Refusals are recorded with the file; silence leaves the bytes for the next try.
+                let _ = this.flush(&file).await;
+                this.tidy(&file);
+            }
+            this.relieving.store(false, Ordering::Relaxed);
+        });
     }
 
     /// All chunks at once; the outcome is that of the longest run without a gap.

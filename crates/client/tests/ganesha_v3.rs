@@ -5,6 +5,8 @@
 //! `HITHER_TEST_CRASH='command'`, which must kill the server without warning and have it restarted, the
 //! crash test runs as well. Everything happens in a fresh directory of the export.
 
+#![allow(clippy::unwrap_used)] // a failure is a failed test
+
 use bytes::Bytes;
 use hither_client::v3::connect_v3;
 use hither_client::{AttrCache, LookupCache, MountError, Options, Recovery};
@@ -56,6 +58,7 @@ struct Lab {
     cx: Cx,
     dir: Fh,
     name: Name,
+    stats: Arc<Stats>,
 }
 
 fn name(s: &str) -> Name {
@@ -84,14 +87,15 @@ async fn lab(test: &str) -> Option<Lab> {
 }
 
 async fn lab_with(test: &str, opts: Options) -> Option<Lab> {
-    let fs = connect_v3(&opts, &env(), Arc::new(Stats::new())).await.expect("the server can be mounted");
+    let stats = Arc::new(Stats::new());
+    let fs = connect_v3(&opts, &env(), stats.clone()).await.expect("the server can be mounted");
     let cx = Cx::new(Arc::new(Cred::root()));
     let root = fs.root(&cx).await.unwrap();
     let dir = name(&format!("v3-{test}-{}", std::process::id()));
     let made = fs.mkdir(&cx, &root.fh, &dir, &mode(0o777)).await.unwrap();
     // The process's umask is the frontend's affair, but a server may have one.
     fs.setattr(&cx, File { fh: &made.node.fh, open: None }, &mode(0o777)).await.unwrap();
-    Some(Lab { fs, cx, dir: made.node.fh, name: dir })
+    Some(Lab { fs, cx, dir: made.node.fh, name: dir, stats })
 }
 
 macro_rules! lab {
@@ -509,7 +513,9 @@ async fn nothing_committed_is_lost_when_the_server_crashes() {
     }
     crasher.await.unwrap();
     lab.close(&o).await;
-    eprintln!("{round} writes, {commits} commits");
+    let sent = lab.stats.snapshot().op("WRITE").unwrap().ops;
+    eprintln!("{round} writes, {commits} commits, {sent} WRITE calls");
+    assert!(sent > u64::from(round), "no restart of the server cost anything: the test proves nothing");
     let fresh = connect_v3(&options().unwrap(), &env(), Arc::new(Stats::new())).await.unwrap();
     let read =
         fresh.read(&lab.cx, File { fh: &o.node.fh, open: None }, 0, expected.len() as u32).await.unwrap();

@@ -137,9 +137,10 @@ impl V3 {
         }
     }
 
-    /// LOOKUP first, then CREATE that must not find anything: so `created` is true exactly when this
-    /// call created, and an existing file keeps its attributes. The two alternate when somebody else
-    /// creates and removes the name at the same time.
+    /// CREATE that must not find anything, and LOOKUP when it does: so `created` is true exactly when this
+    /// call created, and an existing file keeps its attributes. A frontend asks for this when it knows the
+    /// name to be absent, so CREATE comes first. Whatever CREATE fails with, an existing file may be opened:
+    /// on a read-only file system, or in a directory that the caller may not change.
     async fn open_or_create(
         &self,
         cx: &Cx,
@@ -149,22 +150,25 @@ impl V3 {
         set: &SetAttr,
     ) -> Result<Opened> {
         for _ in 0..CREATE_ROUNDS {
+            let (this, dir_, name_, set) = (self.clone(), dir.clone(), name.clone(), set.clone());
+            let made = self
+                .create_detached(cx, async move |cred| {
+                    let how = Createhow3::Guarded(convert::sattr(&set));
+                    this.create(&cred, &dir_, &name_, how).await
+                })
+                .await;
+            let refused = match made {
+                Err(e) if !matches!(e.errno, libc::EINTR | libc::ETIMEDOUT) => e,
+                made => return made,
+            };
             if let Some(node) = self.lookup(&cx.cred, &Patience::of(cx), dir, name).await? {
                 match self.check_open(cx, node.fh, how).await {
                     Err(e) if e.errno == libc::ESTALE => continue,
                     node => return Ok(self.opened(cx, node?, false, None)),
                 }
             }
-            let (this, dir, name, set) = (self.clone(), dir.clone(), name.clone(), set.clone());
-            let made = self
-                .create_detached(cx, async move |cred| {
-                    let how = Createhow3::Guarded(convert::sattr(&set));
-                    this.create(&cred, &dir, &name, how).await
-                })
-                .await;
-            match made {
-                Err(e) if e.errno == libc::EEXIST => {}
-                made => return made,
+            if refused.errno != libc::EEXIST {
+                return Err(refused);
             }
         }
         Err(Error::because(libc::EEXIST, "the name comes and goes"))

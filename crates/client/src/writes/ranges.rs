@@ -73,10 +73,10 @@ impl Drop for RangeGuard {
         for i in 0..queue.entries.len() {
             let (before, rest) = queue.entries.split_at_mut(i);
             let entry = &mut rest[0];
-            if entry.wake.is_some() && !before.iter().any(|e| overlap(e, entry.start, entry.end)) {
-                if let Some(wake) = entry.wake.take() {
-                    let _ = wake.send(());
-                }
+            if !before.iter().any(|e| overlap(e, entry.start, entry.end))
+                && let Some(wake) = entry.wake.take()
+            {
+                let _ = wake.send(());
             }
         }
     }
