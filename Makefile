@@ -1,0 +1,62 @@
+# hither: `make demo` shows it, `make test` tests it. Both install what they lack (Debian, Ubuntu; as root).
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+CARGO ?= $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
+PREFIX ?= /usr/local
+DESTDIR ?=
+LAB = target/release/hither-lab
+FUZZ_SECONDS ?= 60
+
+.PHONY: demo test check unit quick test-lab bench fuzz install uninstall build packages toolchain deny
+
+demo: packages build
+	lab/demo.sh
+
+test: packages check unit quick
+
+# What a compiler and a reader would say.
+check: toolchain
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --quiet --workspace --all-targets -- -D warnings
+	$(CARGO) xtask tidy
+
+unit: toolchain
+	$(CARGO) test --workspace
+
+# The foreign suites and faults that are quick, on nfs-ganesha.
+quick: packages build
+	lab/quick.sh
+
+# Everything, on nfs-ganesha and the Linux kernel's server, with every version.
+test-lab: packages build
+	lab/full.sh
+
+# Side by side with the kernel's client; the table goes to bench/.
+bench: packages build
+	lab/bench.sh
+
+fuzz: toolchain
+	FUZZ_SECONDS=$(FUZZ_SECONDS) fuzz/run.sh
+
+# Licences, sources and duplicates of what we depend on.
+deny: toolchain
+	command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
+	$(CARGO) deny check bans licenses sources
+
+build: toolchain
+	$(CARGO) build --release -p hither -p hither-lab
+
+packages:
+	@lab/packages.sh
+
+toolchain:
+	@lab/packages.sh toolchain
+
+install: build
+	install -Dm755 target/release/hither $(DESTDIR)$(PREFIX)/bin/hither
+	install -d $(DESTDIR)/sbin
+	for l in mount.hither mount.fuse.hither umount.hither umount.fuse.hither; do \
+	  ln -sf $(PREFIX)/bin/hither $(DESTDIR)/sbin/$$l; done
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/hither $(DESTDIR)/sbin/{,u}mount.{,fuse.}hither
