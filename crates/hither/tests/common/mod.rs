@@ -1,0 +1,227 @@
+//! What the tests of the binary share: running it, a nfs-ganesha of one's own, mounts that go away.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+/// The binary under test.
+pub const HITHER: &str = env!("CARGO_BIN_EXE_hither");
+
+/// What a command said and how it ended.
+#[derive(Debug)]
+pub struct Said {
+    /// Exit code; -1 for a signal.
+    pub code: i32,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub err: String,
+}
+
+impl From<Output> for Said {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code().unwrap_or(-1),
+            out: String::from_utf8_lossy(&output.stdout).into_owned(),
+            err: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+impl Said {
+    /// The command succeeded.
+    #[track_caller]
+    pub fn ok(self) -> Self {
+        assert_eq!(self.code, 0, "{self:?}");
+        self
+    }
+
+    /// The command failed with this code and exactly this line.
+    #[track_caller]
+    pub fn fails(self, code: i32, line: &str) {
+        assert_eq!((self.code, self.err.as_str()), (code, format!("{line}\n").as_str()));
+    }
+}
+
+/// Runs a command to its end.
+pub fn run(command: &mut Command) -> Said {
+    command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{command:?}: {e}")).into()
+}
+
+/// Runs `hither` with these words.
+pub fn hither(words: &[&str]) -> Said {
+    run(Command::new(HITHER).args(words))
+}
+
+/// Runs a shell script; `$HITHER` is the binary.
+pub fn sh(script: &str) -> Said {
+    run(Command::new("sh").args(["-ec", script]).env("HITHER", HITHER))
+}
+
+/// Waits until `what` holds.
+#[track_caller]
+pub fn wait_for(what: &str, seconds: u64, mut holds: impl FnMut() -> bool) {
+    for _ in 0..seconds * 20 {
+        if holds() {
+            return;
+        }
+        pause();
+    }
+    panic!("waited {seconds} s in vain: {what}");
+}
+
+#[expect(clippy::disallowed_methods, reason = "tests of processes wait in real time")]
+fn pause() {
+    std::thread::sleep(Duration::from_millis(50));
+}
+
+/// A nfs-ganesha in network, mount and process name spaces of its own; everything ends with it.
+pub struct Ganesha {
+    /// Its directories: `export`, and what else a test puts there.
+    pub dir: tempfile::TempDir,
+    unshare: Child,
+}
+
+impl Ganesha {
+    /// Starts one that exports `export` as /export and refuses everybody /denied.
+    pub fn start() -> Self {
+        let mut ganesha = Self::prepare();
+        ganesha.serve();
+        ganesha
+    }
+
+    /// The name spaces without the server.
+    pub fn prepare() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for sub in ["export", "mnt"] {
+            std::fs::create_dir(dir.path().join(sub)).unwrap();
+        }
+        let d = dir.path().display();
+        let conf = format!(
+            "NFS_CORE_PARAM {{ mount_path_pseudo = true; Protocols = 3,4; MNT_Port = 20048; Enable_NLM = false; \
+             Enable_RQUOTA = false; }}\n\
+             NFSV4 {{ Graceless = true; Lease_Lifetime = 60; Minor_Versions = 0,1,2; }}\n\
+             EXPORT_DEFAULTS {{ Squash = No_Root_Squash; SecType = sys; Transports = TCP; }}\n\
+             EXPORT {{ Export_Id = 1; Path = {d}/export; Pseudo = /export; Access_Type = RW; FSAL {{ Name = VFS; }} }}\n\
+             EXPORT {{ Export_Id = 2; Path = {d}/mnt; Pseudo = /denied; Access_Type = None; FSAL {{ Name = VFS; }} }}\n\
+             LOG {{ Default_Log_Level = WARN; }}\n"
+        );
+        std::fs::write(dir.path().join("ganesha.conf"), conf).unwrap();
+        // The shell is the first process of its name space: when it ends, all end.
+        let script = format!(
+            "ip link set lo up; mount --make-rprivate /; mount -t tmpfs tmpfs /run; mount -t tmpfs tmpfs /var/lib/nfs\n\
+             mkdir -p /run/ganesha /var/lib/nfs/ganesha; touch {d}/namespaces\n\
+             while [ ! -e {d}/go ]; do sleep 0.05; done\n\
+             rpcbind -w; ganesha.nfsd -F -f {d}/ganesha.conf -L {d}/ganesha.log -p /run/ganesha/pid"
+        );
+        let unshare = Command::new("unshare")
+            .args([
+                "--net",
+                "--mount",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+                "sh",
+                "-ec",
+                &script,
+            ])
+            .stdin(Stdio::null())
+            .stdout(std::fs::File::create(dir.path().join("out")).unwrap())
+            .stderr(std::fs::File::create(dir.path().join("err")).unwrap())
+            .spawn()
+            .unwrap();
+        let ready = dir.path().join("namespaces");
+        let ganesha = Self { dir, unshare };
+        wait_for("name spaces", 20, || ready.exists());
+        ganesha
+    }
+
+    /// Starts the server and waits until it listens.
+    pub fn serve(&mut self) {
+        std::fs::write(self.dir.path().join("go"), "").unwrap();
+        let path = self.dir.path().to_path_buf();
+        wait_for(&format!("ganesha, see {}", path.display()), 60, || {
+            let listening = run(self.inside("ss").args(["-ltnH"])).out;
+            listening.contains(":2049 ") && listening.contains(":20048 ")
+        });
+    }
+
+    /// A command inside the network name space.
+    pub fn inside(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", self.unshare.id())).arg("--").arg(program);
+        command
+    }
+
+    /// Runs `hither mount` with options on the directory, from inside.
+    pub fn mount(&self, options: &str, dir: &Path) -> Said {
+        let log = self.dir.path().join("log");
+        let mut command = self.inside(HITHER);
+        command.args(["mount", "--log"]).arg(log).args([
+            "-o",
+            &format!("retry=0,{options}"),
+            "127.0.0.1:/export",
+        ]);
+        run(command.arg(dir))
+    }
+
+    /// The process of the server, as this name space numbers it.
+    pub fn pid(&self) -> u32 {
+        let config = format!("{}/ganesha.conf", self.dir.path().display());
+        let found = processes().into_iter().find(|pid| {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.starts_with("ganesha.nfsd") && line.contains(&config)
+        });
+        found.expect("a running ganesha")
+    }
+
+    /// Stops the server as a process (SIGSTOP), or lets it go on (SIGCONT).
+    pub fn signal(&self, signal: &str) {
+        run(Command::new("kill").arg(format!("-{signal}")).arg(self.pid().to_string())).ok();
+    }
+
+    /// The usual mount point.
+    pub fn mnt(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    /// A file or directory as the server has it.
+    pub fn export(&self, name: &str) -> PathBuf {
+        self.dir.path().join("export").join(name)
+    }
+}
+
+impl Drop for Ganesha {
+    fn drop(&mut self) {
+        // Whatever a failed test left mounted must not keep the directory.
+        let mnt = self.mnt();
+        let _ = Command::new("umount").arg("-l").arg(&mnt).stderr(Stdio::null()).status();
+        let _ = self.unshare.kill();
+        let _ = self.unshare.wait();
+    }
+}
+
+/// Numbers of all processes.
+pub fn processes() -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Daemons that serve a mount on `dir`.
+pub fn daemons(dir: &Path) -> Vec<u32> {
+    let dir = dir.to_str().unwrap();
+    let mut found = processes();
+    found.retain(|pid| {
+        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.contains("--daemon\0") && line.split('\0').any(|word| word == dir)
+    });
+    found
+}
+
+/// Whether something is mounted on `dir`.
+pub fn is_mounted(dir: &Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    mounts.lines().any(|line| line.split(' ').nth(4) == dir.to_str())
+}

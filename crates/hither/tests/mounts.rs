@@ -1,0 +1,289 @@
+//! Real mounts of a real server: nfs-ganesha in name spaces of its own.
+//!
+//! They need root, nfs-ganesha and rpcbind: `cargo test -p hither -- --include-ignored` (`make test`
+//! does, after installing them).
+
+mod common;
+
+use common::{Ganesha, HITHER, Said, daemons, is_mounted, run, wait_for};
+use std::path::Path;
+use std::process::Command;
+
+fn umount(words: &[&str], dir: &Path) -> Said {
+    run(Command::new(HITHER).arg("umount").args(words).arg(dir))
+}
+
+fn stat(words: &[&str], dir: &Path) -> Said {
+    run(Command::new(HITHER).arg("stat").args(words).arg(dir))
+}
+
+fn json(dir: &Path) -> serde_json::Value {
+    serde_json::from_str(&stat(&["--json"], dir).ok().out).unwrap()
+}
+
+/// Calls of one operation, as `hither stat` tells.
+fn calls(report: &serde_json::Value, name: &str) -> u64 {
+    let operations = report["operations"].as_array().unwrap();
+    operations.iter().find(|op| op["name"] == name).map_or(0, |op| op["calls"].as_u64().unwrap())
+}
+
+/// With each version: what is written is on the server when umount returns, the counters tell of
+/// it, and neither daemon nor socket is left.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn a_mount_from_beginning_to_end() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    let contents: Vec<u8> = (0..3_000_000_u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect();
+    for (options, version) in
+        [("vers=4.2", "4.2"), ("vers=4.1", "4.1"), ("vers=3", "3"), ("rw", "4.2"), ("vers=4", "4.2")]
+    {
+        ganesha.mount(options, &mnt).ok();
+        assert!(is_mounted(&mnt));
+        std::fs::write(mnt.join("file"), &contents).unwrap();
+        assert!(std::fs::read(mnt.join("file")).unwrap() == contents);
+        let report = json(&mnt);
+        assert_eq!(report["mount"]["nfs_version"], version);
+        assert!(calls(&report, "WRITE") >= 3, "{report}");
+        assert_eq!(report["fuse"]["CREATE"], 1);
+        umount(&[], &mnt).ok();
+        assert!(!is_mounted(&mnt));
+        assert!(daemons(&mnt).is_empty());
+        assert!(std::fs::read(ganesha.export("file")).unwrap() == contents);
+        std::fs::remove_file(ganesha.export("file")).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn failures_that_only_a_server_can_tell() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    std::fs::write(ganesha.export("file"), "").unwrap();
+    for version in ["4.2", "4.1", "3"] {
+        let attempt = |path: &str| {
+            let options = format!("retry=0,vers={version}");
+            let mut command = ganesha.inside(HITHER);
+            run(command.args(["mount", "-o", &options, &format!("127.0.0.1:{path}")]).arg(&mnt))
+        };
+        for (path, part) in [
+            ("/none", "127.0.0.1:/none: no such export"),
+            // ganesha's mountd (NFSv3) answers MNT3ERR_ACCES below an export.
+            (
+                "/export/none",
+                if version == "3" {
+                    "127.0.0.1:/export/none: access denied"
+                } else {
+                    "127.0.0.1:/export/none: no such export"
+                },
+            ),
+            ("/export/file", "127.0.0.1:/export/file: not a directory"),
+        ] {
+            let said = attempt(path);
+            assert_eq!(said.code, 32, "vers={version} {path}: {said:?}");
+            assert!(said.err.starts_with(&format!("hither: {part}")), "vers={version} {path}: {said:?}");
+            assert_eq!(said.err.lines().count(), 1);
+        }
+        let said = attempt("/denied");
+        assert_eq!(said.code, 32, "{said:?}");
+        let denied = "hither: 127.0.0.1:/denied: access denied by the server";
+        let hidden = "hither: 127.0.0.1:/denied: no such export";
+        assert!(said.err.starts_with(denied) || said.err.starts_with(hidden), "vers={version}: {said:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn one_mount_a_directory() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    ganesha.mount("vers=4.2", &mnt).ok();
+    let d = mnt.display();
+    ganesha.mount("vers=4.2", &mnt).fails(
+        32,
+        &format!("hither: {d} is already mounted: 127.0.0.1:/export is mounted there (hither umount {d})"),
+    );
+    // Flags change in place; a busy mount names who is in it.
+    ganesha.mount("remount,ro", &mnt).ok();
+    assert_eq!(std::fs::write(mnt.join("x"), "").unwrap_err().raw_os_error(), Some(30));
+    let mut user = Command::new("sleep").arg("1000").current_dir(&mnt).spawn().unwrap();
+    umount(&[], &mnt)
+        .fails(32, &format!("hither: {d} is busy, used by sleep({}): end them, or use --lazy", user.id()));
+    umount(&["--lazy"], &mnt).ok();
+    assert!(!is_mounted(&mnt));
+    user.kill().unwrap();
+    user.wait().unwrap();
+    wait_for("the daemon ends after its last user", 20, || daemons(&mnt).is_empty());
+}
+
+/// mount(8), fstab, findmnt and umount(8), with the links where they belong.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn mount8_and_fstab() {
+    let ganesha = Ganesha::start();
+    let d = ganesha.dir.path().display().to_string();
+    let fstab = format!("127.0.0.1:/export {d}/mnt hither _netdev,nofail,vers=4.2,x-systemd.automount 0 0\n");
+    std::fs::write(ganesha.dir.path().join("fstab"), fstab).unwrap();
+    // A private mount name space in which /usr/sbin has nothing but the four links.
+    let script = format!(
+        "mount --make-rprivate /; mount -t tmpfs none /usr/sbin
+         for name in mount.hither umount.hither mount.fuse.hither umount.fuse.hither; do
+             ln -s {HITHER} /usr/sbin/$name; done
+         mount -t hither -o ro,vers=3,noexec 127.0.0.1:/export {d}/mnt
+         findmnt -n -o SOURCE,FSTYPE {d}/mnt
+         findmnt -n -o OPTIONS {d}/mnt | grep -o '^ro,noexec'
+         umount {d}/mnt
+         mount --bind {d}/fstab /etc/fstab
+         mount {d}/mnt
+         echo from fstab > {d}/mnt/file
+         mount -a
+         grep -c fuse.hither /proc/self/mountinfo
+         umount {d}/mnt
+         findmnt {d}/mnt && exit 9
+         mount -t hither -o harrd 127.0.0.1:/export {d}/mnt || echo status $?
+         mount -s -t hither -o harrd,vers=4.1 127.0.0.1:/export {d}/mnt
+         mount -f -t hither 127.0.0.1:/export {d}/mnt || echo status $?
+         umount -l {d}/mnt
+         mount -t fuse.hither 127.0.0.1:/export {d}/mnt
+         umount {d}/mnt"
+    );
+    let said = run(ganesha.inside("unshare").args(["-m", "sh", "-ec", &script])).ok();
+    let lines: Vec<String> =
+        said.out.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    assert_eq!(lines[..3], ["127.0.0.1:/export fuse.hither", "ro,noexec", "1"], "{said:?}");
+    assert_eq!(lines[3], "status 1", "{said:?}");
+    assert!(said.err.contains("mount.hither: unknown option 'harrd', did you mean 'hard'?"), "{said:?}");
+    assert_eq!(std::fs::read_to_string(ganesha.export("file")).unwrap(), "from fstab\n");
+}
+
+/// nfs-utils' own reader understands our record.
+#[test]
+#[ignore = "needs root, nfs-ganesha and mountstats"]
+fn mountstats_is_read_by_mountstats() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    for (options, version) in [("vers=3", "nfs v3"), ("vers=4.2", "nfs v4")] {
+        ganesha.mount(options, &mnt).ok();
+        std::fs::write(mnt.join("file"), vec![7; 100_000]).unwrap();
+        let record = stat(&["--format", "mountstats"], &mnt).ok().out;
+        let file = ganesha.dir.path().join("record");
+        std::fs::write(&file, record).unwrap();
+        let mountstats =
+            |what: &str| run(Command::new("/usr/sbin/mountstats").args([what, "-f"]).arg(&file)).ok().out;
+        let text = mountstats("mountstats");
+        assert!(
+            text.contains(&format!("Stats for 127.0.0.1:/export mounted on {}:", mnt.display())),
+            "{text}"
+        );
+        assert!(text.contains("WRITE:\n\t1 ops"), "{text}");
+        let text = mountstats("iostat");
+        assert!(text.contains("write:") && text.contains("mounted on"), "{text}");
+        assert!(mountstats("nfsstat").contains(&format!("Client {version}")));
+        umount(&[], &mnt).ok();
+    }
+}
+
+/// A server that does not answer stops neither stat nor umount.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn a_dead_server_stops_nobody_else() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    for options in ["vers=4.2,noac", "vers=3,noac"] {
+        ganesha.mount(options, &mnt).ok();
+        ganesha.signal("STOP");
+        // A program that waits can be killed.
+        let waiting = run(Command::new("timeout").args(["-s", "KILL", "2", "ls"]).arg(&mnt));
+        assert_eq!(waiting.code, -1, "{waiting:?}");
+        assert_eq!(json(&mnt)["mount"]["source"], "127.0.0.1:/export");
+        let text = run(Command::new("timeout").args(["60", HITHER, "umount"]).arg(&mnt));
+        assert_eq!(text.code, 0, "{text:?}");
+        assert!(!is_mounted(&mnt));
+        wait_for("the daemon ends", 40, || daemons(&mnt).is_empty());
+        ganesha.signal("CONT");
+    }
+}
+
+/// SIGTERM ends a mount cleanly, even a busy one; after SIGKILL the mount is told apart and removed.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn the_end_of_a_daemon() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    let kill = |signal: &str| {
+        let pid = daemons(&mnt)[0].to_string();
+        run(Command::new("kill").args([signal, &pid])).ok();
+        wait_for("the daemon ends", 40, || daemons(&mnt).is_empty());
+    };
+    ganesha.mount("vers=4.2", &mnt).ok();
+    std::fs::write(mnt.join("file"), "written before the signal").unwrap();
+    kill("-TERM");
+    assert!(!is_mounted(&mnt));
+    assert_eq!(std::fs::read_to_string(ganesha.export("file")).unwrap(), "written before the signal");
+
+    ganesha.mount("vers=4.2", &mnt).ok();
+    let mut user = Command::new("sleep").arg("1000").current_dir(&mnt).spawn().unwrap();
+    kill("-TERM");
+    assert!(!is_mounted(&mnt));
+    user.kill().unwrap();
+    user.wait().unwrap();
+
+    ganesha.mount("vers=4.2", &mnt).ok();
+    kill("-KILL");
+    let d = mnt.display();
+    stat(&[], &mnt).fails(
+        2,
+        &format!("hither: the daemon of {d} has gone: unmount it (hither umount {d}) and mount it again"),
+    );
+    umount(&[], &mnt).ok();
+    assert!(!is_mounted(&mnt));
+}
+
+/// `bg`: the command succeeds at once, the mount comes with the server.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn a_background_mount() {
+    let mut ganesha = Ganesha::prepare();
+    let mnt = ganesha.mnt();
+    let said =
+        run(ganesha.inside(HITHER).args(["mount", "-o", "bg,vers=4.1", "127.0.0.1:/export"]).arg(&mnt)).ok();
+    assert!(said.err.ends_with("; trying again in the background\n"), "{said:?}");
+    assert!(!is_mounted(&mnt));
+    ganesha.serve();
+    wait_for("the mount", 60, || is_mounted(&mnt));
+    umount(&[], &mnt).ok();
+}
+
+/// `-f`: in the foreground, until interrupted.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn a_foreground_mount() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    let child = ganesha
+        .inside(HITHER)
+        .args(["mount", "-f", "-o", "vers=4.2", "127.0.0.1:/export"])
+        .arg(&mnt)
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_for("the mount", 20, || is_mounted(&mnt) && stat(&[], &mnt).code == 0);
+    run(Command::new("kill").args(["-INT", &child.id().to_string()])).ok();
+    let said = Said::from(child.wait_with_output().unwrap()).ok();
+    assert!(!is_mounted(&mnt));
+    assert!(said.err.contains("INFO 127.0.0.1:/export mounted on"), "{said:?}");
+    assert!(said.err.contains("INFO 127.0.0.1:/export unmounted from"), "{said:?}");
+}
+
+/// `--watch` shows what was added, and ends with its reader.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn watching() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    ganesha.mount("vers=4.2", &mnt).ok();
+    let said = run(Command::new("timeout").args(["5", HITHER, "stat", "--watch", "1"]).arg(&mnt));
+    assert_eq!(said.code, 124, "{said:?}");
+    assert!(said.out.matches("(+1 s)").count() >= 2, "{said:?}");
+    umount(&[], &mnt).ok();
+}
