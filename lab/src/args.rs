@@ -75,6 +75,11 @@ impl Args {
         all
     }
 
+    /// How many words were not taken yet.
+    pub fn words_left(&self) -> usize {
+        self.words.len()
+    }
+
     /// Refuses options nobody asked for, so that a typing error is not silently ignored.
     pub fn no_more_options(&self) -> Result<(), Fail> {
         match self.words.iter().find(|w| w.starts_with('-')) {

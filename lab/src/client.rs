@@ -8,7 +8,7 @@ use crate::args::Args;
 use crate::clock;
 use crate::guest::{self, CLIENT, quote};
 use crate::lab::{Fail, Lab, Res};
-use crate::process::{command, sh};
+use crate::process::command;
 use crate::server::Endpoint;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -18,7 +18,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// How to mount with a command: words in braces are replaced (see [`Client::fill`]).
+/// How to mount with a command; words in braces are replaced.
 #[derive(Clone)]
 pub struct Recipe {
     /// Name shown in results.
@@ -44,28 +44,18 @@ pub enum Client {
 impl Client {
     /// The clients named by `--client`, with `--hither`, `--mount` and `--umount` taken into account.
     pub fn from_args(lab: &Lab, args: &mut Args, default: &[&str]) -> Res<Vec<Self>> {
-        let hither = args.value("--hither")?.map_or_else(|| hither_binary(lab), PathBuf::from);
+        if let Some(binary) = args.value("--hither")? {
+            lab.set_hither(PathBuf::from(binary));
+        }
         let (mount, umount) = (args.value("--mount")?, args.value("--umount")?);
         let named = args.value("--client-name")?.unwrap_or_else(|| "command".into());
         let names = args.list("--client", if mount.is_some() { &["command"] } else { default })?;
-        let bin = quote(&hither.display().to_string());
-        let ours = Recipe {
-            name: "hither".into(),
-            mount: format!("{bin} mount -o {{opts}} {{host}}:{{export}}{{sub}} {{mp}}"),
-            umount: format!("{bin} umount {{mp}}"),
-        };
         let mut all = vec![];
         for name in names {
             all.push(match name.as_str() {
                 "kernel" => Self::Kernel,
                 "local" => Self::Local,
-                "hither" if hither.exists() => Self::Command(ours.clone()),
-                "hither" => {
-                    return Err(Fail(format!(
-                        "{} does not exist; `cargo build --release -p hither` makes it, --hither FILE names another",
-                        hither.display()
-                    )));
-                }
+                "hither" => Self::hither(lab)?,
                 "command" => Self::Command(Recipe {
                     name: named.clone(),
                     mount: mount.clone().ok_or_else(|| Fail("--client command needs --mount".into()))?,
@@ -77,6 +67,23 @@ impl Client {
         Ok(all)
     }
 
+    /// hither itself.
+    pub fn hither(lab: &Lab) -> Res<Self> {
+        let file = lab.hither();
+        if !file.exists() {
+            return Err(Fail(format!(
+                "{} does not exist; `cargo build --release -p hither` makes it, --hither FILE names another",
+                file.display()
+            )));
+        }
+        let bin = quote(&file.display().to_string());
+        Ok(Self::Command(Recipe {
+            name: "hither".into(),
+            mount: format!("{bin} mount -o {{opts}} {{host}}:{{export}}{{sub}} {{mp}}"),
+            umount: format!("{bin} umount {{mp}}"),
+        }))
+    }
+
     /// Its name in results and in names of expectation lists.
     pub fn name(&self) -> &str {
         match self {
@@ -86,33 +93,39 @@ impl Client {
         }
     }
 
-    /// Mounts `sub` (a directory below the export, "" for all of it) of a server.
-    pub fn mount(&self, lab: &Lab, at: &Endpoint, vers: &str, sub: &str) -> Res<Mount> {
+    /// Mounts a server.
+    pub fn mount(&self, lab: &Lab, ask: &Ask<'_>) -> Res<Mount> {
+        let (at, vers) = (ask.at, ask.vers);
+        let nth = if ask.nth == 0 { String::new() } else { (ask.nth + 1).to_string() };
         let mp = match self {
             Self::Kernel => {
                 guest::start(lab)?;
-                PathBuf::from("/mnt/nfs")
+                PathBuf::from(format!("/mnt/nfs{nth}"))
             }
-            Self::Command(r) => lab.dir("mnt")?.join(format!("{}-{}-{vers}", r.name, at.kind.name())),
+            // Short, because sockets in it have only 108 bytes for their whole path; /mnt is private
+            // to the laboratory.
+            Self::Command(r) => PathBuf::from(format!("/mnt/{}-{}-{vers}{nth}", r.name, at.kind.name())),
             Self::Local => lab.dir("local")?,
         };
         let mount = Mount { client: self.clone(), mp, run: lab.run.clone() };
+        let here = mount.mp.display();
+        let limit = Duration::from_secs(120);
+        // A mount that an interrupted run left.
+        let clear = format!("mkdir -p {here}; umount -l {here} 2>/dev/null; true");
         match self {
             Self::Local => {}
             Self::Kernel => {
-                // A mount that an interrupted run left.
-                mount.shell("umount -lf /mnt/nfs 2>/dev/null; true", Duration::from_secs(20))?;
-                let template =
-                    format!("mount.nfs {{host}}:{{export}}{{sub}} {{mp}} -o {}", options(at, vers, true));
-                let words = fill(&template, at, vers, sub, &mount.mp);
-                mount.shell(&words, Duration::from_secs(120))?;
+                mount.shell(&clear, limit)?;
+                mount.shell(
+                    &ask.fill("mount.nfs {host}:{export}{sub} {mp} -o {opts}", true, &mount.mp),
+                    limit,
+                )?;
             }
             Self::Command(r) => {
-                std::fs::create_dir_all(&mount.mp)?;
-                let _ = sh(&format!("umount -l {} 2>/dev/null", mount.mp.display()));
-                mount.shell(&fill(&r.mount, at, vers, sub, &mount.mp), Duration::from_secs(120))?;
+                mount.shell(&clear, limit)?;
+                mount.shell(&ask.fill(&r.mount, false, &mount.mp), limit)?;
                 if !clock::wait_until(Duration::from_secs(10), || mounted(&mount.mp)) {
-                    return Err(Fail(format!("{}: nothing is mounted there", mount.mp.display())));
+                    return Err(Fail(format!("{here}: nothing is mounted there")));
                 }
             }
         }
@@ -120,43 +133,59 @@ impl Client {
     }
 }
 
-/// hither as cargo built it.
-fn hither_binary(lab: &Lab) -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| lab.repo.join("target"), PathBuf::from);
-    std::env::var_os("HITHER").map_or_else(|| target.join("release/hither"), PathBuf::from)
+/// What to mount, and how.
+pub struct Ask<'a> {
+    /// The server, direct or through the relay.
+    pub at: Endpoint,
+    /// "4.2", "4.1", "4.0" or "3".
+    pub vers: &'a str,
+    /// A directory below the export; "" for all of it.
+    pub sub: &'a str,
+    /// More options, in the words of nfs(5); "" for none.
+    pub opts: &'a str,
+    /// Which of several mounts of this client at a time.
+    pub nth: usize,
 }
 
-/// Options in the words of nfs(5). The ports are given, so no client needs rpcbind; NFSv3 locks
-/// stay on the client, because the guest runs no lock daemon.
-fn options(at: &Endpoint, vers: &str, kernel: bool) -> String {
-    let mut o = format!("vers={vers},port={}", at.port);
-    if vers == "3" {
-        o += &format!(",mountport={},nolock", at.mountport);
+impl<'a> Ask<'a> {
+    /// The whole export, once.
+    pub fn new(at: Endpoint, vers: &'a str) -> Self {
+        Self { at, vers, sub: "", opts: "", nth: 0 }
     }
-    if kernel {
-        o += ",proto=tcp";
-        if vers == "3" {
-            o += ",mountproto=tcp";
+
+    /// Options. The ports are given, so no client needs rpcbind; NFSv3 locks stay on the client,
+    /// because the guest runs no lock daemon.
+    fn options(&self, kernel: bool) -> String {
+        let mut o = format!("vers={},port={}", self.vers, self.at.port);
+        if self.vers == "3" {
+            o += &format!(",mountport={},nolock", self.at.mountport);
         }
+        if kernel {
+            o += if self.vers == "3" { ",proto=tcp,mountproto=tcp" } else { ",proto=tcp" };
+        }
+        if !self.opts.is_empty() {
+            o += &format!(",{}", self.opts);
+        }
+        o
     }
-    o
-}
 
-fn fill(template: &str, at: &Endpoint, vers: &str, sub: &str, mp: &Path) -> String {
-    let sub = match (at.export(vers), sub) {
-        (_, "") => String::new(),
-        ("/", s) => s.trim_start_matches('/').to_string(),
-        (_, s) => format!("/{}", s.trim_start_matches('/')),
-    };
-    template
-        .replace("{opts}", &options(at, vers, false))
-        .replace("{host}", at.ip)
-        .replace("{export}", at.export(vers))
-        .replace("{sub}", &sub)
-        .replace("{mp}", &mp.display().to_string())
-        .replace("{vers}", vers)
-        .replace("{port}", &at.port.to_string())
-        .replace("{mountport}", &at.mountport.to_string())
+    fn fill(&self, template: &str, kernel: bool, mp: &Path) -> String {
+        let export = self.at.export(self.vers);
+        let sub = match (export, self.sub.trim_start_matches('/')) {
+            (_, "") => String::new(),
+            ("/", s) => s.to_string(),
+            (_, s) => format!("/{s}"),
+        };
+        template
+            .replace("{opts}", &self.options(kernel))
+            .replace("{host}", self.at.ip)
+            .replace("{export}", export)
+            .replace("{sub}", &sub)
+            .replace("{mp}", &mp.display().to_string())
+            .replace("{vers}", self.vers)
+            .replace("{port}", &self.at.port.to_string())
+            .replace("{mountport}", &self.at.mountport.to_string())
+    }
 }
 
 fn mounted(mp: &Path) -> bool {
@@ -164,11 +193,12 @@ fn mounted(mp: &Path) -> bool {
     std::fs::read_to_string("/proc/self/mounts").is_ok_and(|t| t.contains(&line))
 }
 
-/// A mounted server. Dropping it does not unmount: say how it should end.
+/// A mounted server, shared by the threads that run programs on it. Dropping it does not unmount: say how it should end.
 pub struct Mount {
     client: Client,
     /// Where, as its programs see it.
     pub mp: PathBuf,
+    /// Run directory of the laboratory.
     run: PathBuf,
 }
 
@@ -182,6 +212,11 @@ impl Mount {
         let q = quote(&dir.display().to_string());
         self.shell(&format!("rm -rf {q}; mkdir -p {q}"), Duration::from_secs(60))?;
         Ok(dir)
+    }
+
+    /// True for the Linux kernel's client.
+    pub fn is_kernel(&self) -> bool {
+        matches!(self.client, Client::Kernel)
     }
 
     /// Runs a shell command where the mount is; each line of output goes to `line`; its exit code,
@@ -211,7 +246,7 @@ impl Mount {
         let limit = Duration::from_secs(60);
         match &self.client {
             Client::Local => Ok(()),
-            Client::Kernel => self.shell("cd /; umount /mnt/nfs", limit).map(drop),
+            Client::Kernel => self.shell(&format!("cd /; umount {}", self.mp.display()), limit).map(drop),
             Client::Command(r) => {
                 let mp = self.mp.display().to_string();
                 self.shell(&r.umount.replace("{mp}", &mp), limit)?;
@@ -228,7 +263,7 @@ impl Mount {
         let limit = Duration::from_secs(20);
         let _ = match &self.client {
             Client::Local => Ok(0),
-            Client::Kernel => self.run("cd /; umount -lf /mnt/nfs", limit, |_| ()),
+            Client::Kernel => self.run(&format!("umount -lf {}", self.mp.display()), limit, |_| ()),
             Client::Command(_) => self.run(&format!("umount -l {}", self.mp.display()), limit, |_| ()),
         };
     }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Why a command of the laboratory failed: one line for the person at the keyboard.
 #[derive(Debug)]
@@ -57,6 +58,7 @@ pub struct Lab {
     pub run: PathBuf,
     /// The repository, which the guests see too (their root is the host's).
     pub repo: PathBuf,
+    hither: OnceLock<PathBuf>,
 }
 
 impl Lab {
@@ -69,7 +71,7 @@ impl Lab {
         let base = std::env::var_os("HITHER_LAB_RUN").map_or_else(|| repo.join("lab/run"), PathBuf::from);
         let run = std::path::absolute(base)?.join(name);
         fs::create_dir_all(&run)?;
-        Ok(Self { name: name.into(), run, repo })
+        Ok(Self { name: name.into(), run, repo, hither: OnceLock::new() })
     }
 
     /// A directory below the run directory, made when missing.
@@ -82,6 +84,21 @@ impl Lab {
     /// A file of the laboratory in the repository.
     pub fn file(&self, name: &str) -> PathBuf {
         self.repo.join("lab").join(name)
+    }
+
+    /// The hither under test, when it is not the one that cargo built.
+    pub fn set_hither(&self, file: PathBuf) {
+        let _ = self.hither.set(file);
+    }
+
+    /// The hither under test: `--hither`, `$HITHER`, or what `cargo build --release` made.
+    pub fn hither(&self) -> PathBuf {
+        let built = || {
+            let target =
+                std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| self.repo.join("target"), PathBuf::from);
+            std::env::var_os("HITHER").map_or_else(|| target.join("release/hither"), PathBuf::from)
+        };
+        self.hither.get().cloned().unwrap_or_else(built)
     }
 
     /// The process that holds the laboratory's namespaces open.

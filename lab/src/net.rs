@@ -20,6 +20,9 @@ pub fn up(lab: &Lab) -> Res<()> {
     if !rustix::process::geteuid().is_root() {
         return Err(Fail("the laboratory needs root (namespaces, tap devices, NFS servers)".into()));
     }
+    if [&lab.run, &lab.repo].iter().any(|p| p.starts_with("/mnt") || p.starts_with("/run")) {
+        return Err(Fail("the source tree and HITHER_LAB_RUN must not be below /mnt or /run".into()));
+    }
     if lab.holder().pid().is_none() {
         for tool in ["ip", "nsenter", "unshare", "gcc"] {
             if sh(&format!("command -v {tool}")).is_err() {
@@ -34,6 +37,7 @@ pub fn up(lab: &Lab) -> Res<()> {
              ip addr add {HOST_IP}/24 dev br0
              for t in tapc taps; do ip tuntap add $t mode tap; ip link set $t master br0; ip link set $t up; done
              ip link set br0 up
+             mount -t tmpfs -o mode=755 tmpfs /mnt
              touch '{}'
              exec sleep infinity",
             ready.display()
@@ -72,7 +76,8 @@ pub fn down(lab: &Lab) -> Res<ExitCode> {
 fn unmount_all(lab: &Lab) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let below = format!("{}/", lab.run.display());
-    let points = mounts.lines().filter_map(|l| l.split(' ').nth(1)).filter(|p| p.starts_with(&below));
+    let ours = |p: &&str| p.starts_with(&below) || p.starts_with("/mnt/");
+    let points = mounts.lines().filter_map(|l| l.split(' ').nth(1)).filter(ours);
     for point in points {
         let _ = sh(&format!("umount -l '{point}'"));
     }

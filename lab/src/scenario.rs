@@ -1,10 +1,117 @@
-//! stub
+//! Fault scenarios: what a client does when the server dies, freezes, comes back, or the cable is cut.
+//!
+//! Each scenario is one file of `lab/scenarios`: its doc comment is the promise it checks, and the
+//! versions it applies to stand beside it. It gets a [`Stage`] (a running server, a client, a
+//! relay between them) and does to it what the world does to servers.
+
+mod stage;
+
+#[path = "../scenarios/break_connection.rs"]
+mod break_connection;
+#[path = "../scenarios/cut.rs"]
+mod cut;
+#[path = "../scenarios/cut_long.rs"]
+mod cut_long;
+#[path = "../scenarios/freeze.rs"]
+mod freeze;
+#[path = "../scenarios/interrupt.rs"]
+mod interrupt;
+#[path = "../scenarios/isolation.rs"]
+mod isolation;
+#[path = "../scenarios/locks.rs"]
+mod locks;
+#[path = "../scenarios/restart.rs"]
+mod restart;
+#[path = "../scenarios/soft.rs"]
+mod soft;
+#[path = "../scenarios/umount_dead.rs"]
+mod umount_dead;
+
 use crate::args::Args;
-use crate::lab::*;
+use crate::client::Client;
+use crate::clock;
+use crate::lab::{Lab, Res};
+use crate::server::{Kind, Options, Server};
+use crate::suite::{Tally, chosen};
+use stage::Stage;
 use std::process::ExitCode;
-pub fn names(_l: &Lab) -> Res<Vec<String>> {
-    Ok(vec![])
+
+/// A scenario.
+pub struct Scenario {
+    /// Name on the command line.
+    name: &'static str,
+    /// Protocol versions it makes sense with.
+    versions: &'static [&'static str],
+    /// Part of `--quick`.
+    quick: bool,
+    /// What happens.
+    play: fn(&Stage<'_>) -> Res<()>,
 }
-pub fn main(_l: &Lab, _a: &mut Args) -> Res<ExitCode> {
-    Err(Fail("todo".into()))
+
+const ALL: [&Scenario; 10] = [
+    &restart::SCENARIO,
+    &freeze::SCENARIO,
+    &cut::SCENARIO,
+    &cut_long::SCENARIO,
+    &break_connection::SCENARIO,
+    &locks::SCENARIO,
+    &interrupt::SCENARIO,
+    &umount_dead::SCENARIO,
+    &isolation::SCENARIO,
+    &soft::SCENARIO,
+];
+
+/// Every version, for scenarios that need nothing special.
+const EVERY: &[&str] = &["4.2", "4.1", "3"];
+
+/// Their names.
+pub fn names(_lab: &Lab) -> Res<Vec<String>> {
+    Ok(ALL.iter().map(|s| s.name.to_string()).collect())
+}
+
+/// `scenario NAME... [--quick] [--server ganesha,knfsd] [--vers 4.2,3] [--client hither,kernel]`.
+pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
+    let quick = args.flag("--quick");
+    let verbose = args.flag("--verbose");
+    let servers = args.list("--server", if quick { &["ganesha"] } else { &["ganesha", "knfsd"] })?;
+    let servers: Vec<Kind> = servers.iter().map(|s| Kind::parse(s)).collect::<Res<_>>()?;
+    let versions = args.list("--vers", if quick { &["4.2"] } else { &["4.2", "3"] })?;
+    let clients = Client::from_args(lab, args, &["hither"])?;
+    let every = args.words_left() == 0;
+    let names = chosen(args, &names(lab)?)?;
+    lab.enter()?;
+    let mut tally = Tally::default();
+    for client in &clients {
+        for kind in &servers {
+            for vers in &versions {
+                for s in ALL.iter().filter(|s| names.iter().any(|n| n == s.name)) {
+                    let wanted = s.versions.contains(&vers.as_str()) && (!quick || s.quick || !every);
+                    if wanted {
+                        play(lab, s, client, *kind, vers, verbose, &mut tally);
+                    }
+                }
+            }
+        }
+    }
+    Ok(tally.finish())
+}
+
+fn play(lab: &Lab, s: &Scenario, client: &Client, kind: Kind, vers: &str, verbose: bool, tally: &mut Tally) {
+    let begun = clock::now();
+    let stage = Stage::new(lab, client, kind, vers, s.name, verbose);
+    let outcome = Server::new(lab, kind).start(&Options::default(), true).and_then(|()| (s.play)(&stage));
+    // Whatever happened, the next scenario finds the cables in and the servers running.
+    let cleaned = stage.restore();
+    let secs = begun.elapsed().as_secs_f64();
+    let label = format!("{} {} {vers} {}", s.name, kind.name(), client.name());
+    match outcome.and(cleaned) {
+        Ok(()) => {
+            tally.passed += 1;
+            println!("passed {label} {secs:.1} s");
+        }
+        Err(why) => {
+            tally.failed += 1;
+            println!("FAILED {label} {secs:.1} s: {why}");
+        }
+    }
 }

@@ -6,7 +6,7 @@
 //! failure that is not on the list is a failure, and so is a case on the list that passes.
 
 use crate::args::Args;
-use crate::client::{Client, Mount};
+use crate::client::{Ask, Client, Mount};
 use crate::clock;
 use crate::guest::quote;
 use crate::lab::{Fail, Lab, Res};
@@ -64,6 +64,7 @@ struct Plan {
     relayed: bool,
     only: String,
     sub: String,
+    opts: String,
 }
 
 /// `suite NAME... [--quick] [--server ganesha,knfsd] [--vers 4.2,4.1,3] [--client hither,kernel]`.
@@ -78,6 +79,7 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
         relayed: args.flag("--relay"),
         only: args.value("--only")?.unwrap_or_default(),
         sub: args.value("--sub")?.unwrap_or_default(),
+        opts: args.value("--opts")?.unwrap_or_default(),
         quick,
         suites: chosen(args, &names(lab)?)?,
     };
@@ -116,7 +118,7 @@ pub fn chosen(args: &mut Args, all: &[String]) -> Res<Vec<String>> {
 fn run_on(lab: &Lab, plan: &Plan, client: &Client, kind: Kind, vers: &str, tally: &mut Tally) {
     let label = format!("{} {vers} {}", kind.name(), client.name());
     let at = if plan.relayed { kind.relayed() } else { kind.direct() };
-    let mount = match client.mount(lab, &at, vers, &plan.sub) {
+    let mount = match client.mount(lab, &Ask { sub: &plan.sub, opts: &plan.opts, ..Ask::new(at, vers) }) {
         Ok(m) => m,
         Err(why) => {
             println!("FAILED {label}: cannot mount: {why}");
@@ -174,7 +176,7 @@ impl Run<'_> {
     fn go(&self, mount: &Mount) -> Res<Outcome> {
         let list = self.expectations()?;
         // A name of its own: what an earlier run left behind must not matter.
-        let dir = mount.mp.join(format!("{}.{}.{}", self.suite, self.vers, std::process::id()));
+        let dir = mount.mp.join(format!("{}.{}", self.suite, std::process::id()));
         let tmp = mount.scratch(self.suite)?;
         let q = |p: &Path| quote(&p.display().to_string());
         let program = self.lab.file("suites").join(self.suite).join("run.py");

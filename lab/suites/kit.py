@@ -108,7 +108,7 @@ def snapshot(root, times=False, links=False):
                     entry.append(("same as", inodes.setdefault((st.st_dev, st.st_ino), rel)))
             elif kind == "link":
                 entry.append(os.readlink(p))
-            if times and kind != "dir":
+            if times and kind == "file":      # not every server can set the times of a symlink
                 entry.append(st.st_mtime_ns)
             tree[rel] = tuple(entry)
     return tree

@@ -1,0 +1,21 @@
+//! The server stops answering for a while without dropping its connections (SIGSTOP, SIGCONT), as
+//! an overloaded one does. Nothing fails, nothing is lost.
+
+use super::{EVERY, Scenario, Stage};
+use crate::clock;
+use crate::lab::Res;
+use std::time::Duration;
+
+pub const SCENARIO: Scenario = Scenario { name: "freeze", versions: EVERY, quick: false, play };
+
+fn play(stage: &Stage<'_>) -> Res<()> {
+    let mount = stage.mount(0, "")?;
+    let writer = stage.writer(&mount, Duration::from_secs(2))?;
+    for frozen_s in [3, 20] {
+        stage.server().freeze(true)?;
+        clock::pause(Duration::from_secs(frozen_s));
+        stage.server().freeze(false)?;
+        writer.must_advance(Duration::from_secs(60))?;
+    }
+    stage.verify(&mount, writer)
+}

@@ -1,0 +1,86 @@
+//! A dead server blocks only those who call it, and they can leave: Ctrl-C and kill end a process
+//! within seconds, whatever call it waits in. When the server is back, the mount works as before.
+//! (The kernel's client answers only to SIGKILL, and not even to that while it closes files that
+//! the killed process had open: it fails `read` and `write-fsync` here.)
+
+use super::stage::{Job, Stage};
+use super::{EVERY, Scenario};
+use crate::clock;
+use crate::lab::{Fail, Res};
+use std::time::Duration;
+
+pub const SCENARIO: Scenario = Scenario { name: "interrupt", versions: EVERY, quick: true, play };
+
+/// A name, what comes before the fault, and a call that needs the server.
+const CALLS: [(&str, &str, &str); 7] = [
+    ("stat", "", "os.stat(d + '/never-seen')"),
+    ("open", "", "open(d + '/file2')"),
+    ("create", "", "open(d + '/new', 'w')"),
+    ("readdir", "", "os.listdir(d + '/sub')"),
+    ("rename", "", "os.rename(d + '/file3', d + '/file4')"),
+    ("read", "f = os.open(d + '/file1', os.O_RDONLY)", "os.pread(f, 4096, 1 << 20)"),
+    (
+        "write-fsync",
+        "f = os.open(d + f'/w{os.getpid()}', os.O_CREAT | os.O_WRONLY)",
+        "(os.pwrite(f, b'x' * 5000, 0), os.fsync(f))",
+    ),
+];
+
+fn play(stage: &Stage<'_>) -> Res<()> {
+    let mount = stage.mount(0, "")?;
+    let dir = stage.directory(&mount)?;
+    let d = dir.display();
+    let limit = Duration::from_secs(60);
+    mount.shell(
+        &format!(
+            "cd {d} && mkdir sub && touch file2 file3 sub/x && head -c 4M /dev/zero >file1 && sync -f ."
+        ),
+        limit,
+    )?;
+    // Nothing may be answered from what the writing left in a cache.
+    mount.umount()?;
+    let mount = stage.mount(0, "")?;
+    let signals: &[&str] = if mount.is_kernel() { &["KILL"] } else { &["INT", "TERM", "KILL"] };
+    let mut waiting = vec![];
+    for (name, before, call) in CALLS {
+        for signal in signals {
+            let program = format!(
+                "import os, signal; signal.signal(signal.SIGINT, signal.SIG_DFL); d = '{d}'\n\
+                 {before}\n\
+                 print('pid', os.getpid(), flush=True)\n\
+                 while not os.path.exists('/tmp/go.{pid}'): __import__('time').sleep(0.1)\n\
+                 {call}; print('answered', flush=True)",
+                pid = std::process::id(),
+            );
+            let job = Job::start(&mount, &format!("exec /usr/bin/python3 -c \"{program}\""));
+            let pid = job.expect("pid", limit)?;
+            waiting.push((name, *signal, pid, job));
+        }
+    }
+    stage.server().freeze(true)?;
+    mount.shell(&format!("touch /tmp/go.{}", std::process::id()), limit)?;
+    clock::pause(Duration::from_secs(3));
+    let mut wrong = vec![];
+    for (name, signal, pid, job) in waiting {
+        if job.ended() {
+            wrong.push(format!(
+                "{name} did not wait for the server: {}",
+                job.text().trim().replace('\n', " / ")
+            ));
+            continue;
+        }
+        mount.shell(&format!("kill -{signal} {pid}"), limit)?;
+        match job.wait(Duration::from_secs(5)) {
+            Ok(end) if end.code > 128 => {}
+            Ok(end) => wrong.push(format!("{name} with SIG{signal}: code {}: {}", end.code, end.last())),
+            Err(_) => wrong.push(format!("{name} ignores SIG{signal} for 5 s")),
+        }
+    }
+    stage.server().freeze(false)?;
+    mount.shell(
+        &format!("rm -f /tmp/go.{}; ls {d} >/dev/null && echo y >{d}/after", std::process::id()),
+        limit,
+    )?;
+    mount.umount()?;
+    if wrong.is_empty() { Ok(()) } else { Err(Fail(wrong.join("; "))) }
+}

@@ -1,0 +1,82 @@
+//! A mount can be taken away when its server is dead: `umount` and `umount -l`, with programs
+//! waiting in it and without, within seconds and without leaving a daemon behind.
+
+use super::stage::{Job, Stage};
+use super::{EVERY, Scenario};
+use crate::client::Mount;
+use crate::clock;
+use crate::lab::{Fail, Res};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub const SCENARIO: Scenario = Scenario { name: "umount-dead", versions: EVERY, quick: true, play };
+
+fn play(stage: &Stage<'_>) -> Res<()> {
+    for (what, busy) in [("umount", false), ("umount -l", false), ("umount -l", true)] {
+        let mount = stage.mount(0, "")?;
+        let dir = stage.directory(&mount)?;
+        mount.shell(
+            &format!("echo data >{d}/f && cat {d}/f && sync", d = dir.display()),
+            Duration::from_secs(60),
+        )?;
+        let before = daemons(&mount)?;
+        stage.server().freeze(true)?;
+        let waiter =
+            busy.then(|| Job::start(&mount, &format!("echo pid $$; exec stat {}/never-seen", dir.display())));
+        clock::pause(Duration::from_secs(2));
+        // The kernel's own client asks the server at the end; only -f gives up on it.
+        let command = if mount.is_kernel() { what.replace("umount", "umount -f") } else { what.to_string() };
+        let begun = clock::now();
+        let code = mount
+            .run(&format!("{command} {}", mount.mp.display()), Duration::from_secs(30), |l| stage.say(l))?;
+        let secs = begun.elapsed().as_secs_f64();
+        stage.say(&format!("{command}: code {code} after {secs:.1} s, busy: {busy}"));
+        let gone = !mount
+            .shell("cat /proc/self/mounts", Duration::from_secs(20))?
+            .contains(&format!(" {} ", mount.mp.display()));
+        if code != 0 || !gone || secs > 15.0 {
+            return Err(Fail(format!(
+                "{command} (busy: {busy}): code {code} after {secs:.1} s, gone: {gone}"
+            )));
+        }
+        if let Some(job) = waiter {
+            // Detached from the tree, but the call still waits: the signal must reach it.
+            let pid = job.expect("pid", Duration::from_secs(5))?;
+            mount.shell(&format!("kill -KILL {pid}"), Duration::from_secs(20))?;
+            job.wait(Duration::from_secs(10))?;
+        }
+        let mut left = vec![];
+        clock::wait_until(Duration::from_secs(20), || {
+            left = daemons(&mount).unwrap_or_default();
+            left.iter().all(|d| !before.contains(d))
+        });
+        if left.iter().any(|d| before.contains(d)) {
+            return Err(Fail(format!(
+                "{command} (busy: {busy}): the daemon is still there: {}",
+                left.join(", ")
+            )));
+        }
+        stage.server().freeze(false)?;
+    }
+    Ok(())
+}
+
+/// Processes that serve this mount point: those that name it in their command line.
+fn daemons(mount: &Arc<Mount>) -> Res<Vec<String>> {
+    if mount.is_kernel() {
+        return Ok(vec![]);
+    }
+    let mp = mount.mp.display().to_string();
+    let mut found = vec![];
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let pid = entry.file_name().to_string_lossy().into_owned();
+        if !pid.bytes().all(|b| b.is_ascii_digit()) || pid == std::process::id().to_string() {
+            continue;
+        }
+        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if words.split(|b| *b == 0).any(|w| w == mp.as_bytes()) {
+            found.push(pid);
+        }
+    }
+    Ok(found)
+}
