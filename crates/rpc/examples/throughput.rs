@@ -88,6 +88,25 @@ async fn rate(client: &Client, proc: u32, width: usize, payload: &Bytes, total: 
     (total / width * width) as f64 / started.elapsed().as_secs_f64()
 }
 
+/// Round trips per second of the same bytes over a bare socket of the same runtime, one at a time:
+/// what the client is to be compared with.
+async fn bare_rate(addr: std::net::SocketAddr, proc: u32, payload: &Bytes, total: usize) -> f64 {
+    let mut stream = TcpStream::connect(addr).await.expect("the responder listens");
+    stream.set_nodelay(true).expect("a TCP socket");
+    let mut args = Enc::new();
+    args.opaque(payload);
+    let none = rpc::OpaqueAuth::none();
+    let request = record::frame(rpc::call(1, 100_003, 3, proc, &none, args)).concat();
+    let reply_bytes = 4 + 28 + if proc == 1 { LARGE_BYTES } else { SMALL_BYTES };
+    let mut reply = vec![0; reply_bytes];
+    let started = Instant::now();
+    for _ in 0..total {
+        stream.write_all(&request).await.expect("the responder reads");
+        stream.read_exact(&mut reply).await.expect("a reply");
+    }
+    total as f64 / started.elapsed().as_secs_f64()
+}
+
 fn main() {
     let (send, recv) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -121,6 +140,19 @@ async fn measure(addr: std::net::SocketAddr, workers: usize) {
         client.connect_now().await.expect("a connection");
         rate(&client, 0, 1, &small, 2_000).await;
         println!("-- {workers} worker threads, nconnect={nconnect}");
+        if nconnect == 1 {
+            for (name, proc, payload, total) in
+                [("small", 0, &small, 50_000), ("read", 1, &small, 4_000), ("write", 2, &large, 4_000)]
+            {
+                if wanted(name) {
+                    // As a task: the runtime's main thread would make it slower.
+                    let payload = payload.clone();
+                    let bare = tokio::spawn(async move { bare_rate(addr, proc, &payload, total).await });
+                    let r = bare.await.expect("no panic");
+                    println!("{name}: bare socket, 1 in flight: {r:8.0}/s, {:6.2} us each", 1e6 / r);
+                }
+            }
+        }
         for width in [1, 8, 64] {
             if wanted("small") {
                 let r = rate(&client, 0, width, &small, 50_000).await;

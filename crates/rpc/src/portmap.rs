@@ -118,12 +118,12 @@ pub async fn getport_via(
 async fn ask<T: Xdr>(rpcbind: &Client, host: IpAddr, call: Call) -> Result<T, PortmapError> {
     match rpcbind.call(call).await {
         Ok(reply) => Dec::all(&reply.body).map_err(|_| misbehaved(host, "the answer cannot be decoded")),
-        Err(
-            cause @ (CallError::Connect(_)
-            | CallError::TimedOut(_)
-            | CallError::DeadlinePassed
-            | CallError::Shutdown),
-        ) => Err(PortmapError::Unreachable { host, cause }),
+        Err(CallError::DeadlinePassed) => {
+            Err(PortmapError::Unreachable { host, cause: CallError::TimedOut(Mode::Soft) })
+        }
+        Err(cause @ (CallError::Connect(_) | CallError::TimedOut(_) | CallError::Shutdown)) => {
+            Err(PortmapError::Unreachable { host, cause })
+        }
         Err(cause) => Err(PortmapError::Refused { host, cause }),
     }
 }

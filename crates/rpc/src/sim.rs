@@ -375,3 +375,6 @@ impl PeerSender {
         let _ = self.0.send(vec![bytes]);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -47,7 +47,8 @@ pub struct Endpoint {
     pub resvport: bool,
     /// Probe an idle connection, so that a server that vanished is noticed.
     pub keepalive: bool,
-    /// Longest time to establish a connection.
+    /// Longest time to establish a connection. A network that heals during an attempt may be noticed
+    /// only by the next one, so not longer than 10 s or so.
     pub connect_timeout: Duration,
 }
 
