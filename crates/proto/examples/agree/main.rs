@@ -26,6 +26,9 @@ const REPEATED: [&str; 3] = ["rpc.program", "rpc.programversion", "rpc.procedure
 /// Fields that say that tshark could not read all of a message.
 const TROUBLE: [&str; 3] = ["_ws.malformed", "nfs.bitmap_no_dissector", "rpc.unknown_body"];
 
+/// A program that is not decoded here.
+const NFSACL: u32 = 100_227;
+
 /// How tshark shows an empty value, if at all.
 const EMPTY: [&str; 3] = ["", "<EMPTY>", "<MISSING>"];
 
@@ -144,7 +147,8 @@ fn hex(message: &Bytes) -> String {
 /// What tshark reads of the same fields of a connection.
 fn fields(capture: &str, stream: &str, ours: &Ours) -> Any<Values> {
     let names: BTreeSet<&str> = ours.values.keys().map(|(_, name)| name.as_str()).chain(TROUBLE).collect();
-    let filter = format!("tcp.stream == {stream} && rpc");
+    // Linux asks for POSIX ACLs with a program of its own, on the same connection.
+    let filter = format!("tcp.stream == {stream} && rpc && !(rpc.program == {NFSACL})");
     let aggregator = format!("aggregator={SEPARATOR}");
     let mut args =
         vec!["-r", capture, "-Y", &filter, "-T", "fields", "-E", "occurrence=a", "-E", &aggregator];
