@@ -389,3 +389,6 @@ impl Vfs for V4 {
         self.core.shutdown(cx).await
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,8 @@
 //! a version (`4.1`, `4.2`, `3`). Tests of restarts need `HITHER_TEST_RESTART`, a command that kills the server the
 //! hard way and starts it again.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests are no tests to clippy")]
+
 use bytes::Bytes;
 use hither_client::{AttrCache, Connected, LookupCache, Options, Recovery, Version};
 use hither_vfs::*;
@@ -45,7 +47,7 @@ fn options() -> Options {
     }
 }
 
-#[allow(clippy::disallowed_methods)]
+#[allow(clippy::disallowed_methods, reason = "the tests' clock comes from here")]
 fn env() -> Env {
     use std::hash::{BuildHasher, RandomState};
     Env { random: Arc::new(|| RandomState::new().hash_one(0)), wall: Arc::new(std::time::SystemTime::now) }

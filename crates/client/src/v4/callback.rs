@@ -100,10 +100,10 @@ impl Callbacks {
         }
         let reply = encode(status, results, &call);
         let mut slots = self.slots.lock();
-        if slots.session == seq.sessionid {
-            if let Some(slot) = slots.slots.get_mut(seq.slotid as usize) {
-                slot.reply = reply.clone();
-            }
+        if slots.session == seq.sessionid
+            && let Some(slot) = slots.slots.get_mut(seq.slotid as usize)
+        {
+            slot.reply = reply.clone();
         }
         reply
     }

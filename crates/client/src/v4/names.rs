@@ -405,10 +405,7 @@ impl Core {
             // NFSv4 has no such RENAME; the Linux client says so too, and programs fall back.
             return Err(Error::new(libc::EINVAL).into());
         }
-        let hide = match replaced.and_then(|fh| self.needs_name(fh)) {
-            Some(file) => Some((file, self.silly_name())),
-            None => None,
-        };
+        let hide = replaced.and_then(|fh| self.needs_name(fh)).map(|file| (file, self.silly_name()));
         let mut ops = Vec::with_capacity(8);
         if let Some((file, silly)) = &hide {
             let target = [Op::Putfh(wire_fh(&file.fh)), Op::Savefh, Op::Putfh(wire_fh(to.0))];

@@ -51,11 +51,10 @@ impl Core {
         let deadline = Some(Instant::now() + within);
         if let Some(session) = session {
             session.close();
-            if self.bare("DESTROY_SESSION", Op::DestroySession(session.id), None, deadline).await.is_ok() {
-                if let Some(clientid) = clientid {
-                    let _ =
-                        self.bare("DESTROY_CLIENTID", Op::DestroyClientid(clientid), None, deadline).await;
-                }
+            let destroy = Op::DestroySession(session.id);
+            let destroyed = self.bare("DESTROY_SESSION", destroy, None, deadline).await.is_ok();
+            if let (true, Some(clientid)) = (destroyed, clientid) {
+                let _ = self.bare("DESTROY_CLIENTID", Op::DestroyClientid(clientid), None, deadline).await;
             }
         }
         self.rpc.shutdown();

@@ -1,0 +1,382 @@
+//! Conversations with a server in memory, on virtual time: slots, recovery, interrupted calls, recalls.
+
+mod server;
+
+use super::*;
+use crate::Recovery;
+use crate::testing::options;
+use bytes::Bytes;
+use hither_proto::nfs4::{NfsOpnum4, Stateid, seq4_status};
+use hither_rpc::sim::{Conditions, Cut, Net};
+use hither_vfs::{Create, Cred, OpenAccess};
+use server::Server;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+const RW: OpenAccess = OpenAccess::READ.union(OpenAccess::WRITE);
+const ALL: FileRange = FileRange { start_bytes: 0, end_bytes: u64::MAX };
+const ME: LockOwner = LockOwner { id: 1, flock: false };
+
+struct Test {
+    net: Net,
+    server: Server,
+    v4: Arc<V4>,
+    root: Fh,
+}
+
+fn env() -> Env {
+    let n = Arc::new(AtomicU64::new(1));
+    Env {
+        random: Arc::new(move || n.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)),
+        wall: Arc::new(|| std::time::UNIX_EPOCH),
+    }
+}
+
+impl Test {
+    async fn new() -> Self {
+        Self::with(options(), Conditions::default(), |_| {}).await
+    }
+
+    async fn with(options: Options, conditions: Conditions, prepare: impl Fn(&Server)) -> Self {
+        let net = Net::new(7, conditions);
+        let server = Server::new(&net);
+        prepare(&server);
+        let addr = options.addrs[0];
+        let v4 = V4::mount(options, Version::V42, env(), Arc::new(Stats::new()), net.connector(), addr);
+        let v4 = Arc::new(v4.await.expect("mount"));
+        let root = v4.root(&cx()).await.unwrap().fh;
+        Test { net, server, v4, root }
+    }
+
+    async fn create(&self, file: &str) -> Opened {
+        let how = how(Create::IfMissing(SetAttr::default()));
+        self.v4.open(&cx(), Where::name(&self.root, &name(file)), &how).await.unwrap()
+    }
+
+    async fn write(&self, o: &Opened, at: u64, data: &'static str) -> Result<Wrote> {
+        self.v4.write(&cx(), file(o), at, Bytes::from(data).into(), Stability::Unstable).await
+    }
+
+    async fn read(&self, o: &Opened) -> Result<Bytes> {
+        Ok(self.v4.read(&cx(), file(o), 0, 1000).await?.data.into_bytes())
+    }
+
+    async fn lock(&self, o: &Opened) {
+        self.v4.lock(&cx(), file(o), ME, LockKind::Write, ALL, LockWait::No).await.unwrap();
+    }
+
+    /// The client broke no rule.
+    fn check(&self) {
+        assert_eq!(self.server.lock().violations, Vec::<String>::new());
+    }
+}
+
+fn cx() -> Cx {
+    Cx::new(Arc::new(Cred::root()))
+}
+
+fn name(s: &str) -> Name {
+    Name::new(s.to_owned()).unwrap()
+}
+
+fn how(create: Create) -> OpenHow {
+    OpenHow { access: RW, create, truncate: false, execute: false }
+}
+
+fn file(o: &Opened) -> File<'_> {
+    File { fh: &o.node.fh, open: Some(o.open) }
+}
+
+fn errno<T>(r: Result<T>) -> i32 {
+    r.err().map_or(0, |e| e.errno)
+}
+
+/// After a server restart opens and locks are reclaimed before anything else is done, and what was not yet stable is
+/// written again.
+#[tokio::test(start_paused = true)]
+async fn restart_is_survived() {
+    let t = Test::new().await;
+    let (a, b) = (t.create("a").await, t.create("b").await);
+    t.lock(&a).await;
+    t.write(&a, 0, "before").await.unwrap();
+    t.server.restart();
+    t.net.cut(Cut::Reset);
+    let server = t.server.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        server.lock().grace = false;
+    });
+    t.write(&a, 6, " after").await.unwrap();
+    t.v4.commit(&cx(), file(&a)).await.unwrap();
+    assert_eq!(t.server.lock().files["a"].stable, b"before after");
+    assert_eq!(t.read(&b).await.unwrap(), "");
+    let log = t.server.lock().log.clone();
+    let since = &log[log.iter().position(|l| l == "RESTART").unwrap()..];
+    let at = |what: &str| since.iter().position(|l| l == what).unwrap_or_else(|| panic!("{what}: {since:?}"));
+    assert!(at("CREATE_SESSION") < at("OPEN previous"));
+    assert!(at("OPEN previous") < at("LOCK reclaim"));
+    assert!(at("LOCK reclaim") < at("RECLAIM_COMPLETE"));
+    assert!(at("RECLAIM_COMPLETE") < at("WRITE"));
+    assert_eq!(since.iter().filter(|l| *l == "OPEN previous").count(), 2);
+    assert_eq!(since.iter().filter(|l| *l == "RECLAIM_COMPLETE").count(), 1);
+    t.check();
+}
+
+/// A request whose reply was lost with its connection is executed once: the repetition is answered from the
+/// server's reply cache.
+#[tokio::test(start_paused = true)]
+async fn lost_reply_is_repeated_in_its_slot() {
+    let t = Test::new().await;
+    for (op, label) in [(NfsOpnum4::CREATE, "CREATE"), (NfsOpnum4::REMOVE, "REMOVE")] {
+        t.server.lock().lose_reply = Some(op);
+        let net = t.net.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            net.cut(Cut::Reset);
+        });
+        match label {
+            "CREATE" => drop(t.v4.mkdir(&cx(), &t.root, &name("dir"), &SetAttr::default()).await.unwrap()),
+            _ => drop(t.v4.rmdir(&cx(), &t.root, &name("dir")).await.unwrap()),
+        }
+        assert_eq!(t.server.count(label), 1);
+    }
+    t.check();
+}
+
+/// A lease that ended while the link was down: files are opened anew, and a lock is taken anew only when nobody
+/// touched the file meanwhile; else I/O on it fails.
+#[tokio::test(start_paused = true)]
+async fn lost_lease() {
+    for touched in [false, true] {
+        let t = Test::new().await;
+        let (a, b) = (t.create("a").await, t.create("b").await);
+        t.write(&a, 0, "data").await.unwrap();
+        t.v4.commit(&cx(), file(&a)).await.unwrap();
+        t.lock(&a).await;
+        t.net.cut(Cut::Reset);
+        t.server.expire();
+        if touched {
+            t.server.lock().files.get_mut("a").unwrap().change += 1;
+        }
+        assert_eq!(t.read(&b).await.unwrap(), "");
+        match touched {
+            false => assert_eq!(t.read(&a).await.unwrap(), "data"),
+            true => {
+                assert_eq!(errno(t.read(&a).await), libc::EIO);
+                // Giving the lost lock up makes the file usable again.
+                t.v4.unlock(&cx(), file(&a), ME, ALL).await.unwrap();
+                assert_eq!(t.read(&a).await.unwrap(), "data");
+            }
+        }
+        let held = t.server.lock().locks.values().any(|l| !l.ranges.is_empty());
+        assert_eq!(held, !touched);
+        assert_eq!(t.server.count("EXCHANGE_ID"), 2);
+        t.check();
+    }
+}
+
+/// The session is lost and the client is not: a new session, and nothing to reclaim.
+#[tokio::test(start_paused = true)]
+async fn lost_session() {
+    let t = Test::new().await;
+    let a = t.create("a").await;
+    t.write(&a, 0, "x").await.unwrap();
+    let mut many = tokio::task::JoinSet::new();
+    let t = Arc::new(t);
+    for i in 0..20 {
+        let (t, opened) = (t.clone(), a.clone());
+        if i == 5 {
+            t.server.forget_sessions();
+        }
+        many.spawn(async move { t.read(&opened).await.unwrap() });
+    }
+    while let Some(read) = many.join_next().await {
+        assert_eq!(read.unwrap(), "x");
+    }
+    assert_eq!((t.server.count("EXCHANGE_ID"), t.server.count("CREATE_SESSION")), (1, 2));
+    assert_eq!(t.server.count("OPEN"), 1);
+    t.check();
+}
+
+/// One open is revoked: it alone is opened again.
+#[tokio::test(start_paused = true)]
+async fn revoked_state() {
+    let t = Test::new().await;
+    let (a, b) = (t.create("a").await, t.create("b").await);
+    t.write(&a, 0, "data").await.unwrap();
+    t.server.lock().opens.retain(|_, o| o.file != "a");
+    assert_eq!(t.read(&a).await.unwrap(), "data");
+    // Announced by the server, it is found without being used.
+    {
+        let mut s = t.server.lock();
+        s.opens.retain(|_, o| o.file != "b");
+        s.status_flags = seq4_status::ADMIN_STATE_REVOKED;
+    }
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    t.read(&a).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(t.server.lock().opens.values().any(|o| o.file == "b"));
+    t.v4.close(&cx(), &b.node.fh, b.open).await.unwrap();
+    assert_eq!(t.server.count("EXCHANGE_ID"), 1);
+    t.check();
+}
+
+/// An interrupted caller returns at once; the open it asked for is closed when it comes.
+#[tokio::test(start_paused = true)]
+async fn interrupted_open_is_closed() {
+    let t = Test::new().await;
+    t.server.lock().hold = Some(NfsOpnum4::OPEN);
+    let mut cx = cx();
+    cx.cancel = CancellationToken::new();
+    let cancel = cx.cancel.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        cancel.cancel();
+    });
+    let n = name("a");
+    let open = how(Create::Exclusive(SetAttr::default()));
+    let began = Instant::now();
+    assert_eq!(errno(t.v4.open(&cx, Where::name(&t.root, &n), &open).await), libc::EINTR);
+    assert!(began.elapsed() < Duration::from_millis(100));
+    assert_eq!(t.server.lock().opens.len(), 1);
+    t.server.lock().hold = None;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(t.server.lock().opens.len(), 0);
+    t.check();
+}
+
+/// DELAY is waited out, later and later, and the caller can be interrupted meanwhile.
+#[tokio::test(start_paused = true)]
+async fn delay_does_not_spin() {
+    let t = Test::new().await;
+    t.server.lock().fail = vec![(NfsOpnum4::OPEN, Nfsstat4::DELAY); 12];
+    let began = Instant::now();
+    t.create("a").await;
+    let waited = began.elapsed();
+    // 20 ms, doubling up to 5 s.
+    assert!(waited > Duration::from_secs(20) && waited < Duration::from_secs(40), "{waited:?}");
+    assert_eq!(t.server.count("OPEN"), 13);
+    t.check();
+}
+
+/// Many calls over few slots, replies in any order, connections cut at any time: each is executed once.
+#[tokio::test(start_paused = true)]
+async fn slots_under_stress() {
+    let jitter = Conditions { jitter: Duration::from_millis(20), loss: 0.02, ..Conditions::default() };
+    let t = Arc::new(Test::with(options(), jitter, |s| s.lock().slots = 4).await);
+    let mut many = tokio::task::JoinSet::new();
+    for i in 0..200 {
+        let t = t.clone();
+        many.spawn(async move {
+            t.v4.mkdir(&cx(), &t.root, &name(&format!("d{i}")), &SetAttr::default()).await.unwrap();
+            t.v4.rmdir(&cx(), &t.root, &name(&format!("d{i}"))).await.unwrap();
+        });
+    }
+    for i in 0..20 {
+        tokio::time::sleep(Duration::from_millis(97)).await;
+        t.server.lock().target = Some(i % 4);
+        if i % 3 == 0 {
+            t.net.cut(Cut::Reset);
+        }
+    }
+    while let Some(done) = many.join_next().await {
+        done.unwrap();
+    }
+    assert_eq!((t.server.count("CREATE"), t.server.count("REMOVE")), (200, 200));
+    assert_eq!(t.server.count("CREATE_SESSION"), 1);
+    t.check();
+}
+
+/// The lease is renewed when nothing else happens.
+#[tokio::test(start_paused = true)]
+async fn lease_is_renewed() {
+    let t = Test::new().await;
+    let before = t.v4.core.stats.snapshot().op("SEQUENCE").map_or(0, |o| o.ops);
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    let after = t.v4.core.stats.snapshot().op("SEQUENCE").map_or(0, |o| o.ops);
+    // Every 30 s of a lease of 60 s.
+    assert!((18..=22).contains(&(after - before)), "{before} {after}");
+}
+
+/// A dead server: a hard mount waits and goes on afterwards, a soft one gives up after `timeo` times `retrans` + 1,
+/// and an interrupted caller leaves.
+#[tokio::test(start_paused = true)]
+async fn dead_server() {
+    for (recovery, errno_then) in [(Recovery::Soft, libc::EIO), (Recovery::Softerr, libc::ETIMEDOUT)] {
+        let o = Options { recovery, timeo: Duration::from_secs(5), retrans: 1, ..options() };
+        let t = Test::with(o, Conditions::default(), |_| {}).await;
+        t.net.cut(Cut::BlackHole);
+        let began = Instant::now();
+        assert_eq!(errno(t.v4.getattr(&cx(), File { fh: &t.root, open: None }).await), errno_then);
+        assert_eq!(began.elapsed().as_secs(), 10);
+        t.net.heal();
+        t.v4.getattr(&cx(), File { fh: &t.root, open: None }).await.unwrap();
+        t.check();
+    }
+    let t = Arc::new(Test::new().await);
+    t.net.cut(Cut::BlackHole);
+    let hard = tokio::spawn({
+        let t = t.clone();
+        async move { t.v4.getattr(&cx(), File { fh: &t.root, open: None }).await }
+    });
+    let mut cx = cx();
+    cx.cancel = CancellationToken::new();
+    cx.cancel.cancel();
+    assert_eq!(errno(t.v4.getattr(&cx, File { fh: &t.root, open: None }).await), libc::EINTR);
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert!(!hard.is_finished());
+    t.net.heal();
+    hard.await.unwrap().unwrap();
+    t.check();
+}
+
+/// A delegation is accepted, and returned when the server recalls it.
+#[tokio::test(start_paused = true)]
+async fn recall() {
+    let t = Test::new().await;
+    t.server.lock().delegate = true;
+    let a = t.create("a").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(t.server.count("DELEGRETURN"), 0);
+    t.server.recall(Stateid { seqid: 1, other: [0xde; 12] }, "a");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(t.server.count("DELEGRETURN"), 1);
+    assert_eq!(t.server.lock().callbacks_answered, [Nfsstat4::OK]);
+    t.server.recall(Stateid { seqid: 1, other: [0xdf; 12] }, "a");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(t.server.lock().callbacks_answered, [Nfsstat4::OK, Nfsstat4::BAD_STATEID]);
+    t.v4.close(&cx(), &a.node.fh, a.open).await.unwrap();
+    t.check();
+}
+
+/// Opens of one user share a state: the second close of two closes it, the first only lowers its access.
+#[tokio::test(start_paused = true)]
+async fn downgrade_and_close() {
+    let t = Test::new().await;
+    let both = t.create("a").await;
+    let read = OpenHow { access: OpenAccess::READ, ..how(Create::No) };
+    let reader = t.v4.open(&cx(), Where::fh(&both.node.fh), &read).await.unwrap();
+    assert_eq!(t.server.lock().opens.len(), 1);
+    t.v4.close(&cx(), &both.node.fh, both.open).await.unwrap();
+    assert_eq!(t.server.lock().opens.values().map(|o| o.access).collect::<Vec<_>>(), [1]);
+    t.v4.close(&cx(), &reader.node.fh, reader.open).await.unwrap();
+    assert_eq!(t.server.lock().opens.len(), 0);
+    assert_eq!((t.server.count("OPEN_DOWNGRADE"), t.server.count("CLOSE")), (1, 1));
+    t.check();
+}
+
+/// Shutting down leaves nothing at the server.
+#[tokio::test(start_paused = true)]
+async fn shutdown_gives_everything_back() {
+    let t = Test::new().await;
+    let a = t.create("a").await;
+    t.lock(&a).await;
+    t.write(&a, 0, "data").await.unwrap();
+    t.v4.shutdown(&cx()).await.unwrap();
+    assert_eq!(t.server.lock().files["a"].stable, b"data");
+    assert_eq!(t.server.lock().opens.len(), 0);
+    assert_eq!((t.server.count("DESTROY_SESSION"), t.server.count("DESTROY_CLIENTID")), (1, 1));
+    assert_eq!(errno(t.v4.root(&cx()).await), libc::EIO);
+    t.check();
+}

@@ -1,0 +1,632 @@
+//! A small NFSv4.2 server in memory: one directory, strict about slots, with faults to order.
+//!
+//! It executes each request at most once and notes as a violation what a client must never do: a sequence number
+//! out of order, or a new request in a slot whose last one was not answered.
+
+use bytes::Bytes;
+use hither_proto::nfs4::*;
+use hither_proto::rpc::{self, CallHeader, Message, OpaqueAuth};
+use hither_proto::xdr::{Dec, Enc};
+use hither_rpc::sim::{Net, PeerSender};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Handles: the directory is `d`, files are `f` and their name.
+const ROOT: &[u8] = b"d";
+
+#[derive(Clone, Default)]
+pub struct Server(Arc<Mutex<State>>);
+
+#[derive(Default)]
+pub struct State {
+    pub boot: u64,
+    next: u64,
+    clients: HashMap<Clientid, Client>,
+    sessions: HashMap<Sessionid, Session>,
+    pub files: BTreeMap<String, File>,
+    pub opens: HashMap<[u8; 12], Open>,
+    pub locks: HashMap<[u8; 12], Lock>,
+    /// Clients that may reclaim, by owner; others get NO_GRACE.
+    pub grace: bool,
+    /// Every operation executed, but SEQUENCE and PUTFH.
+    pub log: Vec<String>,
+    pub violations: Vec<String>,
+    /// The next execution of this operation ends so instead.
+    pub fail: Vec<(NfsOpnum4, Nfsstat4)>,
+    /// The next reply to a compound with this operation is executed, and not sent.
+    pub lose_reply: Option<NfsOpnum4>,
+    /// No reply to compounds with this operation until it is taken back.
+    pub hold: Option<NfsOpnum4>,
+    pub slots: u32,
+    pub target: Option<u32>,
+    pub status_flags: u32,
+    pub delegate: bool,
+    pub senders: Vec<PeerSender>,
+    pub callbacks_answered: Vec<Nfsstat4>,
+    cb_seq: u32,
+}
+
+#[derive(Clone)]
+struct Client {
+    owner: Bytes,
+    verifier: Verifier,
+    confirmed: bool,
+    sequence: u32,
+}
+
+struct Session {
+    client: Clientid,
+    slots: Vec<Slot>,
+}
+
+#[derive(Clone, Default)]
+struct Slot {
+    seqid: u32,
+    busy: bool,
+    reply: Option<Bytes>,
+}
+
+#[derive(Clone, Default)]
+pub struct File {
+    pub data: Vec<u8>,
+    pub stable: Vec<u8>,
+    pub change: u64,
+    pub dir: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Open {
+    client: Clientid,
+    owner: Bytes,
+    pub file: String,
+    seqid: u32,
+    pub access: u32,
+}
+
+#[derive(Clone, Debug)]
+pub struct Lock {
+    client: Clientid,
+    owner: Bytes,
+    pub file: String,
+    pub ranges: Vec<(u64, u64)>,
+}
+
+impl Server {
+    pub fn new(net: &Net) -> Self {
+        let server = Self::default();
+        {
+            let mut s = server.0.lock();
+            (s.boot, s.slots) = (1, 8);
+        }
+        let serve = server.clone();
+        net.serve(move |mut peer| {
+            let server = serve.clone();
+            async move {
+                let sender = peer.sender();
+                server.0.lock().senders.push(sender.clone());
+                while let Some(record) = peer.recv().await {
+                    match Message::decode(&record) {
+                        Ok(Message::Call(header, args)) => {
+                            let (server, sender) = (server.clone(), sender.clone());
+                            tokio::spawn(async move { server.serve(header, args, sender).await });
+                        }
+                        Ok(Message::Reply(_, body)) => {
+                            if let Ok(reply) = Dec::all::<CbCompoundReply>(&body) {
+                                server.0.lock().callbacks_answered.push(reply.status);
+                            }
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }
+        });
+        server
+    }
+
+    pub fn lock(&self) -> parking_lot::MutexGuard<'_, State> {
+        self.0.lock()
+    }
+
+    /// Everything in memory is lost; the grace period begins.
+    pub fn restart(&self) {
+        let mut s = self.0.lock();
+        s.boot += 1;
+        s.clients.clear();
+        s.forget_state();
+        s.grace = true;
+        for f in s.files.values_mut() {
+            f.data = f.stable.clone();
+        }
+        s.log.push("RESTART".into());
+    }
+
+    /// The lease of all clients ends.
+    pub fn expire(&self) {
+        let mut s = self.0.lock();
+        s.clients.clear();
+        s.forget_state();
+        s.log.push("EXPIRE".into());
+    }
+
+    /// The sessions are lost, the clients are not.
+    pub fn forget_sessions(&self) {
+        self.0.lock().sessions.clear();
+    }
+
+    pub fn count(&self, what: &str) -> usize {
+        self.0.lock().log.iter().filter(|l| l.split(' ').next() == Some(what)).count()
+    }
+
+    /// Sends CB_SEQUENCE and CB_RECALL.
+    pub fn recall(&self, stateid: Stateid, file: &str) {
+        let (sender, call) = {
+            let mut s = self.0.lock();
+            s.cb_seq += 1;
+            let (&sessionid, _) = s.sessions.iter().next().expect("a session");
+            let seq = CbSequenceArgs {
+                sessionid,
+                sequenceid: s.cb_seq,
+                slotid: 0,
+                highest_slotid: 0,
+                cachethis: false,
+                referring_call_lists: Vec::new().into(),
+            };
+            let recall = CbRecallArgs { stateid, truncate: false, fh: handle(file) };
+            let call = CbCompound {
+                tag: Text::default(),
+                minorversion: 2,
+                callback_ident: 0,
+                ops: vec![CbOp::Sequence(seq), CbOp::Recall(recall)],
+            };
+            (s.senders.last().cloned().expect("a connection"), call)
+        };
+        let body = Enc::of(&call);
+        sender.send(rpc::call(77, 0x4000_0000, CB_VERSION, CB_PROC_COMPOUND, &OpaqueAuth::none(), body));
+    }
+
+    async fn serve(&self, header: CallHeader, args: Bytes, sender: PeerSender) {
+        let call = Dec::all::<Compound>(&args).expect("a compound");
+        let ops: Vec<_> = call.ops.iter().map(Op::number).collect();
+        let (reply, slot) = self.0.lock().compound(&call);
+        loop {
+            let held = self.0.lock().hold.is_some_and(|op| ops.contains(&op));
+            if !held {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let mut s = self.0.lock();
+        if let Some((session, slot)) = slot {
+            if let Some(session) = s.sessions.get_mut(&session) {
+                session.slots[slot as usize].busy = false;
+            }
+        }
+        if s.lose_reply.is_some_and(|op| ops.contains(&op)) {
+            s.lose_reply = None;
+            return;
+        }
+        let mut e = Enc::new();
+        e.raw(&reply);
+        sender.send(rpc::reply(header.xid, e));
+    }
+}
+
+pub fn handle(file: &str) -> Fh {
+    Fh::copy(format!("f{file}").as_bytes())
+}
+
+/// The current and saved filehandle, and the current stateid, of a compound.
+#[derive(Default)]
+struct Cur {
+    fh: Option<Fh>,
+    client: Clientid,
+    stateid: Option<Stateid>,
+}
+
+impl State {
+    fn forget_state(&mut self) {
+        self.sessions.clear();
+        self.opens.clear();
+        self.locks.clear();
+    }
+
+    fn id(&mut self) -> u64 {
+        self.next += 1;
+        self.boot << 32 | self.next
+    }
+
+    fn other(&mut self) -> [u8; 12] {
+        let mut other = [1; 12];
+        other[4..].copy_from_slice(&self.id().to_be_bytes());
+        other
+    }
+
+    /// The encoded reply, and the slot to free when it goes out.
+    fn compound(&mut self, call: &Compound) -> (Bytes, Option<(Sessionid, u32)>) {
+        let mut cur = Cur::default();
+        let encode = |status, results: Vec<OpRes>| {
+            Enc::of(&CompoundReply { status, tag: Text::default(), results: results.into() }).to_bytes()
+        };
+        let mut results = Vec::new();
+        let mut slot = None;
+        for (i, op) in call.ops.iter().enumerate() {
+            let res = match op {
+                Op::Sequence(seq) if i == 0 => match self.sequence(seq) {
+                    Ok(Ok((client, ok))) => {
+                        (cur.client, slot) = (client, Some((seq.sessionid, seq.slotid)));
+                        OpRes::Sequence(Ok(ok))
+                    }
+                    Ok(Err(cached)) => return (cached, None),
+                    Err(status) => OpRes::Sequence(Err(status)),
+                },
+                op => self.op(op, &mut cur),
+            };
+            let status = res.status();
+            results.push(res);
+            if status != Nfsstat4::OK {
+                break;
+            }
+        }
+        let status = results.last().map_or(Nfsstat4::OK, OpRes::status);
+        let reply = encode(status, results);
+        if let Some((session, slot)) = slot {
+            if let Some(session) = self.sessions.get_mut(&session) {
+                session.slots[slot as usize].reply = Some(reply.clone());
+            }
+        }
+        (reply, slot)
+    }
+
+    #[allow(clippy::type_complexity)]
+    fn sequence(&mut self, seq: &SequenceArgs) -> Result<Result<(Clientid, SequenceOk), Bytes>, Nfsstat4> {
+        let (target, status_flags) = (self.target, self.status_flags);
+        let session = self.sessions.get_mut(&seq.sessionid).ok_or(Nfsstat4::BADSESSION)?;
+        let highest = session.slots.len() as u32 - 1;
+        let Some(slot) = session.slots.get_mut(seq.slotid as usize) else { return Err(Nfsstat4::BADSLOT) };
+        if seq.sequenceid == slot.seqid {
+            return match &slot.reply {
+                Some(reply) if !slot.busy => Ok(Err(reply.clone())),
+                _ => Err(Nfsstat4::DELAY),
+            };
+        }
+        if seq.sequenceid != slot.seqid.wrapping_add(1) {
+            self.violations.push(format!("slot {}: {} after {}", seq.slotid, seq.sequenceid, slot.seqid));
+            return Err(Nfsstat4::SEQ_MISORDERED);
+        }
+        if slot.busy {
+            self.violations.push(format!("slot {} used while busy", seq.slotid));
+        }
+        *slot = Slot { seqid: seq.sequenceid, busy: true, reply: None };
+        let ok = SequenceOk {
+            sessionid: seq.sessionid,
+            sequenceid: seq.sequenceid,
+            slotid: seq.slotid,
+            highest_slotid: highest,
+            target_highest_slotid: target.unwrap_or(highest),
+            status_flags,
+        };
+        Ok(Ok((session.client, ok)))
+    }
+
+    fn op(&mut self, op: &Op, cur: &mut Cur) -> OpRes {
+        let number = op.number();
+        if let Some(at) = self.fail.iter().position(|(n, _)| *n == number) {
+            let (_, status) = self.fail.remove(at);
+            self.log.push(format!("{number:?} failed"));
+            return OpRes::failed(number, status);
+        }
+        if !matches!(op, Op::Putfh(_) | Op::Getfh | Op::Getattr(_)) {
+            self.log.push(format!("{number:?}"));
+        }
+        match op {
+            Op::ExchangeId(a) => OpRes::ExchangeId(Ok(self.exchange_id(a))),
+            Op::CreateSession(a) => OpRes::CreateSession(self.create_session(a)),
+            Op::DestroySession(id) => {
+                OpRes::DestroySession(self.sessions.remove(id).map(drop).ok_or(Nfsstat4::BADSESSION))
+            }
+            Op::DestroyClientid(id) => {
+                OpRes::DestroyClientid(self.clients.remove(id).map(drop).ok_or(Nfsstat4::STALE_CLIENTID))
+            }
+            Op::BindConnToSession(a) => OpRes::BindConnToSession(match self.sessions.get(&a.sessionid) {
+                Some(_) => Ok(BindConnToSessionOk {
+                    sessionid: a.sessionid,
+                    dir: ChannelDirFromServer::BOTH,
+                    use_conn_in_rdma_mode: false,
+                }),
+                None => Err(Nfsstat4::BADSESSION),
+            }),
+            Op::ReclaimComplete(_) => OpRes::ReclaimComplete(Ok(())),
+            Op::Putrootfh => {
+                cur.fh = Some(Fh::copy(ROOT));
+                OpRes::Putrootfh(Ok(()))
+            }
+            Op::Putfh(fh) => {
+                cur.fh = Some(fh.clone());
+                OpRes::Putfh(Ok(()))
+            }
+            Op::Getfh => OpRes::Getfh(cur.fh.clone().ok_or(Nfsstat4::NOFILEHANDLE)),
+            Op::Getattr(mask) => OpRes::Getattr(self.attrs(cur, *mask)),
+            Op::Lookup(name) => OpRes::Lookup(self.lookup(name, cur)),
+            op => self.file_op(op, cur),
+        }
+    }
+
+    fn file_op(&mut self, op: &Op, cur: &mut Cur) -> OpRes {
+        match op {
+            Op::Create(a) => OpRes::Create(self.create(&a.objname, cur)),
+            Op::Remove(name) => {
+                let known = self.files.remove(&text(name)).map(|_| ChangeInfo::default());
+                OpRes::Remove(known.ok_or(Nfsstat4::NOENT))
+            }
+            Op::Open(a) => OpRes::Open(self.open(a, cur)),
+            Op::Close(a) => OpRes::Close(self.close(a)),
+            Op::OpenDowngrade(a) => OpRes::OpenDowngrade(self.downgrade(a)),
+            Op::Read(a) => OpRes::Read(self.read(a, cur)),
+            Op::Write(a) => OpRes::Write(self.write(a, cur)),
+            Op::Commit(_) => {
+                let boot = self.boot;
+                OpRes::Commit(self.file(cur).map(|f| {
+                    f.stable = f.data.clone();
+                    boot.to_be_bytes()
+                }))
+            }
+            Op::Setattr(a) => {
+                let size = a.attrs.size;
+                let done = self.stateid(&a.stateid).and_then(|()| self.file(cur)).map(|f| {
+                    if let Some(size) = size {
+                        f.data.resize(size as usize, 0);
+                        f.change += 1;
+                    }
+                    a.attrs.mask()
+                });
+                OpRes::Setattr(done.map_err(Into::into))
+            }
+            Op::Lock(a) => OpRes::Lock(self.take_lock(a, cur)),
+            Op::Locku(a) => OpRes::Locku(match self.locks.get_mut(&a.lock_stateid.other) {
+                Some(l) => {
+                    l.ranges.retain(|r| *r != (a.offset, a.length));
+                    Ok(Stateid { seqid: 2, ..a.lock_stateid })
+                }
+                None => Err(Nfsstat4::BAD_STATEID),
+            }),
+            Op::TestStateid(list) => {
+                let verdict = |s: &Stateid| match self.stateid(s) {
+                    Ok(()) => Nfsstat4::OK,
+                    Err(e) => e,
+                };
+                OpRes::TestStateid(Ok(list.iter().map(verdict).collect::<Vec<_>>().into()))
+            }
+            Op::FreeStateid(_) => OpRes::FreeStateid(Ok(())),
+            Op::Delegreturn(_) => OpRes::Delegreturn(Ok(())),
+            other => OpRes::failed(other.number(), Nfsstat4::NOTSUPP),
+        }
+    }
+
+    fn exchange_id(&mut self, a: &ExchangeIdArgs) -> ExchangeIdOk {
+        let owner = Bytes::copy_from_slice(&a.clientowner.ownerid);
+        let verifier = a.clientowner.verifier;
+        let known = self.clients.iter().find(|(_, c)| c.owner == owner && c.verifier == verifier);
+        let known = known.map(|(id, c)| (*id, c.confirmed));
+        let (clientid, confirmed) = known.unwrap_or_else(|| (self.id(), false));
+        let new = Client { owner, verifier, confirmed: false, sequence: 1 };
+        let sequenceid = self.clients.entry(clientid).or_insert(new).sequence;
+        ExchangeIdOk {
+            clientid,
+            sequenceid,
+            flags: exchgid::USE_NON_PNFS | if confirmed { exchgid::CONFIRMED_R } else { 0 },
+            state_protect: StateProtectOk::None,
+            server_owner: ServerOwner { minor_id: 0, major_id: b"fake".as_slice().into() },
+            server_scope: b"fake".as_slice().into(),
+            impl_id: None,
+        }
+    }
+
+    fn create_session(&mut self, a: &CreateSessionArgs) -> Result<CreateSessionOk, Nfsstat4> {
+        let slots = self.slots;
+        let client = self.clients.get_mut(&a.clientid).ok_or(Nfsstat4::STALE_CLIENTID)?;
+        if a.sequence != client.sequence {
+            return Err(Nfsstat4::SEQ_MISORDERED);
+        }
+        client.sequence += 1;
+        client.confirmed = true;
+        let mut sessionid = [0; 16];
+        sessionid[8..].copy_from_slice(&self.id().to_be_bytes());
+        let slots = vec![Slot::default(); slots as usize];
+        let mut fore = a.fore_chan_attrs;
+        fore.maxrequests = slots.len() as u32;
+        self.sessions.insert(sessionid, Session { client: a.clientid, slots });
+        Ok(CreateSessionOk {
+            sessionid,
+            sequence: a.sequence,
+            flags: a.flags,
+            fore_chan_attrs: fore,
+            back_chan_attrs: a.back_chan_attrs,
+        })
+    }
+
+    fn name(cur: &Cur) -> Result<String, Nfsstat4> {
+        let fh = cur.fh.as_ref().ok_or(Nfsstat4::NOFILEHANDLE)?;
+        let name = fh.strip_prefix(b"f").ok_or(Nfsstat4::ISDIR)?;
+        Ok(String::from_utf8_lossy(name).into_owned())
+    }
+
+    fn file(&mut self, cur: &Cur) -> Result<&mut File, Nfsstat4> {
+        self.files.get_mut(&Self::name(cur)?).ok_or(Nfsstat4::STALE)
+    }
+
+    fn attrs(&mut self, cur: &Cur, mask: Bitmap4) -> Result<Attrs, Nfsstat4> {
+        let root = cur.fh.as_ref().is_some_and(|fh| &fh[..] == ROOT);
+        let file = if root { File { dir: true, ..File::default() } } else { self.file(cur)?.clone() };
+        let mut a = Attrs {
+            ftype: Some(if file.dir { Ftype::DIR } else { Ftype::REG }),
+            change: Some(file.change),
+            size: Some(file.data.len() as u64),
+            mode: Some(0o644),
+            numlinks: Some(1),
+            ..Attrs::default()
+        };
+        let rare = a.rare_mut();
+        rare.lease_time = Some(60);
+        rare.suppattr_exclcreat = Some(Bitmap4::of(&[attr::MODE]));
+        a.retain(mask);
+        Ok(a)
+    }
+
+    fn lookup(&mut self, name: &Component, cur: &mut Cur) -> Result<(), Nfsstat4> {
+        let name = text(name);
+        if name == "export" {
+            return Ok(());
+        }
+        self.files.get(&name).ok_or(Nfsstat4::NOENT)?;
+        cur.fh = Some(handle(&name));
+        Ok(())
+    }
+
+    fn create(&mut self, name: &Component, cur: &mut Cur) -> Result<CreateOk, Nfsstat4> {
+        if self.files.contains_key(&text(name)) {
+            return Err(Nfsstat4::EXIST);
+        }
+        self.files.insert(text(name), File { dir: true, change: 1, ..File::default() });
+        cur.fh = Some(handle(&text(name)));
+        Ok(CreateOk { cinfo: ChangeInfo::default(), attrset: Bitmap4::EMPTY })
+    }
+
+    fn open(&mut self, a: &OpenArgs, cur: &mut Cur) -> Result<OpenOk, Nfsstat4> {
+        let reclaim = matches!(a.claim, OpenClaim::Previous(_));
+        match (reclaim, self.grace) {
+            (true, false) => return Err(Nfsstat4::NO_GRACE),
+            (false, true) => return Err(Nfsstat4::GRACE),
+            _ => {}
+        }
+        if let Some(last) = self.log.last_mut() {
+            *last = format!("OPEN {}", ["null", "previous", "", "", "fh"][a.claim.discriminant() as usize]);
+        }
+        if let OpenClaim::Null(name) = &a.claim {
+            let name = text(name);
+            match (&a.how, self.files.contains_key(&name)) {
+                (None, false) => return Err(Nfsstat4::NOENT),
+                (Some(CreateHow::Exclusive41(_)), true) => return Err(Nfsstat4::EXIST),
+                (Some(_), false) => {
+                    drop(self.files.insert(name.clone(), File { change: 1, ..File::default() }))
+                }
+                _ => {}
+            }
+            cur.fh = Some(handle(&name));
+        }
+        let file = Self::name(cur)?;
+        self.file(cur)?;
+        let owner = Bytes::copy_from_slice(&a.owner.owner);
+        let mine = |o: &Open| o.client == cur.client && o.owner == owner && o.file == file;
+        let other = self.opens.iter().find(|(_, o)| mine(o)).map(|(id, _)| *id);
+        let other = other.unwrap_or_else(|| self.other());
+        let new = Open { client: cur.client, owner, file, seqid: 0, access: 0 };
+        let open = self.opens.entry(other).or_insert(new);
+        open.seqid += 1;
+        open.access |= a.share_access & 3;
+        let stateid = Stateid { seqid: open.seqid, other };
+        cur.stateid = Some(stateid);
+        let delegation = match self.delegate {
+            true => OpenDelegation::Read(ReadDelegation {
+                stateid: Stateid { seqid: 1, other: [0xde; 12] },
+                recall: false,
+                permissions: Ace { ace_type: 0, flag: 0, access_mask: 0, who: OwnerName::default() },
+            }),
+            false => OpenDelegation::None,
+        };
+        let cinfo = ChangeInfo { atomic: true, before: 1, after: 2 };
+        Ok(OpenOk { stateid, cinfo, rflags: 0, attrset: Bitmap4::of(&[attr::MODE]), delegation })
+    }
+
+    fn close(&mut self, a: &CloseArgs) -> Result<Stateid, Nfsstat4> {
+        let open = self.opens.get(&a.stateid.other).ok_or(Nfsstat4::BAD_STATEID)?;
+        if a.stateid.seqid != 0 && a.stateid.seqid < open.seqid {
+            return Err(Nfsstat4::OLD_STATEID);
+        }
+        self.opens.remove(&a.stateid.other);
+        Ok(Stateid::INVALID)
+    }
+
+    fn downgrade(&mut self, a: &OpenDowngradeArgs) -> Result<Stateid, Nfsstat4> {
+        let open = self.opens.get_mut(&a.stateid.other).ok_or(Nfsstat4::BAD_STATEID)?;
+        open.seqid += 1;
+        open.access = a.share_access;
+        Ok(Stateid { seqid: open.seqid, other: a.stateid.other })
+    }
+
+    fn stateid(&self, s: &Stateid) -> Result<(), Nfsstat4> {
+        match s.is_special() || self.opens.contains_key(&s.other) || self.locks.contains_key(&s.other) {
+            true => Ok(()),
+            false => Err(Nfsstat4::BAD_STATEID),
+        }
+    }
+
+    fn read(&mut self, a: &ReadArgs, cur: &Cur) -> Result<ReadOk, Nfsstat4> {
+        self.stateid(&a.stateid)?;
+        let data = &self.file(cur)?.data;
+        let start = data.len().min(a.offset as usize);
+        let end = data.len().min(start + a.count as usize);
+        Ok(ReadOk { eof: end == data.len(), data: Bytes::copy_from_slice(&data[start..end]).into() })
+    }
+
+    fn write(&mut self, a: &WriteArgs, cur: &Cur) -> Result<WriteOk, Nfsstat4> {
+        self.stateid(&a.stateid)?;
+        let boot = self.boot;
+        let f = self.file(cur)?;
+        let end = a.offset as usize + a.data.len();
+        if f.data.len() < end {
+            f.data.resize(end, 0);
+        }
+        f.data[a.offset as usize..end].copy_from_slice(&a.data);
+        f.change += 1;
+        Ok(WriteOk {
+            count: a.data.len() as u32,
+            committed: StableHow::UNSTABLE,
+            writeverf: boot.to_be_bytes(),
+        })
+    }
+
+    fn take_lock(&mut self, a: &LockArgs, cur: &Cur) -> Result<Stateid, LockFail> {
+        match (a.reclaim, self.grace) {
+            (true, false) => return Err(Nfsstat4::NO_GRACE.into()),
+            (false, true) => return Err(Nfsstat4::GRACE.into()),
+            _ => {}
+        }
+        if let Some(last) = self.log.last_mut() {
+            *last = if a.reclaim { "LOCK reclaim".into() } else { "LOCK".into() };
+        }
+        let other = match &a.locker {
+            Locker::Existing(l) => l.lock_stateid.other,
+            Locker::New(l) => {
+                self.stateid(&l.open_stateid)?;
+                let file = Self::name(cur)?;
+                let owner = Bytes::copy_from_slice(&l.lock_owner.owner);
+                let other = self.other();
+                self.locks.insert(other, Lock { client: cur.client, owner, file, ranges: vec![] });
+                other
+            }
+        };
+        let Some(lock) = self.locks.get(&other).cloned() else { return Err(Nfsstat4::BAD_STATEID.into()) };
+        let taken = self.locks.values().find(|l| {
+            (l.file == lock.file && (l.client, &l.owner) != (lock.client, &lock.owner))
+                && !l.ranges.is_empty()
+        });
+        if let Some(taken) = taken {
+            return Err(LockFail::Denied(LockDenied {
+                offset: taken.ranges[0].0,
+                length: taken.ranges[0].1,
+                locktype: LockType::WRITE,
+                owner: StateOwner { clientid: taken.client, owner: taken.owner.clone().into() },
+            }));
+        }
+        if let Some(lock) = self.locks.get_mut(&other) {
+            lock.ranges.push((a.offset, a.length));
+        }
+        Ok(Stateid { seqid: 1, other })
+    }
+}
+
+fn text(name: &Component) -> String {
+    String::from_utf8_lossy(name).into_owned()
+}
