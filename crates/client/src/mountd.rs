@@ -138,8 +138,8 @@ impl Mountd {
         Dec::all(&reply.body).map_err(|_| CallError::PeerMisbehaved("a reply cannot be decoded"))
     }
 
-    /// What a refusal means. mountd says "access denied" for paths that are not exported at all, so its list
-    /// of exports is asked as well.
+    /// What a refusal means. mountd says "access denied" also for paths that are not exported at all, and some
+    /// servers list only what the asking client may have: a path outside the list does not exist for us.
     async fn refusal(&self, opts: &Options, status: Mountstat3) -> MountError {
         let (server, path) = (opts.server.clone(), opts.path.clone());
         let exports = self.call(&ExportArgs {}).await.ok().map(|list| list.0);
@@ -147,7 +147,7 @@ impl Mountd {
         match status {
             Mountstat3::NOENT => MountError::NoSuchExport { server, path, exports: paths },
             Mountstat3::NOTDIR => MountError::NotDirectory { server, path },
-            Mountstat3::ACCES | Mountstat3::PERM => match exports.as_ref().map(|e| export_of(e, &path)) {
+            Mountstat3::ACCES | Mountstat3::PERM => match exports.as_deref().map(|e| export_of(e, &path)) {
                 Some(None) => MountError::NoSuchExport { server, path, exports: paths },
                 Some(Some(export)) => MountError::AccessDenied { server, path, hint: allowed_hint(export) },
                 None => {

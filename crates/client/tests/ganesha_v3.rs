@@ -465,6 +465,11 @@ async fn failed_mounts_have_clear_lines() {
     let e = fail(Options { path: "/no/such/export".into(), ..opts.clone() }).await;
     assert!(matches!(e, MountError::NoSuchExport { .. }), "{e:?}");
     assert!(e.to_string().contains("/no/such/export") && e.to_string().contains(&opts.path), "{e}");
+    // An export that this client may not have, where the server has one.
+    if let Ok(path) = std::env::var("HITHER_TEST_DENIED") {
+        let e = fail(Options { path, ..opts.clone() }).await;
+        assert!(matches!(e, MountError::AccessDenied { .. } | MountError::NoSuchExport { .. }), "{e:?}");
+    }
     let e = fail(Options { mount_port: Some(9), ..opts.clone() }).await;
     assert!(matches!(e, MountError::Refused { .. }) && e.to_string().contains("mountport="), "{e}");
     let e = fail(Options { port: Some(9), ..opts.clone() }).await;

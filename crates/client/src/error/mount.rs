@@ -115,8 +115,8 @@ pub enum MountError {
         /// Flavors that the server offers, joined by `:`.
         offered: String,
     },
-    /// The server has no such path.
-    #[error("{server}:{path}: no such export or directory{}", exports_hint(exports.as_deref()))]
+    /// The server has no such path, or hides it from this client: many servers do not tell the difference.
+    #[error("{server}:{path}: no such export or directory for this client{}", exports_hint(exports.as_deref()))]
     NoSuchExport {
         /// Server as written.
         server: String,

@@ -49,3 +49,72 @@ fn calls_without_result() {
     assert_eq!(errno(CallError::Cancelled), libc::EINTR);
     assert_eq!(errno(CallError::Denied(AuthStat::TOOWEAK)), libc::EACCES);
 }
+
+fn from_call(e: CallError) -> MountError {
+    let addr = "192.0.2.1:2049".parse().unwrap();
+    MountError::from_call("filer", "/data", Service::Nfs, addr, "NFS version 3", e)
+}
+
+fn from_io(kind: std::io::ErrorKind) -> MountError {
+    from_call(CallError::Connect(kind.into()))
+}
+
+/// One line that names the server, what happened, and what to do; and the exit status of mount(8).
+#[test]
+fn a_failed_mount_is_one_clear_line() {
+    use std::io::ErrorKind::{ConnectionRefused, HostUnreachable, PermissionDenied, TimedOut};
+    let no_such = |exports: Option<Vec<&str>>| MountError::NoSuchExport {
+        server: "filer".into(),
+        path: "/data".into(),
+        exports: exports.map(|e| e.into_iter().map(str::to_owned).collect()),
+    };
+    for (e, exit, words) in [
+        (from_io(ConnectionRefused), 32, ["refuses connections", "port="]),
+        (from_io(HostUnreachable), 32, ["cannot be reached", "routes"]),
+        (from_io(TimedOut), 32, ["does not answer", "firewall"]),
+        (from_io(PermissionDenied), 2, ["privileged", "noresvport"]),
+        (from_call(CallError::TimedOut(Mode::Soft)), 32, ["does not answer", "192.0.2.1:2049"]),
+        (from_call(CallError::Denied(AuthStat::TOOWEAK)), 32, ["filer:/data: access denied", "resvport"]),
+        (from_call(CallError::ProgMismatch { low: 4, high: 4 }), 32, ["NFS version 3", "it offers 4)"]),
+        (from_call(CallError::ProgUnavail), 32, ["does not offer NFS version 3", "vers="]),
+        (from_call(CallError::GarbageArgs), 32, ["protocol", "arguments"]),
+        (no_such(None), 32, ["no such export", "check the path"]),
+        (no_such(Some(vec![])), 32, ["no such export", "exports nothing"]),
+        (no_such(Some(vec!["/a", "/b"])), 32, ["no such export", "exports /a, /b"]),
+    ] {
+        let line = e.to_string();
+        assert!(line.starts_with("filer") && !line.contains('\n'), "{line}");
+        words.iter().for_each(|w| assert!(line.contains(w), "{line:?} lacks {w:?}"));
+        assert_eq!(e.exit_code(), exit, "{line}");
+    }
+    assert_eq!(from_call(CallError::Cancelled).exit_code(), 8);
+}
+
+/// `retry=` is for servers that are not there, negotiation for those that speak something else.
+#[test]
+fn what_may_help_after_a_failed_mount() {
+    let refused = from_io(std::io::ErrorKind::ConnectionRefused);
+    assert!(refused.is_transient() && !refused.other_version_may_work());
+    let version = from_call(CallError::ProgMismatch { low: 4, high: 4 });
+    assert!(!version.is_transient() && version.other_version_may_work());
+    let denied = from_call(CallError::Denied(AuthStat::BADCRED));
+    assert!(!denied.is_transient() && !denied.other_version_may_work());
+}
+
+/// rpcbind's silence is told apart from a program that is not there.
+#[test]
+fn rpcbind_failures() {
+    use hither_rpc::PortmapError;
+    let host = "192.0.2.1".parse().unwrap();
+    let line = |e| {
+        let addr = "192.0.2.1:111".parse().unwrap();
+        MountError::from_portmap("filer", Service::Mount, addr, "mountport=PORT", e).to_string()
+    };
+    let refused = CallError::Connect(std::io::ErrorKind::ConnectionRefused.into());
+    let l = line(PortmapError::Unreachable { host, cause: refused });
+    assert!(l.contains("rpcbind at 192.0.2.1:111 refuses") && l.contains("mountport="), "{l}");
+    let l = line(PortmapError::NotRegistered { host, prog: 100_005, vers: 3 });
+    assert!(l.contains("mountd") && l.contains("not registered") && l.contains("mountport="), "{l}");
+    let l = line(PortmapError::Unreachable { host, cause: CallError::DeadlinePassed });
+    assert!(l.contains("does not answer"), "{l}");
+}
