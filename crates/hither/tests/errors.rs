@@ -1,6 +1,7 @@
 //! Every failure of a mount has its own clear line and the right exit code.
 //!
 //! What needs root runs with `cargo test -p hither -- --include-ignored` (`make test` does).
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
 

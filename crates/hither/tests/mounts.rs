@@ -2,6 +2,7 @@
 //!
 //! They need root, nfs-ganesha and rpcbind: `cargo test -p hither -- --include-ignored` (`make test`
 //! does, after installing them).
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
 

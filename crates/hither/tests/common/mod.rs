@@ -1,5 +1,5 @@
 //! What the tests of the binary share: running it, a nfs-ganesha of one's own, mounts that go away.
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part; tests")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

@@ -1,0 +1,273 @@
+//! The promises of docs/SEMANTICS.md, kept by real mounts of a real server: two mounts are two clients.
+//!
+//! They need root and nfs-ganesha: `cargo test -p hither -- --include-ignored` (`make test` does).
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+mod common;
+
+use common::{Ganesha, HITHER, daemons, is_mounted, run, wait_for};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Versions that behave differently enough to try both.
+const VERSIONS: [&str; 2] = ["4.2", "3"];
+
+/// Two mounts of one export with the same options; unmounted in the end, successfully.
+struct Two<'a> {
+    ganesha: &'a Ganesha,
+    a: PathBuf,
+    b: PathBuf,
+}
+
+impl<'a> Two<'a> {
+    fn mount(ganesha: &'a Ganesha, options: &str) -> Self {
+        let (a, b) = (ganesha.mnt(), ganesha.dir.path().join("mnt2"));
+        let _ = std::fs::create_dir(&b);
+        ganesha.mount(options, &a).ok();
+        ganesha.mount(options, &b).ok();
+        Self { ganesha, a, b }
+    }
+
+    fn unmount(self) {
+        for dir in [&self.a, &self.b] {
+            run(Command::new(HITHER).arg("umount").arg(dir)).ok();
+        }
+        assert!(!is_mounted(&self.a) && !is_mounted(&self.b));
+    }
+}
+
+impl Drop for Two<'_> {
+    fn drop(&mut self) {
+        // After a failed test only; the first mount point is the fixture's.
+        let _ = Command::new("umount").arg("-l").arg(&self.b).stderr(std::process::Stdio::null()).status();
+        let _ = self.ganesha;
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap()
+}
+
+/// What close(2) and fsync(2) acknowledged is at the server, whatever then happens to this machine: the
+/// daemon is killed at once.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn close_and_fsync_mean_the_server() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    for version in VERSIONS {
+        ganesha.mount(&format!("vers={version}"), &mnt).ok();
+        let data = vec![b'x'; 5_000_000];
+        let (closed, synced) = (format!("closed{version}"), format!("synced{version}"));
+        std::fs::write(mnt.join(&closed), &data).unwrap();
+        let mut file = File::create(mnt.join(&synced)).unwrap();
+        file.write_all(&data).unwrap();
+        file.sync_all().unwrap();
+        run(Command::new("kill").arg("-9").arg(daemons(&mnt)[0].to_string())).ok();
+        assert!(std::fs::read(ganesha.export(&closed)).unwrap() == data);
+        assert!(std::fs::read(ganesha.export(&synced)).unwrap() == data);
+        drop(file);
+        wait_for("the daemon is gone", 10, || daemons(&mnt).is_empty());
+        run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+    }
+}
+
+/// An open shows what another client closed before it, even when attributes and pages are cached.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn close_to_open() {
+    let ganesha = Ganesha::start();
+    for version in VERSIONS {
+        let two = Two::mount(&ganesha, &format!("vers={version},actimeo=600"));
+        let name = format!("cto{version}");
+        let (a, b) = (two.a.join(&name), two.b.join(&name));
+        std::fs::write(&a, "first").unwrap();
+        assert_eq!(read(&b), "first");
+        for n in 0..5 {
+            // The same length too: neither size nor whole seconds of mtime tell them apart.
+            let text = format!("turn{n}");
+            std::fs::write(&a, &text).unwrap();
+            assert_eq!(read(&b), text, "vers={version}");
+        }
+        two.unmount();
+    }
+}
+
+/// Attributes are believed for `acregmax`, `acdirmax` at most; absent names likewise.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn attributes_and_names_age() {
+    let ganesha = Ganesha::start();
+    for version in VERSIONS {
+        let two = Two::mount(&ganesha, &format!("vers={version},actimeo=1"));
+        let name = format!("age{version}");
+        let (a, b) = (two.a.join(&name), two.b.join(&name));
+        assert!(!b.exists());
+        std::fs::write(&a, "12345").unwrap();
+        wait_for("the new name", 3, || b.exists());
+        assert_eq!(std::fs::metadata(&b).unwrap().len(), 5);
+        std::fs::write(&a, "1234567").unwrap();
+        wait_for("the new length", 3, || std::fs::metadata(&b).unwrap().len() == 7);
+        std::fs::remove_file(&a).unwrap();
+        wait_for("the absent name", 3, || !b.exists());
+        two.unmount();
+    }
+}
+
+/// `noac` believes nothing for any time.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn noac_is_always_fresh() {
+    let ganesha = Ganesha::start();
+    for version in VERSIONS {
+        let two = Two::mount(&ganesha, &format!("vers={version},noac,lookupcache=none"));
+        let name = format!("noac{version}");
+        let (a, b) = (two.a.join(&name), two.b.join(&name));
+        assert!(!b.exists());
+        for n in 1..20 {
+            std::fs::write(&a, vec![0; n]).unwrap();
+            assert_eq!(std::fs::metadata(&b).unwrap().len(), n as u64, "vers={version}");
+        }
+        std::fs::remove_file(&a).unwrap();
+        assert!(!b.exists());
+        two.unmount();
+    }
+}
+
+/// With NFSv4 a lock holds between machines, with NFSv3 on this machine only.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn whose_locks_they_are() {
+    let ganesha = Ganesha::start();
+    for version in VERSIONS {
+        let two = Two::mount(&ganesha, &format!("vers={version}"));
+        let name = format!("lock{version}");
+        let open = |dir: &Path| {
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(dir.join(&name))
+                .unwrap()
+        };
+        let (here, here_too, there) = (open(&two.a), open(&two.a), open(&two.b));
+        here.lock().unwrap();
+        assert!(matches!(here_too.try_lock(), Err(TryLockError::WouldBlock)), "vers={version}");
+        match version {
+            "3" => there.try_lock().unwrap(),
+            _ => assert!(matches!(there.try_lock(), Err(TryLockError::WouldBlock))),
+        }
+        here.unlock().unwrap();
+        here_too.try_lock().unwrap();
+        drop((here, here_too, there));
+        two.unmount();
+    }
+}
+
+/// A file that is removed while open here stays readable and writable until its last close; then
+/// nothing of it is left at the server.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn removed_open_files_live_on() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    for version in VERSIONS {
+        ganesha.mount(&format!("vers={version}"), &mnt).ok();
+        let dir = format!("unlink{version}");
+        std::fs::create_dir(mnt.join(&dir)).unwrap();
+        let path = mnt.join(&dir).join("file");
+        let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+        file.write_all(b"still here").unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(!path.exists());
+        file.write_all(b", and longer").unwrap();
+        let mut text = String::new();
+        File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)))
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
+        assert_eq!(text, "still here, and longer");
+        drop(file);
+        wait_for("an empty directory", 10, || {
+            std::fs::read_dir(ganesha.export(&dir)).unwrap().next().is_none()
+        });
+        std::fs::remove_dir(mnt.join(&dir)).unwrap();
+        run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+    }
+}
+
+/// The server decides who may do what, by uid, gid and supplementary groups of the caller, and new
+/// files are the caller's.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn permissions_are_the_servers() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    std::fs::set_permissions(ganesha.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(ganesha.export(""), PermissionsExt::from_mode(0o777)).unwrap();
+    for version in VERSIONS {
+        ganesha.mount(&format!("vers={version}"), &mnt).ok();
+        let as_user = |groups: &str, script: &str| {
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid=12345", "--regid=12345", groups, "--", "sh", "-ec", script]);
+            run(command.current_dir(&mnt))
+        };
+        let name = format!("secret{version}");
+        std::fs::write(mnt.join(&name), "secret").unwrap();
+        std::os::unix::fs::chown(mnt.join(&name), None, Some(777)).unwrap();
+        std::fs::set_permissions(mnt.join(&name), PermissionsExt::from_mode(0o640)).unwrap();
+        let cat = format!("cat {name}");
+        assert_eq!(as_user("--groups=777", &cat).ok().out, "secret");
+        assert!(as_user("--clear-groups", &cat).err.contains("Permission denied"), "vers={version}");
+        as_user("--clear-groups", &format!("echo mine > mine{version}")).ok();
+        let meta = std::fs::metadata(ganesha.export(&format!("mine{version}"))).unwrap();
+        assert_eq!((meta.uid(), meta.gid()), (12345, 12345));
+        run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+    }
+}
+
+/// `soft` and `softerr` end calls to a dead server with their errno after `timeo` and `retrans`; `hard`
+/// waits, and the waiting program can be killed. When the server is back, all go on.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn hard_and_soft() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    std::fs::write(ganesha.export("file"), "x").unwrap();
+    for version in VERSIONS {
+        for (word, errno) in [("soft", Some(5)), ("softerr", Some(110)), ("hard", None)] {
+            ganesha.mount(&format!("vers={version},{word},timeo=5,retrans=1,noac"), &mnt).ok();
+            assert_eq!(read(&mnt.join("file")), "x");
+            ganesha.signal("STOP");
+            match errno {
+                Some(errno) => {
+                    let e = std::fs::metadata(mnt.join("file")).unwrap_err();
+                    assert_eq!(e.raw_os_error(), Some(errno), "vers={version},{word}");
+                }
+                None => {
+                    let said = run(Command::new("timeout").args(["3", "stat"]).arg(mnt.join("file")));
+                    assert_eq!(said.code, 124, "{said:?}");
+                }
+            }
+            ganesha.signal("CONT");
+            assert_eq!(read(&mnt.join("file")), "x", "vers={version},{word}");
+            run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+        }
+    }
+}
+
+/// A read-only mount refuses changes before the server is asked.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn read_only() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    ganesha.mount("ro", &mnt).ok();
+    assert_eq!(File::create(mnt.join("file")).unwrap_err().raw_os_error(), Some(30));
+    assert_eq!(std::fs::create_dir(mnt.join("dir")).unwrap_err().raw_os_error(), Some(30));
+    run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+}
