@@ -593,7 +593,7 @@ async fn server_restart() {
             m.vfs.commit(&m.cx, file).await.unwrap();
         }
         let n = name(&format!("n{block}"));
-        if block % 10 == 0 {
+        if block.is_multiple_of(10) {
             m.vfs.mkdir(&m.cx, &m.dir, &n, &mode(0o755)).await.map(drop).or_else(exists).unwrap();
         }
         block += 1;

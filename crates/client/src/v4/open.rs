@@ -286,7 +286,10 @@ impl Core {
                 Step::Close(stateid) => {
                     // A server may refuse to close what is locked (ganesha does).
                     self.drop_locks(state).await;
-                    let c = Compound::new("CLOSE", [Op::Putfh(fh), Op::close(seq(stateid))]);
+                    let mut ops = vec![Op::Putfh(fh), Op::close(seq(stateid))];
+                    let delegation = self.files.last_delegation(&state.file);
+                    ops.extend(delegation.map(|(stateid, _)| Op::Delegreturn(stateid)));
+                    let c = Compound::new("CLOSE", ops);
                     let closed = self.compound(&cx, c).await.and_then(|mut a| {
                         a.results.putfh()?;
                         Ok(a.results.close()?)
@@ -296,7 +299,10 @@ impl Core {
                             state.gone(&stateid);
                             continue;
                         }
-                        Err(f) => (stateid, f),
+                        Err(f) => {
+                            state.file.inner.lock().delegation = delegation;
+                            (stateid, f)
+                        }
                     }
                 }
                 Step::Downgrade(stateid, access) => {

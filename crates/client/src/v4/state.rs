@@ -196,6 +196,15 @@ impl Files {
         Some(entry)
     }
 
+    /// The delegation of a file whose last use is ending: to be returned together with CLOSE.
+    pub fn last_delegation(&self, file: &FileState) -> Option<(Stateid, bool)> {
+        let _table = self.table.lock();
+        if file.users.load(Ordering::Relaxed) > 1 {
+            return None;
+        }
+        file.inner.lock().delegation.take()
+    }
+
     /// One user less. After the last one the file is forgotten; what is left to do for it is returned.
     pub fn leave(&self, file: &Arc<FileState>) -> Option<Leftover> {
         let mut table = self.table.lock();

@@ -198,10 +198,10 @@ impl Server {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let mut s = self.0.lock();
-        if let Some((session, slot)) = slot {
-            if let Some(session) = s.sessions.get_mut(&session) {
-                session.slots[slot as usize].busy = false;
-            }
+        if let Some((session, slot)) = slot
+            && let Some(session) = s.sessions.get_mut(&session)
+        {
+            session.slots[slot as usize].busy = false;
         }
         if s.lose_reply.is_some_and(|op| ops.contains(&op)) {
             s.lose_reply = None;
@@ -271,10 +271,10 @@ impl State {
         }
         let status = results.last().map_or(Nfsstat4::OK, OpRes::status);
         let reply = encode(status, results);
-        if let Some((session, slot)) = slot {
-            if let Some(session) = self.sessions.get_mut(&session) {
-                session.slots[slot as usize].reply = Some(reply.clone());
-            }
+        if let Some((session, slot)) = slot
+            && let Some(session) = self.sessions.get_mut(&session)
+        {
+            session.slots[slot as usize].reply = Some(reply.clone());
         }
         (reply, slot)
     }
