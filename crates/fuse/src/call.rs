@@ -10,13 +10,15 @@
 use crate::abi::{Header, opcode};
 use crate::cred;
 use crate::device::{Delivery, Device};
-use hither_vfs::{Data, Error};
+use crate::handles::OpenFile;
+use hither_vfs::{Data, Error, FileRange, LockOwner};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::sync::OwnedRwLockReadGuard;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -50,7 +52,7 @@ pub(crate) enum Undo {
     /// An open directory.
     CloseDir { dir: u64 },
     /// A lock that was granted too late.
-    Unlock { file: u64, owner: hither_vfs::LockOwner, range: hither_vfs::FileRange },
+    Unlock { file: Arc<OpenFile>, owner: LockOwner, range: FileRange, held: OwnedRwLockReadGuard<()> },
 }
 
 /// Answer of a call with what to do if it is not wanted.

@@ -18,6 +18,8 @@ pub(crate) struct OpenFile {
     pub access: OpenAccess,
     /// Who opened it.
     pub cred: Arc<Cred>,
+    /// Held for reading by calls that take locks, until a lock that nobody waits for any more is given back; closing waits for them.
+    pub locking: Arc<tokio::sync::RwLock<()>>,
 }
 
 /// An open directory.

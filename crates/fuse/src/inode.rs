@@ -378,6 +378,7 @@ impl Inode {
     /// Notes that the kernel was told to ask for the attributes again.
     pub fn attrs_dropped(&self) {
         let mut s = self.state.lock();
+        s.offered = None;
         s.told_size = None;
         s.told_change = None;
     }

@@ -272,12 +272,11 @@ impl Session {
                 }
             }
             Undo::CloseDir { dir } => drop(self.dirs.remove(dir)),
-            Undo::Unlock { file, owner, range } => {
-                if let Some(file) = self.files.find(file) {
-                    let fh = file.inode.fh();
-                    let at = File { fh: &fh, open: Some(file.open) };
-                    let _ = self.vfs.unlock(&Cx::new(file.cred.clone()), at, owner, range).await;
-                }
+            Undo::Unlock { file, owner, range, held } => {
+                let fh = file.inode.fh();
+                let at = File { fh: &fh, open: Some(file.open) };
+                let _ = self.vfs.unlock(&Cx::new(file.cred.clone()), at, owner, range).await;
+                drop(held);
             }
         }
     }

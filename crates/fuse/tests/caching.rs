@@ -1,7 +1,7 @@
 //! What other clients do is seen: at the next open at once, otherwise when attributes run out. What nobody did
 //! is not asked for again.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Listings: large ones, odd cookies, seeking, changes under way, and servers that never come to an end.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
 

@@ -1,7 +1,7 @@
 //! The server decides who may do what, with the caller's user, group and supplementary groups, also where the
 //! kernel has names cached.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
 

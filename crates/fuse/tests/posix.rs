@@ -1,6 +1,6 @@
 //! Programs see a POSIX file system: what they do through the mount arrives at the server, and the other way round.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
 

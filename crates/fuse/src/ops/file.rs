@@ -88,7 +88,8 @@ impl Call {
     }
 
     fn add_open(&self, inode: Arc<Inode>, opened: &Opened, access: OpenAccess) -> u64 {
-        self.session.files.add(OpenFile { inode, open: opened.open, access, cred: self.cred() })
+        let (open, cred, locking) = (opened.open, self.cred(), Arc::default());
+        self.session.files.add(OpenFile { inode, open, access, cred, locking })
     }
 
     fn open_flags(&self, flags: u32, keep: bool) -> u32 {
@@ -199,6 +200,7 @@ impl Call {
 
     pub(super) async fn release(&self, fh: u64, release_flags: u32, lock_owner: u64) -> Result<Answer> {
         let Some(file) = self.session.files.remove(fh) else { return Err(Error::new(libc::EBADF)) };
+        let _no_lock_calls = file.locking.write().await;
         let owner = LockOwner { id: lock_owner, flock: true };
         if release_flags & RELEASE_FLOCK_UNLOCK != 0 && file.inode.drop_lock_owner(owner) {
             let _ = self.unlock_all(&file, owner).await;

@@ -62,6 +62,7 @@ impl Call {
             return Ok(Answer::empty());
         }
         let wait = if wait { LockWait::Yes } else { LockWait::No };
+        let held = file.locking.clone().read_owned().await;
         file.inode.note_lock_owner(owner);
         self.session.vfs.lock(&cx, at, owner, kind(&call)?, range, wait).await?;
         // A lock promises to see what its former holders wrote (nfs(5), "Using file locks with NFS").
@@ -69,7 +70,7 @@ impl Call {
         if let Ok(attrs) = self.session.vfs.getattr(&cx, at).await {
             self.saw_under_lock(&file.inode, &attrs, asked).await;
         }
-        Ok(Answer::empty().or(Undo::Unlock { file: call.fh, owner, range }))
+        Ok(Answer::empty().or(Undo::Unlock { file, owner, range, held }))
     }
 
     /// Brings the kernel's caches in line with the file as its lock found it: unless every page is known to be right, all go.

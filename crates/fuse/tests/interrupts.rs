@@ -1,0 +1,290 @@
+//! A dead server blocks only those who wait for it, and they can be killed; signals that a program handles do not
+//! disturb it; unmounting always works.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use common::{Mount, eventually, mounted, mounted_with, pause, seconds};
+use std::fs;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Starts a program that does `what` to `path`; see [`child`].
+fn start(m: &Mount, what: &str, path: &str) -> Child {
+    let mut c = Command::new(std::env::current_exe().unwrap());
+    c.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
+    c.env("CHILD", what).env("CHILD_PATH", m.path(path)).current_dir("/");
+    c.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+/// What the program printed about its call: `ok` or `errno N`, after how many signals.
+fn outcome(mut child: Child) -> String {
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    child.wait().unwrap();
+    text.lines().find_map(|l| l.split_once("outcome: ")).unwrap_or(("", "none")).1.to_owned()
+}
+
+fn signal(child: &Child, signal: i32) {
+    // SAFETY: a signal to a child that was not waited for.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+}
+
+/// Sends a signal to the very thread that waits in the kernel for its call.
+fn signal_waiter(child: &Child, signal: i32) {
+    let tasks = format!("/proc/{}/task", child.id());
+    let waiter = fs::read_dir(&tasks).unwrap().find_map(|t| {
+        let t = t.unwrap();
+        let wchan = fs::read_to_string(t.path().join("wchan")).ok()?;
+        wchan.contains("request_wait").then(|| t.file_name().to_str().unwrap().parse::<i32>().unwrap())
+    });
+    let waiter = waiter.expect("a thread that waits");
+    // SAFETY: a signal to a thread of a child that was not waited for.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_tgkill, child.id(), waiter, signal) }, 0);
+}
+
+static CAUGHT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+
+extern "C" fn caught(_: i32) {
+    CAUGHT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+}
+
+fn handle(signal: i32) {
+    // SAFETY: the handler only counts; the structure is filled as sigaction(2) wants it.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = caught as extern "C" fn(i32) as usize;
+        assert_eq!(libc::sigaction(signal, &action, std::ptr::null_mut()), 0);
+    }
+}
+
+/// Not a test: the program that the tests start.
+#[test]
+#[ignore = "the program that other tests start"]
+fn child() {
+    let Ok(what) = std::env::var("CHILD") else { return };
+    let path = std::env::var("CHILD_PATH").unwrap();
+    for part in what.split_whitespace() {
+        let result = match part {
+            "handle-int" => {
+                handle(libc::SIGINT);
+                continue;
+            }
+            "handle-alarm" => {
+                handle(libc::SIGALRM);
+                continue;
+            }
+            "stat" => fs::metadata(&path).map(drop),
+            "read" => fs::read(&path).map(drop),
+            "write" => fs::write(&path, b"written").map(drop),
+            "create" => fs::File::create_new(&path).map(drop),
+            "hold" => {
+                let mut f = fs::File::create(&path).unwrap();
+                std::io::Write::write_all(&mut f, b"x").unwrap();
+                println!("holding");
+                pause(60_000);
+                Ok(())
+            }
+            _ => panic!("{part}?"),
+        };
+        let caught = CAUGHT.load(std::sync::atomic::Ordering::Relaxed);
+        match result {
+            Ok(()) => println!("outcome: ok {}", caught > 0),
+            Err(e) => println!("outcome: errno {} {}", e.raw_os_error().unwrap_or(0), caught > 0),
+        }
+    }
+}
+
+/// The child of the test harness runs its test on a thread: the call waits there.
+fn ends_by(child: &mut Child, wanted: i32, within: f64) {
+    let mut status = None;
+    let took = seconds(|| {
+        eventually("the program ends", || {
+            status = child.try_wait().unwrap();
+            status.is_some()
+        })
+    });
+    assert_eq!(status.unwrap().signal(), Some(wanted));
+    assert!(took < within, "{took} s");
+}
+
+#[test]
+fn kill_ends_a_call_to_a_dead_server() {
+    let Some(m) = mounted(0) else { return };
+    fs::write(m.path("f"), b"x").unwrap();
+    for (op, what) in [("walk", "stat"), ("open", "read"), ("read", "read"), ("write", "write")] {
+        m.gate.shut(op);
+        let mut child = start(&m, what, "f");
+        eventually("the call waits", || m.gate.waiting(op) > 0);
+        signal(&child, libc::SIGKILL);
+        ends_by(&mut child, libc::SIGKILL, 2.0);
+        m.gate.open_all();
+        eventually("the call below ends", || m.mounted().counts().2 == 0);
+    }
+    m.end();
+}
+
+#[test]
+fn ctrl_c_ends_a_call_to_a_dead_server() {
+    let Some(m) = mounted(0) else { return };
+    for s in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        m.gate.shut("walk");
+        let mut child = start(&m, "stat", "f");
+        eventually("the call waits", || m.gate.waiting("walk") == 1);
+        signal(&child, s);
+        ends_by(&mut child, s, 2.0);
+        m.gate.open_all();
+        eventually("the call below ends", || m.gate.waiting("walk") == 0);
+    }
+    m.end();
+}
+
+#[test]
+fn timers_of_a_program_do_not_disturb_its_calls() {
+    let Some(m) = mounted_with(0, |c| c.interrupt_patience = Duration::from_millis(300)) else { return };
+    fs::write(m.path("f"), b"x").unwrap();
+    for (op, what) in [("walk", "stat"), ("open", "read"), ("write", "write")] {
+        m.gate.shut(op);
+        let child = start(&m, &format!("handle-alarm {what}"), "f");
+        eventually("the call waits", || m.gate.waiting(op) > 0);
+        let calls = m.gate.calls(op);
+        for _ in 0..20 {
+            signal_waiter(&child, libc::SIGALRM);
+            pause(50);
+        }
+        // Neither failed nor tried again.
+        assert_eq!(m.gate.calls(op), calls, "{op}");
+        m.gate.open_all();
+        assert_eq!(outcome(child), "ok true", "{op}");
+    }
+    m.end();
+}
+
+#[test]
+fn a_program_that_handles_ctrl_c_gets_eintr_after_a_while() {
+    let Some(m) = mounted_with(0, |c| c.interrupt_patience = Duration::from_millis(1500)) else { return };
+    m.gate.shut("walk");
+    let mut child = start(&m, "handle-int stat", "f");
+    eventually("the call waits", || m.gate.waiting("walk") == 1);
+    signal_waiter(&child, libc::SIGINT);
+    pause(700);
+    assert!(child.try_wait().unwrap().is_none(), "not at once");
+    assert_eq!(outcome(child), format!("errno {} true", libc::EINTR));
+    m.gate.open_all();
+    eventually("the call below ends", || m.mounted().counts().2 == 0);
+    m.end();
+}
+
+#[test]
+fn what_comes_too_late_is_taken_back() {
+    let Some(m) = mounted(0) else { return };
+    m.gate.shut("open");
+    let mut child = start(&m, "create", "late");
+    eventually("the call waits", || m.gate.waiting("open") == 1);
+    signal(&child, libc::SIGKILL);
+    ends_by(&mut child, libc::SIGKILL, 2.0);
+    assert_eq!(m.model.open_count(), 0);
+    m.gate.open_all();
+    // The file was created, as the server does not know better; nobody has it open.
+    eventually("it is there", || m.path("late").exists());
+    eventually("it is closed", || m.model.open_count() == 0 && m.mounted().counts().2 == 0);
+    m.end();
+}
+
+#[test]
+fn a_killed_program_does_not_wait_for_its_files_to_be_flushed() {
+    let Some(m) = mounted(0) else { return };
+    let mut child = start(&m, "hold", "f");
+    let mut said = [0; 64];
+    let out = child.stdout.as_mut().unwrap();
+    let mut all = Vec::new();
+    while !all.windows(7).any(|w| w == b"holding") {
+        let n = out.read(&mut said).unwrap();
+        assert!(n > 0);
+        all.extend_from_slice(&said[..n]);
+    }
+    m.gate.shut("commit");
+    signal(&child, libc::SIGKILL);
+    ends_by(&mut child, libc::SIGKILL, 4.0);
+    m.gate.open_all();
+    eventually("the file is closed", || m.model.open_count() == 0 && m.mounted().counts().2 == 0);
+    m.end();
+}
+
+#[test]
+fn others_go_on_while_one_call_waits() {
+    let Some(m) = mounted(0) else { return };
+    fs::write(m.path("f"), b"x").unwrap();
+    m.gate.shut("read");
+    let mut children: Vec<_> = (0..40).map(|_| start(&m, "read", "f")).collect();
+    eventually("a call waits", || m.gate.waiting("read") >= 1);
+    for i in 0..100 {
+        fs::write(m.path(&format!("g{i}")), b"y").unwrap();
+    }
+    assert_eq!(fs::read_dir(&m.dir).unwrap().count(), 101);
+    m.gate.open_all();
+    for child in &mut children {
+        assert!(child.wait().unwrap().success());
+    }
+    m.end();
+}
+
+#[test]
+fn a_lazy_unmount_works_while_calls_wait() {
+    let Some(m) = mounted(0) else { return };
+    m.gate.shut("walk");
+    let mut child = start(&m, "stat", "f");
+    eventually("the call waits", || m.gate.waiting("walk") == 1);
+    let mounted = m.mounted();
+    assert_eq!(mounted.unmount(false).unwrap_err().raw_os_error(), Some(libc::EBUSY));
+    let took = seconds(|| mounted.unmount(true).unwrap());
+    assert!(took < 1.0);
+    signal(&child, libc::SIGKILL);
+    ends_by(&mut child, libc::SIGKILL, 2.0);
+    // With its last user the mount ends, though the server is still dead.
+    let ended = async { tokio::time::timeout(Duration::from_secs(3), mounted.wait()).await };
+    m.rt.block_on(ended).expect("the threads end");
+}
+
+#[test]
+fn aborting_the_connection_ends_everything() {
+    let Some(m) = mounted(0) else { return };
+    let control = std::path::Path::new("/sys/fs/fuse/connections");
+    if !control.join(m.connection().to_string()).exists() {
+        let ok = Command::new("mount").args(["-t", "fusectl", "fusectl"]).arg(control).status().unwrap();
+        assert!(ok.success(), "the control file system");
+    }
+    fs::write(m.path("f"), b"x").unwrap();
+    let held = fs::File::open(m.path("f")).unwrap();
+    m.gate.shut("walk");
+    let child = start(&m, "stat", "f");
+    eventually("the call waits", || m.gate.waiting("walk") == 1);
+    fs::write(control.join(m.connection().to_string()).join("abort"), "1").unwrap();
+    let outcome = outcome(child);
+    let gone = [libc::ECONNABORTED, libc::ENOTCONN].map(|e| format!("errno {e} false"));
+    assert!(gone.contains(&outcome), "{outcome}");
+    let mounted = m.mounted();
+    let ended = async { tokio::time::timeout(Duration::from_secs(3), mounted.wait()).await };
+    m.rt.block_on(ended).expect("the threads end");
+    assert_eq!(m.model.open_count(), 0);
+    drop(held);
+    mounted.unmount(true).unwrap();
+}
+
+#[test]
+fn a_closed_file_is_closed_below_even_when_the_mount_goes_first() {
+    let Some(m) = mounted(0) else { return };
+    fs::write(m.path("f"), b"x").unwrap();
+    m.gate.shut("close");
+    drop(fs::File::open(m.path("f")).unwrap());
+    eventually("the close waits", || m.gate.waiting("close") >= 1);
+    m.mounted().unmount(false).unwrap();
+    m.gate.open_all();
+    let mounted = m.mounted();
+    let ended = async { tokio::time::timeout(Duration::from_secs(3), mounted.wait()).await };
+    m.rt.block_on(ended).expect("the threads end");
+    eventually("it is closed", || m.model.open_count() == 0);
+}

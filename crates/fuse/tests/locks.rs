@@ -1,0 +1,226 @@
+//! Locks of the server: between programs here, and against other clients.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use common::{Mount, eventually, mounted, mounted_with, pause, seconds};
+use hither_vfs::{File as VfsFile, FileRange, LockKind, LockOwner, LockWait, Vfs};
+use rustix::fs::{FlockOperation, fcntl_lock, flock};
+use rustix::io::Errno;
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Command, Stdio};
+
+const OTHER_CLIENT: LockOwner = LockOwner { id: 1 << 60, flock: false };
+const ALL: FileRange = FileRange { start_bytes: 0, end_bytes: u64::MAX };
+
+fn file(m: &Mount) -> File {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(m.path("f")).unwrap()
+}
+
+/// Another client takes a lock, without waiting.
+fn foreign_lock(m: &Mount, kind: LockKind, range: FileRange) -> i32 {
+    let fh = m.fh("f");
+    let file = VfsFile { fh: &fh, open: None };
+    let taken = m.rt.block_on(m.model.lock(&common::root(), file, OTHER_CLIENT, kind, range, LockWait::No));
+    taken.err().map_or(0, |e| e.errno)
+}
+
+fn foreign_unlock(m: &Mount) {
+    let fh = m.fh("f");
+    let file = VfsFile { fh: &fh, open: None };
+    m.rt.block_on(m.model.unlock(&common::root(), file, OTHER_CLIENT, ALL)).unwrap();
+}
+
+/// A program that takes a lock on `f`, says so, and holds it until its standard input closes.
+fn holder(m: &Mount, what: &str) -> Child {
+    let mut c = Command::new(std::env::current_exe().unwrap());
+    c.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
+    c.env("CHILD", what).env("CHILD_PATH", m.path("f")).current_dir("/");
+    c.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+fn wait_for(child: &mut Child, word: &str) {
+    let mut all = Vec::new();
+    let mut byte = [0];
+    let out = child.stdout.as_mut().unwrap();
+    while !all.ends_with(word.as_bytes()) {
+        assert_eq!(out.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&all));
+        all.push(byte[0]);
+    }
+}
+
+/// Not a test: the program that the tests start.
+#[test]
+#[ignore = "the program that other tests start"]
+fn child() {
+    let Ok(what) = std::env::var("CHILD") else { return };
+    let path = std::env::var("CHILD_PATH").unwrap();
+    let f = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let result = match &*what {
+        "fcntl" => fcntl_lock(&f, FlockOperation::LockExclusive),
+        "flock" => flock(&f, FlockOperation::LockExclusive),
+        _ => panic!("{what}?"),
+    };
+    println!("{}", if result.is_ok() { "locked!" } else { "failed!" });
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}
+
+#[test]
+fn locks_conflict_between_programs_and_with_other_clients() {
+    let Some(m) = mounted(1000) else { return };
+    let f = file(&m);
+    type Lock = fn(&File, FlockOperation) -> Result<(), Errno>;
+    let kinds: [(&str, Lock); 2] = [("fcntl", |f, o| fcntl_lock(f, o)), ("flock", |f, o| flock(f, o))];
+    for (what, lock) in kinds {
+        let mut child = holder(&m, what);
+        wait_for(&mut child, "locked!");
+        assert_eq!(lock(&f, FlockOperation::NonBlockingLockShared), Err(Errno::AGAIN), "{what}");
+        assert_eq!(foreign_lock(&m, LockKind::Read, ALL), libc::EAGAIN, "{what}");
+        // Its end gives the lock up.
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        eventually("the lock is free", || lock(&f, FlockOperation::NonBlockingLockExclusive).is_ok());
+        lock(&f, FlockOperation::Unlock).unwrap();
+        assert_eq!(foreign_lock(&m, LockKind::Write, ALL), 0);
+        assert_eq!(lock(&f, FlockOperation::NonBlockingLockShared), Err(Errno::AGAIN), "{what}");
+        foreign_unlock(&m);
+    }
+    drop(f);
+    m.end();
+}
+
+#[test]
+fn any_close_gives_up_fcntl_locks_of_the_process() {
+    let Some(m) = mounted(1000) else { return };
+    let (f, g) = (file(&m), file(&m));
+    fcntl_lock(&f, FlockOperation::LockExclusive).unwrap();
+    assert_eq!(foreign_lock(&m, LockKind::Read, ALL), libc::EAGAIN);
+    drop(g);
+    assert_eq!(foreign_lock(&m, LockKind::Read, ALL), 0);
+    foreign_unlock(&m);
+    drop(f);
+    m.end();
+}
+
+#[test]
+fn a_waiting_lock_is_granted_when_the_other_client_lets_go() {
+    let Some(m) = mounted(1000) else { return };
+    let f = file(&m);
+    assert_eq!(foreign_lock(&m, LockKind::Write, ALL), 0);
+    let mut child = holder(&m, "fcntl");
+    eventually("the call waits", || m.gate.calls("lock") == 1);
+    pause(300);
+    foreign_unlock(&m);
+    wait_for(&mut child, "locked!");
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    drop(f);
+    m.end();
+}
+
+#[test]
+fn a_killed_waiter_is_gone_at_once_and_takes_no_lock() {
+    let Some(m) = mounted(1000) else { return };
+    let f = file(&m);
+    for what in ["fcntl", "flock"] {
+        assert_eq!(foreign_lock(&m, LockKind::Write, ALL), 0);
+        let before = m.gate.calls("lock");
+        let mut child = holder(&m, what);
+        eventually("the call waits", || m.gate.calls("lock") == before + 1);
+        pause(100);
+        child.kill().unwrap();
+        assert!(seconds(|| assert!(!child.wait().unwrap().success())) < 2.0);
+        foreign_unlock(&m);
+        pause(100);
+        assert_eq!(foreign_lock(&m, LockKind::Write, ALL), 0, "{what}: the lock of a dead program");
+        foreign_unlock(&m);
+    }
+    drop(f);
+    m.end();
+}
+
+#[test]
+fn a_lock_granted_after_its_caller_was_killed_is_given_back() {
+    let Some(m) = mounted(1000) else { return };
+    let f = file(&m);
+    m.gate.shut("lock");
+    let mut child = holder(&m, "fcntl");
+    eventually("the call waits", || m.gate.waiting("lock") == 1);
+    child.kill().unwrap();
+    assert!(seconds(|| assert!(!child.wait().unwrap().success())) < 2.0);
+    m.gate.open_all();
+    eventually("the lock is free", || foreign_lock(&m, LockKind::Write, ALL) == 0);
+    foreign_unlock(&m);
+    drop(f);
+    m.end();
+}
+
+#[test]
+fn a_lock_shows_what_was_written_under_the_last_one() {
+    let Some(m) = mounted(600_000) else { return };
+    let f = file(&m);
+    f.write_all_at(&[b'a'; 8192], 0).unwrap();
+    let mut buf = [0; 10];
+    for i in 0..5u8 {
+        m.foreign_write("f", 100, &[b'0' + i; 10]);
+        m.foreign_write("f", 8192 + u64::from(i), b"z");
+        fcntl_lock(&f, FlockOperation::LockExclusive).unwrap();
+        f.read_exact_at(&mut buf, 100).unwrap();
+        assert_eq!(buf, [b'0' + i; 10]);
+        assert_eq!(f.metadata().unwrap().len(), 8193 + u64::from(i));
+        // What is written under the lock is at the server when it is given up.
+        let commits = m.gate.calls("commit");
+        f.write_all_at(&[b'A' + i], 50).unwrap();
+        fcntl_lock(&f, FlockOperation::Unlock).unwrap();
+        assert_eq!(m.gate.calls("commit"), commits + 1);
+        assert_eq!(m.foreign_read("f")[50], b'A' + i);
+    }
+    drop(f);
+    m.end();
+}
+
+#[test]
+fn ranges_are_split_and_tested() {
+    let Some(m) = mounted(1000) else { return };
+    let f = file(&m);
+    // SQLite's way: single bytes far out.
+    let range = |start, len| FileRange { start_bytes: start, end_bytes: start + len };
+    let set = |kind: i32, start: i64, len: i64| {
+        let lock = libc::flock { l_type: kind as i16, l_whence: 0, l_start: start, l_len: len, l_pid: 0 };
+        // SAFETY: the structure lives across the call and the descriptor is open.
+        unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&f), libc::F_SETLK, &lock) }
+    };
+    assert_eq!(set(libc::F_WRLCK, 1 << 30, 512), 0);
+    assert_eq!(set(libc::F_UNLCK, (1 << 30) + 100, 10), 0);
+    assert_eq!(foreign_lock(&m, LockKind::Write, range((1 << 30) + 100, 10)), 0);
+    assert_eq!(foreign_lock(&m, LockKind::Write, range((1 << 30) + 99, 1)), libc::EAGAIN);
+    assert_eq!(foreign_lock(&m, LockKind::Write, range((1 << 30) + 110, 1)), libc::EAGAIN);
+    let mut ask = libc::flock { l_type: libc::F_RDLCK as i16, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+    // SAFETY: as above; the kernel writes the conflicting lock into it.
+    let r = unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&f), libc::F_GETLK, &mut ask) };
+    assert_eq!((r, ask.l_type as i32, ask.l_start, ask.l_len), (0, libc::F_WRLCK, (1 << 30) + 100, 10));
+    foreign_unlock(&m);
+    assert_eq!(set(libc::F_WRLCK, 0, 0), 0);
+    assert_eq!(foreign_lock(&m, LockKind::Read, range(i64::MAX as u64 - 1, 1)), libc::EAGAIN);
+    drop(f);
+    m.end();
+}
+
+#[test]
+fn without_server_locks_they_are_between_local_programs() {
+    let Some(m) = mounted_with(1000, |c| c.server_locks = false) else { return };
+    let f = file(&m);
+    let mut child = holder(&m, "fcntl");
+    wait_for(&mut child, "locked!");
+    assert_eq!(fcntl_lock(&f, FlockOperation::NonBlockingLockShared), Err(Errno::AGAIN));
+    assert_eq!(foreign_lock(&m, LockKind::Write, ALL), 0);
+    assert_eq!(m.gate.calls("lock"), 0);
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    drop(f);
+    assert_eq!(fs::read(m.path("f")).unwrap(), b"");
+    m.end();
+}
