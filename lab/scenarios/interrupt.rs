@@ -31,21 +31,23 @@ fn play(stage: &Stage<'_>) -> Res<()> {
     let dir = stage.directory(&mount)?;
     let d = dir.display();
     let limit = Duration::from_secs(60);
-    mount.shell(
-        &format!(
-            "cd {d} && mkdir sub && touch file2 file3 sub/x && head -c 4M /dev/zero >file1 && sync -f ."
-        ),
-        limit,
-    )?;
+    let signals: &[&str] = if mount.is_kernel() { &["KILL"] } else { &["INT", "TERM", "KILL"] };
+    // A directory for each: who waits in a call that changes a directory holds the kernel's lock on
+    // it, and nobody can be interrupted who waits for that.
+    for (name, _, _) in CALLS {
+        for signal in signals {
+            let script = "mkdir sub && touch file2 file3 sub/x && head -c 2M /dev/zero >file1";
+            mount.shell(&format!("mkdir {d}/{name}{signal} && cd {d}/{name}{signal} && {script}"), limit)?;
+        }
+    }
     // Nothing may be answered from what the writing left in a cache.
     mount.umount()?;
     let mount = stage.mount(0, "")?;
-    let signals: &[&str] = if mount.is_kernel() { &["KILL"] } else { &["INT", "TERM", "KILL"] };
     let mut waiting = vec![];
     for (name, before, call) in CALLS {
         for signal in signals {
             let program = format!(
-                "import os, signal; signal.signal(signal.SIGINT, signal.SIG_DFL); d = '{d}'\n\
+                "import os, signal; signal.signal(signal.SIGINT, signal.SIG_DFL); d = '{d}/{name}{signal}'\n\
                  {before}\n\
                  print('pid', os.getpid(), flush=True)\n\
                  while not os.path.exists('/tmp/go.{pid}'): __import__('time').sleep(0.1)\n\

@@ -1,8 +1,277 @@
-//! stub
+//! Side by side: the same workload, the same server, the same relay, one client after the other.
+//!
+//! What is compared first is what passed the relay (RPCs, bytes), then seconds. Results are JSON
+//! lines; [`table`] makes Markdown of them.
+
+mod table;
+
 use crate::args::Args;
-use crate::lab::*;
+use crate::client::{Ask, Client};
+use crate::guest::{Agent, quote};
+use crate::lab::{CTL_PORT, Fail, HOST_IP, KNFSD_IP, Lab, Res};
+use crate::process::sh;
+use crate::relay;
+use crate::server::{Kind, Options, Server};
+use crate::suite::{Tally, chosen};
+use serde_json::{Value, json};
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-pub const WORKLOADS: [&str; 1] = ["x"];
-pub fn main(_l: &Lab, _a: &mut Args) -> Res<ExitCode> {
-    Err(Fail("todo".into()))
+use std::time::Duration;
+
+/// Workloads of `lab/work/workloads.py`.
+pub const WORKLOADS: [&str; 8] =
+    ["opendepth", "pageopen", "profiles", "mab", "badros", "postmark", "meta", "stream"];
+
+/// Longest that one workload may take with one client.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+struct Plan {
+    workloads: Vec<String>,
+    servers: Vec<Kind>,
+    versions: Vec<String>,
+    clients: Vec<Client>,
+    rtts_ms: Vec<f64>,
+    reps: usize,
+    params: Value,
+    opts: String,
+    libnfs: bool,
+    out: PathBuf,
+}
+
+/// `bench [WORKLOAD...] [--client kernel,hither] [--rtt 0,10] [--out F.jsonl] [--table F.md] [--quick]`,
+/// or `bench --table F.md --from A.jsonl,B.jsonl` for results that are already there.
+pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
+    let table_file = args.value("--table")?;
+    if let Some(files) = args.value("--from")? {
+        let text = table::render(&load(files.split(',').map(Path::new))?);
+        return emit_table(table_file.as_deref(), &text).map(|()| ExitCode::SUCCESS);
+    }
+    let quick = args.flag("--quick");
+    let servers = args.list("--server", if quick { &["ganesha"] } else { &["ganesha", "knfsd"] })?;
+    let rtts = args.list("--rtt", &["0"])?;
+    let params = match args.value("--params")? {
+        Some(text) => serde_json::from_str(&text)?,
+        None if quick => json!({"short": 1, "mib": 64, "number": 200, "transactions": 1000, "files": 200,
+                                "single_only": 1}),
+        None => json!({}),
+    };
+    let out = args.value("--out")?.map_or_else(|| lab.run.join("bench.jsonl"), PathBuf::from);
+    let plan = Plan {
+        servers: servers.iter().map(|s| Kind::parse(s)).collect::<Res<_>>()?,
+        versions: args.list("--vers", if quick { &["4.2"] } else { &["4.2", "3"] })?,
+        clients: Client::from_args(lab, args, &["kernel", "hither"])?,
+        rtts_ms: rtts
+            .iter()
+            .map(|r| r.parse().map_err(|_| Fail(format!("--rtt {r}: not a number"))))
+            .collect::<Res<_>>()?,
+        reps: args.number("--reps")?.unwrap_or(1.0) as usize,
+        opts: args.value("--opts")?.unwrap_or_default(),
+        libnfs: !args.flag("--no-libnfs"),
+        params,
+        out: std::path::absolute(out)?,
+        workloads: chosen(args, &WORKLOADS.map(String::from))?,
+    };
+    lab.enter()?;
+    let mut tally = Tally::default();
+    let outcome = run_all(lab, &plan, &mut tally);
+    relay::ctl("rtt 0")?;
+    outcome?;
+    emit_table(table_file.as_deref(), &table::render(&load([plan.out.as_path()].into_iter())?))?;
+    Ok(tally.finish())
+}
+
+fn emit_table(file: Option<&str>, text: &str) -> Res<()> {
+    match file {
+        Some(f) => Ok(fs::write(f, text)?),
+        None => {
+            print!("{text}");
+            Ok(())
+        }
+    }
+}
+
+fn load<'a>(files: impl Iterator<Item = &'a Path>) -> Res<Vec<Value>> {
+    let mut all = vec![];
+    for f in files {
+        let text = fs::read_to_string(f).map_err(|e| Fail(format!("{}: {e}", f.display())))?;
+        for line in text.lines() {
+            all.push(serde_json::from_str(line)?);
+        }
+    }
+    Ok(all)
+}
+
+fn run_all(lab: &Lab, plan: &Plan, tally: &mut Tally) -> Res<()> {
+    let _ = fs::remove_file(&plan.out);
+    for kind in &plan.servers {
+        Server::new(lab, *kind).start(&Options::default(), true)?;
+        for w in &plan.workloads {
+            prepare(lab, *kind, w)?;
+            for rep in 0..plan.reps {
+                for rtt_ms in &plan.rtts_ms {
+                    one_row(lab, plan, *kind, w, *rtt_ms, rep, tally)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One workload with every client and version, one directly after the other.
+fn one_row(
+    lab: &Lab,
+    plan: &Plan,
+    kind: Kind,
+    workload: &str,
+    rtt_ms: f64,
+    rep: usize,
+    tally: &mut Tally,
+) -> Res<()> {
+    relay::ctl(&format!("rtt {rtt_ms}"))?;
+    let mut results = vec![];
+    for vers in &plan.versions {
+        for client in &plan.clients {
+            let cell = Cell { lab, plan, kind, workload, rtt_ms, rep, client, vers };
+            results.push((format!("{} {vers}", client.name()), cell.run()));
+        }
+        if workload == "stream" && plan.libnfs && vers != "4.2" {
+            results.push((format!("libnfs {vers}"), libnfs(lab, plan, kind, vers, rtt_ms, rep)));
+        }
+        if workload == "stream" && plan.libnfs && vers == "4.2" {
+            // libnfs speaks 4.0; it stands beside the clients that speak 4.2.
+            results.push(("libnfs 4".into(), libnfs(lab, plan, kind, "4", rtt_ms, rep)));
+        }
+    }
+    let mut out = OpenOptions::new().create(true).append(true).open(&plan.out)?;
+    for (who, result) in results {
+        match result {
+            Ok(lines) => {
+                tally.passed += 1;
+                println!("passed {workload} {} {who} rtt {rtt_ms} ms: {} phases", kind.name(), lines.len());
+                for l in lines {
+                    writeln!(out, "{l}")?;
+                }
+            }
+            Err(why) => {
+                tally.failed += 1;
+                println!("FAILED {workload} {} {who} rtt {rtt_ms} ms: {why}", kind.name());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The workload's files, made on the server's own disk once.
+fn prepare(lab: &Lab, kind: Kind, workload: &str) -> Res<()> {
+    let program = lab.file("work/bench.py").display().to_string();
+    let words =
+        |dir: &str| format!("exec /usr/bin/python3 {} prep {workload} {}", quote(&program), quote(dir));
+    match kind {
+        Kind::Ganesha => {
+            let dir = Server::new(lab, kind).export_dir()?.join("bench");
+            sh(&words(&dir.display().to_string())).map(drop)
+        }
+        Kind::Knfsd => {
+            let mut last = String::new();
+            let agent = Agent { ip: KNFSD_IP };
+            match agent.run(&words("/srv/bench"), Duration::from_secs(600), |l| last = l.into())? {
+                0 => Ok(()),
+                code => Err(Fail(format!("preparing {workload} on knfsd: code {code}: {last}"))),
+            }
+        }
+    }
+}
+
+struct Cell<'a> {
+    lab: &'a Lab,
+    plan: &'a Plan,
+    kind: Kind,
+    workload: &'a str,
+    rtt_ms: f64,
+    rep: usize,
+    client: &'a Client,
+    vers: &'a str,
+}
+
+impl Cell<'_> {
+    /// Runs it; a JSON line per phase.
+    fn run(&self) -> Res<Vec<String>> {
+        let ask =
+            Ask { sub: "bench/{work}", opts: &self.plan.opts, ..Ask::new(self.kind.relayed(), self.vers) };
+        // The program mounts and unmounts by itself, because that is what makes it cold.
+        let (commands, place) = self.client.commands(self.lab, &ask)?;
+        let tmp = place.scratch("bench")?;
+        let meta = json!({"workload": self.workload, "server": self.kind.name(), "client": self.client.name(),
+                          "vers": self.vers, "rtt": self.rtt_ms, "rep": self.rep});
+        let mp = place.mp.display().to_string();
+        let words = [
+            ("--mount", commands.mount.as_str()),
+            ("--umount", commands.umount.as_str()),
+            ("--mp", &mp),
+            ("--relay", &format!("{HOST_IP}:{CTL_PORT}")),
+            ("--tmp", &tmp.display().to_string()),
+            ("--meta", &meta.to_string()),
+            ("--params", &self.plan.params.to_string()),
+        ];
+        let mut script = format!(
+            "mkdir -p {mp}; umount -l {mp} 2>/dev/null; exec /usr/bin/python3 {} run {}",
+            quote(&self.lab.file("work/bench.py").display().to_string()),
+            self.workload
+        );
+        for (flag, value) in words {
+            script += &format!(" {flag} {}", quote(value));
+        }
+        let (mut lines, mut rest) = (vec![], vec![]);
+        let code = place.run(&script, LIMIT, |l| match l.strip_prefix("DATA ") {
+            Some(data) => lines.push(data.to_string()),
+            None => rest.push(l.to_string()),
+        })?;
+        place.force_umount();
+        match code {
+            0 => Ok(lines),
+            code => Err(Fail(format!("code {code}: {}", rest[rest.len().saturating_sub(3)..].join(" / ")))),
+        }
+    }
+}
+
+/// libnfs's own copy tool as a peer for sequential transfer: a user-level client without a mount.
+fn libnfs(lab: &Lab, plan: &Plan, kind: Kind, vers: &str, rtt_ms: f64, rep: usize) -> Res<Vec<String>> {
+    let at = kind.relayed();
+    let mib = plan.params["mib"].as_u64().unwrap_or(1024);
+    let url = format!(
+        "nfs://{}{}/bench/stream/libnfs{rep}?nfsport={}&version={vers}{}",
+        at.ip,
+        at.export(vers).trim_end_matches('/'),
+        at.port,
+        if vers == "3" { format!("&mountport={}", at.mountport) } else { String::new() }
+    );
+    let tmp = format!("/dev/shm/hither-lab-{}-{}", lab.name, std::process::id());
+    let mut lines = vec![];
+    let begin = format!("head -c {mib}M /dev/urandom >{tmp}.src; rm -f {tmp}.dst");
+    sh(&begin)?;
+    for (phase, from, to) in
+        [("write", format!("{tmp}.src"), url.clone()), ("read.cold", url, format!("{tmp}.dst"))]
+    {
+        relay::ctl("reset")?;
+        let begun = crate::clock::now();
+        let copied = sh(&format!("nfs-cp {} {} >/dev/null", quote(&from), quote(&to)));
+        let secs = begun.elapsed().as_secs_f64();
+        if let Err(why) = copied {
+            let _ = sh(&format!("rm -f {tmp}.src {tmp}.dst"));
+            return Err(why);
+        }
+        let snap: Value = serde_json::from_str(&relay::ctl("snap")?)?;
+        let total: u64 =
+            snap["calls"].as_object().into_iter().flatten().filter_map(|(_, c)| c["n"].as_u64()).sum();
+        lines.push(
+            json!({"workload": "stream", "server": kind.name(), "client": "libnfs", "vers": vers, "rtt": rtt_ms,
+                   "rep": rep, "phase": phase, "secs": secs, "n": 1, "bytes": mib << 20,
+                   "rpc": {"total": total}})
+            .to_string(),
+        );
+    }
+    let same = sh(&format!("cmp {tmp}.src {tmp}.dst; rm -f {tmp}.src {tmp}.dst"));
+    same.map(|_| lines)
 }

@@ -30,6 +30,17 @@ pub struct Recipe {
     pub umount: String,
 }
 
+/// The kernel's client, as a [`Recipe`] says it.
+const KERNEL_MOUNT: &str = "mount.nfs {host}:{export}{sub} {mp} -o {opts}";
+
+/// Filled in: what [`Client::commands`] returns.
+pub struct Commands {
+    /// Mounts.
+    pub mount: String,
+    /// Unmounts.
+    pub umount: String,
+}
+
 /// A client.
 #[derive(Clone)]
 pub enum Client {
@@ -93,20 +104,46 @@ impl Client {
         }
     }
 
-    /// Mounts a server.
-    pub fn mount(&self, lab: &Lab, ask: &Ask<'_>) -> Res<Mount> {
-        let (at, vers) = (ask.at, ask.vers);
-        let nth = if ask.nth == 0 { String::new() } else { (ask.nth + 1).to_string() };
-        let mp = match self {
+    /// The commands that mount and unmount, for a program that does it by itself, and the place where
+    /// such a program runs. Nothing is mounted yet.
+    pub fn commands(&self, lab: &Lab, ask: &Ask<'_>) -> Res<(Commands, Mount)> {
+        let mp = self.mount_point(lab, ask)?;
+        let commands = match self {
+            Self::Local => return Err(Fail("a local directory is not mounted".into())),
             Self::Kernel => {
                 guest::start(lab)?;
-                PathBuf::from(format!("/mnt/nfs{nth}"))
+                Commands {
+                    mount: ask.fill(KERNEL_MOUNT, true, &mp),
+                    umount: format!("umount {}", mp.display()),
+                }
             }
+            Self::Command(r) => Commands {
+                mount: ask.fill(&r.mount, false, &mp),
+                umount: r.umount.replace("{mp}", &mp.display().to_string()),
+            },
+        };
+        Ok((commands, Mount { client: self.clone(), mp, run: lab.run.clone() }))
+    }
+
+    fn mount_point(&self, lab: &Lab, ask: &Ask<'_>) -> Res<PathBuf> {
+        let nth = if ask.nth == 0 { String::new() } else { (ask.nth + 1).to_string() };
+        Ok(match self {
+            Self::Kernel => PathBuf::from(format!("/mnt/nfs{nth}")),
             // Short, because sockets in it have only 108 bytes for their whole path; /mnt is private
             // to the laboratory.
-            Self::Command(r) => PathBuf::from(format!("/mnt/{}-{}-{vers}{nth}", r.name, at.kind.name())),
+            Self::Command(r) => {
+                PathBuf::from(format!("/mnt/{}-{}-{}{nth}", r.name, ask.at.kind.name(), ask.vers))
+            }
             Self::Local => lab.dir("local")?,
-        };
+        })
+    }
+
+    /// Mounts a server.
+    pub fn mount(&self, lab: &Lab, ask: &Ask<'_>) -> Res<Mount> {
+        let mp = self.mount_point(lab, ask)?;
+        if matches!(self, Self::Kernel) {
+            guest::start(lab)?;
+        }
         let mount = Mount { client: self.clone(), mp, run: lab.run.clone() };
         let here = mount.mp.display();
         let limit = Duration::from_secs(120);
