@@ -204,17 +204,11 @@ impl Vfs for V4 {
     }
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
-        let entry = match file.open {
-            Some(id) => Some(self.core.files.entry(id)?),
+        let mark = match file.open {
+            Some(id) => self.core.files.entry(id)?.mark.lock().clone(),
             None => None,
         };
-        // The mark is taken out while it is used: a close in between finds none and reports nothing.
-        let mark = entry.as_ref().and_then(|e| e.mark.lock().take());
-        let done = self.core.writes().commit(cx, file.fh, mark.as_ref()).await;
-        if let (Some(entry), Some(mark)) = (entry, mark) {
-            *entry.mark.lock() = Some(mark);
-        }
-        done
+        self.core.writes().commit(cx, file.fh, mark.as_deref()).await
     }
 
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {

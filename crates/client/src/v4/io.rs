@@ -62,10 +62,15 @@ impl Core {
     /// Changes attributes.
     pub async fn setattr(self: &Arc<Self>, cx: &Cx, file: File<'_>, set: &SetAttr) -> Answered<Attrs> {
         // Writes beyond the new end must not come after it.
-        let mut cut = match set.size_bytes {
-            Some(size) => Some(self.writes().truncating(file.fh, size).await),
-            None => None,
-        };
+        let Some(size) = set.size_bytes else { return self.send_setattr(cx, file, set).await };
+        let cut = self.writes().truncating(file.fh, size).await;
+        let attrs = self.send_setattr(cx, file, set).await?;
+        cut.done();
+        Ok(attrs)
+    }
+
+    /// SETATTR; who changes the length holds back writes meanwhile.
+    pub async fn send_setattr(self: &Arc<Self>, cx: &Cx, file: File<'_>, set: &SetAttr) -> Answered<Attrs> {
         loop {
             let attrs = self.wire_set(set).await;
             let open = set.size_bytes.and(file.open);
@@ -83,9 +88,6 @@ impl Core {
                 Ok(_) => {}
                 Err(e) if e.status() == Some(Nfsstat4::BADOWNER) && self.ids.bad_owner() => continue,
                 Err(e) => return Err(e.into()),
-            }
-            if let Some(cut) = cut.take() {
-                cut.done();
             }
             return match answer.results.getattr() {
                 Ok(wire) => self.attrs(file.fh, &wire, answer.asked).await,

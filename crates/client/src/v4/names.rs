@@ -6,7 +6,7 @@
 //! name is never absent.
 
 use super::attrs::{NODE_ATTRS, kind};
-use super::call::{Answer, Compound};
+use super::call::{Answer, Backoff, Compound, interruptible};
 use super::core::Core;
 use super::fail::{Answered, Fail};
 use super::open::change_info;
@@ -405,7 +405,26 @@ impl Core {
             // NFSv4 has no such RENAME; the Linux client says so too, and programs fall back.
             return Err(Error::new(libc::EINVAL).into());
         }
-        let hide = replaced.and_then(|fh| self.needs_name(fh)).map(|file| (file, self.silly_name()));
+        let mut delay = Backoff::DELAY;
+        loop {
+            let hide = replaced.and_then(|fh| self.needs_name(fh)).map(|file| (file, self.silly_name()));
+            match self.rename_once(cx, from, to, hide).await {
+                // After the link for the replaced file was made the compound is not repeated by itself.
+                Err(Fail::Nfs(Nfsstat4::DELAY)) => {
+                    interruptible(Some(&cx.cancel), tokio::time::sleep(delay.step())).await?;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    async fn rename_once(
+        self: &Arc<Self>,
+        cx: &Cx,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        hide: Option<(Arc<FileState>, Name)>,
+    ) -> Answered<(ChangeInfo, ChangeInfo)> {
         let mut ops = Vec::with_capacity(8);
         if let Some((file, silly)) = &hide {
             let target = [Op::Putfh(wire_fh(&file.fh)), Op::Savefh, Op::Putfh(wire_fh(to.0))];
@@ -418,7 +437,14 @@ impl Core {
             answer.results.putfh()?;
             answer.results.savefh()?;
             answer.results.putfh()?;
-            answer.results.link()?;
+            match answer.results.link() {
+                Err(e) if is_no_link(e.status()) => {
+                    // As the Linux client does it always: for a moment the target name is absent.
+                    self.silly_rename(cx, &file, to.0, to.1).await?;
+                    return Box::pin(self.rename_once(cx, from, to, None)).await;
+                }
+                linked => linked?,
+            };
             let silly = Silly { dir: to.0.clone(), name: silly };
             if answer.results.status() == Nfsstat4::OK {
                 self.hidden(&file, silly);
@@ -432,6 +458,11 @@ impl Core {
         let ok = answer.results.rename()?;
         Ok((change_info(&ok.source_cinfo), change_info(&ok.target_cinfo)))
     }
+}
+
+/// The file can have no second name.
+fn is_no_link(status: Option<Nfsstat4>) -> bool {
+    matches!(status, Some(Nfsstat4::NOTSUPP | Nfsstat4::MLINK | Nfsstat4::PERM | Nfsstat4::OP_ILLEGAL))
 }
 
 /// The server finds the compound, or its reply, too long.

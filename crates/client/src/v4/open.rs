@@ -9,6 +9,7 @@ use super::call::{Answer, Compound};
 use super::core::Core;
 use super::fail::{Answered, Fail, is_state_lost};
 use super::state::{OpenState, Step, own_fh, share, wire_fh, wire_name};
+use crate::writes::OpenMark;
 use hither_proto::nfs4::{
     Attrs as WireAttrs, Bitmap4, CreateHow, CreateVerfAttr, Nfsstat4, Op, OpenArgs, OpenClaim,
     OpenDelegation, OpenOk, StateOwner, Stateid, access, attr, open,
@@ -45,31 +46,35 @@ impl Core {
         if how.create != Create::No {
             return Err(Error::because(libc::EINVAL, "creating needs a name").into());
         }
+        // Writes under way must not come after the cut, nor be sent again after a restart of the server.
+        let cut = match how.truncate {
+            true => Some(self.writes().truncating(fh, 0).await),
+            false => None,
+        };
         let state = self.files.start(fh, &cx.cred);
         let mut ops = vec![Op::Putfh(wire_fh(fh)), self.open_op(&state.owner, how, None, OpenClaim::Fh)];
         ops.extend(after_open(how));
         ops.push(Op::Getattr(NODE_ATTRS));
-        let opened = self.open_attempt(cx, fh, &state, how, ops).await;
-        if opened.is_err() {
-            self.files.abandoned(&state);
-            self.release(&state).await;
-        }
-        opened
-    }
-
-    async fn open_attempt(
-        self: &Arc<Self>,
-        cx: &Cx,
-        fh: &Fh,
-        state: &Arc<OpenState>,
-        how: &OpenHow,
-        ops: Vec<Op>,
-    ) -> Answered<Opened> {
-        let mut answer = self.compound(cx, Compound::new(label(how), ops)).await?;
-        answer.results.putfh()?;
-        let ok = answer.results.open()?;
-        let id = self.granted(state, how.access, &ok);
+        let granted = self.compound(cx, Compound::new(label(how), ops)).await.and_then(|mut answer| {
+            answer.results.putfh()?;
+            let ok = answer.results.open()?;
+            Ok((answer, ok))
+        });
+        let (answer, ok) = match granted {
+            Ok(granted) => granted,
+            Err(f) => {
+                self.files.abandoned(&state);
+                drop(cut);
+                self.release(&state).await;
+                return Err(f);
+            }
+        };
+        let id = self.granted(&state, how.access, &ok);
         let rest = self.finish_open(cx, fh, id, how, answer).await;
+        match (cut, rest.is_ok()) {
+            (Some(cut), true) => cut.done(),
+            (cut, _) => drop(cut),
+        }
         self.or_close(id, rest).await.map(|node| Opened { node, open: id, created: false, dir: None })
     }
 
@@ -102,6 +107,9 @@ impl Core {
         let fh = own_fh(&results.getfh()?);
         let state = self.files.start(&fh, &cx.cred);
         let id = self.granted(&state, how.access, &ok);
+        if how.truncate {
+            self.writes().truncating(&fh, 0).await.done();
+        }
         // Servers that cannot take both values atomically (ganesha) still show whether the open changed
         // the directory; the Linux client goes by that as well.
         let created = match how.create {
@@ -159,7 +167,7 @@ impl Core {
         state.granted(ok.stateid, access);
         let id = self.files.opened(state, access);
         if let Ok(entry) = self.files.entry(id) {
-            *entry.mark.lock() = Some(self.writes().opened(&state.file.fh));
+            *entry.mark.lock() = Some(Arc::new(self.writes().opened(&state.file.fh)));
         }
         let mut inner = state.file.inner.lock();
         inner.preserved |= ok.rflags & open::RESULT_PRESERVE_UNLINKED != 0;
@@ -196,7 +204,7 @@ impl Core {
         }
         if how.truncate && !created && answer.results.setattr().is_err() {
             let set = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
-            let attrs = self.setattr(cx, File { fh, open: Some(id) }, &set).await?;
+            let attrs = self.send_setattr(cx, File { fh, open: Some(id) }, &set).await?;
             return Ok(Node { fh: fh.clone(), attrs });
         }
         let attrs = match answer.results.getattr() {
@@ -238,7 +246,7 @@ impl Core {
         let mark = entry.mark.lock().take();
         let patient = Cx { cancel: Default::default(), ..cx.clone() };
         let written = match mark {
-            Some(mark) => self.writes().close(&patient, &entry.state.file.fh, mark).await,
+            Some(mark) => self.writes().close(&patient, &entry.state.file.fh, alone(mark).await).await,
             None => Ok(()),
         };
         if let Some(entry) = self.files.closed(id) {
@@ -342,6 +350,17 @@ impl Core {
                 }
             }
         }
+    }
+}
+
+/// The mark, when commits that use it have ended.
+async fn alone(mut mark: Arc<OpenMark>) -> OpenMark {
+    loop {
+        match Arc::try_unwrap(mark) {
+            Ok(mark) => return mark,
+            Err(shared) => mark = shared,
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 

@@ -25,6 +25,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// Recalls that are remembered before the delegation is known.
 const EARLY_MAX: usize = 64;
 
+/// Owners that are remembered while nothing is open.
+const OWNERS_MAX: usize = 4096;
+
 /// All open files of a mount.
 pub(crate) struct Files {
     table: Mutex<Table>,
@@ -113,7 +116,7 @@ pub(crate) struct OpenEntry {
     pub state: Arc<OpenState>,
     pub access: OpenAccess,
     /// What this open has seen of write errors.
-    pub mark: Mutex<Option<OpenMark>>,
+    pub mark: Mutex<Option<Arc<OpenMark>>>,
 }
 
 impl Files {
@@ -137,6 +140,10 @@ impl Files {
         let mut table = self.table.lock();
         if let Some(owner) = table.owners.get(cred) {
             return owner.clone();
+        }
+        if table.owners.len() >= OWNERS_MAX && table.files.is_empty() {
+            // As long as anything is open its owner must stay the same.
+            table.owners.clear();
         }
         let n = self.next_owner.fetch_add(1, Ordering::Relaxed);
         let owner = Bytes::from(format!("open {:016x} {n:x}", self.unique));

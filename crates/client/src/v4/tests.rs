@@ -366,6 +366,36 @@ async fn downgrade_and_close() {
     t.check();
 }
 
+/// An open that the server grants and that fails afterwards (no right to execute) is closed, by name and by handle.
+#[tokio::test(start_paused = true)]
+async fn failure_after_the_open() {
+    let t = Test::new().await;
+    let a = t.create("a").await;
+    t.v4.close(&cx(), &a.node.fh, a.open).await.unwrap();
+    let execute = OpenHow { access: OpenAccess::READ, execute: true, ..how(Create::No) };
+    let n = name("a");
+    for at in [Where::fh(&a.node.fh), Where::name(&t.root, &n)] {
+        assert_ne!(errno(t.v4.open(&cx(), at, &execute).await), 0);
+        assert_eq!(t.server.lock().opens.len(), 0);
+    }
+    let cut = OpenHow { truncate: true, ..how(Create::No) };
+    for at in [Where::fh(&a.node.fh), Where::name(&t.root, &n)] {
+        let o = t.create("a").await;
+        t.write(&o, 0, "data").await.unwrap();
+        let cut = t.v4.open(&cx(), at, &cut).await.unwrap();
+        assert_eq!(cut.node.attrs.attr.size_bytes, 0);
+        // What was cut off does not come back with a restart.
+        t.server.restart();
+        t.server.lock().grace = false;
+        t.net.cut(Cut::Reset);
+        t.v4.commit(&cx(), file(&o)).await.unwrap();
+        assert_eq!(t.read(&o).await.unwrap(), "");
+        t.v4.close(&cx(), &o.node.fh, o.open).await.unwrap();
+        t.v4.close(&cx(), &cut.node.fh, cut.open).await.unwrap();
+    }
+    t.check();
+}
+
 /// Shutting down leaves nothing at the server.
 #[tokio::test(start_paused = true)]
 async fn shutdown_gives_everything_back() {
