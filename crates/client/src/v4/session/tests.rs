@@ -1,3 +1,5 @@
+//! Slots: sequence numbers, waiters, targets.
+
 use super::*;
 
 fn session(slots: u32) -> Arc<Session> {
