@@ -40,7 +40,12 @@ impl Mount {
 
 /// All mounts, in order of mounting: of two at one point the later one is on top.
 pub fn read() -> io::Result<Vec<Mount>> {
-    Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
+    read_of(Path::new("/proc/self"))
+}
+
+/// The same as another process (`/proc/PID`) sees it.
+pub fn read_of(process: &Path) -> io::Result<Vec<Mount>> {
+    Ok(parse(&std::fs::read(process.join("mountinfo"))?))
 }
 
 fn parse(text: &[u8]) -> Vec<Mount> {

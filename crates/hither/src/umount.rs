@@ -42,10 +42,31 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
         println!("{point}: unmounted");
     }
     // After a lazy unmount the daemon serves its last users, however long they stay.
-    match daemon {
-        Some((pid, pidfd)) if !args.lazy => wait_for_end(pid, &pidfd, args.timeout, mount),
-        _ => Ok(()),
+    let Some((pid, pidfd)) = daemon.filter(|_| !args.lazy) else { return Ok(()) };
+    if let Some(holder) = held_elsewhere(mount.dev) {
+        eprintln!("hither: {point} is unmounted here and still mounted in the name space of {holder}");
+        return Ok(());
     }
+    wait_for_end(pid, &pidfd, args.timeout, mount)
+}
+
+/// A process in another mount name space (of a container or a service) that has a copy of the mount: the
+/// daemon goes on for it.
+fn held_elsewhere(dev: (u32, u32)) -> Option<String> {
+    let space = |process: &Path| std::fs::read_link(process.join("ns/mnt")).ok();
+    let mut seen = vec![space(Path::new("/proc/self"))?];
+    for process in processes() {
+        let Some(other) = space(&process) else { continue };
+        if seen.contains(&other) {
+            continue;
+        }
+        seen.push(other);
+        let mounts = mountinfo::read_of(&process).unwrap_or_default();
+        if mounts.iter().any(|m| m.is_ours() && m.dev == dev) {
+            return Some(name_of(&process));
+        }
+    }
+    None
 }
 
 /// The mount that is meant: at a directory, or of a source.
@@ -102,14 +123,20 @@ fn explain(e: Errno, mount: &Mount) -> Failure {
 /// Processes whose directory, root, program or open files are on the mount, as `name(pid)`. Reading the
 /// links asks the kernel only, not the mount.
 fn users_of(point: &Path) -> Vec<String> {
-    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let pids = processes.flatten().filter(|p| p.file_name().as_encoded_bytes()[0].is_ascii_digit());
-    pids.filter(|process| uses(&process.path(), point))
-        .map(|process| {
-            let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            format!("{}({})", name.trim(), process.file_name().to_string_lossy())
-        })
-        .collect()
+    processes().filter(|process| uses(process, point)).map(|process| name_of(&process)).collect()
+}
+
+/// `/proc/PID` of every process.
+fn processes() -> impl Iterator<Item = PathBuf> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter(|e| e.file_name().as_encoded_bytes()[0].is_ascii_digit()).map(|e| e.path())
+}
+
+/// `name(pid)`.
+fn name_of(process: &Path) -> String {
+    let name = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
+    let pid = process.file_name().unwrap_or_default().to_string_lossy();
+    format!("{}({pid})", name.trim())
 }
 
 fn uses(process: &Path, point: &Path) -> bool {

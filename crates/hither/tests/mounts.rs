@@ -7,6 +7,7 @@
 mod common;
 
 use common::{Ganesha, HITHER, Said, daemons, is_mounted, run, wait_for};
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Command;
 
@@ -111,6 +112,39 @@ fn one_mount_a_directory() {
     user.kill().unwrap();
     user.wait().unwrap();
     wait_for("the daemon ends after its last user", 20, || daemons(&mnt).is_empty());
+}
+
+/// A copy of the mount in somebody else's mount name space does not keep umount waiting, and stays usable.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn a_mount_that_another_name_space_holds() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    ganesha.mount("vers=4.2", &mnt).ok();
+    std::fs::write(mnt.join("file"), "still here").unwrap();
+    let script = format!("echo; read line; cat {}/file", mnt.display());
+    let mut holder = Command::new("unshare")
+        .args(["--mount", "sh", "-ec", &script])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = [0; 1];
+    holder.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    let end = umount(&[], &mnt).ok();
+    assert_eq!(
+        end.err,
+        format!(
+            "hither: {} is unmounted here and still mounted in the name space of sh({})\n",
+            mnt.display(),
+            holder.id()
+        )
+    );
+    assert!(!is_mounted(&mnt));
+    holder.stdin.take().unwrap().write_all(b"go on\n").unwrap();
+    let said = Said::from(holder.wait_with_output().unwrap()).ok();
+    assert_eq!(said.out, "still here");
+    wait_for("the daemon ends with the last copy", 20, || daemons(&mnt).is_empty());
 }
 
 /// mount(8), fstab, findmnt and umount(8), with the links where they belong.

@@ -93,6 +93,7 @@ impl Ganesha {
 
     /// The name spaces without the server.
     pub fn prepare() -> Self {
+        own_mount_namespace();
         let dir = tempfile::tempdir().unwrap();
         for sub in ["export", "mnt"] {
             std::fs::create_dir(dir.path().join(sub)).unwrap();
@@ -203,6 +204,19 @@ impl Drop for Ganesha {
     }
 }
 
+/// Moves this thread, and what it starts, to a mount name space of its own: another test that makes one
+/// meanwhile would copy our mounts into it and keep them alive after their unmount.
+fn own_mount_namespace() {
+    let flags = libc::CLONE_FS | libc::CLONE_NEWNS;
+    let (none, root) = (std::ptr::null(), c"/".as_ptr());
+    // SAFETY: unshare takes no memory, mount a constant string.
+    let ok = unsafe {
+        libc::unshare(flags) == 0
+            && libc::mount(none, root, none, libc::MS_REC | libc::MS_PRIVATE, none.cast()) == 0
+    };
+    assert!(ok, "a mount name space: {}", std::io::Error::last_os_error());
+}
+
 /// Numbers of all processes.
 pub fn processes() -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
@@ -222,6 +236,6 @@ pub fn daemons(dir: &Path) -> Vec<u32> {
 
 /// Whether something is mounted on `dir`.
 pub fn is_mounted(dir: &Path) -> bool {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     mounts.lines().any(|line| line.split(' ').nth(4) == dir.to_str())
 }
