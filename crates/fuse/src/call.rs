@@ -226,13 +226,20 @@ impl Calls {
         under_way
     }
 
-    /// Ends every call that still waits: the mount is gone.
-    pub fn abandon(&self) {
+    /// The mount is gone, and with it everybody who waits. Calls that keep a promise about data, or give something back,
+    /// go on unless `all`; returns how many are left of those.
+    pub fn abandon(&self, all: bool) -> usize {
+        let mut left = 0;
         for shard in &self.shards {
             for pending in shard.lock().values() {
-                pending.cancel.cancel();
+                if all || !pending.keeps_promise() {
+                    pending.cancel.cancel();
+                } else {
+                    left += 1;
+                }
             }
         }
+        left
     }
 
     /// Number of calls under way.
@@ -242,6 +249,10 @@ impl Calls {
 }
 
 impl Pending {
+    fn keeps_promise(&self) -> bool {
+        matches!(self.opcode, opcode::RELEASE | opcode::FLUSH | opcode::FSYNC | opcode::WRITE)
+    }
+
     fn is_suspect(&self, now: Instant) -> bool {
         let closing = self.opcode == opcode::FLUSH && now.duration_since(self.started) > EXITING_CHECK;
         !self.is_answered() && (self.interrupted.load(Ordering::Acquire) || closing)

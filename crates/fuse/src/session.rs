@@ -38,6 +38,10 @@ const SWEEP: Duration = Duration::from_millis(200);
 /// After so many sweeps without any call, sweeping stops until the next call.
 const IDLE_SWEEPS: u32 = 25;
 
+/// How long the end of a mount waits for data on its way, and again for files to be closed.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+/// How often it looks.
+const END_POLL: Duration = Duration::from_millis(5);
 /// How often open files are looked at whose attributes have run out.
 const WATCH: Duration = Duration::from_secs(1);
 /// How many at a time.
@@ -290,9 +294,19 @@ impl Session {
 
     /// The last reader ended: the mount is gone. What the kernel did not release is closed here.
     async fn end(self: Arc<Self>) {
-        self.calls.abandon();
-        for file in self.files.drain() {
-            self.close(&file).await;
+        let patience = Instant::now() + END_PATIENCE;
+        while self.calls.abandon(false) > 0 && Instant::now() < patience {
+            tokio::time::sleep(END_POLL).await;
+        }
+        self.calls.abandon(true);
+        let files = self.files.drain();
+        let close_all = async {
+            for file in &files {
+                self.close(file).await;
+            }
+        };
+        if tokio::time::timeout(END_PATIENCE, close_all).await.is_err() {
+            tracing::warn!("the server did not answer; some files were not closed there");
         }
         self.dirs.drain();
         self.phase.send_modify(|p| {

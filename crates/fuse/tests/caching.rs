@@ -117,6 +117,7 @@ fn a_mapping_shows_changes_and_keeps_its_own() {
     let (shared, private) = (map(MapFlags::SHARED), map(MapFlags::PRIVATE));
     // SAFETY: inside the mappings, which nobody else in this process touches.
     let get = |at: *mut u8, i: usize| unsafe { at.add(i).read_volatile() };
+    // SAFETY: likewise.
     let put = |at: *mut u8, i: usize, v: u8| unsafe { at.add(i).write_volatile(v) };
     put(private, 0, b'p');
     put(shared, 1, b's');
