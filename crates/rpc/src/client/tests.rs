@@ -263,6 +263,51 @@ async fn connections_share_the_load() {
     }
 }
 
+/// A call takes the connection with the fewest calls in flight, not merely the next in turn.
+#[tokio::test(start_paused = true)]
+async fn busy_connections_are_avoided() {
+    let net = net();
+    net.answer(|_, call, args| async move {
+        sleep(u32::from(arg(&args) == 1) * 10 * SECOND).await;
+        Some(doubled(&call, &args))
+    });
+    let client = client_with(&net, |cfg| cfg.nconnect = 3);
+    client.connect_now().await.unwrap();
+    sleep(SECOND).await;
+    let slow = [0, 2].map(|i| spawn(&client, Call { connection: Some(i), ..call(1) }));
+    sleep(SECOND).await;
+    for i in 2..12 {
+        assert_eq!(client.call(call(i)).await.unwrap().connection, 1);
+    }
+    for task in slow {
+        task.await.unwrap().unwrap();
+    }
+}
+
+/// A connection that cannot be made again is avoided while others work.
+#[tokio::test(start_paused = true)]
+async fn broken_connections_are_avoided() {
+    let net = net();
+    net.serve(|mut peer| async move {
+        while let Some((header, args)) = peer.recv_call().await {
+            if arg(&args) == 1 {
+                return;
+            }
+            peer.send(doubled(&header, &args));
+        }
+    });
+    let client = client_with(&net, |cfg| cfg.nconnect = 2);
+    client.connect_now().await.unwrap();
+    sleep(SECOND).await;
+    net.refuse(true);
+    let lost = spawn(&client, Call { connection: Some(0), ..call(1) });
+    sleep(SECOND).await;
+    for i in 2..12 {
+        assert_eq!(client.call(call(i)).await.unwrap().connection, 1);
+    }
+    lost.abort();
+}
+
 /// A reconnect is visible, so that a session can be bound to the new connection.
 #[tokio::test(start_paused = true)]
 async fn generations_tell_of_reconnects() {
