@@ -12,8 +12,9 @@ use hither_vfs::Data;
 use std::collections::BTreeMap;
 
 /// Pieces shorter than this are copied instead of keeping the (possibly much larger) buffer alive
-/// that they are a part of: a copy of that size takes about a microsecond.
-const COPY_BELOW_BYTES: usize = 32 << 10;
+/// that they are a part of: a frontend's buffer holds a request of the largest size, 1 MiB as a rule, so what is kept
+/// takes at most four times the memory it is counted for. Streams write in full buffers and are not copied.
+const COPY_BELOW_BYTES: usize = 256 << 10;
 
 /// What an entry costs beside its bytes, roughly, for the bound on memory.
 const ENTRY_OVERHEAD_BYTES: u64 = 192;
