@@ -11,6 +11,7 @@
 //! one counter for the mount ([`Clock`]): a call samples it before it asks, each modification moves it at
 //! its beginning and end.
 
+use bytes::Bytes;
 use hither_vfs::{Attr, Attrs, Error, Fh, FileKind, LockOwner, Name, Node, Validity};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -194,7 +195,7 @@ impl Inode {
     fn new(id: u64, node: &Node) -> Self {
         let attr = &node.attrs.attr;
         let state = State {
-            fh: node.fh.clone(),
+            fh: own_fh(&node.fh),
             aliases: SmallVec::new(),
             mode: attr.mode,
             pages: None,
@@ -226,7 +227,7 @@ impl Inode {
         if s.aliases.len() >= ALIASES_MAX {
             s.aliases.remove(0);
         }
-        s.aliases.push(fh);
+        s.aliases.push(own_fh(&fh));
     }
 
     fn knows(&self, fh: &Fh) -> bool {
@@ -595,12 +596,26 @@ impl Inodes {
     }
 }
 
+/// A copy that does not keep the message alive which the handle came in.
+fn own_fh(fh: &Fh) -> Fh {
+    Fh(Bytes::copy_from_slice(&fh.0))
+}
+
+/// The same for a name.
+fn own_name(name: &Name) -> Name {
+    Name::new(Bytes::copy_from_slice(name.as_bytes())).unwrap_or_else(|_| name.clone())
+}
+
 impl Table {
     fn bind(&mut self, dir: u64, name: &Name, id: u64) {
-        let before = self.children.entry(dir).or_default().insert(name.clone(), id);
-        if before == Some(id) {
+        let names = self.children.entry(dir).or_default();
+        if let Some(known) = names.get_mut(name)
+            && *known == id
+        {
             return;
         }
+        let name = &own_name(name);
+        let before = names.insert(name.clone(), id);
         if let Some(old) = before.and_then(|old| self.by_id.get_mut(&old)) {
             old.names.retain(|(d, n)| (*d, &*n) != (dir, name));
         }
@@ -631,3 +646,6 @@ impl Table {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

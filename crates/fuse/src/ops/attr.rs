@@ -29,8 +29,12 @@ impl Call {
             return Err(Error::new(libc::ESTALE));
         }
         self.saw(inode, attrs, asked).await;
+        Ok(self.attr_body(attrs))
+    }
+
+    fn attr_body(&self, attrs: &Attrs) -> Answer {
         let valid = attrs.valid.left(Instant::now());
-        Ok(Answer::bytes(attr_out(self.session.ino(&attrs.attr), &attrs.attr, valid)))
+        Answer::bytes(attr_out(self.session.ino(&attrs.attr), &attrs.attr, valid))
     }
 
     pub(super) async fn setattr(&self, set: SetattrIn) -> Result<Answer> {
@@ -57,7 +61,12 @@ impl Call {
         }
         drop(modifying);
         inode.touch(&self.session.inodes.clock);
-        self.attr_answer(&inode, &attrs, self.asked()).await
+        if inode.observe(&attrs, self.asked()).search_lost {
+            self.session.distrust_names(&inode);
+        }
+        // No pages are dropped here, whatever was seen: while it truncates, the kernel writes none back, and dropping
+        // dirty ones would wait for this answer.
+        Ok(self.attr_body(&attrs))
     }
 
     pub(super) async fn access(&self, mask: u32) -> Result<Answer> {

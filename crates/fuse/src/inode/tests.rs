@@ -1,0 +1,181 @@
+use super::*;
+use hither_vfs::Time;
+
+fn node(fh: &str, fileid: u64, kind: FileKind) -> Node {
+    let attr = Attr {
+        kind,
+        mode: 0o755,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: (0, 0),
+        size_bytes: 10,
+        used_bytes: 0,
+        fsid: (1, 1),
+        fileid,
+        atime: Time::default(),
+        mtime: Time::default(),
+        ctime: Time::default(),
+        change: 1,
+    };
+    Node { fh: Fh(Bytes::copy_from_slice(fh.as_bytes())), attrs: Attrs { attr, valid: Validity::Once } }
+}
+
+fn inodes() -> Inodes {
+    Inodes::new(&node("root", 1, FileKind::Directory))
+}
+
+fn name(n: &str) -> Name {
+    Name::new(n.as_bytes().to_vec()).unwrap()
+}
+
+fn changed(node: &Node, change: u64, size_bytes: u64) -> Attrs {
+    Attrs { attr: Attr { change, size_bytes, ..node.attrs.attr.clone() }, valid: Validity::Once }
+}
+
+#[test]
+fn one_object_has_one_number_until_it_is_forgotten() {
+    let t = inodes();
+    let f = node("f", 5, FileKind::Regular);
+    let a = t.remember(Some((1, &name("a"))), &f).unwrap();
+    let b = t.remember(Some((1, &name("b"))), &f).unwrap();
+    assert_eq!(a.id, b.id);
+    assert_eq!(t.child(1, &name("b")).unwrap().id, a.id);
+    t.forget(a.id, 1);
+    assert!(t.find(a.id).is_some());
+    t.forget(a.id, 1);
+    assert!(t.find(a.id).is_none() && t.child(1, &name("a")).is_none());
+    let again = t.remember(None, &f).unwrap();
+    assert_ne!(again.id, a.id, "numbers are not used twice");
+    // More than was given, and of nobody: not our mistake, not our end.
+    t.forget(again.id, 100);
+    t.forget(777, 1);
+    t.forget(1, 1);
+    assert_eq!(t.len(), 1);
+}
+
+#[test]
+fn another_handle_is_an_alias_or_a_new_object() {
+    let t = inodes();
+    let old = t.remember(None, &node("f", 5, FileKind::Regular)).unwrap();
+    let alias = node("g", 5, FileKind::Regular);
+    let Err(Ambiguous(known)) = t.remember(None, &alias) else { panic!() };
+    known.add_alias(alias.fh.clone());
+    assert_eq!(t.remember(None, &alias).unwrap().id, old.id);
+    // The old object is gone: its number goes to the new one, while the old inode keeps its handle.
+    let reborn = node("h", 5, FileKind::Regular);
+    assert!(t.remember(None, &reborn).is_err());
+    t.retire(&old);
+    let new = t.remember(None, &reborn).unwrap();
+    assert_ne!(new.id, old.id);
+    assert_eq!(t.find(old.id).unwrap().fh(), node("f", 5, FileKind::Regular).fh);
+    // Forgetting the old one leaves the new one's identity alone.
+    t.forget(old.id, 2);
+    assert_eq!(t.remember(None, &reborn).unwrap().id, new.id);
+    // Another type needs no asking.
+    assert_ne!(t.remember(None, &node("d", 5, FileKind::Directory)).unwrap().id, new.id);
+}
+
+#[test]
+fn names_follow_renames() {
+    let t = inodes();
+    let (a, b) = (node("a", 5, FileKind::Regular), node("b", 6, FileKind::Regular));
+    let (na, nb) = (name("a"), name("b"));
+    let ia = t.remember(Some((1, &na)), &a).unwrap();
+    let ib = t.remember(Some((1, &nb)), &b).unwrap();
+    t.rename((1, &na), (1, &nb), true);
+    assert_eq!((t.child(1, &na).unwrap().id, t.child(1, &nb).unwrap().id), (ib.id, ia.id));
+    t.rename((1, &na), (1, &nb), false);
+    assert!(t.child(1, &na).is_none());
+    assert_eq!(t.child(1, &nb).unwrap().id, ib.id);
+    t.unbind(1, &nb);
+    assert!(t.children(1).is_empty());
+}
+
+#[test]
+fn pages_are_kept_only_for_the_change_they_were_read_under() {
+    let t = inodes();
+    let f = node("f", 5, FileKind::Regular);
+    let i = t.remember(None, &f).unwrap();
+    assert!(!i.opened(&f.attrs, t.clock.now()).keep);
+    assert!(i.opened(&f.attrs, t.clock.now()).keep);
+    let theirs = changed(&f, 2, 10);
+    let on_open = i.opened(&theirs, t.clock.now());
+    assert_eq!(on_open, OnOpen { keep: false, attrs_stale: true, size_unknown: false });
+    assert!(i.opened(&theirs, t.clock.now()).keep);
+    // An own write makes it unknown, whatever the value says; so does one that runs meanwhile.
+    drop(i.modify(&t.clock));
+    assert!(!i.opened(&theirs, t.clock.now()).keep);
+    let asked = t.clock.now();
+    drop(i.modify(&t.clock));
+    assert!(!i.opened(&theirs, asked).keep);
+    assert!(!i.opened(&theirs, t.clock.now()).keep);
+    assert!(i.opened(&theirs, t.clock.now()).keep);
+}
+
+#[test]
+fn a_foreign_change_is_told_from_an_own_one() {
+    let t = inodes();
+    let f = node("f", 5, FileKind::Regular);
+    let i = t.remember(None, &f).unwrap();
+    i.opened(&f.attrs, t.clock.now());
+    assert!(!i.observe(&f.attrs, t.clock.now()).pages_stale);
+    assert!(i.observe(&changed(&f, 2, 10), t.clock.now()).pages_stale);
+    i.pages_dropped(2, t.clock.now());
+    assert!(!i.observe(&changed(&f, 2, 10), t.clock.now()).pages_stale);
+    // Own write to byte 20; the answer to a question asked before it is no news.
+    let asked = t.clock.now();
+    let m = i.modify(&t.clock);
+    assert!(!i.observe(&changed(&f, 3, 15), t.clock.now()).pages_stale);
+    i.wrote(20, false);
+    drop(m);
+    assert!(!i.observe(&changed(&f, 3, 15), asked).pages_stale);
+    assert!(!i.observe(&changed(&f, 3, 20), t.clock.now()).pages_stale);
+    // Longer than we made it: somebody else.
+    drop(i.modify(&t.clock));
+    assert!(i.observe(&changed(&f, 4, 21), t.clock.now()).pages_stale);
+}
+
+#[test]
+fn attributes_of_a_write_are_offered_until_something_else_happens() {
+    let t = inodes();
+    let f = node("f", 5, FileKind::Regular);
+    let i = t.remember(None, &f).unwrap();
+    let now = Instant::now();
+    let later = Attrs { valid: Validity::Until(now + Duration::from_secs(9)), ..changed(&f, 7, 10) };
+    let mut m = i.modify(&t.clock);
+    m.brought(later.clone());
+    assert!(i.offered(now).is_none());
+    drop(m);
+    assert_eq!(i.offered(now), Some(later.clone()));
+    assert!(i.offered(now + Duration::from_secs(10)).is_none());
+    // Of two writes side by side neither knows.
+    let (mut a, mut b) = (i.modify(&t.clock), i.modify(&t.clock));
+    a.brought(later.clone());
+    b.brought(later);
+    drop(a);
+    drop(b);
+    assert!(i.offered(now).is_none());
+}
+
+#[test]
+fn losing_search_rights_for_all_is_noticed() {
+    let t = inodes();
+    let d = node("d", 5, FileKind::Directory);
+    let i = t.remember(None, &d).unwrap();
+    assert!(i.world_searchable());
+    let private = Attrs { attr: Attr { mode: 0o700, ..d.attrs.attr.clone() }, ..d.attrs };
+    assert!(i.observe(&private, t.clock.now()).search_lost);
+    assert!(!i.world_searchable());
+    assert!(!i.observe(&private, t.clock.now()).search_lost);
+}
+
+#[test]
+fn numbers_of_other_file_systems_do_not_meet_the_roots() {
+    let root = Ident { fsid: (1, 1), fileid: 2 };
+    assert_eq!(Ident { fsid: (1, 1), fileid: 77 }.ino(root), 77);
+    let other = Ident { fsid: (1, 2), fileid: 77 }.ino(root);
+    assert_ne!(other, 77);
+    assert_ne!(other, Ident { fsid: (2, 1), fileid: 77 }.ino(root));
+    assert_eq!(Ident { fsid: (1, 1), fileid: 0 }.ino(root), 1, "0 would hide the entry");
+}
