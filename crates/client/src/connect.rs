@@ -90,11 +90,8 @@ async fn negotiate(options: &Options, env: &Env) -> Result<Connected, MountError
 async fn connect_version(options: &Options, env: &Env, version: Version) -> Result<Connected, MountError> {
     let stats = Arc::new(Stats::new());
     if version == Version::V3 {
-        let server = options.addrs.first().copied().unwrap_or_else(|| SocketAddr::from(([0; 4], 0)));
-        let vfs = v3::connect_v3(options, env, stats.clone()).await?;
-        let size = |asked: Option<u32>| asked.unwrap_or(1 << 20).min(1 << 20);
-        let (rsize_bytes, wsize_bytes) = (size(options.rsize_bytes), size(options.wsize_bytes));
-        let server = SocketAddr::new(server.ip(), options.port.unwrap_or(NFS_PORT));
+        let v3::Mount3 { vfs, server, rsize_bytes, wsize_bytes } =
+            v3::connect_v3(options, env, stats.clone()).await?;
         return Ok(Connected { vfs, version, server, rsize_bytes, wsize_bytes, stats });
     }
     let mut refused = None;

@@ -22,7 +22,7 @@ mod remove;
 mod tests;
 mod wire;
 
-pub use mount::connect_v3;
+pub use mount::{Mount3, connect_v3};
 
 use crate::Options;
 use crate::detach::patient;

@@ -246,6 +246,19 @@ impl Uncommitted {
         file.report(open)
     }
 
+    /// Brings what was written to stable storage before an operation that a later second write would spoil
+    /// (new times, owner or mode), as the Linux client does before SETATTR. Refusals wait with the file for the next
+    /// commit or close.
+    ///
+    /// # Errors
+    /// The server did not answer.
+    pub async fn settle(&self, fh: &Fh) -> Result<()> {
+        match self.known(fh) {
+            Some(file) => self.flush(&file).await.map_err(|f| f.error().clone()),
+            None => Ok(()),
+        }
+    }
+
     /// Ends an open: commits, reports, and after the last open forgets what could not be written.
     ///
     /// # Errors

@@ -88,7 +88,7 @@ async fn lab(test: &str) -> Option<Lab> {
 
 async fn lab_with(test: &str, opts: Options) -> Option<Lab> {
     let stats = Arc::new(Stats::new());
-    let fs = connect_v3(&opts, &env(), stats.clone()).await.expect("the server can be mounted");
+    let fs = connect_v3(&opts, &env(), stats.clone()).await.expect("the server can be mounted").vfs;
     let cx = Cx::new(Arc::new(Cred::root()));
     let root = fs.root(&cx).await.unwrap();
     let dir = name(&format!("v3-{test}-{}", std::process::id()));
@@ -406,7 +406,7 @@ async fn removed_files_live_until_their_last_close() {
 #[tokio::test(flavor = "multi_thread")]
 async fn close_to_open() {
     let lab = lab!("cto");
-    let other = connect_v3(&options().unwrap(), &env(), Arc::new(Stats::new())).await.unwrap();
+    let other = connect_v3(&options().unwrap(), &env(), Arc::new(Stats::new())).await.unwrap().vfs;
     for round in 0..20_u8 {
         let o = lab.create("shared").await;
         lab.write(&o, 0, vec![round; 10_000]).await;
@@ -434,6 +434,29 @@ impl Lab {
         assert_eq!(errno(self.fs.write(&self.cx, file(o), 0, data, Stability::Unstable).await), libc::ESTALE);
         self.close(o).await;
     }
+}
+
+/// A file system mounted below the export on the server (`nohide`, `crossmnt`) is entered by its name, and its objects
+/// say that they are of another file system. `HITHER_TEST_CROSSING` names such a directory of the export.
+#[tokio::test(flavor = "multi_thread")]
+async fn server_side_mounts_are_crossed() {
+    let Ok(below) = std::env::var("HITHER_TEST_CROSSING") else {
+        return eprintln!("skipped: HITHER_TEST_CROSSING is not set");
+    };
+    let lab = lab!("cross");
+    let (fs, cx) = (&lab.fs, &lab.cx);
+    let root = fs.root(cx).await.unwrap();
+    let (below, inside) = (name(&below), name(&format!("inside-{}", std::process::id())));
+    let trail = fs.walk(cx, Where::name(&root.fh, &below)).await.unwrap();
+    let dir = trail.steps.last().expect("the directory is there");
+    assert_ne!(dir.attrs.attr.fsid, root.attrs.attr.fsid);
+    let made = fs.mkdir(cx, &dir.fh, &inside, &mode(0o755)).await.unwrap();
+    assert_eq!(made.node.attrs.attr.fsid, dir.attrs.attr.fsid);
+    let none = RenameFlags::empty();
+    let e = fs.rename(cx, (&dir.fh, &inside), (&lab.dir, &inside), None, none).await;
+    assert_eq!(errno(e), libc::EXDEV);
+    fs.rmdir(cx, &dir.fh, &inside).await.unwrap();
+    lab.done().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -521,7 +544,7 @@ async fn nothing_committed_is_lost_when_the_server_crashes() {
     let sent = lab.stats.snapshot().op("WRITE").unwrap().ops;
     eprintln!("{round} writes, {commits} commits, {sent} WRITE calls");
     assert!(sent > u64::from(round), "no restart of the server cost anything: the test proves nothing");
-    let fresh = connect_v3(&options().unwrap(), &env(), Arc::new(Stats::new())).await.unwrap();
+    let fresh = connect_v3(&options().unwrap(), &env(), Arc::new(Stats::new())).await.unwrap().vfs;
     let read =
         fresh.read(&lab.cx, File { fh: &o.node.fh, open: None }, 0, expected.len() as u32).await.unwrap();
     let got = read.data.into_bytes();

@@ -159,11 +159,15 @@ impl V3 {
         detached(cx, async move { this.apply(&cred, &fh, &set).await }).await
     }
 
-    /// SETATTR, in order with writes when it changes the length.
+    /// SETATTR, in order with writes: a new length waits for those that it cuts off, other attributes for all to be
+    /// stable, since a second write would need the old mode and set the time again.
     pub(super) async fn apply(&self, cred: &Arc<Cred>, fh: &Fh, set: &SetAttr) -> Result<Attrs> {
         let truncating = match set.size_bytes {
             Some(size) => Some(self.writes.truncating(fh, size).await),
-            None => None,
+            None => {
+                self.writes.settle(fh).await?;
+                None
+            }
         };
         let (asked, patience) = (Instant::now(), Patience::policy());
         let args =

@@ -25,17 +25,30 @@ const IO_LEAST_BYTES: u32 = 1024;
 /// Room in a record beside the payload: RPC header with credential, filehandle, attributes.
 const RECORD_SLACK_BYTES: usize = 16 << 10;
 
-/// Mounts `opts.path` with NFSv3 and hands back the file system. The addresses are tried in their order until
-/// one answers.
+/// An export mounted with NFSv3.
+#[derive(Clone)]
+pub struct Mount3 {
+    /// The file system.
+    pub vfs: Arc<dyn Vfs>,
+    /// Where the server was found.
+    pub server: SocketAddr,
+    /// Most bytes of one READ.
+    pub rsize_bytes: u32,
+    /// Most bytes of one WRITE.
+    pub wsize_bytes: u32,
+}
+
+/// Mounts `opts.path` with NFSv3. The addresses are tried in their order until one answers. Must be called inside
+/// a tokio runtime, in which the file system's tasks then live.
 ///
 /// # Errors
 /// See [`MountError`]; the last address's when none answers.
-pub async fn connect_v3(opts: &Options, env: &Env, stats: Arc<Stats>) -> Result<Arc<dyn Vfs>, MountError> {
+pub async fn connect_v3(opts: &Options, env: &Env, stats: Arc<Stats>) -> Result<Mount3, MountError> {
     let machine = machine_name();
     let mut last = None;
     for addr in &opts.addrs {
         match connect_to(opts, env, stats.clone(), *addr, machine.clone()).await {
-            Ok(v3) => return Ok(Arc::new(v3)),
+            Ok(mounted) => return Ok(mounted),
             Err(e) if e.is_transient() => last = Some(e),
             Err(e) => return Err(e),
         }
@@ -52,7 +65,7 @@ async fn connect_to(
     stats: Arc<Stats>,
     addr: SocketAddr,
     machine: Bytes,
-) -> Result<V3, MountError> {
+) -> Result<Mount3, MountError> {
     let mounted = mountd::mount(opts, addr.ip(), machine.clone()).await?;
     let port = nfs_port(opts, addr).await?;
     let addr = SocketAddr::new(addr.ip(), port);
@@ -65,7 +78,10 @@ async fn connect_to(
     let root = mounted.root.clone();
     let v3 = V3::begin(opts, env, client, stats, root, Some(mounted.clone()), machine).await;
     match v3 {
-        Ok(v3) => Ok(v3),
+        Ok(v3) => {
+            let Sizes { rsize_bytes, wsize_bytes, .. } = v3.caller.sizes;
+            Ok(Mount3 { vfs: Arc::new(v3), server: addr, rsize_bytes, wsize_bytes })
+        }
         Err(e) => {
             mounted.unmount().await;
             Err(match e {

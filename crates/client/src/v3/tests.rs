@@ -242,6 +242,23 @@ async fn late_errors_reach_the_program_once() {
     fs.close(&cx(), &o.node.fh, o.open).await.unwrap();
 }
 
+/// Times and modes are set after everything written is stable: a second write after them would need the old
+/// mode and change the time. A change of length needs no COMMIT.
+#[tokio::test(start_paused = true)]
+async fn attributes_are_set_after_writes() {
+    let server = Server::new();
+    let fs = hard(&server).await;
+    server.put("a", b"");
+    let o = open(&fs, "a").await.unwrap();
+    server.script(|_, _| Act::Serve);
+    fs.write(&cx(), at(&o), 0, data(b"12345"), Stability::Unstable).await.unwrap();
+    let cut = SetAttr { size_bytes: Some(3), ..SetAttr::default() };
+    fs.setattr(&cx(), at(&o), &cut).await.unwrap();
+    fs.setattr(&cx(), at(&o), &SetAttr { mode: Some(0), ..SetAttr::default() }).await.unwrap();
+    fs.close(&cx(), &o.node.fh, o.open).await.unwrap();
+    assert_eq!(server.called(), ["WRITE", "SETATTR", "COMMIT", "SETATTR"]);
+}
+
 /// `sync` makes every WRITE stable.
 #[tokio::test(start_paused = true)]
 async fn sync_mounts_write_through() {
