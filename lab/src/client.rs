@@ -160,6 +160,9 @@ impl Client {
             }
             Self::Command(r) => {
                 mount.shell(&clear, limit)?;
+                if r.name == "hither" {
+                    install_helpers(lab)?;
+                }
                 mount.shell(&ask.fill(&r.mount, false, &mount.mp), limit)?;
                 if !clock::wait_until(Duration::from_secs(10), || mounted(&mount.mp)) {
                     return Err(Fail(format!("{here}: nothing is mounted there")));
@@ -223,6 +226,26 @@ impl<'a> Ask<'a> {
             .replace("{port}", &self.at.port.to_string())
             .replace("{mountport}", &self.at.mountport.to_string())
     }
+}
+
+/// The names by which mount(8) calls hither (for a remount, say), in the laboratory's own `/sbin`:
+/// they follow the hither that is mounted, whatever was there when the namespace began.
+fn install_helpers(lab: &Lab) -> Res<()> {
+    let sbin = std::fs::canonicalize("/sbin")?;
+    let ours = format!("overlay {} overlay", sbin.display());
+    // Where that is the machine's own, a helper is the administrator's business.
+    if !std::fs::read_to_string("/proc/self/mounts")?.contains(&ours) {
+        return Ok(());
+    }
+    let hither = std::path::absolute(lab.hither())?;
+    for name in ["mount.hither", "mount.fuse.hither", "umount.hither", "umount.fuse.hither"] {
+        let link = sbin.join(name);
+        if std::fs::read_link(&link).ok().as_ref() != Some(&hither) {
+            let _ = std::fs::remove_file(&link);
+            std::os::unix::fs::symlink(&hither, &link)?;
+        }
+    }
+    Ok(())
 }
 
 fn mounted(mp: &Path) -> bool {

@@ -38,9 +38,11 @@ pub fn up(lab: &Lab) -> Res<()> {
              for t in tapc taps; do ip tuntap add $t mode tap; ip link set $t master br0; ip link set $t up; done
              ip link set br0 up
              mount -t tmpfs -o mode=755 tmpfs /mnt
+             {helpers}
              touch '{}'
              exec sleep infinity",
-            ready.display()
+            ready.display(),
+            helpers = helpers(lab),
         );
         let log = lab.run.join("net.log");
         let holder =
@@ -52,6 +54,17 @@ pub fn up(lab: &Lab) -> Res<()> {
         }
     }
     relay::start(lab)
+}
+
+/// Shell lines that put hither's mount(8) helpers into the namespace's `/sbin`, and only there.
+fn helpers(lab: &Lab) -> String {
+    let (dir, hither) = (lab.run.join("sbin").display().to_string(), lab.hither().display().to_string());
+    format!(
+        "mkdir -p '{dir}/up' '{dir}/work'
+         for l in mount.hither mount.fuse.hither umount.hither; do ln -sf '{hither}' '{dir}/up/'$l; done
+         sbin=$(readlink -f /sbin)
+         mount -t overlay -o \"lowerdir=$sbin,upperdir={dir}/up,workdir={dir}/work\" overlay \"$sbin\""
+    )
 }
 
 /// Ends everything that runs in the laboratory and removes its namespaces.

@@ -182,10 +182,12 @@ impl Run<'_> {
         let program = self.lab.file("suites").join(self.suite).join("run.py");
         let tools = tools_dir(self.lab);
         let mut script = format!(
-            "mkdir {d} && cd / && exec /usr/bin/python3 {} {d} --tmp {} --tools {}",
+            "mkdir {d} && cd / && exec /usr/bin/python3 {} {d} --tmp {} --tools {} --server {} --vers {}",
             q(&program),
             q(&tmp),
             q(&tools),
+            self.server,
+            self.vers,
             d = q(&dir)
         );
         if self.plan.quick {

@@ -21,10 +21,13 @@ class Suite:
         a.add_argument("dir")
         a.add_argument("--tmp", default="/tmp")
         a.add_argument("--tools", default="", help="directory of programs that the laboratory installed")
+        a.add_argument("--server", default="", help="what kind of server it is, where that matters")
+        a.add_argument("--vers", default="")
         a.add_argument("--quick", action="store_true")
         a.add_argument("--only", default="", help="cases whose name contains this")
         o = a.parse_args()
         self.dir, self.tmp, self.quick, self.only, self.tools = o.dir, o.tmp, o.quick, o.only, o.tools
+        self.server, self.vers = o.server, o.vers
         os.environ["TMPDIR"] = self.tmp
         # What a session of the user has set must not change a result.
         for k in [k for k in os.environ if k.startswith(("GIT_", "PG", "LD_"))]:

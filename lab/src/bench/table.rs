@@ -29,7 +29,8 @@ pub fn render(lines: &[Value]) -> String {
         if text("phase") == "mount" {
             continue;
         }
-        let title = format!("{}, {}, round trip {} ms", text("workload"), text("server"), v["rtt"]);
+        let rtt_ms = v["rtt"].as_f64().unwrap_or(0.0);
+        let title = format!("{}, {}, round trip {rtt_ms} ms", text("workload"), text("server"));
         let client = format!("{} {}", text("client"), text("vers"));
         let phase = match v["depth"].as_u64() {
             Some(d) => format!("{}, depth {d}", text("phase")),
