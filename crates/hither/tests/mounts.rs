@@ -163,6 +163,8 @@ fn mount8_and_fstab() {
          mount -t hither -o ro,vers=3,noexec 127.0.0.1:/export {d}/mnt
          findmnt -n -o SOURCE,FSTYPE {d}/mnt
          findmnt -n -o OPTIONS {d}/mnt | grep -o '^ro,noexec'
+         mount -o remount,rw {d}/mnt
+         echo after a remount > {d}/mnt/rw
          umount {d}/mnt
          mount --bind {d}/fstab /etc/fstab
          mount {d}/mnt

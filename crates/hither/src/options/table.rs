@@ -260,6 +260,8 @@ pub const OPTIONS: &[Def] = &[
     harmless("users", "mount(8) reads it").also(&["nousers"]),
     harmless("owner", "mount(8) reads it").also(&["noowner", "group", "nogroup"]),
     harmless("x-*", "comments for other programs, such as x-systemd.automount").also(&["comment"]),
+    harmless("user_id", "mount(8) repeats what /proc/mounts shows when it remounts")
+        .also(&["group_id", "rootmode", "max_read"]),
     harmless("silent", "mount(8) reads it").also(&["loud"]),
     harmless("mand", "there are no mandatory locks").also(&["nomand"]),
     harmless("iversion", "the server's change attribute is always used").also(&["noiversion"]),
