@@ -4,10 +4,10 @@ SHELL := /bin/bash
 CARGO ?= $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
 PREFIX ?= /usr/local
 DESTDIR ?=
-LAB = target/release/hither-lab
 FUZZ_SECONDS ?= 60
+SOAK_HOURS ?= 8
 
-.PHONY: demo test check unit quick test-lab bench fuzz install uninstall build packages toolchain deny
+.PHONY: demo test check unit quick test-lab soak bench fuzz install uninstall build packages toolchain deny
 
 demo: packages build
 	lab/demo.sh
@@ -32,6 +32,11 @@ quick: packages build
 # Everything, on nfs-ganesha and the Linux kernel's server, with every version.
 test-lab: packages build
 	lab/full.sh
+
+# The same again and again, until one fails or the hours are over.
+soak: packages build
+	end=$$((SECONDS + $(SOAK_HOURS) * 3600)); \
+	while [ $$SECONDS -lt $$end ]; do lab/full.sh || exit 1; done
 
 # Side by side with the kernel's client; the table goes to bench/.
 bench: packages build
