@@ -5,25 +5,60 @@
 
 use crate::abi::Header;
 use hither_vfs::Cred;
+use parking_lot::Mutex;
 use smallvec::SmallVec;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
 
-/// The caller's identity. Groups are read for everybody but the superuser; a caller in a process
-/// namespace that is not visible from here has those the kernel sent along, if any.
-pub(crate) fn of(head: &Header) -> Arc<Cred> {
-    let mut groups = SmallVec::new();
-    if head.uid != 0
-        && head.tid != 0
-        && let Some(status) = read_proc(head.tid, "status")
-    {
-        groups = parse_groups(&status);
+/// How long the groups of a thread are remembered: a path walk or a short-lived compiler asks many times in that time, and
+/// reading them costs more than the rest of a request. A process changes its groups as the superuser or together
+/// with its user or group id, which both lead to another entry.
+const REMEMBER: Duration = Duration::from_millis(100);
+/// Identities remembered.
+const REMEMBER_MAX: usize = 1024;
+
+/// Identities of callers, by thread, user and group.
+#[derive(Debug, Default)]
+pub(crate) struct Creds {
+    known: Mutex<HashMap<Caller, (Instant, Arc<Cred>)>>,
+}
+
+/// Thread, user and group.
+type Caller = (u32, u32, u32);
+
+impl Creds {
+    /// The caller's identity. Groups are read for everybody but the superuser; a caller in a process namespace
+    /// that is not visible from here has those the kernel sent along, if any.
+    pub fn of(&self, head: &Header) -> Arc<Cred> {
+        if head.uid == 0 || head.tid == 0 {
+            let groups = head.groups.iter().copied().collect();
+            return Arc::new(Cred { uid: head.uid, gid: head.gid, groups });
+        }
+        let (key, now) = ((head.tid, head.uid, head.gid), Instant::now());
+        let fresh = |at: &Instant| now.duration_since(*at) < REMEMBER;
+        if let Some((at, cred)) = self.known.lock().get(&key)
+            && fresh(at)
+        {
+            return cred.clone();
+        }
+        let groups = match read_proc(head.tid, "status") {
+            Some(status) => parse_groups(&status),
+            None => head.groups.iter().copied().collect(),
+        };
+        let cred = Arc::new(Cred { uid: head.uid, gid: head.gid, groups });
+        let mut known = self.known.lock();
+        if known.len() >= REMEMBER_MAX {
+            known.retain(|_, (at, _)| fresh(at));
+        }
+        if known.len() < REMEMBER_MAX {
+            known.insert(key, (now, cred.clone()));
+        }
+        cred
     }
-    if groups.is_empty() {
-        groups.extend(head.groups.iter().copied());
-    }
-    Arc::new(Cred { uid: head.uid, gid: head.gid, groups })
 }
 
 /// Signals of a thread that matters for interrupting its call.

@@ -1,9 +1,9 @@
 //! Open files and directories, under the numbers that the kernel passes back.
 
 use crate::inode::{Inode, Moment};
-use hither_vfs::{Cred, DirEntry, OpenAccess, OpenId};
+use hither_vfs::{Cred, DirEntry, LockOwner, OpenAccess, OpenId};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,6 +20,9 @@ pub(crate) struct OpenFile {
     pub cred: Arc<Cred>,
     /// Held for reading by calls that take locks, until a lock that nobody waits for any more is given back; closing waits for them.
     pub locking: Arc<tokio::sync::RwLock<()>>,
+    /// Owners of fcntl(2) locks taken through this open. A process gives its locks up with FLUSH; what is left at the
+    /// release belongs to the open itself (F_OFD_SETLK), and the kernel does not name it there.
+    pub lockers: Mutex<HashSet<LockOwner>>,
 }
 
 /// An open directory.

@@ -11,7 +11,6 @@ mod xattr;
 
 use crate::abi::{EntryReply, Header, Op, entry_out};
 use crate::call::{Answer, Pending, Undo};
-use crate::cred;
 use crate::handles::{OpenDir, OpenFile};
 use crate::inode::{Inode, Moment};
 use crate::session::Session;
@@ -91,7 +90,7 @@ impl Call {
 
     /// Identity of the caller.
     fn cred(&self) -> Arc<Cred> {
-        self.cred.get_or_init(|| cred::of(&self.head)).clone()
+        self.cred.get_or_init(|| self.session.creds.of(&self.head)).clone()
     }
 
     /// Context on behalf of the caller.

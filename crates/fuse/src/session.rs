@@ -7,6 +7,7 @@
 
 use crate::abi::{Header, InitIn, InitOut, MAJOR, MINOR, MINOR_OLDEST, Op, init_flags, notify, opcode};
 use crate::call::{Answer, Calls, Undo, errno};
+use crate::cred::Creds;
 use crate::device::{Buffer, BufferPool, Delivery, Device};
 use crate::handles::{Handles, OpenDir, OpenFile};
 use crate::inode::{Ident, Inode, Inodes};
@@ -58,6 +59,7 @@ pub(crate) struct Session {
     pub dirs: Handles<OpenDir>,
     pub calls: Calls,
     pub stats: Stats,
+    pub creds: Creds,
     /// The server has no file capabilities; known after the first question.
     pub no_capabilities: AtomicBool,
     rt: Handle,
@@ -102,6 +104,7 @@ impl Session {
             dirs: Handles::default(),
             calls: Calls::new(config.interrupt_patience),
             stats: Stats::default(),
+            creds: Creds::default(),
             no_capabilities: AtomicBool::new(false),
             rt,
             devices: Mutex::new(vec![device.clone()]),

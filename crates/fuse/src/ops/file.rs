@@ -89,7 +89,7 @@ impl Call {
 
     fn add_open(&self, inode: Arc<Inode>, opened: &Opened, access: OpenAccess) -> u64 {
         let (open, cred, locking) = (opened.open, self.cred(), Arc::default());
-        self.session.files.add(OpenFile { inode, open, access, cred, locking })
+        self.session.files.add(OpenFile { inode, open, access, cred, locking, lockers: Default::default() })
     }
 
     fn open_flags(&self, flags: u32, keep: bool) -> u32 {
@@ -166,6 +166,7 @@ impl Call {
         let file = self.file(fh)?;
         let result = if file.access.contains(OpenAccess::WRITE) { self.commit(&file).await } else { Ok(()) };
         let owner = LockOwner { id: lock_owner, flock: false };
+        file.lockers.lock().remove(&owner);
         if file.inode.drop_lock_owner(owner) {
             self.unlock_all(&file, owner).await?;
         }
@@ -200,9 +201,16 @@ impl Call {
 
     pub(super) async fn release(&self, fh: u64, release_flags: u32, lock_owner: u64) -> Result<Answer> {
         let Some(file) = self.session.files.remove(fh) else { return Err(Error::new(libc::EBADF)) };
+        // Nobody waits for the answer, but until it comes the kernel keeps the inode, and with it, when the file was
+        // removed, `mount -o remount,ro` busy.
+        self.pending.answer(Ok(&Body::Empty));
         let _no_lock_calls = file.locking.write().await;
         let owner = LockOwner { id: lock_owner, flock: true };
         if release_flags & RELEASE_FLOCK_UNLOCK != 0 && file.inode.drop_lock_owner(owner) {
+            let _ = self.unlock_all(&file, owner).await;
+        }
+        let left: Vec<LockOwner> = file.lockers.lock().drain().collect();
+        for owner in left.into_iter().filter(|&o| file.inode.drop_lock_owner(o)) {
             let _ = self.unlock_all(&file, owner).await;
         }
         let handle = file.inode.fh();

@@ -64,6 +64,9 @@ impl Call {
         let wait = if wait { LockWait::Yes } else { LockWait::No };
         let held = file.locking.clone().read_owned().await;
         file.inode.note_lock_owner(owner);
+        if !owner.flock {
+            file.lockers.lock().insert(owner);
+        }
         self.session.vfs.lock(&cx, at, owner, kind(&call)?, range, wait).await?;
         // A lock promises to see what its former holders wrote (nfs(5), "Using file locks with NFS").
         let asked = self.asked();
