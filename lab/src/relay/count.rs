@@ -1,8 +1,9 @@
 //! Counting: messages of one connection are put together, calls matched with replies, and added up.
 
-use super::decode::{self, Call};
+use super::decode::{self, Call, Seen};
 use super::lock;
 use crate::clock;
+use bytes::Bytes;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
@@ -26,6 +27,8 @@ pub struct Stats {
     delegations: BTreeMap<&'static str, u64>,
     status4: BTreeMap<u32, u64>,
     max_inflight: usize,
+    /// Records that are no RPC messages.
+    rubbish: u64,
 }
 
 /// One procedure: calls, bytes of calls and replies, summed time from call to reply.
@@ -40,7 +43,7 @@ struct Count {
 impl Stats {
     /// All counters: `calls` by procedure (`n`, bytes `req` and `rep`, `us` waited), `ops` by
     /// NFSv4 operation, `sigs` by the list of operations in a compound, `deleg` by type granted,
-    /// `status4` by compound status.
+    /// `status4` by compound status, `rubbish` records that are no RPC message.
     pub fn json(&self) -> Value {
         let calls: serde_json::Map<String, Value> = self
             .calls
@@ -50,6 +53,7 @@ impl Stats {
         json!({
             "connections": self.connections, "max_inflight": self.max_inflight, "calls": calls,
             "ops": self.ops, "sigs": self.shapes, "deleg": self.delegations, "status4": self.status4,
+            "rubbish": self.rubbish,
         })
     }
 
@@ -66,6 +70,14 @@ impl Stats {
         let shape = call.ops.join(",");
         if self.shapes.len() < SHAPES_MAX || self.shapes.contains_key(&shape) {
             *self.shapes.entry(shape).or_default() += 1;
+        }
+    }
+
+    fn compound_reply(&mut self, outcome: Option<(u32, Option<&'static str>)>) {
+        let Some((status, delegation)) = outcome else { return };
+        *self.status4.entry(status).or_default() += 1;
+        if let Some(kind) = delegation {
+            *self.delegations.entry(kind).or_default() += 1;
         }
     }
 
@@ -88,7 +100,7 @@ struct Reassembler {
 }
 
 impl Reassembler {
-    fn feed(&mut self, mut b: &[u8], mut message: impl FnMut(&[u8], u64)) {
+    fn feed(&mut self, mut b: &[u8], mut message: impl FnMut(&Bytes, u64)) {
         while !b.is_empty() {
             if self.left == 0 {
                 let n = (4 - self.header.len()).min(b.len());
@@ -109,8 +121,7 @@ impl Reassembler {
                 b = &b[n..];
             }
             if self.left == 0 && self.last && self.header.is_empty() {
-                message(&self.message, self.total as u64);
-                self.message.clear();
+                message(&Bytes::from(std::mem::take(&mut self.message)), self.total as u64);
                 self.total = 0;
                 self.last = false;
             }
@@ -140,30 +151,30 @@ impl Conversation {
         let Self { from_client: up, from_server: down, calls, callbacks } = self;
         let assembler = if from_client { up } else { down };
         assembler.feed(bytes, |message, total| {
-            let Some((xid, is_reply)) = decode::xid(message) else { return };
-            // Calls travel one way and their replies the other; callbacks the other way round.
-            let pending = if from_client != is_reply { &mut *calls } else { &mut *callbacks };
+            let seen = decode::message(message, from_client);
             let mut stats = lock(stats);
-            if is_reply {
-                let Some(p) = pending.remove(&xid) else { return };
-                stats.reply(&p.name, total, p.since.elapsed().as_micros() as u64);
-                let outcome = if from_client { None } else { decode::compound_reply(message, &p.name) };
-                if let Some((status, delegation)) = outcome {
-                    *stats.status4.entry(status).or_default() += 1;
-                    if let Some(kind) = delegation.filter(|_| p.has_open) {
-                        *stats.delegations.entry(kind).or_default() += 1;
+            // Calls travel one way and their replies the other; callbacks the other way round.
+            match seen {
+                Seen::Call(xid, call) => {
+                    let pending = if from_client { &mut *calls } else { &mut *callbacks };
+                    stats.call(&call, total);
+                    let has_open = call.ops.contains(&"OPEN");
+                    if pending.len() < PENDING_MAX {
+                        pending.insert(xid, Pending { name: call.name, since: clock::now(), has_open });
+                    }
+                    if from_client {
+                        stats.max_inflight = stats.max_inflight.max(pending.len());
                     }
                 }
-                return;
-            }
-            let call = decode::call(message, !from_client);
-            stats.call(&call, total);
-            let has_open = call.ops.contains(&"OPEN");
-            if pending.len() < PENDING_MAX {
-                pending.insert(xid, Pending { name: call.name, since: clock::now(), has_open });
-            }
-            if from_client {
-                stats.max_inflight = stats.max_inflight.max(pending.len());
+                Seen::Reply(xid, reply) => {
+                    let pending = if from_client { &mut *callbacks } else { &mut *calls };
+                    let Some(p) = pending.remove(&xid) else { return };
+                    stats.reply(&p.name, total, p.since.elapsed().as_micros() as u64);
+                    if p.name == "v4.COMPOUND" {
+                        stats.compound_reply(decode::compound_reply(&reply, p.has_open));
+                    }
+                }
+                Seen::Rubbish => stats.rubbish += 1,
             }
         });
     }
@@ -216,14 +227,14 @@ mod tests {
         let head = [9, 1, 0, 0, 0, 0, /* status */ 0, /* tag */ 0, /* results */ 2, 24, 0];
         let open = [
             18, 0, 1, 2, 3, 4, /* change */ 0, 0, 0, 0, 0, /* rflags */ 0, /* attrs */ 0,
-            /* read */ 1,
+            /* no delegation */ 0,
         ];
         talk.feed(&record(&words(&[&head[..], &open].concat())), false, &stats);
         let all = lock(&stats).json();
         assert_eq!(all["sigs"]["PUTROOTFH,OPEN"], 1);
         assert_eq!(all["ops"]["OPEN"], 1);
         assert_eq!(all["status4"]["0"], 1);
-        assert_eq!(all["deleg"]["read"], 1);
+        assert_eq!(all["deleg"]["none"], 1);
     }
 
     #[test]
@@ -235,5 +246,8 @@ mod tests {
             talk.feed(&vec![0x5a; 1 << 20], true, &stats);
         }
         assert!(talk.from_client.message.len() <= KEEP_MAX_BYTES);
+        // A record of its own that is no RPC message.
+        Conversation::default().feed(&record(&words(&[1, 99, 2, 3])), true, &stats);
+        assert_eq!(lock(&stats).json()["rubbish"], 1);
     }
 }
