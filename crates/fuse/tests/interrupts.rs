@@ -77,6 +77,7 @@ fn child() {
                 handle(libc::SIGALRM);
                 continue;
             }
+            "storm" => storm(&path),
             "stat" => fs::metadata(&path).map(drop),
             "read" => fs::read(&path).map(drop),
             "write" => fs::write(&path, b"written").map(drop),
@@ -96,6 +97,38 @@ fn child() {
             Err(e) => println!("outcome: errno {} {}", e.raw_os_error().unwrap_or(0), caught > 0),
         }
     }
+}
+
+/// Thousands of calls, while another thread sends signals to this one as fast as it can.
+fn storm(path: &str) -> std::io::Result<()> {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    handle(libc::SIGUSR1);
+    static DONE: AtomicBool = AtomicBool::new(false);
+    // SAFETY: no arguments but numbers.
+    let me = unsafe { libc::syscall(libc::SYS_gettid) };
+    let thread = std::thread::spawn(move || {
+        while !DONE.load(Ordering::Relaxed) {
+            // SAFETY: a signal with a handler to a thread of this process that waits for this one.
+            unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), me, libc::SIGUSR1) };
+        }
+    });
+    let result = (0..3000).try_for_each(|_| fs::metadata(path).map(drop));
+    DONE.store(true, Ordering::Relaxed);
+    thread.join().unwrap();
+    result
+}
+
+#[test]
+fn a_storm_of_signals_loses_no_call() {
+    let Some(m) = mounted(0) else { return };
+    fs::write(m.path("f"), b"x").unwrap();
+    let children: Vec<_> = (0..3).map(|_| start(&m, "storm", "f")).collect();
+    for child in children {
+        assert_eq!(outcome(child), "ok true");
+    }
+    let interrupts = m.requests("INTERRUPT");
+    assert!(interrupts > 100, "{interrupts} interrupts are no storm");
+    m.end();
 }
 
 /// The child of the test harness runs its test on a thread: the call waits there.
