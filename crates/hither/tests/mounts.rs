@@ -189,6 +189,28 @@ fn mount8_and_fstab() {
     assert_eq!(std::fs::read_to_string(ganesha.export("file")).unwrap(), "from fstab\n");
 }
 
+/// Every option reaches the layer that it is for, and what is in effect is shown.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn options_in_effect() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    let options = "vers=4.1,softerr,timeo=140,retrans=5,nconnect=2,noresvport,rsize=65536,wsize=1000,sync,\
+                   acregmin=1,acdirmax=70,lookupcache=pos,nocto,nordirplus,noacl,nosuid,nodev,noexec,noatime";
+    ganesha.mount(options, &mnt).ok();
+    let report = json(&mnt);
+    assert_eq!(
+        report["mount"]["options"],
+        "vers=4.1,rsize=65536,wsize=4096,softerr,proto=tcp,timeo=140,retrans=5,sec=sys,nconnect=2,noresvport,sync,\
+         nocto,nordirplus,noacl,lookupcache=pos,acregmin=1,acdirmax=70"
+    );
+    let ports = report["connections"].as_array().unwrap().iter().map(|c| c["local_port"].as_u64().unwrap());
+    assert!(ports.clone().count() == 2 && ports.clone().all(|port| port >= 1024), "{report}");
+    let flags = run(Command::new("findmnt").args(["-no", "VFS-OPTIONS"]).arg(&mnt)).ok().out;
+    assert_eq!(flags.trim(), "rw,nosuid,nodev,noexec,noatime");
+    umount(&[], &mnt).ok();
+}
+
 /// nfs-utils' own reader understands our record.
 #[test]
 #[ignore = "needs root, nfs-ganesha and mountstats"]
