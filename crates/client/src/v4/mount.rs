@@ -232,7 +232,7 @@ impl Core {
             xattrs: attrs.xattr_support().copied().unwrap_or(false),
             acls: attrs.aclsupport().is_some_and(|&a| a != 0),
         };
-        tracing::info!(?facts, "mounted");
+        tracing::debug!(?facts, "mounted");
         let _ = self.facts.set(facts);
         Ok(())
     }
