@@ -31,6 +31,9 @@ impl Core {
         path: &[Name],
         how: &OpenHow,
     ) -> Answered<Opened> {
+        if how.truncate && !how.access.contains(OpenAccess::WRITE) {
+            return self.open_and_cut(cx, base, path, how).await;
+        }
         match path.split_last() {
             None => self.open_by_handle(cx, base, how).await,
             Some((name, before)) => {
@@ -40,6 +43,25 @@ impl Core {
                 opened
             }
         }
+    }
+
+    /// An open for reading alone gives no right to cut (ganesha answers BAD_STATEID or OPENMODE): the file is cut
+    /// by handle, for which the server asks whether the caller may write.
+    async fn open_and_cut(
+        self: &Arc<Self>,
+        cx: &Cx,
+        base: &Fh,
+        path: &[Name],
+        how: &OpenHow,
+    ) -> Answered<Opened> {
+        let uncut = OpenHow { truncate: false, ..how.clone() };
+        let mut opened = Box::pin(self.open(cx, base, path, &uncut)).await?;
+        if !opened.created {
+            let set = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
+            let cut = self.setattr(cx, File { fh: &opened.node.fh, open: None }, &set).await;
+            opened.node.attrs = self.or_close(opened.open, cut).await?;
+        }
+        Ok(opened)
     }
 
     async fn open_by_handle(self: &Arc<Self>, cx: &Cx, fh: &Fh, how: &OpenHow) -> Answered<Opened> {

@@ -22,6 +22,20 @@ pub fn prepare() {
         tracing::debug!("oom_score_adj: {e}");
     }
     io_flusher();
+    keep_memory();
+}
+
+/// Replies of 1 MiB are received into fresh buffers. The C library would give each back to the kernel when it is
+/// freed and fault its pages in again for the next (parallel 1 MiB reads: 300 against 958 MiB/s in one pair of
+/// runs, about equal in the next), so it keeps up to [`KEEP_BYTES`] instead.
+fn keep_memory() {
+    const KEEP_BYTES: libc::c_int = 128 << 20;
+    const MMAP_BYTES: libc::c_int = 32 << 20;
+    // SAFETY: mallopt takes integers only and may be called at any time.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEEP_BYTES);
+    }
 }
 
 /// When memory is short, the kernel must not wait for dirty pages of this very mount to be written before it gives
