@@ -21,13 +21,17 @@
 //! [`Uncommitted::overlay`] puts kept bytes over such reads, but only those from before the last reconnection:
 //! without one the server has everything, and may have newer bytes of other clients.
 
+mod errors;
 mod log;
 mod ranges;
 #[cfg(test)]
 mod tests;
 
+pub use errors::OpenMark;
+
 use crate::detach::detached;
 use async_trait::async_trait;
+use errors::Errors;
 use hither_vfs::{Attr, Cred, Cx, Data, Error, Fh, OpenId, Read, Result, Stability};
 use log::{Log, Piece, Plan};
 use parking_lot::Mutex;
@@ -129,13 +133,6 @@ impl Default for Limits {
     }
 }
 
-/// What an open has seen of its file's write errors; see the module.
-/// Clones share it.
-#[derive(Debug, Clone)]
-pub struct OpenMark {
-    seen: Arc<Mutex<u64>>,
-}
-
 /// The uncommitted writes of one mount.
 pub struct Uncommitted {
     wire: Arc<dyn Wire>,
@@ -155,18 +152,10 @@ struct File {
     ranges: Ranges,
     /// One COMMIT with its second writes at a time.
     committing: tokio::sync::Mutex<()>,
-    errors: Mutex<Errors>,
+    errors: Errors,
     /// When the log became non-empty.
     since: Mutex<Option<Instant>>,
     flushing: AtomicBool,
-}
-
-#[derive(Default)]
-struct Errors {
-    opens: u64,
-    seq: u64,
-    last: Option<Error>,
-    seen: bool,
 }
 
 impl Uncommitted {
@@ -192,12 +181,7 @@ impl Uncommitted {
 
     /// A file is opened; [`Uncommitted::close`] ends it.
     pub fn opened(&self, fh: &Fh) -> OpenMark {
-        let file = self.file(fh);
-        let mut errors = file.errors.lock();
-        errors.opens += 1;
-        // An error that nobody has been told yet is this open's to report.
-        let unseen = u64::from(errors.last.is_some() && !errors.seen);
-        OpenMark { seen: Arc::new(Mutex::new(errors.seq - unseen)) }
+        self.file(fh).errors.open()
     }
 
     /// Writes and keeps what is not stable. Returns the bytes written (fewer than given when the server's disk
@@ -243,7 +227,7 @@ impl Uncommitted {
             detached(cx, async move { this.flush(&file).await.map_err(|f| f.error().clone()) }).await?;
         }
         self.tidy(&file);
-        file.report(open)
+        file.errors.report(open)
     }
 
     /// Brings what was written to stable storage before an operation that a later second write would spoil
@@ -268,12 +252,8 @@ impl Uncommitted {
         let this = self.this();
         detached(cx, async move {
             let flushed = this.flush(&file).await;
-            let last = {
-                let mut errors = file.errors.lock();
-                errors.opens = errors.opens.saturating_sub(1);
-                errors.opens == 0
-            };
-            let told = file.report(Some(&open));
+            let last = file.errors.close();
+            let told = file.errors.report(Some(&open));
             if last && flushed.is_err() {
                 this.update(&file, |log| log.abandon(log.latest()));
             }
@@ -341,7 +321,7 @@ impl Uncommitted {
         let mut outcome = Ok(());
         for file in self.dirty() {
             let flushed = self.flush(&file).await.map_err(|f| f.error().clone());
-            outcome = outcome.and(flushed).and(file.report(None));
+            outcome = outcome.and(flushed).and(file.errors.report(None));
         }
         outcome
     }
@@ -357,7 +337,7 @@ impl Uncommitted {
                 log: Mutex::default(),
                 ranges: Ranges::default(),
                 committing: tokio::sync::Mutex::default(),
-                errors: Mutex::default(),
+                errors: Errors::default(),
                 since: Mutex::new(None),
                 flushing: AtomicBool::new(false),
             })
@@ -376,10 +356,7 @@ impl Uncommitted {
     /// Forgets a file about which there is nothing to remember.
     fn tidy(&self, file: &Arc<File>) {
         let mut files = self.files.lock();
-        let idle = {
-            let errors = file.errors.lock();
-            errors.opens == 0 && (errors.last.is_none() || errors.seen) && file.log.lock().is_empty()
-        };
+        let idle = file.errors.is_idle() && file.log.lock().is_empty();
         // The map's and the caller's: nobody else is about to use it. A caller that held one more would only
         // leave an empty entry behind, for the next one to find.
         if idle && Arc::strong_count(file) <= 2 {
@@ -468,7 +445,7 @@ impl Uncommitted {
             // A server that answers FILE_SYNC with less owes a COMMIT; elsewhere in the file it may
             // find older writes, which does no harm.
             self.flush(&file).await.map_err(|f| f.error().clone())?;
-            file.report(None)?;
+            file.errors.report(None)?;
         }
         self.relieve();
         self.tidy(&file);
@@ -667,26 +644,7 @@ impl std::fmt::Debug for Uncommitted {
 impl File {
     fn record(&self, e: Error) {
         tracing::warn!(fh = ?self.fh, error = %e, "written data is lost");
-        let mut errors = self.errors.lock();
-        errors.seq += 1;
-        errors.last = Some(e);
-        errors.seen = false;
-    }
-
-    /// The latest error that `open` has not seen; without an open, one that nobody has seen.
-    fn report(&self, open: Option<&OpenMark>) -> Result<()> {
-        let mut errors = self.errors.lock();
-        let news = match open {
-            Some(mark) => std::mem::replace(&mut *mark.seen.lock(), errors.seq) != errors.seq,
-            None => !errors.seen,
-        };
-        match (news, errors.last.clone()) {
-            (true, Some(e)) => {
-                errors.seen = true;
-                Err(e)
-            }
-            _ => Ok(()),
-        }
+        self.errors.record(e);
     }
 }
 

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How the script answers a call.
+#[allow(clippy::large_enum_variant)] // one at a time
 pub(super) enum Act {
     /// As the server would.
     Serve,
