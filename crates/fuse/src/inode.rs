@@ -11,22 +11,26 @@
 //! one counter for the mount ([`Clock`]): a call samples it before it asks, each modification moves it at
 //! its beginning and end.
 
+mod table;
+
 use bytes::Bytes;
-use hither_vfs::{Attr, Attrs, Error, Fh, FileKind, LockOwner, Name, Node, Validity};
+use hither_vfs::{Attr, Attrs, Cred, Error, Fh, FileKind, LockOwner, Node, Validity};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Names remembered per object, at most: they are hints.
-const NAMES_MAX: usize = 16;
+pub(crate) use table::{Ambiguous, Inodes};
+
 /// How long a thread that was sent back to look up a file takes to come again, at most.
 const SENT_BACK: Duration = Duration::from_secs(2);
 /// Threads sent back at a time.
 const SENT_BACK_MAX: usize = 64;
+/// Identities remembered that may look names up in a directory.
+const SEARCHERS_MAX: usize = 8;
 /// Further handles accepted for one object.
 const ALIASES_MAX: usize = 4;
 
@@ -123,8 +127,10 @@ struct State {
     sent_back: SmallVec<[(u32, Instant); 1]>,
     /// Until when the kernel's attributes and pages hold; `None` when they are to be looked at.
     valid: Option<Validity>,
-    /// Attributes that came with the last write, good until something else happens to the file.
-    offered: Option<Attrs>,
+    /// Attributes last seen, with nothing of ours happening to the object since.
+    known: Option<Attrs>,
+    /// Who may look names up here, as look-ups that succeeded showed, and until when that holds.
+    searchers: SmallVec<[(Arc<Cred>, Validity); 1]>,
     /// An error of written bytes that no program has been told yet.
     error: Option<Error>,
 }
@@ -170,8 +176,8 @@ impl Drop for Modifying<'_> {
         let mut s = self.inode.state.lock();
         s.modifying -= 1;
         // Of modifications side by side nobody knows which attributes are the later ones.
-        s.offered = if s.modified == self.began { self.attrs.take() } else { None };
-        s.seen = s.offered.as_ref().map(|a| a.attr.change);
+        s.known = if s.modified == self.began { self.attrs.take() } else { None };
+        s.seen = s.known.as_ref().map(|a| a.attr.change);
         s.modified = self.clock.tick();
         s.pages = None;
         s.told_change = None;
@@ -210,7 +216,8 @@ impl Inode {
             lock_owners: HashSet::new(),
             sent_back: SmallVec::new(),
             valid: Some(node.attrs.valid),
-            offered: None,
+            known: Some(node.attrs.clone()),
+            searchers: SmallVec::new(),
             error: None,
         };
         Self { id, ident: Ident::of(attr), kind: attr.kind, state: Mutex::new(state) }
@@ -246,7 +253,7 @@ impl Inode {
         s.modifying += 1;
         s.modified = clock.tick();
         s.pages = None;
-        s.offered = None;
+        s.known = None;
         s.seen = None;
         Modifying { inode: self, clock, began: s.modified, attrs: None }
     }
@@ -263,7 +270,7 @@ impl Inode {
         s.modified = clock.tick();
         s.told_change = None;
         s.pages = None;
-        s.offered = None;
+        s.known = None;
         s.seen = None;
     }
 
@@ -325,6 +332,11 @@ impl Inode {
         let mut s = self.state.lock();
         let search_lost =
             self.kind == FileKind::Directory && s.mode & 0o111 == 0o111 && attr.mode & 0o111 != 0o111;
+        if s.mode != attr.mode
+            || s.known.as_ref().is_none_or(|k| (k.attr.uid, k.attr.gid) != (attr.uid, attr.gid))
+        {
+            s.searchers.clear();
+        }
         s.mode = attr.mode;
         if s.modifying > 0 || s.modified > asked {
             // The kernel ignores these attributes too: it orders by its own counter in the same way.
@@ -335,7 +347,7 @@ impl Inode {
         let changed =
             s.pages.or(s.seen).is_some_and(|p| p != attr.change) && self.kind != FileKind::Directory;
         s.seen = Some(attr.change);
-        s.offered = None;
+        s.known = Some(attrs.clone());
         let resized = s.told_size.is_some_and(|t| t != attr.size_bytes) && self.kind == FileKind::Regular;
         s.told_size = Some(attr.size_bytes);
         s.told_change = Some(attr.change);
@@ -363,9 +375,9 @@ impl Inode {
         let mut s = self.state.lock();
         s.opened = true;
         s.valid = Some(attrs.valid);
-        s.offered = None;
         s.mode = attr.mode;
         if s.modifying > 0 || s.modified > asked {
+            s.known = None;
             return OnOpen { keep: false, attrs_stale: false, size_unknown: true };
         }
         let size_differs =
@@ -379,7 +391,7 @@ impl Inode {
     /// Notes that the kernel was told to ask for the attributes again.
     pub fn attrs_dropped(&self) {
         let mut s = self.state.lock();
-        s.offered = None;
+        s.known = None;
         s.told_size = None;
         s.told_change = None;
     }
@@ -390,10 +402,26 @@ impl Inode {
         s.modifying == 0 && s.pages == Some(attr.change) && s.told_size == Some(attr.size_bytes)
     }
 
-    /// Attributes that came with the last write and still hold.
-    pub fn offered(&self, now: Instant) -> Option<Attrs> {
+    /// Attributes that still hold.
+    pub fn known(&self, now: Instant) -> Option<Attrs> {
         let s = self.state.lock();
-        s.offered.clone().filter(|a| s.modifying == 0 && !a.valid.left(now).is_zero())
+        s.known.clone().filter(|a| s.modifying == 0 && !a.valid.left(now).is_zero())
+    }
+
+    /// Notes that a look-up by `cred` in this directory succeeded, and how long that holds.
+    pub fn note_searcher(&self, cred: &Arc<Cred>, valid: Validity) {
+        let mut s = self.state.lock();
+        s.searchers.retain(|(c, _)| c != cred);
+        if s.searchers.len() >= SEARCHERS_MAX {
+            s.searchers.remove(0);
+        }
+        s.searchers.push((cred.clone(), valid));
+    }
+
+    /// Whether `cred` is known to be allowed to look names up here.
+    pub fn may_search(&self, cred: &Arc<Cred>, now: Instant) -> bool {
+        let s = self.state.lock();
+        s.searchers.iter().any(|(c, valid)| c == cred && !valid.left(now).is_zero())
     }
 
     /// Whether what the kernel has cached of an open file is due for a look at the server.
@@ -431,220 +459,9 @@ impl Inode {
     }
 }
 
-/// All inodes of a mount.
-#[derive(Debug)]
-pub(crate) struct Inodes {
-    table: Mutex<Table>,
-    root: Arc<Inode>,
-    /// The mount's own modifications.
-    pub clock: Clock,
-}
-
-#[derive(Debug, Default)]
-struct Table {
-    by_id: HashMap<u64, Entry>,
-    by_ident: HashMap<Ident, u64>,
-    children: HashMap<u64, HashMap<Name, u64>>,
-    next: u64,
-}
-
-#[derive(Debug)]
-struct Entry {
-    inode: Arc<Inode>,
-    lookups: u64,
-    names: SmallVec<[(u64, Name); 1]>,
-}
-
-/// Another handle carries the identity of an object known here: is it the same object, or a new one whose
-/// number was used before? Only the server can tell.
-#[derive(Debug)]
-pub(crate) struct Ambiguous(pub Arc<Inode>);
-
-impl Inodes {
-    /// With the root.
-    pub fn new(root: &Node) -> Self {
-        let id = crate::abi::ROOT_ID;
-        let root = Arc::new(Inode::new(id, root));
-        let mut table = Table { next: id + 1, ..Default::default() };
-        table.by_ident.insert(root.ident, id);
-        table.by_id.insert(id, Entry { inode: root.clone(), lookups: 1, names: SmallVec::new() });
-        Self { table: Mutex::new(table), root, clock: Clock::default() }
-    }
-
-    /// The inode with that number; `None` for a number the kernel should not know.
-    pub fn find(&self, id: u64) -> Option<Arc<Inode>> {
-        if id == self.root.id {
-            return Some(self.root.clone());
-        }
-        self.table.lock().by_id.get(&id).map(|e| e.inode.clone())
-    }
-
-    /// Inode of the object, made if new, with one look-up more. `at` is the name that led to it.
-    pub fn remember(&self, at: Option<(u64, &Name)>, node: &Node) -> Result<Arc<Inode>, Ambiguous> {
-        let mut table = self.table.lock();
-        let t = &mut *table;
-        let ident = Ident::of(&node.attrs.attr);
-        let known = t.by_ident.get(&ident).and_then(|id| t.by_id.get(id)).map(|e| e.inode.clone());
-        let inode = match known {
-            Some(inode) if inode.kind == node.attrs.attr.kind => {
-                if !inode.knows(&node.fh) {
-                    return Err(Ambiguous(inode));
-                }
-                inode
-            }
-            _ => {
-                let inode = Arc::new(Inode::new(t.next, node));
-                t.by_ident.insert(ident, t.next);
-                let entry = Entry { inode: inode.clone(), lookups: 0, names: SmallVec::new() };
-                t.by_id.insert(t.next, entry);
-                t.next += 1;
-                inode
-            }
-        };
-        if let Some(entry) = t.by_id.get_mut(&inode.id) {
-            entry.lookups += 1;
-        }
-        if let Some((dir, name)) = at {
-            t.bind(dir, name, inode.id);
-        }
-        Ok(inode)
-    }
-
-    /// Takes the identity away from an inode whose object is gone, so that a new object may have it.
-    pub fn retire(&self, inode: &Inode) {
-        let mut t = self.table.lock();
-        if t.by_ident.get(&inode.ident) == Some(&inode.id) {
-            t.by_ident.remove(&inode.ident);
-        }
-    }
-
-    /// Takes `count` look-ups away; the inode ends with the last.
-    pub fn forget(&self, id: u64, count: u64) {
-        if id == self.root.id {
-            return;
-        }
-        let mut table = self.table.lock();
-        let t = &mut *table;
-        let Some(entry) = t.by_id.get_mut(&id) else { return };
-        entry.lookups = entry.lookups.saturating_sub(count);
-        if entry.lookups > 0 {
-            return;
-        }
-        let Some(entry) = t.by_id.remove(&id) else { return };
-        if t.by_ident.get(&entry.inode.ident) == Some(&id) {
-            t.by_ident.remove(&entry.inode.ident);
-        }
-        for (dir, name) in &entry.names {
-            t.unbind(*dir, name, id);
-        }
-        t.children.remove(&id);
-    }
-
-    /// What a name was last seen to be.
-    pub fn child(&self, dir: u64, name: &Name) -> Option<Arc<Inode>> {
-        let t = self.table.lock();
-        let id = t.children.get(&dir)?.get(name)?;
-        t.by_id.get(id).map(|e| e.inode.clone())
-    }
-
-    /// Identity of the directory that a directory was last seen in.
-    pub fn parent(&self, id: u64) -> Option<Ident> {
-        let t = self.table.lock();
-        let (above, _) = t.by_id.get(&id)?.names.last()?;
-        t.by_id.get(above).map(|e| e.inode.ident)
-    }
-
-    /// Identity of the root.
-    pub fn root_ident(&self) -> Ident {
-        self.root.ident
-    }
-
-    /// Names last seen in a directory.
-    pub fn children(&self, dir: u64) -> Vec<Name> {
-        self.table.lock().children.get(&dir).map(|c| c.keys().cloned().collect()).unwrap_or_default()
-    }
-
-    /// Forgets a name that was removed.
-    pub fn unbind(&self, dir: u64, name: &Name) {
-        let mut t = self.table.lock();
-        if let Some(id) = t.children.get(&dir).and_then(|c| c.get(name)).copied() {
-            t.drop_name(dir, name, id);
-        }
-    }
-
-    /// Moves names as a rename did.
-    pub fn rename(&self, from: (u64, &Name), to: (u64, &Name), exchange: bool) {
-        let mut t = self.table.lock();
-        let id = |t: &Table, at: (u64, &Name)| t.children.get(&at.0).and_then(|c| c.get(at.1)).copied();
-        let (source, target) = (id(&t, from), id(&t, to));
-        for (at, id) in [(from, source), (to, target)] {
-            if let Some(id) = id {
-                t.drop_name(at.0, at.1, id);
-            }
-        }
-        if let Some(id) = source {
-            t.bind(to.0, to.1, id);
-        }
-        if let (true, Some(id)) = (exchange, target) {
-            t.bind(from.0, from.1, id);
-        }
-    }
-
-    /// Number of inodes.
-    pub fn len(&self) -> usize {
-        self.table.lock().by_id.len()
-    }
-}
-
 /// A copy that does not keep the message alive which the handle came in.
 fn own_fh(fh: &Fh) -> Fh {
     Fh(Bytes::copy_from_slice(&fh.0))
-}
-
-/// The same for a name.
-fn own_name(name: &Name) -> Name {
-    Name::new(Bytes::copy_from_slice(name.as_bytes())).unwrap_or_else(|_| name.clone())
-}
-
-impl Table {
-    fn bind(&mut self, dir: u64, name: &Name, id: u64) {
-        let names = self.children.entry(dir).or_default();
-        if let Some(known) = names.get_mut(name)
-            && *known == id
-        {
-            return;
-        }
-        let name = &own_name(name);
-        let before = names.insert(name.clone(), id);
-        if let Some(old) = before.and_then(|old| self.by_id.get_mut(&old)) {
-            old.names.retain(|(d, n)| (*d, &*n) != (dir, name));
-        }
-        if let Some(entry) = self.by_id.get_mut(&id) {
-            entry.names.push((dir, name.clone()));
-            if entry.names.len() > NAMES_MAX {
-                let (dir, name) = entry.names.remove(0);
-                self.unbind(dir, &name, id);
-            }
-        }
-    }
-
-    fn drop_name(&mut self, dir: u64, name: &Name, id: u64) {
-        self.unbind(dir, name, id);
-        if let Some(entry) = self.by_id.get_mut(&id) {
-            entry.names.retain(|(d, n)| (*d, &*n) != (dir, name));
-        }
-    }
-
-    fn unbind(&mut self, dir: u64, name: &Name, id: u64) {
-        if let Some(names) = self.children.get_mut(&dir)
-            && names.get(name) == Some(&id)
-        {
-            names.remove(name);
-            if names.is_empty() {
-                self.children.remove(&dir);
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -251,6 +251,12 @@ impl Session {
             Ok(answer) => (call.pending.answer(Ok(&answer.body)), answer.undo),
             Err(error) => {
                 self.stats.failed(call.head.opcode);
+                if error.errno == libc::ESTALE
+                    && let Some(inode) = self.inodes.find(call.head.nodeid)
+                {
+                    // The kernel looks its name up again, and must not be told the same again.
+                    inode.attrs_dropped();
+                }
                 let op = opcode::name(call.head.opcode);
                 if error.why.is_some() {
                     tracing::warn!(op, node = call.head.nodeid, %error, "request failed");
@@ -484,11 +490,11 @@ fn take_request(buffer: Buffer, len: usize) -> (Bytes, Option<Buffer>) {
 /// Not among them: WRITEBACK_CACHE, which would make the kernel the authority for length and times, hide what other
 /// clients write, and exclude passthrough; AUTO_INVAL_DATA, which drops a file's pages after each own write because
 /// the time of modification moved (EXPLICIT_INVAL_DATA leaves the decision here, where the change attribute is known);
-/// POSIX_ACL, which NFSv4 does not have; DONT_MASK, as the kernel applies the umask.
+/// ATOMIC_O_TRUNC, with which the kernel checks only after the cut whether the file is a running program, and an
+/// `O_RDONLY | O_TRUNC` would cut it; POSIX_ACL, which NFSv4 does not have; DONT_MASK, as the kernel applies the umask.
 fn wanted_flags(config: &Config) -> u64 {
     use init_flags::*;
     let mut flags = ASYNC_READ
-        | ATOMIC_O_TRUNC
         | BIG_WRITES
         | DO_READDIRPLUS
         | READDIRPLUS_AUTO

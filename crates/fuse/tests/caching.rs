@@ -152,25 +152,56 @@ fn an_absent_name_is_remembered_for_its_time_only() {
 }
 
 #[test]
-fn a_listing_is_fresh_at_opendir_and_cached_while_nothing_changes() {
+fn a_listing_is_cached_while_it_holds_and_nothing_changes() {
+    for validity in [LONG, 500] {
+        let Some(m) = mounted(validity) else { return };
+        let list = || {
+            let mut names: Vec<_> = fs::read_dir(&m.dir).unwrap().map(|e| e.unwrap().file_name()).collect();
+            names.sort();
+            names
+        };
+        m.foreign_write("a", 0, b"x");
+        assert_eq!(list(), ["a"]);
+        list();
+        if validity == LONG {
+            let before = (m.gate.calls("readdir"), m.gate.calls("getattr"), m.gate.calls("access"));
+            assert_eq!(list(), ["a"]);
+            assert_eq!((m.gate.calls("readdir"), m.gate.calls("getattr"), m.gate.calls("access")), before);
+        }
+        fs::write(m.path("c"), b"").unwrap();
+        assert_eq!(list(), ["a", "c"]);
+        m.foreign_write("b", 0, b"x");
+        if validity != LONG {
+            eventually("the new name is listed", || list() == ["a", "b", "c"]);
+        }
+        fs::remove_file(m.path("c")).unwrap();
+        assert_eq!(list(), ["a", "b"]);
+        m.end();
+    }
+}
+
+#[test]
+fn a_private_directory_is_not_asked_about_every_time() {
+    use std::os::unix::fs::PermissionsExt;
     let Some(m) = mounted(LONG) else { return };
-    let list = || {
-        let mut names: Vec<_> = fs::read_dir(&m.dir).unwrap().map(|e| e.unwrap().file_name()).collect();
-        names.sort();
-        names
-    };
-    m.foreign_write("a", 0, b"x");
-    assert_eq!(list(), ["a"]);
-    list();
-    let before = m.gate.calls("readdir");
-    assert_eq!(list(), ["a"]);
-    assert_eq!(m.gate.calls("readdir"), before);
-    m.foreign_write("b", 0, b"x");
-    assert_eq!(list(), ["a", "b"]);
-    fs::write(m.path("c"), b"").unwrap();
-    assert_eq!(list(), ["a", "b", "c"]);
-    m.foreign_unlink("a");
-    assert_eq!(list(), ["b", "c"]);
+    fs::create_dir(m.path("home")).unwrap();
+    fs::set_permissions(m.path("home"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(m.path("home/f"), b"x").unwrap();
+    assert!(m.path("home/f").exists());
+    let before = m.gate.calls("walk");
+    for _ in 0..10 {
+        assert_eq!(fs::read(m.path("home/f")).unwrap(), b"x");
+    }
+    assert_eq!(m.gate.calls("walk"), before);
+    // Replaced elsewhere: opening the old file fails, and then the name is looked up in earnest.
+    m.foreign_unlink("home/f");
+    m.foreign_write("home/f", 0, b"new");
+    assert_eq!(fs::read(m.path("home/f")).unwrap(), b"new");
+    fs::rename(m.path("home/f"), m.path("home/g")).unwrap();
+    assert!(!m.path("home/f").exists());
+    assert_eq!(fs::read(m.path("home/g")).unwrap(), b"new");
+    fs::remove_file(m.path("home/g")).unwrap();
+    assert!(!m.path("home/g").exists());
     m.end();
 }
 

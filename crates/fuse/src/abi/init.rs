@@ -8,7 +8,6 @@ pub(crate) mod init_flags {
     #![allow(missing_docs)]
     pub const ASYNC_READ: u64 = 1;
     pub const POSIX_LOCKS: u64 = 1 << 1;
-    pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
     pub const BIG_WRITES: u64 = 1 << 5;
     pub const FLOCK_LOCKS: u64 = 1 << 10;
     pub const DO_READDIRPLUS: u64 = 1 << 13;

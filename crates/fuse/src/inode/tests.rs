@@ -1,5 +1,5 @@
 use super::*;
-use hither_vfs::Time;
+use hither_vfs::{Name, Time};
 
 fn node(fh: &str, fileid: u64, kind: FileKind) -> Node {
     let attr = Attr {
@@ -137,25 +137,26 @@ fn a_foreign_change_is_told_from_an_own_one() {
 }
 
 #[test]
-fn attributes_of_a_write_are_offered_until_something_else_happens() {
+fn attributes_are_known_until_something_else_happens() {
     let t = inodes();
     let f = node("f", 5, FileKind::Regular);
     let i = t.remember(None, &f).unwrap();
     let now = Instant::now();
+    assert!(i.known(now).is_none(), "good for one call only");
     let later = Attrs { valid: Validity::Until(now + Duration::from_secs(9)), ..changed(&f, 7, 10) };
     let mut m = i.modify(&t.clock);
     m.brought(later.clone());
-    assert!(i.offered(now).is_none());
+    assert!(i.known(now).is_none());
     drop(m);
-    assert_eq!(i.offered(now), Some(later.clone()));
-    assert!(i.offered(now + Duration::from_secs(10)).is_none());
+    assert_eq!(i.known(now), Some(later.clone()));
+    assert!(i.known(now + Duration::from_secs(10)).is_none());
     // Of two writes side by side neither knows.
     let (mut a, mut b) = (i.modify(&t.clock), i.modify(&t.clock));
     a.brought(later.clone());
     b.brought(later);
     drop(a);
     drop(b);
-    assert!(i.offered(now).is_none());
+    assert!(i.known(now).is_none());
 }
 
 #[test]

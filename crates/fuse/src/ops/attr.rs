@@ -14,7 +14,7 @@ impl Call {
     pub(super) async fn getattr(&self, fh: Option<u64>) -> Result<Answer> {
         let inode = self.inode()?;
         let (handle, asked) = (inode.fh(), self.asked());
-        if let Some(attrs) = inode.offered(Instant::now()) {
+        if let Some(attrs) = inode.known(Instant::now()) {
             return self.attr_answer(&inode, &attrs, asked).await;
         }
         let open = fh.and_then(|fh| self.session.files.find(fh));

@@ -9,7 +9,7 @@ use crate::abi::{DIRENT_BYTES, DIRENTPLUS_BYTES, EntryReply, Out, dirent, dirent
 use crate::call::{Answer, Undo};
 use crate::handles::{OpenDir, Page};
 use crate::inode::{Inode, Moment};
-use hither_vfs::{Access, DirEntry, Error, File, FileKind, Result};
+use hither_vfs::{Access, Attrs, DirEntry, Error, File, FileKind, Result};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -36,17 +36,7 @@ fn cookie_at(offset: u64) -> u64 {
 impl Call {
     pub(super) async fn opendir(&self) -> Result<Answer> {
         let inode = self.inode()?;
-        let (vfs, fh, cx) = (&self.session.vfs, inode.fh(), self.cx());
-        // A listing from the kernel's cache is not checked by the server: the right to it is checked here.
-        if !vfs.access(&cx, &fh, Access::READ).await?.contains(Access::READ) {
-            return Err(Error::new(libc::EACCES));
-        }
-        let asked = self.asked();
-        let attrs = vfs.getattr(&cx, File { fh: &fh, open: None }).await?;
-        if attrs.attr.kind != FileKind::Directory {
-            return Err(Error::new(libc::ENOTDIR));
-        }
-        self.saw(&inode, &attrs, asked).await;
+        let (attrs, asked) = self.dir_attrs(&inode).await?;
         let mut flags = 0;
         if !attrs.valid.left(Instant::now()).is_zero() {
             flags |= fopen::CACHE_DIR;
@@ -70,6 +60,28 @@ impl Call {
         let mut out = Out::with_capacity(16);
         open_out(&mut out, dir, flags);
         Ok(Answer::bytes(out.into_vec()).or(Undo::CloseDir { dir }))
+    }
+
+    /// Attributes of a directory that the caller may list. A listing from the kernel's cache is not checked by the
+    /// server: the right to it is checked here.
+    async fn dir_attrs(&self, inode: &Inode) -> Result<(Attrs, Moment)> {
+        let (vfs, fh, cx, asked) = (&self.session.vfs, inode.fh(), self.cx(), self.asked());
+        let known = inode.known(Instant::now());
+        if let Some(attrs) = known.as_ref().filter(|a| a.attr.mode & 0o444 == 0o444) {
+            return Ok((attrs.clone(), asked));
+        }
+        if !vfs.access(&cx, &fh, Access::READ).await?.contains(Access::READ) {
+            return Err(Error::new(libc::EACCES));
+        }
+        if let Some(attrs) = known {
+            return Ok((attrs, asked));
+        }
+        let attrs = vfs.getattr(&cx, File { fh: &fh, open: None }).await?;
+        if attrs.attr.kind != FileKind::Directory {
+            return Err(Error::new(libc::ENOTDIR));
+        }
+        self.saw(inode, &attrs, asked).await;
+        Ok((attrs, asked))
     }
 
     pub(super) async fn readdir(&self, fh: u64, offset: u64, size: u32, plus: bool) -> Result<Answer> {

@@ -1,0 +1,242 @@
+//! The table of inodes: the kernel's numbers, the server's, and names last seen.
+
+use super::{Clock, Ident, Inode};
+use bytes::Bytes;
+use hither_vfs::{Name, Node, Validity};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// Names remembered per object, at most: they are hints.
+const NAMES_MAX: usize = 16;
+
+/// All inodes of a mount.
+#[derive(Debug)]
+pub(crate) struct Inodes {
+    table: Mutex<Table>,
+    root: Arc<Inode>,
+    /// The mount's own modifications.
+    pub clock: Clock,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    by_id: HashMap<u64, Entry>,
+    by_ident: HashMap<Ident, u64>,
+    children: HashMap<u64, HashMap<Name, Child>>,
+    next: u64,
+}
+
+/// What a name was last seen to be, and how long that holds.
+#[derive(Debug, Clone, Copy)]
+struct Child {
+    id: u64,
+    valid: Validity,
+}
+
+#[derive(Debug)]
+struct Entry {
+    inode: Arc<Inode>,
+    lookups: u64,
+    names: SmallVec<[(u64, Name); 1]>,
+}
+
+/// Another handle carries the identity of an object known here: is it the same object, or a new one whose
+/// number was used before? Only the server can tell.
+#[derive(Debug)]
+pub(crate) struct Ambiguous(pub Arc<Inode>);
+
+impl Inodes {
+    /// With the root.
+    pub fn new(root: &Node) -> Self {
+        let id = crate::abi::ROOT_ID;
+        let root = Arc::new(Inode::new(id, root));
+        let mut table = Table { next: id + 1, ..Default::default() };
+        table.by_ident.insert(root.ident, id);
+        table.by_id.insert(id, Entry { inode: root.clone(), lookups: 1, names: SmallVec::new() });
+        Self { table: Mutex::new(table), root, clock: Clock::default() }
+    }
+
+    /// The inode with that number; `None` for a number the kernel should not know.
+    pub fn find(&self, id: u64) -> Option<Arc<Inode>> {
+        if id == self.root.id {
+            return Some(self.root.clone());
+        }
+        self.table.lock().by_id.get(&id).map(|e| e.inode.clone())
+    }
+
+    /// Inode of the object, made if new, with one look-up more. `at` is the name that led to it.
+    pub fn remember(&self, at: Option<(u64, &Name)>, node: &Node) -> Result<Arc<Inode>, Ambiguous> {
+        let mut table = self.table.lock();
+        let t = &mut *table;
+        let ident = Ident::of(&node.attrs.attr);
+        let known = t.by_ident.get(&ident).and_then(|id| t.by_id.get(id)).map(|e| e.inode.clone());
+        let inode = match known {
+            Some(inode) if inode.kind == node.attrs.attr.kind => {
+                if !inode.knows(&node.fh) {
+                    return Err(Ambiguous(inode));
+                }
+                inode
+            }
+            _ => {
+                let inode = Arc::new(Inode::new(t.next, node));
+                t.by_ident.insert(ident, t.next);
+                let entry = Entry { inode: inode.clone(), lookups: 0, names: SmallVec::new() };
+                t.by_id.insert(t.next, entry);
+                t.next += 1;
+                inode
+            }
+        };
+        if let Some(entry) = t.by_id.get_mut(&inode.id) {
+            entry.lookups += 1;
+        }
+        if let Some((dir, name)) = at {
+            t.bind(dir, name, inode.id, node.attrs.valid);
+        }
+        Ok(inode)
+    }
+
+    /// Takes the identity away from an inode whose object is gone, so that a new object may have it.
+    pub fn retire(&self, inode: &Inode) {
+        let mut t = self.table.lock();
+        if t.by_ident.get(&inode.ident) == Some(&inode.id) {
+            t.by_ident.remove(&inode.ident);
+        }
+    }
+
+    /// Takes `count` look-ups away; the inode ends with the last.
+    pub fn forget(&self, id: u64, count: u64) {
+        if id == self.root.id {
+            return;
+        }
+        let mut table = self.table.lock();
+        let t = &mut *table;
+        let Some(entry) = t.by_id.get_mut(&id) else { return };
+        entry.lookups = entry.lookups.saturating_sub(count);
+        if entry.lookups > 0 {
+            return;
+        }
+        let Some(entry) = t.by_id.remove(&id) else { return };
+        if t.by_ident.get(&entry.inode.ident) == Some(&id) {
+            t.by_ident.remove(&entry.inode.ident);
+        }
+        for (dir, name) in &entry.names {
+            t.unbind(*dir, name, id);
+        }
+        t.children.remove(&id);
+    }
+
+    /// What a name was last seen to be.
+    pub fn child(&self, dir: u64, name: &Name) -> Option<Arc<Inode>> {
+        let t = self.table.lock();
+        let child = t.children.get(&dir)?.get(name)?;
+        t.by_id.get(&child.id).map(|e| e.inode.clone())
+    }
+
+    /// The same while it holds, with one look-up more.
+    pub fn look_up(&self, dir: u64, name: &Name, now: Instant) -> Option<Arc<Inode>> {
+        let mut table = self.table.lock();
+        let t = &mut *table;
+        let child = t.children.get(&dir)?.get(name).filter(|c| !c.valid.left(now).is_zero())?;
+        let entry = t.by_id.get_mut(&child.id)?;
+        entry.lookups += 1;
+        Some(entry.inode.clone())
+    }
+
+    /// Identity of the directory that a directory was last seen in.
+    pub fn parent(&self, id: u64) -> Option<Ident> {
+        let t = self.table.lock();
+        let (above, _) = t.by_id.get(&id)?.names.last()?;
+        t.by_id.get(above).map(|e| e.inode.ident)
+    }
+
+    /// Identity of the root.
+    pub fn root_ident(&self) -> Ident {
+        self.root.ident
+    }
+
+    /// Names last seen in a directory.
+    pub fn children(&self, dir: u64) -> Vec<Name> {
+        self.table.lock().children.get(&dir).map(|c| c.keys().cloned().collect()).unwrap_or_default()
+    }
+
+    /// Forgets a name that was removed.
+    pub fn unbind(&self, dir: u64, name: &Name) {
+        let mut t = self.table.lock();
+        if let Some(child) = t.children.get(&dir).and_then(|c| c.get(name)).copied() {
+            t.drop_name(dir, name, child.id);
+        }
+    }
+
+    /// Moves names as a rename did.
+    pub fn rename(&self, from: (u64, &Name), to: (u64, &Name), exchange: bool) {
+        let mut t = self.table.lock();
+        let id = |t: &Table, at: (u64, &Name)| t.children.get(&at.0).and_then(|c| c.get(at.1)).map(|c| c.id);
+        let (source, target) = (id(&t, from), id(&t, to));
+        for (at, id) in [(from, source), (to, target)] {
+            if let Some(id) = id {
+                t.drop_name(at.0, at.1, id);
+            }
+        }
+        if let Some(id) = source {
+            t.bind(to.0, to.1, id, Validity::Once);
+        }
+        if let (true, Some(id)) = (exchange, target) {
+            t.bind(from.0, from.1, id, Validity::Once);
+        }
+    }
+
+    /// Number of inodes.
+    pub fn len(&self) -> usize {
+        self.table.lock().by_id.len()
+    }
+}
+
+/// A copy that does not keep the message alive which the name came in.
+fn own_name(name: &Name) -> Name {
+    Name::new(Bytes::copy_from_slice(name.as_bytes())).unwrap_or_else(|_| name.clone())
+}
+
+impl Table {
+    fn bind(&mut self, dir: u64, name: &Name, id: u64, valid: Validity) {
+        let names = self.children.entry(dir).or_default();
+        if let Some(known) = names.get_mut(name)
+            && known.id == id
+        {
+            known.valid = valid;
+            return;
+        }
+        let name = &own_name(name);
+        let before = names.insert(name.clone(), Child { id, valid });
+        if let Some(old) = before.and_then(|old| self.by_id.get_mut(&old.id)) {
+            old.names.retain(|(d, n)| (*d, &*n) != (dir, name));
+        }
+        if let Some(entry) = self.by_id.get_mut(&id) {
+            entry.names.push((dir, name.clone()));
+            if entry.names.len() > NAMES_MAX {
+                let (dir, name) = entry.names.remove(0);
+                self.unbind(dir, &name, id);
+            }
+        }
+    }
+
+    fn drop_name(&mut self, dir: u64, name: &Name, id: u64) {
+        self.unbind(dir, name, id);
+        if let Some(entry) = self.by_id.get_mut(&id) {
+            entry.names.retain(|(d, n)| (*d, &*n) != (dir, name));
+        }
+    }
+
+    fn unbind(&mut self, dir: u64, name: &Name, id: u64) {
+        if let Some(names) = self.children.get_mut(&dir)
+            && names.get(name).is_some_and(|c| c.id == id)
+        {
+            names.remove(name);
+            if names.is_empty() {
+                self.children.remove(&dir);
+            }
+        }
+    }
+}
