@@ -96,14 +96,22 @@ impl Opens {
         !self.tables.lock().files.is_empty()
     }
 
-    /// The file was hidden or, with `None`, is back. False when its last open has ended meanwhile.
-    pub fn hidden(&self, fh: &Fh, silly: Option<Silly>) -> bool {
+    /// The file was hidden. False when that name is not needed: the last open has ended meanwhile, or the file is
+    /// hidden under another one already.
+    pub fn hidden(&self, fh: &Fh, silly: Silly) -> bool {
         match self.tables.lock().files.get_mut(fh) {
-            Some(file) => {
-                file.silly = silly;
+            Some(file) if file.silly.is_none() => {
+                file.silly = Some(silly);
                 true
             }
-            None => false,
+            _ => false,
+        }
+    }
+
+    /// The file has its name back.
+    pub fn shown(&self, fh: &Fh) {
+        if let Some(file) = self.tables.lock().files.get_mut(fh) {
+            file.silly = None;
         }
     }
 }
@@ -316,5 +324,30 @@ impl V3 {
             written
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::v3::tests::server::{Server, cx, mount, name, root};
+    use hither_rpc::Mode;
+
+    /// Of two hidden names of one file, as two removals at the same moment give it, one is enough; after the last
+    /// close none is.
+    #[tokio::test(start_paused = true)]
+    async fn one_hidden_name_is_kept() {
+        let fs = mount(&Server::new(), Mode::Hard, |_| {}).await;
+        let fh = Fh(bytes::Bytes::from_static(b"file"));
+        let silly = |n| Silly { dir: root(), name: name(n), cred: cx().cred };
+        let open = || Open { fh: fh.clone(), cred: cx().cred, mark: fs.writes.opened(&fh) };
+        let (first, second) = (fs.opens.insert(open(), 7), fs.opens.insert(open(), 7));
+        assert!(fs.opens.hidden(&fh, silly("a")));
+        assert!(!fs.opens.hidden(&fh, silly("b")));
+        assert!(fs.opens.remove(first).is_some_and(|(_, silly)| silly.is_none()));
+        let (_, last) = fs.opens.remove(second).unwrap();
+        assert_eq!(last.unwrap().name, name("a"));
+        assert!(!fs.opens.hidden(&fh, silly("c")));
+        assert!(fs.opens.remove(second).is_none());
     }
 }

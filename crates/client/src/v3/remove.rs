@@ -109,7 +109,7 @@ impl V3 {
             // Nothing replaced it: it gets its name back.
             let hidden_at = (hidden.dir, hidden.name);
             if self.rename(cred, &hidden_at, to).await.is_ok() {
-                self.opens.hidden(&fh, None);
+                self.opens.shown(&fh);
             }
         }
         renamed
@@ -135,7 +135,7 @@ impl V3 {
             let to = (dir.clone(), hidden.clone());
             let (_, change) = self.rename(cred, &(dir.clone(), name.clone()), &to).await?;
             let silly = Silly { dir: dir.clone(), name: hidden, cred: cred.clone() };
-            if !self.opens.hidden(fh, Some(silly.clone())) {
+            if !self.opens.hidden(fh, silly.clone()) {
                 self.remove_hidden(&silly).await;
             }
             return Ok(change);

@@ -1,6 +1,6 @@
 //! Conversations with a scripted server on virtual time: lost messages, busy servers, servers that misbehave.
 
-mod server;
+pub(super) mod server;
 
 use super::V3;
 use bytes::Bytes;

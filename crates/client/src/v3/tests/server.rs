@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// How the script answers a call.
 #[allow(clippy::large_enum_variant)] // one at a time
-pub(super) enum Act {
+pub(crate) enum Act {
     /// As the server would.
     Serve,
     /// With this.
@@ -32,7 +32,7 @@ pub(super) enum Act {
 
 type Script = Box<dyn FnMut(&Call3, usize) -> Act + Send>;
 
-pub(super) struct Server {
+pub(crate) struct Server {
     pub net: sim::Net,
     state: Mutex<State>,
 }
@@ -51,13 +51,13 @@ struct State {
 
 /// A call that arrived.
 #[derive(Debug, Clone)]
-pub(super) struct Received {
+pub(crate) struct Received {
     pub proc: Proc3,
     pub xid: u32,
     pub auth: Option<AuthSys>,
 }
 
-pub(super) const ROOT: &[u8] = b"root";
+pub(crate) const ROOT: &[u8] = b"root";
 
 impl Server {
     pub fn new() -> Arc<Self> {
@@ -286,7 +286,7 @@ impl State {
 }
 
 /// A mount of the server.
-pub(super) async fn mount(server: &Arc<Server>, mode: Mode, change: impl FnOnce(&mut Options)) -> V3 {
+pub(crate) async fn mount(server: &Arc<Server>, mode: Mode, change: impl FnOnce(&mut Options)) -> V3 {
     let mut opts = testing::options();
     change(&mut opts);
     let stats = Arc::new(Stats::new());
@@ -304,20 +304,20 @@ pub(super) async fn mount(server: &Arc<Server>, mode: Mode, change: impl FnOnce(
         .expect("the simulated server can be mounted")
 }
 
-pub(super) fn root() -> Fh {
+pub(crate) fn root() -> Fh {
     Fh(Bytes::from_static(ROOT))
 }
 
-pub(super) fn cx() -> Cx {
+pub(crate) fn cx() -> Cx {
     Cx::new(Arc::new(Cred::root()))
 }
 
-pub(super) fn name(s: &str) -> Name {
+pub(crate) fn name(s: &str) -> Name {
     Name::new(s.to_owned()).unwrap()
 }
 
 /// The bytes of any value, for answers that fit no type.
-pub(super) fn wire(values: &[u32]) -> Bytes {
+pub(crate) fn wire(values: &[u32]) -> Bytes {
     let mut e = Enc::new();
     values.iter().for_each(|v| v.enc(&mut e));
     e.to_bytes()
