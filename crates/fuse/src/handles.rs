@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::time::Instant;
 
 /// An open file. Data goes through it with the identity of who opened it, as NFS does.
 #[derive(Debug)]
@@ -53,6 +54,10 @@ pub(crate) struct Page {
     pub verifier: [u8; 8],
     /// When it was asked for.
     pub asked: Moment,
+    /// Until when all objects given to the kernel since the start hold; `None` when some did not come along.
+    pub hold: Option<Instant>,
+    /// When the start was asked for.
+    pub began: Moment,
     /// Bytes to ask for next time.
     pub ask_bytes: u32,
     /// Pages since the start, and a cookie seen on the way: meeting it again means that the server runs in a circle.

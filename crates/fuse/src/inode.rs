@@ -129,6 +129,8 @@ struct State {
     valid: Option<Validity>,
     /// Attributes last seen, with nothing of ours happening to the object since.
     known: Option<Attrs>,
+    /// Until when the objects hold that came along with the last whole listing of this directory.
+    listed: Option<Instant>,
     /// Who may look names up here, as look-ups that succeeded showed, and until when that holds.
     searchers: SmallVec<[(Arc<Cred>, Validity); 1]>,
     /// An error of written bytes that no program has been told yet.
@@ -217,6 +219,7 @@ impl Inode {
             sent_back: SmallVec::new(),
             valid: Some(node.attrs.valid),
             known: Some(node.attrs.clone()),
+            listed: None,
             searchers: SmallVec::new(),
             error: None,
         };
@@ -272,6 +275,7 @@ impl Inode {
         s.pages = None;
         s.known = None;
         s.seen = None;
+        s.listed = None;
     }
 
     /// Whether the mount itself changed the object since `asked`.
@@ -406,6 +410,19 @@ impl Inode {
     pub fn known(&self, now: Instant) -> Option<Attrs> {
         let s = self.state.lock();
         s.known.clone().filter(|a| s.modifying == 0 && !a.valid.left(now).is_zero())
+    }
+
+    /// Notes that this directory was listed to its end with all its objects, which hold until then; `None`
+    /// when some did not come along.
+    pub fn listed(&self, until: Option<Instant>, asked: Moment) {
+        let mut s = self.state.lock();
+        s.listed = until.filter(|_| s.modified <= asked);
+    }
+
+    /// Whether the kernel can do with the listing it has cached: the objects on it still hold. When they do not, a new
+    /// listing brings all of them at once, while a cached one would be followed by a look-up of each.
+    pub fn listing_holds(&self, now: Instant) -> bool {
+        self.state.lock().listed.is_some_and(|until| now < until)
     }
 
     /// Notes that a look-up by `cred` in this directory succeeded, and how long that holds.

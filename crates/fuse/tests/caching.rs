@@ -193,10 +193,12 @@ fn a_private_directory_is_not_asked_about_every_time() {
         assert_eq!(fs::read(m.path("home/f")).unwrap(), b"x");
     }
     assert_eq!(m.gate.calls("walk"), before);
+    eventually("it is closed", || m.model.open_count() == 0);
     // Replaced elsewhere: opening the old file fails, and then the name is looked up in earnest.
     m.foreign_unlink("home/f");
     m.foreign_write("home/f", 0, b"new");
     assert_eq!(fs::read(m.path("home/f")).unwrap(), b"new");
+    eventually("it is closed", || m.model.open_count() == 0);
     fs::rename(m.path("home/f"), m.path("home/g")).unwrap();
     assert!(!m.path("home/f").exists());
     assert_eq!(fs::read(m.path("home/g")).unwrap(), b"new");
@@ -210,10 +212,12 @@ fn a_file_replaced_elsewhere_is_found_under_its_name() {
     let Some(m) = mounted(LONG) else { return };
     m.foreign_write("f", 0, b"first");
     assert_eq!(fs::read(m.path("f")).unwrap(), b"first");
+    eventually("it is closed", || m.model.open_count() == 0);
     m.foreign_unlink("f");
     m.foreign_write("f", 0, b"second");
     // The kernel still knows the old file by that name; opening it is ESTALE, and the name is looked up again.
     assert_eq!(fs::read(m.path("f")).unwrap(), b"second");
+    eventually("it is closed", || m.model.open_count() == 0);
     m.foreign_unlink("f");
     assert_eq!(fs::read(m.path("f")).unwrap_err().raw_os_error(), Some(libc::ENOENT));
     m.end();

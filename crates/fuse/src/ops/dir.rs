@@ -20,6 +20,9 @@ const LOW_COOKIES: u64 = i64::MAX as u64 - 3;
 /// Bytes asked for with the first page; doubles with every page.
 const FIRST_PAGE_BYTES: u32 = 32 << 10;
 
+/// A listing without entries holds as long as the directory does; something finite to start from.
+const LISTING_HOLDS_MAX: Duration = Duration::from_secs(24 * 3600);
+
 fn offset_of(cookie: u64) -> u64 {
     if cookie <= AFTER_DOT_DOT { LOW_COOKIES + cookie } else { cookie }
 }
@@ -40,7 +43,7 @@ impl Call {
         let mut flags = 0;
         if !attrs.valid.left(Instant::now()).is_zero() {
             flags |= fopen::CACHE_DIR;
-            if inode.opened(&attrs, asked).keep {
+            if inode.opened(&attrs, asked).keep && inode.listing_holds(Instant::now()) {
                 flags |= fopen::KEEP_CACHE;
             }
         }
@@ -52,6 +55,8 @@ impl Call {
             filled: false,
             verifier: [0; 8],
             asked,
+            hold: None,
+            began: asked,
             ask_bytes: FIRST_PAGE_BYTES,
             pages: 0,
             milestone: None,
@@ -100,18 +105,25 @@ impl Call {
         }
         let mut page = dir.page.lock().await;
         let mut cookie = cookie_at(offset);
+        if cookie == 0 {
+            (page.hold, page.began) = (Some(Instant::now() + LISTING_HOLDS_MAX), self.asked());
+        }
         loop {
             if !page.seek(cookie) {
                 self.fetch(&dir, &mut page, cookie, plus).await?;
             }
             while let Some(entry) = page.entries.get(page.next) {
-                if !self.add_entry(&mut list, &dir.inode, entry, page.asked).await {
+                let Some(hold) = self.add_entry(&mut list, &dir.inode, entry, page.asked).await else {
                     return Ok(list.answer());
-                }
+                };
                 cookie = entry.cookie;
+                page.hold = page.hold.zip(hold).map(|(a, b)| a.min(b));
                 page.next += 1;
             }
             // Something to show, or nothing more to come.
+            if page.eof {
+                dir.inode.listed(page.hold, page.began);
+            }
             if page.eof || !list.is_empty() {
                 return Ok(list.answer());
             }
@@ -146,10 +158,17 @@ impl Call {
         Ok(())
     }
 
-    /// Adds an entry if it fits. Its object comes along when the page is as good as new.
-    async fn add_entry(&self, list: &mut List, dir: &Inode, entry: &DirEntry, asked: Moment) -> bool {
+    /// Adds an entry; `None` when it does not fit. Its object comes along when the page is as good as new, and then the
+    /// answer is until when it holds.
+    async fn add_entry(
+        &self,
+        list: &mut List,
+        dir: &Inode,
+        entry: &DirEntry,
+        asked: Moment,
+    ) -> Option<Option<Instant>> {
         if !list.fits(entry.name.as_bytes()) {
-            return false;
+            return None;
         }
         let offset = offset_of(entry.cookie);
         let name = entry.name.as_bytes();
@@ -161,7 +180,7 @@ impl Call {
         let kind = node.map(|n| n.attrs.attr.kind).or(entry.kind);
         if !list.plus {
             dirent(&mut list.out, ino, offset, kind, name);
-            return true;
+            return Some(None);
         }
         let left = node.map_or(Duration::ZERO, |n| n.attrs.valid.left(Instant::now()));
         let known = match node {
@@ -184,11 +203,11 @@ impl Call {
                     attr: Some(&node.attrs.attr),
                 };
                 direntplus(&mut list.out, &entry, ino, offset, kind, name);
-                return true;
+                return Some(Some(Instant::now() + left));
             }
         }
         direntplus(&mut list.out, &NOBODY, ino, offset, kind, name);
-        true
+        Some(None)
     }
 }
 
