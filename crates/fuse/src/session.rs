@@ -62,6 +62,9 @@ pub(crate) struct Session {
     pub creds: Creds,
     /// The server has no file capabilities; known after the first question.
     pub no_capabilities: AtomicBool,
+    /// What the mount point and its file system looked like last.
+    pub last_root: Mutex<Option<Attrs>>,
+    pub last_statfs: Mutex<Option<FsStat>>,
     rt: Handle,
     device: Arc<Device>,
     devices: Mutex<Vec<Arc<Device>>>,
@@ -106,6 +109,8 @@ impl Session {
             stats: Stats::default(),
             creds: Creds::default(),
             no_capabilities: AtomicBool::new(false),
+            last_root: Mutex::new(Some(root.attrs.clone())),
+            last_statfs: Mutex::new(None),
             rt,
             devices: Mutex::new(vec![device.clone()]),
             device,

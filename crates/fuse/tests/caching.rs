@@ -181,6 +181,23 @@ fn a_listing_is_cached_while_it_holds_and_nothing_changes() {
 }
 
 #[test]
+fn a_listing_brings_attributes_again_when_they_have_run_out() {
+    let Some(m) = mounted(400) else { return };
+    for i in 0..50 {
+        m.foreign_write(&format!("f{i}"), 0, b"x");
+    }
+    let list = || fs::read_dir(&m.dir).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum::<u64>();
+    assert_eq!(list(), 50);
+    pause(600);
+    let before = (m.gate.calls("walk"), m.gate.calls("getattr"));
+    assert_eq!(list(), 50);
+    let asked = m.gate.calls("walk") - before.0 + m.gate.calls("getattr") - before.1;
+    // On a busy machine some may run out again on the way.
+    assert!(asked < 25, "{asked} questions for 50 files that come with the listing");
+    m.end();
+}
+
+#[test]
 fn a_private_directory_is_not_asked_about_every_time() {
     use std::os::unix::fs::PermissionsExt;
     let Some(m) = mounted(LONG) else { return };

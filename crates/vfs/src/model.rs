@@ -142,8 +142,8 @@ impl Model {
             to += part.len() as u64;
         }
         o.attr.size_bytes = o.attr.size_bytes.max(end);
-        o.attr.used_bytes = o.pages()?.used_bytes();
         o.drop_set_id(&cx.cred);
+        s.settle(ino)?;
         s.touch_data(ino, self.now());
         Ok(Wrote { bytes: len, attrs: Some(self.attrs(&s, ino)) })
     }
@@ -556,8 +556,8 @@ impl Vfs for Model {
         let o = s.object_mut(ino);
         o.pages_mut()?.reserve(range.start_bytes, range.end_bytes);
         o.attr.size_bytes = o.attr.size_bytes.max(range.end_bytes);
-        o.attr.used_bytes = o.pages()?.used_bytes();
         o.drop_set_id(&cx.cred);
+        s.settle(ino)?;
         s.touch_data(ino, self.now());
         Ok(())
     }
@@ -567,8 +567,8 @@ impl Vfs for Model {
         let ino = self.file(&s, cx, file, OpenAccess::WRITE)?;
         let o = s.object_mut(ino);
         o.pages_mut()?.punch(range.start_bytes, range.end_bytes);
-        o.attr.used_bytes = o.pages()?.used_bytes();
         o.drop_set_id(&cx.cred);
+        s.settle(ino)?;
         s.touch_data(ino, self.now());
         Ok(())
     }

@@ -1,14 +1,20 @@
 //! GETATTR, SETATTR, ACCESS and STATFS.
 
 use super::Call;
-use crate::abi::{Out, SetattrIn, attr_out, fattr};
+use crate::abi::{Out, ROOT_ID, SetattrIn, attr_out, fattr};
 use crate::call::Answer;
 use crate::inode::{Inode, Moment};
-use hither_vfs::{Access, Attrs, Error, File, FileKind, Result, SetAttr, SetTime, Time};
+use hither_vfs::{Access, Attrs, Error, File, FileKind, FsStat, Result, SetAttr, SetTime, Time};
+use parking_lot::Mutex;
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// Unit of the counts in a STATFS reply.
 const STATFS_BLOCK_BYTES: u64 = 4096;
+
+/// How long questions about the mount point itself wait for the server before what was last seen has to do.
+/// umount(8) asks them first, and must work when the server is dead.
+const ROOT_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Call {
     pub(super) async fn getattr(&self, fh: Option<u64>) -> Result<Answer> {
@@ -20,8 +26,33 @@ impl Call {
         let open = fh.and_then(|fh| self.session.files.find(fh));
         let file = File { fh: &handle, open: open.as_ref().map(|f| f.open) };
         let cx = open.as_ref().map_or_else(|| self.cx(), |f| self.cx_of(f.cred.clone()));
-        let attrs = self.session.vfs.getattr(&cx, file).await?;
+        let call = self.session.vfs.getattr(&cx, file);
+        let attrs = self.patiently(&self.session.last_root, None, call).await?;
         self.attr_answer(&inode, &attrs, asked).await
+    }
+
+    /// The outcome of `call`; for the mount point `last` or `fallback` when it does not come in time.
+    async fn patiently<T: Clone>(
+        &self,
+        last: &Mutex<Option<T>>,
+        fallback: Option<T>,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        if self.head.nodeid != ROOT_ID {
+            return call.await;
+        }
+        let known = last.lock().clone().or(fallback);
+        let result = match known {
+            None => call.await,
+            Some(known) => match tokio::time::timeout(ROOT_PATIENCE, call).await {
+                Ok(result) => result,
+                Err(_) => return Ok(known),
+            },
+        };
+        if let Ok(value) = &result {
+            *last.lock() = Some(value.clone());
+        }
+        result
     }
 
     async fn attr_answer(&self, inode: &Inode, attrs: &Attrs, asked: Moment) -> Result<Answer> {
@@ -83,7 +114,11 @@ impl Call {
 
     pub(super) async fn statfs(&self) -> Result<Answer> {
         let inode = self.inode()?;
-        let s = self.session.vfs.statfs(&self.cx(), &inode.fh()).await?;
+        let (cx, handle) = (self.cx(), inode.fh());
+        let call = self.session.vfs.statfs(&cx, &handle);
+        // No blocks: the size is unknown, and df(1) leaves the file system out.
+        let unknown = FsStat { name_max_bytes: 255, ..FsStat::default() };
+        let s = self.patiently(&self.session.last_statfs, Some(unknown), call).await?;
         let mut o = Out::with_capacity(80);
         for bytes in [s.total_bytes, s.free_bytes, s.avail_bytes] {
             o.u64(bytes / STATFS_BLOCK_BYTES);

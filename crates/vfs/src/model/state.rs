@@ -14,6 +14,7 @@ pub(super) struct State {
     pub opens: HashMap<u64, Open>,
     pub next_open: u64,
     pub capacity_bytes: u64,
+    used_bytes: u64,
     next_ino: u64,
     change: u64,
 }
@@ -39,6 +40,7 @@ impl State {
             opens: HashMap::new(),
             next_open: 1,
             capacity_bytes,
+            used_bytes: 0,
             next_ino: ROOT,
             change: 1,
         };
@@ -81,7 +83,16 @@ impl State {
 
     /// Bytes in use.
     pub fn used_bytes(&self) -> u64 {
-        self.objects.values().map(|o| o.attr.used_bytes).sum()
+        self.used_bytes
+    }
+
+    /// Takes note of the space that a file takes after its contents changed.
+    pub fn settle(&mut self, ino: u64) -> Result<()> {
+        let o = self.object_mut(ino);
+        let (before, after) = (o.attr.used_bytes, o.pages()?.used_bytes());
+        o.attr.used_bytes = after;
+        self.used_bytes = self.used_bytes - before + after;
+        Ok(())
     }
 
     /// Notes that the data of an object changed.
@@ -277,15 +288,15 @@ impl State {
             o.pages_mut()?.punch(size, end.next_multiple_of(4096));
         }
         o.attr.size_bytes = size;
-        o.attr.used_bytes = o.pages()?.used_bytes();
         o.drop_set_id(cred);
-        Ok(())
+        self.settle(ino)
     }
 
     /// Forgets an object that has neither names nor opens.
     pub fn reap(&mut self, ino: u64) {
         if self.objects.get(&ino).is_some_and(|o| o.attr.nlink == 0 && o.opens == 0) {
-            self.objects.remove(&ino);
+            let gone = self.objects.remove(&ino);
+            self.used_bytes -= gone.map_or(0, |o| o.attr.used_bytes);
         }
     }
 

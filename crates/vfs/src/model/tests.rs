@@ -194,4 +194,16 @@ async fn a_full_disk_says_so() {
     let file = File { fh: &f.node.fh, open: Some(f.open) };
     let data = Bytes::from(vec![7; 2 << 20]);
     assert_eq!(errno(m.write(&cx, file, 0, data.into(), Stability::Stable).await), libc::ENOSPC);
+    // What is given back can be used again.
+    for _ in 0..10 {
+        let most = Bytes::from(vec![7; 1 << 20]);
+        m.write(&cx, file, 0, most.into(), Stability::Stable).await.unwrap();
+        let set = SetAttr { size_bytes: Some(0), ..Default::default() };
+        m.setattr(&cx, file, &set).await.unwrap();
+    }
+    m.write(&cx, file, 0, Bytes::from(vec![7; 1 << 20]).into(), Stability::Stable).await.unwrap();
+    m.unlink(&cx, &top, &name("f"), None).await.unwrap();
+    assert_eq!(m.statfs(&cx, &top).await.unwrap().free_bytes, 0);
+    m.close(&cx, &f.node.fh, f.open).await.unwrap();
+    assert_eq!(m.statfs(&cx, &top).await.unwrap().free_bytes, 1 << 20);
 }
