@@ -7,7 +7,7 @@ use std::time::Duration;
 pub(crate) fn options() -> Options {
     Options {
         server: "server".into(),
-        addrs: vec!["127.0.0.1:0".parse().unwrap()],
+        addrs: vec!["127.0.0.1:0".parse().expect("this is an address")],
         path: "/export".into(),
         version: None,
         port: None,
