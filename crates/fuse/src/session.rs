@@ -15,7 +15,7 @@ use crate::mount::Config;
 use crate::ops::Call;
 use crate::stats::Stats;
 use bytes::Bytes;
-use hither_vfs::{Attr, Cred, Cx, File, Result, Vfs};
+use hither_vfs::{Attr, Attrs, Cred, Cx, File, FsStat, Result, Vfs};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::future::Future;
@@ -100,6 +100,7 @@ impl Session {
         rt: Handle,
     ) -> Arc<Self> {
         let device = Arc::new(device);
+        let last_root = Mutex::new(Some(root.attrs.clone()));
         Arc::new(Self {
             vfs,
             inodes: Inodes::new(root),
@@ -109,7 +110,7 @@ impl Session {
             stats: Stats::default(),
             creds: Creds::default(),
             no_capabilities: AtomicBool::new(false),
-            last_root: Mutex::new(Some(root.attrs.clone())),
+            last_root,
             last_statfs: Mutex::new(None),
             rt,
             devices: Mutex::new(vec![device.clone()]),

@@ -205,6 +205,10 @@ impl Core {
                 Ok(ok) => {
                     guard.replied(true);
                     self.sequenced(session, &ok, asked);
+                    // Some servers (ganesha) say so in the operation that follows (RFC 8881 section 18.46.3).
+                    if results.status() == Nfsstat4::RETRY_UNCACHED_REP && !c.cache {
+                        return Outcome::Again;
+                    }
                     return Outcome::Executed(Answer { results, asked, repeated: false });
                 }
                 Err(e) => e.status().unwrap_or(Nfsstat4::SERVERFAULT),
