@@ -88,9 +88,11 @@ impl Client {
             )));
         }
         let bin = quote(&file.display().to_string());
+        // One log for all its mounts, appended to.
+        let log = quote(&lab.dir("logs")?.join("hither.log").display().to_string());
         Ok(Self::Command(Recipe {
             name: "hither".into(),
-            mount: format!("{bin} mount -o {{opts}} {{host}}:{{export}}{{sub}} {{mp}}"),
+            mount: format!("{bin} mount --log {log} -o {{opts}} {{host}}:{{export}}{{sub}} {{mp}}"),
             umount: format!("{bin} umount {{mp}}"),
         }))
     }

@@ -238,7 +238,12 @@ impl<'a> Server<'a> {
 
     fn private_run(&self) -> Res<String> {
         let (run, nfs) = (self.lab.dir("ganesha/run")?, self.lab.dir("ganesha/nfs")?);
-        Ok(format!("mount --bind '{}' /run; mount --bind '{}' /var/lib/nfs; ", run.display(), nfs.display()))
+        // A copy of a client's mount would keep that client's daemon alive after its umount.
+        Ok(format!(
+            "umount -l /mnt; mount --bind '{}' /run; mount --bind '{}' /var/lib/nfs; ",
+            run.display(),
+            nfs.display()
+        ))
     }
 
     /// Ganesha registers with rpcbind, or does not start.

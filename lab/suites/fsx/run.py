@@ -11,10 +11,10 @@ PLAIN = {"close_open": 1, "read": 10, "write": 10, "mapread": 10, "mapwrite": 10
 RUNS = [
     ("mmap", s.pick(8_000, 100_000), 1, PLAIN, "flen = 262144"),
     # 4 MiB: ranges larger than one READ or WRITE.
-    ("large", s.pick(600, 3_000), 2, PLAIN, "flen = 4194304\n[opsize]\nmax = 2097152"),
-    ("no-mmap", s.pick(3_000, 20_000), 3, PLAIN | {"mapread": 0, "mapwrite": 0, "close_open": 5}, "flen = 262144"),
-    ("aligned", s.pick(2_000, 10_000), 4, PLAIN, "flen = 262144\n[opsize]\nalign = 4096"),
-    ("holes", s.pick(2_000, 20_000), 5, PLAIN | {"punch_hole": 5, "posix_fallocate": 2}, "flen = 262144"),
+    ("large", s.pick(300, 1_000), 2, PLAIN, "flen = 4194304\n[opsize]\nmax = 2097152"),
+    ("no-mmap", s.pick(2_000, 5_000), 3, PLAIN | {"mapread": 0, "mapwrite": 0, "close_open": 5}, "flen = 262144"),
+    ("aligned", s.pick(1_000, 5_000), 4, PLAIN, "flen = 262144\n[opsize]\nalign = 4096"),
+    ("holes", s.pick(2_000, 5_000), 5, PLAIN | {"punch_hole": 5, "posix_fallocate": 2}, "flen = 262144"),
 ]
 
 for name, ops, seed, weights, settings in RUNS:
