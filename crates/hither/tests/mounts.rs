@@ -246,7 +246,7 @@ fn a_dead_server_stops_nobody_else() {
     let mnt = ganesha.mnt();
     for options in ["vers=4.2,noac", "vers=3,noac"] {
         ganesha.mount(options, &mnt).ok();
-        ganesha.signal("STOP");
+        ganesha.freeze();
         // A program that waits can be killed.
         let waiting = run(Command::new("timeout").args(["-s", "KILL", "2", "ls"]).arg(&mnt));
         assert_eq!(waiting.code, -1, "{waiting:?}");
@@ -255,7 +255,7 @@ fn a_dead_server_stops_nobody_else() {
         assert_eq!(text.code, 0, "{text:?}");
         assert!(!is_mounted(&mnt));
         wait_for("the daemon ends", 40, || daemons(&mnt).is_empty());
-        ganesha.signal("CONT");
+        ganesha.thaw();
     }
 }
 

@@ -178,9 +178,22 @@ impl Ganesha {
         found.expect("a running ganesha")
     }
 
-    /// Stops the server as a process (SIGSTOP), or lets it go on (SIGCONT).
-    pub fn signal(&self, signal: &str) {
-        run(Command::new("kill").arg(format!("-{signal}")).arg(self.pid().to_string())).ok();
+    /// Stops the server as a process (SIGSTOP). kill(2) returns before: until one thread has been scheduled to
+    /// take the signal, the others go on answering.
+    pub fn freeze(&self) {
+        let pid = self.pid();
+        run(Command::new("kill").args(["-STOP", &pid.to_string()])).ok();
+        wait_for("a stopped server", 10, || {
+            let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+            threads
+                .map(|t| std::fs::read_to_string(t.path().join("stat")).unwrap_or_default())
+                .all(|stat| stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T')))
+        });
+    }
+
+    /// Lets a stopped server go on.
+    pub fn thaw(&self) {
+        run(Command::new("kill").args(["-CONT", &self.pid().to_string()])).ok();
     }
 
     /// The usual mount point.
