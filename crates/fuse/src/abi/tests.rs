@@ -1,3 +1,5 @@
+//! The kernel's messages: what is parsed, what is refused, and that nothing panics.
+
 use super::*;
 use bytes::Bytes;
 use proptest::prelude::*;

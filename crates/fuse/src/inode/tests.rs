@@ -1,3 +1,5 @@
+//! Inodes: identity, validity and permissions, without a kernel.
+
 use super::*;
 use hither_vfs::{Name, Time};
 

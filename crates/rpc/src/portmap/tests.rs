@@ -1,3 +1,5 @@
+//! Answers of portmap and rpcbind, good and bad.
+
 use super::*;
 use crate::sim::{Conditions, Net};
 use hither_proto::rpc;

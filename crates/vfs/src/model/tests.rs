@@ -1,3 +1,5 @@
+//! The model keeps the rules that tests of other crates rely on.
+
 use super::*;
 use crate::Cred;
 use std::sync::Arc;
