@@ -36,14 +36,14 @@ test-lab: packages build
 # The same again and again, until one fails or the hours are over.
 soak: packages build
 	end=$$((SECONDS + $(SOAK_HOURS) * 3600)); \
-	while [ $$SECONDS -lt $$end ]; do lab/full.sh || exit 1; done
+	while [ $$SECONDS -lt $$end ]; do lab/full.sh all || exit 1; done
 
 # Side by side with the kernel's client; the table goes to bench/.
 bench: packages build
 	lab/bench.sh
 
 fuzz: toolchain
-	FUZZ_SECONDS=$(FUZZ_SECONDS) fuzz/run.sh
+	fuzz/run-all $(FUZZ_SECONDS)
 
 # Licences, sources and duplicates of what we depend on.
 deny: toolchain
