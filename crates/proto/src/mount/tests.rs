@@ -77,3 +77,10 @@ fn a_handle_or_path_that_is_too_long_is_refused() {
     let call = Bytes::from([words(&[1025]), vec![0; 1028]].concat());
     assert_eq!(Dec::all::<MntArgs>(&call), Err(XdrError::TooLong { len: 1025, max: 1024 }));
 }
+
+#[test]
+fn procedures_have_their_numbers() {
+    assert_eq!(MountProc::VALUES.iter().map(|p| p.0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+    let numbers = [MntArgs::PROC, DumpArgs::PROC, UmntArgs::PROC, UmntallArgs::PROC, ExportArgs::PROC];
+    assert_eq!(numbers, [1, 2, 3, 4, 5]);
+}

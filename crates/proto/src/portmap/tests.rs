@@ -109,3 +109,9 @@ proptest! {
         let _ = parse_universal(&text);
     }
 }
+
+#[test]
+fn procedures_have_their_numbers() {
+    assert_eq!(PortmapProc::VALUES.iter().map(|p| p.0).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+    assert_eq!(RpcbindProc::VALUES.iter().map(|p| p.0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 6, 9]);
+}
