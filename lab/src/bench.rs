@@ -162,20 +162,23 @@ fn one_row(
 
 /// The workload's files, made on the server's own disk once.
 fn prepare(lab: &Lab, kind: Kind, workload: &str) -> Res<()> {
-    let program = lab.file("work/bench.py").display().to_string();
-    let words =
-        |dir: &str| format!("exec /usr/bin/python3 {} prep {workload} {}", quote(&program), quote(dir));
+    let program = quote(&lab.file("work/bench.py").display().to_string());
+    on_server(lab, kind, |dir| format!("exec /usr/bin/python3 {program} prep {workload} {dir}"))
+}
+
+/// Runs a shell command where the server's files are; it is told their directory.
+fn on_server(lab: &Lab, kind: Kind, script: impl Fn(&str) -> String) -> Res<()> {
     match kind {
         Kind::Ganesha => {
             let dir = Server::new(lab, kind).export_dir()?.join("bench");
-            sh(&words(&dir.display().to_string())).map(drop)
+            sh(&script(&quote(&dir.display().to_string()))).map(drop)
         }
         Kind::Knfsd => {
             let mut last = String::new();
             let agent = Agent { ip: KNFSD_IP };
-            match agent.run(&words("/srv/bench"), Duration::from_secs(600), |l| last = l.into())? {
+            match agent.run(&script("/srv/bench"), Duration::from_secs(600), |l| last = l.into())? {
                 0 => Ok(()),
-                code => Err(Fail(format!("preparing {workload} on knfsd: code {code}: {last}"))),
+                code => Err(Fail(format!("on knfsd's machine: code {code}: {last}"))),
             }
         }
     }
@@ -237,6 +240,8 @@ impl Cell<'_> {
 fn libnfs(lab: &Lab, plan: &Plan, kind: Kind, rtt_ms: f64, rep: usize) -> Res<Vec<String>> {
     let (at, vers) = (kind.relayed(), "3");
     let mib = plan.params["mib"].as_u64().unwrap_or(1024);
+    // It refuses to overwrite.
+    on_server(lab, kind, |dir| format!("rm -f {dir}/stream/libnfs*"))?;
     let url = format!(
         "nfs://{}{}/bench/stream/libnfs{rep}?nfsport={}&mountport={}&version={vers}",
         at.ip,
@@ -269,6 +274,7 @@ fn libnfs(lab: &Lab, plan: &Plan, kind: Kind, rtt_ms: f64, rep: usize) -> Res<Ve
             .to_string(),
         );
     }
+    on_server(lab, kind, |dir| format!("rm -f {dir}/stream/libnfs*"))?;
     let same = sh(&format!("cmp {tmp}.src {tmp}.dst; rm -f {tmp}.src {tmp}.dst"));
     same.map(|_| lines)
 }
