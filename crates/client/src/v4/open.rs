@@ -77,7 +77,7 @@ impl Core {
         let mut ops = vec![Op::Putfh(wire_fh(fh)), self.open_op(&state.owner, how, None, OpenClaim::Fh)];
         ops.extend(after_open(how));
         ops.push(Op::Getattr(NODE_ATTRS));
-        let granted = self.compound(cx, Compound::new(label(how), ops)).await.and_then(|mut answer| {
+        let granted = self.compound(cx, Compound::new("OPEN", ops)).await.and_then(|mut answer| {
             answer.results.putfh()?;
             let ok = answer.results.open()?;
             Ok((answer, ok))
@@ -119,7 +119,7 @@ impl Core {
             ops.extend(after_open(how));
         }
         ops.push(Op::Getattr(NODE_ATTRS));
-        let mut answer = self.compound(cx, Compound::new(label(how), ops)).await?;
+        let mut answer = self.compound(cx, Compound::new("OPEN", ops)).await?;
         let results = &mut answer.results;
         results.putfh()?;
         for _ in before {
@@ -383,13 +383,6 @@ async fn alone(mut mark: Arc<OpenMark>) -> OpenMark {
             Err(shared) => mark = shared,
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-}
-
-fn label(how: &OpenHow) -> &'static str {
-    // The Linux client's OPEN_NOATTR is an open without attributes; ours always have them.
-    match how.create {
-        Create::No | Create::IfMissing(_) | Create::Exclusive(_) => "OPEN",
     }
 }
 
