@@ -14,7 +14,8 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("crates/rpc", &["hither-proto"]),
     ("crates/client", &["hither-proto", "hither-rpc", "hither-vfs"]),
     ("crates/fuse", &["hither-vfs"]),
-    ("crates/hither", &["hither-client", "hither-fuse", "hither-rpc", "hither-vfs"]),
+    ("crates/store", &["hither-vfs"]),
+    ("crates/hither", &["hither-client", "hither-fuse", "hither-rpc", "hither-store", "hither-vfs"]),
     ("lab", &["hither-proto"]),
     ("xtask", &[]),
 ];

@@ -14,6 +14,7 @@ mod convert;
 mod io;
 mod lookup;
 mod make;
+mod many;
 mod mount;
 mod open;
 mod readdir;
@@ -32,9 +33,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hither_proto::nfs3::FsstatArgs;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Fh, File, FileRange, FsStat, LockConflict, LockKind,
-    LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr,
-    Special, Stability, Trail, Vfs, Where, Wrote, XattrMode,
+    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Fetched, Fh, File, FileRange, FsStat, LockConflict,
+    LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
+    Seek, SetAttr, Special, Stability, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
 };
 use open::Opens;
 use std::sync::Arc;
@@ -72,12 +73,28 @@ impl Vfs for V3 {
         self.node(cx, self.root.clone(), None).await
     }
 
-    async fn walk(&self, cx: &Cx, at: Where<'_>) -> Result<Trail> {
+    fn peek(&self, _: &Cx, _: Where<'_>) -> Option<Trail> {
+        None
+    }
+
+    async fn walk(&self, cx: &Cx, at: Where<'_>, _want: Want) -> Result<Trail> {
         patient(cx, self.walk_path(cx, at)).await
     }
 
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
         Ok(self.node(cx, file.fh.clone(), None).await?.attrs)
+    }
+
+    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        self.attributes_of_many(cx, objects).await
+    }
+
+    async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
+        self.starts_of_many(cx, files, max_bytes).await
+    }
+
+    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
+        self.listings_of_many(cx, dirs, max_bytes).await
     }
 
     async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
@@ -239,6 +256,9 @@ impl Vfs for V3 {
     async fn copy(&self, _: &Cx, _: File<'_>, _: u64, _: File<'_>, _: u64, _: u64) -> Result<u64> {
         Err(unsupported())
     }
+
+    /// Answers of NFSv3 hold by time alone: there is nothing to withdraw.
+    fn subscribe(&self, _: Arc<dyn Upcalls>) {}
 
     async fn shutdown(&self, cx: &Cx) -> Result<()> {
         let flushed = patient(cx, self.writes.flush_all()).await;

@@ -45,9 +45,10 @@ use core::Core;
 use hither_proto::nfs4::{CreateType, Nfsstat4};
 use hither_rpc::{Client, ClientConfig, Connect, Mode, RetryPolicy, Stats};
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Env, Error, Fh, File, FileRange, FsStat, LockConflict,
-    LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
-    Seek, SetAttr, Special, Stability, Trail, Vfs, Where, Wrote, XattrMode,
+    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Env, Error, Fetched, Fh, File, FileRange, FsStat,
+    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read,
+    RenameFlags, Result, Seek, SetAttr, Special, Stability, Trail, Upcalls, Vfs, Want, Where, Wrote,
+    XattrMode,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -139,7 +140,11 @@ impl Vfs for V4 {
         })
     }
 
-    async fn walk(&self, cx: &Cx, at: Where<'_>) -> Result<Trail> {
+    fn peek(&self, _: &Cx, _: Where<'_>) -> Option<Trail> {
+        None
+    }
+
+    async fn walk(&self, cx: &Cx, at: Where<'_>, _want: Want) -> Result<Trail> {
         let (base, path) = (at.base.clone(), at.path.to_vec());
         detached!(self, cx, |core, cx| core.walk(&cx, &base, &path))
     }
@@ -147,6 +152,35 @@ impl Vfs for V4 {
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
         let fh = file.fh.clone();
         detached!(self, cx, |core, cx| core.getattr(&cx, &fh))
+    }
+
+    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let mut out = Vec::with_capacity(objects.len());
+        for fh in objects {
+            out.push(self.getattr(cx, File { fh, open: None }).await);
+        }
+        out
+    }
+
+    async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
+        let mut out = Vec::with_capacity(files.len());
+        for fh in files {
+            let file = File { fh, open: None };
+            let read = self.read(cx, file, 0, max_bytes).await;
+            let attrs = self.getattr(cx, file).await;
+            out.push(read.and_then(|read| Ok(Fetched { attrs: attrs?, read })));
+        }
+        out
+    }
+
+    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
+        let mut out = Vec::with_capacity(dirs.len());
+        for fh in dirs {
+            let attrs = self.getattr(cx, File { fh, open: None }).await;
+            let page = self.readdir(cx, fh, 0, [0; 8], max_bytes, true).await;
+            out.push(attrs.and_then(|attrs| Ok((attrs, page?))));
+        }
+        out
     }
 
     async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
@@ -378,6 +412,8 @@ impl Vfs for V4 {
             len_bytes
         ))
     }
+
+    fn subscribe(&self, _: Arc<dyn Upcalls>) {}
 
     async fn shutdown(&self, cx: &Cx) -> Result<()> {
         self.core.shutdown(cx).await

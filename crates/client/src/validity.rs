@@ -60,7 +60,7 @@ impl ValidityRules {
             true => Validity::Once,
             false => Validity::Until(asked + self.observe(fh, attr.change, least, most, asked)),
         };
-        Attrs { attr, valid }
+        Attrs { attr, valid, asked }
     }
 
     /// Attributes of an object found by name, where the validity covers the name's binding too:

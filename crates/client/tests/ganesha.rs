@@ -137,7 +137,7 @@ fn mode(mode: u32) -> SetAttr {
 }
 
 fn how(access: OpenAccess, create: Create) -> OpenHow {
-    OpenHow { access, create, truncate: false, execute: false }
+    OpenHow { access, create, truncate: false, execute: false, first_bytes: 0 }
 }
 
 fn errno<T>(r: Result<T>) -> i32 {
@@ -165,8 +165,11 @@ async fn write_and_read() {
     m.close(&o).await;
     assert_eq!(errno(m.vfs.read(&m.cx, file, 0, 1).await), libc::EBADF);
 
-    let trail =
-        m.vfs.walk(&m.cx, Where { base: &m.root, path: &[m.dir_name.clone(), name("file")] }).await.unwrap();
+    let trail = m
+        .vfs
+        .walk(&m.cx, Where { base: &m.root, path: &[m.dir_name.clone(), name("file")] }, Want::default())
+        .await
+        .unwrap();
     assert!(matches!(trail.stop, Stop::Complete));
     assert_eq!(trail.steps[1].fh, o.node.fh);
     let again = m.vfs.open(&m.cx, Where::fh(&o.node.fh), &how(OpenAccess::READ, Create::No)).await.unwrap();
@@ -209,7 +212,7 @@ async fn walks() {
         dir = m.vfs.mkdir(&m.cx, &dir, &n, &mode(0o755)).await.unwrap().node.fh;
         path.push(n);
     }
-    let trail = m.vfs.walk(&m.cx, Where { base: &m.dir, path: &path }).await.unwrap();
+    let trail = m.vfs.walk(&m.cx, Where { base: &m.dir, path: &path }, Want::default()).await.unwrap();
     assert!(matches!(trail.stop, Stop::Complete), "{:?}", trail.stop);
     assert_eq!(trail.steps.len(), 60);
     assert_eq!(trail.steps[59].fh, dir);
@@ -217,7 +220,7 @@ async fn walks() {
     m.vfs.symlink(&m.cx, &m.dir, &name("link"), &Bytes::from("d0"), &mode(0o777)).await.unwrap();
     let stop = async |names: &[&str]| {
         let path: Vec<_> = names.iter().map(|n| name(n)).collect();
-        let t = m.vfs.walk(&m.cx, Where { base: &m.dir, path: &path }).await.unwrap();
+        let t = m.vfs.walk(&m.cx, Where { base: &m.dir, path: &path }, Want::default()).await.unwrap();
         (t.steps.len(), t.stop)
     };
     assert!(matches!(stop(&["d0", "none", "x"]).await, (1, Stop::Missing(_))));
@@ -365,7 +368,13 @@ async fn opens() {
     assert_eq!(m.vfs.access(&user, &one.node.fh, all).await.unwrap(), Access::empty());
     assert_eq!(m.vfs.access(&user, &mine.node.fh, all).await.unwrap() & Access::READ, Access::READ);
     // Execution: by right, not by reading.
-    let exec = OpenHow { access: OpenAccess::READ, create: Create::No, truncate: false, execute: true };
+    let exec = OpenHow {
+        access: OpenAccess::READ,
+        create: Create::No,
+        truncate: false,
+        execute: true,
+        first_bytes: 0,
+    };
     assert_eq!(errno(open("mine", &exec, &user).await), libc::EACCES);
     m.vfs.setattr(&m.cx, File { fh: &mine.node.fh, open: None }, &mode(0o711)).await.unwrap();
     let o = open("mine", &exec, &user).await.unwrap();
@@ -431,7 +440,7 @@ async fn rename_and_unlink_open_files() {
     v.rename(cx, (dir, &name("b")), (dir, &name("c")), Some(&c.node.fh), RenameFlags::empty()).await.unwrap();
     assert_eq!(m.read(&c, 0, 10).await, "c");
     assert_eq!(m.read(&b, 0, 10).await, "b");
-    let t = v.walk(cx, Where::name(dir, &name("c"))).await.unwrap();
+    let t = v.walk(cx, Where::name(dir, &name("c")), Want::default()).await.unwrap();
     assert_eq!(t.steps[0].fh, b.node.fh);
     assert_eq!(t.steps[0].attrs.attr.nlink, 1);
     m.close(&b).await;

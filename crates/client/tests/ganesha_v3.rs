@@ -70,7 +70,7 @@ fn user(uid: u32) -> Cx {
 }
 
 fn how(access: OpenAccess, create: Create) -> OpenHow {
-    OpenHow { access, create, truncate: false, execute: false }
+    OpenHow { access, create, truncate: false, execute: false, first_bytes: 0 }
 }
 
 fn mode(mode: u32) -> SetAttr {
@@ -129,7 +129,7 @@ impl Lab {
 
     async fn find(&self, file: &str) -> Option<Node> {
         let n = name(file);
-        let mut trail = self.fs.walk(&self.cx, Where::name(&self.dir, &n)).await.unwrap();
+        let mut trail = self.fs.walk(&self.cx, Where::name(&self.dir, &n), Want::default()).await.unwrap();
         trail.steps.pop()
     }
 
@@ -290,7 +290,7 @@ async fn walks_say_where_and_why_they_stopped() {
     fs.symlink(cx, &at, &name("l"), &Bytes::from_static(b"f"), &mode(0o777)).await.unwrap();
     let walk = async |path: &str| {
         let path: Vec<Name> = path.split('/').map(name).collect();
-        let trail = fs.walk(cx, Where { base: dir, path: &path }).await.unwrap();
+        let trail = fs.walk(cx, Where { base: dir, path: &path }, Want::default()).await.unwrap();
         (trail.steps.len(), format!("{:?}", trail.stop))
     };
     assert_eq!(walk("a/b/c/f").await, (4, "Complete".into()));
@@ -307,7 +307,7 @@ async fn walks_say_where_and_why_they_stopped() {
     }
     for path in [&["a", "b"][..], &["a"], &[]] {
         let path: Vec<Name> = path.iter().map(|n| name(n)).collect();
-        let trail = fs.walk(cx, Where { base: dir, path: &path }).await.unwrap();
+        let trail = fs.walk(cx, Where { base: dir, path: &path }, Want::default()).await.unwrap();
         let parent = trail.steps.last().map_or(dir, |n| &n.fh);
         fs.rmdir(cx, parent, &name(["a", "b", "c"][path.len()])).await.unwrap();
     }
@@ -447,7 +447,7 @@ async fn server_side_mounts_are_crossed() {
     let (fs, cx) = (&lab.fs, &lab.cx);
     let root = fs.root(cx).await.unwrap();
     let (below, inside) = (name(&below), name(&format!("inside-{}", std::process::id())));
-    let trail = fs.walk(cx, Where::name(&root.fh, &below)).await.unwrap();
+    let trail = fs.walk(cx, Where::name(&root.fh, &below), Want::default()).await.unwrap();
     let dir = trail.steps.last().expect("the directory is there");
     assert_ne!(dir.attrs.attr.fsid, root.attrs.attr.fsid);
     let made = fs.mkdir(cx, &dir.fh, &inside, &mode(0o755)).await.unwrap();

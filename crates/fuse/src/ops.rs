@@ -100,7 +100,7 @@ impl Call {
 
     /// Context on behalf of somebody else, the one who opened a file.
     fn cx_of(&self, cred: Arc<Cred>) -> Cx {
-        Cx { cred, deadline: None, cancel: self.pending.cancel.clone() }
+        Cx { cancel: self.pending.cancel.clone(), ..Cx::new(cred) }
     }
 
     /// The inode the request is about.

@@ -70,14 +70,17 @@ pub enum Validity {
     Once,
     /// Until that moment.
     Until(Instant),
+    /// Until the layer that answered withdraws it ([`Upcalls::withdraw`](crate::Upcalls::withdraw)): a delegation or lease.
+    Lease,
 }
 
 impl Validity {
-    /// Time left at `now`; zero when over.
+    /// Time left at `now`; zero when over. A lease has no end of its own: `Duration::MAX`.
     pub fn left(&self, now: Instant) -> std::time::Duration {
         match self {
             Validity::Once => std::time::Duration::ZERO,
             Validity::Until(end) => end.saturating_duration_since(now),
+            Validity::Lease => std::time::Duration::MAX,
         }
     }
 }
@@ -89,11 +92,14 @@ pub struct Attrs {
     pub attr: Attr,
     /// How long they hold.
     pub valid: Validity,
+    /// When the question was sent: they are at least as new as that. Freshness ([`Cx::fresh_since`](crate::Cx)) is
+    /// judged by it.
+    pub asked: Instant,
 }
 
 /// `change` of a directory around an operation in it (RFC 8881 section 3.3.4). When `atomic` and `before`
 /// equals what was known, nobody else changed the directory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ChangeInfo {
     /// Whether `before` and `after` were taken atomically with the operation.
     pub atomic: bool,
@@ -101,6 +107,8 @@ pub struct ChangeInfo {
     pub before: u64,
     /// Change value after.
     pub after: u64,
+    /// The directory's attributes afterwards, when they came along.
+    pub attrs: Option<Attrs>,
 }
 
 /// New time for `setattr`.

@@ -34,12 +34,20 @@ pub struct Cx {
     /// Cancelled when the caller was interrupted. A call that changes something runs to its end
     /// all the same; waiting (for locks, for a dead server) ends with `EINTR`.
     pub cancel: CancellationToken,
+    /// Close-to-open: what is answered must have been asked of the server at or after this moment, or hold under a
+    /// lease. `None`: what is known will do as long as its validity lasts.
+    pub fresh_since: Option<Instant>,
 }
 
 impl Cx {
     /// A call for `cred` without deadline.
     pub fn new(cred: Arc<Cred>) -> Self {
-        Self { cred, deadline: None, cancel: CancellationToken::new() }
+        Self { cred, deadline: None, cancel: CancellationToken::new(), fresh_since: None }
+    }
+
+    /// The same call, satisfied only by answers from `since` on.
+    pub fn fresh(&self, since: Instant) -> Self {
+        Self { fresh_since: Some(since), ..self.clone() }
     }
 }
 

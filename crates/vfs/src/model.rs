@@ -14,10 +14,10 @@ mod state;
 mod tests;
 
 use crate::{
-    Access, Attrs, ChangeInfo, Create, Cx, Data, DirEntry, DirPage, Env, Error, Fh, File, FileKind,
-    FileRange, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenAccess, OpenHow,
-    OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Stop, Time, Trail,
-    Validity, Vfs, Where, Wrote, XattrMode,
+    Access, Along, Attrs, ChangeInfo, Create, Cx, Data, DirEntry, DirPage, Env, Error, Fetched, Fh, File,
+    FileKind, FileRange, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenAccess,
+    OpenHow, OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Stop, Time, Trail,
+    Upcalls, Validity, Vfs, Want, Where, Wrote, XattrMode,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -76,11 +76,69 @@ impl Model {
     }
 
     fn attrs(&self, s: &State, ino: u64) -> Attrs {
-        Attrs { attr: s.object(ino).attr.clone(), valid: self.valid() }
+        Attrs { attr: s.object(ino).attr.clone(), valid: self.valid(), asked: Instant::now() }
     }
 
     fn node(&self, s: &State, ino: u64) -> Node {
         Node { fh: s.fh(ino), attrs: self.attrs(s, ino) }
+    }
+
+    fn steps(&self, s: &State, cx: &Cx, at: Where<'_>) -> Result<(Vec<Node>, Stop)> {
+        let mut here = s.ino(at.base)?;
+        if at.path.is_empty() {
+            return Ok((vec![self.node(s, here)], Stop::Complete));
+        }
+        let mut steps = Vec::with_capacity(at.path.len());
+        for name in at.path {
+            let stop = match s.object(here).attr.kind {
+                FileKind::Directory => match s.lookup(&cx.cred, here, name) {
+                    Ok(Some(ino)) => {
+                        here = ino;
+                        steps.push(self.node(s, ino));
+                        continue;
+                    }
+                    Ok(None) => Stop::Missing(self.valid()),
+                    Err(e) => Stop::Failed(e),
+                },
+                FileKind::Symlink => Stop::Symlink,
+                _ => Stop::NotDirectory,
+            };
+            return Ok((steps, stop));
+        }
+        Ok((steps, Stop::Complete))
+    }
+
+    fn page(
+        &self,
+        s: &State,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<DirPage> {
+        let dir = s.ino(dir)?;
+        let object = s.object(dir);
+        let listing = object.dir()?;
+        object.need(&cx.cred, 4)?;
+        let nodes = nodes && object.need(&cx.cred, 1).is_ok();
+        let each = if nodes { NODE_ENTRY_BYTES } else { ENTRY_BYTES };
+        let (mut entries, mut bytes, mut eof) = (Vec::new(), 0, true);
+        for (cookie, name, ino) in listing.after(cookie) {
+            bytes += each + name.as_bytes().len();
+            if bytes > max_bytes as usize && !entries.is_empty() {
+                eof = false;
+                break;
+            }
+            entries.push(DirEntry {
+                name: name.clone(),
+                cookie,
+                fileid: ino,
+                kind: Some(s.object(ino).attr.kind),
+                node: nodes.then(|| self.node(&s, ino)),
+            });
+        }
+        Ok(DirPage { entries, verifier: *b"model\0\0\0", eof })
     }
 
     fn make(&self, cx: &Cx, dir: &Fh, name: &Name, new: New, set: &SetAttr) -> Result<Made> {
@@ -195,33 +253,66 @@ impl Vfs for Model {
         Ok(self.node(&self.state.lock(), ROOT))
     }
 
-    async fn walk(&self, cx: &Cx, at: Where<'_>) -> Result<Trail> {
+    fn peek(&self, _cx: &Cx, _at: Where<'_>) -> Option<Trail> {
+        None
+    }
+
+    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
         let s = self.state.lock();
-        let mut here = s.ino(at.base)?;
-        let mut steps = Vec::with_capacity(at.path.len());
-        for name in at.path {
-            let stop = match s.object(here).attr.kind {
-                FileKind::Directory => match s.lookup(&cx.cred, here, name) {
-                    Ok(Some(ino)) => {
-                        here = ino;
-                        steps.push(self.node(&s, ino));
-                        continue;
-                    }
-                    Ok(None) => Stop::Missing(self.valid()),
-                    Err(e) => Stop::Failed(e),
-                },
-                FileKind::Symlink => Stop::Symlink,
-                _ => Stop::NotDirectory,
-            };
-            return Ok(Trail { steps, stop });
+        let (steps, stop) = self.steps(&s, cx, at)?;
+        let last = at.path.len().checked_sub(1);
+        let mut along = Along::default();
+        if want.listing_bytes > 0 && last.is_some_and(|last| steps.len() >= last) {
+            let dir = last.and_then(|last| last.checked_sub(1)).map_or(at.base, |i| &steps[i].fh);
+            along.listing = self.page(&s, cx, dir, 0, want.listing_bytes, true).ok();
         }
-        Ok(Trail { steps, stop: Stop::Complete })
+        if let (Stop::Complete, Some(node)) = (&stop, steps.last()) {
+            let object = s.object(s.ino(&node.fh)?);
+            if !want.access.is_empty() {
+                along.access = Some(object.access(&cx.cred, want.access));
+            }
+            if want.read_bytes > 0 && object.need(&cx.cred, 4).is_ok() {
+                let (size, most) = (object.attr.size_bytes, u64::from(want.read_bytes));
+                along.first = object
+                    .pages()
+                    .ok()
+                    .map(|p| Read { data: p.read(0, size.min(most) as usize).into(), eof: size <= most });
+            }
+        }
+        Ok(Trail { steps, stop, along })
     }
 
     async fn getattr(&self, _cx: &Cx, file: File<'_>) -> Result<Attrs> {
         let s = self.state.lock();
         let ino = s.ino(file.fh)?;
         Ok(self.attrs(&s, ino))
+    }
+
+    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let mut out = Vec::with_capacity(objects.len());
+        for fh in objects {
+            out.push(self.getattr(cx, File { fh, open: None }).await);
+        }
+        out
+    }
+
+    async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
+        let mut out = Vec::with_capacity(files.len());
+        for fh in files {
+            let read = self.read(cx, File { fh, open: None }, 0, max_bytes).await;
+            let attrs = self.getattr(cx, File { fh, open: None }).await;
+            out.push(read.and_then(|read| Ok(Fetched { attrs: attrs?, read })));
+        }
+        out
+    }
+
+    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
+        let s = self.state.lock();
+        let list = |dir| {
+            let page = self.page(&s, cx, dir, 0, max_bytes, true)?;
+            Ok((self.attrs(&s, s.ino(dir)?), page))
+        };
+        dirs.iter().map(list).collect()
     }
 
     async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
@@ -252,8 +343,13 @@ impl Vfs for Model {
 
     async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
         let mut s = self.state.lock();
-        let done =
-            |s: &State, ino, open, created, dir| Opened { node: self.node(s, ino), open, created, dir };
+        let done = |s: &State, ino, open, created, dir| Opened {
+            node: self.node(s, ino),
+            open,
+            created,
+            dir,
+            first: None,
+        };
         if at.path.is_empty() {
             let ino = s.ino(at.base)?;
             let open = self.open_existing(&mut s, cx, ino, how)?;
@@ -380,29 +476,7 @@ impl Vfs for Model {
         max_bytes: u32,
         nodes: bool,
     ) -> Result<DirPage> {
-        let s = self.state.lock();
-        let dir = s.ino(dir)?;
-        let object = s.object(dir);
-        let listing = object.dir()?;
-        object.need(&cx.cred, 4)?;
-        let nodes = nodes && object.need(&cx.cred, 1).is_ok();
-        let each = if nodes { NODE_ENTRY_BYTES } else { ENTRY_BYTES };
-        let (mut entries, mut bytes, mut eof) = (Vec::new(), 0, true);
-        for (cookie, name, ino) in listing.after(cookie) {
-            bytes += each + name.as_bytes().len();
-            if bytes > max_bytes as usize && !entries.is_empty() {
-                eof = false;
-                break;
-            }
-            entries.push(DirEntry {
-                name: name.clone(),
-                cookie,
-                fileid: ino,
-                kind: Some(s.object(ino).attr.kind),
-                node: nodes.then(|| self.node(&s, ino)),
-            });
-        }
-        Ok(DirPage { entries, verifier: *b"model\0\0\0", eof })
+        self.page(&self.state.lock(), cx, dir, cookie, max_bytes, nodes)
     }
 
     async fn statfs(&self, _cx: &Cx, fh: &Fh) -> Result<FsStat> {
@@ -590,6 +664,8 @@ impl Vfs for Model {
         }
         Ok(self.write_now(cx, to, to_offset_bytes, &read.data)?.bytes)
     }
+
+    fn subscribe(&self, _upcalls: std::sync::Arc<dyn Upcalls>) {}
 
     async fn shutdown(&self, _cx: &Cx) -> Result<()> {
         Ok(())

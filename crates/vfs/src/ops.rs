@@ -4,6 +4,7 @@ use crate::{Attrs, ChangeInfo, Cx, Data, Fh, FileKind, FsStat, Name, Result, Set
 use async_trait::async_trait;
 use bitflags::bitflags;
 use bytes::Bytes;
+use std::sync::Arc;
 
 /// An object: its handle and attributes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +22,48 @@ pub struct Trail {
     pub steps: Vec<Node>,
     /// Why the walk ended.
     pub stop: Stop,
+    /// What came along.
+    pub along: Along,
+}
+
+impl Trail {
+    /// A trail that brought nothing but its steps.
+    pub fn new(steps: Vec<Node>, stop: Stop) -> Self {
+        Self { steps, stop, along: Along::default() }
+    }
+}
+
+/// What else to bring from a walk. Wishes, not orders: a layer leaves out what would cost a round trip more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Want {
+    /// At most so many bytes of a listing with nodes of the directory that holds the last name; 0: none. It
+    /// comes even when the last name is absent.
+    pub listing_bytes: u32,
+    /// At most so many first bytes of the last object, when it is a regular file that the caller may read; 0: none.
+    pub read_bytes: u32,
+    /// Rights on the last object to ask for.
+    pub access: Access,
+}
+
+/// What came along with a walk ([`Want`]).
+#[derive(Debug, Clone, Default)]
+pub struct Along {
+    /// The listing from its start: of the base for a path of one name, else of the last step but one (or
+    /// the last, when the last name is absent).
+    pub listing: Option<DirPage>,
+    /// The first bytes of the last step; `eof` when that is all of it. They belong to that step's attributes.
+    pub first: Option<Read>,
+    /// The rights asked for that the caller has on the last step.
+    pub access: Option<Access>,
+}
+
+/// A file brought whole or in part by [`Vfs::read_many`].
+#[derive(Debug, Clone)]
+pub struct Fetched {
+    /// Attributes of the file with these bytes.
+    pub attrs: Attrs,
+    /// From the start of the file.
+    pub read: Read,
 }
 
 /// Why a walk ended.
@@ -112,6 +155,8 @@ pub struct OpenHow {
     pub truncate: bool,
     /// The open is for execve(2): the right to execute is needed instead of the right to read.
     pub execute: bool,
+    /// At most so many first bytes to bring along from an existing file opened for reading; 0: none. A wish.
+    pub first_bytes: u32,
 }
 
 /// An open file.
@@ -125,6 +170,8 @@ pub struct Opened {
     pub created: bool,
     /// The directory's change, when the file was opened by name and may have been created.
     pub dir: Option<ChangeInfo>,
+    /// First bytes, when they came along; they belong to `node.attrs`.
+    pub first: Option<Read>,
 }
 
 /// A new object.
@@ -283,11 +330,25 @@ pub trait Vfs: Send + Sync + 'static {
     /// The root directory.
     async fn root(&self, cx: &Cx) -> Result<Node>;
 
-    /// Looks up a path. Stopping early is an answer, not an error; `Err` means that nothing was learnt.
-    async fn walk(&self, cx: &Cx, at: Where<'_>) -> Result<Trail>;
+    /// The answer to [`Vfs::walk`] (with an empty path: the attributes of the base) when it is known here: never
+    /// waits. `None` when somebody has to be asked.
+    fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail>;
 
-    /// Attributes, fresh from the authority.
+    /// Looks up a path. Stopping early is an answer, not an error; `Err` means that nothing was learnt.
+    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail>;
+
+    /// Attributes: known ones that still hold and are fresh enough for `cx`, or the authority's.
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs>;
+
+    /// Attributes of many objects in as few round trips as possible, in order.
+    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>>;
+
+    /// At most `max_bytes` of the start of each of many regular files in as few round trips as possible, in order.
+    async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>>;
+
+    /// The first pages with nodes, at most about `max_bytes` each, of many directories in as few round trips as possible,
+    /// with the directories' own attributes from the same moment, in order.
+    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>>;
 
     /// Changes attributes; with a size, `file.open` should be an open for writing where the caller has one.
     async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs>;
@@ -426,6 +487,22 @@ pub trait Vfs: Send + Sync + 'static {
         len_bytes: u64,
     ) -> Result<u64>;
 
+    /// Names the layer above, to be told when answers stop holding before their time. Once, before the first call.
+    fn subscribe(&self, upcalls: Arc<dyn Upcalls>);
+
     /// Ends the use of this layer: flushes, gives up all state at the server, within `cx.deadline`.
     async fn shutdown(&self, cx: &Cx) -> Result<()>;
 }
+
+/// What a layer is told from below. Calls return at once and wait for nobody.
+pub trait Upcalls: Send + Sync + 'static {
+    /// Nothing that was answered about an object's attributes and contents holds any more. What is returned ends when
+    /// everything above has let go of it; it may be dropped.
+    fn withdraw(&self, fh: &Fh) -> BoxFuture<()>;
+
+    /// The same for everything under [`Validity::Lease`](crate::Validity): all leases are lost.
+    fn withdraw_all(&self) -> BoxFuture<()>;
+}
+
+/// A boxed future.
+pub type BoxFuture<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;

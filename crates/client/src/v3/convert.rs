@@ -55,6 +55,7 @@ pub(super) fn change_info(wcc: &WccData) -> ChangeInfo {
         atomic: before.is_some() && after.is_some(),
         before: before.unwrap_or_default(),
         after: after.unwrap_or_default(),
+        attrs: None,
     }
 }
 

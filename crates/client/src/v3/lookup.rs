@@ -72,7 +72,7 @@ impl V3 {
 
     pub(super) async fn walk_path(&self, cx: &Cx, at: Where<'_>) -> Result<Trail> {
         let patience = Patience::of(cx);
-        let mut trail = Trail { steps: Vec::new(), stop: Stop::Complete };
+        let mut trail = Trail::new(Vec::new(), Stop::Complete);
         for (i, name) in at.path.iter().enumerate() {
             if i == WALK_MAX {
                 trail.stop = Stop::Limit;

@@ -200,7 +200,7 @@ impl V3 {
         let mark = self.writes.opened(&node.fh);
         let open = Open { fh: node.fh.clone(), cred: cx.cred.clone(), mark };
         let open = self.opens.insert(open, node.attrs.attr.fileid);
-        Opened { node, open, created, dir }
+        Opened { node, open, created, dir, first: None }
     }
 
     /// May the caller open this file so? ACCESS answers with fresh attributes, which is what

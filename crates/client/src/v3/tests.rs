@@ -16,8 +16,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-const RW: OpenHow =
-    OpenHow { access: OpenAccess::all(), create: Create::No, truncate: false, execute: false };
+const RW: OpenHow = OpenHow {
+    access: OpenAccess::all(),
+    create: Create::No,
+    truncate: false,
+    execute: false,
+    first_bytes: 0,
+};
 
 async fn hard(server: &Arc<Server>) -> V3 {
     mount(server, Mode::Hard, |_| {}).await

@@ -42,7 +42,7 @@ impl Core {
         if path.is_empty() {
             let attrs = self.getattr(cx, base).await?;
             let node = Node { fh: base.clone(), attrs };
-            return Ok(Trail { steps: vec![node], stop: Stop::Complete });
+            return Ok(Trail::new(vec![node], Stop::Complete));
         }
         let mut most = self.names_at_once().await?;
         let mut halvings = 0;
@@ -51,17 +51,17 @@ impl Core {
             let names = &path[steps.len()..path.len().min(steps.len() + most)];
             match self.walk_some(cx, &from, names, &mut steps).await {
                 Ok(None) => {}
-                Ok(Some(stop)) => return Ok(Trail { steps, stop }),
+                Ok(Some(stop)) => return Ok(Trail::new(steps, stop)),
                 Err(f) if is_too_long(f.status()) && most > 1 && halvings < HALVINGS => {
                     most = most.div_ceil(2);
                     self.names_limit.fetch_min(most, Ordering::Relaxed);
                     halvings += 1;
                 }
                 Err(f) if steps.is_empty() => return Err(f),
-                Err(f) => return Ok(Trail { steps, stop: Stop::Failed(f.into()) }),
+                Err(f) => return Ok(Trail::new(steps, Stop::Failed(f.into()))),
             }
         }
-        Ok(Trail { steps, stop: Stop::Complete })
+        Ok(Trail::new(steps, Stop::Complete))
     }
 
     /// One compound of a walk. `Some` when it ends here.
@@ -273,6 +273,7 @@ impl Core {
             create: Create::Exclusive(set.clone()),
             truncate: false,
             execute: false,
+            first_bytes: 0,
         };
         let opened = self.open(cx, dir, std::slice::from_ref(name), &how).await?;
         self.close(cx, opened.open).await?;

@@ -97,7 +97,13 @@ impl Core {
             (Some(cut), true) => cut.done(),
             (cut, _) => drop(cut),
         }
-        self.or_close(id, rest).await.map(|node| Opened { node, open: id, created: false, dir: None })
+        self.or_close(id, rest).await.map(|node| Opened {
+            node,
+            open: id,
+            created: false,
+            dir: None,
+            first: None,
+        })
     }
 
     async fn open_by_name(
@@ -147,7 +153,7 @@ impl Core {
             _ => self.finish_open(cx, &fh, id, how, answer).await,
         };
         let dir = (how.create != Create::No).then(|| change_info(&ok.cinfo));
-        self.or_close(id, rest).await.map(|node| Opened { node, open: id, created, dir })
+        self.or_close(id, rest).await.map(|node| Opened { node, open: id, created, dir, first: None })
     }
 
     fn open_op(&self, owner: &[u8], how: &OpenHow, create: Option<CreateHow>, claim: OpenClaim) -> Op {
@@ -430,5 +436,5 @@ fn exclusive_leftover(attrset: &Bitmap4, mut asked: SetAttr, later: Bitmap4) -> 
 
 /// Change of a directory in the stack's terms.
 pub(crate) fn change_info(c: &hither_proto::nfs4::ChangeInfo) -> ChangeInfo {
-    ChangeInfo { atomic: c.atomic, before: c.before, after: c.after }
+    ChangeInfo { atomic: c.atomic, before: c.before, after: c.after, attrs: None }
 }

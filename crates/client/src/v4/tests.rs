@@ -81,7 +81,7 @@ fn name(s: &str) -> Name {
 }
 
 fn how(create: Create) -> OpenHow {
-    OpenHow { access: RW, create, truncate: false, execute: false }
+    OpenHow { access: RW, create, truncate: false, execute: false, first_bytes: 0 }
 }
 
 fn file(o: &Opened) -> File<'_> {

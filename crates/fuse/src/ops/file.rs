@@ -233,5 +233,11 @@ fn how(flags: u32, create: Create) -> OpenHow {
         libc::O_WRONLY => OpenAccess::WRITE,
         _ => OpenAccess::READ | OpenAccess::WRITE,
     };
-    OpenHow { access, create, truncate: flags & O_TRUNC != 0, execute: flags & OPEN_FOR_EXEC != 0 }
+    OpenHow {
+        access,
+        create,
+        truncate: flags & O_TRUNC != 0,
+        execute: flags & OPEN_FOR_EXEC != 0,
+        first_bytes: 0,
+    }
 }

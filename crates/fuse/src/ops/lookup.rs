@@ -4,7 +4,7 @@ use super::Call;
 use crate::abi::{EntryReply, Out, entry_out};
 use crate::call::{Answer, Undo};
 use crate::inode::Inode;
-use hither_vfs::{Error, Name, Result, Stop, Where};
+use hither_vfs::{Error, Name, Result, Stop, Want, Where};
 use tokio::time::Instant;
 
 /// The kernel takes targets that fit a page with their NUL.
@@ -17,7 +17,7 @@ impl Call {
             return Ok(answer);
         }
         let (fh, asked) = (dir.fh(), self.asked());
-        let trail = self.session.vfs.walk(&self.cx(), Where::name(&fh, &name)).await?;
+        let trail = self.session.vfs.walk(&self.cx(), Where::name(&fh, &name), Want::default()).await?;
         if let Some(node) = trail.steps.first() {
             dir.note_searcher(&self.cred(), node.attrs.valid);
             return self.entry_answer(&dir, &name, node, asked).await;

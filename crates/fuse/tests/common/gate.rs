@@ -124,6 +124,26 @@ macro_rules! pass_on {
                 self.below.read(cx, file, at, len.min(cut)).await
             }
 
+            fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+                self.below.peek(cx, at)
+            }
+
+            async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+                self.below.getattr_many(cx, objects).await
+            }
+
+            async fn read_many(&self, cx: &Cx, files: &[Fh], max: u32) -> Vec<Result<Fetched>> {
+                self.below.read_many(cx, files, max).await
+            }
+
+            async fn list_many(&self, cx: &Cx, dirs: &[Fh], max: u32) -> Vec<Result<(Attrs, DirPage)>> {
+                self.below.list_many(cx, dirs, max).await
+            }
+
+            fn subscribe(&self, upcalls: std::sync::Arc<dyn Upcalls>) {
+                self.below.subscribe(upcalls);
+            }
+
             async fn readdir(
                 &self, cx: &Cx, dir: &Fh, cookie: u64, v: [u8; 8], max: u32, nodes: bool,
             ) -> Result<DirPage> {
@@ -144,7 +164,7 @@ macro_rules! pass_on {
 
 pass_on! {
     fn root() -> Node;
-    fn walk(at: Where<'_>) -> Trail;
+    fn walk(at: Where<'_>, want: Want) -> Trail;
     fn getattr(file: File<'_>) -> Attrs;
     fn setattr(file: File<'_>, set: &SetAttr) -> Attrs;
     fn access(fh: &Fh, want: Access) -> Access;

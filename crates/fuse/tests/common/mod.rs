@@ -89,7 +89,14 @@ impl Mount {
             let mut fh = self.model.root(&cx).await.unwrap().fh;
             for part in path.split('/').filter(|p| !p.is_empty()) {
                 let name = name(part);
-                fh = self.model.walk(&cx, Where::name(&fh, &name)).await.unwrap().steps[0].fh.clone();
+                fh = self
+                    .model
+                    .walk(&cx, Where::name(&fh, &name), hither_vfs::Want::default())
+                    .await
+                    .unwrap()
+                    .steps[0]
+                    .fh
+                    .clone();
             }
             fh
         })
@@ -104,6 +111,7 @@ impl Mount {
             create: hither_vfs::Create::IfMissing(SetAttr { mode: Some(0o644), ..Default::default() }),
             truncate: false,
             execute: false,
+            first_bytes: 0,
         };
         let data = bytes::Bytes::copy_from_slice(data);
         self.rt.block_on(async {

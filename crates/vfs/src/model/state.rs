@@ -201,7 +201,7 @@ impl State {
         let before = self.object(dir).attr.change;
         f(self.object_mut(dir).dir_mut()?);
         self.touch_data(dir, now);
-        Ok(ChangeInfo { atomic: true, before, after: self.object(dir).attr.change })
+        Ok(ChangeInfo { atomic: true, before, after: self.object(dir).attr.change, attrs: None })
     }
 
     /// Changes attributes. `may_write` when the caller holds an open for writing.
@@ -370,7 +370,7 @@ impl State {
         self.check_rename(cred, (from.0, source), (to.0, target), flags)?;
         let unchanged = |s: &Self, dir: u64| {
             let change = s.object(dir).attr.change;
-            ChangeInfo { atomic: true, before: change, after: change }
+            ChangeInfo { atomic: true, before: change, after: change, attrs: None }
         };
         if target == Some(source) {
             return Ok((unchanged(self, from.0), unchanged(self, to.0)));

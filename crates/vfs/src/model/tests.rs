@@ -41,6 +41,7 @@ async fn create(m: &Model, cx: &Cx, dir: &Fh, n: &str, bits: u32) -> Result<Open
         create: Create::Exclusive(mode(bits)),
         truncate: false,
         execute: false,
+        first_bytes: 0,
     };
     m.open(cx, Where::name(dir, &name(n)), &how).await
 }
@@ -97,9 +98,15 @@ async fn permissions_follow_owner_group_and_supplementary_groups() {
     assert_eq!((f.node.attrs.attr.uid, f.node.attrs.attr.gid), (10, 10));
     let member = cx(11, 11, &[77]);
     let n = name("f");
-    let trail = m.walk(&member, Where::name(&d, &n)).await.unwrap();
+    let trail = m.walk(&member, Where::name(&d, &n), Want::default()).await.unwrap();
     assert!(matches!(trail.stop, Stop::Complete));
-    let how = OpenHow { access: OpenAccess::READ, create: Create::No, truncate: false, execute: false };
+    let how = OpenHow {
+        access: OpenAccess::READ,
+        create: Create::No,
+        truncate: false,
+        execute: false,
+        first_bytes: 0,
+    };
     assert_eq!(errno(m.open(&member, Where::name(&d, &n), &how).await), libc::EACCES);
     assert_eq!(
         errno(m.setattr(&member, File { fh: &f.node.fh, open: None }, &mode(0o777)).await),
@@ -126,7 +133,8 @@ async fn rename_keeps_link_counts_and_refuses_loops() {
     let full = m.rename(&cx, (&top, &name("a")), (&top, &name("b")), None, none).await;
     assert_eq!(errno(full), libc::ENOTEMPTY);
     m.rename(&cx, (&top, &name("a")), (&top, &name("b")), None, RenameFlags::EXCHANGE).await.unwrap();
-    let trail = m.walk(&cx, Where { base: &top, path: &[name("a"), name("x")] }).await.unwrap();
+    let trail =
+        m.walk(&cx, Where { base: &top, path: &[name("a"), name("x")] }, Want::default()).await.unwrap();
     assert!(matches!(trail.stop, Stop::Complete));
 }
 

@@ -1,0 +1,1 @@
+//! Writes on their way: answered at once, merged, sent later.

@@ -1,0 +1,9 @@
+//! What is kept near: layers between a frontend and the authority, each a `Vfs` over a `Vfs`.
+//!
+//! It knows nothing of NFS and FUSE.
+//!
+//! - [`meta`] answers from what is known of names, attributes, directories and small files while it holds.
+//! - [`dirty`] answers writes at once and sends them later, merged.
+
+pub mod dirty;
+pub mod meta;

@@ -1,0 +1,1 @@
+//! What is known of names, attributes and directories.
