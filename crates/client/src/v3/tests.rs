@@ -489,7 +489,7 @@ async fn garbage_is_an_error() {
         server.script(move |_, _| Act::Bytes(b.clone()));
         assert!(fs.root(&cx()).await.is_err(), "{bytes:?}");
         assert!(list(&fs, 0).await.is_err());
-        assert!(fs.walk(&cx(), Where::name(&root(), &name("a"))).await.is_err());
+        assert!(fs.walk(&cx(), Where::name(&root(), &name("a")), Want::default()).await.is_err());
         assert!(fs.readlink(&cx(), &root()).await.is_err());
         assert!(fs.read(&cx(), at(&o), 0, 10).await.is_err());
         assert!(fs.write(&cx(), at(&o), 0, data(b"x"), Stability::Unstable).await.is_err());
