@@ -9,7 +9,7 @@ use hither_proto::xdr::{Chain, Opaque};
 use hither_rpc::{Mode, sim};
 use hither_vfs::{
     Create, Cred, Cx, Data, DirPage, File, OpenAccess, OpenHow, Opened, RenameFlags, Result, SetAttr,
-    Stability, Vfs, Where,
+    Stability, Vfs, Want, Where,
 };
 use server::{Act, Server, cx, mount, name, root, wire};
 use std::sync::Arc;
