@@ -20,7 +20,10 @@ fn node(fh: &str, fileid: u64, kind: FileKind) -> Node {
         ctime: Time::default(),
         change: 1,
     };
-    Node { fh: Fh(Bytes::copy_from_slice(fh.as_bytes())), attrs: Attrs { attr, valid: Validity::Once, asked: Instant::now() } }
+    Node {
+        fh: Fh(Bytes::copy_from_slice(fh.as_bytes())),
+        attrs: Attrs { attr, valid: Validity::Once, asked: Instant::now() },
+    }
 }
 
 fn inodes() -> Inodes {
@@ -32,7 +35,11 @@ fn name(n: &str) -> Name {
 }
 
 fn changed(node: &Node, change: u64, size_bytes: u64) -> Attrs {
-    Attrs { attr: Attr { change, size_bytes, ..node.attrs.attr.clone() }, valid: Validity::Once, asked: Instant::now() }
+    Attrs {
+        attr: Attr { change, size_bytes, ..node.attrs.attr.clone() },
+        valid: Validity::Once,
+        asked: Instant::now(),
+    }
 }
 
 #[test]
