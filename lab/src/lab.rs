@@ -141,7 +141,8 @@ impl Lab {
 /// The repository this program was built from, or that of the working directory.
 fn repository() -> Res<PathBuf> {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf);
-    let here = std::env::current_dir()?;
+    // Inside a new mount namespace, where we begin at its root, what counts is where the caller was.
+    let here = std::env::var_os(WD).map_or_else(std::env::current_dir, |wd| Ok(PathBuf::from(wd)))?;
     here.ancestors()
         .map(Path::to_path_buf)
         .chain(built)
