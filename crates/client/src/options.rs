@@ -58,6 +58,8 @@ pub struct AttrCache {
     pub directory_min: Duration,
     /// Most time for directories (`acdirmax`, 60 s).
     pub directory_max: Duration,
+    /// Most time for absent names (`acnegmax`, 60 s).
+    pub negative_max: Duration,
 }
 
 impl Default for AttrCache {
@@ -67,6 +69,7 @@ impl Default for AttrCache {
             regular_max: Duration::from_secs(60),
             directory_min: Duration::from_secs(30),
             directory_max: Duration::from_secs(60),
+            negative_max: Duration::from_secs(60),
         }
     }
 }
@@ -78,6 +81,7 @@ impl AttrCache {
         regular_max: Duration::ZERO,
         directory_min: Duration::ZERO,
         directory_max: Duration::ZERO,
+        negative_max: Duration::ZERO,
     };
 }
 

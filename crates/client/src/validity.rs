@@ -82,7 +82,8 @@ impl ValidityRules {
         }
         let (tag, shard, index) = self.place(dir);
         let known = shard.lock()[index].filter(|slot| slot.tag == tag);
-        Validity::Until(asked + known.map_or(least, |slot| slot.time))
+        let time = known.map_or(least, |slot| slot.time).min(self.times.negative_max);
+        if time.is_zero() { Validity::Once } else { Validity::Until(asked + time) }
     }
 
     fn bounds(&self, kind: FileKind) -> (Duration, Duration) {

@@ -24,6 +24,8 @@ use std::time::Duration;
 
 /// How long a foreground mount is tried (nfs(5), `retry`).
 const RETRY_FOREGROUND: Duration = Duration::from_secs(2 * 60);
+/// For ever, as far as a mount goes: 100 years.
+const FROZEN: Duration = Duration::from_secs(100 * 365 * 86400);
 /// How long a background mount is tried: 10,000 minutes (nfs(5), `retry`).
 const RETRY_BACKGROUND: Duration = Duration::from_secs(10_000 * 60);
 
@@ -45,6 +47,17 @@ pub enum Versions {
     Any4,
     /// This one.
     Only(Version),
+}
+
+/// `consistency=`: what is promised about other clients' changes. The other options fill in the details.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Consistency {
+    /// An open sees what was closed before.
+    CloseToOpen,
+    /// Nothing is older than this.
+    Bounded(Duration),
+    /// Nothing ever changes.
+    Frozen,
 }
 
 /// A mount's options, checked one by one and against each other; the server's name is not resolved
@@ -85,6 +98,20 @@ pub struct Wanted {
     pub close_to_open: bool,
     /// `sync`.
     pub sync: bool,
+    /// `consistency=`.
+    consistency: Option<Consistency>,
+    /// `chain`.
+    pub chains: bool,
+    /// `chain-max=`.
+    pub chain_max: Option<u32>,
+    /// `prefetch=small`.
+    pub prefetch: bool,
+    /// `meta-cache-size=`.
+    pub meta_cache_bytes: u64,
+    /// `dirty-max=`.
+    pub dirty_max_bytes: u64,
+    /// `dirty-age=`.
+    pub dirty_age: Duration,
     /// `rdirplus`.
     pub readdirplus: bool,
     /// `acl`.
@@ -129,6 +156,13 @@ impl Default for Wanted {
             lookup_cache: LookupCache::All,
             close_to_open: true,
             sync: false,
+            consistency: None,
+            chains: true,
+            chain_max: None,
+            prefetch: true,
+            meta_cache_bytes: 256 << 20,
+            dirty_max_bytes: 256 << 20,
+            dirty_age: Duration::from_secs(5),
             readdirplus: true,
             acl: true,
             idmap_domain: None,
@@ -212,6 +246,7 @@ impl Wanted {
             self.attr_cache = AttrCache::NONE;
             self.sync = true;
         }
+        self.join_consistency()?;
         let a = &self.attr_cache;
         for (min, max, what) in
             [(a.regular_min, a.regular_max, "acreg"), (a.directory_min, a.directory_max, "acdir")]
@@ -228,6 +263,31 @@ impl Wanted {
                     .into(),
             );
         }
+        Ok(())
+    }
+
+    /// `consistency=` sets what the options of nfs(5) would say one by one, so it excludes them.
+    fn join_consistency(&mut self) -> Result<(), String> {
+        let Some(consistency) = self.consistency else { return Ok(()) };
+        let other = self.times.first().map(String::as_str);
+        let other = other.or_else(|| self.noac.then_some("noac"));
+        let other = other.or_else(|| self.chosen.get("cto").copied());
+        if let Some(other) = other {
+            return Err(format!("options 'consistency' and '{other}' contradict each other: keep one"));
+        }
+        let (least, most) = match consistency {
+            Consistency::CloseToOpen => return Ok(()),
+            Consistency::Bounded(most) => (most, most),
+            Consistency::Frozen => (FROZEN, FROZEN),
+        };
+        self.close_to_open = false;
+        self.attr_cache = AttrCache {
+            regular_min: least,
+            regular_max: most,
+            directory_min: least,
+            directory_max: most,
+            ..self.attr_cache
+        };
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A function returns the part of the error line after `option 'name=value': `.
 
-use super::{Family, Versions, Wanted};
+use super::{Consistency, Family, Versions, Wanted};
 use hither_client::{LookupCache, Recovery, Version};
 use rustix::mount::MountFlags;
 use std::str::FromStr;
@@ -198,6 +198,7 @@ pub fn actimeo(w: &mut Wanted, value: &str) -> Done {
         regular_max: all,
         directory_min: all,
         directory_max: all,
+        ..w.attr_cache
     };
     Ok(())
 }
@@ -229,6 +230,89 @@ pub fn cto(w: &mut Wanted, _: &str) -> Done {
 
 pub fn nocto(w: &mut Wanted, _: &str) -> Done {
     w.close_to_open = false;
+    Ok(())
+}
+
+pub fn acnegmax(w: &mut Wanted, value: &str) -> Done {
+    let secs = number(value, 0, i32::MAX as u64).map_err(|_| "expected a number of seconds".to_string())?;
+    w.attr_cache.negative_max = Duration::from_secs(secs);
+    Ok(())
+}
+
+pub fn consistency(w: &mut Wanted, value: &str) -> Done {
+    let expected = || "expected close-to-open, bounded=SECONDS or frozen".to_string();
+    w.consistency = Some(match value {
+        "close-to-open" | "cto" => Consistency::CloseToOpen,
+        "frozen" => Consistency::Frozen,
+        "strict" => {
+            return Err("strict consistency needs leases for every file, which no server here grants yet: \
+                        use close-to-open, or noac"
+                .into());
+        }
+        other => {
+            let secs = other.strip_prefix("bounded=").ok_or_else(expected)?;
+            Consistency::Bounded(Duration::from_secs(
+                number(secs, 0, i32::MAX as u64).map_err(|_| expected())?,
+            ))
+        }
+    });
+    Ok(())
+}
+
+pub fn chain(w: &mut Wanted, _: &str) -> Done {
+    w.chains = true;
+    Ok(())
+}
+
+pub fn nochain(w: &mut Wanted, _: &str) -> Done {
+    w.chains = false;
+    Ok(())
+}
+
+pub fn chain_max(w: &mut Wanted, value: &str) -> Done {
+    w.chain_max = Some(number(value, 1, 1000)?);
+    Ok(())
+}
+
+pub fn prefetch(w: &mut Wanted, value: &str) -> Done {
+    w.prefetch = match value {
+        "off" => false,
+        "small" => true,
+        _ => return Err("expected off or small".into()),
+    };
+    Ok(())
+}
+
+/// Bytes with an optional K, M, G or T.
+fn size(value: &str, low: u64, high: u64) -> Result<u64, String> {
+    let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match value[digits.len()..].to_ascii_lowercase().as_str() {
+        "" => Some(1),
+        "k" | "kib" => Some(1_u64 << 10),
+        "m" | "mib" => Some(1 << 20),
+        "g" | "gib" => Some(1 << 30),
+        "t" | "tib" => Some(1 << 40),
+        _ => None,
+    };
+    let bytes = unit.and_then(|unit| digits.parse::<u64>().ok()?.checked_mul(unit));
+    match bytes {
+        Some(bytes) if bytes >= low && bytes <= high => Ok(bytes),
+        _ => Err(format!("expected a size such as 64M, from {low} to {high} bytes")),
+    }
+}
+
+pub fn meta_cache_size(w: &mut Wanted, value: &str) -> Done {
+    w.meta_cache_bytes = size(value, 1 << 20, 1 << 40)?;
+    Ok(())
+}
+
+pub fn dirty_max(w: &mut Wanted, value: &str) -> Done {
+    w.dirty_max_bytes = size(value, 1 << 20, 1 << 36)?;
+    Ok(())
+}
+
+pub fn dirty_age(w: &mut Wanted, value: &str) -> Done {
+    w.dirty_age = Duration::from_secs(number(value, 0, 3600).map_err(|why| format!("{why} seconds"))?);
     Ok(())
 }
 

@@ -35,6 +35,8 @@ pub enum Group {
     Transfer,
     /// Attribute and name cache.
     Attributes,
+    /// Round trips saved: what is asked together, brought ahead, sent later.
+    Latency,
     /// Identity, ACLs, locks.
     Access,
     /// The mount command.
@@ -53,6 +55,7 @@ pub const GROUPS: &[(Group, &str)] = &[
     (Group::Recovery, "When the server does not answer"),
     (Group::Transfer, "Transfer sizes"),
     (Group::Attributes, "Attributes and names kept by the client"),
+    (Group::Latency, "Round trips"),
     (Group::Access, "Access and identity"),
     (Group::Command, "The mount command"),
     (Group::Generic, "The mount point (mount(8))"),
@@ -124,7 +127,7 @@ impl Def {
     }
 }
 
-use Group::{Access, Attributes, Command, Generic, Reach, Recovery, Transfer};
+use Group::{Access, Attributes, Command, Generic, Latency, Reach, Recovery, Transfer};
 
 /// The table.
 pub const OPTIONS: &[Def] = &[
@@ -203,6 +206,30 @@ pub const OPTIONS: &[Def] = &[
     keyword("nordirplus", Attributes, apply::nordirplus)
         .rivals("rdirplus")
         .help("listing a directory brings names only"),
+    valued("acnegmax", "SECONDS", "60", Attributes, apply::acnegmax)
+        .help("most time for which a name is believed to be absent; an option of hither's own"),
+    valued("consistency", "MODE", "close-to-open", Attributes, apply::consistency).help(
+        "close-to-open (cto), bounded=SECONDS (nothing is older; opens do not ask) or frozen (nothing ever \
+         changes: for datasets and releases); instead of cto, ac* and noac",
+    ),
+    valued("meta-cache-size", "SIZE", "256M", Attributes, apply::meta_cache_size)
+        .help("memory for names, attributes and directories, with K, M, G or T"),
+    // Round trips.
+    keyword("chain", Latency, apply::chain)
+        .rivals("chain")
+        .default("on")
+        .help("a whole path is looked up in one round trip, found out from the calling program"),
+    keyword("nochain", Latency, apply::nochain)
+        .rivals("chain")
+        .help("names are looked up one by one, as the kernel hands them over"),
+    valued("chain-max", "N", "what the server takes", Latency, apply::chain_max)
+        .help("most names looked up in one compound"),
+    valued("prefetch", "WHAT", "small", Latency, apply::prefetch)
+        .help("small (a directory's small files are brought when several of them are opened) or off"),
+    valued("dirty-max", "SIZE", "256M", Latency, apply::dirty_max)
+        .help("bytes written here that wait to be sent; writers wait beyond that"),
+    valued("dirty-age", "SECONDS", "5", Latency, apply::dirty_age)
+        .help("time after which written bytes are sent even when nobody asks"),
     // Access and identity.
     valued("sec", "FLAVOR", "sys", Access, apply::sec).help("security flavor: sys, or a list that has it"),
     keyword("acl", Access, apply::acl)

@@ -192,3 +192,32 @@ fn documentation_is_the_table() {
         assert!(table == wanted, "docs/CONFIGURATION.md is out of date: run the command above");
     }
 }
+
+#[test]
+fn consistency_sets_the_times_of_nfs5() {
+    let w = parse("consistency=bounded=7").unwrap();
+    let a = w.attr_cache;
+    assert!(!w.close_to_open);
+    assert_eq!([a.regular_min, a.regular_max, a.directory_min, a.directory_max], [Duration::from_secs(7); 4]);
+    let w = parse("consistency=frozen").unwrap();
+    assert!(!w.close_to_open && w.attr_cache.regular_min > Duration::from_secs(86400 * 365));
+    assert!(parse("consistency=cto").unwrap().close_to_open);
+    assert!(refusal("consistency=bounded=7,acregmin=1").contains("'acregmin=1' contradict"));
+    assert!(refusal("noac,consistency=frozen").contains("'noac' contradict"));
+    assert!(refusal("cto,consistency=frozen").contains("'cto' contradict"));
+    assert!(refusal("consistency=bounded").contains("bounded=SECONDS"));
+    assert!(refusal("consistency=strict").contains("close-to-open"));
+}
+
+#[test]
+fn sizes_have_units() {
+    let w = parse("meta-cache-size=64M,dirty-max=1g,dirty-age=9,chain-max=12,prefetch=off,nochain").unwrap();
+    assert_eq!((w.meta_cache_bytes, w.dirty_max_bytes), (64 << 20, 1 << 30));
+    assert_eq!((w.dirty_age, w.chain_max), (Duration::from_secs(9), Some(12)));
+    assert!(!w.prefetch && !w.chains);
+    for bad in
+        ["meta-cache-size=1", "meta-cache-size=99999999999G", "dirty-max=-1", "dirty-max=2Q", "chain-max=0"]
+    {
+        assert!(parse(bad).is_err(), "{bad}");
+    }
+}
