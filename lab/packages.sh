@@ -24,6 +24,8 @@ if [ "${1:-}" != toolchain ]; then
   mapfile -t wanted < <(grep -v '^ *\(#\|$\)' "$here/packages.txt")
   mapfile -t missing < <(lacking "${wanted[@]}")
   [ ${#missing[@]} = 0 ] || install_packages "${missing[@]}"
+  # nfs-ganesha exports nothing without it; minimal systems lack it.
+  [ -e /etc/mtab ] || ln -s ../proc/self/mounts /etc/mtab
   [ -e /dev/fuse ] || modprobe fuse || { echo "this kernel has no FUSE (/dev/fuse)" >&2; exit 1; }
 fi
 if ! command -v cargo >/dev/null && [ ! -x "$HOME/.cargo/bin/cargo" ]; then

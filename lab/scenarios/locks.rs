@@ -20,7 +20,7 @@ fn play(stage: &Stage<'_>) -> Res<()> {
     let name = dir.file_name().map(Path::new).unwrap_or(&dir);
     // The other client has an identity of its own; a second mount of the kernel's would share one.
     let other = match stage.client {
-        Client::Kernel => Client::hither(stage.lab)?,
+        Client::Kernel => Client::hither(stage.lab, false)?,
         _ => Client::Kernel,
     };
     let rival = stage.mount_with(&other, stage.kind, 1, "")?;

@@ -48,6 +48,8 @@ pub enum Client {
     Kernel,
     /// A command on the host.
     Command(Recipe),
+    /// A command in the guest, whose kernel is older than the host's.
+    GuestCommand(Recipe),
     /// No client at all: a directory of the local disk, the judge of the suites themselves.
     Local,
 }
@@ -66,20 +68,21 @@ impl Client {
             all.push(match name.as_str() {
                 "kernel" => Self::Kernel,
                 "local" => Self::Local,
-                "hither" => Self::hither(lab)?,
+                "hither" => Self::hither(lab, false)?,
+                "hither-guest" => Self::hither(lab, true)?,
                 "command" => Self::Command(Recipe {
                     name: named.clone(),
                     mount: mount.clone().ok_or_else(|| Fail("--client command needs --mount".into()))?,
                     umount: umount.clone().unwrap_or_else(|| "umount {mp}".into()),
                 }),
-                other => return Err(Fail(format!("no client {other:?}: hither, kernel, command or local"))),
+                other => return Err(Fail(format!("no client {other:?}: hither, hither-guest, kernel, command or local"))),
             });
         }
         Ok(all)
     }
 
-    /// hither itself.
-    pub fn hither(lab: &Lab) -> Res<Self> {
+    /// hither itself, on the host or in the guest.
+    pub fn hither(lab: &Lab, guest: bool) -> Res<Self> {
         let file = lab.hither();
         if !file.exists() {
             return Err(Fail(format!(
@@ -90,20 +93,26 @@ impl Client {
         let bin = quote(&file.display().to_string());
         // One log for all its mounts, appended to.
         let log = quote(&lab.dir("logs")?.join("hither.log").display().to_string());
-        Ok(Self::Command(Recipe {
-            name: "hither".into(),
+        let recipe = Recipe {
+            name: if guest { "hither-guest" } else { "hither" }.into(),
             mount: format!("{bin} mount --log {log} -o {{opts}} {{host}}:{{export}}{{sub}} {{mp}}"),
             umount: format!("{bin} umount {{mp}}"),
-        }))
+        };
+        Ok(if guest { Self::GuestCommand(recipe) } else { Self::Command(recipe) })
     }
 
     /// Its name in results and in names of expectation lists.
     pub fn name(&self) -> &str {
         match self {
             Self::Kernel => "kernel",
-            Self::Command(r) => &r.name,
+            Self::Command(r) | Self::GuestCommand(r) => &r.name,
             Self::Local => "local",
         }
+    }
+
+    /// Whether its programs run in the guest.
+    fn in_guest(&self) -> bool {
+        matches!(self, Self::Kernel | Self::GuestCommand(_))
     }
 
     /// The commands that mount and unmount, for a program that does it by itself, and the place where
@@ -119,7 +128,7 @@ impl Client {
                     umount: format!("umount {}", mp.display()),
                 }
             }
-            Self::Command(r) => Commands {
+            Self::Command(r) | Self::GuestCommand(r) => Commands {
                 mount: ask.fill(&r.mount, false, &mp),
                 umount: r.umount.replace("{mp}", &mp.display().to_string()),
             },
@@ -133,7 +142,7 @@ impl Client {
             Self::Kernel => PathBuf::from(format!("/mnt/nfs{nth}")),
             // Short, because sockets in it have only 108 bytes for their whole path; /mnt is private
             // to the laboratory.
-            Self::Command(r) => {
+            Self::Command(r) | Self::GuestCommand(r) => {
                 PathBuf::from(format!("/mnt/{}-{}-{}{nth}", r.name, ask.at.kind.name(), ask.vers))
             }
             Self::Local => lab.dir("local")?,
@@ -143,7 +152,7 @@ impl Client {
     /// Mounts a server.
     pub fn mount(&self, lab: &Lab, ask: &Ask<'_>) -> Res<Mount> {
         let mp = self.mount_point(lab, ask)?;
-        if matches!(self, Self::Kernel) {
+        if self.in_guest() {
             guest::start(lab)?;
         }
         let mount = Mount { client: self.clone(), mp, run: lab.run.clone() };
@@ -159,6 +168,11 @@ impl Client {
                     &ask.fill("mount.nfs {host}:{export}{sub} {mp} -o {opts}", true, &mount.mp),
                     limit,
                 )?;
+            }
+            Self::GuestCommand(r) => {
+                mount.shell("[ -e /dev/fuse ] || mknod /dev/fuse c 10 229", limit)?;
+                mount.shell(&clear, limit)?;
+                mount.shell(&ask.fill(&r.mount, false, &mount.mp), limit)?;
             }
             Self::Command(r) => {
                 mount.shell(&clear, limit)?;
@@ -268,7 +282,7 @@ impl Mount {
     /// A directory on a local disk for programs that use this mount; new and empty.
     pub fn scratch(&self, name: &str) -> Res<PathBuf> {
         let dir = match self.client {
-            Client::Kernel => PathBuf::from("/run/tmp").join(name),
+            Client::Kernel | Client::GuestCommand(_) => PathBuf::from("/run/tmp").join(name),
             _ => self.run.join("scratch").join(name),
         };
         let q = quote(&dir.display().to_string());
@@ -285,7 +299,7 @@ impl Mount {
     /// 124 when it took longer than `limit`.
     pub fn run(&self, script: &str, limit: Duration, mut line: impl FnMut(&str)) -> Res<i32> {
         match self.client {
-            Client::Kernel => CLIENT.run(script, limit, line),
+            Client::Kernel | Client::GuestCommand(_) => CLIENT.run(script, limit, line),
             _ => run_here(script, limit, &mut line),
         }
     }
@@ -309,6 +323,9 @@ impl Mount {
         match &self.client {
             Client::Local => Ok(()),
             Client::Kernel => self.shell(&format!("cd /; umount {}", self.mp.display()), limit).map(drop),
+            Client::GuestCommand(r) => {
+                self.shell(&r.umount.replace("{mp}", &self.mp.display().to_string()), limit).map(drop)
+            }
             Client::Command(r) => {
                 let mp = self.mp.display().to_string();
                 self.shell(&r.umount.replace("{mp}", &mp), limit)?;
@@ -326,7 +343,7 @@ impl Mount {
         let _ = match &self.client {
             Client::Local => Ok(0),
             Client::Kernel => self.run(&format!("umount -lf {}", self.mp.display()), limit, |_| ()),
-            Client::Command(_) => self.run(&format!("umount -l {}", self.mp.display()), limit, |_| ()),
+            Client::Command(_) | Client::GuestCommand(_) => self.run(&format!("umount -l {}", self.mp.display()), limit, |_| ()),
         };
     }
 }

@@ -233,7 +233,9 @@ impl Run<'_> {
     }
 
     fn expectations(&self) -> Res<Vec<Expected>> {
-        let file = self.lab.file("suites").join(self.suite).join(format!("expected-{}.txt", self.client));
+        // The same client on an older kernel is held to the same list.
+        let client = self.client.trim_end_matches("-guest");
+        let file = self.lab.file("suites").join(self.suite).join(format!("expected-{client}.txt"));
         match fs::read_to_string(&file) {
             Ok(text) => parse(&text, self.server, self.vers)
                 .map_err(|Fail(why)| Fail(format!("{}: {why}", file.display()))),
