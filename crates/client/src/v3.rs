@@ -12,6 +12,7 @@
 
 mod convert;
 mod io;
+mod listing_sizes;
 mod lookup;
 mod make;
 mod many;
@@ -21,6 +22,7 @@ mod readdir;
 mod remove;
 #[cfg(test)]
 mod tests;
+mod walk;
 mod wire;
 
 pub use mount::{Mount3, connect_v3};
@@ -37,6 +39,7 @@ use hither_vfs::{
     LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
     Seek, SetAttr, Special, Stability, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
 };
+use listing_sizes::ListingSizes;
 use open::Opens;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -58,6 +61,10 @@ pub(crate) struct Inner {
     mounted: Option<Mounted>,
     /// READDIRPLUS turned out not to be offered.
     no_readdirplus: AtomicBool,
+    listing_sizes: ListingSizes,
+    /// Names of the root's file system match only when they are equal, says PATHCONF.
+    exact_names: bool,
+    root_fsid: (u64, u64),
 }
 
 impl std::ops::Deref for V3 {
@@ -77,8 +84,8 @@ impl Vfs for V3 {
         None
     }
 
-    async fn walk(&self, cx: &Cx, at: Where<'_>, _want: Want) -> Result<Trail> {
-        patient(cx, self.walk_path(cx, at)).await
+    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+        patient(cx, self.walk_path(cx, at, want)).await
     }
 
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
@@ -181,7 +188,7 @@ impl Vfs for V3 {
         max_bytes: u32,
         nodes: bool,
     ) -> Result<DirPage> {
-        self.list(cx, dir, cookie, verifier, max_bytes, nodes).await
+        Ok(self.list(cx, dir, cookie, verifier, max_bytes, nodes).await?.page)
     }
 
     async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {

@@ -86,6 +86,12 @@ impl ValidityRules {
         if time.is_zero() { Validity::Once } else { Validity::Until(asked + time) }
     }
 
+    /// `change` of an object by the last answer that was stamped; `None` when nothing is remembered of it.
+    pub fn known_change(&self, fh: &Fh) -> Option<u64> {
+        let (tag, shard, index) = self.place(fh);
+        shard.lock()[index].filter(|slot| slot.tag == tag).map(|slot| slot.change)
+    }
+
     fn bounds(&self, kind: FileKind) -> (Duration, Duration) {
         match kind {
             FileKind::Directory => (self.times.directory_min, self.times.directory_max),

@@ -6,16 +6,13 @@ use super::wire::Patience;
 use crate::detach::detached;
 use crate::error;
 use hither_proto::nfs3::{
-    AccessArgs, Diropargs3, LookupArgs, Nfsstat3, PostOpAttr, ReadlinkArgs, SetattrArgs,
+    AccessArgs, Diropargs3, LookupArgs, Nfsstat3, PostOpAttr, ReadlinkArgs, SetattrArgs, WccData,
 };
 use hither_vfs::{
-    Access, Attr, Attrs, Cred, Cx, Error, Fh, File, FileKind, Name, Node, Result, SetAttr, Stop, Trail, Where,
+    Access, Attr, Attrs, ChangeInfo, Cred, Cx, Error, Fh, File, FileKind, Name, Node, Result, SetAttr,
 };
 use std::sync::Arc;
 use tokio::time::Instant;
-
-/// Most names of one walk: the interface allows to stop and go on.
-const WALK_MAX: usize = 64;
 
 impl V3 {
     /// An object with attributes: those that came along with `asked`'s answer, else fresh ones.
@@ -28,19 +25,34 @@ impl V3 {
     }
 
     /// Attributes with their validity, as this client's own writes have left them.
-    pub(super) fn stamp(&self, fh: &Fh, mut attr: Attr, asked: Instant) -> Attrs {
-        if attr.kind == FileKind::Regular {
-            attr.size_bytes = self.writes.size(fh, attr.size_bytes);
-        }
+    pub(super) fn stamp(&self, fh: &Fh, attr: Attr, asked: Instant) -> Attrs {
+        let attr = self.as_written(fh, attr);
         self.caller.rules.attrs(fh, attr, asked)
     }
 
     /// As [`V3::stamp`], for an object found by name.
-    pub(super) fn stamp_named(&self, fh: &Fh, mut attr: Attr, asked: Instant) -> Attrs {
+    pub(super) fn stamp_named(&self, fh: &Fh, attr: Attr, asked: Instant) -> Attrs {
+        let attr = self.as_written(fh, attr);
+        self.caller.rules.named(fh, attr, asked)
+    }
+
+    fn as_written(&self, fh: &Fh, mut attr: Attr) -> Attr {
         if attr.kind == FileKind::Regular {
             attr.size_bytes = self.writes.size(fh, attr.size_bytes);
         }
-        self.caller.rules.named(fh, attr, asked)
+        self.listing_sizes.note(fh, &attr);
+        attr
+    }
+
+    /// Learns how stable a directory is from attributes that came along with an operation in it.
+    pub(super) fn learn(&self, dir: &Fh, came: &PostOpAttr, asked: Instant) -> Option<Attrs> {
+        let attr = came.as_ref().and_then(convert::attr)?;
+        Some(self.stamp(dir, attr, asked))
+    }
+
+    /// What an operation in a directory did to it.
+    pub(super) fn dir_change(&self, dir: &Fh, wcc: &WccData, asked: Instant) -> ChangeInfo {
+        ChangeInfo { attrs: self.learn(dir, &wcc.after, asked), ..convert::change_info(wcc) }
     }
 
     /// One name; `None` when it does not exist.
@@ -56,76 +68,18 @@ impl V3 {
         let found = self.caller.ask(cred, patience, &args).await.map_err(|e| error::call(&e))?;
         match found {
             Ok(ok) => {
-                self.caller.learn(dir, &ok.dir_attributes, asked);
+                self.learn(dir, &ok.dir_attributes, asked);
                 let fh = convert::fh(&ok.object).ok_or_else(empty_handle)?;
                 let attr = self.caller.attr_or_ask(cred, patience, &fh, ok.obj_attributes).await?;
                 let attrs = self.stamp_named(&fh, attr, asked);
                 Ok(Some(Node { fh, attrs }))
             }
             Err((Nfsstat3::NOENT, dir_attributes)) => {
-                self.caller.learn(dir, &dir_attributes, asked);
+                self.learn(dir, &dir_attributes, asked);
                 Ok(None)
             }
             Err((status, _)) => Err(error::nfs3(status)),
         }
-    }
-
-    pub(super) async fn walk_path(&self, cx: &Cx, at: Where<'_>) -> Result<Trail> {
-        let patience = Patience::of(cx);
-        let mut trail = Trail::new(Vec::new(), Stop::Complete);
-        for (i, name) in at.path.iter().enumerate() {
-            if i == WALK_MAX {
-                trail.stop = Stop::Limit;
-                return Ok(trail);
-            }
-            match trail.steps.last().map(|n| n.attrs.attr.kind) {
-                None | Some(FileKind::Directory) => {}
-                Some(kind) => {
-                    let symlink = kind == FileKind::Symlink;
-                    trail.stop = if symlink { Stop::Symlink } else { Stop::NotDirectory };
-                    return Ok(trail);
-                }
-            }
-            let asked = Instant::now();
-            let dir = trail.steps.last().map_or(at.base, |n| &n.fh);
-            match self.lookup(&cx.cred, &patience, dir, name).await {
-                Ok(Some(node)) => trail.steps.push(node),
-                Ok(None) => {
-                    trail.stop = Stop::Missing(self.caller.rules.missing(dir, asked));
-                    return Ok(trail);
-                }
-                Err(e) if trail.steps.is_empty() => return Err(e),
-                Err(e) => {
-                    trail.stop = Stop::Failed(e);
-                    return Ok(trail);
-                }
-            }
-        }
-        Ok(trail)
-    }
-
-    /// The directory that holds the last name of a path.
-    pub(super) async fn parent_of(&self, cx: &Cx, at: Where<'_>) -> Result<Fh> {
-        let Some((_, parents)) = at.path.split_last() else { return Err(Error::new(libc::EINVAL)) };
-        let mut base = at.base.clone();
-        let mut path = parents;
-        while !path.is_empty() {
-            let trail = self.walk_path(cx, Where { base: &base, path }).await?;
-            let errno = match trail.stop {
-                Stop::Complete | Stop::Limit => 0,
-                Stop::Missing(_) => libc::ENOENT,
-                Stop::NotDirectory => libc::ENOTDIR,
-                // Links in the middle are the caller's to follow.
-                Stop::Symlink => libc::ELOOP,
-                Stop::Failed(e) => return Err(e),
-            };
-            if errno != 0 {
-                return Err(Error::new(errno));
-            }
-            path = &path[trail.steps.len()..];
-            base = trail.steps.last().map_or(base, |n| n.fh.clone());
-        }
-        Ok(base)
     }
 
     /// Which of `want` the caller has, with the attributes of the object when they came along.

@@ -97,10 +97,10 @@ impl V3 {
             let (asked, policy) = (Instant::now(), Patience::policy());
             let linked = this.caller.ask(&cred, &policy, &args).await.map_err(|e| error::call(&e))?;
             let wcc = linked.map_err(|(status, _)| error::nfs3(status))?;
-            this.caller.learn(&dir, &wcc.linkdir_wcc.after, asked);
+            let change = this.dir_change(&dir, &wcc.linkdir_wcc, asked);
             let attr = this.caller.attr_or_ask(&cred, &policy, &fh, wcc.file_attributes).await?;
             let attrs = this.stamp_named(&fh, attr, asked);
-            Ok(Made { node: Node { fh, attrs }, dir: convert::change_info(&wcc.linkdir_wcc) })
+            Ok(Made { node: Node { fh, attrs }, dir: change })
         })
         .await
     }

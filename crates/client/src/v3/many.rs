@@ -1,25 +1,35 @@
 //! Calls about many objects: side by side, a bounded number at a time, because NFSv3 has no compounds.
+//!
+//! READ and READDIRPLUS bring the attributes that GETATTR would. A server takes them after the data, so what somebody
+//! changed in between would hide behind them; the caller must not keep such an answer for longer than it is
+//! valid. See each call for how that is made sure.
 
 use super::V3;
-use hither_vfs::{Attrs, Cx, DirPage, Fetched, Fh, File, Result};
+use super::readdir::Listed;
+use super::walk::Start;
+use super::wire::Patience;
+use hither_vfs::{Attr, Attrs, Cx, DirPage, Error, Fetched, Fh, File, Read, Result};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
-/// Calls in flight for one question about many objects.
-const AT_ONCE: usize = 16;
+/// Most calls in flight for one question about many objects.
+const CALLS_MOST: usize = 64;
+/// Most bytes that their replies may carry together.
+const REPLIES_MOST_BYTES: usize = 8 << 20;
+
+/// A bit that no `change` of this version has (62 bits of ctime): with it, attributes hold as long as they are valid, and
+/// differ from whatever the server says next.
+const NEVER_AGAIN: u64 = 1 << 63;
 
 impl V3 {
     pub(super) async fn attributes_of_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
         let one = |this: V3, cx: Cx, fh: Fh| async move { Ok(this.node(&cx, fh, None).await?.attrs) };
-        self.each(cx, objects, one).await
+        self.each(cx, objects, CALLS_MOST, one).await
     }
 
     pub(super) async fn starts_of_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
-        let one = move |this: V3, cx: Cx, fh: Fh| async move {
-            let read = this.read_range(&cx, File { fh: &fh, open: None }, 0, max_bytes).await?;
-            let attrs = this.node(&cx, fh, None).await?.attrs;
-            Ok(Fetched { attrs, read })
-        };
-        self.each(cx, files, one).await
+        let one = move |this: V3, cx: Cx, fh: Fh| async move { this.fetch(&cx, &fh, max_bytes).await };
+        self.each(cx, files, side_by_side(max_bytes), one).await
     }
 
     pub(super) async fn listings_of_many(
@@ -28,31 +38,100 @@ impl V3 {
         dirs: &[Fh],
         max_bytes: u32,
     ) -> Vec<Result<(Attrs, DirPage)>> {
-        let one = move |this: V3, cx: Cx, fh: Fh| async move {
-            let attrs = this.node(&cx, fh.clone(), None).await?.attrs;
-            Ok((attrs, this.list(&cx, &fh, 0, [0; 8], max_bytes, true).await?))
-        };
-        self.each(cx, dirs, one).await
+        let one = move |this: V3, cx: Cx, fh: Fh| async move { this.listing(&cx, &fh, max_bytes).await };
+        self.each(cx, dirs, side_by_side(max_bytes), one).await
     }
 
-    /// The outcome of `one` for each object, in order.
-    async fn each<T, F, W>(&self, cx: &Cx, objects: &[Fh], one: F) -> Vec<Result<T>>
+    /// The start of a file. Its attributes must be those that were known before, so that nothing changed
+    /// while it was read; if not, it is read again.
+    async fn fetch(&self, cx: &Cx, fh: &Fh, max_bytes: u32) -> Result<Fetched> {
+        let mut before = self.caller.rules.known_change(fh);
+        for _ in 0..2 {
+            let asked = Instant::now();
+            let Start { attr, read } = self.start(&cx.cred, &Patience::of(cx), fh, max_bytes).await?;
+            let attr = match attr {
+                Some(attr) => attr,
+                None => {
+                    // Attributes first, so that they are not newer than the bytes.
+                    let attrs = self.node(cx, fh.clone(), None).await?.attrs;
+                    let Start { read, .. } = self.start(&cx.cred, &Patience::of(cx), fh, max_bytes).await?;
+                    return Ok(Fetched { attrs, read });
+                }
+            };
+            let changed = before.is_some_and(|b| b != attr.change);
+            before = Some(attr.change);
+            if !changed {
+                let attrs = self.stamp(fh, attr, asked);
+                return self.fetch_rest(cx, fh, max_bytes, Fetched { attrs, read }).await;
+            }
+        }
+        Err(Error::new(libc::EAGAIN))
+    }
+
+    /// Adds what a READ of `rsize` left, as long as the file stays the same.
+    async fn fetch_rest(&self, cx: &Cx, fh: &Fh, max_bytes: u32, mut got: Fetched) -> Result<Fetched> {
+        let have = got.read.data.len() as u32;
+        if got.read.eof || have >= max_bytes {
+            return Ok(got);
+        }
+        let file = File { fh, open: None };
+        let Ok(rest) = self.read_range(cx, file, u64::from(have), max_bytes - have).await else {
+            return Ok(got);
+        };
+        let again = self.caller.getattr(&cx.cred, &Patience::of(cx), fh).await;
+        if again.is_ok_and(|attr| attr.change == got.attrs.attr.change) {
+            let Read { data, eof } = rest;
+            data.parts().iter().for_each(|part| got.read.data.push(part.clone()));
+            got.read.eof = eof;
+        }
+        Ok(got)
+    }
+
+    /// A listing with attributes that will prove equal later only if they were the same before it.
+    async fn listing(&self, cx: &Cx, dir: &Fh, max_bytes: u32) -> Result<(Attrs, DirPage)> {
+        let (before, asked) = (self.caller.rules.known_change(dir), Instant::now());
+        let Listed { page, dir: came } = self.list_from_start(cx, dir, max_bytes).await?;
+        let came = match came {
+            Some(attr) => attr,
+            None => self.caller.getattr(&cx.cred, &Patience::of(cx), dir).await?,
+        };
+        let settled = before == Some(came.change);
+        let mut attrs = self.stamp(dir, came, asked);
+        let Attr { change, .. } = &mut attrs.attr;
+        if !settled {
+            *change |= NEVER_AGAIN;
+        }
+        Ok((attrs, page))
+    }
+
+    /// The outcome of `one` for each object, in order; at most `at_once` are under way.
+    async fn each<T, F, W>(&self, cx: &Cx, objects: &[Fh], at_once: usize, one: F) -> Vec<Result<T>>
     where
         T: Send + 'static,
         F: Fn(V3, Cx, Fh) -> W,
         W: Future<Output = Result<T>> + Send + 'static,
     {
-        let mut out: Vec<Result<T>> = Vec::with_capacity(objects.len());
-        for some in objects.chunks(AT_ONCE) {
-            let mut calls = JoinSet::new();
-            for (i, fh) in some.iter().enumerate() {
+        let lost = || Err(Error::because(libc::EIO, "a call ended without a result"));
+        let mut out: Vec<Result<T>> = objects.iter().map(|_| lost()).collect();
+        let mut waiting = objects.iter().enumerate();
+        let mut calls = JoinSet::new();
+        loop {
+            while calls.len() < at_once
+                && let Some((i, fh)) = waiting.next()
+            {
                 let call = one(self.clone(), cx.clone(), fh.clone());
                 calls.spawn(async move { (i, call.await) });
             }
-            let mut done = calls.join_all().await;
-            done.sort_by_key(|(i, _)| *i);
-            out.extend(done.into_iter().map(|(_, outcome)| outcome));
+            match calls.join_next().await {
+                Some(Ok((i, outcome))) => out[i] = outcome,
+                Some(Err(_)) => {}
+                None => return out,
+            }
         }
-        out
     }
+}
+
+/// Calls at once whose replies have up to `reply_bytes` each.
+fn side_by_side(reply_bytes: u32) -> usize {
+    (REPLIES_MOST_BYTES / (reply_bytes as usize).max(1)).clamp(1, CALLS_MOST)
 }

@@ -1,5 +1,6 @@
 //! How an NFSv3 mount begins: mountd, NFS's port, sizes, root.
 
+use super::listing_sizes::ListingSizes;
 use super::open::Opens;
 use super::wire::{Caller, Patience, Sizes};
 use super::{Inner, V3, convert};
@@ -158,6 +159,7 @@ impl V3 {
             .map_err(|(status, _)| fail(format!("FSINFO: NFS3ERR_{status:?}")))?;
         // Servers may refuse PATHCONF; then the usual limits hold.
         let limits = caller.ask(&cred, &patience, &PathconfArgs { object: handle.clone() }).await?.ok();
+        let exact_names = limits.as_ref().is_some_and(|l| !l.case_insensitive);
         caller.sizes = sizes(opts, &info, limits.map(|l| l.name_max));
         if info.properties & fsf::CANSETTIME == 0 {
             tracing::warn!(server = opts.server, "the server cannot set times exactly");
@@ -166,10 +168,10 @@ impl V3 {
             .ask(&cred, &patience, &GetattrArgs { object: handle })
             .await?
             .map_err(|(status, _)| fail(format!("GETATTR: NFS3ERR_{status:?}")))?;
-        if convert::attr(&attr).is_none_or(|a| a.kind != FileKind::Directory) {
+        let Some(attr) = convert::attr(&attr).filter(|a| a.kind == FileKind::Directory) else {
             let (server, path) = (opts.server.clone(), opts.path.clone());
             return Err(Beginning::Mount(MountError::NotDirectory { server, path }));
-        }
+        };
         let caller = Arc::new(caller);
         let writes = Uncommitted::new(caller.clone(), Limits::default());
         tokio::spawn(watch_reconnections(caller.client.generations(), Arc::downgrade(&writes)));
@@ -181,6 +183,9 @@ impl V3 {
             root,
             mounted,
             no_readdirplus: AtomicBool::new(false),
+            listing_sizes: ListingSizes::default(),
+            exact_names,
+            root_fsid: attr.fsid,
         };
         Ok(V3 { inner: Arc::new(inner) })
     }

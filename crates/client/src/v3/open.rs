@@ -5,14 +5,15 @@
 use super::V3;
 use super::convert;
 use super::lookup::{dirop, empty_handle};
+use super::walk::newest;
 use super::wire::Patience;
 use crate::detach::{detached, patient};
 use crate::error;
 use crate::writes::OpenMark;
 use hither_proto::nfs3::{CreateArgs, CreateOk, Createhow3, Nfsstat3};
 use hither_vfs::{
-    Access, ChangeInfo, Create, Cred, Cx, Error, Fh, FileKind, Name, Node, OpenAccess, OpenHow, OpenId,
-    Opened, Result, SetAttr, SetTime, Where,
+    Access, Attr, ChangeInfo, Create, Cred, Cx, Data, Error, Fh, FileKind, Name, Node, OpenAccess, OpenHow,
+    OpenId, Opened, Read, Result, SetAttr, SetTime, Where,
 };
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -122,15 +123,15 @@ impl V3 {
             if how.create != Create::No {
                 return Err(Error::new(libc::EINVAL));
             }
-            let node = self.check_open(cx, at.base.clone(), how).await?;
-            return Ok(self.opened(cx, node, false, None));
+            let (node, first) = self.check_open(cx, at.base.clone(), None, how).await?;
+            return Ok(Opened { first, ..self.opened(cx, node, false, None) });
         };
         let dir = patient(cx, self.parent_of(cx, at)).await?;
         match &how.create {
             Create::No => match self.lookup(&cx.cred, &Patience::of(cx), &dir, name).await? {
                 Some(node) => {
-                    let node = self.check_open(cx, node.fh, how).await?;
-                    Ok(self.opened(cx, node, false, None))
+                    let (node, first) = self.check_open(cx, node.fh, Some(node.attrs.attr), how).await?;
+                    Ok(Opened { first, ..self.opened(cx, node, false, None) })
                 }
                 None => Err(Error::new(libc::ENOENT)),
             },
@@ -170,9 +171,12 @@ impl V3 {
                 made => return made,
             };
             if let Some(node) = self.lookup(&cx.cred, &Patience::of(cx), dir, name).await? {
-                match self.check_open(cx, node.fh, how).await {
+                match self.check_open(cx, node.fh, Some(node.attrs.attr), how).await {
                     Err(e) if e.errno == libc::ESTALE => continue,
-                    node => return Ok(self.opened(cx, node?, false, None)),
+                    checked => {
+                        let (node, first) = checked?;
+                        return Ok(Opened { first, ..self.opened(cx, node, false, None) });
+                    }
                 }
             }
             if refused.errno != libc::EEXIST {
@@ -204,21 +208,35 @@ impl V3 {
     }
 
     /// May the caller open this file so? ACCESS answers with fresh attributes, which is what
-    /// close-to-open asks for at an open.
-    async fn check_open(&self, cx: &Cx, fh: Fh, how: &OpenHow) -> Result<Node> {
-        let mut want = Access::empty();
-        if how.execute {
-            want |= Access::EXECUTE;
-        } else if how.access.contains(OpenAccess::READ) {
-            want |= Access::READ;
-        }
-        if how.access.contains(OpenAccess::WRITE) || how.truncate {
-            want |= Access::MODIFY | Access::EXTEND;
-        }
+    /// close-to-open asks for at an open. The first bytes are read at the same time; they count when READ has the attributes
+    /// that the open goes by, and those are `known` from before (see [`super::walk`] for the reason).
+    async fn check_open(
+        &self,
+        cx: &Cx,
+        fh: Fh,
+        known: Option<Attr>,
+        how: &OpenHow,
+    ) -> Result<(Node, Option<Read>)> {
+        let want = rights_for(how);
+        let before = known.as_ref().map(|a| a.change).or_else(|| self.caller.rules.known_change(&fh));
+        let may_read =
+            how.first_bytes > 0 && !how.truncate && want.intersects(Access::READ | Access::EXECUTE);
+        let reads = may_read && known.is_none_or(|a| a.kind == FileKind::Regular && a.size_bytes > 0);
         let asked = Instant::now();
-        let (have, came) = self.rights(cx, &fh, want).await?;
-        let node = self.node(cx, fh, Some((came, asked))).await?;
-        match node.attrs.attr.kind {
+        let (rights, start) = tokio::join!(self.rights(cx, &fh, want), async {
+            match reads {
+                true => self.start(&cx.cred, &Patience::of(cx), &fh, how.first_bytes).await.ok(),
+                false => None,
+            }
+        });
+        let (have, came) = rights?;
+        let with_bytes = start.as_ref().and_then(|s| s.attr.clone());
+        let node = match newest([came.as_ref().and_then(convert::attr), with_bytes.clone()]) {
+            Some(attr) => Node { attrs: self.stamp(&fh, attr, asked), fh },
+            None => self.node(cx, fh, None).await?,
+        };
+        let attr = &node.attrs.attr;
+        match attr.kind {
             FileKind::Regular => {}
             FileKind::Directory => return Err(Error::new(libc::EISDIR)),
             FileKind::Symlink => return Err(Error::new(libc::ELOOP)),
@@ -228,12 +246,18 @@ impl V3 {
             return Err(Error::new(libc::EACCES));
         }
         if !how.truncate {
-            return Ok(node);
+            let settled = with_bytes.is_some_and(|a| a.change == attr.change)
+                && before.is_none_or(|before| before == attr.change);
+            let first = match start {
+                Some(start) => settled.then_some(start.read),
+                None => (may_read && attr.size_bytes == 0).then(|| Read { data: Data::default(), eof: true }),
+            };
+            return Ok((node, first));
         }
         let set = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
         let (this, cred, fh) = (self.clone(), cx.cred.clone(), node.fh.clone());
         let attrs = detached(cx, async move { this.apply(&cred, &fh, &set).await }).await?;
-        Ok(Node { fh: node.fh, attrs })
+        Ok((Node { fh: node.fh, attrs }, None))
     }
 
     /// CREATE of a name that must not exist.
@@ -291,8 +315,7 @@ impl V3 {
         asked: Instant,
     ) -> Result<(Node, ChangeInfo)> {
         let policy = Patience::policy();
-        self.caller.learn(dir, &ok.dir_wcc.after, asked);
-        let change = convert::change_info(&ok.dir_wcc);
+        let change = self.dir_change(dir, &ok.dir_wcc, asked);
         let node = match ok.obj {
             Some(fh) => {
                 let fh = convert::fh(&fh).ok_or_else(empty_handle)?;
@@ -325,6 +348,20 @@ impl V3 {
         })
         .await
     }
+}
+
+/// The rights that an open needs.
+fn rights_for(how: &OpenHow) -> Access {
+    let mut want = Access::empty();
+    if how.execute {
+        want |= Access::EXECUTE;
+    } else if how.access.contains(OpenAccess::READ) {
+        want |= Access::READ;
+    }
+    if how.access.contains(OpenAccess::WRITE) || how.truncate {
+        want |= Access::MODIFY | Access::EXTEND;
+    }
+    want
 }
 
 #[cfg(test)]

@@ -7,8 +7,12 @@ use super::V3;
 use super::convert;
 use super::wire::Patience;
 use crate::error;
-use hither_proto::nfs3::{Nfsstat3, PostOpAttr, ReaddirArgs, ReaddirplusArgs};
-use hither_vfs::{Cx, DirEntry, DirPage, Error, Fh, Name, Node, Result};
+use hither_proto::nfs3::{
+    Entry3, Entryplus3, Nfsstat3, PostOpAttr, ReaddirArgs, ReaddirOk, ReaddirplusArgs, ReaddirplusOk, Res,
+};
+use hither_proto::rpc::Procedure;
+use hither_proto::xdr::Xdr;
+use hither_vfs::{Attr, Attrs, Cx, DirEntry, DirPage, Error, Fh, Name, Node, Result};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use tokio::time::Instant;
@@ -36,7 +40,62 @@ struct RawEntry {
     handle: Option<Fh>,
 }
 
+/// A page, and the attributes that the directory had after it.
+pub(super) struct Listed {
+    pub page: DirPage,
+    pub dir: Option<Attr>,
+}
+
+impl From<ReaddirplusOk> for Raw {
+    fn from(ok: ReaddirplusOk) -> Self {
+        let entry = |e: Entryplus3| RawEntry {
+            name: e.name.0,
+            cookie: e.cookie,
+            fileid: e.fileid,
+            attributes: e.name_attributes,
+            handle: e.name_handle.as_ref().and_then(convert::fh),
+        };
+        Self {
+            dir_attributes: ok.dir_attributes,
+            verifier: ok.cookieverf,
+            eof: ok.eof,
+            entries: ok.entries.0.into_iter().map(entry).collect(),
+        }
+    }
+}
+
+impl From<ReaddirOk> for Raw {
+    fn from(ok: ReaddirOk) -> Self {
+        let entry = |e: Entry3| RawEntry {
+            name: e.name.0,
+            cookie: e.cookie,
+            fileid: e.fileid,
+            attributes: None,
+            handle: None,
+        };
+        Self {
+            dir_attributes: ok.dir_attributes,
+            verifier: ok.cookieverf,
+            eof: ok.eof,
+            entries: ok.entries.0.into_iter().map(entry).collect(),
+        }
+    }
+}
+
 impl V3 {
+    /// Whether listings come with handles and attributes, as far as is known.
+    pub(super) fn lists_nodes(&self) -> bool {
+        self.opts.readdirplus && !self.no_readdirplus.load(Ordering::Relaxed)
+    }
+
+    /// The first page with nodes.
+    pub(super) async fn list_from_start(&self, cx: &Cx, dir: &Fh, max_bytes: u32) -> Result<Listed> {
+        let listed = self.list(cx, dir, 0, [0; 8], max_bytes, true).await;
+        let whole = listed.as_ref().is_ok_and(|l| l.page.eof);
+        self.listing_sizes.listed(dir, max_bytes, whole);
+        listed
+    }
+
     pub(super) async fn list(
         &self,
         cx: &Cx,
@@ -45,16 +104,20 @@ impl V3 {
         verifier: [u8; 8],
         max_bytes: u32,
         nodes: bool,
-    ) -> Result<DirPage> {
+    ) -> Result<Listed> {
         let (mut cookie, mut verifier) = (cookie, verifier);
         for _ in 0..EMPTY_PAGES_MAX {
             let asked = Instant::now();
             let raw = self.page(cx, dir, cookie, verifier, max_bytes, nodes).await?;
             let next = check_progress(cookie, &raw)?;
-            self.caller.learn(dir, &raw.dir_attributes, asked);
+            let attr = raw.dir_attributes.as_ref().and_then(convert::attr);
+            if let Some(attr) = &attr {
+                let _: Attrs = self.stamp(dir, attr.clone(), asked);
+            }
             let entries: Vec<_> = raw.entries.into_iter().filter_map(|e| self.entry(dir, e, asked)).collect();
             if !entries.is_empty() || raw.eof {
-                return Ok(DirPage { entries, verifier: raw.verifier, eof: raw.eof });
+                let page = DirPage { entries, verifier: raw.verifier, eof: raw.eof };
+                return Ok(Listed { page, dir: attr });
             }
             // Nothing but `.` and `..`, or names that are none.
             (cookie, verifier) = (next, raw.verifier);
@@ -75,10 +138,15 @@ impl V3 {
         let mut bytes = max_bytes.clamp(PAGE_LEAST_BYTES, most);
         let mut verifier = verifier;
         loop {
-            let plus = nodes && self.opts.readdirplus && !self.no_readdirplus.load(Ordering::Relaxed);
+            let plus = nodes && self.lists_nodes();
+            let (dir, cookieverf) = (convert::fh3(dir)?, verifier);
             let page = match plus {
-                true => self.readdirplus(cx, dir, cookie, verifier, bytes).await?,
-                false => self.readdir_plain(cx, dir, cookie, verifier, bytes).await?,
+                true => {
+                    let (dircount, maxcount) = (bytes, bytes);
+                    self.ask_page(cx, &ReaddirplusArgs { dir, cookie, cookieverf, dircount, maxcount })
+                        .await?
+                }
+                false => self.ask_page(cx, &ReaddirArgs { dir, cookie, cookieverf, count: bytes }).await?,
             };
             match page {
                 Ok(raw) => return Ok(raw),
@@ -92,63 +160,13 @@ impl V3 {
         }
     }
 
-    async fn readdirplus(
-        &self,
-        cx: &Cx,
-        dir: &Fh,
-        cookie: u64,
-        cookieverf: [u8; 8],
-        maxcount: u32,
-    ) -> Result<std::result::Result<Raw, Nfsstat3>> {
-        let dir = convert::fh3(dir)?;
-        let args = ReaddirplusArgs { dir, cookie, cookieverf, dircount: maxcount, maxcount };
-        let page = self.caller.ask(&cx.cred, &Patience::of(cx), &args).await.map_err(|e| error::call(&e))?;
-        Ok(page.map_err(|(status, _)| status).map(|ok| Raw {
-            dir_attributes: ok.dir_attributes,
-            verifier: ok.cookieverf,
-            eof: ok.eof,
-            entries: ok
-                .entries
-                .0
-                .into_iter()
-                .map(|e| RawEntry {
-                    name: e.name.0,
-                    cookie: e.cookie,
-                    fileid: e.fileid,
-                    attributes: e.name_attributes,
-                    handle: e.name_handle.as_ref().and_then(convert::fh),
-                })
-                .collect(),
-        }))
-    }
-
-    async fn readdir_plain(
-        &self,
-        cx: &Cx,
-        dir: &Fh,
-        cookie: u64,
-        cookieverf: [u8; 8],
-        count: u32,
-    ) -> Result<std::result::Result<Raw, Nfsstat3>> {
-        let args = ReaddirArgs { dir: convert::fh3(dir)?, cookie, cookieverf, count };
-        let page = self.caller.ask(&cx.cred, &Patience::of(cx), &args).await.map_err(|e| error::call(&e))?;
-        Ok(page.map_err(|(status, _)| status).map(|ok| Raw {
-            dir_attributes: ok.dir_attributes,
-            verifier: ok.cookieverf,
-            eof: ok.eof,
-            entries: ok
-                .entries
-                .0
-                .into_iter()
-                .map(|e| RawEntry {
-                    name: e.name.0,
-                    cookie: e.cookie,
-                    fileid: e.fileid,
-                    attributes: None,
-                    handle: None,
-                })
-                .collect(),
-        }))
+    async fn ask_page<P, T>(&self, cx: &Cx, args: &P) -> Result<std::result::Result<Raw, Nfsstat3>>
+    where
+        P: Procedure<Reply = Res<T, PostOpAttr>>,
+        T: Xdr + Into<Raw>,
+    {
+        let page = self.caller.ask(&cx.cred, &Patience::of(cx), args).await.map_err(|e| error::call(&e))?;
+        Ok(page.map(Into::into).map_err(|(status, _)| status))
     }
 
     /// An entry as the interface has it; `None` for `.`, `..` and what is no name.

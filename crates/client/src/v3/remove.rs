@@ -4,7 +4,6 @@
 //! removed at its last close. Between the two, other clients see the hidden name, as with every NFSv3 client.
 
 use super::V3;
-use super::convert;
 use super::lookup::dirop;
 use super::open::Silly;
 use super::wire::Patience;
@@ -55,8 +54,7 @@ impl V3 {
         detached(cx, async move {
             let asked = Instant::now();
             let wcc = this.caller.expect(&cred, &Patience::policy(), &args).await?;
-            this.caller.learn(&dir, &wcc.after, asked);
-            Ok(convert::change_info(&wcc))
+            Ok(this.dir_change(&dir, &wcc, asked))
         })
         .await
     }
@@ -155,8 +153,7 @@ impl V3 {
         let asked = Instant::now();
         let args = RemoveArgs { object: dirop(dir, name)? };
         let wcc = self.caller.expect(cred, &Patience::policy(), &args).await?;
-        self.caller.learn(dir, &wcc.after, asked);
-        Ok(convert::change_info(&wcc))
+        Ok(self.dir_change(dir, &wcc, asked))
     }
 
     async fn rename(
@@ -169,8 +166,7 @@ impl V3 {
         let args = RenameArgs { from: dirop(&from.0, &from.1)?, to: dirop(&to.0, &to.1)? };
         let RenameWcc { fromdir_wcc, todir_wcc } =
             self.caller.expect(cred, &Patience::policy(), &args).await?;
-        self.caller.learn(&from.0, &fromdir_wcc.after, asked);
-        self.caller.learn(&to.0, &todir_wcc.after, asked);
-        Ok((convert::change_info(&fromdir_wcc), convert::change_info(&todir_wcc)))
+        let left = self.dir_change(&from.0, &fromdir_wcc, asked);
+        Ok((left, self.dir_change(&to.0, &todir_wcc, asked)))
     }
 }

@@ -16,7 +16,7 @@ use hither_proto::nfs3::{self, CommitArgs, Nfsstat3, PostOpAttr, Res, StableHow,
 use hither_proto::rpc::{AUTH_SYS_MAX_GIDS, AuthSys, Procedure};
 use hither_proto::xdr::{Dec, Enc, List, Opaque, Xdr};
 use hither_rpc::{Call, CallError, Client, Credential, Retransmit, Stats};
-use hither_vfs::{Attr, Attrs, Cred, Cx, Data, Env, Error, Fh, Result};
+use hither_vfs::{Attr, Cred, Cx, Data, Env, Error, Fh, Result};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -208,13 +208,6 @@ impl Caller {
         match came {
             Some(f) => convert::attr(&f).ok_or_else(unknown_type),
             None => self.getattr(cred, patience, fh).await,
-        }
-    }
-
-    /// Learns how stable a directory is from attributes that came along with an operation in it.
-    pub fn learn(&self, fh: &Fh, came: &PostOpAttr, asked: Instant) {
-        if let Some(attr) = came.as_ref().and_then(convert::attr) {
-            let _: Attrs = self.rules.attrs(fh, attr, asked);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A small NFSv3 server on the simulated network: one directory of files, and a script that may answer
-//! any call in another way.
+//! A small NFSv3 server on the simulated network: files and directories, and a script that may answer any call
+//! in another way.
 
 use crate::v3::V3;
 use crate::{Options, testing};
@@ -41,12 +41,19 @@ struct State {
     script: Script,
     /// Names of the procedures called, with their xids and users.
     calls: Vec<Received>,
-    files: BTreeMap<Bytes, Vec<u8>>,
-    next_file: u64,
+    /// By path from the root, which is each object's handle too.
+    objects: BTreeMap<Bytes, Object>,
     boot: u64,
     clock: u32,
     bare: bool,
     unstable: bool,
+    case_insensitive: Option<bool>,
+}
+
+struct Object {
+    kind: Ftype3,
+    data: Vec<u8>,
+    changed: u32,
 }
 
 /// A call that arrived.
@@ -64,13 +71,15 @@ impl Server {
         let state = State {
             script: Box::new(|_, _| Act::Serve),
             calls: Vec::new(),
-            files: BTreeMap::new(),
-            next_file: 0,
+            objects: BTreeMap::new(),
             boot: 1,
             clock: 1,
             bare: false,
             unstable: true,
+            case_insensitive: Some(false),
         };
+        let root = Object { kind: Ftype3::DIR, data: Vec::new(), changed: 1 };
+        let state = State { objects: [(Bytes::from_static(ROOT), root)].into(), ..state };
         let net = sim::Net::new(7, sim::Conditions::default());
         let server = Arc::new(Self { net: net.clone(), state: Mutex::new(state) });
         let answering = Arc::downgrade(&server);
@@ -99,11 +108,16 @@ impl Server {
         self.state.lock().unstable = false;
     }
 
+    /// What PATHCONF says of names; `None` refuses.
+    pub fn case_insensitive(&self, yes: Option<bool>) {
+        self.state.lock().case_insensitive = yes;
+    }
+
     /// A new write verifier, and the files lose what `lose` takes from them.
     pub fn restart(&self, lose: impl Fn(&mut Vec<u8>)) {
         let mut s = self.state.lock();
         s.boot += 1;
-        s.files.values_mut().for_each(lose);
+        s.objects.values_mut().for_each(|o| lose(&mut o.data));
     }
 
     pub fn received(&self) -> Vec<Received> {
@@ -116,11 +130,17 @@ impl Server {
     }
 
     pub fn content(&self, name: &str) -> Option<Vec<u8>> {
-        self.state.lock().files.get(name.as_bytes()).cloned()
+        self.state.lock().objects.get(name.as_bytes()).map(|o| o.data.clone())
     }
 
-    pub fn put(&self, name: &str, content: &[u8]) {
-        self.state.lock().files.insert(Bytes::copy_from_slice(name.as_bytes()), content.to_vec());
+    /// A file, as another client creates or changes it; `path` is relative to the root.
+    pub fn put(&self, path: &str, content: &[u8]) {
+        self.state.lock().put(Bytes::copy_from_slice(path.as_bytes()), Ftype3::REG, content);
+    }
+
+    /// A directory or another object without contents.
+    pub fn put_kind(&self, path: &str, kind: Ftype3) {
+        self.state.lock().put(Bytes::copy_from_slice(path.as_bytes()), kind, &[]);
     }
 
     fn answer(&self, header: CallHeader, args: &Bytes) -> Option<Enc> {
@@ -151,14 +171,48 @@ impl Server {
     }
 }
 
+/// The path of a name in the directory with this handle.
+fn path(what: &Diropargs3) -> Bytes {
+    match &what.dir[..] {
+        ROOT => what.name.0.clone(),
+        dir => [dir, b"/", &what.name].concat().into(),
+    }
+}
+
+fn parent(path: &[u8]) -> &[u8] {
+    path.iter().rposition(|b| *b == b'/').map_or(ROOT, |slash| &path[..slash])
+}
+
 impl State {
-    fn attr(&mut self, fh: &[u8]) -> Option<Fattr3> {
+    fn touch(&mut self, fh: &[u8]) {
         self.clock += 1;
-        let t = Nfstime3 { seconds: self.clock, nseconds: 0 };
-        let (ftype, size) = match fh {
-            ROOT => (Ftype3::DIR, 4096),
-            fh => (Ftype3::REG, self.files.get(fh)?.len() as u64),
+        let clock = self.clock;
+        if let Some(o) = self.objects.get_mut(fh) {
+            o.changed = clock;
+        }
+    }
+
+    fn put(&mut self, path: Bytes, kind: Ftype3, content: &[u8]) {
+        let object = Object { kind, data: content.to_vec(), changed: 0 };
+        if self.objects.insert(path.clone(), object).is_none() {
+            self.touch(parent(&path));
+        }
+        self.touch(&path);
+    }
+
+    fn children(&self, dir: &[u8]) -> Vec<Bytes> {
+        self.objects.keys().filter(|p| &p[..] != ROOT && parent(p) == dir).cloned().collect()
+    }
+
+    fn attr(&self, fh: &[u8]) -> Option<Fattr3> {
+        let object = self.objects.get(fh)?;
+        let size = match object.kind {
+            // As a server that counts entries.
+            Ftype3::DIR => 32 * self.children(fh).len() as u64,
+            _ => object.data.len() as u64,
         };
+        let t = Nfstime3 { seconds: object.changed, nseconds: 0 };
+        let ftype = object.kind;
         Some(Fattr3 {
             ftype,
             mode: 0o755,
@@ -171,28 +225,63 @@ impl State {
         })
     }
 
-    fn came(&mut self, fh: &[u8]) -> PostOpAttr {
+    fn came(&self, fh: &[u8]) -> PostOpAttr {
         if self.bare { None } else { self.attr(fh) }
     }
 
-    fn wcc(&mut self, fh: &[u8]) -> WccData {
+    fn wcc(&self, fh: &[u8]) -> WccData {
         WccData { before: None, after: self.came(fh) }
     }
 
-    fn created(&mut self, name: &Bytes) -> CreateRes {
-        if self.files.contains_key(name) {
+    fn created(&mut self, what: &Diropargs3, kind: Ftype3) -> CreateRes {
+        let path = path(what);
+        if self.objects.contains_key(&path) {
             return Res::Err(Nfsstat3::EXIST, WccData::default());
         }
-        self.next_file += 1;
-        self.files.insert(name.clone(), Vec::new());
+        self.put(path.clone(), kind, &[]);
         Res::Ok(CreateOk {
-            obj: (!self.bare).then(|| Opaque(name.clone())),
-            obj_attributes: self.came(name),
-            dir_wcc: self.wcc(ROOT),
+            obj: (!self.bare).then(|| Opaque(path.clone())),
+            obj_attributes: self.came(&path),
+            dir_wcc: self.wcc(&what.dir),
         })
     }
 
-    /// A file's handle is its name, which is enough for one directory.
+    /// All entries from the cookie on whose replies fit.
+    fn readdirplus(&self, a: &ReaddirplusArgs) -> Reply3 {
+        let all = self.children(&a.dir);
+        let fit = (a.maxcount / 200) as usize;
+        let entries: Vec<_> = all.iter().enumerate().skip(a.cookie as usize).take(fit).collect();
+        let eof = a.cookie as usize + entries.len() == all.len();
+        let entry = |(i, path): (usize, &Bytes)| Entryplus3 {
+            fileid: 1,
+            name: Opaque(path.slice(path.iter().rposition(|b| *b == b'/').map_or(0, |slash| slash + 1)..)),
+            cookie: i as u64 + 1,
+            name_attributes: self.came(path),
+            name_handle: (!self.bare).then(|| Opaque(path.clone())),
+        };
+        Reply3::Readdirplus(Res::Ok(ReaddirplusOk {
+            dir_attributes: self.came(&a.dir),
+            cookieverf: [0; 8],
+            entries: Chain(entries.into_iter().map(entry).collect()),
+            eof,
+        }))
+    }
+
+    fn pathconf(&self) -> Reply3 {
+        Reply3::Pathconf(match self.case_insensitive {
+            None => Res::Err(Nfsstat3::NOTSUPP, None),
+            Some(case_insensitive) => Res::Ok(PathconfOk {
+                obj_attributes: None,
+                linkmax: 1000,
+                name_max: 255,
+                no_trunc: true,
+                chown_restricted: true,
+                case_insensitive,
+                case_preserving: true,
+            }),
+        })
+    }
+
     fn serve(&mut self, call: Call3) -> Reply3 {
         let boot = self.boot.to_be_bytes();
         match call {
@@ -201,40 +290,46 @@ impl State {
                 None => Res::Err(Nfsstat3::STALE, ()),
             }),
             Call3::Setattr(a) => {
-                if let (Some(size), Some(f)) = (a.new_attributes.size, self.files.get_mut(&a.object.0)) {
-                    f.resize(size as usize, 0);
+                if let (Some(size), Some(f)) = (a.new_attributes.size, self.objects.get_mut(&a.object.0)) {
+                    f.data.resize(size as usize, 0);
                 }
+                self.touch(&a.object);
                 Reply3::Setattr(Res::Ok(self.wcc(&a.object)))
             }
-            Call3::Lookup(a) => Reply3::Lookup(match self.files.contains_key(&a.what.name.0) {
-                true => Res::Ok(LookupOk {
-                    object: Opaque(a.what.name.0.clone()),
-                    obj_attributes: self.came(&a.what.name),
-                    dir_attributes: self.came(ROOT),
+            Call3::Lookup(a) => Reply3::Lookup(match path(&a.what) {
+                object if self.objects.contains_key(&object) => Res::Ok(LookupOk {
+                    obj_attributes: self.came(&object),
+                    object: Opaque(object),
+                    dir_attributes: self.came(&a.what.dir),
                 }),
-                false => Res::Err(Nfsstat3::NOENT, self.came(ROOT)),
+                _ => Res::Err(Nfsstat3::NOENT, self.came(&a.what.dir)),
             }),
             Call3::Access(a) => {
                 Reply3::Access(Res::Ok(AccessOk { obj_attributes: self.came(&a.object), access: a.access }))
             }
             Call3::Read(a) => self.read(a),
             Call3::Write(a) => self.write(a, boot),
-            Call3::Create(a) => Reply3::Create(self.created(&a.r#where.name.0)),
-            Call3::Mkdir(a) => Reply3::Mkdir(self.created(&a.r#where.name.0)),
-            Call3::Remove(a) => Reply3::Remove(match self.files.remove(&a.object.name.0) {
-                Some(_) => Res::Ok(self.wcc(ROOT)),
+            Call3::Create(a) => Reply3::Create(self.created(&a.r#where, Ftype3::REG)),
+            Call3::Mkdir(a) => Reply3::Mkdir(self.created(&a.r#where, Ftype3::DIR)),
+            Call3::Remove(a) => Reply3::Remove(match self.objects.remove(&path(&a.object)) {
+                Some(_) => {
+                    self.touch(&a.object.dir);
+                    Res::Ok(self.wcc(&a.object.dir))
+                }
                 None => Res::Err(Nfsstat3::NOENT, WccData::default()),
             }),
             Call3::Rename(a) => {
-                let both = RenameWcc { fromdir_wcc: self.wcc(ROOT), todir_wcc: self.wcc(ROOT) };
-                Reply3::Rename(match self.files.remove(&a.from.name.0) {
-                    Some(f) => {
-                        self.files.insert(a.to.name.0.clone(), f);
-                        Res::Ok(both)
-                    }
-                    None => Res::Err(Nfsstat3::NOENT, both),
-                })
+                let moved = self.objects.remove(&path(&a.from));
+                let found = moved.is_some();
+                if let Some(o) = moved {
+                    self.put(path(&a.to), o.kind, &o.data);
+                    self.touch(&a.from.dir);
+                }
+                let (fromdir_wcc, todir_wcc) = (self.wcc(&a.from.dir), self.wcc(&a.to.dir));
+                let both = RenameWcc { fromdir_wcc, todir_wcc };
+                Reply3::Rename(if found { Res::Ok(both) } else { Res::Err(Nfsstat3::NOENT, both) })
             }
+            Call3::Readdirplus(a) => self.readdirplus(&a),
             Call3::Commit(a) => Reply3::Commit(Res::Ok(CommitOk { file_wcc: self.wcc(&a.file), verf: boot })),
             Call3::Fsinfo(_) => Reply3::Fsinfo(Res::Ok(FsinfoOk {
                 obj_attributes: None,
@@ -249,7 +344,7 @@ impl State {
                 time_delta: Nfstime3::default(),
                 properties: 0x1b,
             })),
-            Call3::Pathconf(_) => Reply3::Pathconf(Res::Err(Nfsstat3::NOTSUPP, None)),
+            Call3::Pathconf(_) => self.pathconf(),
             Call3::Readdir(_) => Reply3::Readdir(Res::Ok(ReaddirOk {
                 dir_attributes: None,
                 cookieverf: [0; 8],
@@ -261,7 +356,7 @@ impl State {
     }
 
     fn read(&mut self, a: ReadArgs) -> Reply3 {
-        let file = self.files.get(&a.file.0).cloned().unwrap_or_default();
+        let file = self.objects.get(&a.file.0).map(|o| o.data.clone()).unwrap_or_default();
         let from = file.len().min(a.offset as usize);
         let to = file.len().min(from + a.count as usize);
         Reply3::Read(Res::Ok(ReadOk {
@@ -273,12 +368,13 @@ impl State {
     }
 
     fn write(&mut self, a: WriteArgs, boot: [u8; 8]) -> Reply3 {
-        let Some(file) = self.files.get_mut(&a.file.0) else {
+        let Some(Object { data: file, .. }) = self.objects.get_mut(&a.file.0) else {
             return Reply3::Write(Res::Err(Nfsstat3::STALE, WccData::default()));
         };
         let end = a.offset as usize + a.data.len();
         file.resize(file.len().max(end), 0);
         file[a.offset as usize..end].copy_from_slice(&a.data);
+        self.touch(&a.file);
         let committed = if self.unstable { a.stable } else { StableHow::FILE_SYNC };
         let file_wcc = self.wcc(&a.file);
         Reply3::Write(Res::Ok(WriteOk { file_wcc, count: a.count, committed, verf: boot }))

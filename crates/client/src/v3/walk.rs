@@ -1,0 +1,212 @@
+//! Whole paths: a LOOKUP for each name, and what is wished for beside the last one.
+//!
+//! NFSv3 has no compounds, so each name costs a round trip; everything that comes along is asked for side by side. A
+//! listing of the directory that holds the last name takes the place of that name's LOOKUP where it is likely to
+//! be whole ([`super::listing_sizes`]) and to decide about the name; else both are sent at once. READ and
+//! ACCESS follow together as soon as the handle is known.
+//!
+//! What came along must belong to the attributes beside it. A server takes attributes *after* it has read data or
+//! entries, so somebody else's change in between would hide behind new attributes. Hence first bytes are kept only when
+//! READ's attributes are those that LOOKUP had brought before, and a directory keeps the attributes that it had before it was
+//! listed: what is newer than its attributes is found out at the next comparison, the contrary never.
+
+use super::V3;
+use super::convert;
+use super::wire::Patience;
+use hither_proto::nfs3::ReadArgs;
+use hither_vfs::{
+    Access, Along, Attr, Attrs, Cred, Cx, Data, Error, Fh, FileKind, Name, Node, Read, Result, Stop, Trail,
+    Want, Where,
+};
+use tokio::time::Instant;
+
+/// Most names of one walk: the interface allows to stop and go on.
+const WALK_MAX: usize = 64;
+
+/// Names that servers find although they list them nowhere: the snapshots of several file systems.
+const HIDDEN: [&[u8]; 6] = [b".snapshot", b".snapshots", b".zfs", b".snap", b".snaps", b".ckpt"];
+
+/// What is known of a last name.
+struct Last {
+    found: Result<Option<Node>>,
+    along: Along,
+}
+
+/// The start of a file with the attributes that came with it.
+pub(super) struct Start {
+    pub attr: Option<Attr>,
+    pub read: Read,
+}
+
+impl V3 {
+    pub(super) async fn walk_path(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+        let mut trail = Trail::new(Vec::new(), Stop::Complete);
+        for (i, name) in at.path.iter().enumerate() {
+            if i == WALK_MAX {
+                trail.stop = Stop::Limit;
+                return Ok(trail);
+            }
+            match trail.steps.last().map(|n| n.attrs.attr.kind) {
+                None | Some(FileKind::Directory) => {}
+                Some(kind) => {
+                    let symlink = kind == FileKind::Symlink;
+                    trail.stop = if symlink { Stop::Symlink } else { Stop::NotDirectory };
+                    return Ok(trail);
+                }
+            }
+            let asked = Instant::now();
+            let dir = trail.steps.last().map_or(at.base, |n| &n.fh);
+            let want = if i + 1 == at.path.len() { want } else { Want::default() };
+            let Last { found, along } = self.last_name(cx, dir, name, want).await;
+            trail.along = along;
+            match found {
+                Ok(Some(node)) => trail.steps.push(node),
+                Ok(None) => {
+                    trail.stop = Stop::Missing(self.caller.rules.missing(dir, asked));
+                    return Ok(trail);
+                }
+                Err(e) if trail.steps.is_empty() && trail.along.listing.is_none() => return Err(e),
+                Err(e) => {
+                    trail.stop = Stop::Failed(e);
+                    return Ok(trail);
+                }
+            }
+        }
+        Ok(trail)
+    }
+
+    async fn last_name(&self, cx: &Cx, dir: &Fh, name: &Name, want: Want) -> Last {
+        if want.listing_bytes == 0 || !self.lists_nodes() {
+            return self.look_up_with(cx, dir, name, want).await;
+        }
+        let bytes = want.listing_bytes;
+        if !self.listing_sizes.likely_whole(dir, bytes) || !self.listed_if_present(name) {
+            let (listed, mut last) =
+                tokio::join!(self.list_from_start(cx, dir, bytes), self.look_up_with(cx, dir, name, want));
+            last.along.listing = listed.ok().map(|l| l.page);
+            return last;
+        }
+        let Ok(listed) = self.list_from_start(cx, dir, bytes).await else {
+            return self.look_up_with(cx, dir, name, want).await;
+        };
+        let entry = listed.page.entries.iter().find(|e| e.name == *name);
+        let same_fs = listed.dir.as_ref().is_some_and(|attr| attr.fsid == self.root_fsid);
+        let mut last = match entry {
+            Some(entry) => match entry.node.clone() {
+                Some(node) => self.bring(cx, node, want).await,
+                None => self.look_up_with(cx, dir, name, want).await,
+            },
+            None if listed.page.eof && same_fs => Last { found: Ok(None), along: Along::default() },
+            None => self.look_up_with(cx, dir, name, want).await,
+        };
+        last.along.listing = Some(listed.page);
+        last
+    }
+
+    /// Whether a whole listing without this name proves that a LOOKUP of it would fail. Not where other spellings
+    /// find a file as well: without regard to case as PATHCONF says it (for the root's file system), or in
+    /// another normal form, which only concerns names beyond ASCII.
+    fn listed_if_present(&self, name: &Name) -> bool {
+        let name = name.as_bytes();
+        self.exact_names && name.is_ascii() && !HIDDEN.contains(&name)
+    }
+
+    async fn look_up_with(&self, cx: &Cx, dir: &Fh, name: &Name, want: Want) -> Last {
+        match self.lookup(&cx.cred, &Patience::of(cx), dir, name).await {
+            Ok(Some(node)) => self.bring(cx, node, want).await,
+            found => Last { found, along: Along::default() },
+        }
+    }
+
+    /// What is wished for of an object that was found. It may fail without harm.
+    async fn bring(&self, cx: &Cx, mut node: Node, want: Want) -> Last {
+        let (fh, known) = (&node.fh, &node.attrs.attr);
+        let regular = known.kind == FileKind::Regular && want.read_bytes > 0;
+        let (rights, start) = tokio::join!(
+            async {
+                match want.access.is_empty() {
+                    true => None,
+                    false => self.rights(cx, fh, want.access).await.ok(),
+                }
+            },
+            async {
+                match regular && known.size_bytes > 0 {
+                    true => self.start(&cx.cred, &Patience::of(cx), fh, want.read_bytes).await.ok(),
+                    false => None,
+                }
+            }
+        );
+        let (access, came) = match rights {
+            Some((access, came)) => (Some(access), came.as_ref().and_then(convert::attr)),
+            None => (None, None),
+        };
+        let mut along = Along { access, ..Along::default() };
+        let newest = newest([came, start.as_ref().and_then(|s| s.attr.clone())]);
+        let changed = newest.filter(|attr| attr.change != known.change);
+        if regular && changed.is_none() {
+            along.first = match start {
+                Some(start) => start.attr.is_some().then_some(start.read),
+                // An empty file needs no READ, but the right to one.
+                None if known.size_bytes == 0 && access.is_some_and(|a| a.contains(Access::READ)) => {
+                    Some(Read { data: Data::default(), eof: true })
+                }
+                None => None,
+            };
+        }
+        if let Some(attr) = changed {
+            // The name was found when LOOKUP was sent: its binding holds no longer for this.
+            let Attrs { attr, .. } = self.stamp(&node.fh, attr, node.attrs.asked);
+            node.attrs.attr = attr;
+        }
+        Last { found: Ok(Some(node)), along }
+    }
+
+    /// One READ of at most `most_bytes` from the start of a file, with the attributes in its reply.
+    pub(super) async fn start(
+        &self,
+        cred: &Cred,
+        patience: &Patience,
+        fh: &Fh,
+        most_bytes: u32,
+    ) -> Result<Start> {
+        let count = most_bytes.min(self.caller.sizes.rsize_bytes);
+        let args = ReadArgs { file: convert::fh3(fh)?, offset: 0, count };
+        let ok = self.caller.expect(cred, patience, &args).await?;
+        if ok.data.len() > count as usize {
+            return Err(Error::because(libc::EIO, "the server sends more bytes than were asked for"));
+        }
+        let attr = ok.file_attributes.as_ref().and_then(convert::attr);
+        let eof = ok.eof || ok.data.is_empty();
+        let read = self.writes.overlay(fh, 0, count, Read { data: ok.data.0.into(), eof });
+        Ok(Start { attr, read })
+    }
+
+    /// The directory that holds the last name of a path.
+    pub(super) async fn parent_of(&self, cx: &Cx, at: Where<'_>) -> Result<Fh> {
+        let Some((_, parents)) = at.path.split_last() else { return Err(Error::new(libc::EINVAL)) };
+        let mut base = at.base.clone();
+        let mut path = parents;
+        while !path.is_empty() {
+            let trail = self.walk_path(cx, Where { base: &base, path }, Want::default()).await?;
+            let errno = match trail.stop {
+                Stop::Complete | Stop::Limit => 0,
+                Stop::Missing(_) => libc::ENOENT,
+                Stop::NotDirectory => libc::ENOTDIR,
+                // Links in the middle are the caller's to follow.
+                Stop::Symlink => libc::ELOOP,
+                Stop::Failed(e) => return Err(e),
+            };
+            if errno != 0 {
+                return Err(Error::new(errno));
+            }
+            path = &path[trail.steps.len()..];
+            base = trail.steps.last().map_or(base, |n| n.fh.clone());
+        }
+        Ok(base)
+    }
+}
+
+/// The newest of several answers about one object. `change` is made of ctime here, so it can be compared.
+pub(super) fn newest<const N: usize>(answers: [Option<Attr>; N]) -> Option<Attr> {
+    answers.into_iter().flatten().max_by_key(|attr| attr.change)
+}
