@@ -124,6 +124,10 @@ pub struct Options {
     pub sync: bool,
     /// `rdirplus`/`nordirplus`.
     pub readdirplus: bool,
+    /// `chain`/`nochain`: several names, objects and wishes in one compound; otherwise one name and no wishes.
+    pub chains: bool,
+    /// `chain-max=`: most names in one compound; `None` goes by the server's limits.
+    pub chain_max: Option<u32>,
     /// `acl`/`noacl`: `system.nfs4_acl` is offered.
     pub acl: bool,
     /// Domain of `user@domain` names (v4); `None` takes that of idmapd.conf, else of the host name.

@@ -24,6 +24,8 @@ pub(crate) fn options() -> Options {
         close_to_open: true,
         sync: false,
         readdirplus: true,
+        chains: true,
+        chain_max: None,
         acl: true,
         idmap_domain: None,
         retry: Duration::ZERO,

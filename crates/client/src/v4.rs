@@ -10,6 +10,7 @@
 //! | `mount`, `lease`, `recover` | making, keeping and replacing clientid, session and state |
 //! | `callback` | what the server asks of us |
 //! | `state`, `ranges` | which files are open and locked |
+//! | `walk`, `list`, `many`, `bring` | many answers in one compound |
 //! | `open`, `lock`, `io`, `names`, `attrs`, `xattr` | the operations |
 //!
 //! Exactly once: a call whose connection broke is repeated in its slot and answered from the server's reply cache.
@@ -18,13 +19,16 @@
 //! MKDIR, LINK, SYMLINK or RENAME that was executed before the restart can report `EEXIST` or `ENOENT`.
 
 mod attrs;
+mod bring;
 mod call;
 mod callback;
 mod core;
 mod fail;
 mod io;
 mod lease;
+mod list;
 mod lock;
+mod many;
 mod mount;
 mod names;
 mod open;
@@ -33,6 +37,7 @@ mod recover;
 mod session;
 mod shutdown;
 mod state;
+mod walk;
 mod xattr;
 
 use crate::error::{MountError, Service};
@@ -131,6 +136,11 @@ macro_rules! detached {
     }};
 }
 
+/// An answer about each of `objects`, or the reason why there is none, for each.
+fn each<T>(answers: Result<Vec<Result<T>>>, objects: &[Fh]) -> Vec<Result<T>> {
+    answers.unwrap_or_else(|e| objects.iter().map(|_| Err(e.clone())).collect())
+}
+
 #[async_trait]
 impl Vfs for V4 {
     async fn root(&self, cx: &Cx) -> Result<Node> {
@@ -144,9 +154,9 @@ impl Vfs for V4 {
         None
     }
 
-    async fn walk(&self, cx: &Cx, at: Where<'_>, _want: Want) -> Result<Trail> {
+    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
         let (base, path) = (at.base.clone(), at.path.to_vec());
-        detached!(self, cx, |core, cx| core.walk(&cx, &base, &path))
+        detached!(self, cx, |core, cx| core.walk(&cx, &base, &path, want))
     }
 
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
@@ -155,32 +165,29 @@ impl Vfs for V4 {
     }
 
     async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
-        let mut out = Vec::with_capacity(objects.len());
-        for fh in objects {
-            out.push(self.getattr(cx, File { fh, open: None }).await);
-        }
-        out
+        let own = objects.to_vec();
+        let answers = detached!(self, cx, |core, cx| core.many(&cx, own, || many::Stats));
+        each(answers, objects)
     }
 
     async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
-        let mut out = Vec::with_capacity(files.len());
-        for fh in files {
-            let file = File { fh, open: None };
-            let read = self.read(cx, file, 0, max_bytes).await;
-            let attrs = self.getattr(cx, file).await;
-            out.push(read.and_then(|read| Ok(Fetched { attrs: attrs?, read })));
-        }
-        out
+        let own = files.to_vec();
+        let max_bytes = max_bytes.min(self.core.facts().rsize);
+        let answers = detached!(self, cx, |core, cx| async {
+            core.many(&cx, own, || many::Reads { max_bytes, turn: core.turn() }).await
+        });
+        each(answers, files)
     }
 
     async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
-        let mut out = Vec::with_capacity(dirs.len());
-        for fh in dirs {
-            let attrs = self.getattr(cx, File { fh, open: None }).await;
-            let page = self.readdir(cx, fh, 0, [0; 8], max_bytes, true).await;
-            out.push(attrs.and_then(|attrs| Ok((attrs, page?))));
-        }
-        out
+        let own = dirs.to_vec();
+        let answers = detached!(self, cx, |core, cx| async {
+            let limits = core.ready().await?.limits;
+            let max_bytes = core.listing_room(limits.max_response_bytes, 4096, max_bytes.max(1));
+            let max_bytes = max_bytes.unwrap_or(list::READDIR_MIN_BYTES);
+            core.many(&cx, own, || list::Lists { max_bytes }).await
+        });
+        each(answers, dirs)
     }
 
     async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {

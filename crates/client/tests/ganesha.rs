@@ -41,6 +41,8 @@ fn options() -> Options {
         close_to_open: true,
         sync: false,
         readdirplus: true,
+        chains: true,
+        chain_max: None,
         acl: true,
         idmap_domain: None,
         retry: Duration::ZERO,
@@ -232,6 +234,98 @@ async fn walks() {
         let parent = if i == 0 { &m.dir } else { &trail.steps[i - 1].fh };
         m.vfs.rmdir(&m.cx, parent, &path[i]).await.unwrap();
     }
+    m.end().await;
+}
+
+/// Calls that the connection has made.
+fn calls(m: &Mount) -> u64 {
+    m.connected.stats.snapshot().ops.iter().map(|op| op.ops).sum()
+}
+
+/// One compound brings the whole path, the directory's listing, rights and the first bytes, and leaves nothing open;
+/// an absent name comes with the listing, what is no file without bytes.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs HITHER_TEST_SERVER"]
+async fn chains_with_wishes() {
+    let m = Mount::new().await;
+    let sub = m.vfs.mkdir(&m.cx, &m.dir, &name("sub"), &mode(0o755)).await.unwrap().node.fh;
+    let deep = m.vfs.mkdir(&m.cx, &sub, &name("deep"), &mode(0o755)).await.unwrap().node.fh;
+    let how = how(OpenAccess::WRITE, Create::Exclusive(mode(0o644)));
+    let o = m.vfs.open(&m.cx, Where::name(&deep, &name("file")), &how).await.unwrap();
+    m.write(&o, 0, "first bytes").await;
+    m.close(&o).await;
+    let want = Want { listing_bytes: 16384, read_bytes: 4096, access: Access::READ | Access::EXECUTE };
+    let path = |last| [name("sub"), name("deep"), name(last)];
+    let before = calls(&m);
+    let trail = m.vfs.walk(&m.cx, Where { base: &m.dir, path: &path("file") }, want).await.unwrap();
+    let asked = calls(&m) - before;
+    assert!(matches!(trail.stop, Stop::Complete), "{:?}", trail.stop);
+    assert_eq!((trail.steps.len(), &trail.steps[2].fh), (3, &o.node.fh));
+    let first = trail.along.first.expect("first bytes");
+    assert_eq!((first.data.into_bytes(), first.eof), (Bytes::from("first bytes"), true));
+    let listing = trail.along.listing.expect("a listing");
+    assert!(listing.eof && listing.entries.len() == 1);
+    assert_eq!(listing.entries[0].node.as_ref().map(|n| &n.fh), Some(&o.node.fh));
+    assert_eq!(trail.along.access, Some(Access::READ));
+    if is_v4(&m) {
+        assert_eq!(asked, 1);
+    }
+    let before = calls(&m);
+    let trail = m.vfs.walk(&m.cx, Where { base: &m.dir, path: &path("none") }, want).await.unwrap();
+    assert!(matches!(trail.stop, Stop::Missing(_)) && trail.steps.len() == 2);
+    assert!(trail.along.listing.is_some_and(|l| l.entries.len() == 1));
+    if is_v4(&m) {
+        assert_eq!(calls(&m) - before, 1);
+    }
+    let two = [name("sub"), name("deep")];
+    let trail = m.vfs.walk(&m.cx, Where { base: &m.dir, path: &two }, want).await.unwrap();
+    assert!(matches!(trail.stop, Stop::Complete) && trail.along.first.is_none());
+    // Nothing stays open: the file goes for good.
+    m.vfs.unlink(&m.cx, &deep, &name("file"), Some(&o.node.fh)).await.unwrap();
+    m.vfs.rmdir(&m.cx, &sub, &name("deep")).await.unwrap();
+    m.vfs.rmdir(&m.cx, &m.dir, &name("sub")).await.unwrap();
+    m.end().await;
+}
+
+/// Questions about many objects are few calls, and an object that fails spoils no other.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs HITHER_TEST_SERVER"]
+async fn many_at_once() {
+    let m = Mount::new().await;
+    let mut files = vec![];
+    for i in 0..30 {
+        let o = m.create(&format!("f{i}")).await;
+        m.write(&o, 0, format!("bytes of {i}")).await;
+        m.close(&o).await;
+        files.push(o.node.fh);
+    }
+    m.vfs.unlink(&m.cx, &m.dir, &name("f7"), None).await.unwrap();
+    let link = m.vfs.symlink(&m.cx, &m.dir, &name("link"), &Bytes::from("f0"), &mode(0o777)).await.unwrap();
+    files.insert(20, link.node.fh);
+    let before = calls(&m);
+    let attrs = m.vfs.getattr_many(&m.cx, &files).await;
+    let reads = m.vfs.read_many(&m.cx, &files, 4096).await;
+    let lists = m.vfs.list_many(&m.cx, &[m.dir.clone(), files[0].clone(), m.root.clone()], 32768).await;
+    if is_v4(&m) {
+        assert!(calls(&m) - before < 16, "{}", calls(&m) - before);
+    }
+    for (i, (attrs, read)) in attrs.iter().zip(&reads).enumerate() {
+        match i {
+            7 => assert!(attrs.is_err() && read.is_err()),
+            20 => assert!(attrs.is_ok() && read.is_err()),
+            _ => {
+                let text = format!("bytes of {}", if i > 20 { i - 1 } else { i });
+                let (attrs, read) = (attrs.as_ref().unwrap(), read.as_ref().unwrap());
+                assert_eq!(attrs.attr.size_bytes, text.len() as u64);
+                assert_eq!(read.attrs.attr.size_bytes, text.len() as u64);
+                assert_eq!((read.read.data.clone().into_bytes(), read.read.eof), (text.into(), true));
+            }
+        }
+    }
+    let (attrs, page) = lists[0].as_ref().unwrap();
+    assert_eq!((attrs.attr.kind, page.entries.len(), page.eof), (FileKind::Directory, 30, true));
+    assert!(page.entries.iter().all(|e| e.node.is_some()));
+    assert!(lists[1].is_err() && lists[2].is_ok());
     m.end().await;
 }
 

@@ -40,6 +40,8 @@ fn options() -> Option<Options> {
         close_to_open: true,
         sync: false,
         readdirplus: true,
+        chains: true,
+        chain_max: None,
         acl: true,
         idmap_domain: None,
         retry: Duration::ZERO,

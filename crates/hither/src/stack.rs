@@ -68,6 +68,8 @@ fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Options {
         close_to_open: w.close_to_open,
         sync: w.sync,
         readdirplus: w.readdirplus,
+        chains: w.chains,
+        chain_max: w.chain_max,
         acl: w.acl,
         idmap_domain: w.idmap_domain.clone(),
         // Retrying is the daemon's work: it also looks up the name again, and tells the user.

@@ -8,7 +8,8 @@
 //! slot may not be reused before the reply.
 //!
 //! A compound is repeated as a whole only when the operation that failed is its first that changes
-//! something, or comes before it; what fails after that is the caller's to judge.
+//! something, or comes before it; what fails after that is the caller's to judge. Nor is it repeated for a mere wish
+//! ([`Compound::wishes_from`]).
 
 use super::core::Core;
 use super::fail::{Answered, Fail};
@@ -39,6 +40,9 @@ pub(crate) struct Compound {
     ops: Vec<Op>,
     /// Index of the first operation that changes something; `usize::MAX` when none does.
     pivot: usize,
+    /// Operations up to this index may wait for DELAY and GRACE: nothing was changed before them, and they are no
+    /// wishes.
+    patient: usize,
     /// Ask the server to keep the reply.
     cache: bool,
 }
@@ -57,7 +61,19 @@ impl Compound {
                 || matches!(op, Op::TestStateid(_))
         };
         let cache = !all.iter().skip(1).all(harmless);
-        Self { label, ops: all, pivot, cache }
+        Self { label, ops: all, pivot, patient: pivot, cache }
+    }
+
+    /// What stands behind the first `needed` operations are wishes: not worth waiting for.
+    pub fn wishes_from(mut self, needed: usize) -> Self {
+        self.patient = self.patient.min(needed);
+        self
+    }
+
+    /// Executing it twice does no harm, and its reply may be long: the server need not keep it.
+    pub fn uncached(mut self) -> Self {
+        self.cache = false;
+        self
     }
 }
 
@@ -124,7 +140,7 @@ impl Core {
             let Ok(guard) = interruptible(cancel, session.acquire()).await? else { continue };
             match self.in_slot(&session, guard, &mut c, &cred).await {
                 Outcome::Executed(answer) => {
-                    let wait = match (answer.results.status(), answer.results.remaining() <= c.pivot) {
+                    let wait = match (answer.results.status(), answer.results.remaining() <= c.patient) {
                         (Nfsstat4::DELAY, true) => delay.step(),
                         (Nfsstat4::GRACE, true) => grace.step(),
                         _ => return Ok(Answer { repeated, ..answer }),

@@ -4,6 +4,7 @@
 //! It knows nothing of single operations. A [`Phase`] says whether there is a session to work in; who finds
 //! none waits for the recovery that is under way, of which there is never more than one.
 
+use super::bring::Owners;
 use super::call::interruptible;
 use super::fail::{Answered, Fail};
 use super::io::Wire;
@@ -21,7 +22,7 @@ use hither_rpc::{Client, Credential, Stats};
 use hither_vfs::{Cred, Cx, Env, Error, Fh, Result};
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
@@ -85,8 +86,12 @@ pub(crate) struct Core {
     pub facts: OnceLock<Facts>,
     /// The mount is going away: background tasks end.
     pub stop: CancellationToken,
-    /// Names of one walk that the server was found to take, below what its limits say.
-    pub names_limit: AtomicUsize,
+    /// Operations of one compound that the server was found to take, below what its limits say.
+    pub ops_limit: AtomicUsize,
+    /// The server does not give the filehandle as an attribute.
+    pub needs_getfh: AtomicBool,
+    /// Owners of opens that last for one compound.
+    pub owners: Arc<Owners>,
     pub(super) phase: watch::Sender<Phase>,
     credentials: Mutex<HashMap<Arc<Cred>, Credential>>,
     machine: String,
@@ -104,7 +109,9 @@ impl Core {
             lease: Mutex::new(Lease::new(&env, &machine)),
             facts: OnceLock::new(),
             stop: CancellationToken::new(),
-            names_limit: AtomicUsize::new(usize::MAX),
+            ops_limit: AtomicUsize::new(usize::MAX),
+            needs_getfh: AtomicBool::new(false),
+            owners: Arc::default(),
             phase: watch::channel(Phase::Recovering).0,
             credentials: Mutex::default(),
             machine,

@@ -54,6 +54,20 @@ impl From<Fail> for Error {
     }
 }
 
+/// The server finds the compound, or its reply, too long.
+pub(crate) fn is_too_long(status: Option<Nfsstat4>) -> bool {
+    matches!(
+        status,
+        Some(
+            Nfsstat4::TOO_MANY_OPS
+                | Nfsstat4::REQ_TOO_BIG
+                | Nfsstat4::REP_TOO_BIG
+                | Nfsstat4::REP_TOO_BIG_TO_CACHE
+                | Nfsstat4::RESOURCE
+        )
+    )
+}
+
 /// The stateid is of no use any more: its state has to be recovered.
 pub(crate) fn is_state_lost(s: Nfsstat4) -> bool {
     matches!(

@@ -1,30 +1,24 @@
-//! Names: walking, listing, creating, linking, renaming and removing.
+//! Names: creating, linking, renaming and removing.
 //!
 //! It knows nothing of open files but this: a file that is open here does not lose its last name at a server that
 //! would then forget it. Such a file is renamed to `.nfs…` in the same directory and removed after its last close
 //! ("silly rename"); a file that is about to be replaced gets such a name as a second link, so that the target
 //! name is never absent.
 
-use super::attrs::{NODE_ATTRS, kind};
-use super::call::{Answer, Backoff, Compound, interruptible};
+use super::attrs::NODE_ATTRS;
+use super::call::{Backoff, Compound, interruptible};
 use super::core::Core;
 use super::fail::{Answered, Fail};
 use super::open::change_info;
 use super::state::{FileState, wire_fh, wire_name};
 use crate::silly;
-use hither_proto::nfs4::{Bitmap4, CreateType, Entry, Nfsstat4, Op, ReaddirArgs, RenameArgs, Specdata, attr};
+use hither_proto::nfs4::{CreateType, Nfsstat4, Op, RenameArgs, Specdata};
 use hither_vfs::{
-    Access, ChangeInfo, Create, Cx, DirEntry, DirPage, Error, Fh, FileKind, Made, Name, Node, OpenAccess,
-    OpenHow, RenameFlags, SetAttr, Special, Stop, Trail,
+    Access, ChangeInfo, Create, Cx, Error, Fh, Made, Name, Node, OpenAccess, OpenHow, RenameFlags, SetAttr,
+    Special,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tokio::time::Instant;
-
-/// Longest READDIR reply that is asked for.
-const READDIR_MAX_BYTES: u32 = 1 << 20;
-/// Compounds are cut in half at most this often when a server finds them too long.
-const HALVINGS: u32 = 8;
 
 /// Where a removed open file is.
 #[derive(Debug, Clone)]
@@ -36,98 +30,6 @@ pub(crate) struct Silly {
 }
 
 impl Core {
-    /// Walks `path` with as few compounds as the server's limits allow.
-    pub async fn walk(self: &Arc<Self>, cx: &Cx, base: &Fh, path: &[Name]) -> Answered<Trail> {
-        let mut steps: Vec<Node> = Vec::with_capacity(path.len().max(1));
-        if path.is_empty() {
-            let attrs = self.getattr(cx, base).await?;
-            let node = Node { fh: base.clone(), attrs };
-            return Ok(Trail::new(vec![node], Stop::Complete));
-        }
-        let mut most = self.names_at_once().await?;
-        let mut halvings = 0;
-        while steps.len() < path.len() {
-            let from = steps.last().map_or(base, |n| &n.fh).clone();
-            let names = &path[steps.len()..path.len().min(steps.len() + most)];
-            match self.walk_some(cx, &from, names, &mut steps).await {
-                Ok(None) => {}
-                Ok(Some(stop)) => return Ok(Trail::new(steps, stop)),
-                Err(f) if is_too_long(f.status()) && most > 1 && halvings < HALVINGS => {
-                    most = most.div_ceil(2);
-                    self.names_limit.fetch_min(most, Ordering::Relaxed);
-                    halvings += 1;
-                }
-                Err(f) if steps.is_empty() => return Err(f),
-                Err(f) => return Ok(Trail::new(steps, Stop::Failed(f.into()))),
-            }
-        }
-        Ok(Trail::new(steps, Stop::Complete))
-    }
-
-    /// One compound of a walk. `Some` when it ends here.
-    async fn walk_some(
-        self: &Arc<Self>,
-        cx: &Cx,
-        from: &Fh,
-        names: &[Name],
-        steps: &mut Vec<Node>,
-    ) -> Answered<Option<Stop>> {
-        let mut ops = vec![Op::Putfh(wire_fh(from))];
-        for name in names {
-            ops.extend([Op::Lookup(wire_name(name)), Op::Getfh, Op::Getattr(NODE_ATTRS)]);
-        }
-        let mut answer = self.compound(cx, Compound::new("LOOKUP", ops)).await?;
-        answer.results.putfh()?;
-        for i in 0..names.len() {
-            match self.walk_one(&mut answer).await {
-                Ok(node) => steps.push(node),
-                Err(f) => {
-                    let here = if i == 0 { from } else { steps.last().map_or(from, |n| &n.fh) };
-                    return self.why_stopped(f, i, here, steps, answer.asked);
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    async fn walk_one(self: &Arc<Self>, answer: &mut Answer) -> Answered<Node> {
-        answer.results.lookup()?;
-        let fh = answer.results.getfh()?;
-        let attrs = answer.results.getattr()?;
-        self.node(&fh, &attrs, answer.asked).await
-    }
-
-    fn why_stopped(
-        &self,
-        f: Fail,
-        walked: usize,
-        here: &Fh,
-        steps: &[Node],
-        asked: Instant,
-    ) -> Answered<Option<Stop>> {
-        let last = steps.last().map(|n| n.attrs.attr.kind);
-        match f.status() {
-            Some(Nfsstat4::NOENT) => Ok(Some(Stop::Missing(self.valid.missing(here, asked)))),
-            Some(Nfsstat4::SYMLINK) if !steps.is_empty() => Ok(Some(Stop::Symlink)),
-            Some(Nfsstat4::NOTDIR) if last == Some(FileKind::Symlink) => Ok(Some(Stop::Symlink)),
-            Some(Nfsstat4::NOTDIR) if !steps.is_empty() => Ok(Some(Stop::NotDirectory)),
-            // Some of it was done: go on from there.
-            Some(s) if walked > 0 && (is_too_long(Some(s)) || s == Nfsstat4::DELAY) => Ok(None),
-            _ => Err(f),
-        }
-    }
-
-    /// Names of one LOOKUP compound: three operations each, beside SEQUENCE and PUTFH.
-    async fn names_at_once(&self) -> Answered<usize> {
-        let limits = self.ready().await?.limits;
-        // A name is up to 264 bytes of request; handle and attributes are well below 1 KiB of reply.
-        let by_ops = limits.max_ops.saturating_sub(2) / 3;
-        let by_request = limits.max_request_bytes.saturating_sub(1024) / 320;
-        let by_reply = limits.max_response_bytes.saturating_sub(1024) / 1024;
-        let learnt = self.names_limit.load(Ordering::Relaxed);
-        Ok((by_ops.min(by_request).min(by_reply) as usize).min(learnt).max(1))
-    }
-
     /// Which of `want` the caller may do.
     pub async fn access(self: &Arc<Self>, cx: &Cx, fh: &Fh, want: Access) -> Answered<Access> {
         let ops = [Op::Putfh(wire_fh(fh)), Op::Access(want.bits())];
@@ -135,70 +37,6 @@ impl Core {
         answer.results.putfh()?;
         let ok = answer.results.access()?;
         Ok(Access::from_bits_truncate(ok.access) & want)
-    }
-
-    /// Lists a part of a directory.
-    pub async fn readdir(
-        self: &Arc<Self>,
-        cx: &Cx,
-        dir: &Fh,
-        cookie: u64,
-        verifier: [u8; 8],
-        max_bytes: u32,
-        nodes: bool,
-    ) -> Answered<DirPage> {
-        const LEAN: Bitmap4 =
-            Bitmap4::of(&[attr::TYPE, attr::RDATTR_ERROR, attr::FILEID, attr::MOUNTED_ON_FILEID]);
-        const RICH: Bitmap4 =
-            NODE_ATTRS.with(attr::RDATTR_ERROR).with(attr::FILEHANDLE).with(attr::MOUNTED_ON_FILEID);
-        let limits = self.ready().await?.limits;
-        let room = limits.max_response_bytes.saturating_sub(1024).clamp(4096, READDIR_MAX_BYTES);
-        // Attributes take about ten times what a name does.
-        let maxcount = if nodes { max_bytes.saturating_mul(4) } else { max_bytes }.clamp(4096, room);
-        let args = ReaddirArgs {
-            cookie,
-            cookieverf: verifier,
-            dircount: max_bytes.clamp(512, maxcount),
-            maxcount,
-            attr_request: if nodes { RICH } else { LEAN },
-        };
-        let ops = [Op::Putfh(wire_fh(dir)), Op::Readdir(args)];
-        let mut answer = self.compound(cx, Compound::new("READDIR", ops)).await?;
-        answer.results.putfh()?;
-        let page = answer.results.readdir()?;
-        let mut entries = Vec::with_capacity(page.entries.len());
-        let mut last = cookie;
-        for entry in page.entries.0 {
-            if entry.cookie == last || entry.cookie == cookie {
-                return Err(
-                    Error::because(libc::EIO, "the server's directory listing does not advance").into()
-                );
-            }
-            last = entry.cookie;
-            entries.extend(self.dir_entry(entry, nodes, answer.asked).await);
-        }
-        let empty = entries.is_empty();
-        if empty && !page.eof && last != cookie {
-            // Nothing but names that no program could use: go on behind them.
-            return Box::pin(self.readdir(cx, dir, last, page.cookieverf, max_bytes, nodes)).await;
-        }
-        if empty && !page.eof {
-            return Err(Error::because(libc::EIO, "the server's directory listing has an empty page").into());
-        }
-        Ok(DirPage { entries, verifier: page.cookieverf, eof: page.eof })
-    }
-
-    async fn dir_entry(self: &Arc<Self>, entry: Entry, nodes: bool, asked: Instant) -> Option<DirEntry> {
-        // "." and ".." should not be there; other names that do not fit the rules cannot be used.
-        let name = Name::new(bytes::Bytes::copy_from_slice(&entry.name)).ok()?;
-        let wire = &entry.attrs;
-        let node = match (&wire.filehandle, wire.rdattr_error) {
-            (Some(fh), None | Some(Nfsstat4::OK)) if nodes => self.node(fh, wire, asked).await.ok(),
-            _ => None,
-        };
-        // What stat(2) of the name says is the mounted file system's; readdir(3) shows what it covers.
-        let fileid = wire.mounted_on_fileid.or(wire.fileid).unwrap_or(0);
-        Some(DirEntry { name, cookie: entry.cookie, fileid, kind: wire.ftype.and_then(kind), node })
     }
 
     /// Target of a symbolic link.
@@ -464,18 +302,4 @@ impl Core {
 /// The file can have no second name.
 fn is_no_link(status: Option<Nfsstat4>) -> bool {
     matches!(status, Some(Nfsstat4::NOTSUPP | Nfsstat4::MLINK | Nfsstat4::PERM | Nfsstat4::OP_ILLEGAL))
-}
-
-/// The server finds the compound, or its reply, too long.
-fn is_too_long(status: Option<Nfsstat4>) -> bool {
-    matches!(
-        status,
-        Some(
-            Nfsstat4::TOO_MANY_OPS
-                | Nfsstat4::REQ_TOO_BIG
-                | Nfsstat4::REP_TOO_BIG
-                | Nfsstat4::REP_TOO_BIG_TO_CACHE
-                | Nfsstat4::RESOURCE
-        )
-    )
 }

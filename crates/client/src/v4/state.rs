@@ -151,6 +151,11 @@ impl Files {
         owner
     }
 
+    /// `open_owner4` of opens that last for one compound.
+    pub fn bring_owner(&self, number: u32) -> Bytes {
+        Bytes::from(format!("bring {:016x} {number:x}", self.unique))
+    }
+
     /// An open of `fh` begins: keeps its state until [`Files::opened`] or [`Files::abandoned`].
     pub fn start(&self, fh: &Fh, cred: &Arc<Cred>) -> Arc<OpenState> {
         let owner = self.owner(cred);

@@ -1,0 +1,132 @@
+//! Bytes brought along: OPEN, GETATTR, READ and CLOSE of a file within one compound.
+//!
+//! It knows nothing of the compounds that carry them. READ and CLOSE use the current stateid, which OPEN sets (RFC
+//! 8881 section 16.2.3.1.2). The open belongs to an owner of its own: opens of one owner and file share a stateid, so a CLOSE
+//! could otherwise end, or be refused because of, an open of a program. Owners are reused when their compound is
+//! over; there are as many as such compounds were ever in flight at the same time.
+//!
+//! GETATTR stands between OPEN and READ: the bytes may be newer than the attributes, never older. Whoever keeps both finds
+//! a different `change` with the next question and lets go of them; the other order would show old bytes under a
+//! new `change` for good. Bytes that do not even fit the size are dropped.
+
+use super::attrs::NODE_ATTRS;
+use super::call::{Answer, Compound};
+use super::core::Core;
+use super::fail::Answered;
+use super::state::wire_fh;
+use bytes::Bytes;
+use hither_proto::nfs4::{Attrs as WireAttrs, Op, OpenArgs, OpenClaim, ReadOk, StateOwner, Stateid, open};
+use hither_vfs::{Error, Fetched, Fh, Read};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// Operations of [`bring_ops`].
+pub(crate) const BRING_OPS: usize = 4;
+
+/// Owners of such opens.
+#[derive(Default)]
+pub(crate) struct Owners {
+    free: Mutex<(Vec<u32>, u32)>,
+}
+
+/// The use of an owner, until dropped.
+pub(crate) struct Turn {
+    owners: Arc<Owners>,
+    number: u32,
+    /// `open_owner4`.
+    owner: Bytes,
+    /// `OPEN4_SHARE_ACCESS_WANT_*`.
+    want: u32,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.owners.free.lock().0.push(self.number);
+    }
+}
+
+/// Opens the current file for reading, reads at most `max_bytes` and closes it.
+pub(crate) fn bring_ops(turn: &Turn, max_bytes: u32) -> [Op; BRING_OPS] {
+    let open = OpenArgs {
+        seqid: 0,
+        share_access: open::SHARE_ACCESS_READ | turn.want,
+        share_deny: open::SHARE_DENY_NONE,
+        owner: StateOwner { clientid: 0, owner: turn.owner.clone().into() },
+        how: None,
+        claim: OpenClaim::Fh,
+    };
+    [
+        Op::Open(open),
+        Op::Getattr(NODE_ATTRS),
+        Op::read(Stateid::CURRENT, 0, max_bytes),
+        Op::close(Stateid::CURRENT),
+    ]
+}
+
+impl Core {
+    /// An owner for the opens of one compound.
+    pub fn turn(&self) -> Arc<Turn> {
+        let number = {
+            let mut free = self.owners.free.lock();
+            let (free, next) = &mut *free;
+            free.pop().unwrap_or_else(|| {
+                *next += 1;
+                *next
+            })
+        };
+        let owner = self.files.bring_owner(number);
+        let want = open::WANT_NO_DELEG;
+        Arc::new(Turn { owners: self.owners.clone(), number, owner, want })
+    }
+
+    /// Reads the results of [`bring_ops`] for `fh`.
+    pub async fn brought(
+        self: &Arc<Self>,
+        fh: &Fh,
+        turn: &Arc<Turn>,
+        max_bytes: u32,
+        answer: &mut Answer,
+    ) -> Answered<Fetched> {
+        let ok = answer.results.open()?;
+        let read = |answer: &mut Answer| Ok((answer.results.getattr()?, answer.results.read()?));
+        let got: Answered<(WireAttrs, ReadOk)> = read(answer);
+        if got.is_err() || answer.results.close().is_err() {
+            self.close_brought(fh, ok.stateid, turn);
+        }
+        let (wire, read) = got?;
+        let attrs = self.attrs(fh, &wire, answer.asked).await?;
+        let size = wire.size.unwrap_or(0);
+        Ok(Fetched { attrs, read: self.first_bytes(fh, size, max_bytes, read)? })
+    }
+
+    /// Bytes from the start of a file of `size_bytes`, as they look from here.
+    pub fn first_bytes(
+        self: &Arc<Self>,
+        fh: &Fh,
+        size_bytes: u64,
+        max_bytes: u32,
+        read: ReadOk,
+    ) -> Answered<Read> {
+        let got = read.data.len();
+        if got as u64 != size_bytes.min(u64::from(max_bytes)) {
+            // More than was asked for, or another size than the attributes say: it was changed in between.
+            return Err(Error::new(libc::EAGAIN).into());
+        }
+        // A copy: who keeps the bytes does not keep the whole reply.
+        let data = Bytes::copy_from_slice(&read.data.0).into();
+        let read = Read { data, eof: got as u64 == size_bytes };
+        Ok(self.writes().overlay(fh, 0, max_bytes, read))
+    }
+
+    /// The compound ended between OPEN and CLOSE.
+    fn close_brought(self: &Arc<Self>, fh: &Fh, stateid: Stateid, turn: &Arc<Turn>) {
+        let (core, fh, turn) = (self.clone(), fh.clone(), turn.clone());
+        tokio::spawn(async move {
+            let ops = [Op::Putfh(wire_fh(&fh)), Op::close(stateid.any_seqid())];
+            if let Err(f) = core.compound(&core.own_cx(), Compound::new("CLOSE", ops)).await {
+                tracing::debug!(?fh, "CLOSE: {}", Error::from(f));
+            }
+            drop(turn);
+        });
+    }
+}

@@ -1,0 +1,160 @@
+//! Listing directories: READDIR alone, for many directories at once, and as part of other compounds.
+//!
+//! It knows nothing of walking. What a server sends is checked: a listing that does not advance is an error, names that
+//! no program could use are left out. [`Core::first_page`] reads the page that other compounds bring along.
+
+use super::attrs::{NODE_ATTRS, kind};
+use super::call::{Answer, Compound};
+use super::core::Core;
+use super::fail::Answered;
+use super::many::Parts;
+use super::state::wire_fh;
+use hither_proto::nfs4::{Bitmap4, Entry, Nfsstat4, Op, ReaddirArgs, ReaddirOk, attr};
+use hither_vfs::{Attrs, Cx, DirEntry, DirPage, Error, Fh, Name};
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// Longest READDIR reply that is asked for.
+const READDIR_MAX_BYTES: u32 = 1 << 20;
+/// Shortest reply that is worth asking for: one entry with the longest name fits.
+pub(crate) const READDIR_MIN_BYTES: u32 = 1024;
+
+const LEAN: Bitmap4 = Bitmap4::of(&[attr::TYPE, attr::RDATTR_ERROR, attr::FILEID, attr::MOUNTED_ON_FILEID]);
+const RICH: Bitmap4 =
+    NODE_ATTRS.with(attr::RDATTR_ERROR).with(attr::FILEHANDLE).with(attr::MOUNTED_ON_FILEID);
+
+/// READDIR from the start with nodes, with a reply of at most `max_bytes`.
+pub(crate) fn first_page_op(max_bytes: u32) -> Op {
+    Op::Readdir(ReaddirArgs {
+        cookie: 0,
+        cookieverf: [0; 8],
+        dircount: max_bytes,
+        maxcount: max_bytes,
+        attr_request: RICH,
+    })
+}
+
+impl Core {
+    /// Lists a part of a directory.
+    pub async fn readdir(
+        self: &Arc<Self>,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        verifier: [u8; 8],
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Answered<DirPage> {
+        let limits = self.ready().await?.limits;
+        let room = limits.max_response_bytes.saturating_sub(1024).clamp(4096, READDIR_MAX_BYTES);
+        // Attributes take about ten times what a name does.
+        let maxcount = if nodes { max_bytes.saturating_mul(4) } else { max_bytes }.clamp(4096, room);
+        let args = ReaddirArgs {
+            cookie,
+            cookieverf: verifier,
+            dircount: max_bytes.clamp(512, maxcount),
+            maxcount,
+            attr_request: if nodes { RICH } else { LEAN },
+        };
+        let ops = [Op::Putfh(wire_fh(dir)), Op::Readdir(args)];
+        let mut answer = self.compound(cx, Compound::new("READDIR", ops)).await?;
+        answer.results.putfh()?;
+        let page = answer.results.readdir()?;
+        let verifier = page.cookieverf;
+        let (page, last) = self.page(page, cookie, nodes, answer.asked).await?;
+        if page.entries.is_empty() && !page.eof && last != cookie {
+            // Nothing but names that no program could use: go on behind them.
+            return Box::pin(self.readdir(cx, dir, last, verifier, max_bytes, nodes)).await;
+        }
+        if page.entries.is_empty() && !page.eof {
+            return Err(Error::because(libc::EIO, "the server's directory listing has an empty page").into());
+        }
+        Ok(page)
+    }
+
+    /// The page that [`first_page_op`] brought in some compound.
+    pub async fn first_page(self: &Arc<Self>, page: ReaddirOk, asked: Instant) -> Answered<DirPage> {
+        let (page, _) = self.page(page, 0, true, asked).await?;
+        match page.entries.is_empty() && !page.eof {
+            true => Err(Error::because(libc::EIO, "the server's directory listing has an empty page").into()),
+            false => Ok(page),
+        }
+    }
+
+    /// The page in the machine's terms, and the cookie of its last entry.
+    async fn page(
+        self: &Arc<Self>,
+        page: ReaddirOk,
+        cookie: u64,
+        nodes: bool,
+        asked: Instant,
+    ) -> Answered<(DirPage, u64)> {
+        let mut entries = Vec::with_capacity(page.entries.len());
+        let mut last = cookie;
+        for entry in page.entries.0 {
+            if entry.cookie == last || entry.cookie == cookie {
+                return Err(
+                    Error::because(libc::EIO, "the server's directory listing does not advance").into()
+                );
+            }
+            last = entry.cookie;
+            entries.extend(self.dir_entry(entry, nodes, asked).await);
+        }
+        Ok((DirPage { entries, verifier: page.cookieverf, eof: page.eof }, last))
+    }
+
+    async fn dir_entry(self: &Arc<Self>, entry: Entry, nodes: bool, asked: Instant) -> Option<DirEntry> {
+        // "." and ".." should not be there; other names that do not fit the rules cannot be used.
+        let name = Name::new(bytes::Bytes::copy_from_slice(&entry.name)).ok()?;
+        let wire = &entry.attrs;
+        let node = match (&wire.filehandle, wire.rdattr_error) {
+            (Some(fh), None | Some(Nfsstat4::OK)) if nodes => self.node(fh, wire, asked).await.ok(),
+            _ => None,
+        };
+        // What stat(2) of the name says is the mounted file system's; readdir(3) shows what it covers.
+        let fileid = wire.mounted_on_fileid.or(wire.fileid).unwrap_or(0);
+        Some(DirEntry { name, cookie: entry.cookie, fileid, kind: wire.ftype.and_then(kind), node })
+    }
+}
+
+/// Lists the starts of many directories; see [`Core::many`].
+pub(crate) struct Lists {
+    /// Longest READDIR reply of each.
+    pub max_bytes: u32,
+}
+
+impl Parts for Lists {
+    type Out = (Attrs, DirPage);
+    const LABEL: &'static str = "READDIR";
+    const OPS: usize = 3;
+
+    fn reply_bytes(&self) -> u32 {
+        self.max_bytes + 1024
+    }
+
+    fn ops(&self, fh: &Fh, ops: &mut Vec<Op>) {
+        ops.extend([
+            Op::Putfh(wire_fh(fh)),
+            // Before the listing: names may be newer than these attributes, never older.
+            Op::Getattr(NODE_ATTRS),
+            first_page_op(self.max_bytes),
+        ]);
+    }
+
+    async fn take(&self, core: &Arc<Core>, fh: &Fh, answer: &mut Answer) -> Answered<(Attrs, DirPage)> {
+        answer.results.putfh()?;
+        let wire = answer.results.getattr()?;
+        let page = answer.results.readdir()?;
+        let page = core.first_page(page, answer.asked).await;
+        Ok((core.attrs(fh, &wire, answer.asked).await?, page?))
+    }
+}
+
+impl Core {
+    /// The longest READDIR reply beside `others` bytes of other replies; `None` when it is not worth it.
+    pub fn listing_room(&self, max_response_bytes: u32, others_bytes: u32, wanted_bytes: u32) -> Option<u32> {
+        let room = max_response_bytes.saturating_sub(others_bytes).min(READDIR_MAX_BYTES);
+        let bytes = wanted_bytes.max(READDIR_MIN_BYTES).min(room);
+        (wanted_bytes > 0 && room >= READDIR_MIN_BYTES).then_some(bytes)
+    }
+}

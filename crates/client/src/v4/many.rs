@@ -1,0 +1,191 @@
+//! The same question about many objects, in few compounds.
+//!
+//! It knows nothing of what is asked: [`Parts`] says which operations each object takes and how its results are read.
+//! Objects are dealt into compounds as operations and reply size allow, and the compounds are in flight at the same
+//! time. A server stops a compound at its first error: that is the answer about one object, and what comes
+//! behind it is asked again in a compound of its own.
+
+use super::attrs::NODE_ATTRS;
+use super::bring::{BRING_OPS, Turn, bring_ops};
+use super::call::{Answer, Compound};
+use super::core::Core;
+use super::fail::{Answered, is_too_long};
+use super::state::wire_fh;
+use hither_proto::nfs4::Op;
+use hither_vfs::{Attrs, Cx, Error, Fetched, Fh, Result};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::task::JoinSet;
+
+/// Compounds of one question in flight.
+const COMPOUNDS_AT_ONCE: usize = 8;
+/// A compound that got no object's answer is sent again with fewer objects, at most this often.
+const HALVINGS: u32 = 8;
+
+/// What is asked about each of many objects.
+pub(crate) trait Parts: Send + Sync + 'static {
+    /// The answer about one.
+    type Out: Send + 'static;
+    /// Label in the statistics.
+    const LABEL: &'static str;
+    /// Operations for one object.
+    const OPS: usize;
+
+    /// Most bytes of the reply about one object.
+    fn reply_bytes(&self) -> u32;
+
+    /// Appends the operations for one object, PUTFH first.
+    fn ops(&self, fh: &Fh, ops: &mut Vec<Op>);
+
+    /// Reads the results of one object.
+    fn take(
+        &self,
+        core: &Arc<Core>,
+        fh: &Fh,
+        answer: &mut Answer,
+    ) -> impl Future<Output = Answered<Self::Out>> + Send;
+}
+
+impl Core {
+    /// Asks about all of `objects`; answers in their order.
+    pub async fn many<P: Parts>(
+        self: &Arc<Self>,
+        cx: &Cx,
+        objects: Vec<Fh>,
+        parts: impl Fn() -> P + Send + Sync,
+    ) -> Answered<Vec<Result<P::Out>>> {
+        let mut out: Vec<Option<Result<P::Out>>> = objects.iter().map(|_| None).collect();
+        let at_once = self.objects_at_once(&parts()).await?;
+        let mut running = JoinSet::new();
+        let mut start = 0;
+        while start < objects.len() || !running.is_empty() {
+            while start < objects.len() && running.len() < COMPOUNDS_AT_ONCE {
+                let end = objects.len().min(start + at_once);
+                let (core, cx, some, parts) =
+                    (self.clone(), cx.clone(), objects[start..end].to_vec(), parts());
+                running.spawn(async move { (start, core.some(&cx, &some, &parts, at_once).await) });
+                start = end;
+            }
+            let Some(Ok((at, answers))) = running.join_next().await else { continue };
+            for (slot, answer) in out[at..].iter_mut().zip(answers) {
+                *slot = Some(answer);
+            }
+        }
+        let lost = || Err(Error::because(libc::EIO, "a task of the client ended early"));
+        Ok(out.into_iter().map(|answer| answer.unwrap_or_else(lost)).collect())
+    }
+
+    async fn objects_at_once<P: Parts>(&self, parts: &P) -> Answered<usize> {
+        let limits = self.ready().await?.limits;
+        if !self.opts.chains {
+            return Ok(1);
+        }
+        let ops = (limits.max_ops as usize).min(self.ops_limit.load(Ordering::Relaxed));
+        let by_ops = ops.saturating_sub(1) / P::OPS;
+        let by_reply = limits.max_response_bytes.saturating_sub(1024) / parts.reply_bytes().max(1);
+        let by_request = limits.max_request_bytes.saturating_sub(1024) / (256 * P::OPS as u32);
+        Ok(by_ops.min(by_reply as usize).min(by_request as usize).max(1))
+    }
+
+    /// One compound after the other until there is an answer about each of `objects`.
+    async fn some<P: Parts>(
+        self: &Arc<Self>,
+        cx: &Cx,
+        objects: &[Fh],
+        parts: &P,
+        mut at_once: usize,
+    ) -> Vec<Result<P::Out>> {
+        let mut out = Vec::with_capacity(objects.len());
+        let mut halvings = 0;
+        while out.len() < objects.len() {
+            let these = &objects[out.len()..objects.len().min(out.len() + at_once)];
+            let mut ops = Vec::with_capacity(these.len() * P::OPS);
+            these.iter().for_each(|fh| parts.ops(fh, &mut ops));
+            let sent = ops.len();
+            // A wish must not wait for one object that is busy.
+            let c = Compound::new(P::LABEL, ops).wishes_from(0).uncached();
+            let mut answer = match self.compound(cx, c).await {
+                Ok(answer) => answer,
+                Err(f) if is_too_long(f.status()) && at_once > 1 && halvings < HALVINGS => {
+                    self.found_too_long(sent);
+                    at_once = at_once.div_ceil(2);
+                    halvings += 1;
+                    continue;
+                }
+                Err(f) => {
+                    let e = Error::from(f);
+                    out.resize_with(objects.len(), || Err(e.clone()));
+                    break;
+                }
+            };
+            let (done, too_long) = (out.len(), is_too_long(Some(answer.results.status())));
+            for fh in these {
+                match parts.take(self, fh, &mut answer).await {
+                    Ok(one) => out.push(Ok(one)),
+                    // Asked again behind what there is an answer about.
+                    Err(f) if is_too_long(f.status()) && (out.len() > done || at_once > 1) => break,
+                    Err(f) => {
+                        out.push(Err(f.into()));
+                        break;
+                    }
+                }
+            }
+            if too_long && out.len() == done {
+                self.found_too_long(sent);
+                at_once = at_once.div_ceil(2);
+            }
+        }
+        out
+    }
+}
+
+/// Attributes of each object.
+pub(crate) struct Stats;
+
+impl Parts for Stats {
+    type Out = Attrs;
+    const LABEL: &'static str = "GETATTR";
+    const OPS: usize = 2;
+
+    fn reply_bytes(&self) -> u32 {
+        512
+    }
+
+    fn ops(&self, fh: &Fh, ops: &mut Vec<Op>) {
+        ops.extend([Op::Putfh(wire_fh(fh)), Op::Getattr(NODE_ATTRS)]);
+    }
+
+    async fn take(&self, core: &Arc<Core>, fh: &Fh, answer: &mut Answer) -> Answered<Attrs> {
+        answer.results.putfh()?;
+        let wire = answer.results.getattr()?;
+        core.attrs(fh, &wire, answer.asked).await
+    }
+}
+
+/// The first bytes of each file.
+pub(crate) struct Reads {
+    /// At most so many.
+    pub max_bytes: u32,
+    /// Whose opens these are.
+    pub turn: Arc<Turn>,
+}
+
+impl Parts for Reads {
+    type Out = Fetched;
+    const LABEL: &'static str = "READ";
+    const OPS: usize = BRING_OPS + 1;
+
+    fn reply_bytes(&self) -> u32 {
+        self.max_bytes + 1024
+    }
+
+    fn ops(&self, fh: &Fh, ops: &mut Vec<Op>) {
+        ops.push(Op::Putfh(wire_fh(fh)));
+        ops.extend(bring_ops(&self.turn, self.max_bytes));
+    }
+
+    async fn take(&self, core: &Arc<Core>, fh: &Fh, answer: &mut Answer) -> Answered<Fetched> {
+        answer.results.putfh()?;
+        core.brought(fh, &self.turn, self.max_bytes, answer).await
+    }
+}

@@ -1,0 +1,292 @@
+//! Walking: a whole path in one compound, with what else is wanted of its end.
+//!
+//! It knows nothing of caches. Each name costs LOOKUP and GETATTR, whose attributes include the filehandle (attribute 19), so
+//! that no GETFH is needed; a server that leaves it out is asked with GETFH from then on. What else is wanted comes
+//! behind, except the listing: READDIR stands before the last LOOKUP, because it keeps the current filehandle and so comes
+//! even when the last name is absent.
+//!
+//! ```text
+//! PUTFH (LOOKUP GETATTR)... READDIR LOOKUP GETATTR ACCESS OPEN GETATTR READ CLOSE
+//! ```
+//!
+//! A server ends a compound at its first error. An error of LOOKUP is why the walk stops; one of READDIR costs a
+//! second compound without it; one of what stands behind the last name costs only that. A path that is too long for one
+//! compound goes in several, the wishes with the last. Limits come from the session, and from what the server
+//! refused before ([`Core::found_too_long`]).
+
+use super::attrs::NODE_ATTRS;
+use super::bring::{BRING_OPS, Turn, bring_ops};
+use super::call::{Answer, Compound};
+use super::core::Core;
+use super::fail::{Answered, Fail, is_too_long};
+use super::list::first_page_op;
+use super::session::Limits;
+use super::state::{wire_fh, wire_name};
+use hither_proto::nfs4::{Attrs as WireAttrs, Nfsstat4, Op, attr};
+use hither_vfs::{Access, Along, Cx, Error, Fh, FileKind, Name, Node, Stop, Trail, Want};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::time::Instant;
+
+/// Compounds are cut in half at most this often when a server finds them too long.
+const HALVINGS: u32 = 8;
+/// SEQUENCE and PUTFH.
+const FIXED_OPS: usize = 2;
+/// Most bytes of the reply about one name: handle, attributes, owners' names.
+const NAME_REPLY_BYTES: u32 = 1024;
+/// Most bytes of the request for one name.
+const NAME_REQUEST_BYTES: u32 = 320;
+/// A compound is not made shorter than this many operations.
+const OPS_MIN: usize = 6;
+
+/// A walk under way.
+struct Walk<'a> {
+    cx: &'a Cx,
+    base: &'a Fh,
+    path: &'a [Name],
+    want: Want,
+    steps: Vec<Node>,
+    along: Along,
+}
+
+impl Walk<'_> {
+    fn here(&self) -> &Fh {
+        self.steps.last().map_or(self.base, |n| &n.fh)
+    }
+
+    fn end(self, stop: Stop) -> Trail {
+        Trail { steps: self.steps, stop, along: self.along }
+    }
+}
+
+/// One compound of a walk.
+struct Leg {
+    from: Fh,
+    names: Vec<Name>,
+    /// Longest READDIR reply.
+    listing_bytes: Option<u32>,
+    access: Access,
+    /// First bytes, and whose open brings them.
+    bring: Option<(Arc<Turn>, u32)>,
+    /// The server does not give the filehandle as an attribute.
+    getfh: bool,
+}
+
+impl Leg {
+    /// The operations, and how many of them are no wishes.
+    fn ops(&self) -> (Vec<Op>, usize) {
+        let mut ops = vec![Op::Putfh(wire_fh(&self.from))];
+        let get = match self.getfh {
+            true => vec![Op::Getfh, Op::Getattr(NODE_ATTRS)],
+            false => vec![Op::Getattr(NODE_ATTRS.with(attr::FILEHANDLE))],
+        };
+        if self.names.is_empty() {
+            ops.push(Op::Getattr(NODE_ATTRS));
+        }
+        for (i, name) in self.names.iter().enumerate() {
+            if let (true, Some(bytes)) = (i + 1 == self.names.len(), self.listing_bytes) {
+                ops.push(first_page_op(bytes));
+            }
+            ops.push(Op::Lookup(wire_name(name)));
+            ops.extend(get.iter().cloned());
+        }
+        let needed = ops.len();
+        if !self.access.is_empty() {
+            ops.push(Op::Access(self.access.bits()));
+        }
+        if let Some((turn, bytes)) = &self.bring {
+            ops.extend(bring_ops(turn, *bytes));
+        }
+        (ops, needed)
+    }
+}
+
+impl Core {
+    /// Walks `path` with as few compounds as the server's limits allow.
+    pub async fn walk(self: &Arc<Self>, cx: &Cx, base: &Fh, path: &[Name], want: Want) -> Answered<Trail> {
+        let mut want = if self.opts.chains { want } else { Want::default() };
+        if !self.opts.readdirplus {
+            want.listing_bytes = 0;
+        }
+        let (steps, along) = (Vec::with_capacity(path.len().max(1)), Along::default());
+        let mut walk = Walk { cx, base, path, want, steps, along };
+        let mut halvings = 0;
+        loop {
+            let leg = self.next_leg(&walk).await?;
+            let wishes = leg.listing_bytes.is_some() || leg.bring.is_some() || !leg.access.is_empty();
+            let sent = leg.ops().0.len();
+            match self.walk_leg(&mut walk, leg).await {
+                Ok(None) if walk.steps.len() < path.len().max(1) => {}
+                Ok(None) => return Ok(walk.end(Stop::Complete)),
+                Ok(Some(stop)) => return Ok(walk.end(stop)),
+                Err(f) if is_too_long(f.status()) && wishes => walk.want = Want::default(),
+                Err(f) if is_too_long(f.status()) && halvings < HALVINGS => {
+                    self.found_too_long(sent);
+                    halvings += 1;
+                }
+                Err(f) if walk.steps.is_empty() => return Err(f),
+                Err(f) => return Ok(walk.end(Stop::Failed(f.into()))),
+            }
+        }
+    }
+
+    /// A compound of `ops` operations was refused as too long, or stopped after so many.
+    pub fn found_too_long(&self, ops: usize) {
+        self.ops_limit.fetch_min((ops / 2).max(OPS_MIN), Ordering::Relaxed);
+    }
+
+    /// As many of the names that are left as one compound takes. Wishes go with the last, unless they alone would
+    /// cost a compound more.
+    async fn next_leg(&self, walk: &Walk<'_>) -> Answered<Leg> {
+        let limits = self.ready().await?.limits;
+        let left = &walk.path[walk.steps.len().min(walk.path.len())..];
+        let getfh = self.needs_getfh.load(Ordering::Relaxed);
+        let want = walk.want;
+        let extra = usize::from(want.listing_bytes > 0)
+            + usize::from(!want.access.is_empty())
+            + if want.read_bytes > 0 { BRING_OPS } else { 0 };
+        let most = self.names_at_once(limits, getfh, 0);
+        let mut leg = Leg {
+            from: walk.here().clone(),
+            names: left[..left.len().min(most)].to_vec(),
+            listing_bytes: None,
+            access: Access::empty(),
+            bring: None,
+            getfh,
+        };
+        if left.len() > self.names_at_once(limits, getfh, extra) && !left.is_empty() {
+            return Ok(leg);
+        }
+        leg.access = want.access;
+        let mut others = 2048 + NAME_REPLY_BYTES * (left.len() as u32 + 2);
+        let bytes = want
+            .read_bytes
+            .min(self.facts.get().map_or(0, |f| f.rsize))
+            .min(limits.max_response_bytes.saturating_sub(others));
+        if bytes > 0 {
+            others += bytes;
+            leg.bring = Some((self.turn(), bytes));
+        }
+        if !left.is_empty() {
+            leg.listing_bytes = self.listing_room(limits.max_response_bytes, others, want.listing_bytes);
+        }
+        Ok(leg)
+    }
+
+    /// Names of one compound beside `extra` operations.
+    fn names_at_once(&self, limits: Limits, getfh: bool, extra: usize) -> usize {
+        let ops = (limits.max_ops as usize).min(self.ops_limit.load(Ordering::Relaxed));
+        let by_ops = ops.saturating_sub(FIXED_OPS + extra) / if getfh { 3 } else { 2 };
+        let by_request = limits.max_request_bytes.saturating_sub(1024) / NAME_REQUEST_BYTES;
+        let by_reply = limits.max_response_bytes.saturating_sub(1024) / NAME_REPLY_BYTES;
+        let asked = match (self.opts.chains, self.opts.chain_max) {
+            (false, _) => 1,
+            (true, most) => most.unwrap_or(u32::MAX),
+        };
+        by_ops.min(by_request.min(by_reply).min(asked) as usize).max(usize::from(extra == 0))
+    }
+
+    /// One compound of a walk. `Some` when the walk ends here; `None` when it goes on, if names are left.
+    async fn walk_leg(self: &Arc<Self>, walk: &mut Walk<'_>, leg: Leg) -> Answered<Option<Stop>> {
+        let (ops, needed) = leg.ops();
+        let label = if leg.names.is_empty() { "GETATTR" } else { "LOOKUP" };
+        let sent = ops.len();
+        let c = Compound::new(label, ops).wishes_from(needed).uncached();
+        let mut answer = self.compound(walk.cx, c).await?;
+        let executed = answer.results.remaining();
+        if executed < sent && executed > 1 && is_too_many(answer.results.status()) {
+            self.found_too_long(2 * executed);
+        }
+        answer.results.putfh()?;
+        if leg.names.is_empty() {
+            let wire = answer.results.getattr()?;
+            let attrs = self.attrs(&leg.from, &wire, answer.asked).await?;
+            walk.steps.push(Node { fh: leg.from.clone(), attrs });
+        }
+        for i in 0..leg.names.len() {
+            if i + 1 == leg.names.len() && leg.listing_bytes.is_some() {
+                match answer.results.readdir() {
+                    Ok(page) => walk.along.listing = self.first_page(page, answer.asked).await.ok(),
+                    Err(e) => return Ok(no_listing(walk, &e.into())),
+                }
+            }
+            match self.walk_one(&leg, &mut answer).await {
+                Ok(Some(node)) => walk.steps.push(node),
+                Ok(None) => return Ok(None),
+                Err(f) => return self.why_stopped(f, i, &leg.from, &walk.steps, answer.asked),
+            }
+        }
+        self.take_wishes(walk, &leg, &mut answer).await;
+        Ok(None)
+    }
+
+    /// The next node; `None` when the server left out its filehandle.
+    async fn walk_one(self: &Arc<Self>, leg: &Leg, answer: &mut Answer) -> Answered<Option<Node>> {
+        answer.results.lookup()?;
+        let fh = if leg.getfh { Some(answer.results.getfh()?) } else { None };
+        let wire: WireAttrs = answer.results.getattr()?;
+        let Some(fh) = fh.or_else(|| wire.filehandle.clone()) else {
+            self.needs_getfh.store(true, Ordering::Relaxed);
+            return Ok(None);
+        };
+        self.node(&fh, &wire, answer.asked).await.map(Some)
+    }
+
+    /// What stands behind the last name.
+    async fn take_wishes(self: &Arc<Self>, walk: &mut Walk<'_>, leg: &Leg, answer: &mut Answer) {
+        let Some(node) = walk.steps.last_mut() else { return };
+        if !leg.access.is_empty() {
+            let Ok(ok) = answer.results.access() else { return };
+            walk.along.access = Some(Access::from_bits_truncate(ok.access) & leg.access);
+        }
+        let Some((turn, bytes)) = &leg.bring else { return };
+        // Not a regular file, not for this caller, or busy: then without.
+        if let Ok(fetched) = self.brought(&node.fh, turn, *bytes, answer).await {
+            node.attrs = fetched.attrs;
+            walk.along.first = Some(fetched.read);
+        }
+    }
+
+    fn why_stopped(
+        &self,
+        f: Fail,
+        walked: usize,
+        from: &Fh,
+        steps: &[Node],
+        asked: Instant,
+    ) -> Answered<Option<Stop>> {
+        let here = if walked == 0 { from } else { steps.last().map_or(from, |n| &n.fh) };
+        match f.status() {
+            Some(Nfsstat4::NOENT) => Ok(Some(Stop::Missing(self.valid.missing(here, asked)))),
+            Some(Nfsstat4::SYMLINK | Nfsstat4::NOTDIR) if !steps.is_empty() => {
+                Ok(Some(not_a_directory(steps, f.status() == Some(Nfsstat4::SYMLINK))))
+            }
+            // Some of it was done: go on from there.
+            Some(s) if walked > 0 && (is_too_long(Some(s)) || s == Nfsstat4::DELAY) => Ok(None),
+            _ => Err(f),
+        }
+    }
+}
+
+/// The listing failed: the walk goes on without it, unless the reason is reason enough.
+fn no_listing(walk: &mut Walk<'_>, f: &Fail) -> Option<Stop> {
+    walk.want.listing_bytes = 0;
+    let status = f.status();
+    let is_no_directory = matches!(status, Some(Nfsstat4::NOTDIR | Nfsstat4::SYMLINK));
+    (is_no_directory && !walk.steps.is_empty())
+        .then(|| not_a_directory(&walk.steps, status == Some(Nfsstat4::SYMLINK)))
+}
+
+fn not_a_directory(steps: &[Node], says_symlink: bool) -> Stop {
+    match steps.last().map(|n| n.attrs.attr.kind) {
+        Some(FileKind::Symlink) => Stop::Symlink,
+        Some(FileKind::Directory) => Stop::Failed(Error::new(libc::ENOTDIR)),
+        _ if says_symlink => Stop::Symlink,
+        _ => Stop::NotDirectory,
+    }
+}
+
+/// The server says that it is the number of operations.
+fn is_too_many(status: Nfsstat4) -> bool {
+    matches!(status, Nfsstat4::RESOURCE | Nfsstat4::TOO_MANY_OPS)
+}
