@@ -18,6 +18,8 @@ mount -t nfsd nfsd /proc/fs/nfsd
 rpcbind -w
 # No delegation is granted while lockd is in its grace period (50 s by default), so shorten that too.
 echo $GRACE > /proc/sys/fs/nfs/nlm_grace_period
+# nfsd's delegations are leases of the local file system.
+echo ${DELEG:-1} > /proc/sys/fs/leases-enable
 echo 1048576 > /proc/fs/nfsd/max_block_size     # the default shrinks with memory (1 GB: 128 KB)
 echo $GRACE > /proc/fs/nfsd/nfsv4gracetime; echo $LEASE > /proc/fs/nfsd/nfsv4leasetime
 # fsid=0: hostfs cannot be exported, so the image itself is the NFSv4 root (v4 path "/", v3 path "/srv").

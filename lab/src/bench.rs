@@ -1,8 +1,11 @@
 //! Side by side: the same workload, the same server, the same relay, one client after the other.
 //!
-//! What is compared first is what passed the relay (RPCs, bytes), then seconds. Results are JSON
-//! lines; [`table`] makes Markdown of them.
+//! What is compared first is what passed the relay (RPCs, bytes), then round trips, then seconds.
+//! Results are JSON lines; [`table`] makes Markdown of them and [`plot`] pictures. [`overhead`] is
+//! the odd one out: the price of a system call that needs no server.
 
+mod overhead;
+mod plot;
 mod table;
 
 use crate::args::Args;
@@ -20,29 +23,100 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Workloads of `lab/work/workloads.py`.
-pub const WORKLOADS: [&str; 8] =
-    ["opendepth", "pageopen", "profiles", "mab", "badros", "postmark", "meta", "stream"];
+/// Workloads of `lab/work/workloads.py` and `lab/work/metadata.py`.
+pub const WORKLOADS: [&str; 12] = [
+    "opendepth",
+    "pageopen",
+    "profiles",
+    "mab",
+    "badros",
+    "postmark",
+    "meta",
+    "stream",
+    "tree",
+    "bigtree",
+    "python",
+    "bigdir",
+];
 
 /// Longest that one workload may take with one client.
 const LIMIT: Duration = Duration::from_secs(3600);
 
+/// A server as it is configured for a measurement.
+struct Peer {
+    /// In results: the server's name, with `-nodeleg` when it grants no delegations.
+    name: String,
+    kind: Kind,
+    options: Options,
+}
+
+impl Peer {
+    fn parse(name: &str) -> Res<Self> {
+        let (kind, delegations) = match name.strip_suffix("-nodeleg") {
+            Some(kind) => (kind, "none"),
+            None => (name, "RW"),
+        };
+        let options = Options { delegations: delegations.into(), ..Options::default() };
+        Ok(Self { name: name.into(), kind: Kind::parse(kind)?, options })
+    }
+
+    /// Running, as it should be.
+    fn start(&self, lab: &Lab) -> Res<()> {
+        let server = Server::new(lab, self.kind);
+        if server.running() && server.last_options() != self.options {
+            server.stop()?;
+        }
+        server.start(&self.options, true)
+    }
+}
+
+/// Mount options that are measured as a client of their own.
+struct OptionSet {
+    /// The one client that has them; none: every client.
+    only: Option<String>,
+    /// "" for none.
+    words: String,
+}
+
+impl OptionSet {
+    /// `default`, `nocto`, or `hither:prefetch=off` for hither alone.
+    fn parse(text: &str) -> Self {
+        let (only, words) = match text.split_once(':') {
+            Some((client, words)) => (Some(client.to_string()), words),
+            None => (None, text),
+        };
+        Self { only, words: if words == "default" { String::new() } else { words.to_string() } }
+    }
+}
+
 struct Plan {
     workloads: Vec<String>,
-    servers: Vec<Kind>,
+    peers: Vec<Peer>,
     versions: Vec<String>,
     clients: Vec<Client>,
     rtts_ms: Vec<f64>,
     reps: usize,
     params: Value,
-    opts: String,
+    /// Sets of mount options that are measured beside each other.
+    opts: Vec<OptionSet>,
     libnfs: bool,
     out: PathBuf,
 }
 
-/// `bench [WORKLOAD...] [--client kernel,hither] [--rtt 0,10] [--out F.jsonl] [--table F.md] [--quick]`,
-/// or `bench --table F.md --from A.jsonl,B.jsonl` for results that are already there.
+/// `bench [WORKLOAD...] [--client kernel,hither] [--rtt 0,10] [--opts 'default;nocto;hither:prefetch=off'] [--out F.jsonl] [--append]
+/// [--table F.md] [--quick]`; `bench --table F.md --from A.jsonl,B.jsonl` or `bench --plot F.svg --from ...` for
+/// results that are already there; `bench overhead`.
 pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
+    if args.flag("overhead") {
+        return overhead::main(lab, args);
+    }
+    if let Some(file) = args.value("--plot")? {
+        let from = args.value("--from")?.ok_or_else(|| Fail("--plot needs --from A.jsonl,...".into()))?;
+        let what = args.value("--what")?.unwrap_or_else(|| "depth".into());
+        let server = args.value("--server")?.unwrap_or_else(|| "ganesha".into());
+        plot::draw(Path::new(&file), &what, &server, &load(from.split(',').map(Path::new))?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let table_file = args.value("--table")?;
     if let Some(files) = args.value("--from")? {
         let text = table::render(&load(files.split(',').map(Path::new))?);
@@ -57,9 +131,10 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
                                 "single_only": 1}),
         None => json!({}),
     };
+    let append = args.flag("--append");
     let out = args.value("--out")?.map_or_else(|| lab.run.join("bench.jsonl"), PathBuf::from);
     let plan = Plan {
-        servers: servers.iter().map(|s| Kind::parse(s)).collect::<Res<_>>()?,
+        peers: servers.iter().map(|s| Peer::parse(s)).collect::<Res<_>>()?,
         versions: args.list("--vers", if quick { &["4.2"] } else { &["4.2", "3"] })?,
         clients: Client::from_args(lab, args, &["kernel", "hither"])?,
         rtts_ms: rtts
@@ -67,13 +142,16 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
             .map(|r| r.parse().map_err(|_| Fail(format!("--rtt {r}: not a number"))))
             .collect::<Res<_>>()?,
         reps: args.number("--reps")?.unwrap_or(1.0) as usize,
-        opts: args.value("--opts")?.unwrap_or_default(),
+        opts: args.value("--opts")?.unwrap_or_default().split(';').map(OptionSet::parse).collect(),
         libnfs: !args.flag("--no-libnfs"),
         params,
         out: std::path::absolute(out)?,
         workloads: chosen(args, &WORKLOADS.map(String::from))?,
     };
     lab.enter()?;
+    if !append {
+        let _ = fs::remove_file(&plan.out);
+    }
     let mut tally = Tally::default();
     let outcome = run_all(lab, &plan, &mut tally);
     relay::ctl("rtt 0")?;
@@ -104,14 +182,13 @@ fn load<'a>(files: impl Iterator<Item = &'a Path>) -> Res<Vec<Value>> {
 }
 
 fn run_all(lab: &Lab, plan: &Plan, tally: &mut Tally) -> Res<()> {
-    let _ = fs::remove_file(&plan.out);
-    for kind in &plan.servers {
-        Server::new(lab, *kind).start(&Options::default(), true)?;
+    for peer in &plan.peers {
+        peer.start(lab)?;
         for w in &plan.workloads {
-            prepare(lab, *kind, w)?;
+            prepare(lab, peer.kind, w)?;
             for rep in 0..plan.reps {
                 for rtt_ms in &plan.rtts_ms {
-                    one_row(lab, plan, *kind, w, *rtt_ms, rep, tally)?;
+                    one_row(lab, plan, peer, w, *rtt_ms, rep, tally)?;
                 }
             }
         }
@@ -123,7 +200,7 @@ fn run_all(lab: &Lab, plan: &Plan, tally: &mut Tally) -> Res<()> {
 fn one_row(
     lab: &Lab,
     plan: &Plan,
-    kind: Kind,
+    peer: &Peer,
     workload: &str,
     rtt_ms: f64,
     rep: usize,
@@ -133,27 +210,30 @@ fn one_row(
     let mut results = vec![];
     for vers in &plan.versions {
         for client in &plan.clients {
-            let cell = Cell { lab, plan, kind, workload, rtt_ms, rep, client, vers };
-            results.push((format!("{} {vers}", client.name()), cell.run()));
+            let fits = |o: &&OptionSet| o.only.as_deref().is_none_or(|only| only == client.name());
+            for OptionSet { words: opts, .. } in plan.opts.iter().filter(fits) {
+                let cell = Cell { lab, plan, peer, workload, rtt_ms, rep, client, vers, opts };
+                results.push((format!("{} {vers} {opts}", client.name()).trim_end().to_string(), cell.run()));
+            }
         }
     }
     // Its NFSv4 (4.0) does not write big files, so NFSv3 stands for it.
     if workload == "stream" && plan.libnfs {
-        results.push(("libnfs 3".into(), libnfs(lab, plan, kind, rtt_ms, rep)));
+        results.push(("libnfs 3".into(), libnfs(lab, plan, peer.kind, rtt_ms, rep)));
     }
     let mut out = OpenOptions::new().create(true).append(true).open(&plan.out)?;
     for (who, result) in results {
         match result {
             Ok(lines) => {
                 tally.passed += 1;
-                println!("passed {workload} {} {who} rtt {rtt_ms} ms: {} phases", kind.name(), lines.len());
+                println!("passed {workload} {} {who} rtt {rtt_ms} ms: {} phases", peer.name, lines.len());
                 for l in lines {
                     writeln!(out, "{l}")?;
                 }
             }
             Err(why) => {
                 tally.failed += 1;
-                println!("FAILED {workload} {} {who} rtt {rtt_ms} ms: {why}", kind.name());
+                println!("FAILED {workload} {} {who} rtt {rtt_ms} ms: {why}", peer.name);
             }
         }
     }
@@ -176,7 +256,7 @@ fn on_server(lab: &Lab, kind: Kind, script: impl Fn(&str) -> String) -> Res<()> 
         Kind::Knfsd => {
             let mut last = String::new();
             let agent = Agent { ip: KNFSD_IP };
-            match agent.run(&script("/srv/bench"), Duration::from_secs(600), |l| last = l.into())? {
+            match agent.run(&script("/srv/bench"), Duration::from_secs(1800), |l| last = l.into())? {
                 0 => Ok(()),
                 code => Err(Fail(format!("on knfsd's machine: code {code}: {last}"))),
             }
@@ -187,24 +267,25 @@ fn on_server(lab: &Lab, kind: Kind, script: impl Fn(&str) -> String) -> Res<()> 
 struct Cell<'a> {
     lab: &'a Lab,
     plan: &'a Plan,
-    kind: Kind,
+    peer: &'a Peer,
     workload: &'a str,
     rtt_ms: f64,
     rep: usize,
     client: &'a Client,
     vers: &'a str,
+    opts: &'a str,
 }
 
 impl Cell<'_> {
     /// Runs it; a JSON line per phase.
     fn run(&self) -> Res<Vec<String>> {
         let ask =
-            Ask { sub: "bench/{work}", opts: &self.plan.opts, ..Ask::new(self.kind.relayed(), self.vers) };
+            Ask { sub: "bench/{work}", opts: self.opts, ..Ask::new(self.peer.kind.relayed(), self.vers) };
         // The program mounts and unmounts by itself, because that is what makes it cold.
         let (commands, place) = self.client.commands(self.lab, &ask)?;
         let tmp = place.scratch("bench")?;
-        let meta = json!({"workload": self.workload, "server": self.kind.name(), "client": self.client.name(),
-                          "vers": self.vers, "rtt": self.rtt_ms, "rep": self.rep});
+        let meta = json!({"workload": self.workload, "server": self.peer.name, "client": self.client.name(),
+                          "vers": self.vers, "opts": self.opts, "rtt": self.rtt_ms, "rep": self.rep});
         let mp = place.mp.display().to_string();
         let words = [
             ("--mount", commands.mount.as_str()),

@@ -99,11 +99,12 @@ pub struct Server<'a> {
 }
 
 /// How a server is configured; remembered between `start` and `restart`.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Options {
     /// knfsd: `sync` or `async` export.
     pub mode: String,
-    /// ganesha: delegations offered, "none", "R", "W" or "RW".
+    /// Delegations offered: "none", "R", "W" or "RW". knfsd knows only all or none, and FSAL_VFS of ganesha 4.3 grants
+    /// none whatever it is told.
     pub delegations: String,
 }
 
@@ -192,7 +193,8 @@ impl<'a> Server<'a> {
         self.daemon().signal(if frozen { Signal::STOP } else { Signal::CONT })
     }
 
-    fn last_options(&self) -> Options {
+    /// As it was started last.
+    pub fn last_options(&self) -> Options {
         let file = self.lab.run.join(self.kind.name()).join("options");
         let text = fs::read_to_string(file).unwrap_or_default();
         match text.trim().split_once(' ') {
@@ -284,8 +286,12 @@ impl<'a> Server<'a> {
                 fs::rename(&part, image)?;
             }
         }
-        let env =
-            [("MODE", options.mode.clone()), ("GRACE", GRACE_S.to_string()), ("LEASE", LEASE_S.to_string())];
+        let env = [
+            ("MODE", options.mode.clone()),
+            ("GRACE", GRACE_S.to_string()),
+            ("LEASE", LEASE_S.to_string()),
+            ("DELEG", u8::from(options.delegations != "none").to_string()),
+        ];
         let boot = Boot {
             init: "knfsd-init.sh",
             tap: "taps",

@@ -9,14 +9,17 @@ per phase, after the word DATA.
 """
 import argparse, json, os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import measure, workloads
+import bounds, measure, metadata, workloads
+
+ALL = {**workloads.ALL, **metadata.ALL}
+SUBDIR = {**workloads.SUBDIR, **metadata.SUBDIR}
 
 if sys.argv[1] == "prep":
     name, where = sys.argv[2:4]
-    root = os.path.join(where, workloads.SUBDIR[name])
+    root = os.path.join(where, SUBDIR[name])
     if not os.path.exists(root + "/.prepared"):
         os.makedirs(root, exist_ok=True)
-        workloads.ALL[name].prep(root)
+        ALL[name].prep(root)
         workloads.write(root + "/.prepared", b"")
     sys.exit()
 
@@ -28,6 +31,12 @@ for k in ("mount", "umount", "mp", "relay", "tmp", "meta", "params"):
 o = a.parse_args()
 os.environ["LAB_TMP"] = os.environ["TMPDIR"] = o.tmp
 meta = json.loads(o.meta)
-ctx = measure.Ctx(o.mount, o.umount, o.mp, measure.Relay(o.relay), meta,
-                  lambda r: print("DATA", json.dumps(r), flush=True), json.loads(o.params), 0.15 + 4 * meta["rtt"] / 1e3)
-workloads.ALL[o.workload].run(ctx)
+
+
+def emit(result):
+    bound = bounds.of(o.workload, result["phase"])
+    print("DATA", json.dumps({**result, **bound}), flush=True)
+
+
+ctx = measure.Ctx(o.mount, o.umount, o.mp, measure.Relay(o.relay), meta, emit, json.loads(o.params), 0.15 + 4 * meta["rtt"] / 1e3)
+ALL[o.workload].run(ctx)

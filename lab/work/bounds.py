@@ -7,13 +7,9 @@ demand  : no guess about the future. One compound per first touch (chain lookup 
 batch   : everything that is known may be combined: prefetch of small files per directory, write-back under
           a lease, about 9 files or 1 MB per compound. What dies before it is written costs nothing.
 warm    : with valid leases (delegations on files and directories) every repeated phase costs 0.
+target  : what hither should reach: 1.25 x demand, or what TARGETS says. Without a delegation, close-to-open
+          itself costs a round trip per open, so the targets of repeated opens are met with `nocto` or a delegation.
 """
-MB = 1 << 20
-
-
-def ceil(a, b):
-    return -(-a // b)
-
 
 def bounds():
     b = {}
@@ -69,4 +65,40 @@ def bounds():
     put("meta", "git-status.cold", 115, 5, "111 READDIR + index, config, HEAD, refs")
     put("meta", "git-status.again", 0, 0, "lease (the index.lock create+remove: 2 if not elided)")
     put("meta", "rm-rf", 2267, 240, "one REMOVE each; batch: all names of a directory in one compound")
+    put("tree", "ls-lR.cold", 111, 3, "111 READDIR with attributes; batch: by level of the tree")
+    put("tree", "find.cold", 111, 3, "as ls -lR")
+    put("tree", "du.cold", 111, 3, "as ls -lR")
+    put("tree", "grep-r.cold", 1111, 117, "111 READDIR + 1000 reads; batch: 6 MB in 1 MB compounds + READDIR")
+    put("tree", "git-status.cold", 115, 5, "111 READDIR + index, config, HEAD, refs")
+    for c in ("ls-lR", "find", "du", "grep-r", "git-status"):
+        put("tree", f"{c}.again", 0, 0, "lease, or within the timeouts")
+        put("tree", f"{c}.expired", 111, 5, "an unchanged directory proves all its names: one GETATTR each; batch: 24 per compound of 50 operations")
+    put("bigtree", "find.cold", 1111, 4, "1111 READDIR with attributes; batch: by level of the tree")
+    put("bigtree", "du.cold", 1111, 4, "as find")
+    put("bigtree", "git-status.cold", 1115, 6, "1111 READDIR + index, config, HEAD, refs")
+    for c in ("find", "du", "git-status"):
+        put("bigtree", f"{c}.again", 0, 0, "lease, or within the timeouts")
+        put("bigtree", f"{c}.expired", 1111, 47, "one GETATTR per directory; batch: 24 per compound")
+    put("python", "start.cold", 133, 4, "READDIR of lib, first, second, 10 packages and 10 __pycache__ answers stats and misses + 110 reads; batch: by level, 1 MB of files")
+    put("python", "start.again", 0, 0, "lease, or within the timeouts")
+    put("python", "start.expired", 23, 1, "one GETATTR per directory; batch: 24 per compound")
+    put("bigdir", "ls-l.cold", 20, 20, "100,000 entries of about 200 bytes with attributes, in replies of 1 MiB")
+    put("bigdir", "ls-l.again", 0, 0, "lease, or within the timeouts")
+    put("bigdir", "ls-l.expired", 1, 1, "one GETATTR: the directory did not change")
     return b
+
+
+# Where something else than 1.25 x demand is wanted.
+TARGETS = {("pageopen", "cold"): 240,           # nothing guessed
+           ("pageopen", "warm65s"): 3,          # all expired objects of a burst asked for together
+           **{("opendepth", f"{o}.{t}"): 1.25 for o in ("open", "stat", "read1k") for t in ("warm4s", "warm65s")}}
+
+KNOWN = bounds()
+
+
+def of(workload, phase):
+    """What is known of a phase: its bounds and target, in RPCs; empty when nothing is."""
+    if (workload, phase) not in KNOWN:
+        return {}
+    demand, batch, _ = KNOWN[workload, phase]
+    return {"demand": demand, "batch": batch, "target": TARGETS.get((workload, phase), 1.25 * demand)}

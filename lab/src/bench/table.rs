@@ -1,5 +1,7 @@
 //! Markdown tables of results: a table per workload, server and delay; a row per phase; a column
-//! per client. A cell is "RPCs / time", or throughput for big files; medians over repetitions.
+//! per client and its options. A cell is "RPCs / round trips / time", or throughput for big files; medians over
+//! repetitions. Round trips are the time divided by the delay, so they appear only where there is one. Where a
+//! target is known (`lab/work/bounds.py`), a mark says whether the RPCs meet it.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -15,10 +17,24 @@ struct Sample {
 
 #[derive(Default)]
 struct Table {
+    rtt_ms: f64,
     /// In the order of their first appearance.
     phases: Vec<String>,
     clients: Vec<String>,
+    /// RPCs wanted, by phase.
+    targets: BTreeMap<String, f64>,
     cells: BTreeMap<(String, String), Vec<Sample>>,
+}
+
+/// How a client with its options is called in tables and pictures.
+pub fn client_name(line: &Value) -> String {
+    let word = |k: &str| line[k].as_str().unwrap_or_default();
+    format!("{} {} {}", word("client"), word("vers"), word("opts")).trim_end().to_string()
+}
+
+/// How many of the same operations a phase consists of; its numbers are divided by that.
+pub fn operations(line: &Value) -> f64 {
+    if line["depth"].is_u64() { line["n"].as_f64().unwrap_or(1.0).max(1.0) } else { 1.0 }
 }
 
 /// All tables.
@@ -31,7 +47,7 @@ pub fn render(lines: &[Value]) -> String {
         }
         let rtt_ms = v["rtt"].as_f64().unwrap_or(0.0);
         let title = format!("{}, {}, round trip {rtt_ms} ms", text("workload"), text("server"));
-        let client = format!("{} {}", text("client"), text("vers"));
+        let client = client_name(v);
         let phase = match v["depth"].as_u64() {
             Some(d) => format!("{}, depth {d}", text("phase")),
             None => text("phase"),
@@ -41,15 +57,18 @@ pub fn render(lines: &[Value]) -> String {
             rpcs: number(&v["rpc"]["total"]),
             secs: number(&v["secs"]),
             bytes: number(&v["bytes"]),
-            n: if v["depth"].is_u64() { number(&v["n"]).max(1.0) } else { 1.0 },
+            n: operations(v),
         };
         let at = tables.iter().position(|(t, _)| *t == title).unwrap_or_else(|| {
-            tables.push((title, Table::default()));
+            tables.push((title, Table { rtt_ms, ..Table::default() }));
             tables.len() - 1
         });
         let table = &mut tables[at].1;
         remember(&mut table.phases, &phase);
         remember(&mut table.clients, &client);
+        if let Some(target) = v["target"].as_f64() {
+            table.targets.insert(phase.clone(), target);
+        }
         table.cells.entry((phase, client)).or_default().push(sample);
     }
     tables.iter().map(|(title, t)| t.render(title)).collect()
@@ -63,38 +82,77 @@ fn remember(list: &mut Vec<String>, item: &str) {
 
 impl Table {
     fn render(&self, title: &str) -> String {
-        let mut s = format!("\n### {title}\n\n| phase | {} |\n", self.clients.join(" | "));
-        s += &"|---".repeat(self.clients.len() + 1);
+        let aimed = !self.targets.is_empty();
+        let target_head = if aimed { " target |" } else { "" };
+        let mut s = format!("\n### {title}\n\n| phase |{target_head} {} |\n", self.clients.join(" | "));
+        s += &"|---".repeat(self.clients.len() + 1 + usize::from(aimed));
         s += "|\n";
+        let mut met = vec![(0, 0); self.clients.len()];
         for phase in &self.phases {
             let _ = write!(s, "| {phase} |");
-            for client in &self.clients {
-                let samples = self.cells.get(&(phase.clone(), client.clone()));
-                let _ = write!(s, " {} |", samples.map_or_else(String::new, |v| cell(v)));
+            let target = self.targets.get(phase).copied();
+            if aimed {
+                let _ = write!(s, " {} |", target.map_or_else(String::new, count));
+            }
+            for (client, (good, all)) in self.clients.iter().zip(&mut met) {
+                let Some(samples) = self.cells.get(&(phase.clone(), client.clone())) else {
+                    s += "  |";
+                    continue;
+                };
+                if let Some(t) = target {
+                    *all += 1;
+                    *good += usize::from(rpcs(samples) <= t);
+                }
+                let _ = write!(s, " {} |", cell(samples, self.rtt_ms, target));
             }
             s += "\n";
+        }
+        if aimed {
+            let each = self.clients.iter().zip(met).map(|(c, (good, all))| format!("{c} {good} of {all}"));
+            let _ = write!(s, "\nTargets met: {}.\n", each.collect::<Vec<_>>().join(", "));
         }
         s
     }
 }
 
-fn cell(samples: &[Sample]) -> String {
-    let median = |f: fn(&Sample) -> f64| {
-        let mut v: Vec<f64> = samples.iter().map(f).collect();
-        v.sort_by(f64::total_cmp);
-        v[v.len() / 2]
-    };
-    let (rpcs, secs, bytes) = (median(|s| s.rpcs / s.n), median(|s| s.secs / s.n), median(|s| s.bytes));
-    let rpcs = if rpcs.fract() == 0.0 { format!("{rpcs:.0}") } else { format!("{rpcs:.1}") };
-    if bytes > 0.0 {
-        return format!("{rpcs} / {:.0} MB/s", bytes / secs / 1e6);
-    }
-    let time = match secs {
+fn median(samples: &[Sample], f: impl Fn(&Sample) -> f64) -> f64 {
+    let mut v: Vec<f64> = samples.iter().map(f).collect();
+    v.sort_by(f64::total_cmp);
+    v[v.len() / 2]
+}
+
+fn rpcs(samples: &[Sample]) -> f64 {
+    median(samples, |s| s.rpcs / s.n)
+}
+
+fn count(x: f64) -> String {
+    if x.fract() == 0.0 { format!("{x:.0}") } else { format!("{}", (x * 100.0).round() / 100.0) }
+}
+
+/// A time as a reader wants it.
+pub fn duration(secs: f64) -> String {
+    match secs {
+        s if s < 0.000_1 => format!("{:.2} µs", s * 1e6),
         s if s < 0.001 => format!("{:.2} ms", s * 1e3),
         s if s < 1.0 => format!("{:.1} ms", s * 1e3),
         s => format!("{s:.2} s"),
+    }
+}
+
+fn cell(samples: &[Sample], rtt_ms: f64, target: Option<f64>) -> String {
+    let (rpcs, secs, bytes) =
+        (rpcs(samples), median(samples, |s| s.secs / s.n), median(samples, |s| s.bytes));
+    let mark = match target {
+        Some(t) if rpcs <= t => " ✓",
+        Some(_) => " ✗",
+        None => "",
     };
-    format!("{rpcs} / {time}")
+    let rpcs = count(rpcs) + mark;
+    if bytes > 0.0 {
+        return format!("{rpcs} / {:.0} MB/s", bytes / secs / 1e6);
+    }
+    let trips = if rtt_ms > 0.0 { format!("{:.1} rt / ", secs * 1e3 / rtt_ms) } else { String::new() };
+    format!("{rpcs} / {trips}{}", duration(secs))
 }
 
 #[cfg(test)]
@@ -117,6 +175,18 @@ mod tests {
         assert!(text.contains("### w, s, round trip 0 ms"), "{text}");
         assert!(text.contains("| open, depth 4 | 9 / 2.0 ms |  |"), "{text}");
         assert!(text.contains("| stat, depth 4 |  | 1.5 / 1.50 s |"), "{text}");
+    }
+
+    #[test]
+    fn targets_and_round_trips() {
+        let line = |opts: &str, rpcs: u64| {
+            json!({"workload": "w", "server": "s", "client": "hither", "vers": "4.2", "opts": opts, "rtt": 10, "phase": "a",
+                   "n": 1000, "secs": 0.025, "target": 1.25, "rpc": {"total": rpcs}})
+        };
+        let text = render(&[line("", 2), line("nocto", 1)]);
+        assert!(text.contains("| phase | target | hither 4.2 | hither 4.2 nocto |"), "{text}");
+        assert!(text.contains("| a | 1.25 | 2 ✗ / 2.5 rt / 25.0 ms | 1 ✓ / 2.5 rt / 25.0 ms |"), "{text}");
+        assert!(text.contains("Targets met: hither 4.2 0 of 1, hither 4.2 nocto 1 of 1."), "{text}");
     }
 
     #[test]
