@@ -1,5 +1,6 @@
 //! Conversations with a scripted server on virtual time: lost messages, busy servers, servers that misbehave.
 
+mod round_trips;
 pub(super) mod server;
 
 use super::V3;

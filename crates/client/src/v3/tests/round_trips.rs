@@ -1,0 +1,449 @@
+//! What each call costs: calls by name, and round trips on virtual time. What comes along belongs to the attributes
+//! beside it, also when somebody changes things meanwhile.
+
+use super::server::{Act, Server, cx, mount, name, root};
+use super::{V3, hard};
+use hither_proto::nfs3::*;
+use hither_proto::xdr::Opaque;
+use hither_rpc::Mode;
+use hither_vfs::*;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// The simulated network needs 1 ms each way.
+const ROUND_TRIP: Duration = Duration::from_millis(2);
+
+const READ: OpenHow = OpenHow {
+    access: OpenAccess::READ,
+    create: Create::No,
+    truncate: false,
+    execute: false,
+    first_bytes: 1000,
+};
+
+const ALL: Want = Want { listing_bytes: 32 << 10, read_bytes: 1000, access: Access::all() };
+
+/// What `call` answers, its calls in order, and the round trips that they took.
+async fn cost<T>(server: &Arc<Server>, call: impl Future<Output = T>) -> (T, Vec<&'static str>, u32) {
+    server.script(|_, _| Act::Serve);
+    cost_as_scripted(server, call).await
+}
+
+async fn cost_as_scripted<T>(
+    server: &Arc<Server>,
+    call: impl Future<Output = T>,
+) -> (T, Vec<&'static str>, u32) {
+    let start = Instant::now();
+    let answer = call.await;
+    let trips = start.elapsed().as_micros() as f64 / ROUND_TRIP.as_micros() as f64;
+    (answer, server.called(), trips.round() as u32)
+}
+
+fn names(path: &str) -> Vec<Name> {
+    path.split('/').map(name).collect()
+}
+
+async fn walk(fs: &V3, path: &str, want: Want) -> Trail {
+    fs.walk(&cx(), Where { base: &root(), path: &names(path) }, want).await.unwrap()
+}
+
+fn bytes(read: Option<Read>) -> Option<(Vec<u8>, bool)> {
+    read.map(|r| (r.data.into_bytes().to_vec(), r.eof))
+}
+
+/// A server with `d/e/f`, `d/e/empty` and `d/e/link`.
+fn tree() -> Arc<Server> {
+    let server = Server::new();
+    server.put_kind("d", Ftype3::DIR);
+    server.put_kind("d/e", Ftype3::DIR);
+    server.put("d/e/f", b"content");
+    server.put("d/e/empty", b"");
+    server.put_kind("d/e/link", Ftype3::LNK);
+    server
+}
+
+/// A bare walk is one LOOKUP and one round trip a name, and stops where there is nothing to go on with.
+#[tokio::test(start_paused = true)]
+async fn a_walk_is_one_lookup_a_name() {
+    let server = tree();
+    let fs = hard(&server).await;
+    let (trail, calls, trips) = cost(&server, walk(&fs, "d/e/f", Want::default())).await;
+    assert!(matches!(trail.stop, Stop::Complete) && trail.steps.len() == 3);
+    assert_eq!((calls, trips), (vec!["LOOKUP"; 3], 3));
+    assert!(trail.along.listing.is_none() && trail.along.first.is_none() && trail.along.access.is_none());
+    for (path, steps, wanted) in [
+        ("d/no/f", 1, "Missing"),
+        ("d/e/f/x", 3, "NotDirectory"),
+        ("d/e/link/x", 3, "Symlink"),
+        ("d/e/no", 2, "Missing"),
+    ] {
+        let (trail, calls, _) = cost(&server, walk(&fs, path, Want::default())).await;
+        assert!(format!("{:?}", trail.stop).starts_with(wanted), "{path}: {:?}", trail.stop);
+        assert_eq!((trail.steps.len(), calls.iter().all(|c| *c == "LOOKUP")), (steps, true), "{path}");
+    }
+}
+
+/// READ and ACCESS go out together once the handle is known: one round trip more, whatever is wished for.
+#[tokio::test(start_paused = true)]
+async fn first_bytes_and_rights_come_side_by_side() {
+    let server = tree();
+    let fs = hard(&server).await;
+    let want = Want { listing_bytes: 0, ..ALL };
+    let (trail, calls, trips) = cost(&server, walk(&fs, "d/e/f", want)).await;
+    assert_eq!((calls, trips), (vec!["LOOKUP", "LOOKUP", "LOOKUP", "ACCESS", "READ"], 4));
+    assert_eq!(bytes(trail.along.first), Some((b"content".to_vec(), true)));
+    assert_eq!(trail.along.access, Some(Access::all()));
+    // A directory has no bytes, an empty file needs no READ, and nobody knows the right to one unasked.
+    let (trail, calls, _) = cost(&server, walk(&fs, "d", want)).await;
+    assert_eq!(calls, ["LOOKUP", "ACCESS"]);
+    assert!(trail.along.first.is_none());
+    let (trail, calls, _) = cost(&server, walk(&fs, "d/e/empty", want)).await;
+    assert_eq!(calls[3..], ["ACCESS"]);
+    assert_eq!(bytes(trail.along.first), Some((vec![], true)));
+    let want = Want { access: Access::empty(), ..want };
+    let (trail, calls, trips) = cost(&server, walk(&fs, "d/e/empty", want)).await;
+    assert_eq!((calls.len(), trips, trail.along.first.is_none()), (3, 3, true));
+    // Bytes that may not be read are not wished for: the rest of the answer comes.
+    server.script(|call, _| match call {
+        Call3::Read(_) => Act::Say(Reply3::Read(Res::Err(Nfsstat3::ACCES, None))),
+        _ => Act::Serve,
+    });
+    let trail = walk(&fs, "d/e/f", ALL).await;
+    assert!(matches!(trail.stop, Stop::Complete) && trail.along.first.is_none());
+    assert_eq!(trail.along.access, Some(Access::all()));
+}
+
+/// A listing that will be whole takes the place of the last LOOKUP, whether the name is there or not.
+#[tokio::test(start_paused = true)]
+async fn a_whole_listing_replaces_a_lookup() {
+    let server = tree();
+    let fs = hard(&server).await;
+    let (trail, calls, trips) = cost(&server, walk(&fs, "d/e/f", ALL)).await;
+    assert_eq!((calls, trips), (vec!["LOOKUP", "LOOKUP", "READDIRPLUS", "ACCESS", "READ"], 4));
+    assert_eq!(trail.along.listing.as_ref().map(|l| (l.entries.len(), l.eof)), Some((3, true)));
+    assert_eq!(bytes(trail.along.first), Some((b"content".to_vec(), true)));
+    assert_eq!(trail.steps[2].fh.0, "d/e/f");
+    let (trail, calls, trips) = cost(&server, walk(&fs, "d/e/absent", ALL)).await;
+    assert_eq!((calls, trips), (vec!["LOOKUP", "LOOKUP", "READDIRPLUS"], 3));
+    assert!(matches!(trail.stop, Stop::Missing(Validity::Until(_))) && trail.steps.len() == 2);
+    assert!(trail.along.listing.is_some_and(|l| l.eof));
+    // The same from a base that is known from before.
+    let base = trail.steps[1].fh.clone();
+    let path = names("absent");
+    let at = Where { base: &base, path: &path };
+    let (trail, calls, trips) = cost(&server, fs.walk(&cx(), at, ALL)).await;
+    assert_eq!((calls, trips), (vec!["READDIRPLUS"], 1));
+    assert!(matches!(trail.unwrap().stop, Stop::Missing(_)));
+}
+
+/// A directory that is too large for the page, or of which nothing is known, is listed and searched at once.
+#[tokio::test(start_paused = true)]
+async fn a_partial_listing_comes_beside_the_lookup() {
+    let server = tree();
+    (0..500).for_each(|i| server.put(&format!("d/e/n{i:03}"), b"x"));
+    let fs = hard(&server).await;
+    let (trail, mut calls, trips) = cost(&server, walk(&fs, "d/e/n499", ALL)).await;
+    calls.sort_unstable();
+    assert_eq!((calls, trips), (vec!["ACCESS", "LOOKUP", "LOOKUP", "LOOKUP", "READ", "READDIRPLUS"], 4));
+    assert_eq!(trail.steps[2].fh.0, "d/e/n499");
+    assert!(trail.along.listing.is_some_and(|l| !l.eof && !l.entries.is_empty()));
+    let (trail, _, trips) = cost(&server, walk(&fs, "d/e/absent", ALL)).await;
+    assert!(matches!(trail.stop, Stop::Missing(_)) && trail.along.listing.is_some());
+    assert_eq!(trips, 3);
+    // A handle from before this mount.
+    let (base, path) = (Fh("d".into()), names("e"));
+    let unknown = hard(&server).await;
+    let (trail, mut calls, trips) =
+        cost(&server, unknown.walk(&cx(), Where { base: &base, path: &path }, ALL)).await;
+    calls.sort_unstable();
+    assert_eq!((calls, trips), (vec!["ACCESS", "LOOKUP", "READDIRPLUS"], 2));
+    assert!(trail.unwrap().along.listing.is_some_and(|l| l.eof));
+}
+
+/// A wrong guess costs a LOOKUP afterwards, once: how the listing ended is remembered until the directory changes.
+#[tokio::test(start_paused = true)]
+async fn a_wrong_guess_is_made_once() {
+    let server = tree();
+    let fs = hard(&server).await;
+    // Fits by its size, but the server sends short pages.
+    let partial = |call: &Call3| match call {
+        Call3::Readdirplus(_) => {
+            let entry = Entryplus3 {
+                fileid: 1,
+                name: Opaque::copy(b"empty"),
+                cookie: 1,
+                name_attributes: None,
+                name_handle: None,
+            };
+            Act::Say(Reply3::Readdirplus(Res::Ok(ReaddirplusOk {
+                dir_attributes: None,
+                cookieverf: [0; 8],
+                entries: hither_proto::xdr::Chain(vec![entry]),
+                eof: false,
+            })))
+        }
+        _ => Act::Serve,
+    };
+    let want = Want { listing_bytes: 32 << 10, ..Want::default() };
+    for trips_wanted in [4, 3] {
+        server.script(move |call, _| partial(call));
+        let (trail, calls, trips) = cost_as_scripted(&server, walk(&fs, "d/e/f", want)).await;
+        assert!(matches!(trail.stop, Stop::Complete) && trail.steps.len() == 3);
+        assert_eq!((calls.len(), trips), (4, trips_wanted));
+    }
+    server.put("d/e/new", b"");
+    let (_, calls, trips) = cost(&server, walk(&fs, "d/e/f", want)).await;
+    assert_eq!((calls, trips), (vec!["LOOKUP", "LOOKUP", "READDIRPLUS"], 3));
+}
+
+/// Whether a name is absent, the server's own LOOKUP decides where other spellings may match, where names
+/// are hidden, where nobody says, and in other file systems than the root's.
+#[tokio::test(start_paused = true)]
+async fn absence_is_confirmed_where_names_match_otherwise() {
+    let want = Want { listing_bytes: 32 << 10, ..Want::default() };
+    for insensitive in [Some(true), None] {
+        let server = tree();
+        server.case_insensitive(insensitive);
+        let fs = hard(&server).await;
+        let (_, calls, trips) = cost(&server, walk(&fs, "d/e/F", want)).await;
+        assert_eq!((calls.iter().filter(|c| **c == "LOOKUP").count(), trips), (3, 3));
+    }
+    let server = tree();
+    let fs = hard(&server).await;
+    for odd in ["d/e/.snapshot", "d/e/.zfs", "d/e/\u{e9}"] {
+        let (_, calls, trips) = cost(&server, walk(&fs, odd, want)).await;
+        assert_eq!((calls.iter().filter(|c| **c == "LOOKUP").count(), trips), (3, 3), "{odd}");
+    }
+    server.script(|call, _| match call {
+        Call3::Readdirplus(_) => Act::Say(Reply3::Readdirplus(Res::Ok(ReaddirplusOk {
+            dir_attributes: Some(Fattr3 { ftype: Ftype3::DIR, fsid: 7, ..Fattr3::default() }),
+            cookieverf: [0; 8],
+            entries: hither_proto::xdr::Chain(Vec::new()),
+            eof: true,
+        }))),
+        _ => Act::Serve,
+    });
+    let trail = walk(&fs, "d/e/f", want).await;
+    assert!(matches!(trail.stop, Stop::Complete), "found by LOOKUP: {:?}", trail.stop);
+}
+
+/// A directory that may be searched but not listed, and a server without READDIRPLUS.
+#[tokio::test(start_paused = true)]
+async fn listings_that_fail_do_no_harm() {
+    let server = tree();
+    let fs = hard(&server).await;
+    for status in [Nfsstat3::ACCES, Nfsstat3::IO] {
+        server.script(move |call, _| match call {
+            Call3::Readdirplus(_) => Act::Say(Reply3::Readdirplus(Res::Err(status, None))),
+            _ => Act::Serve,
+        });
+        let trail = walk(&fs, "d/e/f", ALL).await;
+        assert!(matches!(trail.stop, Stop::Complete) && trail.along.listing.is_none());
+        assert_eq!(bytes(trail.along.first), Some((b"content".to_vec(), true)));
+    }
+    let plain = mount(&server, Mode::Hard, |o| o.readdirplus = false).await;
+    let (trail, calls, _) = cost(&server, walk(&plain, "d/e/f", ALL)).await;
+    assert!(trail.along.listing.is_none() && !calls.contains(&"READDIRPLUS") && !calls.contains(&"READDIR"));
+}
+
+/// Somebody writes the file between LOOKUP and READ: the bytes are left out, the attributes are the new ones.
+#[tokio::test(start_paused = true)]
+async fn bytes_of_a_file_that_changes_meanwhile_are_left_out() {
+    let server = tree();
+    let fs = hard(&server).await;
+    // LOOKUP of the last name is the third.
+    let writer = Arc::downgrade(&server);
+    server.script(move |call, n| {
+        if matches!(call, Call3::Lookup(_)) && n == 3 {
+            let writer = writer.clone();
+            tokio::spawn(async move { writer.upgrade().unwrap().put("d/e/f", b"longer content") });
+        }
+        Act::Serve
+    });
+    let want = Want { listing_bytes: 0, ..ALL };
+    let trail = walk(&fs, "d/e/f", want).await;
+    assert!(trail.along.first.is_none(), "{:?}", trail.along.first);
+    assert_eq!(trail.steps[2].attrs.attr.size_bytes, 14);
+    // Around ACCESS and READ of an open by handle, in whatever order they are served; then once more, since the change
+    // may be older than the bytes; then all agree.
+    for (proc, content) in [(Proc3::ACCESS, "one"), (Proc3::READ, "three")] {
+        let writer = Arc::downgrade(&server);
+        server.script(move |call, n| {
+            if call.procedure() == proc && n == 1 {
+                let writer = writer.clone();
+                tokio::spawn(async move { writer.upgrade().unwrap().put("d/e/f", content.as_bytes()) });
+            }
+            Act::Serve
+        });
+        let fh = trail.steps[2].fh.clone();
+        for round in 0..3 {
+            let o = fs.open(&cx(), Where::fh(&fh), &READ).await.unwrap();
+            let first = bytes(o.first);
+            match first {
+                Some((b, _)) => assert_eq!(b.len() as u64, o.node.attrs.attr.size_bytes, "round {round}"),
+                None => assert!(round < 2, "nothing changes any more"),
+            }
+        }
+    }
+}
+
+/// Opening with first bytes: ACCESS and READ in one round trip, and no READ where there is nothing to read.
+#[tokio::test(start_paused = true)]
+async fn an_open_brings_the_first_bytes() {
+    let server = tree();
+    server.put("f", b"content");
+    server.put("empty", b"");
+    let fs = hard(&server).await;
+    let open = async |at: Where<'_>, how: OpenHow| fs.open(&cx(), at, &how).await;
+    let (top, f, empty, d) = (root(), name("f"), name("empty"), name("d"));
+    let (o, calls, trips) = cost(&server, open(Where::name(&top, &f), READ)).await;
+    assert_eq!((calls, trips), (vec!["LOOKUP", "ACCESS", "READ"], 2));
+    assert_eq!(bytes(o.unwrap().first), Some((b"content".to_vec(), true)));
+    let fh = Fh("f".into());
+    let (o, calls, trips) = cost(&server, open(Where::fh(&fh), READ)).await;
+    assert_eq!((calls, trips), (vec!["ACCESS", "READ"], 1));
+    assert_eq!(bytes(o.unwrap().first), Some((b"content".to_vec(), true)));
+    let (o, calls, trips) = cost(&server, open(Where::fh(&fh), OpenHow { first_bytes: 3, ..READ })).await;
+    assert_eq!((calls.len(), trips), (2, 1));
+    assert_eq!(bytes(o.unwrap().first), Some((b"con".to_vec(), false)));
+    let (o, calls, _) = cost(&server, open(Where::name(&top, &empty), READ)).await;
+    assert_eq!(calls, ["LOOKUP", "ACCESS"]);
+    assert_eq!(bytes(o.unwrap().first), Some((vec![], true)));
+    let (o, calls, _) = cost(&server, open(Where::name(&top, &d), READ)).await;
+    assert_eq!((o.unwrap_err().errno, calls), (libc::EISDIR, vec!["LOOKUP", "ACCESS"]));
+    for how in [
+        OpenHow { first_bytes: 0, ..READ },
+        OpenHow { access: OpenAccess::WRITE, ..READ },
+        OpenHow { access: OpenAccess::all(), truncate: true, ..READ },
+    ] {
+        let (o, calls, _) = cost(&server, open(Where::fh(&fh), how)).await;
+        assert!(o.unwrap().first.is_none() && !calls.contains(&"READ"));
+    }
+    server.put("f", b"content");
+    server.script(|call, _| match call {
+        Call3::Access(_) => Act::Say(Reply3::Access(Res::Ok(AccessOk { obj_attributes: None, access: 0 }))),
+        _ => Act::Serve,
+    });
+    assert_eq!(open(Where::fh(&fh), READ).await.unwrap_err().errno, libc::EACCES);
+}
+
+/// Many objects: one call each, as many side by side as may be, in order; attributes come with READ and READDIRPLUS.
+#[tokio::test(start_paused = true)]
+async fn many_objects_need_one_call_each() {
+    let server = Server::new();
+    server.put_kind("d", Ftype3::DIR);
+    (0..200).for_each(|i| server.put(&format!("d/{i:03}"), format!("file {i}").as_bytes()));
+    let fs = hard(&server).await;
+    let files: Vec<Fh> = (0..200).map(|i| Fh(format!("d/{i:03}").into())).collect();
+    let (got, calls, trips) = cost(&server, fs.getattr_many(&cx(), &files)).await;
+    assert_eq!((calls, trips), (vec!["GETATTR"; 200], 4));
+    assert!(got.iter().all(|a| a.as_ref().is_ok_and(|a| a.attr.kind == FileKind::Regular)));
+    let (got, calls, trips) = cost(&server, fs.read_many(&cx(), &files, 4096)).await;
+    assert_eq!((calls, trips), (vec!["READ"; 200], 4));
+    for (i, fetched) in got.into_iter().enumerate() {
+        let Fetched { attrs, read } = fetched.unwrap();
+        assert_eq!(attrs.attr.size_bytes, read.data.len() as u64);
+        assert_eq!(bytes(Some(read)), Some((format!("file {i}").into_bytes(), true)));
+    }
+    // What is gone fails alone.
+    let some = [files[0].clone(), Fh("gone".into()), files[1].clone()];
+    let (got, _, trips) = cost(&server, fs.getattr_many(&cx(), &some)).await;
+    assert_eq!(got.iter().map(|a| a.is_ok()).collect::<Vec<_>>(), [true, false, true]);
+    assert_eq!(trips, 1);
+}
+
+/// A slow answer holds up nobody but itself: the next call goes out as soon as any has ended.
+#[tokio::test(start_paused = true)]
+async fn one_slow_answer_does_not_stop_the_rest() {
+    let server = Server::new();
+    let fs = hard(&server).await;
+    (0..129).for_each(|i| server.put(&format!("{i:03}"), b"x"));
+    let files: Vec<Fh> = (0..129).map(|i| Fh(format!("{i:03}").into())).collect();
+    // Busy for 100 ms: more than all the others need.
+    server.script(|_, n| match n {
+        1 => Act::Say(Reply3::Getattr(Res::Err(Nfsstat3::JUKEBOX, ()))),
+        _ => Act::Serve,
+    });
+    let start = Instant::now();
+    let got = fs.getattr_many(&cx(), &files).await;
+    assert!(got.iter().all(|a| a.is_ok()));
+    let took = start.elapsed();
+    assert!(took < Duration::from_millis(100) + 3 * ROUND_TRIP, "{took:?}");
+}
+
+/// Files longer than a READ come whole or not at all beyond it, and always with their own attributes.
+#[tokio::test(start_paused = true)]
+async fn long_starts_belong_to_their_attributes() {
+    let server = Server::new();
+    server.put("long", &[7; 10_000]);
+    server.put("f", b"old");
+    let fs = hard(&server).await;
+    let long = [Fh("long".into())];
+    let got = fs.read_many(&cx(), &long, 1 << 20).await.remove(0).unwrap();
+    assert_eq!(bytes(Some(got.read)), Some((vec![7; 10_000], true)));
+    let got = fs.read_many(&cx(), &long, 4096).await.remove(0).unwrap();
+    assert_eq!(bytes(Some(got.read)), Some((vec![7; 4096], false)));
+    // Changed since its attributes were seen: read again, because the bytes may be from before.
+    let f = [Fh("f".into())];
+    fs.getattr_many(&cx(), &f).await.remove(0).unwrap();
+    server.put("f", b"newer");
+    let (got, calls, _) = cost(&server, fs.read_many(&cx(), &f, 4096)).await;
+    assert_eq!(calls, ["READ", "READ"]);
+    assert_eq!(bytes(Some(got.into_iter().next().unwrap().unwrap().read)), Some((b"newer".to_vec(), true)));
+    server.bare();
+    let (got, calls, _) = cost(&server, fs.read_many(&cx(), &f, 4096)).await;
+    assert_eq!(calls, ["READ", "GETATTR", "READ"]);
+    assert_eq!(got.into_iter().next().unwrap().unwrap().attrs.attr.size_bytes, 5);
+}
+
+/// Listings bring the directories' attributes. Those are made to differ from any later ones unless they were seen
+/// before the listing, too: a name that appeared between the server's two steps would else stay hidden.
+#[tokio::test(start_paused = true)]
+async fn many_listings_need_one_call_each() {
+    let server = tree();
+    let fs = hard(&server).await;
+    walk(&fs, "d/e", Want::default()).await;
+    let dirs = [root(), Fh("d".into()), Fh("d/e".into())];
+    let (got, calls, trips) = cost(&server, fs.list_many(&cx(), &dirs, 32 << 10)).await;
+    assert_eq!((calls, trips), (vec!["READDIRPLUS"; 3], 1));
+    let counts: Vec<_> = got.iter().map(|l| l.as_ref().unwrap().1.entries.len()).collect();
+    assert_eq!(counts, [1, 1, 3]);
+    let later = fs.getattr(&cx(), File { fh: &dirs[2], open: None }).await.unwrap();
+    let listed = got[2].as_ref().unwrap().0.clone();
+    assert_eq!(listed.attr.change, later.attr.change);
+    server.put("d/e/new", b"");
+    let listed = fs.list_many(&cx(), &dirs[2..], 32 << 10).await.remove(0).unwrap().0;
+    let later = fs.getattr(&cx(), File { fh: &dirs[2], open: None }).await.unwrap();
+    assert_ne!(listed.attr.change, later.attr.change, "it changed since it was last seen");
+    let listed = fs.list_many(&cx(), &dirs[2..], 32 << 10).await.remove(0).unwrap().0;
+    assert_eq!(listed.attr.change, later.attr.change);
+}
+
+/// Every call that changes a directory brings its attributes back.
+#[tokio::test(start_paused = true)]
+async fn changes_bring_the_directory_attributes() {
+    let server = tree();
+    let fs = hard(&server).await;
+    server.script(|_, _| Act::Serve);
+    let (cx, top, set) = (cx(), root(), SetAttr::default());
+    let now = async || fs.getattr(&cx, File { fh: &top, open: None }).await.unwrap().attr.change;
+    let check = async |what: &str, dir: ChangeInfo| {
+        let attrs = dir.attrs.unwrap_or_else(|| panic!("{what} brings no attributes"));
+        assert_eq!((attrs.attr.change, dir.after), (now().await, now().await), "{what}");
+        assert_eq!(attrs.attr.kind, FileKind::Directory);
+    };
+    let how = OpenHow { create: Create::IfMissing(set.clone()), first_bytes: 0, ..READ };
+    let (a, b, c, d) = (name("a"), name("b"), name("c"), name("d2"));
+    let made = fs.open(&cx, Where::name(&top, &a), &how).await.unwrap();
+    check("CREATE", made.dir.unwrap()).await;
+    fs.close(&cx, &made.node.fh, made.open).await.unwrap();
+    let (from, to) = fs.rename(&cx, (&top, &a), (&top, &b), None, RenameFlags::empty()).await.unwrap();
+    check("RENAME", from).await;
+    check("RENAME", to).await;
+    check("MKDIR", fs.mkdir(&cx, &top, &d, &set).await.unwrap().dir).await;
+    check("MKNOD", fs.mknod(&cx, &top, &c, &Special::Regular, &set).await.unwrap().dir).await;
+    check("REMOVE", fs.unlink(&cx, &top, &c, None).await.unwrap()).await;
+    let calls: Vec<_> = server.called().into_iter().filter(|c| *c != "GETATTR").collect();
+    assert_eq!(calls, ["CREATE", "RENAME", "MKDIR", "CREATE", "REMOVE"]);
+}
