@@ -86,7 +86,8 @@ pub(crate) struct Pending {
     pub opcode: u32,
     tid: u32,
     device: Arc<Device>,
-    started: Instant,
+    /// When it was read.
+    pub started: Instant,
     /// Passed to the layer below.
     pub cancel: CancellationToken,
     answered: AtomicBool,

@@ -1,7 +1,7 @@
 //! Open files and directories, under the numbers that the kernel passes back.
 
 use crate::inode::{Inode, Moment};
-use hither_vfs::{Cred, DirEntry, LockOwner, OpenAccess, OpenId};
+use hither_vfs::{Cred, Data, DirEntry, LockOwner, OpenAccess, OpenId, Read};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,6 +24,36 @@ pub(crate) struct OpenFile {
     /// Owners of fcntl(2) locks taken through this open. A process gives its locks up with FLUSH; what is left at the
     /// release belongs to the open itself (F_OFD_SETLK), and the kernel does not name it there.
     pub lockers: Mutex<HashSet<LockOwner>>,
+    /// First bytes that came along, and the change value they belong to, until they were read.
+    pub first: Mutex<Option<(u64, Read)>>,
+}
+
+impl OpenFile {
+    /// Bytes at `offset` that came along with the open, at most `size`, and whether the file ends with them.
+    pub fn take_first(&self, offset: u64, size: usize) -> (Data, bool) {
+        let mut first = self.first.lock();
+        let none = (Data::default(), false);
+        let Some((change, read)) = first.as_ref() else { return none };
+        let (len, from) = (read.data.len(), usize::try_from(offset).unwrap_or(usize::MAX));
+        if !self.inode.holds(*change) || from >= len {
+            *first = None;
+            return none;
+        }
+        let to = len.min(from.saturating_add(size));
+        let (mut data, mut start) = (Data::default(), 0);
+        for part in read.data.parts() {
+            let (a, b) = (from.max(start), to.min(start + part.len()));
+            if a < b {
+                data.push(part.slice(a - start..b - start));
+            }
+            start += part.len();
+        }
+        let end = to == len && read.eof;
+        if to == len {
+            *first = None;
+        }
+        (data, end)
+    }
 }
 
 /// An open directory.

@@ -71,7 +71,7 @@ impl Ident {
 pub(crate) struct Clock(AtomicU64);
 
 /// A moment of a [`Clock`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct Moment(u64);
 
 impl Clock {
@@ -284,6 +284,11 @@ impl Inode {
         s.modifying > 0 || s.modified > asked
     }
 
+    /// The mount's last change of the object.
+    fn last_changed(&self) -> Moment {
+        self.state.lock().modified
+    }
+
     /// Notes that the kernel has a symbolic link's target in its page cache.
     pub fn link_read(&self) {
         let mut s = self.state.lock();
@@ -398,6 +403,18 @@ impl Inode {
         s.known = None;
         s.told_size = None;
         s.told_change = None;
+    }
+
+    /// Whether the kernel may have pages that are right.
+    pub fn has_pages(&self) -> bool {
+        let s = self.state.lock();
+        s.opened && s.pages.is_some()
+    }
+
+    /// Whether contents that belong to `change` are still those of the file, as far as is known here.
+    pub fn holds(&self, change: u64) -> bool {
+        let s = self.state.lock();
+        s.modifying == 0 && s.pages == Some(change)
     }
 
     /// Whether the kernel's pages are known to be those of `attr`.

@@ -3,7 +3,7 @@
 //!
 //! It knows the kernel's protocol and the [`Vfs`](hither_vfs::Vfs) interface, and nothing of NFS or caches. From the bottom:
 //! `abi` are the protocol's bytes, `device` reads and writes them, `call` is one request until its answer
-//! (with interrupts), `inode` and `handles` are what the kernel's numbers mean and what it has cached,
+//! (with interrupts), `hint` is the caller's whole path, `inode` and `handles` are what the kernel's numbers mean and what it has cached,
 //! `ops` serves each request, `session` runs the threads, `mount` begins and ends it all.
 //!
 //! Lock order: `Inodes`' table, then one `Inode`'s state; nothing else is locked while they are held, and neither is held
@@ -17,6 +17,7 @@ mod cred;
 #[allow(unsafe_code)]
 mod device;
 mod handles;
+mod hint;
 mod inode;
 #[allow(unsafe_code)]
 mod mount;
@@ -24,5 +25,6 @@ mod ops;
 mod session;
 mod stats;
 
+pub use hint::HintStats;
 pub use mount::{Config, MountError, Mounted, mount};
 pub use stats::OpCount;

@@ -1,6 +1,7 @@
 //! Mounting and unmounting.
 
 use crate::device::Device;
+use crate::hint::HintStats;
 use crate::session::{Phase, Session};
 use crate::stats::OpCount;
 use hither_vfs::Vfs;
@@ -35,6 +36,12 @@ pub struct Config {
     pub max_io_bytes: u32,
     /// Asynchronous requests (read-ahead, direct I/O in parts) under way at most.
     pub max_background: u16,
+    /// Read the whole path of a caller whose look-up has to ask, and ask for all of it at once.
+    pub hints: bool,
+    /// First bytes of a file to bring along with its name or its open, when it is opened for reading.
+    pub first_bytes: u32,
+    /// An open sees what was closed elsewhere before it, whatever still holds here.
+    pub close_to_open: bool,
     /// How long an interrupted call goes on waiting when its program handles the signal (SIGINT and the like) itself.
     pub interrupt_patience: Duration,
 }
@@ -50,6 +57,9 @@ impl Default for Config {
             server_locks: true,
             max_io_bytes: 1 << 20,
             max_background: 64,
+            hints: true,
+            first_bytes: 64 << 10,
+            close_to_open: true,
             interrupt_patience: Duration::from_secs(5),
         }
     }
@@ -112,7 +122,7 @@ pub async fn mount(dir: &Path, config: Config, vfs: Arc<dyn Vfs>) -> Result<Moun
     let (path, options) = (dir.to_owned(), config.clone());
     let attach = move || attach(&path, &options);
     let (device, dir) = blocking("cannot mount", attach).await?;
-    let session = Session::new(device, config, vfs, &root, tokio::runtime::Handle::current());
+    let session = Session::new(device, config, vfs, (&root, &dir), tokio::runtime::Handle::current());
     let mut phase = session.phase();
     let detach_on_error = |e| {
         let _ = detach(&dir, true);
@@ -183,6 +193,11 @@ impl Mounted {
     /// Requests by kind since the mount began.
     pub fn stats(&self) -> Vec<OpCount> {
         self.session.stats.list()
+    }
+
+    /// Path hints since the mount began.
+    pub fn hints(&self) -> HintStats {
+        self.session.hints.stats()
     }
 
     /// Open files, open directories, requests under way, inodes the kernel knows.

@@ -34,6 +34,9 @@ impl Call {
 
     /// Serves the request.
     pub async fn serve(&self, op: Op) -> Result<Answer> {
+        if !matches!(op, Op::Lookup { .. } | Op::Readlink | Op::Open { .. }) {
+            self.session.hints.over(self.head.tid);
+        }
         match op {
             Op::Lookup { name } => self.lookup(name).await,
             Op::Getattr { fh } => self.getattr(fh).await,
@@ -178,19 +181,19 @@ impl Call {
         entry_out(out, &reply);
     }
 
-    /// Answer of LOOKUP and of everything that makes a name.
+    /// Answer of LOOKUP and of everything that makes a name, and the inode it names.
     async fn entry_answer(
         &self,
         dir: &Inode,
         name: &hither_vfs::Name,
         node: &Node,
         asked: Moment,
-    ) -> Result<Answer> {
+    ) -> Result<(Answer, u64)> {
         let inode = self.remember(Some((dir.id, name)), node).await?;
         self.saw(&inode, &node.attrs, asked).await;
         let mut out = crate::abi::Out::with_capacity(128);
         self.entry(&mut out, dir, &inode, &node.attrs);
-        Ok(Answer::bytes(out.into_vec()).or(Undo::Forget(vec![inode.id])))
+        Ok((Answer::bytes(out.into_vec()).or(Undo::Forget(vec![inode.id])), inode.id))
     }
 }
 

@@ -10,6 +10,7 @@ use crate::call::{Answer, Calls, Undo, errno};
 use crate::cred::Creds;
 use crate::device::{Buffer, BufferPool, Delivery, Device};
 use crate::handles::{Handles, OpenDir, OpenFile};
+use crate::hint::Hints;
 use crate::inode::{Ident, Inode, Inodes};
 use crate::mount::Config;
 use crate::ops::Call;
@@ -21,6 +22,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -60,6 +62,7 @@ pub(crate) struct Session {
     pub calls: Calls,
     pub stats: Stats,
     pub creds: Creds,
+    pub hints: Hints,
     /// The server has no file capabilities; known after the first question.
     pub no_capabilities: AtomicBool,
     /// What the mount point and its file system looked like last.
@@ -91,12 +94,12 @@ pub(crate) enum Phase {
 }
 
 impl Session {
-    /// A session over a freshly opened device that mount(2) was told of.
+    /// A session over a freshly opened device that mount(2) was told of, with the root and where it is mounted.
     pub fn new(
         device: Device,
         config: Config,
         vfs: Arc<dyn Vfs>,
-        root: &hither_vfs::Node,
+        (root, at): (&hither_vfs::Node, &Path),
         rt: Handle,
     ) -> Arc<Self> {
         let device = Arc::new(device);
@@ -109,6 +112,8 @@ impl Session {
             calls: Calls::new(config.interrupt_patience),
             stats: Stats::default(),
             creds: Creds::default(),
+            // One thread always comes back to read.
+            hints: Hints::new(if config.hints { config.threads.max(2) - 1 } else { 0 }, at),
             no_capabilities: AtomicBool::new(false),
             last_root,
             last_statfs: Mutex::new(None),
@@ -348,6 +353,7 @@ impl Session {
             }
             tokio::time::sleep(SWEEP).await;
             idle = if self.calls.sweep() == 0 { idle + 1 } else { 0 };
+            self.hints.expire();
         }
     }
 

@@ -1,6 +1,7 @@
 //! The table of inodes: the kernel's numbers, the server's, and names last seen.
 
-use super::{Clock, Ident, Inode};
+use super::{Clock, Ident, Inode, Moment};
+use crate::hint::path::Agreement;
 use bytes::Bytes;
 use hither_vfs::{Name, Node, Validity};
 use parking_lot::Mutex;
@@ -27,6 +28,8 @@ struct Table {
     by_ident: HashMap<Ident, u64>,
     children: HashMap<u64, HashMap<Name, Child>>,
     next: u64,
+    /// Last change of ours to an object that was forgotten since.
+    lost: Moment,
 }
 
 /// What a name was last seen to be, and how long that holds.
@@ -119,6 +122,7 @@ impl Inodes {
             return;
         }
         let Some(entry) = t.by_id.remove(&id) else { return };
+        t.lost = t.lost.max(entry.inode.last_changed());
         if t.by_ident.get(&entry.inode.ident) == Some(&id) {
             t.by_ident.remove(&entry.inode.ident);
         }
@@ -143,6 +147,38 @@ impl Inodes {
         let entry = t.by_id.get_mut(&child.id)?;
         entry.lookups += 1;
         Some(entry.inode.clone())
+    }
+
+    /// Whether the mount itself may have changed the object since `asked`.
+    pub fn changed_since(&self, ident: Ident, asked: Moment) -> bool {
+        let t = self.table.lock();
+        let inode = t.by_ident.get(&ident).and_then(|id| t.by_id.get(id)).map(|e| &e.inode);
+        inode.map_or(t.lost > asked, |inode| inode.changed_since(asked))
+    }
+
+    /// How the last of `parts` compare with the names of directory `dir` and those above it, up to the root and on in
+    /// `mount`, the parts of the mount point's path. (What is above the root may be another name for a program:
+    /// that contradicts nothing.)
+    pub fn agreement(&self, dir: u64, parts: &[Bytes], mount: &[Bytes]) -> Agreement {
+        let t = self.table.lock();
+        let mut agreement = Agreement::default();
+        let (mut here, mut mount) = (dir, mount.iter().rev());
+        for part in parts.iter().rev() {
+            let agrees = if here == self.root.id {
+                mount.next() == Some(part)
+            } else {
+                let names = t.by_id.get(&here).map(|e| &e.names[..]).unwrap_or_default();
+                let above = names.iter().find(|(_, name)| name.bytes() == part).map(|(above, _)| *above);
+                agreement.contradicts = above.is_none() && !names.is_empty() && &part[..] != b"..";
+                here = above.unwrap_or(here);
+                above.is_some()
+            };
+            if !agrees {
+                break;
+            }
+            agreement.parts += 1;
+        }
+        agreement
     }
 
     /// Identity of the directory that a directory was last seen in.

@@ -7,9 +7,10 @@ use crate::handles::OpenFile;
 use crate::inode::Inode;
 use bytes::Bytes;
 use hither_vfs::{
-    Create, Data, Error, File, FileRange, LockOwner, Name, OpenAccess, OpenHow, Opened, Result, SetAttr,
-    Stability, Where,
+    Create, Cx, Data, Error, File, FileRange, LockOwner, Name, OpenAccess, OpenHow, Opened, Read, Result,
+    SetAttr, Stability, Where,
 };
+use parking_lot::Mutex;
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -23,17 +24,17 @@ const O_TRUNC: u32 = libc::O_TRUNC as u32;
 impl Call {
     pub(super) async fn open(&self, flags: u32) -> Result<Answer> {
         let inode = self.inode()?;
-        let how = how(flags, Create::No);
+        let (how, cx, brought) = self.prepare_open(&inode, flags);
         let modifying = how.truncate.then(|| inode.modify(&self.session.inodes.clock));
         let asked = self.asked();
         let fh = inode.fh();
-        let opened = self.session.vfs.open(&self.cx(), Where::fh(&fh), &how).await?;
+        let opened = self.session.vfs.open(&cx, Where::fh(&fh), &how).await?;
         if how.truncate {
             inode.resized(0);
         }
         drop(modifying);
         let on_open = inode.opened(&opened.node.attrs, asked);
-        let id = self.add_open(inode.clone(), &opened, how.access);
+        let id = self.add_open(inode.clone(), &opened, how.access, brought);
         let undo = Undo::Close { file: id, forget: None };
         let appends = flags & (O_APPEND | O_TRUNC) == O_APPEND;
         let came_back = appends && inode.came_back(self.head.tid, Instant::now());
@@ -55,6 +56,23 @@ impl Call {
         let mut out = Out::with_capacity(16);
         open_out(&mut out, id, self.open_flags(flags, on_open.keep));
         Ok(Answer::bytes(out.into_vec()).or(undo))
+    }
+
+    /// How to open, with what the call's own look-ups brought: first bytes, and the moment since when they are new.
+    fn prepare_open(&self, inode: &Inode, flags: u32) -> (OpenHow, Cx, Option<(u64, Read)>) {
+        let (mut how, mut cx, config) = (how(flags, Create::No), self.cx(), &self.session.config);
+        let opening = self.session.hints.opening(self.head.tid, inode, &cx.cred);
+        // An open for writing goes to the server anyway.
+        let opening = opening.filter(|_| how.access == OpenAccess::READ && !how.truncate);
+        if config.close_to_open {
+            cx.fresh_since = Some(opening.as_ref().map_or(self.pending.started, |o| o.began));
+        }
+        let brought = opening.and_then(|o| o.first);
+        let wants_bytes = how.access == OpenAccess::READ && !how.truncate && flags & O_DIRECT == 0;
+        if wants_bytes && brought.is_none() && !inode.has_pages() {
+            how.first_bytes = config.first_bytes;
+        }
+        (how, cx, brought)
     }
 
     pub(super) async fn create(&self, name: Name, flags: u32, mode: u32) -> Result<Answer> {
@@ -80,16 +98,26 @@ impl Call {
         }
         self.saw(&inode, &opened.node.attrs, asked).await;
         let on_open = inode.opened(&opened.node.attrs, asked);
-        let id = self.add_open(inode.clone(), &opened, how.access);
+        let id = self.add_open(inode.clone(), &opened, how.access, None);
         let mut out = Out::with_capacity(144);
         self.entry(&mut out, &dir, &inode, &opened.node.attrs);
         open_out(&mut out, id, self.open_flags(flags, on_open.keep));
         Ok(Answer::bytes(out.into_vec()).or(Undo::Close { file: id, forget: Some(inode.id) }))
     }
 
-    fn add_open(&self, inode: Arc<Inode>, opened: &Opened, access: OpenAccess) -> u64 {
+    fn add_open(
+        &self,
+        inode: Arc<Inode>,
+        opened: &Opened,
+        access: OpenAccess,
+        brought: Option<(u64, Read)>,
+    ) -> u64 {
+        let change = opened.node.attrs.attr.change;
+        let first = opened.first.clone().map(|first| (change, first));
+        let first = Mutex::new(first.or(brought.filter(|(known, _)| *known == change)));
         let (open, cred, locking) = (opened.open, self.cred(), Arc::default());
-        self.session.files.add(OpenFile { inode, open, access, cred, locking, lockers: Default::default() })
+        let lockers = Default::default();
+        self.session.files.add(OpenFile { inode, open, access, cred, locking, lockers, first })
     }
 
     fn open_flags(&self, flags: u32, keep: bool) -> u32 {
@@ -115,17 +143,17 @@ impl Call {
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
         let cx = self.cx_of(file.cred.clone());
-        let mut data = Data::default();
+        let (mut data, mut end) = file.take_first(offset, size as usize);
+        if flags & O_DIRECT != 0 {
+            (data, end) = (Data::default(), false);
+        }
         // A short answer means the end of the file to the kernel: go on until it is.
-        while data.len() < size as usize {
+        while data.len() < size as usize && !end {
             let done = data.len() as u64;
             let read = self.session.vfs.read(&cx, at, offset + done, size - done as u32).await?;
-            let end = read.eof || read.data.is_empty();
+            end = read.eof || read.data.is_empty();
             for part in read.data.parts() {
                 data.push(part.clone());
-            }
-            if end {
-                break;
             }
         }
         if data.len() > size as usize {

@@ -2,9 +2,10 @@
 
 use super::Call;
 use crate::abi::{EntryReply, Out, entry_out};
-use crate::call::{Answer, Undo};
-use crate::inode::Inode;
-use hither_vfs::{Error, Name, Result, Stop, Want, Where};
+use crate::call::{Answer, Body, Undo};
+use crate::hint::record::Known;
+use crate::inode::{Ident, Inode, Moment};
+use hither_vfs::{Error, Name, Node, Result, Stop, Trail, Validity, Want, Where};
 use tokio::time::Instant;
 
 /// The kernel takes targets that fit a page with their NUL.
@@ -13,29 +14,77 @@ const TARGET_MAX_BYTES: usize = 4095;
 impl Call {
     pub(super) async fn lookup(&self, name: Name) -> Result<Answer> {
         let dir = self.inode()?;
-        if let Some(answer) = self.lookup_known(&dir, &name) {
+        let found = self.look_up(&dir, &name).await;
+        let (hints, tid) = (&self.session.hints, self.head.tid);
+        match &found {
+            Ok((_, Some(inode))) => hints.advance(tid, dir.id, &name, *inode),
+            Ok((_, None)) => hints.missing(tid, dir.id, &name),
+            Err(_) => hints.over(tid),
+        }
+        found.map(|(answer, _)| answer)
+    }
+
+    /// The answer, and the inode it names.
+    async fn look_up(&self, dir: &Inode, name: &Name) -> Result<(Answer, Option<u64>)> {
+        if let Some(answer) = self.lookup_known(dir, name) {
             return Ok(answer);
         }
-        let (fh, asked) = (dir.fh(), self.asked());
-        let trail = self.session.vfs.walk(&self.cx(), Where::name(&fh, &name), Want::default()).await?;
-        if let Some(node) = trail.steps.first() {
-            dir.note_searcher(&self.cred(), node.attrs.valid);
-            return self.entry_answer(&dir, &name, node, asked).await;
+        let (vfs, hints, tid) = (&self.session.vfs, &self.session.hints, self.head.tid);
+        let (fh, asked, mut cx) = (dir.fh(), self.asked(), self.cx());
+        let at = Where::name(&fh, name);
+        if let Some(trail) = vfs.peek(&cx, at) {
+            return self.found(dir, name, &trail, asked).await;
         }
-        match trail.stop {
-            Stop::Missing(valid) => {
-                self.session.inodes.unbind(dir.id, &name);
-                let valid = self.name_valid(&dir, valid.left(Instant::now()));
-                if valid.is_zero() {
-                    return Err(Error::new(libc::ENOENT));
-                }
-                let none =
-                    EntryReply { nodeid: 0, ino: 0, entry_valid: valid, attr_valid: valid, attr: None };
-                let mut out = Out::with_capacity(128);
-                entry_out(&mut out, &none);
-                Ok(Answer::bytes(out.into_vec()))
+        let expected = hints.expected(tid, dir.id, name, &cx.cred);
+        if let Some(hint) = &expected {
+            // What this very call asked for is good enough for it, however short it holds.
+            if let Some(trail) = vfs.peek(&cx.fresh(hint.began), at) {
+                return self.found(dir, name, &trail, asked).await;
             }
-            Stop::Failed(e) => Err(e),
+            if let Some((known, asked)) = &hint.known
+                && !self.changed_here(dir, known, *asked)
+            {
+                return match known {
+                    Known::Node(node) => self.found_node(dir, name, node, *asked).await,
+                    Known::Missing(valid) => self.found_nothing(dir, name, *valid),
+                };
+            }
+        }
+        let read = || hints.read(tid, dir.id, name, &self.session.inodes, self.pending.started);
+        let Some(hint) = expected.or_else(read) else {
+            let trail = vfs.walk(&cx, at, Want::default()).await?;
+            return self.found(dir, name, &trail, asked).await;
+        };
+        if hint.intent.opens && self.session.config.close_to_open {
+            // The same round trip answers the open.
+            cx.fresh_since = Some(hint.began);
+        }
+        let want = hint.want(self.session.config.first_bytes);
+        let trail = vfs.walk(&cx, Where { base: &fh, path: &hint.names }, want).await?;
+        hints.walked(tid, dir.id, &cx.cred, hint, &trail, asked);
+        self.found(dir, name, &trail, asked).await
+    }
+
+    /// Whether a modification of the mount's own came between what a walk found and now.
+    fn changed_here(&self, dir: &Inode, known: &Known, asked: Moment) -> bool {
+        let changed = |node: &Node| self.session.inodes.changed_since(Ident::of(&node.attrs.attr), asked);
+        dir.changed_since(asked) || matches!(known, Known::Node(node) if changed(node))
+    }
+
+    /// Answers with the first step of a walk.
+    async fn found(
+        &self,
+        dir: &Inode,
+        name: &Name,
+        trail: &Trail,
+        asked: Moment,
+    ) -> Result<(Answer, Option<u64>)> {
+        if let Some(node) = trail.steps.first() {
+            return self.found_node(dir, name, node, asked).await;
+        }
+        match &trail.stop {
+            Stop::Missing(valid) => self.found_nothing(dir, name, *valid),
+            Stop::Failed(e) => Err(e.clone()),
             Stop::NotDirectory | Stop::Symlink => Err(Error::new(libc::ENOTDIR)),
             Stop::Complete | Stop::Limit => {
                 Err(Error::because(libc::EIO, "a walk of one name brought nothing"))
@@ -43,9 +92,34 @@ impl Call {
         }
     }
 
+    async fn found_node(
+        &self,
+        dir: &Inode,
+        name: &Name,
+        node: &Node,
+        asked: Moment,
+    ) -> Result<(Answer, Option<u64>)> {
+        dir.note_searcher(&self.cred(), node.attrs.valid);
+        let (answer, inode) = self.entry_answer(dir, name, node, asked).await?;
+        Ok((answer, Some(inode)))
+    }
+
+    fn found_nothing(&self, dir: &Inode, name: &Name, valid: Validity) -> Result<(Answer, Option<u64>)> {
+        self.session.inodes.unbind(dir.id, name);
+        let valid = self.name_valid(dir, valid.left(Instant::now()));
+        if valid.is_zero() {
+            self.session.hints.missing(self.head.tid, dir.id, name);
+            return Err(Error::new(libc::ENOENT));
+        }
+        let none = EntryReply { nodeid: 0, ino: 0, entry_valid: valid, attr_valid: valid, attr: None };
+        let mut out = Out::with_capacity(128);
+        entry_out(&mut out, &none);
+        Ok((Answer::bytes(out.into_vec()), None))
+    }
+
     /// Answers from what is known. The kernel itself keeps names that everybody may look up; in other directories it asks
     /// each time, and a caller who was let in before need not wait for the server each time.
-    fn lookup_known(&self, dir: &Inode, name: &Name) -> Option<Answer> {
+    fn lookup_known(&self, dir: &Inode, name: &Name) -> Option<(Answer, Option<u64>)> {
         let now = Instant::now();
         if dir.world_searchable() || !dir.may_search(&self.cred(), now) {
             return None;
@@ -60,7 +134,7 @@ impl Call {
         inode.observe(&attrs, asked);
         let mut out = Out::with_capacity(128);
         self.entry(&mut out, dir, &inode, &attrs);
-        Some(Answer::bytes(out.into_vec()).or(undo))
+        Some((Answer::bytes(out.into_vec()).or(undo), Some(inode.id)))
     }
 
     pub(super) async fn readlink(&self) -> Result<Answer> {
@@ -70,6 +144,7 @@ impl Call {
             return Err(Error::new(libc::ENAMETOOLONG));
         }
         inode.link_read();
-        Ok(Answer { body: crate::call::Body::Data(target.into()), undo: crate::call::Undo::Nothing })
+        self.session.hints.through_link(self.head.tid, inode.id, &target);
+        Ok(Answer { body: Body::Data(target.into()), undo: Undo::Nothing })
     }
 }

@@ -50,7 +50,7 @@ impl Call {
         // The kernel takes the answer only for the inode it asked about.
         let node = hither_vfs::Node { fh: inode.fh(), attrs: made.node.attrs };
         let asked = self.asked();
-        self.entry_answer(&dir, &name, &node, asked).await
+        self.entry_answer(&dir, &name, &node, asked).await.map(|(answer, _)| answer)
     }
 
     async fn made(
@@ -60,7 +60,7 @@ impl Call {
         made: &Made,
         asked: crate::inode::Moment,
     ) -> Result<Answer> {
-        self.entry_answer(dir, name, &made.node, asked).await
+        self.entry_answer(dir, name, &made.node, asked).await.map(|(answer, _)| answer)
     }
 
     pub(super) async fn unlink(&self, name: Name) -> Result<Answer> {

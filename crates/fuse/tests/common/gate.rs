@@ -24,6 +24,16 @@ struct State {
     cookie_shift: u64,
     stuck_listing: bool,
     last_cred: Option<Arc<Cred>>,
+    walks: Vec<Walk>,
+}
+
+/// A walk that was asked for.
+#[derive(Debug, Clone)]
+pub struct Walk {
+    /// Names, joined by slashes.
+    pub path: String,
+    pub want: Want,
+    pub cx: Cx,
 }
 
 impl Gate {
@@ -77,6 +87,11 @@ impl Gate {
         self.state.lock().unwrap().stuck_listing = true;
     }
 
+    /// Walks since this was last asked.
+    pub fn walks(&self) -> Vec<Walk> {
+        std::mem::take(&mut self.state.lock().unwrap().walks)
+    }
+
     /// Identity of the last call.
     pub fn last_cred(&self) -> Arc<Cred> {
         self.state.lock().unwrap().last_cred.clone().unwrap()
@@ -124,6 +139,14 @@ macro_rules! pass_on {
                 self.below.read(cx, file, at, len.min(cut)).await
             }
 
+            async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+                let names: Vec<_> = at.path.iter().map(|n| String::from_utf8_lossy(n.as_bytes())).collect();
+                let walk = Walk { path: names.join("/"), want, cx: cx.clone() };
+                self.state.lock().unwrap().walks.push(walk);
+                self.pass(cx, "walk").await?;
+                self.below.walk(cx, at, want).await
+            }
+
             fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
                 self.below.peek(cx, at)
             }
@@ -164,7 +187,6 @@ macro_rules! pass_on {
 
 pass_on! {
     fn root() -> Node;
-    fn walk(at: Where<'_>, want: Want) -> Trail;
     fn getattr(file: File<'_>) -> Attrs;
     fn setattr(file: File<'_>, set: &SetAttr) -> Attrs;
     fn access(fh: &Fh, want: Access) -> Access;

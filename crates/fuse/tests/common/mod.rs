@@ -125,6 +125,30 @@ impl Mount {
         });
     }
 
+    /// Another client makes a directory and what is missing above it.
+    pub fn foreign_dirs(&self, path: &str) {
+        let mut dir = self.fh("");
+        let set = SetAttr { mode: Some(0o755), ..Default::default() };
+        for part in path.split('/').filter(|p| !p.is_empty()) {
+            let made = self.rt.block_on(self.model.mkdir(&root(), &dir, &name(part), &set));
+            let found = || {
+                let (part, cx, want) = (name(part), root(), hither_vfs::Want::default());
+                let walk = self.model.walk(&cx, Where::name(&dir, &part), want);
+                self.rt.block_on(walk).unwrap().steps.remove(0)
+            };
+            let node = made.map_or_else(|_| found(), |made| made.node);
+            dir = node.fh;
+        }
+    }
+
+    /// Another client makes a symbolic link.
+    pub fn foreign_symlink(&self, path: &str, target: &str) {
+        let (dir, last) = path.rsplit_once('/').unwrap_or(("", path));
+        let (dir, target) = (self.fh(dir), bytes::Bytes::copy_from_slice(target.as_bytes()));
+        let set = SetAttr::default();
+        self.rt.block_on(self.model.symlink(&root(), &dir, &name(last), &target, &set)).unwrap();
+    }
+
     /// Another client changes attributes.
     pub fn foreign_setattr(&self, path: &str, set: &SetAttr) {
         let fh = self.fh(path);

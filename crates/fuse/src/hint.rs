@@ -1,0 +1,465 @@
+//! Path hints: the whole path of a caller who asks for one name after another.
+//!
+//! The kernel looks names up one at a time, and each could cost a round trip. But the caller waits in its system call:
+//! which call that is, its arguments and the path they point to can be read from outside ([`caller`], [`calls`]). So a
+//! look-up that cannot be answered here becomes one walk of all names that follow in the path ([`path`]), with what the
+//! call will want at its end; the look-ups of the same call that come next find their answers in the layer below
+//! or, when that keeps nothing, in the record of the thread ([`record`]).
+//!
+//! A hint is never trusted: it says only which names to ask for ahead, with the caller's own identity, below the
+//! directory that the kernel asked about. One that is missing, wrong or forged leads to the same answers. Memory of
+//! another program can make its reader wait (its pages may lie on a file system that does not answer): at most all but
+//! one of the threads that read requests may be in such a read.
+//!
+//! It knows the kernel's calls and paths, and nothing of what answers them.
+
+#[allow(unsafe_code)]
+pub(crate) mod caller;
+pub(crate) mod calls;
+pub(crate) mod path;
+pub(crate) mod record;
+
+use crate::inode::{Inode, Inodes, Moment};
+use bytes::Bytes;
+use caller::SystemCall;
+use calls::Purpose;
+use hither_vfs::{Access, Cred, Name, Read, Trail, Want};
+use parking_lot::Mutex;
+use path::Path;
+use record::{Known, Record, Track};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Threads remembered.
+const RECORDS_MAX: usize = 1024;
+/// From an answer to its thread's next request: longer, and the request is taken to belong to another call.
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// Why there was no hint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Missed {
+    /// The caller is in a process namespace that is not visible from here.
+    Unseen,
+    /// The caller is gone, or may not be looked at.
+    Unreadable,
+    /// The caller did not come to rest.
+    Running,
+    /// No call with a path: io_uring's workers, connect(2), 32-bit programs.
+    OtherCall,
+    /// The path cannot be read, or is none.
+    NoPath,
+    /// The name is not in the path: it comes from a symbolic link or the interpreter of a script.
+    NoMatch,
+    /// The caller was in another call by the time the path was read.
+    MovedOn,
+    /// Too many hints are being read.
+    Busy,
+}
+
+const MISSED: [&str; 8] =
+    ["unseen", "unreadable", "running", "other-call", "no-path", "no-match", "moved-on", "busy"];
+
+/// What became of path hints since the mount began.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HintStats {
+    /// Look-ups that had to ask and had a hint.
+    pub used: u64,
+    /// Names asked for ahead, in the same question as a look-up.
+    pub ahead: u64,
+    /// Look-ups answered from names asked for ahead.
+    pub answered: u64,
+    /// Hints with names ahead of which none was looked up: the kernel knew them, or the hint was wrong.
+    pub wrong: u64,
+    /// Look-ups that had to ask without a hint, by reason.
+    pub missed: Vec<(&'static str, u64)>,
+}
+
+/// What a call will want of the last name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Intent {
+    /// A file is opened for reading, by its contents.
+    pub reads: bool,
+    /// An open for nothing but reading follows.
+    pub opens: bool,
+    /// Rights that will be asked for.
+    pub rights: Access,
+}
+
+/// What to ask for instead of one name.
+#[derive(Debug, Clone)]
+pub(crate) struct Hint {
+    /// The call.
+    pub call: SystemCall,
+    /// When its first look-up came.
+    pub began: Instant,
+    /// Its paths, and which part of which is being looked up.
+    paths: SmallVec<[Path; 2]>,
+    which: usize,
+    at: usize,
+    /// What for.
+    pub intent: Intent,
+    /// The name itself and those behind it.
+    pub names: Vec<Name>,
+    /// They end the path.
+    pub whole: bool,
+    /// What an earlier walk of the same call found under the name, and when it was asked.
+    pub known: Option<(Known, Moment)>,
+}
+
+impl Hint {
+    /// What to bring from the end of the walk.
+    pub fn want(&self, first_bytes: u32) -> Want {
+        if !self.whole {
+            return Want::default();
+        }
+        Want {
+            listing_bytes: 0,
+            read_bytes: if self.intent.reads { first_bytes } else { 0 },
+            access: self.intent.rights,
+        }
+    }
+}
+
+/// An open that ends a call whose look-ups were seen.
+#[derive(Debug)]
+pub(crate) struct Opening {
+    /// When the call's first look-up came.
+    pub began: Instant,
+    /// First bytes of the file that came with its name, and the change value they belong to.
+    pub first: Option<(u64, Read)>,
+}
+
+/// Reads hints and remembers the calls they came from.
+#[derive(Debug)]
+pub(crate) struct Hints {
+    readers_max: usize,
+    reading: AtomicUsize,
+    /// Parts of the mount point's path.
+    mount: Arc<[Bytes]>,
+    records: Mutex<HashMap<u32, Record>>,
+    recorded: AtomicUsize,
+    used: AtomicU64,
+    ahead: AtomicU64,
+    answered: AtomicU64,
+    wrong: AtomicU64,
+    missed: [AtomicU64; MISSED.len()],
+}
+
+impl Hints {
+    /// For a mount on `mount`; at most `readers_max` hints are read at a time, 0 for none at all.
+    pub fn new(readers_max: usize, mount: &std::path::Path) -> Self {
+        use std::os::unix::ffi::OsStrExt;
+        Self {
+            readers_max,
+            reading: AtomicUsize::new(0),
+            mount: Path::new(mount.as_os_str().as_bytes().to_vec()).parts,
+            records: Mutex::default(),
+            recorded: AtomicUsize::new(0),
+            used: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            wrong: AtomicU64::new(0),
+            missed: [const { AtomicU64::new(0) }; _],
+        }
+    }
+
+    /// The hint for a look-up of `name` in `dir` that a call under way was expected to make next.
+    pub fn expected(&self, tid: u32, dir: u64, name: &Name, cred: &Cred) -> Option<Hint> {
+        if self.recorded.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let hint = {
+            let records = self.records.lock();
+            let record = records.get(&tid).filter(|r| r.is_live(Instant::now()) && *r.cred == *cred)?;
+            let which = record.tracks.iter().position(|t| t.expects(dir, name))?;
+            let track = &record.tracks[which];
+            let (names, whole) = track.path.ahead(track.at);
+            Hint {
+                call: record.call,
+                began: record.began,
+                paths: record.tracks.iter().map(|t| t.path.clone()).collect(),
+                which,
+                at: track.at,
+                intent: record.intent,
+                names,
+                whole,
+                known: track.ahead.front().cloned().map(|known| (known, track.asked)),
+            }
+        };
+        (SystemCall::of(tid) == Ok(hint.call)).then_some(hint)
+    }
+
+    /// Reads the hint for a look-up of `name` in `dir`, which came at `now`.
+    pub fn read(&self, tid: u32, dir: u64, name: &Name, inodes: &Inodes, now: Instant) -> Option<Hint> {
+        if self.readers_max == 0 {
+            return None;
+        }
+        let found = self.read_or_why(tid, dir, name, inodes, now);
+        match &found {
+            Ok(_) => self.used.fetch_add(1, Ordering::Relaxed),
+            Err(why) => self.missed[*why as usize].fetch_add(1, Ordering::Relaxed),
+        };
+        found.ok()
+    }
+
+    fn read_or_why(
+        &self,
+        tid: u32,
+        dir: u64,
+        name: &Name,
+        inodes: &Inodes,
+        now: Instant,
+    ) -> Result<Hint, Missed> {
+        let _reading = self.reading()?;
+        let call = SystemCall::of(tid)?;
+        // Paths that this call was seen to go on with, behind symbolic links.
+        let (seen, began) = match self.records.lock().get(&tid) {
+            Some(r) if r.call == call && r.is_live(now) => {
+                (r.tracks.iter().map(|t| (t.path.clone(), t.at)).collect(), r.began)
+            }
+            _ => (SmallVec::<[(Path, usize); 2]>::new(), now),
+        };
+        let above = |parts: &[Bytes]| inodes.agreement(dir, parts, &self.mount);
+        let find = |paths: &[(Path, usize)]| {
+            let found = |(which, (path, from)): (usize, &(Path, usize))| {
+                path.find(name.as_bytes(), *from, above).map(|at| (which, at, at >= *from))
+            };
+            let all: SmallVec<[_; 2]> = paths.iter().enumerate().filter_map(found).collect();
+            all.iter().find(|f| f.2).or(all.first()).map(|&(which, at, _)| (which, at))
+        };
+        let (paths, intent) = read_paths(tid, &call)?;
+        if SystemCall::of(tid)? != call {
+            return Err(Missed::MovedOn);
+        }
+        let (paths, (which, at)) = match find(&seen) {
+            Some(found) => (seen, found),
+            None => {
+                let from = |i: usize| seen.get(i).map_or(0, |(_, at)| *at);
+                let paths: SmallVec<[(Path, usize); 2]> =
+                    paths.into_iter().enumerate().map(|(i, p)| (p, from(i))).collect();
+                let found = find(&paths).ok_or(Missed::NoMatch)?;
+                (paths, found)
+            }
+        };
+        let (names, whole) = paths[which].0.ahead(at);
+        let paths = paths.into_iter().map(|(path, _)| path).collect();
+        Ok(Hint { call, began, paths, which, at, intent, names, whole, known: None })
+    }
+
+    fn reading(&self) -> Result<Reading<'_>, Missed> {
+        let reading = Reading(&self.reading);
+        if self.reading.fetch_add(1, Ordering::AcqRel) >= self.readers_max {
+            return Err(Missed::Busy);
+        }
+        Ok(reading)
+    }
+
+    /// Takes note of what the walk of a hint found, asked at `asked`; before its look-up is answered.
+    pub fn walked(&self, tid: u32, dir: u64, cred: &Arc<Cred>, hint: Hint, trail: &Trail, asked: Moment) {
+        self.ahead.fetch_add(hint.names.len() as u64 - 1, Ordering::Relaxed);
+        let now = Instant::now();
+        let mut records = self.records.lock();
+        if records.len() >= RECORDS_MAX && !records.contains_key(&tid) {
+            self.forget_old(&mut records, now);
+            if records.len() >= RECORDS_MAX {
+                return;
+            }
+        }
+        let same = |r: &Record| r.call == hint.call && r.began == hint.began;
+        let mut tracks = match records.remove(&tid) {
+            Some(old) if same(&old) => old.tracks,
+            Some(old) => {
+                self.ended(&old);
+                SmallVec::new()
+            }
+            None => SmallVec::new(),
+        };
+        tracks.resize_with(hint.paths.len(), Track::default);
+        for (track, path) in tracks.iter_mut().zip(&hint.paths) {
+            track.path = path.clone();
+        }
+        if let Some(track) = tracks.get_mut(hint.which) {
+            track.begin(hint.at, dir, trail, asked);
+        }
+        let (call, began, intent) = (hint.call, hint.began, hint.intent);
+        let cred = cred.clone();
+        records.insert(
+            tid,
+            Record { call, cred, began, last: now, intent, tracks, unused: hint.names.len() > 1 },
+        );
+        self.recorded.store(records.len(), Ordering::Relaxed);
+    }
+
+    /// A look-up is about to be answered with inode `found`: the thread's call goes on from there.
+    pub fn advance(&self, tid: u32, dir: u64, name: &Name, found: u64) {
+        self.with(tid, |record| {
+            let Some(track) = record.tracks.iter_mut().find(|t| t.expects(dir, name)) else { return true };
+            if track.advance(found) {
+                record.unused = false;
+                self.answered.fetch_add(1, Ordering::Relaxed);
+            }
+            record.last = Instant::now();
+            true
+        });
+    }
+
+    /// A symbolic link's target is about to be answered: the path goes on in it.
+    pub fn through_link(&self, tid: u32, link: u64, target: &[u8]) {
+        self.with(tid, |record| {
+            if let Some(track) = record.tracks.iter_mut().find(|t| t.is_at(link)) {
+                track.through_link(target);
+                record.last = Instant::now();
+            }
+            true
+        });
+    }
+
+    /// A look-up is about to be answered with "no such name": the call goes on no further.
+    pub fn missing(&self, tid: u32, dir: u64, name: &Name) {
+        self.with(tid, |record| {
+            if record.tracks.iter().any(|t| t.expects(dir, name) && t.is_early()) {
+                record.unused = false;
+                self.answered.fetch_add(1, Ordering::Relaxed);
+            }
+            false
+        });
+    }
+
+    /// The thread is in another call, or will not go on with this one.
+    pub fn over(&self, tid: u32) {
+        self.with(tid, |_| false);
+    }
+
+    /// An open of `inode` by the thread: the call it ends. The record ends with it.
+    pub fn opening(&self, tid: u32, inode: &Inode, cred: &Cred) -> Option<Opening> {
+        if self.recorded.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let mut record = {
+            let mut records = self.records.lock();
+            let record = records.remove(&tid)?;
+            self.recorded.store(records.len(), Ordering::Relaxed);
+            record
+        };
+        let first = record.tracks.iter_mut().find(|t| t.ends_at(inode)).map(|t| t.first.take());
+        self.ended(&record);
+        let belongs = record.intent.opens && *record.cred == *cred && record.is_live(Instant::now());
+        let first = first.filter(|_| belongs && SystemCall::of(tid) == Ok(record.call))?;
+        Some(Opening { began: record.began, first })
+    }
+
+    /// Does something with a thread's record, which ends when that says false.
+    fn with(&self, tid: u32, act: impl FnOnce(&mut Record) -> bool) {
+        if self.recorded.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut records = self.records.lock();
+        let Some(record) = records.get_mut(&tid) else { return };
+        if !act(record)
+            && let Some(record) = records.remove(&tid)
+        {
+            self.ended(&record);
+            self.recorded.store(records.len(), Ordering::Relaxed);
+        }
+    }
+
+    /// Forgets calls that must have ended.
+    pub fn expire(&self) {
+        if self.recorded.load(Ordering::Relaxed) > 0 {
+            self.forget_old(&mut self.records.lock(), Instant::now());
+        }
+    }
+
+    fn forget_old(&self, records: &mut HashMap<u32, Record>, now: Instant) {
+        records.retain(|_, record| {
+            let live = record.is_live(now);
+            if !live {
+                self.ended(record);
+            }
+            live
+        });
+        self.recorded.store(records.len(), Ordering::Relaxed);
+    }
+
+    fn ended(&self, record: &Record) {
+        if record.unused {
+            self.wrong.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> HintStats {
+        let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        HintStats {
+            used: count(&self.used),
+            ahead: count(&self.ahead),
+            answered: count(&self.answered),
+            wrong: count(&self.wrong),
+            missed: MISSED.into_iter().zip(self.missed.iter().map(count)).collect(),
+        }
+    }
+}
+
+/// A hint being read.
+struct Reading<'a>(&'a AtomicUsize);
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The paths of a call, and what it wants.
+fn read_paths(tid: u32, call: &SystemCall) -> Result<(SmallVec<[Path; 2]>, Intent), Missed> {
+    let shape = calls::shape(call.number).filter(|_| !call.is_narrow()).ok_or(Missed::OtherCall)?;
+    let arg = |i: usize| call.args.get(i).copied().unwrap_or(0);
+    let read = |i: usize| caller::string(tid, arg(i)).map(Path::new);
+    let mut paths = SmallVec::new();
+    paths.push(read(shape.paths.0).ok_or(Missed::NoPath)?);
+    if let Some(second) = shape.paths.1 {
+        paths.push(read(second).ok_or(Missed::NoPath)?);
+    }
+    let intent = match shape.purpose {
+        Purpose::Open(flags) => Intent::of_open(arg(flags)),
+        Purpose::OpenHow(how) => caller::number(tid, arg(how)).map(Intent::of_open).unwrap_or_default(),
+        Purpose::Execute => Intent { reads: true, opens: true, rights: Access::empty() },
+        Purpose::Access(mask) => Intent { rights: Intent::rights(arg(mask)), ..Intent::default() },
+        Purpose::Enter => Intent { rights: Access::LOOKUP, ..Intent::default() },
+        Purpose::Other => Intent::default(),
+    };
+    Ok((paths, intent))
+}
+
+impl Intent {
+    /// Of open(2) with these flags.
+    fn of_open(flags: u64) -> Self {
+        let flags = flags as i32;
+        let has = |bits: i32| flags & bits != 0;
+        if has(libc::O_PATH) {
+            return Self::default();
+        }
+        let opens = flags & libc::O_ACCMODE == libc::O_RDONLY && !has(libc::O_TRUNC | libc::O_DIRECTORY);
+        let exclusive = libc::O_CREAT | libc::O_EXCL;
+        let reads = opens && !has(libc::O_DIRECT) && flags & exclusive != exclusive;
+        // __O_TMPFILE includes O_DIRECTORY.
+        let lists = has(libc::O_DIRECTORY) && flags & libc::O_TMPFILE != libc::O_TMPFILE;
+        Self { reads, opens, rights: if lists { Access::READ } else { Access::empty() } }
+    }
+
+    /// Of access(2): before the object's type is known, the right to execute may be the right to search.
+    fn rights(mask: u64) -> Access {
+        let has = |bit: i32| mask as i32 & bit != 0;
+        let mut rights = Access::empty();
+        rights.set(Access::READ, has(libc::R_OK));
+        rights.set(Access::MODIFY | Access::EXTEND, has(libc::W_OK));
+        rights.set(Access::LOOKUP | Access::EXECUTE, has(libc::X_OK));
+        rights
+    }
+}
+
+#[cfg(test)]
+mod tests;

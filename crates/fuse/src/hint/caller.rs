@@ -1,0 +1,176 @@
+//! The caller of a request, seen from outside: which system call its thread is in, and its memory.
+//!
+//! The thread waits in the kernel for the answer to the request, so `/proc/TID/syscall` tells its call, and
+//! process_vm_readv(2) reads what the arguments point to. Other threads of the program may change or unmap that memory
+//! meanwhile; what is read here is a guess about what the program wants, and no more.
+
+use super::Missed;
+use std::ffi::c_void;
+use std::io::Read;
+
+/// Longest path, with its NUL (`PATH_MAX`).
+pub(crate) const PATH_MAX_BYTES: usize = 4096;
+const PAGE_BYTES: u64 = 4096;
+/// A thread that has just sent its request may still be on its way to sleep: so often it is looked at again.
+const TRIES: usize = 4;
+
+/// A system call under way. Two that are equal are the same one, unless a thread makes the same call in a loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SystemCall {
+    /// Number on this machine.
+    pub number: u64,
+    /// Arguments.
+    pub args: [u64; 6],
+    /// Stack pointer and program counter.
+    pub at: (u64, u64),
+}
+
+impl SystemCall {
+    /// The call that thread `tid` is in.
+    pub fn of(tid: u32) -> Result<Self, Missed> {
+        if tid == 0 {
+            return Err(Missed::Unseen);
+        }
+        let path = format!("/proc/{tid}/syscall");
+        for _ in 0..TRIES {
+            let mut text = [0; 256];
+            let len = match std::fs::File::open(&path).and_then(|mut f| f.read(&mut text)) {
+                Ok(len) => len,
+                Err(_) => return Err(Missed::Unreadable),
+            };
+            match &text[..len] {
+                b"running\n" => std::thread::yield_now(),
+                line => return Self::parse(line).ok_or(Missed::OtherCall),
+            }
+        }
+        Err(Missed::Running)
+    }
+
+    /// Parses a line of `/proc/TID/syscall` (proc(5)): `number arg0 … arg5 sp pc`, or `-1 sp pc` outside of any call.
+    pub fn parse(line: &[u8]) -> Option<Self> {
+        let mut words = line.split(|b| b.is_ascii_whitespace()).filter(|w| !w.is_empty());
+        let number = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
+        let mut hex = || {
+            let word = std::str::from_utf8(words.next()?).ok()?;
+            u64::from_str_radix(word.strip_prefix("0x")?, 16).ok()
+        };
+        let mut args = [0; 6];
+        for arg in &mut args {
+            *arg = hex()?;
+        }
+        Some(Self { number, args, at: (hex()?, hex()?) })
+    }
+
+    /// Whether it comes from a 32-bit program, whose numbers mean other calls: stack and code are then below 4 GiB.
+    pub fn is_narrow(&self) -> bool {
+        self.at.0 >> 32 == 0 && self.at.1 >> 32 == 0
+    }
+}
+
+/// Bytes of the NUL-terminated string at `address` in the memory of thread `tid`; `None` when it is not readable or
+/// longer than a path may be.
+pub(crate) fn string(tid: u32, address: u64) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut buf = [0; PAGE_BYTES as usize];
+    while bytes.len() < PATH_MAX_BYTES {
+        let from = address.checked_add(bytes.len() as u64)?;
+        // Never across a page: what follows the string may not be there.
+        let piece = &mut buf[..(PAGE_BYTES - from % PAGE_BYTES) as usize];
+        let read = memory(tid, from, piece)?;
+        if let Some(end) = piece[..read].iter().position(|&b| b == 0) {
+            bytes.extend_from_slice(&piece[..end]);
+            return (bytes.len() < PATH_MAX_BYTES).then_some(bytes);
+        }
+        if read < piece.len() {
+            return None;
+        }
+        bytes.extend_from_slice(piece);
+    }
+    None
+}
+
+/// The 64-bit number at `address` in the memory of thread `tid`.
+pub(crate) fn number(tid: u32, address: u64) -> Option<u64> {
+    let mut buf = [0; 8];
+    (memory(tid, address, &mut buf)? == buf.len()).then(|| u64::from_ne_bytes(buf))
+}
+
+fn memory(tid: u32, address: u64, buf: &mut [u8]) -> Option<usize> {
+    let local = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+    let remote = libc::iovec { iov_base: address as usize as *mut c_void, iov_len: buf.len() };
+    // SAFETY: `local` describes `buf`, which is borrowed mutably across the call; `remote` is an address of another
+    // process, which the kernel checks.
+    let n = unsafe { libc::process_vm_readv(tid as libc::pid_t, &local, 1, &remote, 1, 0) };
+    usize::try_from(n).ok().filter(|&n| n > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_proc_is_parsed_or_refused() {
+        let line = b"257 0xffffff9c 0x7ffd1000 0x80000 0x0 0x1 0x2 0x7ffd0ff8 0x7f2a00\n";
+        let call = SystemCall::parse(line).unwrap();
+        assert_eq!((call.number, call.args[0], call.args[1]), (257, 0xffff_ff9c, 0x7ffd_1000));
+        assert_eq!(call.at, (0x7ffd_0ff8, 0x7f_2a00));
+        assert!(call.is_narrow());
+        for bad in [
+            &b"running\n"[..],
+            b"",
+            b"-1 0x7ffd0ff8 0x7f2a00\n",
+            b"257 0x1 0x2\n",
+            b"257 1 2 3 4 5 6 7 8\n",
+            b"x 0x1 0x2 0x3 0x4 0x5 0x6 0x7 0x8\n",
+            b"257 0x1ffffffffffffffff 0x2 0x3 0x4 0x5 0x6 0x7 0x8\n",
+        ] {
+            assert_eq!(SystemCall::parse(bad), None, "{}", bad.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn strings_are_read_up_to_their_nul_and_no_further() {
+        use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+        let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let rw = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping of four pages, the last of which is then made unreadable.
+        let base = unsafe {
+            let at = mmap_anonymous(std::ptr::null_mut(), 4 * 4096, rw, MapFlags::PRIVATE).unwrap();
+            mprotect(at.add(3 * 4096), 4096, MprotectFlags::empty()).unwrap();
+            at.cast::<u8>()
+        };
+        let put = |at: usize, bytes: &[u8]| {
+            // SAFETY: inside the three readable pages.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.add(at), bytes.len()) }
+        };
+        let text = |at: usize| string(me, base as u64 + at as u64);
+        put(100, b"a/b\0");
+        assert_eq!(text(100).unwrap(), b"a/b");
+        // Across a page, and up to the very end of what can be read.
+        put(4090, b"0123456789\0");
+        assert_eq!(text(4090).unwrap(), b"0123456789");
+        put(3 * 4096 - 4, b"end\0");
+        assert_eq!(text(3 * 4096 - 4).unwrap(), b"end");
+        put(3 * 4096 - 4, b"none");
+        assert_eq!(text(3 * 4096 - 4), None);
+        put(0, &[b'x'; 4095]);
+        put(4095, b"\0");
+        assert_eq!(text(0).unwrap().len(), 4095);
+        put(4095, b"x\0");
+        assert_eq!(text(0), None, "longer than PATH_MAX");
+        assert_eq!(text(3 * 4096), None);
+        assert_eq!(string(me, 0), None);
+        assert_eq!(string(me, u64::MAX), None);
+        put(8, &77u64.to_ne_bytes());
+        assert_eq!((number(me, base as u64 + 8), number(me, 8)), (Some(77), None));
+        // SAFETY: mapped above, used no more.
+        unsafe { munmap(base.cast(), 4 * 4096) }.unwrap();
+    }
+
+    #[test]
+    fn nobody_is_seen_where_nobody_is() {
+        assert_eq!(SystemCall::of(0), Err(Missed::Unseen));
+        assert_eq!(SystemCall::of(i32::MAX as u32), Err(Missed::Unreadable));
+        assert_eq!(string(i32::MAX as u32, 4096), None);
+    }
+}

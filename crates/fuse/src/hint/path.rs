@@ -1,0 +1,154 @@
+//! A caller's path as text, and where in it a look-up is.
+
+use bytes::Bytes;
+use hither_vfs::Name;
+use std::sync::Arc;
+
+/// Names of one path taken at most; what is behind them is asked for when the kernel gets there.
+const NAMES_MAX: usize = 64;
+
+/// A path cut at its slashes, without empty parts and `.`; `..` stays.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Path {
+    /// Parts in order.
+    pub parts: Arc<[Bytes]>,
+    /// Begins at the root directory.
+    pub absolute: bool,
+}
+
+impl Path {
+    /// Cuts a path.
+    pub fn new(text: Vec<u8>) -> Self {
+        let absolute = text.first() == Some(&b'/');
+        let text = Bytes::from(text);
+        let parts = text.split(|&b| b == b'/').filter(|part| !part.is_empty() && *part != b".");
+        Self { parts: parts.map(|part| text.slice_ref(part)).collect(), absolute }
+    }
+
+    /// The path that a walk goes on with when the part before `rest` is a symbolic link with this target.
+    pub fn through_link(&self, target: &[u8], rest: usize) -> Self {
+        let target = Path::new(target.to_vec());
+        let behind = self.parts.get(rest..).unwrap_or_default();
+        let parts = target.parts.iter().chain(behind).cloned().collect();
+        Self { parts, absolute: target.absolute }
+    }
+
+    /// Names from part `at` on up to the next `..`, and whether they reach the end of the path.
+    pub fn ahead(&self, at: usize) -> (Vec<Name>, bool) {
+        let parts = self.parts.get(at..).unwrap_or_default();
+        let names: Vec<Name> =
+            parts.iter().take(NAMES_MAX).map_while(|part| Name::new(part.clone()).ok()).collect();
+        let whole = names.len() == parts.len();
+        (names, whole)
+    }
+
+    /// Which part is being looked up: one equal to `name`, from part `from` on where there is one.
+    /// When several are, the parts before them are compared with where the directory is known to be: `above`
+    /// tells how many of these parts, from the last backwards, agree with its names, and whether one contradicts.
+    pub fn find(&self, name: &[u8], from: usize, above: impl Fn(&[Bytes]) -> Agreement) -> Option<usize> {
+        let all = || self.parts.iter().enumerate().filter(|(_, part)| &part[..] == name).map(|(i, _)| i);
+        let first = all().next()?;
+        if all().nth(1).is_none() {
+            return Some(first);
+        }
+        let judged = all().map(|i| (i, above(&self.parts[..i]))).filter(|(_, a)| !a.contradicts);
+        let later: Vec<(usize, Agreement)> = judged.clone().filter(|(i, _)| *i >= from).collect();
+        let candidates = if later.is_empty() { judged.collect() } else { later };
+        // An absolute path goes through everything above the directory; a relative one may begin in it.
+        let best = match self.absolute {
+            true => candidates.iter().max_by_key(|(i, a)| (a.parts, std::cmp::Reverse(*i))),
+            false => candidates.first(),
+        };
+        best.map(|(i, _)| *i).or_else(|| all().find(|i| *i >= from)).or(Some(first))
+    }
+}
+
+/// How parts of a path compare with the names of a directory and of those above it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Agreement {
+    /// Parts that agree, from the last backwards.
+    pub parts: usize,
+    /// The next one is another name.
+    pub contradicts: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> Path {
+        Path::new(text.as_bytes().to_vec())
+    }
+
+    fn shown(names: &[Name]) -> String {
+        names.iter().map(|n| String::from_utf8_lossy(n.as_bytes())).collect::<Vec<_>>().join(" ")
+    }
+
+    /// What `Inodes` says about a directory whose path from the root is `dir`.
+    fn in_dir(dir: &'static str) -> impl Fn(&[Bytes]) -> Agreement {
+        move |parts| {
+            let names: Vec<&str> = dir.split('/').filter(|n| !n.is_empty()).collect();
+            let mut a = Agreement::default();
+            for (part, name) in parts.iter().rev().zip(names.iter().rev()) {
+                if part != name.as_bytes() {
+                    a.contradicts = true;
+                    break;
+                }
+                a.parts += 1;
+            }
+            a
+        }
+    }
+
+    #[test]
+    fn dots_and_empty_parts_are_nothing() {
+        for text in ["/a/b/c", "//a/./b///c/", "/./a/b/c/.", "/a/b/c/./"] {
+            assert_eq!(path(text), path("/a/b/c"), "{text}");
+        }
+        assert!(path("/a").absolute && !path("./a").absolute);
+        assert_eq!(path("").parts.len() + path("/").parts.len() + path("./.").parts.len(), 0);
+    }
+
+    #[test]
+    fn names_ahead_end_at_dot_dot() {
+        let p = path("a/b/../c/d");
+        assert_eq!((shown(&p.ahead(0).0), p.ahead(0).1), ("a b".into(), false));
+        assert_eq!((shown(&p.ahead(3).0), p.ahead(3).1), ("c d".into(), true));
+        assert_eq!(p.ahead(5), (Vec::new(), true));
+        let long = path(&"x/".repeat(200));
+        assert_eq!((long.ahead(0).0.len(), long.ahead(0).1), (NAMES_MAX, false));
+        let too_long = format!("a/{}/c", "n".repeat(256));
+        assert_eq!((shown(&path(&too_long).ahead(0).0), path(&too_long).ahead(0).1), ("a".into(), false));
+    }
+
+    #[test]
+    fn one_part_of_that_name_is_the_one() {
+        let p = path("/mnt/a/b/c");
+        assert_eq!(p.find(b"b", 0, |_| Agreement { parts: 0, contradicts: true }), Some(2));
+        assert_eq!(p.find(b"x", 0, in_dir("")), None);
+        assert_eq!(p.find(b"..", 0, in_dir("")), None);
+    }
+
+    #[test]
+    fn of_several_the_one_below_its_directory() {
+        let p = path("/mnt/a/a/b/a");
+        assert_eq!(p.find(b"a", 0, in_dir("mnt")), Some(1));
+        assert_eq!(p.find(b"a", 0, in_dir("mnt/a")), Some(2));
+        assert_eq!(p.find(b"a", 0, in_dir("mnt/a/a/b")), Some(4));
+        let p = path("a/a/a");
+        assert_eq!(p.find(b"a", 0, in_dir("x")), Some(0));
+        assert_eq!(p.find(b"a", 1, in_dir("x/a")), Some(1));
+        assert_eq!(p.find(b"a", 2, in_dir("x/a/a")), Some(2));
+        // Nothing agrees: a guess, which costs nothing.
+        assert_eq!(path("/q/a/a").find(b"a", 2, in_dir("elsewhere")), Some(2));
+        assert_eq!(path("/q/a/a").find(b"a", 9, in_dir("elsewhere")), Some(1));
+    }
+
+    #[test]
+    fn a_link_puts_its_target_before_the_rest() {
+        let p = path("/mnt/a/link/c/../d");
+        assert_eq!(p.through_link(b"x/./y", 3), path("x/y/c/../d"));
+        assert_eq!(p.through_link(b"/z", 3), path("/z/c/../d"));
+        assert_eq!(p.through_link(b"x", 99), path("x"));
+    }
+}

@@ -1,0 +1,1 @@
+//! Hints from start to end, without a kernel.
