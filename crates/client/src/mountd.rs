@@ -149,9 +149,14 @@ impl Mountd {
             Mountstat3::NOTDIR => MountError::NotDirectory { server, path },
             Mountstat3::ACCES | Mountstat3::PERM => match exports.as_deref().map(|e| export_of(e, &path)) {
                 Some(None) => MountError::NoSuchExport { server, path, exports: paths },
-                Some(Some(export)) => MountError::AccessDenied { server, path, hint: allowed_hint(export) },
+                Some(Some(export)) => {
+                    let hint = allowed_hint(export, &path);
+                    MountError::AccessDenied { server, path, hint }
+                }
                 None => {
-                    let hint = "check the server's export list and its rules for this client".into();
+                    let hint = "check that the path exists, and the server's export list and its rules for \
+                                this client"
+                        .into();
                     MountError::AccessDenied { server, path, hint }
                 }
             },
@@ -172,13 +177,22 @@ fn export_of<'a>(exports: &'a [Exportnode], path: &str) -> Option<&'a Exportnode
     exports.iter().filter(|e| contains(&e.dir)).max_by_key(|e| e.dir.len())
 }
 
-fn allowed_hint(export: &Exportnode) -> String {
+/// What to do about a refusal of `path` inside an export. Some servers (nfs-ganesha) refuse a path below an export in
+/// the same words whether it is missing or forbidden; the export itself exists.
+fn allowed_hint(export: &Exportnode, path: &str) -> String {
     let groups: Vec<String> = export.groups.iter().take(8).map(|g| lossy(g)).collect();
     let to = if groups.is_empty() { "everybody".to_owned() } else { groups.join(", ") };
-    format!(
-        "{} is exported to {to}: this client's address must be allowed, and a privileged port (resvport) may be needed",
-        lossy(&export.dir)
-    )
+    let dir = lossy(&export.dir);
+    let rules = format!(
+        "{dir} is exported to {to}: this client's address must be allowed, and a privileged port (resvport) may be needed"
+    );
+    let name = |path: &str| path.trim_end_matches('/').to_owned();
+    match name(path) == name(&dir) {
+        true => rules,
+        false => format!(
+            "either there is no such path (some servers say the same then), or this client may not have it: {rules}"
+        ),
+    }
 }
 
 /// AUTH_SYS must be among the flavors; an empty list allows anything.
@@ -228,6 +242,21 @@ mod tests {
         assert_eq!(dir("/srv/database").as_deref(), Some("/srv"));
         assert_eq!(dir("/home").as_deref(), Some("/"));
         assert!(export_of(&exports[1..], "/srvx").is_none());
+    }
+
+    /// A refused path below an export may be missing as well as forbidden; the export itself is there.
+    #[test]
+    fn a_refusal_below_an_export_names_both_reasons() {
+        let e = export("/srv", &["10.0.0.0/8"]);
+        let below = allowed_hint(&e, "/srv/typo");
+        for words in ["no such path", "may not have it", "exported to 10.0.0.0/8", "resvport"] {
+            assert!(below.contains(words), "{below}");
+        }
+        assert!(!allowed_hint(&export("/", &[]), "/").contains("no such path"));
+        for path in ["/srv", "/srv/"] {
+            let itself = allowed_hint(&e, path);
+            assert!(itself.starts_with("/srv is exported to 10.0.0.0/8"), "{itself}");
+        }
     }
 
     #[test]

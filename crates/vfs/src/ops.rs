@@ -55,6 +55,9 @@ pub struct Along {
     pub first: Option<Read>,
     /// The rights asked for that the caller has on the last step.
     pub access: Option<Access>,
+    /// Attributes of the base of a path that is not empty, from no later than the names below it were looked up:
+    /// what was found in the base holds as long as its `change` stays.
+    pub base: Option<Attrs>,
 }
 
 /// A file brought whole or in part by [`Vfs::read_many`].

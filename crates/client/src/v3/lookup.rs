@@ -63,21 +63,29 @@ impl V3 {
         dir: &Fh,
         name: &Name,
     ) -> Result<Option<Node>> {
+        Ok(self.lookup_in(cred, patience, dir, name).await?.0)
+    }
+
+    /// As [`V3::lookup`], with the attributes of the directory afterwards when they came along.
+    pub(super) async fn lookup_in(
+        &self,
+        cred: &Cred,
+        patience: &Patience,
+        dir: &Fh,
+        name: &Name,
+    ) -> Result<(Option<Node>, Option<Attrs>)> {
         let asked = Instant::now();
         let args = LookupArgs { what: dirop(dir, name)? };
         let found = self.caller.ask(cred, patience, &args).await.map_err(|e| error::call(&e))?;
         match found {
             Ok(ok) => {
-                self.learn(dir, &ok.dir_attributes, asked);
+                let dir_attrs = self.learn(dir, &ok.dir_attributes, asked);
                 let fh = convert::fh(&ok.object).ok_or_else(empty_handle)?;
                 let attr = self.caller.attr_or_ask(cred, patience, &fh, ok.obj_attributes).await?;
                 let attrs = self.stamp_named(&fh, attr, asked);
-                Ok(Some(Node { fh, attrs }))
+                Ok((Some(Node { fh, attrs }), dir_attrs))
             }
-            Err((Nfsstat3::NOENT, dir_attributes)) => {
-                self.learn(dir, &dir_attributes, asked);
-                Ok(None)
-            }
+            Err((Nfsstat3::NOENT, dir_attributes)) => Ok((None, self.learn(dir, &dir_attributes, asked))),
             Err((status, _)) => Err(error::nfs3(status)),
         }
     }

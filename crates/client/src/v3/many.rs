@@ -8,7 +8,7 @@ use super::V3;
 use super::readdir::Listed;
 use super::walk::Start;
 use super::wire::Patience;
-use hither_vfs::{Attr, Attrs, Cx, DirPage, Error, Fetched, Fh, File, Read, Result};
+use hither_vfs::{Attrs, Cx, DirPage, Error, Fetched, Fh, File, Read, Result};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -89,17 +89,14 @@ impl V3 {
 
     /// A listing with attributes that will prove equal later only if they were the same before it.
     async fn listing(&self, cx: &Cx, dir: &Fh, max_bytes: u32) -> Result<(Attrs, DirPage)> {
-        let (before, asked) = (self.caller.rules.known_change(dir), Instant::now());
+        let before = self.caller.rules.known_change(dir);
         let Listed { page, dir: came } = self.list_from_start(cx, dir, max_bytes).await?;
-        let came = match came {
-            Some(attr) => attr,
-            None => self.caller.getattr(&cx.cred, &Patience::of(cx), dir).await?,
+        let mut attrs = match came {
+            Some(attrs) => attrs,
+            None => self.node(cx, dir.clone(), None).await?.attrs,
         };
-        let settled = before == Some(came.change);
-        let mut attrs = self.stamp(dir, came, asked);
-        let Attr { change, .. } = &mut attrs.attr;
-        if !settled {
-            *change |= NEVER_AGAIN;
+        if before != Some(attrs.attr.change) {
+            attrs.attr.change |= NEVER_AGAIN;
         }
         Ok((attrs, page))
     }

@@ -12,7 +12,7 @@ use hither_proto::nfs3::{
 };
 use hither_proto::rpc::Procedure;
 use hither_proto::xdr::Xdr;
-use hither_vfs::{Attr, Attrs, Cx, DirEntry, DirPage, Error, Fh, Name, Node, Result};
+use hither_vfs::{Attrs, Cx, DirEntry, DirPage, Error, Fh, Name, Node, Result};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use tokio::time::Instant;
@@ -43,7 +43,7 @@ struct RawEntry {
 /// A page, and the attributes that the directory had after it.
 pub(super) struct Listed {
     pub page: DirPage,
-    pub dir: Option<Attr>,
+    pub dir: Option<Attrs>,
 }
 
 impl From<ReaddirplusOk> for Raw {
@@ -110,14 +110,11 @@ impl V3 {
             let asked = Instant::now();
             let raw = self.page(cx, dir, cookie, verifier, max_bytes, nodes).await?;
             let next = check_progress(cookie, &raw)?;
-            let attr = raw.dir_attributes.as_ref().and_then(convert::attr);
-            if let Some(attr) = &attr {
-                let _: Attrs = self.stamp(dir, attr.clone(), asked);
-            }
+            let attrs = self.learn(dir, &raw.dir_attributes, asked);
             let entries: Vec<_> = raw.entries.into_iter().filter_map(|e| self.entry(dir, e, asked)).collect();
             if !entries.is_empty() || raw.eof {
                 let page = DirPage { entries, verifier: raw.verifier, eof: raw.eof };
-                return Ok(Listed { page, dir: attr });
+                return Ok(Listed { page, dir: attrs });
             }
             // Nothing but `.` and `..`, or names that are none.
             (cookie, verifier) = (next, raw.verifier);

@@ -30,6 +30,14 @@ const HIDDEN: [&[u8]; 6] = [b".snapshot", b".snapshots", b".zfs", b".snap", b".s
 struct Last {
     found: Result<Option<Node>>,
     along: Along,
+    /// Attributes of its directory afterwards.
+    dir: Option<Attrs>,
+}
+
+impl Last {
+    fn missing() -> Self {
+        Self { found: Ok(None), along: Along::default(), dir: None }
+    }
 }
 
 /// The start of a file with the attributes that came with it.
@@ -40,9 +48,16 @@ pub(super) struct Start {
 
 impl V3 {
     pub(super) async fn walk_path(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+        let want = if self.opts.chains { want } else { Want::default() };
+        let most = match (self.opts.chains, self.opts.chain_max) {
+            (false, _) => 1,
+            (true, most) => most.map_or(WALK_MAX, |n| (n as usize).clamp(1, WALK_MAX)),
+        };
         let mut trail = Trail::new(Vec::new(), Stop::Complete);
+        let before = self.caller.rules.known_change(at.base);
+        let mut base = None;
         for (i, name) in at.path.iter().enumerate() {
-            if i == WALK_MAX {
+            if i == most {
                 trail.stop = Stop::Limit;
                 return Ok(trail);
             }
@@ -57,8 +72,12 @@ impl V3 {
             let asked = Instant::now();
             let dir = trail.steps.last().map_or(at.base, |n| &n.fh);
             let want = if i + 1 == at.path.len() { want } else { Want::default() };
-            let Last { found, along } = self.last_name(cx, dir, name, want).await;
-            trail.along = along;
+            let Last { found, along, dir: after } = self.last_name(cx, dir, name, want).await;
+            if i == 0 {
+                // What came after the name was looked up is good for it if it is also what was known before.
+                base = after.filter(|attrs| before == Some(attrs.attr.change));
+            }
+            trail.along = Along { base: base.clone(), ..along };
             match found {
                 Ok(Some(node)) => trail.steps.push(node),
                 Ok(None) => {
@@ -90,15 +109,13 @@ impl V3 {
             return self.look_up_with(cx, dir, name, want).await;
         };
         let entry = listed.page.entries.iter().find(|e| e.name == *name);
-        let same_fs = listed.dir.as_ref().is_some_and(|attr| attr.fsid == self.root_fsid);
-        let mut last = match entry {
-            Some(entry) => match entry.node.clone() {
-                Some(node) => self.bring(cx, node, want).await,
-                None => self.look_up_with(cx, dir, name, want).await,
-            },
-            None if listed.page.eof && same_fs => Last { found: Ok(None), along: Along::default() },
-            None => self.look_up_with(cx, dir, name, want).await,
+        let same_fs = listed.dir.as_ref().is_some_and(|dir| dir.attr.fsid == self.root_fsid);
+        let mut last = match entry.map(|e| e.node.clone()) {
+            Some(Some(node)) => self.bring(cx, node, want).await,
+            None if listed.page.eof && same_fs => Last::missing(),
+            _ => self.look_up_with(cx, dir, name, want).await,
         };
+        last.dir = listed.dir;
         last.along.listing = Some(listed.page);
         last
     }
@@ -112,9 +129,10 @@ impl V3 {
     }
 
     async fn look_up_with(&self, cx: &Cx, dir: &Fh, name: &Name, want: Want) -> Last {
-        match self.lookup(&cx.cred, &Patience::of(cx), dir, name).await {
-            Ok(Some(node)) => self.bring(cx, node, want).await,
-            found => Last { found, along: Along::default() },
+        match self.lookup_in(&cx.cred, &Patience::of(cx), dir, name).await {
+            Ok((Some(node), dir)) => Last { dir, ..self.bring(cx, node, want).await },
+            Ok((None, dir)) => Last { dir, ..Last::missing() },
+            Err(e) => Last { found: Err(e), ..Last::missing() },
         }
     }
 
@@ -158,7 +176,7 @@ impl V3 {
             let Attrs { attr, .. } = self.stamp(&node.fh, attr, node.attrs.asked);
             node.attrs.attr = attr;
         }
-        Last { found: Ok(Some(node)), along }
+        Last { found: Ok(Some(node)), along, ..Last::missing() }
     }
 
     /// One READ of at most `most_bytes` from the start of a file, with the attributes in its reply.

@@ -84,6 +84,44 @@ async fn a_walk_is_one_lookup_a_name() {
     }
 }
 
+/// The base's attributes come along when they were the same before: whatever was found then holds as long as they do.
+#[tokio::test(start_paused = true)]
+async fn a_walk_brings_the_attributes_of_its_base() {
+    let server = tree();
+    let fs = hard(&server).await;
+    let change = async || fs.root(&cx()).await.unwrap().attrs.attr.change;
+    assert!(walk(&fs, "d", ALL).await.along.base.is_none(), "nothing was known before");
+    for path in ["d/e/f", "d", "no/such"] {
+        let base = walk(&fs, path, ALL).await.along.base.unwrap();
+        assert_eq!(base.attr.change, change().await, "{path}");
+    }
+    server.put("new", b"");
+    for path in ["d/e/f", "no"] {
+        assert!(walk(&fs, path, ALL).await.along.base.is_none(), "{path}: changed, who knows when");
+        assert!(walk(&fs, path, ALL).await.along.base.is_some(), "{path}");
+        server.put(&format!("newer than {}", path.len()), b"");
+    }
+}
+
+/// `nochain` is one name and no wishes; `chain-max=` bounds the names.
+#[tokio::test(start_paused = true)]
+async fn chains_are_bounded_by_options() {
+    let server = tree();
+    for (chains, chain_max, steps) in [(false, None, 1), (true, Some(2), 2), (true, Some(0), 1)] {
+        let fs = mount(&server, Mode::Hard, |o| (o.chains, o.chain_max) = (chains, chain_max)).await;
+        let (trail, calls, _) = cost(&server, walk(&fs, "d/e/f", ALL)).await;
+        assert!(matches!(trail.stop, Stop::Limit));
+        assert_eq!((trail.steps.len(), calls.len()), (steps, steps));
+        let (trail, calls, _) = cost(&server, walk(&fs, "d", ALL)).await;
+        assert!(matches!(trail.stop, Stop::Complete));
+        assert_eq!(calls == ["LOOKUP"], !chains, "{calls:?}");
+        // Opening by name still finds its way.
+        let path = names("d/e/f");
+        let o = fs.open(&cx(), Where { base: &root(), path: &path }, &READ).await.unwrap();
+        assert_eq!(o.node.fh.0, "d/e/f");
+    }
+}
+
 /// READ and ACCESS go out together once the handle is known: one round trip more, whatever is wished for.
 #[tokio::test(start_paused = true)]
 async fn first_bytes_and_rights_come_side_by_side() {
