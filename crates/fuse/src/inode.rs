@@ -231,13 +231,18 @@ impl Inode {
         self.state.lock().fh.clone()
     }
 
-    /// Accepts another handle of the same object.
-    pub fn add_alias(&self, fh: Fh) {
+    /// Accepts another handle of the same object; returns it, and the one that had to go for it.
+    fn add_alias(&self, fh: &Fh) -> (Fh, Option<Fh>) {
         let mut s = self.state.lock();
-        if s.aliases.len() >= ALIASES_MAX {
-            s.aliases.remove(0);
-        }
-        s.aliases.push(own_fh(&fh));
+        let gone = (s.aliases.len() >= ALIASES_MAX).then(|| s.aliases.remove(0));
+        let own = own_fh(fh);
+        s.aliases.push(own.clone());
+        (own, gone)
+    }
+
+    fn handles(&self) -> SmallVec<[Fh; 2]> {
+        let s = self.state.lock();
+        std::iter::once(&s.fh).chain(&s.aliases).cloned().collect()
     }
 
     fn knows(&self, fh: &Fh) -> bool {
@@ -415,6 +420,18 @@ impl Inode {
     pub fn holds(&self, change: u64) -> bool {
         let s = self.state.lock();
         s.modifying == 0 && s.pages == Some(change)
+    }
+
+    /// Notes that nothing answered before holds any more, and that the kernel is being told to drop it.
+    pub fn withdrawn(&self) {
+        let mut s = self.state.lock();
+        (s.valid, s.known, s.listed) = (None, None, None);
+        (s.pages, s.told_size, s.told_change) = (None, None, None);
+    }
+
+    /// What the kernel was told last about how long the attributes hold.
+    pub fn valid(&self) -> Validity {
+        self.state.lock().valid.unwrap_or(Validity::Once)
     }
 
     /// Whether the kernel's pages are known to be those of `attr`.

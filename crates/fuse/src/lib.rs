@@ -4,7 +4,7 @@
 //! It knows the kernel's protocol and the [`Vfs`](hither_vfs::Vfs) interface, and nothing of NFS or caches. From the bottom:
 //! `abi` are the protocol's bytes, `device` reads and writes them, `call` is one request until its answer
 //! (with interrupts), `hint` is the caller's whole path, `inode` and `handles` are what the kernel's numbers mean and what it has cached,
-//! `ops` serves each request, `session` runs the threads, `mount` begins and ends it all.
+//! `lease` is what may be taken back, `ops` serves each request, `session` runs the threads, `mount` begins and ends it all.
 //!
 //! Lock order: `Inodes`' table, then one `Inode`'s state; nothing else is locked while they are held, and neither is held
 //! across an await.
@@ -19,6 +19,7 @@ mod device;
 mod handles;
 mod hint;
 mod inode;
+mod lease;
 #[allow(unsafe_code)]
 mod mount;
 mod ops;

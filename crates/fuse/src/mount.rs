@@ -2,6 +2,7 @@
 
 use crate::device::Device;
 use crate::hint::HintStats;
+use crate::lease::Withdrawer;
 use crate::session::{Phase, Session};
 use crate::stats::OpCount;
 use hither_vfs::Vfs;
@@ -118,11 +119,14 @@ impl std::fmt::Debug for Mounted {
 /// # Errors
 /// See [`MountError`]; nothing is left mounted.
 pub async fn mount(dir: &Path, config: Config, vfs: Arc<dyn Vfs>) -> Result<Mounted, MountError> {
+    let withdrawer = Arc::new(Withdrawer::default());
+    vfs.subscribe(withdrawer.clone());
     let root = vfs.root(&Session::own_cx()).await.map_err(MountError::Root)?;
     let (path, options) = (dir.to_owned(), config.clone());
     let attach = move || attach(&path, &options);
     let (device, dir) = blocking("cannot mount", attach).await?;
     let session = Session::new(device, config, vfs, (&root, &dir), tokio::runtime::Handle::current());
+    withdrawer.serves(&session);
     let mut phase = session.phase();
     let detach_on_error = |e| {
         let _ = detach(&dir, true);

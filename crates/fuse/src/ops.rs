@@ -13,8 +13,9 @@ use crate::abi::{EntryReply, Header, Op, entry_out};
 use crate::call::{Answer, Pending, Undo};
 use crate::handles::{OpenDir, OpenFile};
 use crate::inode::{Inode, Moment};
+use crate::lease::{Grant, LEASE_TIME};
 use crate::session::Session;
-use hither_vfs::{Attrs, Cred, Cx, Error, File, Node, Result};
+use hither_vfs::{Attrs, Cred, Cx, Error, File, Node, Result, Validity};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -25,11 +26,16 @@ pub(crate) struct Call {
     pub head: Header,
     pub pending: Arc<Pending>,
     cred: OnceLock<Arc<Cred>>,
+    /// Withdrawals of leases when the request came.
+    withdrawals: u64,
+    /// Held from passing a lease on to the end of the reply.
+    grant: OnceLock<Option<Grant>>,
 }
 
 impl Call {
     pub fn new(session: Arc<Session>, head: Header, pending: Arc<Pending>) -> Self {
-        Self { session, head, pending, cred: OnceLock::new() }
+        let withdrawals = session.leases.withdrawals();
+        Self { session, head, pending, cred: OnceLock::new(), withdrawals, grant: OnceLock::new() }
     }
 
     /// Serves the request.
@@ -152,7 +158,7 @@ impl Call {
             let fh = known.fh();
             match self.session.vfs.getattr(&self.cx(), File { fh: &fh, open: None }).await {
                 Ok(a) if crate::inode::Ident::of(&a.attr) == known.ident && a.attr.kind == known.kind => {
-                    known.add_alias(node.fh.clone());
+                    inodes.add_alias(&known, &node.fh);
                 }
                 Ok(_) => inodes.retire(&known),
                 Err(e) if e.errno == libc::ESTALE => inodes.retire(&known),
@@ -168,17 +174,48 @@ impl Call {
         if dir.world_searchable() { valid } else { Duration::ZERO }
     }
 
+    /// How long the kernel may keep a name in `dir` and the attributes of the object it leads to. To be asked when
+    /// nothing is waited for any more: a lease passed on holds its withdrawal up until the reply is written.
+    fn times(&self, dir: &Inode, inode: &Inode, attrs: &Attrs) -> (Duration, Duration) {
+        let attr_valid = self.attr_valid(inode, attrs);
+        let name = match attrs.valid {
+            // A lease on a file says nothing about its names.
+            Validity::Lease if !attr_valid.is_zero() => self.dir_left(dir),
+            _ => attr_valid,
+        };
+        (self.name_valid(dir, name), attr_valid)
+    }
+
+    /// How long the kernel may keep attributes.
+    fn attr_valid(&self, inode: &Inode, attrs: &Attrs) -> Duration {
+        if attrs.valid != Validity::Lease {
+            return attrs.valid.left(Instant::now());
+        }
+        let leases = &self.session.leases;
+        if self.grant.get_or_init(|| leases.grant(self.withdrawals)).is_none() {
+            inode.withdrawn();
+            return Duration::ZERO;
+        }
+        leases.passed_on(inode.id);
+        LEASE_TIME
+    }
+
+    /// How long names in a directory hold that were not said to hold less.
+    fn dir_left(&self, dir: &Inode) -> Duration {
+        let fh = dir.fh();
+        let known = self.session.vfs.peek(&self.cx(), hither_vfs::Where::fh(&fh));
+        let known = known.as_ref().and_then(|trail| trail.steps.first()).map(|node| node.attrs.valid);
+        known.unwrap_or_else(|| dir.valid()).left(Instant::now()).min(LEASE_TIME)
+    }
+
     /// Body of an entry reply.
     fn entry(&self, out: &mut crate::abi::Out, dir: &Inode, inode: &Inode, attrs: &Attrs) {
-        let left = attrs.valid.left(Instant::now());
-        let reply = EntryReply {
-            nodeid: inode.id,
-            ino: self.session.ino(&attrs.attr),
-            entry_valid: self.name_valid(dir, left),
-            attr_valid: left,
-            attr: Some(&attrs.attr),
-        };
-        entry_out(out, &reply);
+        let (entry_valid, attr_valid) = self.times(dir, inode, attrs);
+        let ino = self.session.ino(&attrs.attr);
+        entry_out(
+            out,
+            &EntryReply { nodeid: inode.id, ino, entry_valid, attr_valid, attr: Some(&attrs.attr) },
+        );
     }
 
     /// Answer of LOOKUP and of everything that makes a name, and the inode it names.

@@ -12,11 +12,12 @@ use crate::device::{Buffer, BufferPool, Delivery, Device};
 use crate::handles::{Handles, OpenDir, OpenFile};
 use crate::hint::Hints;
 use crate::inode::{Ident, Inode, Inodes};
+use crate::lease::Leases;
 use crate::mount::Config;
 use crate::ops::Call;
 use crate::stats::Stats;
 use bytes::Bytes;
-use hither_vfs::{Attr, Attrs, Cred, Cx, File, FsStat, Result, Vfs};
+use hither_vfs::{Attr, Attrs, Cred, Cx, Fh, File, FsStat, Result, Vfs};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::future::Future;
@@ -63,6 +64,7 @@ pub(crate) struct Session {
     pub stats: Stats,
     pub creds: Creds,
     pub hints: Hints,
+    pub leases: Leases,
     /// The server has no file capabilities; known after the first question.
     pub no_capabilities: AtomicBool,
     /// What the mount point and its file system looked like last.
@@ -112,6 +114,7 @@ impl Session {
             calls: Calls::new(config.interrupt_patience),
             stats: Stats::default(),
             creds: Creds::default(),
+            leases: Leases::default(),
             // One thread always comes back to read.
             hints: Hints::new(if config.hints { config.threads.max(2) - 1 } else { 0 }, at),
             no_capabilities: AtomicBool::new(false),
@@ -220,8 +223,8 @@ impl Session {
             }
         };
         match op {
-            Op::Forget { count } => self.inodes.forget(head.nodeid, count),
-            Op::BatchForget { list } => list.iter().for_each(|&(id, count)| self.inodes.forget(id, count)),
+            Op::Forget { count } => self.forget(head.nodeid, count),
+            Op::BatchForget { list } => list.iter().for_each(|&(id, count)| self.forget(id, count)),
             Op::Interrupt { unique } => self.interrupt(head.unique, unique),
             Op::Init(offer) => self.greet(device, head.unique, offer),
             op => self.begin(device, head, op),
@@ -286,13 +289,13 @@ impl Session {
     pub async fn undo(&self, undo: Undo) {
         match undo {
             Undo::Nothing => {}
-            Undo::Forget(ids) => ids.iter().for_each(|&id| self.inodes.forget(id, 1)),
+            Undo::Forget(ids) => ids.iter().for_each(|&id| self.forget(id, 1)),
             Undo::Close { file, forget } => {
                 if let Some(file) = self.files.remove(file) {
                     self.close(&file).await;
                 }
                 if let Some(id) = forget {
-                    self.inodes.forget(id, 1);
+                    self.forget(id, 1);
                 }
             }
             Undo::CloseDir { dir } => drop(self.dirs.remove(dir)),
@@ -302,6 +305,13 @@ impl Session {
                 let _ = self.vfs.unlock(&Cx::new(file.cred.clone()), at, owner, range).await;
                 drop(held);
             }
+        }
+    }
+
+    /// Takes look-ups of an inode away.
+    pub fn forget(&self, id: u64, count: u64) {
+        if self.inodes.forget(id, count) {
+            self.leases.forget(id);
         }
     }
 
@@ -380,6 +390,7 @@ impl Session {
     }
 
     async fn look_at(&self, file: &OpenFile) {
+        let withdrawals = self.leases.withdrawals();
         let (fh, asked) = (file.inode.fh(), self.inodes.clock.now());
         let at = File { fh: &fh, open: Some(file.open) };
         let cx = Cx { deadline: Some(Instant::now() + WATCH_PATIENCE), ..Cx::new(file.cred.clone()) };
@@ -388,6 +399,36 @@ impl Session {
         if file.inode.observe(&attrs, asked).pages_stale && self.drop_pages(file.inode.id).await {
             file.inode.pages_dropped(attrs.attr.change, asked);
         }
+        if self.leases.withdrawals() != withdrawals {
+            file.inode.withdrawn();
+        }
+    }
+
+    /// Takes back what was answered about an object; ends when the kernel has dropped it.
+    pub async fn withdraw(&self, fh: &Fh) {
+        self.leases.withdraw().await;
+        if let Some(inode) = self.inodes.by_fh(fh) {
+            inode.withdrawn();
+            self.leases.forget(inode.id);
+            self.drop_pages(inode.id).await;
+        }
+    }
+
+    /// Takes back everything that was answered under leases.
+    pub async fn withdraw_all(&self) {
+        self.leases.withdraw().await;
+        self.distrust_all_names();
+        let ids = self.leases.take_all();
+        for inode in ids.iter().filter_map(|&id| self.inodes.find(id)) {
+            inode.withdrawn();
+        }
+        let device = self.device.clone();
+        let drop_all = move || {
+            for id in ids {
+                inval_inode(&device, id, 0);
+            }
+        };
+        let _ = tokio::task::spawn_blocking(drop_all).await;
     }
 
     fn greet(&self, device: &Device, unique: u64, offer: InitIn) {
@@ -450,11 +491,10 @@ impl Session {
     /// more. Kernels before 6.16 learn it name by name after the answer, as the directory's lock
     /// may be held until then: for that moment cached names still work.
     pub fn distrust_names(&self, dir: &Inode) {
-        const EPOCH_SINCE_MINOR: u32 = 44;
-        let (minor, flags) = self.negotiated();
-        if minor >= EPOCH_SINCE_MINOR && self.device.notify(notify::INC_EPOCH, &[]).is_ok() {
+        if self.distrust_all_names() {
             return;
         }
+        let (_, flags) = self.negotiated();
         let expire = if flags & init_flags::HAS_EXPIRE_ONLY != 0 { notify::EXPIRE_ONLY } else { 0 };
         let (device, names, id) = (self.device.clone(), self.inodes.children(dir.id), dir.id);
         tokio::task::spawn_blocking(move || {
@@ -465,6 +505,17 @@ impl Session {
                 let _ = device.notify(notify::INVAL_ENTRY, &parts.each_ref().map(|p| IoSlice::new(p)));
             }
         });
+    }
+
+    /// Makes the kernel look up again whatever names it has cached; false when it cannot (before 6.16).
+    fn distrust_all_names(&self) -> bool {
+        const EPOCH_SINCE_MINOR: u32 = 44;
+        self.negotiated().0 >= EPOCH_SINCE_MINOR && self.device.notify(notify::INC_EPOCH, &[]).is_ok()
+    }
+
+    /// The runtime that serves the mount.
+    pub fn runtime(&self) -> &Handle {
+        &self.rt
     }
 
     /// Files, directories and requests under way, and inodes: for the curious and for tests.

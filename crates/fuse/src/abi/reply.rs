@@ -116,6 +116,16 @@ pub(crate) fn entry_out(o: &mut Out, e: &EntryReply<'_>) {
     }
 }
 
+/// Changes how long name and attributes hold in the entry reply that begins at byte `at`.
+pub(crate) fn set_times(o: &mut Out, at: usize, entry_valid: Duration, attr_valid: Duration) {
+    let (entry, attrs) = (valid(entry_valid), valid(attr_valid));
+    let mut times = Out::with_capacity(24);
+    times.u64(entry.0).u64(attrs.0).u32(entry.1).u32(attrs.1);
+    if let Some(place) = o.buf.get_mut(at + 16..at + 40) {
+        place.copy_from_slice(&times.buf);
+    }
+}
+
 /// Body of GETATTR and SETATTR (104 bytes).
 pub(crate) fn attr_out(ino: u64, a: &Attr, attr_valid: Duration) -> Vec<u8> {
     let mut o = Out::with_capacity(104);

@@ -4,7 +4,7 @@ use super::caller::SystemCall;
 use super::path::Path;
 use super::{Intent, PAUSE_MAX};
 use crate::inode::{Ident, Inode, Moment};
-use hither_vfs::{Cred, Name, Node, Read, Stop, Trail, Validity};
+use hither_vfs::{Attrs, Cred, Name, Node, Read, Stop, Trail, Validity};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -70,7 +70,13 @@ impl Track {
     /// A walk from part `at` in directory `dir`.
     pub fn begin(&mut self, at: usize, dir: u64, trail: &Trail, asked: Moment) {
         (self.at, self.here, self.above, self.asked) = (at, dir, 0, asked);
-        self.ahead = trail.steps.iter().cloned().map(Known::Node).collect();
+        // A lease could be withdrawn until a step is used: it holds for this call, as any answer does.
+        let once = |valid| if valid == Validity::Lease { Validity::Once } else { valid };
+        let known = |node: &Node| {
+            let attrs = Attrs { valid: once(node.attrs.valid), ..node.attrs.clone() };
+            Known::Node(Node { attrs, ..node.clone() })
+        };
+        self.ahead = trail.steps.iter().map(known).collect();
         if let Stop::Missing(valid) = trail.stop {
             self.ahead.push_back(Known::Missing(valid));
         }

@@ -3,7 +3,7 @@
 use super::{Clock, Ident, Inode, Moment};
 use crate::hint::path::Agreement;
 use bytes::Bytes;
-use hither_vfs::{Name, Node, Validity};
+use hither_vfs::{Fh, Name, Node, Validity};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -26,6 +26,7 @@ pub(crate) struct Inodes {
 struct Table {
     by_id: HashMap<u64, Entry>,
     by_ident: HashMap<Ident, u64>,
+    by_fh: HashMap<Fh, u64>,
     children: HashMap<u64, HashMap<Name, Child>>,
     next: u64,
     /// Last change of ours to an object that was forgotten since.
@@ -58,6 +59,7 @@ impl Inodes {
         let root = Arc::new(Inode::new(id, root));
         let mut table = Table { next: id + 1, ..Default::default() };
         table.by_ident.insert(root.ident, id);
+        table.by_fh.insert(root.fh(), id);
         table.by_id.insert(id, Entry { inode: root.clone(), lookups: 1, names: SmallVec::new() });
         Self { table: Mutex::new(table), root, clock: Clock::default() }
     }
@@ -86,6 +88,7 @@ impl Inodes {
             _ => {
                 let inode = Arc::new(Inode::new(t.next, node));
                 t.by_ident.insert(ident, t.next);
+                t.by_fh.insert(inode.fh(), t.next);
                 let entry = Entry { inode: inode.clone(), lookups: 0, names: SmallVec::new() };
                 t.by_id.insert(t.next, entry);
                 t.next += 1;
@@ -101,6 +104,22 @@ impl Inodes {
         Ok(inode)
     }
 
+    /// The inode of a handle.
+    pub fn by_fh(&self, fh: &Fh) -> Option<Arc<Inode>> {
+        let t = self.table.lock();
+        t.by_fh.get(fh).and_then(|id| t.by_id.get(id)).map(|e| e.inode.clone())
+    }
+
+    /// Accepts another handle of the same object.
+    pub fn add_alias(&self, inode: &Inode, fh: &Fh) {
+        let mut t = self.table.lock();
+        let (alias, gone) = inode.add_alias(fh);
+        t.by_fh.insert(alias, inode.id);
+        if let Some(gone) = gone {
+            t.drop_fh(&gone, inode.id);
+        }
+    }
+
     /// Takes the identity away from an inode whose object is gone, so that a new object may have it.
     pub fn retire(&self, inode: &Inode) {
         let mut t = self.table.lock();
@@ -109,27 +128,31 @@ impl Inodes {
         }
     }
 
-    /// Takes `count` look-ups away; the inode ends with the last.
-    pub fn forget(&self, id: u64, count: u64) {
+    /// Takes `count` look-ups away; the inode ends with the last, which is true then.
+    pub fn forget(&self, id: u64, count: u64) -> bool {
         if id == self.root.id {
-            return;
+            return false;
         }
         let mut table = self.table.lock();
         let t = &mut *table;
-        let Some(entry) = t.by_id.get_mut(&id) else { return };
+        let Some(entry) = t.by_id.get_mut(&id) else { return false };
         entry.lookups = entry.lookups.saturating_sub(count);
         if entry.lookups > 0 {
-            return;
+            return false;
         }
-        let Some(entry) = t.by_id.remove(&id) else { return };
+        let Some(entry) = t.by_id.remove(&id) else { return false };
         t.lost = t.lost.max(entry.inode.last_changed());
         if t.by_ident.get(&entry.inode.ident) == Some(&id) {
             t.by_ident.remove(&entry.inode.ident);
+        }
+        for fh in entry.inode.handles() {
+            t.drop_fh(&fh, id);
         }
         for (dir, name) in &entry.names {
             t.unbind(*dir, name, id);
         }
         t.children.remove(&id);
+        true
     }
 
     /// What a name was last seen to be.
@@ -236,6 +259,12 @@ fn own_name(name: &Name) -> Name {
 }
 
 impl Table {
+    fn drop_fh(&mut self, fh: &Fh, id: u64) {
+        if self.by_fh.get(fh) == Some(&id) {
+            self.by_fh.remove(fh);
+        }
+    }
+
     fn bind(&mut self, dir: u64, name: &Name, id: u64, valid: Validity) {
         let names = self.children.entry(dir).or_default();
         if let Some(known) = names.get_mut(name)

@@ -69,7 +69,7 @@ fn another_handle_is_an_alias_or_a_new_object() {
     let old = t.remember(None, &node("f", 5, FileKind::Regular)).unwrap();
     let alias = node("g", 5, FileKind::Regular);
     let Err(Ambiguous(known)) = t.remember(None, &alias) else { panic!() };
-    known.add_alias(alias.fh.clone());
+    t.add_alias(&known, &alias.fh);
     assert_eq!(t.remember(None, &alias).unwrap().id, old.id);
     // The old object is gone: its number goes to the new one, while the old inode keeps its handle.
     let reborn = node("h", 5, FileKind::Regular);

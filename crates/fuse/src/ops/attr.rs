@@ -60,11 +60,11 @@ impl Call {
             return Err(Error::new(libc::ESTALE));
         }
         self.saw(inode, attrs, asked).await;
-        Ok(self.attr_body(attrs))
+        Ok(self.attr_body(inode, attrs))
     }
 
-    fn attr_body(&self, attrs: &Attrs) -> Answer {
-        let valid = attrs.valid.left(Instant::now());
+    fn attr_body(&self, inode: &Inode, attrs: &Attrs) -> Answer {
+        let valid = self.attr_valid(inode, attrs);
         Answer::bytes(attr_out(self.session.ino(&attrs.attr), &attrs.attr, valid))
     }
 
@@ -97,7 +97,7 @@ impl Call {
         }
         // No pages are dropped here, whatever was seen: while it truncates, the kernel writes none back, and dropping
         // dirty ones would wait for this answer.
-        Ok(self.attr_body(&attrs))
+        Ok(self.attr_body(&inode, &attrs))
     }
 
     pub(super) async fn access(&self, mask: u32) -> Result<Answer> {

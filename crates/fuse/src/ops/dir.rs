@@ -5,11 +5,14 @@
 //! an NFSv3 server move to the end of the range.
 
 use super::Call;
-use crate::abi::{DIRENT_BYTES, DIRENTPLUS_BYTES, EntryReply, Out, dirent, direntplus, fopen, open_out};
+use crate::abi::{
+    DIRENT_BYTES, DIRENTPLUS_BYTES, EntryReply, Out, dirent, direntplus, fopen, open_out, set_times,
+};
 use crate::call::{Answer, Undo};
 use crate::handles::{OpenDir, Page};
 use crate::inode::{Inode, Moment};
-use hither_vfs::{Access, Attrs, DirEntry, Error, File, FileKind, Result};
+use hither_vfs::{Access, Attrs, DirEntry, Error, File, FileKind, Result, Validity};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -92,7 +95,8 @@ impl Call {
     pub(super) async fn readdir(&self, fh: u64, offset: u64, size: u32, plus: bool) -> Result<Answer> {
         let dir = self.dir(fh)?;
         let size = size.min(self.session.config.max_io_bytes) as usize;
-        let mut list = List { out: Out::with_capacity(size), size, plus, remembered: Vec::new() };
+        let mut list =
+            List { out: Out::with_capacity(size), size, plus, remembered: Vec::new(), leased: Vec::new() };
         let own = self.session.ino_of(dir.inode.ident);
         if offset < AFTER_DOT && !list.dot(own, AFTER_DOT, b".") {
             return Err(Error::new(libc::EINVAL));
@@ -100,7 +104,7 @@ impl Call {
         if offset < AFTER_DOT_DOT {
             let above = self.session.inodes.parent(dir.inode.id).unwrap_or(dir.inode.ident);
             if !list.dot(self.session.ino_of(above), AFTER_DOT_DOT, b"..") {
-                return Ok(list.answer());
+                return Ok(self.listed(&dir.inode, list));
             }
         }
         let mut page = dir.page.lock().await;
@@ -114,7 +118,7 @@ impl Call {
             }
             while let Some(entry) = page.entries.get(page.next) {
                 let Some(hold) = self.add_entry(&mut list, &dir.inode, entry, page.asked).await else {
-                    return Ok(list.answer());
+                    return Ok(self.listed(&dir.inode, list));
                 };
                 cookie = entry.cookie;
                 page.hold = page.hold.zip(hold).map(|(a, b)| a.min(b));
@@ -125,9 +129,18 @@ impl Call {
                 dir.inode.listed(page.hold, page.began);
             }
             if page.eof || !list.is_empty() {
-                return Ok(list.answer());
+                return Ok(self.listed(&dir.inode, list));
             }
         }
+    }
+
+    /// The answer with a list, in which leases are passed on.
+    fn listed(&self, dir: &Inode, mut list: List) -> Answer {
+        for (at, inode, attrs) in std::mem::take(&mut list.leased) {
+            let (entry_valid, attr_valid) = self.times(dir, &inode, &attrs);
+            set_times(&mut list.out, at, entry_valid, attr_valid);
+        }
+        list.answer()
     }
 
     /// Reads the page that follows `cookie`.
@@ -191,19 +204,23 @@ impl Call {
         };
         if let (Some(inode), Some(node)) = (&known, node) {
             if inode.changed_since(asked) {
-                self.session.inodes.forget(inode.id, 1);
+                self.session.forget(inode.id, 1);
             } else {
                 self.saw(inode, &node.attrs, asked).await;
                 list.remembered.push(inode.id);
-                let entry = EntryReply {
-                    nodeid: inode.id,
-                    ino,
-                    entry_valid: self.name_valid(dir, left),
-                    attr_valid: left,
-                    attr: Some(&node.attrs.attr),
+                let leased = node.attrs.valid == Validity::Lease;
+                // Leases are passed on at the end, when nothing is waited for any more.
+                let (entry_valid, attr_valid) = match leased {
+                    true => (Duration::ZERO, Duration::ZERO),
+                    false => (self.name_valid(dir, left), left),
                 };
+                if leased {
+                    list.leased.push((list.out.len(), inode.clone(), node.attrs.clone()));
+                }
+                let attr = Some(&node.attrs.attr);
+                let entry = EntryReply { nodeid: inode.id, ino, entry_valid, attr_valid, attr };
                 direntplus(&mut list.out, &entry, ino, offset, kind, name);
-                return Some(Some(Instant::now() + left));
+                return Some(Some(Instant::now() + left.min(LISTING_HOLDS_MAX)));
             }
         }
         direntplus(&mut list.out, &NOBODY, ino, offset, kind, name);
@@ -240,6 +257,8 @@ struct List {
     size: usize,
     plus: bool,
     remembered: Vec<u64>,
+    /// Objects under leases, and where their entries are.
+    leased: Vec<(usize, Arc<Inode>, Attrs)>,
 }
 
 impl List {

@@ -8,7 +8,7 @@ use crate::inode::Inode;
 use bytes::Bytes;
 use hither_vfs::{
     Create, Cx, Data, Error, File, FileRange, LockOwner, Name, OpenAccess, OpenHow, Opened, Read, Result,
-    SetAttr, Stability, Where,
+    SetAttr, Stability, Validity, Where,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -52,6 +52,9 @@ impl Call {
         if on_open.attrs_stale {
             self.session.drop_attrs(inode.id);
             inode.attrs_dropped();
+        }
+        if opened.node.attrs.valid == Validity::Lease {
+            self.attr_valid(&inode, &opened.node.attrs);
         }
         let mut out = Out::with_capacity(16);
         open_out(&mut out, id, self.open_flags(flags, on_open.keep));

@@ -127,7 +127,7 @@ impl Call {
         let inode = self.session.inodes.look_up(dir.id, name, now)?;
         let undo = Undo::Forget(vec![inode.id]);
         let Some(attrs) = inode.known(now) else {
-            self.session.inodes.forget(inode.id, 1);
+            self.session.forget(inode.id, 1);
             return None;
         };
         let asked = self.asked();

@@ -25,6 +25,8 @@ struct State {
     stuck_listing: bool,
     last_cred: Option<Arc<Cred>>,
     walks: Vec<Walk>,
+    leases: bool,
+    upcalls: Option<Arc<dyn Upcalls>>,
 }
 
 /// A walk that was asked for.
@@ -92,6 +94,26 @@ impl Gate {
         std::mem::take(&mut self.state.lock().unwrap().walks)
     }
 
+    /// Lets attributes of files hold under leases from now on.
+    pub fn give_leases(&self) {
+        self.state.lock().unwrap().leases = true;
+    }
+
+    /// Withdraws a lease, or all.
+    pub async fn withdraw(&self, fh: Option<&Fh>) {
+        let upcalls = self.state.lock().unwrap().upcalls.clone().unwrap();
+        match fh {
+            Some(fh) => upcalls.withdraw(fh).await,
+            None => upcalls.withdraw_all().await,
+        }
+    }
+
+    fn lease(&self, attrs: &mut Attrs) {
+        if attrs.attr.kind != FileKind::Directory && self.state.lock().unwrap().leases {
+            attrs.valid = Validity::Lease;
+        }
+    }
+
     /// Identity of the last call.
     pub fn last_cred(&self) -> Arc<Cred> {
         self.state.lock().unwrap().last_cred.clone().unwrap()
@@ -144,7 +166,23 @@ macro_rules! pass_on {
                 let walk = Walk { path: names.join("/"), want, cx: cx.clone() };
                 self.state.lock().unwrap().walks.push(walk);
                 self.pass(cx, "walk").await?;
-                self.below.walk(cx, at, want).await
+                let mut trail = self.below.walk(cx, at, want).await?;
+                trail.steps.iter_mut().for_each(|node| self.lease(&mut node.attrs));
+                Ok(trail)
+            }
+
+            async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
+                self.pass(cx, "getattr").await?;
+                let mut attrs = self.below.getattr(cx, file).await?;
+                self.lease(&mut attrs);
+                Ok(attrs)
+            }
+
+            async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+                self.pass(cx, "open").await?;
+                let mut opened = self.below.open(cx, at, how).await?;
+                self.lease(&mut opened.node.attrs);
+                Ok(opened)
             }
 
             fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
@@ -164,6 +202,7 @@ macro_rules! pass_on {
             }
 
             fn subscribe(&self, upcalls: std::sync::Arc<dyn Upcalls>) {
+                self.state.lock().unwrap().upcalls = Some(upcalls.clone());
                 self.below.subscribe(upcalls);
             }
 
@@ -178,6 +217,8 @@ macro_rules! pass_on {
                 let below = if cookie == 0 || circle { 0 } else { cookie + shift };
                 let mut page = self.below.readdir(cx, dir, below, v, max, nodes).await?;
                 page.entries.iter_mut().for_each(|e| e.cookie -= shift);
+                let nodes = page.entries.iter_mut().filter_map(|e| e.node.as_mut());
+                nodes.for_each(|node| self.lease(&mut node.attrs));
                 page.eof &= !circle;
                 Ok(page)
             }
@@ -187,11 +228,9 @@ macro_rules! pass_on {
 
 pass_on! {
     fn root() -> Node;
-    fn getattr(file: File<'_>) -> Attrs;
     fn setattr(file: File<'_>, set: &SetAttr) -> Attrs;
     fn access(fh: &Fh, want: Access) -> Access;
     fn readlink(fh: &Fh) -> Bytes;
-    fn open(at: Where<'_>, how: &OpenHow) -> Opened;
     fn close(fh: &Fh, open: OpenId) -> ();
     fn write(file: File<'_>, offset_bytes: u64, data: Data, stability: Stability) -> Wrote;
     fn commit(file: File<'_>) -> ();

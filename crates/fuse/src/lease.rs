@@ -1,0 +1,136 @@
+//! What the kernel keeps under leases, and how it is taken back.
+//!
+//! An answer under a lease holds until the layer below withdraws it, so the kernel is told a long time and
+//! reminded in the end ([`Upcalls`]). Between an answer of the layer below and the kernel's taking it the lease may be
+//! withdrawn: a call notes how many withdrawals there were when it began, gives leases only while there were no more, and
+//! holds a withdrawal up from that look until its reply is written, a moment without waiting. What was answered
+//! without that holds for the call only.
+//!
+//! It knows nothing of servers. Invalidating pages waits for reads of them, so it happens on threads that may block.
+
+use crate::session::Session;
+use hither_vfs::{BoxFuture, Fh, Upcalls};
+use parking_lot::Mutex;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+use tokio::sync::{OwnedRwLockReadGuard, RwLock};
+
+/// How long the kernel may keep what holds under a lease before it asks again.
+pub(crate) const LEASE_TIME: Duration = Duration::from_secs(3600);
+
+/// Leases passed on to the kernel.
+#[derive(Debug, Default)]
+pub(crate) struct Leases {
+    /// Held for reading by calls that pass a lease on, until their reply is written.
+    gate: Arc<RwLock<()>>,
+    withdrawals: AtomicU64,
+    /// Inodes that the kernel keeps attributes of under a lease.
+    held: Mutex<HashSet<u64>>,
+}
+
+/// The right to pass leases on; as long as it lives, none is withdrawn.
+pub(crate) type Grant = OwnedRwLockReadGuard<()>;
+
+impl Leases {
+    /// Withdrawals so far; to be asked before the layer below is.
+    pub fn withdrawals(&self) -> u64 {
+        self.withdrawals.load(Ordering::SeqCst)
+    }
+
+    /// The right to pass on leases that were answered after there were so many withdrawals; `None` when one
+    /// came in between.
+    pub fn grant(&self, withdrawals: u64) -> Option<Grant> {
+        let grant = self.gate.clone().try_read_owned().ok()?;
+        (self.withdrawals() == withdrawals).then_some(grant)
+    }
+
+    /// Notes that the kernel has attributes of an inode under a lease.
+    pub fn passed_on(&self, inode: u64) {
+        self.held.lock().insert(inode);
+    }
+
+    /// Notes that the kernel has forgotten an inode.
+    pub fn forget(&self, inode: u64) {
+        let mut held = self.held.lock();
+        if !held.is_empty() {
+            held.remove(&inode);
+        }
+    }
+
+    /// Counts a withdrawal, after the last call that passes leases on has written its reply.
+    pub async fn withdraw(&self) {
+        let gate = self.gate.write().await;
+        self.withdrawals.fetch_add(1, Ordering::SeqCst);
+        drop(gate);
+    }
+
+    /// Inodes under leases, which end here.
+    pub fn take_all(&self) -> Vec<u64> {
+        self.held.lock().drain().collect()
+    }
+}
+
+/// What the layer below calls. It exists before the session does.
+#[derive(Debug, Default)]
+pub(crate) struct Withdrawer {
+    session: OnceLock<Weak<Session>>,
+}
+
+impl Withdrawer {
+    /// Names the session.
+    pub fn serves(&self, session: &Arc<Session>) {
+        let _ = self.session.set(Arc::downgrade(session));
+    }
+
+    /// Does something with the session, also when nobody waits for it.
+    fn start<F>(&self, work: impl FnOnce(Arc<Session>) -> F) -> BoxFuture<()>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        // Without a session nothing has been answered.
+        let Some(session) = self.session.get().and_then(Weak::upgrade) else { return Box::pin(async {}) };
+        let task = session.runtime().spawn(work(session.clone()));
+        Box::pin(async move { drop(task.await) })
+    }
+}
+
+impl Upcalls for Withdrawer {
+    fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
+        let fh = fh.clone();
+        self.start(|session| async move { session.withdraw(&fh).await })
+    }
+
+    fn withdraw_all(&self) -> BoxFuture<()> {
+        self.start(|session| async move { session.withdraw_all().await })
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Session")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_lease_is_passed_on_only_when_none_was_withdrawn_meanwhile() {
+        let leases = Leases::default();
+        let began = leases.withdrawals();
+        let grant = leases.grant(began);
+        assert!(grant.is_some());
+        let withdrawal = leases.withdraw();
+        tokio::pin!(withdrawal);
+        let soon = Duration::from_millis(20);
+        assert!(tokio::time::timeout(soon, &mut withdrawal).await.is_err(), "a reply is being written");
+        assert!(leases.grant(began).is_none(), "a withdrawal waits");
+        drop(grant);
+        withdrawal.await;
+        assert!(leases.grant(began).is_none());
+        assert!(leases.grant(leases.withdrawals()).is_some());
+    }
+}
