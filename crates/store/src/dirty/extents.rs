@@ -1,0 +1,589 @@
+//! Bytes of one file that were written here and are not at the server yet: a pure state machine.
+//!
+//! It knows nothing of time beyond the instants it is given, of errors and of who waits. Bytes are *dirty* until a flight
+//! takes them, and *in flight* until it lands; what is written over bytes in flight is dirty again and is not taken
+//! before that flight landed, so that of each byte the versions reach the server in the order of their writing. Dirty
+//! pieces never overlap one another, nor do flights.
+//!
+//! Big writes are kept as the buffers they came in; small ones are copied into buffers that grow, so that a
+//! thousand appends are one piece, and a small write does not keep a large message alive. `runs` are the maximal
+//! dirty ranges without gaps; those of a whole chunk are worth sending at once.
+//!
+//! To say "everything written until now", an *epoch* is sealed ([`Extents::seal`]): bytes of sealed epochs are not
+//! merged with later ones, and each epoch counts its bytes.
+
+use super::file::Origin;
+use bytes::{Bytes, BytesMut};
+use hither_vfs::{Data, OpenId};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet};
+use tokio::time::Instant;
+
+/// Writes below this are copied and merged; from it on the buffers they came in are kept.
+const SMALL_BYTES: usize = 32 << 10;
+/// A buffer of merged small writes grows to this.
+const MERGED_BYTES: usize = 256 << 10;
+
+/// The dirty and flying bytes of one file.
+#[derive(Debug)]
+pub(super) struct Extents {
+    chunk_bytes: u64,
+    dirty: BTreeMap<u64, Piece>,
+    /// Start and end of the ranges without gaps in `dirty`.
+    runs: BTreeMap<u64, u64>,
+    /// Starts of the runs of at least a chunk.
+    whole: BTreeSet<u64>,
+    flights: Vec<Flying>,
+    next_flight: u64,
+    epoch: u64,
+    epochs: BTreeMap<u64, Epoch>,
+    dirty_bytes: u64,
+    flying_bytes: u64,
+    /// Where the next flight of a flush starts to look.
+    cursor: u64,
+}
+
+#[derive(Debug)]
+struct Piece {
+    buf: Buf,
+    origin: Origin,
+    epoch: u64,
+}
+
+#[derive(Debug)]
+enum Buf {
+    Shared(Bytes),
+    Own(BytesMut),
+}
+
+#[derive(Debug)]
+struct Epoch {
+    /// When its first byte was written.
+    since: Instant,
+    dirty_bytes: u64,
+    flying_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Flying {
+    id: u64,
+    start: u64,
+    end: u64,
+    origin: Origin,
+    parts: SmallVec<[(u64, u64, Bytes); 1]>,
+    /// No other flight was in the air at the same time.
+    alone: bool,
+}
+
+/// Bytes taken to be sent; ends with [`Extents::landed`].
+#[derive(Debug, Clone)]
+pub(super) struct Flight {
+    /// Its number.
+    pub id: u64,
+    /// Offset of the first byte.
+    pub start_bytes: u64,
+    /// The bytes.
+    pub data: Data,
+    /// On whose behalf.
+    pub origin: Origin,
+    /// Nothing else is dirty or in flight.
+    pub last: bool,
+}
+
+/// What may be taken.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rules {
+    /// Bytes of epochs up to this one, in whatever amounts; of later ones whole chunks only.
+    pub flush_to: u64,
+    /// Nothing from this offset on.
+    pub hold_from: u64,
+}
+
+impl Buf {
+    fn len(&self) -> usize {
+        match self {
+            Buf::Shared(b) => b.len(),
+            Buf::Own(b) => b.len(),
+        }
+    }
+
+    /// A part, refcounted where that is possible.
+    fn slice(&self, from: usize, to: usize) -> Bytes {
+        match self {
+            Buf::Shared(b) => b.slice(from..to),
+            Buf::Own(b) => Bytes::copy_from_slice(&b[from..to]),
+        }
+    }
+
+    /// Keeps what is before `at`, returns the rest.
+    fn split_off(&mut self, at: usize) -> Buf {
+        match self {
+            Buf::Own(b) => Buf::Own(b.split_off(at)),
+            Buf::Shared(b) => {
+                let rest = b.split_off(at);
+                *b = small(std::mem::take(b));
+                Buf::Shared(small(rest))
+            }
+        }
+    }
+
+    fn freeze(self) -> Bytes {
+        match self {
+            Buf::Shared(b) => b,
+            Buf::Own(b) => b.freeze(),
+        }
+    }
+}
+
+/// A small rest of a large buffer must not keep all of it.
+fn small(b: Bytes) -> Bytes {
+    if b.len() < SMALL_BYTES { Bytes::copy_from_slice(&b) } else { b }
+}
+
+impl Piece {
+    fn len(&self) -> u64 {
+        self.buf.len() as u64
+    }
+}
+
+impl Extents {
+    /// Nothing dirty; flights take at most `chunk_bytes`.
+    pub fn new(chunk_bytes: u64) -> Self {
+        Self {
+            chunk_bytes: chunk_bytes.max(1),
+            dirty: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            whole: BTreeSet::new(),
+            flights: Vec::new(),
+            next_flight: 0,
+            epoch: 1,
+            epochs: BTreeMap::new(),
+            dirty_bytes: 0,
+            flying_bytes: 0,
+            cursor: 0,
+        }
+    }
+
+    /// Bytes dirty and in flight.
+    pub fn bytes(&self) -> u64 {
+        self.dirty_bytes + self.flying_bytes
+    }
+
+    /// Nothing dirty, nothing in flight.
+    pub fn is_clean(&self) -> bool {
+        self.bytes() == 0
+    }
+
+    /// Something is in flight.
+    pub fn is_flying(&self) -> bool {
+        !self.flights.is_empty()
+    }
+
+    /// Whether bytes at or after `offset_bytes` are in flight.
+    pub fn is_flying_from(&self, offset_bytes: u64) -> bool {
+        self.flights.iter().any(|f| f.end > offset_bytes)
+    }
+
+    /// Whether bytes written through `open` are in flight.
+    pub fn is_flying_of(&self, open: OpenId) -> bool {
+        self.flights.iter().any(|f| f.origin.open == open)
+    }
+
+    /// One past the last byte dirty or in flight; 0 when there is none.
+    pub fn end_bytes(&self) -> u64 {
+        let dirty = self.runs.last_key_value().map_or(0, |(_, end)| *end);
+        self.flights.iter().map(|f| f.end).max().unwrap_or(0).max(dirty)
+    }
+
+    /// When the oldest byte dirty or in flight was written.
+    pub fn oldest(&self) -> Option<Instant> {
+        self.epochs.values().next().map(|e| e.since)
+    }
+
+    /// Ends the present epoch and returns it: it and those before are all that was written until now.
+    pub fn seal(&mut self) -> u64 {
+        if self.epochs.contains_key(&self.epoch) {
+            self.epoch += 1;
+        }
+        self.epoch - 1
+    }
+
+    /// Whether nothing of `epoch` and those before is left.
+    pub fn is_done(&self, epoch: u64) -> bool {
+        self.epochs.keys().next().is_none_or(|first| *first > epoch)
+    }
+
+    /// Bytes are written. Returns how many were merged into a buffer with earlier ones.
+    pub fn insert(&mut self, offset_bytes: u64, data: &Data, origin: &Origin, now: Instant) -> u64 {
+        let len = data.len();
+        if len == 0 {
+            return 0;
+        }
+        let end = offset_bytes + len as u64;
+        self.epochs.entry(self.epoch).or_insert(Epoch { since: now, dirty_bytes: 0, flying_bytes: 0 });
+        if len < SMALL_BYTES {
+            if !self.merge(offset_bytes, data, origin) {
+                self.remove(offset_bytes, end);
+                let mut own = BytesMut::with_capacity(len);
+                data.parts().iter().for_each(|p| own.extend_from_slice(p));
+                self.put(offset_bytes, Buf::Own(own), origin.clone(), self.epoch);
+                return 0;
+            }
+            return len as u64;
+        }
+        self.remove(offset_bytes, end);
+        let mut at = offset_bytes;
+        for part in data.parts() {
+            self.put(at, Buf::Shared(part.clone()), origin.clone(), self.epoch);
+            at += part.len() as u64;
+        }
+        0
+    }
+
+    /// Writes into, or behind, the piece that holds or touches `at`, when that is a buffer of ours of the same origin.
+    fn merge(&mut self, at: u64, data: &Data, origin: &Origin) -> bool {
+        let (len, epoch) = (data.len() as u64, self.epoch);
+        let Some((&start, piece)) = self.dirty.range(..=at).next_back() else { return false };
+        let piece_end = start + piece.len();
+        let fits = (at - start + len) as usize <= MERGED_BYTES.max(piece.buf.len());
+        let ours = piece.epoch == epoch && piece.origin == *origin && matches!(piece.buf, Buf::Own(_));
+        if at > piece_end || !fits || !ours {
+            return false;
+        }
+        let end = at + len;
+        if end > piece_end {
+            self.remove(piece_end, end);
+        }
+        let Some(Piece { buf: Buf::Own(own), .. }) = self.dirty.get_mut(&start) else { return false };
+        let mut to = (at - start) as usize;
+        for part in data.parts() {
+            let inside = part.len().min(own.len() - to);
+            own[to..to + inside].copy_from_slice(&part[..inside]);
+            own.extend_from_slice(&part[inside..]);
+            to += part.len();
+        }
+        if end > piece_end {
+            self.count(epoch, end - piece_end);
+            self.add_run(piece_end, end);
+        }
+        true
+    }
+
+    fn put(&mut self, at: u64, buf: Buf, origin: Origin, epoch: u64) {
+        let len = buf.len() as u64;
+        if len == 0 {
+            return;
+        }
+        self.dirty.insert(at, Piece { buf, origin, epoch });
+        self.count(epoch, len);
+        self.add_run(at, at + len);
+    }
+
+    fn count(&mut self, epoch: u64, bytes: u64) {
+        self.dirty_bytes += bytes;
+        if let Some(e) = self.epochs.get_mut(&epoch) {
+            e.dirty_bytes += bytes;
+        }
+    }
+
+    fn uncount(&mut self, epoch: u64, bytes: u64) {
+        self.dirty_bytes -= bytes;
+        if let Some(e) = self.epochs.get_mut(&epoch) {
+            e.dirty_bytes -= bytes;
+        }
+        self.end_epoch(epoch);
+    }
+
+    fn end_epoch(&mut self, epoch: u64) {
+        if self.epochs.get(&epoch).is_some_and(|e| e.dirty_bytes + e.flying_bytes == 0) {
+            self.epochs.remove(&epoch);
+        }
+    }
+
+    /// Cuts the piece that holds `at` in its middle into two.
+    fn split(&mut self, at: u64) {
+        let Some((&start, piece)) = self.dirty.range_mut(..at).next_back() else { return };
+        if at < start + piece.len() {
+            let buf = piece.buf.split_off((at - start) as usize);
+            let rest = Piece { buf, origin: piece.origin.clone(), epoch: piece.epoch };
+            self.dirty.insert(at, rest);
+        }
+    }
+
+    /// Takes dirty bytes out.
+    fn extract(&mut self, start: u64, end: u64) -> SmallVec<[(u64, Piece); 1]> {
+        self.split(start);
+        self.split(end);
+        let mut out = SmallVec::new();
+        while let Some((&at, _)) = self.dirty.range(start..end).next() {
+            let Some(piece) = self.dirty.remove(&at) else { break };
+            out.push((at, piece));
+        }
+        self.cut_run(start, end);
+        out
+    }
+
+    fn remove(&mut self, start: u64, end: u64) {
+        // The epoch being written to must outlive a moment of emptiness.
+        let keep = self.epochs.get(&self.epoch).map(|e| e.since);
+        for (_, piece) in self.extract(start, end) {
+            self.uncount(piece.epoch, piece.len());
+        }
+        if let Some(since) = keep {
+            self.epochs.entry(self.epoch).or_insert(Epoch { since, dirty_bytes: 0, flying_bytes: 0 });
+        }
+    }
+
+    fn add_run(&mut self, start: u64, end: u64) {
+        let (mut start, mut end) = (start, end);
+        if let Some((&s, &e)) = self.runs.range(..=start).next_back()
+            && e >= start
+        {
+            self.drop_run(s);
+            (start, end) = (s, end.max(e));
+        }
+        while let Some((&s, &e)) = self.runs.range(start..=end).next() {
+            self.drop_run(s);
+            end = end.max(e);
+        }
+        self.set_run(start, end);
+    }
+
+    fn cut_run(&mut self, start: u64, end: u64) {
+        if let Some((&s, &e)) = self.runs.range(..start).next_back()
+            && e > start
+        {
+            self.drop_run(s);
+            self.set_run(s, start);
+            self.set_run(end, e);
+        }
+        while let Some((&s, &e)) = self.runs.range(start..end).next() {
+            self.drop_run(s);
+            self.set_run(end, e);
+        }
+    }
+
+    fn set_run(&mut self, start: u64, end: u64) {
+        if start < end {
+            self.runs.insert(start, end);
+            if end - start >= self.chunk_bytes {
+                self.whole.insert(start);
+            }
+        }
+    }
+
+    fn drop_run(&mut self, start: u64) {
+        self.runs.remove(&start);
+        self.whole.remove(&start);
+    }
+
+    /// Drops what lies at or after `size_bytes`: the file was cut there.
+    pub fn cut(&mut self, size_bytes: u64) {
+        self.drop_dirty(size_bytes, u64::MAX);
+    }
+
+    fn drop_dirty(&mut self, start: u64, end: u64) {
+        for (_, piece) in self.extract(start, end) {
+            self.uncount(piece.epoch, piece.len());
+        }
+    }
+
+    /// Drops dirty bytes that were written through `open`; returns how many.
+    pub fn drop_open(&mut self, open: OpenId) -> u64 {
+        let of = |(at, p): (&u64, &Piece)| (p.origin.open == open).then_some((*at, *at + p.len()));
+        let ranges: Vec<_> = self.dirty.iter().filter_map(of).collect();
+        ranges.iter().for_each(|(start, end)| self.drop_dirty(*start, *end));
+        ranges.iter().map(|(start, end)| end - start).sum()
+    }
+
+    /// Whether [`Extents::take`] would take something.
+    pub fn has_work(&self, rules: Rules) -> bool {
+        self.next_start(rules).is_some()
+    }
+
+    /// Takes at most a chunk of neighbouring bytes of one origin to be sent.
+    pub fn take(&mut self, rules: Rules) -> Option<Flight> {
+        let start = self.next_start(rules)?;
+        let (_, &run_end) = self.runs.range(..=start).next_back()?;
+        let mut end = run_end.min(rules.hold_from).min(self.free_until(start));
+        if end - start > self.chunk_bytes {
+            end = start + self.chunk_bytes - start % self.chunk_bytes;
+        }
+        let origin = self.piece_at(start)?.1.origin.clone();
+        let other = self.dirty.range(start..end).find(|(_, p)| p.origin != origin).map(|(at, _)| *at);
+        end = other.unwrap_or(end);
+        let id = self.next_flight;
+        self.next_flight += 1;
+        let (mut data, mut parts) = (Data::default(), SmallVec::new());
+        for (at, piece) in self.extract(start, end) {
+            let (epoch, len) = (piece.epoch, piece.len());
+            self.dirty_bytes -= len;
+            self.flying_bytes += len;
+            if let Some(e) = self.epochs.get_mut(&epoch) {
+                e.dirty_bytes -= len;
+                e.flying_bytes += len;
+            }
+            let bytes = piece.buf.freeze();
+            data.push(bytes.clone());
+            parts.push((at, epoch, bytes));
+        }
+        let alone = self.flights.is_empty();
+        self.flights.iter_mut().for_each(|f| f.alone = false);
+        self.cursor = end;
+        self.flights.push(Flying { id, start, end, origin: origin.clone(), parts, alone });
+        Some(Flight { id, start_bytes: start, data, origin, last: alone && self.dirty_bytes == 0 })
+    }
+
+    fn piece_at(&self, at: u64) -> Option<(u64, &Piece)> {
+        self.dirty.range(..=at).next_back().map(|(s, p)| (*s, p)).filter(|(s, p)| at < s + p.len())
+    }
+
+    /// Start of the first flight after `at`.
+    fn free_until(&self, at: u64) -> u64 {
+        self.flights.iter().map(|f| f.start).filter(|s| *s > at).min().unwrap_or(u64::MAX)
+    }
+
+    /// First offset from `at` on that no flight covers.
+    fn free_from(&self, mut at: u64) -> u64 {
+        while let Some(f) = self.flights.iter().find(|f| f.start <= at && at < f.end) {
+            at = f.end;
+        }
+        at
+    }
+
+    fn next_start(&self, rules: Rules) -> Option<u64> {
+        self.flush_start(rules).or_else(|| self.whole_start(rules))
+    }
+
+    /// Where a whole chunk that may be taken begins.
+    fn whole_start(&self, rules: Rules) -> Option<u64> {
+        for start in &self.whole {
+            let end = self.runs.get(start).map_or(*start, |end| (*end).min(rules.hold_from));
+            let mut at = self.free_from(*start);
+            while at < end {
+                let until = end.min(self.free_until(at));
+                if until - at >= self.chunk_bytes {
+                    return Some(at);
+                }
+                at = self.free_from(until);
+            }
+        }
+        None
+    }
+
+    /// Where bytes begin that are to be flushed: from where the last flight ended upwards, then from the start.
+    fn flush_start(&self, rules: Rules) -> Option<u64> {
+        if !self.epochs.range(..=rules.flush_to).any(|(_, e)| e.dirty_bytes > 0) {
+            return None;
+        }
+        let around = self.piece_at(self.cursor).map(|(s, _)| s).unwrap_or(self.cursor);
+        let pieces = self.dirty.range(around..).chain(self.dirty.range(..around));
+        for (&start, piece) in pieces.filter(|(_, p)| p.epoch <= rules.flush_to) {
+            let at = self.free_from(start);
+            if at < (start + piece.len()).min(rules.hold_from) {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// A flight ended: its first `sent_bytes` are at the server or given up. The rest is dirty again, except where
+    /// something newer is. True when no other flight was in the air in the meantime.
+    pub fn landed(&mut self, id: u64, sent_bytes: u64) -> bool {
+        let Some(i) = self.flights.iter().position(|f| f.id == id) else { return false };
+        let flight = self.flights.swap_remove(i);
+        let mut left = sent_bytes;
+        for (at, epoch, mut bytes) in flight.parts {
+            let len = bytes.len() as u64;
+            self.flying_bytes -= len;
+            if let Some(e) = self.epochs.get_mut(&epoch) {
+                e.flying_bytes -= len;
+            }
+            let gone = left.min(len);
+            left -= gone;
+            if gone < len {
+                self.put_under(at + gone, bytes.split_off(gone as usize), &flight.origin, epoch);
+            }
+            self.end_epoch(epoch);
+        }
+        flight.alone
+    }
+
+    fn put_under(&mut self, start: u64, bytes: Bytes, origin: &Origin, epoch: u64) {
+        let end = start + bytes.len() as u64;
+        let mut at = start;
+        for (from, to) in self.covered(start, end).into_iter().chain([(end, end)]) {
+            if at < from {
+                let buf = Buf::Shared(bytes.slice((at - start) as usize..(from - start) as usize));
+                self.put(at, buf, origin.clone(), epoch);
+            }
+            at = at.max(to);
+        }
+    }
+
+    /// Dirty ranges within a range, in order.
+    fn covered(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let before = self.runs.range(..start).next_back().filter(|(_, e)| **e > start);
+        let runs = before.into_iter().chain(self.runs.range(start..end));
+        runs.map(|(s, e)| (start.max(*s), end.min(*e))).collect()
+    }
+
+    /// The newest of the bytes kept here within a range: pieces in order, with their offsets.
+    pub fn overlay(&self, start: u64, end: u64) -> Vec<(u64, Bytes)> {
+        let first = self.piece_at(start).map_or(start, |(s, _)| s);
+        let clip = |at: u64, len: u64| (start.max(at), end.min(at + len));
+        let mut out = Vec::new();
+        for (&at, piece) in self.dirty.range(first..end) {
+            let (from, to) = clip(at, piece.len());
+            out.push((from, piece.buf.slice((from - at) as usize, (to - at) as usize)));
+        }
+        let flying: Vec<_> = self.flights.iter().filter(|f| f.start < end && start < f.end).collect();
+        if flying.is_empty() {
+            return out;
+        }
+        let covered = self.covered(start, end);
+        let mut gap = start;
+        for (from, to) in covered.into_iter().chain([(end, end)]) {
+            for (at, _, bytes) in flying.iter().flat_map(|f| &f.parts) {
+                let (a, b) = (gap.max(*at), from.min(at + bytes.len() as u64));
+                if a < b {
+                    out.push((a, bytes.slice((a - at) as usize..(b - at) as usize)));
+                }
+            }
+            gap = gap.max(to);
+        }
+        out.sort_unstable_by_key(|(at, _)| *at);
+        out
+    }
+
+    /// Checks what must always hold.
+    #[cfg(test)]
+    pub fn check(&self) {
+        let mut epochs: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        let (mut at, mut runs) = (0, Vec::<(u64, u64)>::new());
+        for (&start, piece) in &self.dirty {
+            assert!(start >= at && piece.len() > 0);
+            at = start + piece.len();
+            match runs.last_mut() {
+                Some(run) if run.1 == start => run.1 = at,
+                _ => runs.push((start, at)),
+            }
+            epochs.entry(piece.epoch).or_default().0 += piece.len();
+        }
+        assert_eq!(runs, self.runs.iter().map(|(s, e)| (*s, *e)).collect::<Vec<_>>());
+        let whole: Vec<_> = runs.iter().filter(|(s, e)| e - s >= self.chunk_bytes).map(|r| r.0).collect();
+        assert_eq!(whole, self.whole.iter().copied().collect::<Vec<_>>());
+        for (i, f) in self.flights.iter().enumerate() {
+            assert!(self.flights[..i].iter().all(|g| g.end <= f.start || f.end <= g.start));
+            f.parts.iter().for_each(|(_, e, b)| epochs.entry(*e).or_default().1 += b.len() as u64);
+        }
+        let counted: Vec<_> =
+            self.epochs.iter().map(|(k, e)| (*k, (e.dirty_bytes, e.flying_bytes))).collect();
+        assert_eq!(counted, epochs.clone().into_iter().collect::<Vec<_>>());
+        assert_eq!(self.dirty_bytes, epochs.values().map(|e| e.0).sum::<u64>());
+        assert_eq!(self.flying_bytes, epochs.values().map(|e| e.1).sum::<u64>());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,277 @@
+//! One file with delayed writes: its bytes, opens, errors, and what is shown of it.
+//!
+//! It knows nothing of how bytes are sent. [`View`] decides which attributes are shown while the server does not have
+//! everything; see the layer's documentation for the reasons.
+
+use super::errors::Errors;
+use super::extents::{Extents, Rules};
+use hither_vfs::{Attrs, Cred, Error, Fh, OpenId, Time, Validity};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, RwLock};
+use tokio::time::Instant;
+
+/// On whose behalf bytes were written: they are sent under the same open and credential.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Origin {
+    /// Credential of the writer.
+    pub cred: Arc<Cred>,
+    /// The open written through.
+    pub open: OpenId,
+}
+
+/// A file that is open here, or has bytes here.
+#[derive(Debug)]
+pub(super) struct File {
+    pub fh: Fh,
+    pub state: Mutex<State>,
+    /// A WRITE ended, or room was made in some other way.
+    pub changed: Notify,
+    /// Held shared while bytes are written, alone by calls that no write may overtake or fall behind.
+    pub gate: RwLock<()>,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub extents: Extents,
+    pub errors: Errors,
+    pub view: View,
+    /// Everything of this epoch and those before is to be sent.
+    pub flush_to: u64,
+    /// Nothing from here on may be sent: the file is about to be cut.
+    pub hold_from: u64,
+    /// Tasks that send.
+    pub workers: usize,
+    /// Sending is of no use for now.
+    pub failing: Option<Failing>,
+    /// How long the next failure keeps from trying.
+    pub backoff: Option<Duration>,
+    /// Error of the bytes that are kept, when the opens were told of it.
+    pub told: Option<i32>,
+    /// Whoever flushes wants the last bytes on stable storage.
+    pub stable: bool,
+    /// The layer below may have bytes that are not on stable storage.
+    pub unstable: bool,
+    /// In the queue that looks after age.
+    pub queued: bool,
+    /// What became of its names.
+    pub names: Names,
+    /// No longer in the layer's table: look it up again.
+    pub forgotten: bool,
+    /// When a question for attributes last made bytes be sent.
+    pub asked: Option<Instant>,
+}
+
+/// Sending failed in a way that may pass.
+#[derive(Debug, Clone)]
+pub(super) struct Failing {
+    pub error: Error,
+    pub retry_at: Instant,
+}
+
+/// What is known of a file's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Names {
+    /// It has some, or is taken to have.
+    Some,
+    /// One was removed here; it may have been the last.
+    OneLess,
+    /// There is none left: after the last close nobody can read the file.
+    None,
+}
+
+impl File {
+    pub fn new(fh: Fh, chunk_bytes: u64) -> Self {
+        let state = State {
+            extents: Extents::new(chunk_bytes),
+            errors: Errors::default(),
+            view: View::default(),
+            flush_to: 0,
+            hold_from: u64::MAX,
+            workers: 0,
+            failing: None,
+            backoff: None,
+            told: None,
+            stable: false,
+            unstable: false,
+            queued: false,
+            names: Names::Some,
+            forgotten: false,
+            asked: None,
+        };
+        Self { fh, state: Mutex::new(state), changed: Notify::new(), gate: RwLock::new(()) }
+    }
+
+    /// Waits until `found` finds something in the state; it is asked after each change.
+    pub async fn when<T>(&self, mut found: impl FnMut(&mut State) -> Option<T>) -> T {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if let Some(out) = found(&mut self.state.lock()) {
+                return out;
+            }
+            changed.await;
+        }
+    }
+}
+
+impl State {
+    /// What may be sent now.
+    pub fn rules(&self) -> Option<Rules> {
+        let rules = Rules { flush_to: self.flush_to, hold_from: self.hold_from };
+        self.failing.is_none().then_some(rules)
+    }
+
+    /// Everything written until now is to be sent; returns its epoch.
+    pub fn seal(&mut self) -> u64 {
+        let epoch = self.extents.seal();
+        self.flush_to = self.flush_to.max(epoch);
+        epoch
+    }
+
+    /// There is nothing to remember about the file.
+    pub fn is_idle(&self) -> bool {
+        self.workers == 0 && self.extents.is_clean() && self.errors.is_idle() && self.view.through == 0
+    }
+
+    /// Attributes as they are shown; `fresh` is a change value never shown before.
+    pub fn show(&mut self, attrs: &mut Attrs, fresh: u64) {
+        let bytes = Local { clean: self.extents.is_clean(), end_bytes: self.extents.end_bytes() };
+        let flying = self.extents.is_flying();
+        self.view.show(attrs, bytes, flying, fresh);
+    }
+
+    /// The attributes after a local write at `now`, when enough is known.
+    pub fn written(&mut self, now: Time, fresh: u64) -> Option<Attrs> {
+        self.view.time = Some(now);
+        self.view.alias = Some(fresh);
+        let mut attrs = self.view.server.clone()?;
+        let bytes = Local { clean: false, end_bytes: self.extents.end_bytes() };
+        self.view.dress(&mut attrs, bytes, true);
+        Some(attrs)
+    }
+}
+
+/// The bytes kept here.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Local {
+    pub clean: bool,
+    pub end_bytes: u64,
+}
+
+/// What is shown of a file's attributes.
+#[derive(Debug, Default)]
+pub(super) struct View {
+    /// The newest answer from below; its size counts own writes that ended since.
+    pub server: Option<Attrs>,
+    /// Change value shown in place of the server's.
+    alias: Option<u64>,
+    /// The server's change value that stands for the same contents; `None` when own writes moved it.
+    base: Option<u64>,
+    /// Somebody else may have written between two writes of ours.
+    uncertain: bool,
+    /// Own changes that ended at that moment: answers to questions from before may lack them. The size is the
+    /// least they left.
+    own: Option<(Instant, u64)>,
+    /// When a program last wrote.
+    time: Option<Time>,
+    /// Changes on their way to the layer below that are no delayed writes.
+    pub through: u32,
+}
+
+impl View {
+    fn show(&mut self, attrs: &mut Attrs, bytes: Local, flying: bool, fresh: u64) {
+        let change = attrs.attr.change;
+        let settled = !flying && self.through == 0 && self.own.is_none_or(|(at, _)| attrs.asked > at);
+        if settled {
+            self.own = None;
+            if self.base.is_some_and(|b| b != change) {
+                // Somebody else's change.
+                self.alias = if bytes.clean { None } else { Some(fresh) };
+            }
+            self.base = Some(change);
+        }
+        if self.server.as_ref().is_none_or(|s| s.asked <= attrs.asked) {
+            self.learn(attrs);
+        }
+        self.dress(attrs, bytes, !bytes.clean || !settled);
+    }
+
+    fn learn(&mut self, attrs: &Attrs) {
+        let mut attrs = attrs.clone();
+        if let Some((_, size)) = self.own {
+            attrs.attr.size_bytes = attrs.attr.size_bytes.max(size);
+        }
+        self.server = Some(attrs);
+    }
+
+    /// Puts what is known here over the server's attributes.
+    fn dress(&self, attrs: &mut Attrs, bytes: Local, local: bool) {
+        let attr = &mut attrs.attr;
+        let own = self.own.map_or(0, |(_, size)| size);
+        attr.size_bytes = attr.size_bytes.max(own);
+        if !bytes.clean {
+            attr.size_bytes = attr.size_bytes.max(bytes.end_bytes);
+        }
+        if let (true, Some(time)) = (local, self.time) {
+            attr.mtime = attr.mtime.max(time);
+            attr.ctime = attr.ctime.max(time);
+            // The server will have other times: nobody may keep these.
+            attrs.valid = Validity::Once;
+        }
+        if let Some(alias) = self.alias {
+            attrs.attr.change = alias;
+        }
+    }
+
+    /// The file is opened: who opens must not take pages for right that were read before a write of ours beside
+    /// which somebody else may have written.
+    pub fn opened(&mut self, clean: bool, fresh: u64) {
+        if std::mem::take(&mut self.uncertain) {
+            self.alias = if clean { None } else { Some(fresh) };
+        }
+    }
+
+    /// What was shown is not what the file has any more.
+    pub fn broken(&mut self, fresh: u64) {
+        self.alias = Some(fresh);
+    }
+
+    /// A write or other change of ours ended at `now` and left at least `size_bytes`. `alone`: no other one of ours
+    /// was under way meanwhile.
+    pub fn changed(&mut self, now: Instant, size_bytes: u64, attrs: Option<&Attrs>, alone: bool) {
+        let leased = |a: &Attrs| a.valid == Validity::Lease;
+        let lease = self.server.as_ref().is_some_and(leased) && attrs.is_some_and(leased);
+        self.uncertain |= !lease;
+        self.base = attrs.filter(|_| alone).map(|a| a.attr.change);
+        let least = self.own.map_or(0, |(_, size)| size).max(size_bytes);
+        self.own = Some((now, least));
+        match attrs {
+            Some(attrs) if self.server.as_ref().is_none_or(|s| s.asked <= attrs.asked) => self.learn(attrs),
+            _ => {
+                if let Some(server) = &mut self.server {
+                    server.attr.size_bytes = server.attr.size_bytes.max(least);
+                }
+            }
+        }
+    }
+
+    /// The file was given a length.
+    pub fn resized(&mut self, now: Instant, size_bytes: u64, attrs: Option<&Attrs>) {
+        self.own = Some((now, size_bytes));
+        self.uncertain = true;
+        self.base = None;
+        self.server = attrs.cloned();
+    }
+
+    /// Nothing that the server said holds any more.
+    pub fn forget(&mut self) {
+        self.server = None;
+    }
+
+    /// Length of the file at the server when it is known for certain at `now`.
+    pub fn server_size(&self, now: Instant) -> Option<u64> {
+        self.server.as_ref().filter(|a| !a.valid.left(now).is_zero()).map(|a| a.attr.size_bytes)
+    }
+}

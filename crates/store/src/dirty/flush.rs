@@ -1,0 +1,346 @@
+//! Sending what was written: workers, flights, waiting for them, room, and age.
+//!
+//! It knows nothing of the calls above. A file has up to a handful of workers, tasks that take a chunk, send it and look for
+//! more; each WRITE needs one of the mount's slots, which are given out first come first served. What is taken is decided
+//! when the slot is there, so bytes merge for as long as they wait. A worker that finds more to do starts another
+//! one: a flush spreads by itself, a file with nothing to send has no task.
+
+use super::extents::Flight;
+use super::file::{Failing, File, Names, State};
+use super::stats::{Counters, Reason};
+use super::{Dirty, is_final};
+use hither_vfs::{Cx, Error, File as At, OpenId, Result, Stability, Wrote};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+/// First and longest wait before bytes that could not be sent are tried again by themselves.
+const BACKOFF_FIRST: Duration = Duration::from_secs(1);
+const BACKOFF_MOST: Duration = Duration::from_secs(30);
+
+/// Whether there is room for a write.
+pub(super) enum Room {
+    /// It is taken.
+    Taken,
+    /// When the file, or another one, has sent something.
+    Later,
+    /// The file has nothing of its own to send: the write goes straight on.
+    Never,
+    /// The file's bytes cannot be sent for now.
+    Failing(Failing),
+}
+
+impl Dirty {
+    /// Changes a file's state and keeps the sum of all bytes; whoever waits for room looks again when there are fewer.
+    pub(super) fn with<R>(&self, file: &File, change: impl FnOnce(&mut State) -> R) -> R {
+        self.with_room(file, 0, change)
+    }
+
+    /// The same for a change for which [`Dirty::room`] took `taken` bytes.
+    pub(super) fn with_room<R>(&self, file: &File, taken: u64, change: impl FnOnce(&mut State) -> R) -> R {
+        let mut s = file.state.lock();
+        let before = s.extents.bytes();
+        let out = change(&mut s);
+        let after = s.extents.bytes();
+        if s.extents.is_clean() {
+            (s.stable, s.told, s.failing, s.backoff) = (false, None, None, None);
+        }
+        drop(s);
+        self.total.fetch_add(after, Relaxed);
+        self.total.fetch_sub(before + taken, Relaxed);
+        if after < before {
+            file.changed.notify_waiters();
+        }
+        if after < before + taken {
+            self.freed.notify_waiters();
+        }
+        out
+    }
+
+    /// Room for `len` bytes more. A file may have as much as is free, so that however many files are
+    /// written at top speed, a share stays free for the next.
+    pub(super) fn room(&self, file: &File, len: u64) -> Room {
+        let s = file.state.lock();
+        if let Some(failing) = &s.failing {
+            return Room::Failing(failing.clone());
+        }
+        let (own, limits) = (s.extents.bytes(), &self.options);
+        drop(s);
+        let fits = |total: u64| {
+            let free = limits.dirty_max_bytes.saturating_sub(total);
+            let share = if own == 0 { free } else { limits.file_max_bytes.min(free).saturating_sub(own) };
+            (len <= share).then_some(total + len)
+        };
+        match self.total.fetch_update(Relaxed, Relaxed, fits) {
+            Ok(total) => {
+                self.counters.dirty_bytes_peak.fetch_max(total + len, Relaxed);
+                Room::Taken
+            }
+            Err(_) if own == 0 => Room::Never,
+            Err(_) => Room::Later,
+        }
+    }
+
+    /// Waits until the file or another one has sent something.
+    pub(super) async fn some_room(&self, file: &Arc<File>, len: u64) {
+        let mut freed = std::pin::pin!(self.freed.notified());
+        freed.as_mut().enable();
+        let mut changed = std::pin::pin!(file.changed.notified());
+        changed.as_mut().enable();
+        match self.room(file, len) {
+            Room::Later => {}
+            // The writer asks again.
+            Room::Taken => return self.with_room(file, len, |_| ()),
+            Room::Never | Room::Failing(_) => return,
+        }
+        Counters::add(&self.counters.pushbacks, 1);
+        self.counters.flush(Reason::Pressure);
+        file.state.lock().seal();
+        self.pump(file);
+        tokio::select! {
+            () = freed => {}
+            () = changed => {}
+        }
+    }
+
+    /// Sends everything written until now and waits for it. What the server refused for good is recorded with the
+    /// file; what may work later is kept.
+    ///
+    /// # Errors
+    /// The reason why bytes are kept.
+    pub(super) async fn flush(&self, file: &Arc<File>, reason: Reason, stable: bool) -> Result<()> {
+        let target = {
+            let mut s = file.state.lock();
+            if s.extents.is_clean() {
+                return Ok(());
+            }
+            s.failing = None;
+            s.stable |= stable;
+            s.seal()
+        };
+        self.counters.flush(reason);
+        self.pump(file);
+        file.when(|s| match s.extents.is_done(target) {
+            true => Some(Ok(())),
+            false => s.failing.as_ref().map(|f| Err(f.error.clone())),
+        })
+        .await
+    }
+
+    /// Begins to send everything written until now.
+    pub(super) fn flush_in_background(&self, file: &Arc<File>, reason: Reason) {
+        file.state.lock().seal();
+        self.counters.flush(reason);
+        self.pump(file);
+    }
+
+    /// Starts a worker when there is something to send and the file has not its share of them.
+    pub(super) fn pump(&self, file: &Arc<File>) {
+        {
+            let mut s = file.state.lock();
+            let work = s.rules().is_some_and(|rules| s.extents.has_work(rules));
+            if !work || s.workers >= self.options.flights_per_file {
+                return;
+            }
+            s.workers += 1;
+        }
+        tokio::spawn(self.this().work(file.clone()));
+    }
+
+    async fn work(self: Arc<Self>, file: Arc<File>) {
+        loop {
+            // The semaphore is never closed.
+            let Ok(_slot) = self.slots.acquire().await else { return };
+            let flight = {
+                let mut s = file.state.lock();
+                let flight = s.rules().and_then(|rules| s.extents.take(rules));
+                let Some(flight) = flight else {
+                    s.workers -= 1;
+                    break;
+                };
+                let stable = s.stable && flight.last && !s.unstable;
+                s.unstable |= !stable;
+                (flight, if stable { Stability::Stable } else { Stability::Unstable })
+            };
+            self.pump(&file);
+            self.send(&file, flight.0, flight.1).await;
+        }
+        file.changed.notify_waiters();
+        self.tidy(&file);
+    }
+
+    async fn send(&self, file: &Arc<File>, flight: Flight, stability: Stability) {
+        let cx = Cx::new(flight.origin.cred.clone());
+        let at = At { fh: &file.fh, open: Some(flight.origin.open) };
+        let len = flight.data.len() as u64;
+        let sent = self.below.write(&cx, at, flight.start_bytes, flight.data, stability).await;
+        let sent = match sent {
+            Ok(w) if w.bytes == 0 => Err(Error::because(libc::EIO, "the server writes no bytes")),
+            Ok(w) => Ok(Wrote { bytes: w.bytes.min(len), ..w }),
+            Err(e) => Err(e),
+        };
+        match sent {
+            Ok(wrote) => self.sent(file, flight.id, flight.start_bytes, wrote),
+            Err(e) => self.not_sent(file, flight.id, len, e),
+        }
+    }
+
+    fn sent(&self, file: &File, id: u64, start: u64, wrote: Wrote) {
+        Counters::add(&self.counters.writes_out, 1);
+        Counters::add(&self.counters.bytes_out, wrote.bytes);
+        self.with(file, |s| {
+            let alone = s.extents.landed(id, wrote.bytes) && s.view.through == 0;
+            let attrs = wrote.attrs.as_ref();
+            s.view.changed(Instant::now(), start + wrote.bytes, attrs, alone);
+            s.backoff = None;
+        });
+    }
+
+    fn not_sent(&self, file: &Arc<File>, id: u64, len: u64, e: Error) {
+        Counters::add(&self.counters.writes_failed, 1);
+        let fresh = self.next_change();
+        let (now, lost) = (Instant::now(), is_final(e.errno));
+        let retry_at = self.with(file, |s| {
+            s.extents.landed(id, if lost { len } else { 0 });
+            // It may have been executed all the same.
+            s.view.changed(now, 0, None, false);
+            if lost {
+                s.errors.record(e.clone());
+                s.view.broken(fresh);
+                return None;
+            }
+            if s.told != Some(e.errno) {
+                s.told = Some(e.errno);
+                s.errors.record(e.clone());
+            }
+            if s.failing.is_some() {
+                // Another flight of the same try.
+                return None;
+            }
+            let backoff = s.backoff.map_or(BACKOFF_FIRST, |b| (b * 2).min(BACKOFF_MOST));
+            s.backoff = Some(backoff);
+            s.failing = Some(Failing { error: e.clone(), retry_at: now + backoff });
+            Some(now + backoff)
+        });
+        if let Some(at) = retry_at {
+            self.ages.push(at, file);
+        }
+        if lost {
+            Counters::add(&self.counters.bytes_dropped, len);
+            tracing::warn!(fh = ?file.fh, error = %e, "written data is lost");
+        }
+        file.changed.notify_waiters();
+    }
+
+    /// Waits until nothing written through `open` is in flight, and drops what is left of it.
+    pub(super) async fn abandon(&self, file: &File, open: OpenId) -> u64 {
+        file.when(|s| (!s.extents.is_flying_of(open)).then_some(())).await;
+        let fresh = self.next_change();
+        self.with(file, |s| {
+            let dropped = s.extents.drop_open(open);
+            if dropped > 0 {
+                s.view.broken(fresh);
+            }
+            if s.extents.is_clean() {
+                s.failing = None;
+            }
+            dropped
+        })
+    }
+
+    /// A file's time has come.
+    fn aged(&self, file: &Arc<File>, now: Instant) {
+        let again = {
+            let mut s = file.state.lock();
+            s.queued = false;
+            let Some(oldest) = s.extents.oldest() else { return };
+            let due = oldest + self.options.dirty_age;
+            match &s.failing {
+                Some(f) if now < f.retry_at => Some(f.retry_at),
+                Some(_) => {
+                    s.failing = None;
+                    None
+                }
+                // What nobody can find any more may wait for its end.
+                None if s.names != Names::Some => Some(now + self.options.dirty_age),
+                None => (now < due).then_some(due),
+            }
+        };
+        match again {
+            Some(at) => self.ages.push(at, file),
+            None => self.flush_in_background(file, Reason::Age),
+        }
+    }
+}
+
+/// Files to be looked at when their time has come.
+#[derive(Debug, Default)]
+pub(super) struct Ages {
+    queue: Mutex<Queue>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    next: u64,
+    files: BTreeMap<(Instant, u64), Weak<File>>,
+}
+
+impl Ages {
+    /// Looks at `file` at that moment.
+    pub fn push(&self, at: Instant, file: &Arc<File>) {
+        let mut q = self.queue.lock();
+        let first = q.files.keys().next().is_none_or(|(t, _)| at < *t);
+        q.next += 1;
+        let key = (at, q.next);
+        q.files.insert(key, Arc::downgrade(file));
+        drop(q);
+        if first {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Makes the task that looks after age look.
+    pub fn wake(&self) {
+        self.changed.notify_one();
+    }
+
+    fn due(&self, now: Instant) -> (Vec<Arc<File>>, Option<Instant>) {
+        let mut q = self.queue.lock();
+        let mut due = Vec::new();
+        while let Some(entry) = q.files.first_entry() {
+            if entry.key().0 > now {
+                return (due, Some(entry.key().0));
+            }
+            due.extend(entry.remove().upgrade());
+        }
+        (due, None)
+    }
+}
+
+/// Looks after the age of dirty bytes for as long as the layer lives.
+pub(super) async fn age(layer: Weak<Dirty>, ages: Arc<Ages>) {
+    loop {
+        let now = Instant::now();
+        let (files, next) = ages.due(now);
+        {
+            let Some(layer) = layer.upgrade() else { return };
+            files.iter().for_each(|file| layer.aged(file, now));
+        }
+        drop(files);
+        let later = async {
+            match next {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = ages.changed.notified() => {}
+            () = later => {}
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Counters of the delayed writes of a mount.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Why bytes were sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// `fsync`.
+    Commit,
+    /// The last close of an open.
+    Close,
+    /// Their age.
+    Age,
+    /// Lack of room.
+    Pressure,
+    /// Another call needed the server to have them: attributes, locks, copies, holes, stable writes.
+    Order,
+    /// A delegation was recalled.
+    Recall,
+    /// The end of the mount.
+    Shutdown,
+}
+
+const REASONS: usize = 7;
+
+/// Counters, counted.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub dirty_bytes_peak: AtomicU64,
+    pub writes_in: AtomicU64,
+    pub bytes_in: AtomicU64,
+    pub writes_merged: AtomicU64,
+    pub writes_through: AtomicU64,
+    pub writes_out: AtomicU64,
+    pub bytes_out: AtomicU64,
+    pub writes_failed: AtomicU64,
+    pub bytes_dropped: AtomicU64,
+    pub bytes_unsent: AtomicU64,
+    pub pushbacks: AtomicU64,
+    flushes: [AtomicU64; REASONS],
+}
+
+impl Counters {
+    pub fn add(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Relaxed);
+    }
+
+    pub fn flush(&self, reason: Reason) {
+        self.flushes[reason as usize].fetch_add(1, Relaxed);
+    }
+
+    pub fn read(&self, files: u64, dirty_bytes: u64, dirty_max_bytes: u64) -> DirtyStats {
+        let n = |counter: &AtomicU64| counter.load(Relaxed);
+        let flushes = |reason: Reason| n(&self.flushes[reason as usize]);
+        DirtyStats {
+            dirty_files: files,
+            dirty_bytes,
+            dirty_bytes_peak: n(&self.dirty_bytes_peak),
+            dirty_max_bytes,
+            writes_in: n(&self.writes_in),
+            bytes_in: n(&self.bytes_in),
+            writes_merged: n(&self.writes_merged),
+            writes_through: n(&self.writes_through),
+            writes_out: n(&self.writes_out),
+            bytes_out: n(&self.bytes_out),
+            writes_failed: n(&self.writes_failed),
+            bytes_dropped: n(&self.bytes_dropped),
+            bytes_unsent: n(&self.bytes_unsent),
+            pushbacks: n(&self.pushbacks),
+            flushes_commit: flushes(Reason::Commit),
+            flushes_close: flushes(Reason::Close),
+            flushes_age: flushes(Reason::Age),
+            flushes_pressure: flushes(Reason::Pressure),
+            flushes_order: flushes(Reason::Order),
+            flushes_recall: flushes(Reason::Recall),
+            flushes_shutdown: flushes(Reason::Shutdown),
+        }
+    }
+}
+
+/// What the delayed writes of a mount did so far, and what is waiting.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DirtyStats {
+    /// Files with bytes that the server does not have yet.
+    pub dirty_files: u64,
+    /// Such bytes now, those on their way included.
+    pub dirty_bytes: u64,
+    /// The most there were.
+    pub dirty_bytes_peak: u64,
+    /// The most there may be.
+    pub dirty_max_bytes: u64,
+    /// Writes answered from memory.
+    pub writes_in: u64,
+    /// Their bytes.
+    pub bytes_in: u64,
+    /// Writes that were merged into the buffer of an earlier one.
+    pub writes_merged: u64,
+    /// Writes passed on at once: O_SYNC, without an open, or for lack of room.
+    pub writes_through: u64,
+    /// WRITE calls of delayed bytes that the layer below answered.
+    pub writes_out: u64,
+    /// Bytes that they took.
+    pub bytes_out: u64,
+    /// WRITE calls that failed.
+    pub writes_failed: u64,
+    /// Bytes dropped after an error, which was reported.
+    pub bytes_dropped: u64,
+    /// Bytes of removed files that were never sent.
+    pub bytes_unsent: u64,
+    /// Writers that had to wait for room.
+    pub pushbacks: u64,
+    /// Flushes by `fsync`, `flush` at close(2) included.
+    pub flushes_commit: u64,
+    /// Flushes by the end of an open.
+    pub flushes_close: u64,
+    /// Flushes because of age.
+    pub flushes_age: u64,
+    /// Flushes for lack of room.
+    pub flushes_pressure: u64,
+    /// Flushes because another call needed the server to have the bytes.
+    pub flushes_order: u64,
+    /// Flushes because a delegation was recalled.
+    pub flushes_recall: u64,
+    /// Flushes by the end of the mount.
+    pub flushes_shutdown: u64,
+}

@@ -1,0 +1,260 @@
+//! A layer between the one under test and the model: counts calls, holds them back, fails them, cuts writes short and
+//! delays them.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use hither_vfs::*;
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// What is to happen to the next writes.
+pub type Fate = Box<dyn FnMut(u64, u64) -> Verdict + Send>;
+
+/// What happens to one write.
+#[derive(Debug, Clone, Copy)]
+pub enum Verdict {
+    /// It is passed on after a while.
+    Pass(Duration),
+    /// It fails after a while, without effect.
+    Fail(Duration, i32),
+    /// Only its first bytes are written, after a while.
+    Short(Duration, u64),
+}
+
+pub struct Gate {
+    below: Arc<dyn Vfs>,
+    state: Mutex<State>,
+    opened: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    shut: HashSet<&'static str>,
+    shut_files: HashSet<Fh>,
+    fail: HashMap<&'static str, i32>,
+    waiting: HashMap<&'static str, usize>,
+    most_waiting: HashMap<&'static str, usize>,
+    calls: HashMap<&'static str, usize>,
+    fate: Option<Fate>,
+    writes: Vec<(u64, u64)>,
+    stable_writes: usize,
+    last_write: Option<Data>,
+    creds: Vec<Arc<Cred>>,
+    upcalls: Option<Arc<dyn Upcalls>>,
+    log: Vec<String>,
+}
+
+impl Gate {
+    pub fn new(below: Arc<dyn Vfs>) -> Arc<Self> {
+        Arc::new(Self { below, state: Mutex::default(), opened: Notify::new() })
+    }
+
+    pub fn below(&self) -> &dyn Vfs {
+        &*self.below
+    }
+
+    /// Holds calls of a kind back from now on.
+    pub fn shut(&self, op: &'static str) {
+        self.state.lock().shut.insert(op);
+    }
+
+    /// Holds writes to one file back from now on.
+    pub fn shut_file(&self, fh: &Fh) {
+        self.state.lock().shut_files.insert(fh.clone());
+    }
+
+    /// Lets everything pass.
+    pub fn open_all(&self) {
+        let mut s = self.state.lock();
+        s.shut.clear();
+        s.shut_files.clear();
+        drop(s);
+        self.opened.notify_waiters();
+    }
+
+    /// Calls of a kind that are held back.
+    pub fn waiting(&self, op: &'static str) -> usize {
+        self.state.lock().waiting.get(op).copied().unwrap_or(0)
+    }
+
+    /// The most that were at a time.
+    pub fn most_waiting(&self, op: &'static str) -> usize {
+        self.state.lock().most_waiting.get(op).copied().unwrap_or(0)
+    }
+
+    /// Calls of a kind so far.
+    pub fn calls(&self, op: &'static str) -> usize {
+        self.state.lock().calls.get(op).copied().unwrap_or(0)
+    }
+
+    pub fn total_calls(&self) -> usize {
+        self.state.lock().calls.values().sum()
+    }
+
+    /// Fails calls of a kind; 0 stops that.
+    pub fn fail(&self, op: &'static str, errno: i32) {
+        self.state.lock().fail.insert(op, errno);
+    }
+
+    /// Decides about writes from now on.
+    pub fn decide(&self, fate: Fate) {
+        self.state.lock().fate = Some(fate);
+    }
+
+    /// Offset and length of the writes so far.
+    pub fn writes(&self) -> Vec<(u64, u64)> {
+        self.state.lock().writes.clone()
+    }
+
+    pub fn stable_writes(&self) -> usize {
+        self.state.lock().stable_writes
+    }
+
+    pub fn last_write(&self) -> Option<Data> {
+        self.state.lock().last_write.clone()
+    }
+
+    /// Credentials of the writes so far.
+    pub fn creds(&self) -> Vec<Arc<Cred>> {
+        self.state.lock().creds.clone()
+    }
+
+    pub fn upcalls(&self) -> Arc<dyn Upcalls> {
+        self.state.lock().upcalls.clone().unwrap()
+    }
+
+    /// Names of the calls so far, in the order in which they were passed on.
+    pub fn log(&self) -> Vec<String> {
+        self.state.lock().log.clone()
+    }
+
+    async fn pass(&self, op: &'static str, fh: Option<&Fh>) -> Result<()> {
+        let held = |s: &State| s.shut.contains(op) || fh.is_some_and(|fh| s.shut_files.contains(fh));
+        {
+            let mut s = self.state.lock();
+            *s.calls.entry(op).or_default() += 1;
+            let waiting = *s.waiting.entry(op).and_modify(|n| *n += 1).or_insert(1);
+            let most = s.most_waiting.entry(op).or_default();
+            *most = waiting.max(*most);
+        }
+        loop {
+            let opened = self.opened.notified();
+            tokio::pin!(opened);
+            opened.as_mut().enable();
+            if !held(&self.state.lock()) {
+                break;
+            }
+            opened.await;
+        }
+        let mut s = self.state.lock();
+        *s.waiting.entry(op).or_default() -= 1;
+        match s.fail.get(op) {
+            Some(&errno) if errno != 0 => Err(Error::new(errno)),
+            _ => {
+                s.log.push(op.to_owned());
+                Ok(())
+            }
+        }
+    }
+}
+
+macro_rules! pass_on {
+    ($(fn $op:ident($($arg:ident: $ty:ty),*) -> $out:ty;)*) => {
+        #[async_trait]
+        impl Vfs for Gate {
+            $(async fn $op(&self, cx: &Cx, $($arg: $ty),*) -> Result<$out> {
+                self.pass(stringify!($op), None).await?;
+                self.below.$op(cx, $($arg),*).await
+            })*
+
+            async fn write(
+                &self, cx: &Cx, file: File<'_>, at: u64, data: Data, stability: Stability,
+            ) -> Result<Wrote> {
+                let len = data.len() as u64;
+                let verdict = {
+                    let mut s = self.state.lock();
+                    s.writes.push((at, len));
+                    s.stable_writes += usize::from(stability == Stability::Stable);
+                    s.last_write = Some(data.clone());
+                    s.creds.push(cx.cred.clone());
+                    s.fate.as_mut().map_or(Verdict::Pass(Duration::ZERO), |fate| fate(at, len))
+                };
+                self.pass("write", Some(file.fh)).await?;
+                let data = match verdict {
+                    Verdict::Pass(after) => {
+                        tokio::time::sleep(after).await;
+                        data
+                    }
+                    Verdict::Fail(after, errno) => {
+                        tokio::time::sleep(after).await;
+                        return Err(Error::new(errno));
+                    }
+                    Verdict::Short(after, most) => {
+                        tokio::time::sleep(after).await;
+                        data.into_bytes().slice(..most.min(len) as usize).into()
+                    }
+                };
+                self.below.write(cx, file, at, data, stability).await
+            }
+
+            fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+                self.below.peek(cx, at)
+            }
+
+            async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+                self.below.getattr_many(cx, objects).await
+            }
+
+            async fn read_many(&self, cx: &Cx, files: &[Fh], max: u32) -> Vec<Result<Fetched>> {
+                self.below.read_many(cx, files, max).await
+            }
+
+            async fn list_many(&self, cx: &Cx, dirs: &[Fh], max: u32) -> Vec<Result<(Attrs, DirPage)>> {
+                self.below.list_many(cx, dirs, max).await
+            }
+
+            fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
+                self.state.lock().upcalls = Some(upcalls);
+            }
+        }
+    };
+}
+
+pass_on! {
+    fn root() -> Node;
+    fn walk(at: Where<'_>, want: Want) -> Trail;
+    fn getattr(file: File<'_>) -> Attrs;
+    fn setattr(file: File<'_>, set: &SetAttr) -> Attrs;
+    fn access(fh: &Fh, want: Access) -> Access;
+    fn readlink(fh: &Fh) -> Bytes;
+    fn open(at: Where<'_>, how: &OpenHow) -> Opened;
+    fn close(fh: &Fh, open: OpenId) -> ();
+    fn read(file: File<'_>, at: u64, len: u32) -> Read;
+    fn commit(file: File<'_>) -> ();
+    fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Made;
+    fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Made;
+    fn symlink(dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Made;
+    fn link(fh: &Fh, dir: &Fh, name: &Name) -> Made;
+    fn unlink(dir: &Fh, name: &Name, target: Option<&Fh>) -> ChangeInfo;
+    fn rmdir(dir: &Fh, name: &Name) -> ChangeInfo;
+    fn rename(
+        from: (&Fh, &Name), to: (&Fh, &Name), replaced: Option<&Fh>, flags: RenameFlags
+    ) -> (ChangeInfo, ChangeInfo);
+    fn readdir(dir: &Fh, cookie: u64, verifier: [u8; 8], max: u32, nodes: bool) -> DirPage;
+    fn statfs(fh: &Fh) -> FsStat;
+    fn getxattr(fh: &Fh, name: &[u8]) -> Bytes;
+    fn setxattr(fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> ();
+    fn listxattr(fh: &Fh) -> Vec<Bytes>;
+    fn removexattr(fh: &Fh, name: &[u8]) -> ();
+    fn lock(file: File<'_>, owner: LockOwner, kind: LockKind, range: FileRange, wait: LockWait) -> ();
+    fn unlock(file: File<'_>, owner: LockOwner, range: FileRange) -> ();
+    fn test_lock(file: File<'_>, owner: LockOwner, kind: LockKind, range: FileRange) -> Option<LockConflict>;
+    fn seek(file: File<'_>, at: u64, what: Seek) -> u64;
+    fn allocate(file: File<'_>, range: FileRange) -> ();
+    fn deallocate(file: File<'_>, range: FileRange) -> ();
+    fn copy(from: File<'_>, from_at: u64, to: File<'_>, to_at: u64, len: u64) -> u64;
+    fn shutdown() -> ();
+}

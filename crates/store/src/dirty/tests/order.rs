@@ -1,0 +1,3 @@
+//! Order, errors and room.
+
+use super::*;

@@ -1,0 +1,804 @@
+//! The calls: what passes, what waits, what is answered here.
+//!
+//! It knows nothing of how bytes are kept and sent.
+
+use super::file::{File as Delayed, Names, Origin};
+use super::flush::Room;
+use super::stats::{Counters, Reason};
+use super::wait::{detached, patient};
+use super::{Dirty, Relay};
+use async_trait::async_trait;
+use bytes::Bytes;
+use hither_vfs::*;
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// Largest offset of a byte in a file.
+const OFFSET_MAX: u64 = i64::MAX as u64;
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// A change on its way to the layer below that is no delayed write; ends when dropped.
+struct Through<'a>(&'a Delayed);
+
+impl<'a> Through<'a> {
+    fn new(file: &'a Delayed) -> Self {
+        file.state.lock().view.through += 1;
+        Self(file)
+    }
+}
+
+impl Drop for Through<'_> {
+    fn drop(&mut self) {
+        let mut s = self.0.state.lock();
+        s.view.through -= 1;
+        s.view.changed(Instant::now(), 0, None, false);
+    }
+}
+
+/// How a call stands to the file's delayed writes.
+#[derive(Clone, Copy)]
+struct Order {
+    /// Everything is sent before.
+    flush: bool,
+    /// What lies from here on becomes void.
+    cut: Option<u64>,
+}
+
+impl Dirty {
+    /// Runs a call that no write may overtake or fall behind.
+    async fn alone<T>(
+        &self,
+        file: &Arc<Delayed>,
+        order: Order,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let _gate = file.gate.write().await;
+        if order.flush {
+            // What cannot be sent is recorded with the file, for its next fsync or close.
+            let _ = self.flush(file, Reason::Order, true).await;
+        }
+        if let Some(size) = order.cut {
+            file.state.lock().hold_from = size;
+            file.when(|s| (!s.extents.is_flying_from(size)).then_some(())).await;
+        }
+        let through = Through::new(file);
+        let outcome = call.await;
+        drop(through);
+        if let Some(size) = order.cut {
+            self.with(file, |s| {
+                s.hold_from = u64::MAX;
+                if outcome.is_ok() {
+                    s.extents.cut(size);
+                }
+            });
+            self.pump(file);
+        }
+        outcome
+    }
+
+    async fn write_delayed(
+        &self,
+        cx: &Cx,
+        file: &Arc<Delayed>,
+        open: OpenId,
+        offset_bytes: u64,
+        data: Data,
+    ) -> Result<Wrote> {
+        let len = data.len() as u64;
+        loop {
+            let gate = match file.gate.try_read() {
+                Ok(gate) => gate,
+                Err(_) => patient(cx, async { Ok(file.gate.read().await) }).await?,
+            };
+            match self.room(file, len) {
+                Room::Taken => {
+                    let origin = Origin { cred: cx.cred.clone(), open };
+                    let attrs = self.take(file, &origin, offset_bytes, &data);
+                    drop(gate);
+                    self.pump(file);
+                    return Ok(Wrote { bytes: len, attrs });
+                }
+                Room::Never => {
+                    drop(gate);
+                    return self.write_on(cx, file, open, offset_bytes, data, Stability::Unstable).await;
+                }
+                Room::Later => {
+                    drop(gate);
+                    patient(cx, async {
+                        self.some_room(file, len).await;
+                        Ok(())
+                    })
+                    .await?;
+                }
+                Room::Failing(failing) if Instant::now() < failing.retry_at => return Err(failing.error),
+                Room::Failing(_) => {
+                    drop(gate);
+                    patient(cx, self.flush(file, Reason::Pressure, false)).await?;
+                }
+            }
+        }
+    }
+
+    /// Keeps bytes for which room was taken.
+    fn take(
+        &self,
+        file: &Arc<Delayed>,
+        origin: &Origin,
+        offset_bytes: u64,
+        data: &Data,
+    ) -> Option<hither_vfs::Attrs> {
+        let (now, wall, fresh) = (Instant::now(), self.wall(), self.next_change());
+        let len = data.len() as u64;
+        let (attrs, merged, queue) = self.with_room(file, len, |s| {
+            let merged = s.extents.insert(offset_bytes, data, origin, now);
+            (s.written(wall, fresh), merged, !std::mem::replace(&mut s.queued, true))
+        });
+        if queue {
+            self.ages.push(now + self.options.dirty_age, file);
+        }
+        Counters::add(&self.counters.writes_in, 1);
+        Counters::add(&self.counters.bytes_in, len);
+        Counters::add(&self.counters.writes_merged, u64::from(merged > 0));
+        attrs
+    }
+
+    /// Writes through, after what was written before.
+    async fn write_on(
+        &self,
+        cx: &Cx,
+        file: &Arc<Delayed>,
+        open: OpenId,
+        offset_bytes: u64,
+        data: Data,
+        stability: Stability,
+    ) -> Result<Wrote> {
+        let before = async {
+            let gate = file.gate.read().await;
+            self.flush(file, Reason::Order, false).await.map(|()| gate)
+        };
+        let _gate = patient(cx, before).await?;
+        Counters::add(&self.counters.writes_through, 1);
+        let through = Through::new(file);
+        if stability == Stability::Unstable {
+            file.state.lock().unstable = true;
+        }
+        let at = File { fh: &file.fh, open: Some(open) };
+        let wrote = self.below.write(cx, at, offset_bytes, data, stability).await;
+        drop(through);
+        let mut wrote = wrote?;
+        let fresh = self.next_change();
+        let mut s = file.state.lock();
+        let end = offset_bytes.saturating_add(wrote.bytes);
+        s.view.changed(Instant::now(), end, wrote.attrs.as_ref(), false);
+        if let Some(attrs) = &mut wrote.attrs {
+            s.show(attrs, fresh);
+        }
+        Ok(wrote)
+    }
+
+    /// Reads what is only at the server, and puts what is here over it.
+    async fn read_over(&self, cx: &Cx, file: File<'_>, start: u64, end: u64, here: Here) -> Result<Read> {
+        let Here { pieces, end_bytes, server_size } = here;
+        let (mut gaps, mut at) = (Vec::new(), start);
+        for (from, bytes) in &pieces {
+            gaps.extend((at < *from).then_some((at, *from)));
+            at = from + bytes.len() as u64;
+        }
+        gaps.extend((at < end).then_some((at, end)));
+        let hull = (gaps.first().map_or(end, |g| g.0), gaps.last().map_or(end, |g| g.1));
+        // Beyond the server's end there is nothing to ask for.
+        let hull = (hull.0, hull.1.min(server_size.unwrap_or(u64::MAX)));
+        let (theirs, their_eof) = self.read_all(cx, file, hull.0, hull.1).await?;
+        let their_end = hull.0 + theirs.len() as u64;
+        // Bytes between the server's end and the last one here are zero.
+        let last = end.min(end_bytes.max(if hull.0 < hull.1 { their_end } else { 0 }));
+        let mut out = Data::default();
+        let mut pieces = pieces.into_iter();
+        let fill = |out: &mut Data, from: u64, to: u64| {
+            let to = to.min(last.max(from));
+            let (a, b) = (from.clamp(hull.0, their_end.max(hull.0)), to.clamp(hull.0, their_end.max(hull.0)));
+            if a < b {
+                let part = slice(&theirs, (a - hull.0) as usize, (b - a) as usize);
+                part.parts().iter().for_each(|p| out.push(p.clone()));
+            }
+            zeros(out, to - from - (b - a));
+        };
+        at = start;
+        for (from, bytes) in pieces.by_ref() {
+            fill(&mut out, at, from);
+            at = from + bytes.len() as u64;
+            out.push(bytes);
+        }
+        fill(&mut out, at, end);
+        let got = start + out.len() as u64;
+        let eof =
+            got >= end_bytes && (server_size.is_some_and(|s| s <= got) || their_eof && their_end <= got);
+        Ok(Read { data: out, eof })
+    }
+
+    /// All bytes of a range, fewer only at the end of the file.
+    async fn read_all(&self, cx: &Cx, file: File<'_>, start: u64, end: u64) -> Result<(Data, bool)> {
+        let (mut data, mut eof) = (Data::default(), false);
+        while start + (data.len() as u64) < end && !eof {
+            let at = start + data.len() as u64;
+            let read = self.below.read(cx, file, at, (end - at) as u32).await?;
+            eof = read.eof || read.data.is_empty();
+            read.data.parts().iter().for_each(|p| data.push(p.clone()));
+        }
+        Ok((data, eof))
+    }
+
+    /// Sends what a question for attributes should find at the server.
+    async fn flush_for_times(&self, cx: &Cx, file: &Arc<Delayed>) {
+        let (now, limits) = (Instant::now(), &self.options);
+        {
+            let mut s = file.state.lock();
+            let bytes = s.extents.bytes();
+            let asked = s.asked.is_some_and(|at| now < at + limits.dirty_age);
+            let wanted = bytes > 0 && bytes <= limits.stat_flush_bytes;
+            if !wanted || asked || s.failing.is_some() || s.names != Names::Some {
+                return;
+            }
+            s.asked = Some(now);
+        }
+        // Local times will do when it does not work.
+        let _ = patient(cx, self.flush(file, Reason::Order, true)).await;
+    }
+
+    /// Remembers an open, and shows the file as it is here.
+    fn opened(&self, opened: &mut Opened, how: &OpenHow) {
+        if self.options.write_through {
+            return;
+        }
+        let fresh = (self.next_change(), self.next_change());
+        loop {
+            let file = self.file(&opened.node.fh);
+            let mut s = file.state.lock();
+            if s.forgotten {
+                continue;
+            }
+            s.errors.open(opened.open, how.access);
+            let clean = s.extents.is_clean();
+            s.view.opened(clean, fresh.0);
+            s.show(&mut opened.node.attrs, fresh.1);
+            if !clean {
+                opened.first = None;
+            }
+            return;
+        }
+    }
+
+    /// A file was cut by an open that did not know which it would be: bytes from before may have come after.
+    async fn cut_again(&self, cx: &Cx, opened: &mut Opened) -> Result<()> {
+        let fh = &opened.node.fh;
+        let Some(file) = self.known(fh).filter(|f| !f.state.lock().extents.is_clean()) else { return Ok(()) };
+        let at = File { fh, open: Some(opened.open) };
+        let set = SetAttr { size_bytes: Some(0), ..Default::default() };
+        let order = Order { flush: false, cut: Some(0) };
+        let attrs = self.alone(&file, order, self.below.setattr(cx, at, &set)).await?;
+        file.state.lock().view.resized(Instant::now(), 0, Some(&attrs));
+        opened.node.attrs = attrs;
+        Ok(())
+    }
+
+    async fn open_and_cut(
+        self: Arc<Self>,
+        cx: Cx,
+        fh: Fh,
+        how: OpenHow,
+        file: Arc<Delayed>,
+    ) -> Result<Opened> {
+        let order = Order { flush: false, cut: Some(0) };
+        let mut opened = self.alone(&file, order, self.below.open(&cx, Where::fh(&fh), &how)).await?;
+        file.state.lock().view.resized(Instant::now(), 0, Some(&opened.node.attrs));
+        self.opened(&mut opened, &how);
+        Ok(opened)
+    }
+
+    async fn setattr_alone(
+        self: Arc<Self>,
+        cx: Cx,
+        file: Arc<Delayed>,
+        open: Option<OpenId>,
+        set: SetAttr,
+    ) -> Result<hither_vfs::Attrs> {
+        let size = set.size_bytes;
+        let only_size = SetAttr { size_bytes: size, ..Default::default() } == set;
+        let at = File { fh: &file.fh, open };
+        let order = Order { flush: size.is_none() || !only_size, cut: size };
+        let mut attrs = self.alone(&file, order, self.below.setattr(&cx, at, &set)).await?;
+        let fresh = self.next_change();
+        {
+            let mut s = file.state.lock();
+            match size {
+                Some(size) => s.view.resized(Instant::now(), size, Some(&attrs)),
+                None => s.view.changed(Instant::now(), 0, Some(&attrs), false),
+            }
+            s.show(&mut attrs, fresh);
+        }
+        self.tidy(&file);
+        Ok(attrs)
+    }
+
+    /// Whether a file whose name was removed here has none left. Asked once, of the authority.
+    async fn is_nameless(&self, cx: &Cx, file: &Delayed, open: OpenId) -> bool {
+        match file.state.lock().names {
+            Names::Some => return false,
+            Names::None => return true,
+            Names::OneLess => {}
+        }
+        let at = File { fh: &file.fh, open: Some(open) };
+        let none = match self.below.getattr(&cx.fresh(Instant::now()), at).await {
+            Ok(attrs) => attrs.attr.nlink == 0,
+            Err(e) => e.errno == libc::ESTALE,
+        };
+        let mut s = file.state.lock();
+        if s.names == Names::OneLess {
+            s.names = if none { Names::None } else { Names::Some };
+        }
+        s.names == Names::None
+    }
+
+    async fn close_dirty(self: Arc<Self>, cx: Cx, file: Arc<Delayed>, open: OpenId) -> Result<()> {
+        let last = file.state.lock().errors.opens() <= 1;
+        let flushed = if last && self.is_nameless(&cx, &file, open).await {
+            let unsent = self.abandon(&file, open).await;
+            Counters::add(&self.counters.bytes_unsent, unsent);
+            Ok(())
+        } else {
+            self.flush(&file, Reason::Close, true).await
+        };
+        if flushed.is_err() {
+            let dropped = self.abandon(&file, open).await;
+            Counters::add(&self.counters.bytes_dropped, dropped);
+            tracing::warn!(fh = ?file.fh, bytes = dropped, "the file is closed: written data is lost");
+        }
+        self.close_clean(&cx, &file, open, flushed).await
+    }
+
+    async fn close_clean(
+        &self,
+        cx: &Cx,
+        file: &Arc<Delayed>,
+        open: OpenId,
+        flushed: Result<()>,
+    ) -> Result<()> {
+        let told = {
+            let mut s = file.state.lock();
+            let told = s.errors.report(Some(open));
+            s.errors.close(open);
+            told
+        };
+        let closed = self.below.close(cx, &file.fh, open).await;
+        self.tidy(file);
+        flushed.and(told).and(closed)
+    }
+
+    fn lost_a_name(&self, target: Option<&Fh>) {
+        if let Some(file) = target.and_then(|fh| self.known(fh)) {
+            file.state.lock().names = Names::OneLess;
+        }
+    }
+
+    /// Sends a file before a call that needs the server to have it; what cannot be sent is told by fsync or close.
+    async fn flush_first(&self, cx: &Cx, fh: &Fh) -> Result<()> {
+        match self.known(fh) {
+            None => Ok(()),
+            Some(file) => {
+                patient(cx, async {
+                    let _ = self.flush(&file, Reason::Order, false).await;
+                    Ok(())
+                })
+                .await
+            }
+        }
+    }
+}
+
+/// What is here of a range to be read.
+struct Here {
+    pieces: Vec<(u64, Bytes)>,
+    /// One past the last byte here.
+    end_bytes: u64,
+    /// The length the server has, where that is certain.
+    server_size: Option<u64>,
+}
+
+fn zeros(out: &mut Data, mut len: u64) {
+    while len > 0 {
+        let some = len.min(ZEROS.len() as u64);
+        out.push(Bytes::from_static(&ZEROS[..some as usize]));
+        len -= some;
+    }
+}
+
+/// A part of `data`, without copying.
+fn slice(data: &Data, start: usize, len: usize) -> Data {
+    let (mut skip, mut left, mut out) = (start, len, Data::default());
+    for part in data.parts() {
+        let from = skip.min(part.len());
+        let to = part.len().min(from + left);
+        out.push(part.slice(from..to));
+        skip -= from;
+        left -= to - from;
+    }
+    out
+}
+
+#[async_trait]
+impl Vfs for Dirty {
+    async fn root(&self, cx: &Cx) -> Result<Node> {
+        self.below.root(cx).await
+    }
+
+    fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+        let mut trail = self.below.peek(cx, at)?;
+        self.show_nodes(trail.steps.iter_mut());
+        Some(trail)
+    }
+
+    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+        let mut trail = self.below.walk(cx, at, want).await?;
+        self.show_nodes(trail.steps.iter_mut());
+        if let Some(page) = &mut trail.along.listing {
+            self.show_nodes(page.entries.iter_mut().filter_map(|e| e.node.as_mut()));
+        }
+        if let (true, Some(last)) = (trail.along.first.is_some(), trail.steps.last())
+            && self.known(&last.fh).is_some()
+        {
+            // They may be older than what was written here since.
+            trail.along.first = None;
+        }
+        Ok(trail)
+    }
+
+    async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<hither_vfs::Attrs> {
+        if let Some(delayed) = self.known(file.fh) {
+            self.flush_for_times(cx, &delayed).await;
+        }
+        let mut attrs = self.below.getattr(cx, file).await?;
+        self.show(file.fh, &mut attrs);
+        Ok(attrs)
+    }
+
+    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<hither_vfs::Attrs>> {
+        let mut all = self.below.getattr_many(cx, objects).await;
+        for (fh, attrs) in objects.iter().zip(&mut all) {
+            if let Ok(attrs) = attrs {
+                self.show(fh, attrs);
+            }
+        }
+        all
+    }
+
+    async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
+        for fh in files {
+            if let Err(e) = self.flush_first(cx, fh).await {
+                return files.iter().map(|_| Err(e.clone())).collect();
+            }
+        }
+        let mut all = self.below.read_many(cx, files, max_bytes).await;
+        for (fh, fetched) in files.iter().zip(&mut all) {
+            let Some(file) = self.known(fh) else { continue };
+            let kept = !file.state.lock().extents.is_clean();
+            if let Ok(f) = fetched {
+                self.show(fh, &mut f.attrs);
+            }
+            if kept {
+                // Written to in the meantime, or not to be sent: read singly, if at all.
+                *fetched = Err(Error::new(libc::EAGAIN));
+            }
+        }
+        all
+    }
+
+    async fn list_many(
+        &self,
+        cx: &Cx,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(hither_vfs::Attrs, DirPage)>> {
+        let mut all = self.below.list_many(cx, dirs, max_bytes).await;
+        let pages = all.iter_mut().filter_map(|r| r.as_mut().ok());
+        self.show_nodes(pages.flat_map(|(_, p)| p.entries.iter_mut().filter_map(|e| e.node.as_mut())));
+        all
+    }
+
+    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<hither_vfs::Attrs> {
+        let Some(delayed) = self.known(file.fh) else { return self.below.setattr(cx, file, set).await };
+        detached(cx, self.this().setattr_alone(cx.clone(), delayed, file.open, set.clone())).await
+    }
+
+    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
+        self.below.access(cx, fh, want).await
+    }
+
+    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
+        self.below.readlink(cx, fh).await
+    }
+
+    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+        if how.truncate
+            && at.path.is_empty()
+            && let Some(file) = self.known(at.base)
+        {
+            let open = self.this().open_and_cut(cx.clone(), at.base.clone(), how.clone(), file);
+            return detached(cx, open).await;
+        }
+        let mut opened = self.below.open(cx, at, how).await?;
+        if how.truncate && !opened.created {
+            // The open is there: it is not given up because its caller is.
+            let own = Cx::new(cx.cred.clone());
+            if let Err(e) = self.cut_again(&own, &mut opened).await {
+                let _ = self.below.close(&own, &opened.node.fh, opened.open).await;
+                return Err(e);
+            }
+        }
+        self.opened(&mut opened, how);
+        Ok(opened)
+    }
+
+    async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
+        let Some(file) = self.known(fh) else { return self.below.close(cx, fh, open).await };
+        if file.state.lock().extents.is_clean() {
+            return self.close_clean(cx, &file, open, Ok(())).await;
+        }
+        detached(cx, self.this().close_dirty(Cx::new(cx.cred.clone()), file, open)).await
+    }
+
+    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
+        let end = offset_bytes.saturating_add(u64::from(len_bytes));
+        let here = self.known(file.fh).and_then(|f| {
+            let s = f.state.lock();
+            let end_bytes = s.extents.end_bytes();
+            let concerned = offset_bytes < end_bytes && len_bytes > 0;
+            concerned.then(|| Here {
+                pieces: s.extents.overlay(offset_bytes, end),
+                end_bytes,
+                server_size: s.view.server_size(Instant::now()),
+            })
+        });
+        match here {
+            Some(here) => self.read_over(cx, file, offset_bytes, end, here).await,
+            None => self.below.read(cx, file, offset_bytes, len_bytes).await,
+        }
+    }
+
+    async fn write(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        offset_bytes: u64,
+        data: Data,
+        stability: Stability,
+    ) -> Result<Wrote> {
+        let delayed = self.known(file.fh);
+        let (Some(delayed), Some(open), false) = (delayed, file.open, data.is_empty()) else {
+            self.flush_first(cx, file.fh).await?;
+            return self.below.write(cx, file, offset_bytes, data, stability).await;
+        };
+        let writable = {
+            let mut s = delayed.state.lock();
+            s.errors.report(Some(open))?;
+            s.errors.access(open).is_some_and(|a| a.contains(OpenAccess::WRITE))
+        };
+        let fits = offset_bytes.checked_add(data.len() as u64).is_some_and(|end| end <= OFFSET_MAX);
+        if stability == Stability::Stable || !writable || !fits {
+            return self.write_on(cx, &delayed, open, offset_bytes, data, stability).await;
+        }
+        self.write_delayed(cx, &delayed, open, offset_bytes, data).await
+    }
+
+    async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
+        let Some(delayed) = self.known(file.fh) else { return self.below.commit(cx, file).await };
+        if let Some(open) = file.open
+            && !delayed.state.lock().extents.is_clean()
+            && self.is_nameless(cx, &delayed, open).await
+        {
+            return delayed.state.lock().errors.report(file.open);
+        }
+        let flushed = patient(cx, self.flush(&delayed, Reason::Commit, true)).await;
+        let told = match &flushed {
+            // What the caller would have been told waits for the next commit.
+            Err(e) if matches!(e.errno, libc::EINTR | libc::ETIMEDOUT) => Ok(()),
+            _ => delayed.state.lock().errors.report(file.open),
+        };
+        flushed?;
+        delayed.state.lock().unstable = false;
+        let committed = self.below.commit(cx, file).await;
+        if committed.is_err() {
+            delayed.state.lock().unstable = true;
+        }
+        self.tidy(&delayed);
+        told.and(committed)
+    }
+
+    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+        self.below.mkdir(cx, dir, name, set).await
+    }
+
+    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
+        self.below.mknod(cx, dir, name, what, set).await
+    }
+
+    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
+        self.below.symlink(cx, dir, name, target, set).await
+    }
+
+    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+        let mut made = self.below.link(cx, fh, dir, name).await?;
+        if let Some(file) = self.known(fh) {
+            file.state.lock().names = Names::Some;
+        }
+        self.show(fh, &mut made.node.attrs);
+        Ok(made)
+    }
+
+    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
+        let change = self.below.unlink(cx, dir, name, target).await?;
+        self.lost_a_name(target);
+        Ok(change)
+    }
+
+    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+        self.below.rmdir(cx, dir, name).await
+    }
+
+    async fn rename(
+        &self,
+        cx: &Cx,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        replaced: Option<&Fh>,
+        flags: RenameFlags,
+    ) -> Result<(ChangeInfo, ChangeInfo)> {
+        let changes = self.below.rename(cx, from, to, replaced, flags).await?;
+        if !flags.contains(RenameFlags::EXCHANGE) {
+            self.lost_a_name(replaced);
+        }
+        Ok(changes)
+    }
+
+    async fn readdir(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        verifier: [u8; 8],
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<DirPage> {
+        let mut page = self.below.readdir(cx, dir, cookie, verifier, max_bytes, nodes).await?;
+        self.show_nodes(page.entries.iter_mut().filter_map(|e| e.node.as_mut()));
+        Ok(page)
+    }
+
+    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
+        self.below.statfs(cx, fh).await
+    }
+
+    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
+        self.below.getxattr(cx, fh, name).await
+    }
+
+    async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
+        self.below.setxattr(cx, fh, name, value, mode).await
+    }
+
+    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
+        self.below.listxattr(cx, fh).await
+    }
+
+    async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
+        self.below.removexattr(cx, fh, name).await
+    }
+
+    async fn lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+        wait: LockWait,
+    ) -> Result<()> {
+        self.flush_first(cx, file.fh).await?;
+        self.below.lock(cx, file, owner, kind, range, wait).await?;
+        if let Some(delayed) = self.known(file.fh) {
+            // What another holder of the lock wrote is to be seen.
+            delayed.state.lock().view.forget();
+        }
+        Ok(())
+    }
+
+    async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()> {
+        let Some(delayed) = self.known(file.fh).filter(|f| !f.state.lock().extents.is_clean()) else {
+            return self.below.unlock(cx, file, owner, range).await;
+        };
+        let (this, own, open) = (self.this(), Cx::new(cx.cred.clone()), file.open);
+        detached(cx, async move {
+            // What cannot be sent is told by fsync or close; the lock must not stay because of it.
+            let _ = this.flush(&delayed, Reason::Order, false).await;
+            this.below.unlock(&own, File { fh: &delayed.fh, open }, owner, range).await
+        })
+        .await
+    }
+
+    async fn test_lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+    ) -> Result<Option<LockConflict>> {
+        self.below.test_lock(cx, file, owner, kind, range).await
+    }
+
+    async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
+        self.flush_first(cx, file.fh).await?;
+        self.below.seek(cx, file, offset_bytes, what).await
+    }
+
+    async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+        let Some(delayed) = self.known(file.fh) else { return self.below.allocate(cx, file, range).await };
+        let (this, own, open) = (self.this(), cx.clone(), file.open);
+        detached(cx, async move {
+            let at = File { fh: &delayed.fh, open };
+            let call = this.below.allocate(&own, at, range);
+            this.alone(&delayed, Order { flush: true, cut: None }, call).await?;
+            delayed.state.lock().view.changed(Instant::now(), range.end_bytes, None, false);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+        let Some(delayed) = self.known(file.fh) else { return self.below.deallocate(cx, file, range).await };
+        let (this, own, open) = (self.this(), cx.clone(), file.open);
+        detached(cx, async move {
+            let at = File { fh: &delayed.fh, open };
+            let call = this.below.deallocate(&own, at, range);
+            this.alone(&delayed, Order { flush: true, cut: None }, call).await
+        })
+        .await
+    }
+
+    async fn copy(
+        &self,
+        cx: &Cx,
+        from: File<'_>,
+        from_offset_bytes: u64,
+        to: File<'_>,
+        to_offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<u64> {
+        self.flush_first(cx, from.fh).await?;
+        let Some(delayed) = self.known(to.fh) else {
+            return self.below.copy(cx, from, from_offset_bytes, to, to_offset_bytes, len_bytes).await;
+        };
+        let (this, own, open) = (self.this(), cx.clone(), to.open);
+        let (from_fh, from_open) = (from.fh.clone(), from.open);
+        detached(cx, async move {
+            let from = File { fh: &from_fh, open: from_open };
+            let to = File { fh: &delayed.fh, open };
+            let call = this.below.copy(&own, from, from_offset_bytes, to, to_offset_bytes, len_bytes);
+            let copied = this.alone(&delayed, Order { flush: true, cut: None }, call).await?;
+            let end = to_offset_bytes.saturating_add(copied);
+            delayed.state.lock().view.changed(Instant::now(), end, None, false);
+            Ok(copied)
+        })
+        .await
+    }
+
+    fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
+        // Once, as the interface says.
+        let _ = self.above.set(upcalls);
+        self.below.subscribe(Arc::new(Relay(self.this.clone())));
+    }
+
+    async fn shutdown(&self, cx: &Cx) -> Result<()> {
+        let flushed = patient(cx, self.flush_all(Reason::Shutdown)).await;
+        flushed.and(self.below.shutdown(cx).await)
+    }
+}

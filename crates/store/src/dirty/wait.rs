@@ -1,0 +1,42 @@
+//! Calls that change something run to their end, whoever stops waiting for them.
+
+use hither_vfs::{Cx, Error, Result};
+use tokio::time::sleep_until;
+
+/// Runs `call` in a task of its own and waits for it as long as the caller wants to.
+///
+/// # Errors
+/// The call's own; `EINTR` when the caller was interrupted and `ETIMEDOUT` when its deadline passed, in
+/// which cases the call goes on.
+pub(super) async fn detached<T: Send + 'static>(
+    cx: &Cx,
+    call: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let task = tokio::spawn(call);
+    patient(cx, async {
+        match task.await {
+            Ok(outcome) => outcome,
+            Err(e) => Err(Error::because(libc::EIO, format!("a call ended without a result: {e}"))),
+        }
+    })
+    .await
+}
+
+/// Waits for `call` as long as the caller wants to; a call that is no longer wanted is dropped.
+///
+/// # Errors
+/// As [`detached`].
+pub(super) async fn patient<T>(cx: &Cx, call: impl Future<Output = Result<T>>) -> Result<T> {
+    let deadline = async {
+        match cx.deadline {
+            Some(at) => sleep_until(at).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        outcome = call => outcome,
+        () = cx.cancel.cancelled() => Err(Error::new(libc::EINTR)),
+        () = deadline => Err(Error::new(libc::ETIMEDOUT)),
+    }
+}
