@@ -7,7 +7,7 @@ DESTDIR ?=
 FUZZ_SECONDS ?= 60
 SOAK_HOURS ?= 8
 
-.PHONY: demo test check unit quick test-lab soak bench fuzz install uninstall build packages toolchain deny
+.PHONY: demo test check unit quick test-lab soak bench bench-meta fuzz install uninstall build packages toolchain deny
 
 demo: packages build
 	lab/demo.sh
@@ -41,6 +41,11 @@ soak: packages build
 # Side by side with the kernel's client; the table goes to bench/.
 bench: packages build
 	lab/bench.sh
+
+# The same for names, attributes and small files, with targets and pictures. META=quick takes a quarter of an hour.
+bench-meta: packages build
+	$(CARGO) build --release -p hither-fuse --example mount_model
+	lab/bench.sh meta $(META)
 
 fuzz: toolchain
 	fuzz/run-all $(FUZZ_SECONDS)

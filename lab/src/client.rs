@@ -75,7 +75,11 @@ impl Client {
                     mount: mount.clone().ok_or_else(|| Fail("--client command needs --mount".into()))?,
                     umount: umount.clone().unwrap_or_else(|| "umount {mp}".into()),
                 }),
-                other => return Err(Fail(format!("no client {other:?}: hither, hither-guest, kernel, command or local"))),
+                other => {
+                    return Err(Fail(format!(
+                        "no client {other:?}: hither, hither-guest, kernel, command or local"
+                    )));
+                }
             });
         }
         Ok(all)
@@ -343,7 +347,9 @@ impl Mount {
         let _ = match &self.client {
             Client::Local => Ok(0),
             Client::Kernel => self.run(&format!("umount -lf {}", self.mp.display()), limit, |_| ()),
-            Client::Command(_) | Client::GuestCommand(_) => self.run(&format!("umount -l {}", self.mp.display()), limit, |_| ()),
+            Client::Command(_) | Client::GuestCommand(_) => {
+                self.run(&format!("umount -l {}", self.mp.display()), limit, |_| ())
+            }
         };
     }
 }

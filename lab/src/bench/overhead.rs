@@ -235,7 +235,8 @@ fn measure(place: &Place, rounds: usize) -> Res<Vec<Cost>> {
 fn calls() -> Res<f64> {
     let snap: Value = serde_json::from_str(&relay::ctl("snap")?)?;
     let all = snap["calls"].as_object().into_iter().flatten();
-    Ok(all.filter(|(k, _)| !k.starts_with("cb.")).filter_map(|(_, c)| c["n"].as_f64()).sum())
+    let calls: u64 = all.filter(|(k, _)| !k.starts_with("cb.")).filter_map(|(_, c)| c["n"].as_u64()).sum();
+    Ok(calls as f64)
 }
 
 fn json_lines(name: &str, costs: &[Cost]) -> Vec<String> {

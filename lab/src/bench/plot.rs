@@ -7,14 +7,17 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Colours that are told apart with any kind of eyes (Okabe and Ito, 2008).
+/// The kernel's client is grey; the others have colours that are told apart with any kind of eyes (Okabe and Ito,
+/// 2008).
+const GREYS: [RGBColor; 4] =
+    [RGBColor(60, 60, 60), RGBColor(140, 140, 140), RGBColor(100, 100, 100), RGBColor(180, 180, 180)];
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
+    RGBColor(86, 180, 233),
+    RGBColor(213, 94, 0),
     RGBColor(230, 159, 0),
     RGBColor(0, 158, 115),
     RGBColor(204, 121, 167),
-    RGBColor(213, 94, 0),
-    RGBColor(86, 180, 233),
 ];
 
 /// Draws `what` ("depth" or "rpcs") of the results with one server.
@@ -33,20 +36,22 @@ type Drawn = Result<(), Box<dyn std::error::Error>>;
 /// A curve per client: (depth, round trips).
 type Curves = BTreeMap<String, Vec<(f64, f64)>>;
 
-/// The names of all clients, in the order of the alphabet backwards: kernel before hither.
+/// The names of all clients: kernel before the others, otherwise by the alphabet.
 fn clients<'a>(lines: impl Iterator<Item = &'a Value>) -> Vec<String> {
     let mut all: Vec<String> = lines.map(client_name).collect();
-    all.sort_by(|a, b| {
-        let kernel = |name: &str| !name.starts_with("kernel");
-        (kernel(a), a).cmp(&(kernel(b), b))
-    });
+    all.sort_by(|a, b| (!is_kernel(a), a).cmp(&(!is_kernel(b), b)));
     all.dedup();
     all
 }
 
+fn is_kernel(client: &str) -> bool {
+    client.starts_with("kernel")
+}
+
 fn colour(names: &[String], client: &str) -> RGBColor {
-    let at = names.iter().position(|n| n == client).unwrap_or_default();
-    COLOURS[at % COLOURS.len()]
+    let mut family = names.iter().filter(|n| is_kernel(n) == is_kernel(client));
+    let at = family.position(|n| n == client).unwrap_or_default();
+    if is_kernel(client) { GREYS[at % GREYS.len()] } else { COLOURS[at % COLOURS.len()] }
 }
 
 /// Round trips of one operation in one phase. Only results with the longest delay count, in which everything else
@@ -117,6 +122,7 @@ fn depth_panel(
         .y_desc("round trips")
         .x_labels(9)
         .x_label_formatter(&|x| format!("{x:.0}"))
+        .y_label_formatter(&|y| format!("{}", (y * 10.0).round() / 10.0))
         .light_line_style(WHITE)
         .draw()?;
     for name in names {
@@ -194,15 +200,17 @@ fn by_workload(file: &Path, server: &str, lines: &[&Value]) -> Drawn {
     for (r, row) in rows.iter().enumerate() {
         let y = top + r as i32 * row_height;
         area.draw(&Text::new(format!("{} {}", row.0, row.1), (8, y + row_height / 2 - gap), font.clone()))?;
-        for (i, name) in names.iter().enumerate() {
-            let Some(rpcs) = least_delay(lines, row, name) else { continue };
-            let (y, end) = (y + i as i32 * bar, x(rpcs));
-            area.draw(&Rectangle::new([(x(0.0), y), (end, y + bar - 1)], colour(&names, name).filled()))?;
-            area.draw(&Text::new(format!("{rpcs}"), (end + 4, y - 2), ("sans-serif", 12).into_font()))?;
-        }
         if let Some(target) = lines.iter().filter(|v| is(v, row)).find_map(|v| v["target"].as_f64()) {
             let (x, y2) = (x(target), y + row_height - gap + 2);
-            area.draw(&PathElement::new([(x, y - 3), (x, y2)], BLACK.stroke_width(2)))?;
+            area.draw(&PathElement::new([(x, y - 4), (x, y2)], BLACK.stroke_width(2)))?;
+        }
+        for (i, name) in names.iter().enumerate() {
+            let Some(rpcs) = least_delay(lines, row, name) else { continue };
+            let (y, end, text) = (y + i as i32 * bar, x(rpcs), format!("{rpcs}"));
+            let under = [(end + 2, y), (end + 5 + 7 * text.len() as i32, y + bar - 1)];
+            area.draw(&Rectangle::new(under, WHITE.filled()))?;
+            area.draw(&Rectangle::new([(x(0.0), y), (end, y + bar - 1)], colour(&names, name).filled()))?;
+            area.draw(&Text::new(text, (end + 4, y - 2), ("sans-serif", 12).into_font()))?;
         }
     }
     area.draw(&Text::new("black: target", (width - 110, 44), font))?;

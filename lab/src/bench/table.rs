@@ -132,8 +132,8 @@ fn count(x: f64) -> String {
 /// A time as a reader wants it.
 pub fn duration(secs: f64) -> String {
     match secs {
-        s if s < 0.000_1 => format!("{:.2} µs", s * 1e6),
-        s if s < 0.001 => format!("{:.2} ms", s * 1e3),
+        s if s < 0.000_01 => format!("{:.2} µs", s * 1e6),
+        s if s < 0.001 => format!("{:.0} µs", s * 1e6),
         s if s < 1.0 => format!("{:.1} ms", s * 1e3),
         s => format!("{s:.2} s"),
     }
