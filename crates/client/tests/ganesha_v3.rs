@@ -154,6 +154,11 @@ impl Lab {
         }
     }
 
+    /// NFS calls so far.
+    fn calls(&self) -> u64 {
+        self.stats.snapshot().ops.iter().map(|op| op.ops).sum()
+    }
+
     async fn done(self) {
         for n in self.names(false).await {
             let n = name(&n);
@@ -314,6 +319,94 @@ async fn walks_say_where_and_why_they_stopped() {
         fs.rmdir(cx, parent, &name(["a", "b", "c"][path.len()])).await.unwrap();
     }
     lab.done().await;
+}
+
+/// What is wished for comes along, belongs together, and saves calls.
+#[tokio::test(flavor = "multi_thread")]
+async fn wishes_come_along_with_walks_and_opens() {
+    let lab = lab!("wish");
+    let (fs, cx, dir) = (&lab.fs, &lab.cx, &lab.dir);
+    let d = fs.mkdir(cx, dir, &name("d"), &mode(0o755)).await.unwrap();
+    check_dir_attrs(&lab, dir, &d.dir).await;
+    for i in 0..5 {
+        let made = how(OpenAccess::all(), Create::IfMissing(mode(0o644)));
+        let n = name(&format!("f{i}"));
+        let o = fs.open(cx, Where::name(&d.node.fh, &n), &made).await.unwrap();
+        check_dir_attrs(&lab, &d.node.fh, o.dir.as_ref().unwrap()).await;
+        lab.write(&o, 0, format!("content {i}")).await;
+        lab.close(&o).await;
+    }
+    let want = Want { listing_bytes: 64 << 10, read_bytes: 4096, access: Access::READ | Access::MODIFY };
+    let path = [name("d"), name("f3")];
+    let at = Where { base: dir, path: &path };
+    let calls = lab.calls();
+    let trail = fs.walk(cx, at, want).await.unwrap();
+    assert!(matches!(trail.stop, Stop::Complete), "{:?}", trail.stop);
+    assert_eq!(lab.calls() - calls, 4, "LOOKUP, READDIRPLUS for the last name, ACCESS, READ");
+    assert_eq!(trail.along.access, Some(want.access));
+    let listing = trail.along.listing.unwrap();
+    assert!(listing.eof && listing.entries.len() == 5);
+    let first = trail.along.first.unwrap();
+    assert_eq!((first.data.into_bytes(), first.eof), (Bytes::from_static(b"content 3"), true));
+    assert_eq!(trail.steps[1].attrs.attr.size_bytes, 9);
+    // The same node as a LOOKUP of its own finds.
+    let alone = fs.walk(cx, at, Want::default()).await.unwrap();
+    assert_eq!(alone.steps[1].fh, trail.steps[1].fh);
+    assert_eq!(alone.steps[1].attrs.attr.fileid, trail.steps[1].attrs.attr.fileid);
+    assert_eq!(alone.steps[1].attrs.attr.change, trail.steps[1].attrs.attr.change);
+    // A name that is not in a whole listing does not exist, and needs no question of its own.
+    let path = [name("d"), name("no")];
+    let calls = lab.calls();
+    let trail = fs.walk(cx, Where { base: dir, path: &path }, want).await.unwrap();
+    assert!(matches!(trail.stop, Stop::Missing(_)) && trail.along.listing.is_some());
+    assert_eq!(lab.calls() - calls, 2);
+    // Opening with the first bytes.
+    let open = OpenHow { first_bytes: 7, ..how(OpenAccess::READ, Create::No) };
+    let calls = lab.calls();
+    let o = fs.open(cx, Where::fh(&alone.steps[1].fh), &open).await.unwrap();
+    assert_eq!(lab.calls() - calls, 2, "ACCESS and READ");
+    let first = o.first.as_ref().unwrap();
+    assert_eq!((first.data.clone().into_bytes(), first.eof), (Bytes::from_static(b"content"), false));
+    lab.close(&o).await;
+    check_many(&lab, &d.node.fh).await;
+    for i in 0..5 {
+        let change = fs.unlink(cx, &d.node.fh, &name(&format!("f{i}")), None).await.unwrap();
+        check_dir_attrs(&lab, &d.node.fh, &change).await;
+    }
+    check_dir_attrs(&lab, dir, &fs.rmdir(cx, dir, &name("d")).await.unwrap()).await;
+    lab.done().await;
+}
+
+/// The attributes that came with a change are those that the directory has.
+async fn check_dir_attrs(lab: &Lab, dir: &Fh, change: &ChangeInfo) {
+    let now = lab.fs.getattr(&lab.cx, File { fh: dir, open: None }).await.unwrap().attr;
+    let came = &change.attrs.as_ref().expect("the server sends attributes of the directory").attr;
+    assert_eq!((came.change, change.after, came.nlink), (now.change, now.change, now.nlink));
+}
+
+/// Questions about many objects, against the same questions one by one.
+async fn check_many(lab: &Lab, dir: &Fh) {
+    let (fs, cx) = (&lab.fs, &lab.cx);
+    let calls = lab.calls();
+    let dirs = [lab.dir.clone(), dir.clone()];
+    let listings = fs.list_many(cx, &dirs, 64 << 10).await;
+    assert_eq!(lab.calls() - calls, 2);
+    let (attrs, page) = listings[1].as_ref().unwrap();
+    let now = fs.getattr(cx, File { fh: dir, open: None }).await.unwrap().attr;
+    assert_eq!((attrs.attr.change, attrs.attr.fileid), (now.change, now.fileid), "nobody changed it");
+    let files: Vec<Fh> = page.entries.iter().map(|e| e.node.as_ref().unwrap().fh.clone()).collect();
+    let calls = lab.calls();
+    let attrs = fs.getattr_many(cx, &files).await;
+    assert_eq!(lab.calls() - calls, 5);
+    let calls = lab.calls();
+    let starts = fs.read_many(cx, &files, 4096).await;
+    assert_eq!(lab.calls() - calls, 5, "attributes come with the bytes");
+    for ((entry, attrs), start) in page.entries.iter().zip(attrs).zip(starts) {
+        let number = &entry.name.as_bytes()[1..];
+        let start = start.unwrap();
+        assert_eq!(start.attrs.attr.change, attrs.unwrap().attr.change);
+        assert_eq!(start.read.data.into_bytes(), [b"content ", number].concat());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -490,6 +583,11 @@ async fn failed_mounts_have_clear_lines() {
     let e = fail(Options { path: "/no/such/export".into(), ..opts.clone() }).await;
     assert!(matches!(e, MountError::NoSuchExport { .. }), "{e:?}");
     assert!(e.to_string().contains("/no/such/export") && e.to_string().contains(&opts.path), "{e}");
+    // Below an export. Ganesha does not say whether it is missing or forbidden, so the line must not either.
+    let below = format!("{}/no/such", opts.path.trim_end_matches('/'));
+    let e = fail(Options { path: below, ..opts.clone() }).await;
+    assert!(matches!(e, MountError::AccessDenied { .. } | MountError::NoSuchExport { .. }), "{e:?}");
+    assert!(e.to_string().contains("no such"), "{e}");
     // An export that this client may not have, where the server has one.
     if let Ok(path) = std::env::var("HITHER_TEST_DENIED") {
         let e = fail(Options { path, ..opts.clone() }).await;
