@@ -14,6 +14,8 @@ mod cut;
 mod cut_long;
 #[path = "../scenarios/freeze.rs"]
 mod freeze;
+#[path = "../scenarios/full.rs"]
+mod full;
 #[path = "../scenarios/interrupt.rs"]
 mod interrupt;
 #[path = "../scenarios/isolation.rs"]
@@ -48,7 +50,7 @@ pub struct Scenario {
     play: fn(&Stage<'_>) -> Res<()>,
 }
 
-const ALL: [&Scenario; 10] = [
+const ALL: [&Scenario; 11] = [
     &restart::SCENARIO,
     &freeze::SCENARIO,
     &cut::SCENARIO,
@@ -59,6 +61,7 @@ const ALL: [&Scenario; 10] = [
     &umount_dead::SCENARIO,
     &isolation::SCENARIO,
     &soft::SCENARIO,
+    &full::SCENARIO,
 ];
 
 /// Every version, for scenarios that need nothing special.
