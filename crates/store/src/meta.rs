@@ -1,1 +1,245 @@
-//! What is known of names, attributes and directories.
+//! What is known of names, attributes, directories and small files, and answered from memory while it holds.
+//!
+//! It knows nothing of NFS and FUSE: it is a [`Vfs`] over a [`Vfs`]. Objects stand in a table by filehandle
+//! (`table`, `objects`), names in their directories (`names`); a walk goes as far as memory is valid and asks below once for the
+//! rest (`walk`); expired objects are asked about together (`again`); opens for reading may stay here (`opens`), and with them
+//! contents of small files (`contents`, `prefetch`).
+//!
+//! # Which answers are used
+//!
+//! Attributes are used until the end of the validity that came with them, or, for a call that asks for freshness
+//! ([`Cx::fresh_since`]), when their question was sent at or after that moment, or under a lease.
+//! A name is used for the time that its own answer gave it, and beyond that as long as its *label* holds: the directory's `change`
+//! as it was known before the name was asked for. When the directory's attributes come again with the same `change`,
+//! all labeled names, present and absent, hold as long as these attributes; with another `change` all names go. `change`
+//! values are taken to never come back; where they are made of a clock (`coarse_change`), equality proves nothing about a
+//! directory that changed a moment ago, and names learnt then are not renewed.
+//! A name is answered only to a caller who is known to be allowed to search the directory: who was let in before while its
+//! attributes hold, or whose right came with them. Nothing is concluded from mode bits.
+//!
+//! # Which answers are kept
+//!
+//! Calls run side by side and their replies come in any order. Each question takes the number that a global sequence has when
+//! it is sent; each call of ours that changes an object marks it from before it is sent until its reply is taken in, and at
+//! that moment gives it a *barrier*: the sequence's next number.
+//! 1. An answer about an object is kept only if no call of ours is changing the object and the question's number is not below
+//!    the object's barrier: it was sent after every change of ours was done.
+//! 2. The reply of a change is kept only if that call was alone: no other change of the object was running when it began, none
+//!    ended or is running since. Otherwise the attributes expire.
+//! 3. Of two answers the one that was asked later stays.
+//! 4. Names that a call changes are taken from its reply unless another call changed the same name meanwhile; the
+//!    directory's `change` is followed from `before` to `after` over all changes of ours, whatever the order of their replies,
+//!    and a gap in that chain means that somebody else changed the directory: its names go.
+//! 5. An object that is dropped from memory leaves its barrier to those who come into its shard.
+//! 6. A change whose end is not seen (its caller gave up, the server did not answer) keeps the object out of memory for a minute.
+//! 7. An answer under a lease counts only if no lease was withdrawn since it was asked for.
+//!
+//! What is asserted by these rules is checked by random histories of two clients in the tests.
+
+mod again;
+mod change;
+mod contents;
+mod flights;
+mod learn;
+mod list;
+mod moment;
+mod names;
+mod objects;
+mod opens;
+mod pass;
+mod prefetch;
+mod stats;
+mod table;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+pub use stats::MetaStats;
+
+use bytes::Bytes;
+use contents::Contents;
+use flights::Flights;
+use hither_vfs::{BoxFuture, Cred, Env, Fh, Upcalls, Vfs};
+use moment::Clock;
+use objects::Object;
+use parking_lot::Mutex;
+use stats::Counters;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+/// Credentials that are told apart at a time.
+const CREDS_MAX: usize = 4096;
+
+/// Whether small files are fetched before they are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prefetch {
+    /// Never.
+    Off,
+    /// Those of a directory in which a second file is opened.
+    Small,
+}
+
+/// Which names may be answered from memory (nfs(5), `lookupcache`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LookupCache {
+    /// Present and absent ones.
+    All,
+    /// Present ones.
+    Positive,
+    /// None.
+    None,
+}
+
+/// How much is kept, and what is asked for unasked.
+#[derive(Debug, Clone)]
+pub struct MetaOptions {
+    /// Memory for names and attributes, in bytes.
+    pub memory_bytes: usize,
+    /// Memory for contents of small files, in bytes.
+    pub contents_bytes: usize,
+    /// Whether small files are fetched ahead.
+    pub prefetch: Prefetch,
+    /// Files up to this size are small, in bytes.
+    pub small_file_bytes: u32,
+    /// The listing that is asked for with the first walk into a directory, in bytes; 0: none.
+    pub listing_bytes: u32,
+    /// Expired objects that are asked about in one question; 1: no guesses.
+    pub batch_objects: usize,
+    /// Which names may be answered from memory.
+    pub lookup_cache: LookupCache,
+    /// Whether an open asks the server (its caller sets [`Cx::fresh_since`](hither_vfs::Cx)).
+    pub close_to_open: bool,
+    /// Whether `change` is made of a clock, whose tick may hide a change.
+    pub coarse_change: bool,
+}
+
+impl Default for MetaOptions {
+    fn default() -> Self {
+        Self {
+            memory_bytes: 256 << 20,
+            contents_bytes: 64 << 20,
+            prefetch: Prefetch::Small,
+            small_file_bytes: 64 << 10,
+            listing_bytes: 32 << 10,
+            batch_objects: 40,
+            lookup_cache: LookupCache::All,
+            close_to_open: true,
+            coarse_change: true,
+        }
+    }
+}
+
+/// The cache.
+pub struct Meta {
+    below: Arc<dyn Vfs>,
+    options: MetaOptions,
+    env: Env,
+    clock: Clock,
+    table: table::Table,
+    /// Orders questions and changes of our own.
+    seq: AtomicU64,
+    /// Grows when all leases are lost.
+    leases: AtomicU64,
+    creds: Mutex<(HashMap<Arc<Cred>, u32>, u32)>,
+    flights: Flights,
+    opens: opens::Opens,
+    contents: Contents,
+    ring: again::Ring,
+    readers: list::Readers,
+    counters: Counters,
+    above: OnceLock<Arc<dyn Upcalls>>,
+}
+
+impl std::fmt::Debug for Meta {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Meta").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Meta {
+    /// A cache over `below`, whose upcalls it takes.
+    pub fn new(below: Arc<dyn Vfs>, options: MetaOptions, env: Env) -> Arc<Self> {
+        let meta = Arc::new(Self {
+            table: table::Table::new(options.memory_bytes),
+            contents: Contents::new(options.contents_bytes),
+            below,
+            options,
+            env,
+            clock: Clock::new(),
+            seq: AtomicU64::new(1),
+            leases: AtomicU64::new(0),
+            creds: Mutex::default(),
+            flights: Flights::default(),
+            opens: opens::Opens::default(),
+            ring: again::Ring::new(),
+            readers: list::Readers::default(),
+            counters: Counters::default(),
+            above: OnceLock::new(),
+        });
+        meta.below.subscribe(Arc::new(Hearer(Arc::downgrade(&meta))));
+        meta
+    }
+
+    /// What was counted.
+    pub fn stats(&self) -> MetaStats {
+        MetaStats {
+            memory_bytes: (self.table.memory_bytes() + self.contents.memory_bytes()) as u64,
+            objects: self.table.objects() as u64,
+            ..self.counters.snapshot()
+        }
+    }
+
+    /// Number of a credential. Rights that were kept under a number that was given up are never found again.
+    fn cred(&self, cred: &Arc<Cred>) -> u32 {
+        let mut creds = self.creds.lock();
+        if let Some(&n) = creds.0.get(cred) {
+            return n;
+        }
+        if creds.0.len() >= CREDS_MAX {
+            creds.0.clear();
+        }
+        creds.1 = creds.1.wrapping_add(1);
+        let n = creds.1;
+        creds.0.insert(cred.clone(), n);
+        n
+    }
+
+    /// Nothing known about an object's attributes and contents holds any more.
+    fn let_go(&self, fh: &Fh) {
+        self.contents.drop_file(fh, &self.counters);
+        let barrier = self.next_seq();
+        self.table.ensure(fh, |_, object| {
+            object.barrier = object.barrier.max(barrier);
+            object.expire();
+        });
+    }
+}
+
+/// The handle of an object.
+fn handle(object: &Object) -> Fh {
+    Fh(Bytes::copy_from_slice(object.fh.raw()))
+}
+
+/// Hears the layer below without keeping the cache alive.
+struct Hearer(Weak<Meta>);
+
+impl Upcalls for Hearer {
+    fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
+        let Some(meta) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
+        meta.let_go(fh);
+        match meta.above.get() {
+            Some(above) => above.withdraw(fh),
+            None => Box::pin(std::future::ready(())),
+        }
+    }
+
+    fn withdraw_all(&self) -> BoxFuture<()> {
+        let Some(meta) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
+        meta.leases.fetch_add(1, Ordering::AcqRel);
+        match meta.above.get() {
+            Some(above) => above.withdraw_all(),
+            None => Box::pin(std::future::ready(())),
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Asking again: expired objects together, in one question.
+//!
+//! A ring remembers in which order objects were used. When one that has expired is needed, those that were used after it
+//! last time will most likely be needed next: they are asked about in the same question. Where several of them are in one
+//! directory that is known as a whole and small, the directory is listed instead, which brings the attributes of all
+//! its entries.
+
+use super::moment::Moment;
+use super::names::Id;
+use super::objects::When;
+use super::{Meta, stats};
+use hither_vfs::{Access, Attrs, Cx, Fh, File, Result};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Uses that are remembered: a power of two.
+const RING: usize = 1 << 15;
+/// Uses after the one in question that are looked at.
+const AHEAD: u32 = 512;
+/// A use this recent is not noted again.
+const RECENT: u32 = 64;
+/// Directories that are listed in one question, and the most names that each has.
+const LISTINGS: usize = 24;
+const LISTED_NAMES: usize = 400;
+/// A directory is listed when so many of its entries are asked for.
+const WORTH_LISTING: usize = 3;
+
+/// Order of use.
+#[derive(Debug)]
+pub(super) struct Ring {
+    slots: Mutex<Vec<Id>>,
+    next: AtomicU32,
+}
+
+impl Ring {
+    pub fn new() -> Self {
+        Self { slots: Mutex::new(Vec::new()), next: AtomicU32::new(RECENT + 1) }
+    }
+
+    fn push(&self, id: Id) -> u32 {
+        let mut slots = self.slots.lock();
+        let at = self.next.fetch_add(1, Ordering::Relaxed);
+        let i = at as usize % RING;
+        if slots.len() <= i {
+            slots.resize((i + 1).next_power_of_two().min(RING), Id::NONE);
+        }
+        slots[i] = id;
+        at
+    }
+
+    /// What was used after a position, next first.
+    fn after(&self, at: u32) -> Vec<Id> {
+        let slots = self.slots.lock();
+        let next = self.next.load(Ordering::Relaxed);
+        let known = next.wrapping_sub(at);
+        if known as usize >= RING || slots.is_empty() {
+            return Vec::new();
+        }
+        (1..known.min(AHEAD))
+            .filter_map(|d| slots.get(at.wrapping_add(d) as usize % RING).copied())
+            .filter(|id| *id != Id::NONE)
+            .collect()
+    }
+}
+
+/// What to ask about.
+#[derive(Default)]
+struct Plan {
+    objects: Vec<Fh>,
+    listings: Vec<Fh>,
+}
+
+impl Meta {
+    /// Notes that an object was used.
+    pub(super) fn note_use(&self, id: Id, _now: Moment) {
+        let next = self.ring.next.load(Ordering::Relaxed);
+        let recent = self.table.with_id(id, |o| next.wrapping_sub(o.used) < RECENT);
+        if recent == Some(false) {
+            let at = self.ring.push(id);
+            self.table.with_id(id, |o| o.used = at);
+        }
+    }
+
+    /// Asks about objects whose time is over, and others that are likely to be needed next. Returns the answer about the first,
+    /// if it was asked about by itself.
+    pub(super) async fn ask_again(&self, cx: &Cx, old: &[Fh]) -> Option<Result<Attrs>> {
+        let plan = self.plan(cx, old);
+        let many = plan.objects.len() + plan.listings.len();
+        if many > 1 || !plan.listings.is_empty() {
+            stats::add(&self.counters.batches, 1);
+            stats::add(&self.counters.batched_objects, many as u64);
+            stats::add(&self.counters.batched_listings, plan.listings.len() as u64);
+        }
+        let (first, ()) =
+            tokio::join!(self.ask_objects(cx, &plan.objects), self.ask_listings(cx, &plan.listings));
+        first.filter(|_| plan.objects.first() == old.first())
+    }
+
+    /// Attributes of many objects; the answer about the first.
+    async fn ask_objects(&self, cx: &Cx, objects: &[Fh]) -> Option<Result<Attrs>> {
+        let first = objects.first()?;
+        let ticket = self.ticket();
+        let answers = match objects {
+            [fh] => vec![self.below.getattr(cx, File { fh, open: None }).await],
+            _ => self.below.getattr_many(cx, objects).await,
+        };
+        stats::add(&self.counters.attr_misses, answers.len() as u64);
+        let mut out = None;
+        for (fh, answer) in objects.iter().zip(answers) {
+            let answer = answer.map_err(|e| self.failed(fh, e));
+            if let Ok(attrs) = &answer {
+                let id = self.learn_attrs(fh, attrs, &ticket);
+                self.note_use(id, ticket.asked);
+            }
+            if fh == first {
+                out = Some(answer);
+            }
+        }
+        out
+    }
+
+    async fn ask_listings(&self, cx: &Cx, dirs: &[Fh]) {
+        if dirs.is_empty() {
+            return;
+        }
+        let ticket = self.ticket();
+        let answers = self.below.list_many(cx, dirs, self.options.listing_bytes).await;
+        for (fh, answer) in dirs.iter().zip(answers) {
+            match answer {
+                Ok((attrs, page)) => {
+                    self.learn_attrs(fh, &attrs, &ticket);
+                    self.learn_page(cx, fh, 0, &page, Some(attrs.attr.change), &ticket);
+                }
+                Err(e) => {
+                    self.failed(fh, e);
+                }
+            }
+        }
+    }
+
+    /// Chooses what to ask about: `old` in any case.
+    fn plan(&self, cx: &Cx, old: &[Fh]) -> Plan {
+        let when = self.when(cx).any_age();
+        let most = self.options.batch_objects.max(1);
+        let mut wanted: Vec<Id> = old.iter().filter_map(|fh| self.table.find(fh)).collect();
+        if most > 1
+            && let Some(last) = wanted.last()
+        {
+            let at = self.table.with_id(*last, |o| o.used).unwrap_or(0);
+            for id in self.ring.after(at) {
+                let expired = self.table.with_id(id, |o| o.asked != 0 && !o.holds(&when));
+                if expired == Some(true) && !wanted.contains(&id) {
+                    wanted.push(id);
+                }
+                if wanted.len() >= most * 8 {
+                    break;
+                }
+            }
+        }
+        let groups = self.groups(cx, &wanted, &when);
+        let mut plan = Plan::default();
+        for (i, id) in wanted.iter().enumerate() {
+            let home = groups.iter().find(|(dir, members)| dir == id || members.contains(id));
+            let fh = match home {
+                Some((dir, _)) => {
+                    self.fh_of(*dir).filter(|fh| plan.listings.contains(fh) || plan.listings.len() < LISTINGS)
+                }
+                None => None,
+            };
+            match (fh, self.fh_of(*id)) {
+                (Some(dir), _) if !plan.listings.contains(&dir) => plan.listings.push(dir),
+                (Some(_), _) => {}
+                (None, Some(fh)) if i < old.len() || plan.objects.len() < most => plan.objects.push(fh),
+                (None, _) => {}
+            }
+        }
+        if plan.objects.is_empty() && plan.listings.is_empty() {
+            plan.objects.extend(old.first().cloned());
+        }
+        // A second question only for what is needed now.
+        if !plan.listings.is_empty() {
+            plan.objects.retain(|fh| old.contains(fh));
+        }
+        plan
+    }
+
+    /// Directories worth listing, each with those of the objects that are in it.
+    fn groups(&self, cx: &Cx, wanted: &[Id], when: &When) -> Vec<(Id, Vec<Id>)> {
+        let cred = self.cred(&cx.cred);
+        let mut by_parent: HashMap<u32, Vec<Id>> = HashMap::new();
+        for id in wanted {
+            let parent = self.table.with_id(*id, |o| o.parent).unwrap_or(u32::MAX);
+            if parent != u32::MAX {
+                by_parent.entry(parent).or_default().push(*id);
+            }
+        }
+        let always = When { now: 0, ..*when };
+        let worth = |(slot, members): (u32, Vec<Id>)| {
+            self.table.with_slot(slot, |id, o| {
+                let may = o.rights(cred, Access::READ, &always) == Some(Access::READ);
+                let dir = o.dir()?;
+                let small = dir.is_complete() && dir.names.len() <= LISTED_NAMES;
+                let itself = usize::from(wanted.contains(&id));
+                (may && small && members.len() + itself >= WORTH_LISTING).then_some((id, members))
+            })?
+        };
+        by_parent.into_iter().filter_map(worth).collect()
+    }
+
+    /// See [`Vfs::getattr`](hither_vfs::Vfs::getattr).
+    pub(super) async fn attrs(&self, cx: &Cx, file: File<'_>, below: File<'_>) -> Result<Attrs> {
+        let when = self.when(cx).beginning();
+        if let Some(attrs) = self.known_attrs(file.fh, &when) {
+            stats::add(&self.counters.attr_hits, 1);
+            return Ok(attrs);
+        }
+        let key = (file.fh.clone(), Vec::new());
+        let mut shared = false;
+        loop {
+            match self.flights.board(&key, shared) {
+                Ok(_flight) if when.fresh.is_none() => {
+                    let answer = self.ask_again(cx, std::slice::from_ref(file.fh)).await;
+                    if let Some(answer) = answer {
+                        return answer;
+                    }
+                    if let Some(attrs) = self.known_attrs(file.fh, &when) {
+                        return Ok(attrs);
+                    }
+                    return self.ask_attrs(cx, below).await;
+                }
+                Ok(_flight) => return self.ask_attrs(cx, below).await,
+                Err(landing) => {
+                    landing.wait(cx).await?;
+                    if let Some(attrs) = self.known_attrs(file.fh, &when) {
+                        return Ok(attrs);
+                    }
+                    shared = true;
+                }
+            }
+        }
+    }
+
+    /// Asks about one object and keeps the answer.
+    pub(super) async fn ask_attrs(&self, cx: &Cx, below: File<'_>) -> Result<Attrs> {
+        let ticket = self.ticket();
+        stats::add(&self.counters.attr_misses, 1);
+        let attrs = self.below.getattr(cx, below).await.map_err(|e| self.failed(below.fh, e))?;
+        self.learn_attrs(below.fh, &attrs, &ticket);
+        Ok(attrs)
+    }
+}

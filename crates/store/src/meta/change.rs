@@ -1,0 +1,278 @@
+//! Changes of our own: what they do to what is known, while they run and when their reply comes.
+
+use super::learn::Ticket;
+use super::moment::Moment;
+use super::names::{Bound, Id};
+use super::objects::Dir;
+use super::{Meta, stats};
+use hither_vfs::{Attrs, ChangeInfo, Error, Fh, Name, Node, Validity};
+
+/// For so long nothing is kept about an object after a change of our own whose end was not seen: it may still be on its way.
+const UNSETTLED_NANOS: u64 = 60_000_000_000;
+
+/// A change of an object by a call of ours, from before it is sent until its reply was taken in.
+#[must_use]
+pub(super) struct Changing<'a> {
+    meta: &'a Meta,
+    fh: Fh,
+    /// No other call was changing it when this one began.
+    alone: bool,
+    ticket: Ticket,
+    /// Hashes of the names that this call changes, for a directory.
+    names: [Option<u64>; 2],
+    settled: bool,
+}
+
+/// What a call did to a name.
+pub(super) enum Renamed<'a> {
+    /// The name is bound to this object now.
+    To(&'a Node),
+    /// The name is bound to a known object whose attributes are not known.
+    Moved(Id),
+    /// The name is absent now.
+    Gone,
+    /// Nobody knows.
+    Unknown,
+}
+
+impl Meta {
+    /// Begins a change of an object's attributes or contents.
+    pub(super) fn changing(&self, fh: &Fh) -> Changing<'_> {
+        self.contents.drop_file(fh, &self.counters);
+        self.begin(fh, [None, None])
+    }
+
+    /// Begins a change of names in a directory.
+    pub(super) fn renaming(&self, dir: &Fh, names: &[&Name]) -> Changing<'_> {
+        let mut hashes = [None, None];
+        for (to, name) in hashes.iter_mut().zip(names) {
+            *to = Some(self.table.hash(name.as_bytes()));
+        }
+        self.begin(dir, hashes)
+    }
+
+    fn begin(&self, fh: &Fh, names: [Option<u64>; 2]) -> Changing<'_> {
+        let ticket = self.ticket();
+        let alone = self.table.ensure(fh, |_, object| {
+            object.modifying += 1;
+            let alone = object.modifying == 1;
+            if names[0].is_some() {
+                let flying = &mut object.dir_mut().in_flight;
+                for hash in names.into_iter().flatten() {
+                    let meets = flying.iter().any(|f| f.0 == hash);
+                    flying.iter_mut().filter(|f| f.0 == hash).for_each(|f| f.1 = true);
+                    flying.push((hash, meets));
+                }
+            }
+            alone
+        });
+        Changing { meta: self, fh: fh.clone(), alone, ticket, names, settled: false }
+    }
+}
+
+/// Whether a failed call may still be executed, or have been.
+fn is_unknown(e: &Error) -> bool {
+    matches!(e.errno, libc::EINTR | libc::EIO | libc::ETIMEDOUT | libc::ECANCELED)
+}
+
+impl Changing<'_> {
+    /// The call ended: `attrs` are the object's afterwards, when they came along. `ours`: it was sent after this call began.
+    pub fn done(mut self, outcome: std::result::Result<Option<&Attrs>, &Error>) {
+        self.settled = true;
+        let (meta, unknown) = (self.meta, outcome.as_ref().is_err_and(|e| is_unknown(e)));
+        let attrs = outcome.unwrap_or(None);
+        meta.contents.drop_file(&self.fh, &meta.counters);
+        meta.table.with(&self.fh, |_, object| {
+            let alone = self.alone && object.modifying == 1 && object.barrier <= self.ticket.seq;
+            object.modifying = object.modifying.saturating_sub(1);
+            object.barrier = object.barrier.max(meta.next_seq());
+            match attrs {
+                Some(attrs) if alone => meta.store_attrs(object, attrs, &self.ticket, true),
+                _ => object.expire(),
+            }
+            if unknown {
+                object.extra().unsettled_until = meta.clock.now() + UNSETTLED_NANOS;
+            }
+        });
+        meta.relieve();
+    }
+
+    /// The call changed nothing after all.
+    pub fn nothing(mut self) {
+        self.settled = true;
+        let names = self.names;
+        self.meta.table.with(&self.fh, |_, object| {
+            object.modifying = object.modifying.saturating_sub(1);
+            if let Some(dir) = object.known_dir() {
+                take_flying(dir, names);
+            }
+        });
+    }
+
+    /// As [`Changing::done`], when the rights on the object may be others now.
+    pub fn done_rights(self, outcome: std::result::Result<Option<&Attrs>, &Error>) {
+        let (meta, fh) = (self.meta, self.fh.clone());
+        self.done(outcome);
+        meta.table.with(&fh, |_, object| object.revoke());
+    }
+
+    /// The call that changes names of a directory ended. Its changes of the directory, one after the other; none when
+    /// the server did not tell.
+    pub fn renamed(
+        mut self,
+        outcome: std::result::Result<&[&ChangeInfo], &Error>,
+        names: &[(&Name, Renamed<'_>)],
+    ) {
+        self.settled = true;
+        let meta = self.meta;
+        let ids: Vec<_> = names.iter().map(|(name, what)| (*name, meta.bound(what, &self.ticket))).collect();
+        meta.table.with(&self.fh, |_, object| {
+            let alone = self.alone && object.modifying == 1 && object.barrier <= self.ticket.seq;
+            object.modifying = object.modifying.saturating_sub(1);
+            object.barrier = object.barrier.max(meta.next_seq());
+            let last = object.modifying == 0;
+            let now = meta.clock.now();
+            let dir = object.dir_mut();
+            let meddled = take_flying(dir, self.names);
+            let mut believed = false;
+            match outcome {
+                Ok(changes) => {
+                    let label = advance(dir, changes, last, now);
+                    for (i, (name, bound)) in ids.into_iter().enumerate() {
+                        match bound.filter(|_| !meddled[i.min(1)]) {
+                            Some(bound) => {
+                                let bound = Bound { labeled: bound.labeled && label.is_some(), ..bound };
+                                meta.put_name(dir, name, bound);
+                            }
+                            None => meta.doubt(dir, name),
+                        }
+                    }
+                    if let Some(label) = label {
+                        object.attr.change = label;
+                    }
+                }
+                Err(e) if is_unknown(e) => dir.reset(None, now),
+                // Nothing was changed; what was believed about the names may be wrong.
+                Err(e) => {
+                    believed = names.iter().all(|(name, _)| !meta.belies(dir, name, e));
+                    if !believed {
+                        names.iter().for_each(|(name, _)| meta.doubt(dir, name));
+                    }
+                }
+            }
+            let attrs = outcome.ok().and_then(|c| c.last()).and_then(|change| change.attrs.as_ref());
+            match attrs {
+                Some(attrs) if alone => meta.store_attrs(object, attrs, &self.ticket, true),
+                _ if believed => {}
+                _ => object.expire(),
+            }
+            if outcome.is_err_and(|e| is_unknown(e)) {
+                object.extra().unsettled_until = now + UNSETTLED_NANOS;
+            }
+        });
+        meta.relieve();
+    }
+}
+
+impl Meta {
+    /// Forgets what is known about a name, and that everything is known.
+    pub(super) fn doubt(&self, dir: &mut Dir, name: &Name) {
+        dir.names.remove(&self.table.hasher, name.as_bytes());
+        dir.names.unlist();
+        dir.listing = None;
+    }
+
+    /// Whether an error shows that what is known about a name is not so.
+    fn belies(&self, dir: &Dir, name: &Name, e: &Error) -> bool {
+        let answer = dir.answer(self.table.hash(name.as_bytes()), name.as_bytes());
+        match (e.errno, answer) {
+            (libc::EEXIST, Some(answer)) => answer.child.is_none(),
+            (libc::ENOENT, Some(answer)) => answer.child.is_some(),
+            (libc::EISDIR | libc::ENOTDIR | libc::ELOOP | libc::ESTALE, _) => true,
+            _ => false,
+        }
+    }
+
+    /// The binding that a call of ours made.
+    fn bound(&self, what: &Renamed<'_>, ticket: &Ticket) -> Option<Bound> {
+        let (child, asked, valid) = match what {
+            Renamed::To(node) => {
+                let child = self.learn_attrs(&node.fh, &node.attrs, ticket);
+                (Some(child), self.clock.of(node.attrs.asked), node.attrs.valid)
+            }
+            Renamed::Moved(id) => (Some(*id), ticket.asked, Validity::Lease),
+            Renamed::Gone => (None, ticket.asked, Validity::Lease),
+            Renamed::Unknown => return None,
+        };
+        let until = match valid {
+            Validity::Until(end) => self.clock.of(end),
+            Validity::Once | Validity::Lease => asked,
+        };
+        let valid_ms = u32::try_from(until.saturating_sub(asked) / 1_000_000).unwrap_or(u32::MAX);
+        Some(Bound { child, asked, valid_ms, labeled: valid != Validity::Once, cookie: None })
+    }
+}
+
+/// Takes the names of a call out of those in flight; whether another call meddled with each.
+fn take_flying(dir: &mut Dir, names: [Option<u64>; 2]) -> [bool; 2] {
+    names.map(|hash| {
+        let Some(hash) = hash else { return false };
+        let found = dir.in_flight.iter().position(|f| f.0 == hash);
+        found.is_some_and(|at| dir.in_flight.swap_remove(at).1)
+    })
+}
+
+/// Follows the directory's `change` over a change of our own. Replies of calls that overlap come in any order: one that
+/// does not go on from where we are waits for its predecessor; when no call is left, somebody else's change is
+/// between. Returns the label under which the call's own names hold.
+fn advance(dir: &mut Dir, changes: &[&ChangeInfo], last: bool, now: Moment) -> Option<u64> {
+    let Some(change) = changes.last() else {
+        dir.pending.clear();
+        dir.reset(None, now);
+        return None;
+    };
+    for change in changes {
+        if change.before != change.after || Some(change.after) != dir.label {
+            dir.pending.push((change.before, change.after, change.atomic));
+        }
+    }
+    while let Some(next) = dir.pending.iter().position(|p| Some(p.0) == dir.label) {
+        let (_, after, atomic) = dir.pending.swap_remove(next);
+        dir.label = Some(after);
+        dir.label_seen = now;
+        dir.unproven |= !atomic;
+        dir.tried = None;
+    }
+    if !last || dir.pending.is_empty() {
+        return dir.label;
+    }
+    // The newest of what is left is what the names of this call hold under, if nothing was between.
+    let label = (dir.pending.len() == 1 && change.atomic).then_some(change.after);
+    dir.pending.clear();
+    dir.reset(label, now);
+    label
+}
+
+impl Drop for Changing<'_> {
+    /// The caller stopped waiting; the call goes on below, nobody knows how long.
+    fn drop(&mut self) {
+        if self.settled {
+            return;
+        }
+        let meta = self.meta;
+        stats::add(&meta.counters.overtaken, 1);
+        meta.contents.drop_file(&self.fh, &meta.counters);
+        meta.table.with(&self.fh, |_, object| {
+            object.modifying = object.modifying.saturating_sub(1);
+            object.barrier = object.barrier.max(meta.next_seq());
+            object.expire();
+            object.revoke();
+            let now = meta.clock.now();
+            if let Some(dir) = object.known_dir() {
+                take_flying(dir, self.names);
+                dir.reset(None, now);
+            }
+            object.extra().unsettled_until = now + UNSETTLED_NANOS;
+        });
+    }
+}

@@ -1,0 +1,134 @@
+//! Contents of small files, whole, each with the `change` it belongs to.
+//!
+//! Nothing here is valid by itself: bytes are used when somebody knows that the file's present `change` is theirs. The total is
+//! bounded; what was not used since the hand last passed goes first.
+
+use super::stats::{Counters, add};
+use bytes::Bytes;
+use hither_vfs::{Attr, Fh, FileKind, Read};
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+
+/// What one file costs beside its bytes.
+const FILE_BYTES: usize = 200;
+/// Files that the hand passes for one that comes.
+const STEPS: usize = 32;
+
+/// The files.
+#[derive(Debug)]
+pub(super) struct Contents {
+    state: Mutex<State>,
+    most_bytes: usize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    files: HashMap<Fh, Held>,
+    /// Handles in order of arrival, with the number of the arrival: entries whose file went or came again are skipped.
+    queue: VecDeque<(Fh, u64)>,
+    arrivals: u64,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Held {
+    data: Bytes,
+    change: u64,
+    arrival: u64,
+    referenced: bool,
+    /// Fetched by a guess, and not read yet.
+    guessed: bool,
+}
+
+impl State {
+    fn remove(&mut self, fh: &Fh, counters: Option<&Counters>) {
+        if let Some(held) = self.files.remove(fh) {
+            self.bytes -= held.data.len() + FILE_BYTES;
+            if let Some(counters) = counters.filter(|_| held.guessed) {
+                add(&counters.prefetch_wasted_bytes, held.data.len() as u64);
+            }
+        }
+    }
+}
+
+impl Contents {
+    /// Room for so many bytes.
+    pub fn new(most_bytes: usize) -> Self {
+        Self { state: Mutex::default(), most_bytes }
+    }
+
+    /// Keeps a file that came whole with its attributes. `guessed`: nobody asked for it.
+    pub fn learn(&self, fh: &Fh, attr: &Attr, read: &Read, small_bytes: u32, guessed: bool) -> bool {
+        let len = read.data.len();
+        let whole = read.eof && len as u64 == attr.size_bytes && attr.kind == FileKind::Regular;
+        if !whole || len > small_bytes as usize || len + FILE_BYTES > self.most_bytes {
+            return false;
+        }
+        // A copy: the bytes are a slice of a reply that may be much larger.
+        let mut data = Vec::with_capacity(len);
+        read.data.parts().iter().for_each(|part| data.extend_from_slice(part));
+        let mut s = self.state.lock();
+        if s.files.get(fh).is_some_and(|held| held.change == attr.change) {
+            return false;
+        }
+        s.remove(fh, None);
+        s.arrivals += 1;
+        let arrival = s.arrivals;
+        s.bytes += len + FILE_BYTES;
+        s.queue.push_back((fh.clone(), arrival));
+        let held = Held { data: data.into(), change: attr.change, arrival, referenced: false, guessed };
+        s.files.insert(fh.clone(), held);
+        true
+    }
+
+    /// Makes room, a bounded piece of work.
+    pub fn relieve(&self, counters: &Counters) {
+        let mut s = self.state.lock();
+        let slack = s.files.len() * 2 + STEPS;
+        for _ in 0..STEPS {
+            if s.bytes <= self.most_bytes && s.queue.len() <= slack {
+                return;
+            }
+            let Some((fh, arrival)) = s.queue.pop_front() else { return };
+            match s.files.get_mut(&fh) {
+                Some(held) if held.arrival == arrival => {
+                    if std::mem::take(&mut held.referenced) || s.bytes <= self.most_bytes {
+                        s.queue.push_back((fh, arrival));
+                    } else {
+                        s.remove(&fh, Some(counters));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The contents of a file under this `change`.
+    pub fn find(&self, fh: &Fh, change: u64, counters: &Counters) -> Option<Bytes> {
+        let mut s = self.state.lock();
+        let held = s.files.get_mut(fh).filter(|held| held.change == change)?;
+        held.referenced = true;
+        if std::mem::take(&mut held.guessed) {
+            add(&counters.prefetch_used_bytes, held.data.len() as u64);
+        }
+        Some(held.data.clone())
+    }
+
+    /// Whether the contents under this `change` are here.
+    pub fn has(&self, fh: &Fh, change: u64) -> bool {
+        self.state.lock().files.get(fh).is_some_and(|held| held.change == change)
+    }
+
+    /// Forgets a file.
+    pub fn drop_file(&self, fh: &Fh, counters: &Counters) {
+        let mut s = self.state.lock();
+        if !s.files.is_empty() {
+            s.remove(fh, Some(counters));
+        }
+    }
+
+    /// Memory in use.
+    pub fn memory_bytes(&self) -> usize {
+        self.state.lock().bytes
+    }
+}

@@ -1,0 +1,389 @@
+//! What is kept of an answer from below, and when nothing is.
+//!
+//! The rule is in the module's own documentation ([`meta`](super), "Which answers are kept").
+
+use super::moment::{LEASE, Moment};
+use super::names::{Bound, Id};
+use super::objects::{Listing, Object, When};
+use super::{LookupCache, Meta, stats};
+use hither_vfs::{Access, Attrs, Cred, Cx, DirPage, Fh, Name, Node, Stop, Trail, Validity};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
+
+/// A directory whose ctime is this young may change again without its `change` telling, when that is made of a clock.
+const YOUNG_S: u64 = 5;
+/// The coarsest clock that servers stamp with, and some.
+const TICK_NANOS: u64 = 20_000_000;
+
+/// Taken before a question is sent: which changes of our own the answer knows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ticket {
+    pub seq: u64,
+    pub asked: Moment,
+    leases: u64,
+}
+
+/// The binding that a question brought.
+pub(super) struct Found<'a> {
+    pub name: &'a Name,
+    /// The object; `None` when the name is absent.
+    pub child: Option<Id>,
+    pub asked: Moment,
+    pub valid: Validity,
+}
+
+impl Meta {
+    /// To be taken before asking below.
+    pub(super) fn ticket(&self) -> Ticket {
+        Ticket {
+            seq: self.seq.load(Ordering::Acquire),
+            asked: self.clock.now(),
+            leases: self.leases.load(Ordering::Acquire),
+        }
+    }
+
+    /// The next number of the sequence: tickets taken before are older.
+    pub(super) fn next_seq(&self) -> u64 {
+        self.seq.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    pub(super) fn when(&self, cx: &Cx) -> When {
+        When {
+            now: self.clock.now(),
+            fresh: cx.fresh_since.map(|at| self.clock.of(at)),
+            since: None,
+            leases: self.leases.load(Ordering::Acquire),
+        }
+    }
+
+    /// End of a validity.
+    pub(super) fn end(&self, ticket: &Ticket, valid: &Validity, asked: Moment) -> Moment {
+        match valid {
+            Validity::Once => asked,
+            Validity::Until(end) => self.clock.of(*end),
+            Validity::Lease if ticket.leases == self.leases.load(Ordering::Acquire) => LEASE | ticket.leases,
+            Validity::Lease => asked,
+        }
+    }
+
+    /// The validity that ends so.
+    pub(super) fn validity(&self, until: Moment, now: Moment) -> Validity {
+        match until {
+            u if u & LEASE != 0 => Validity::Lease,
+            u if u <= now => Validity::Once,
+            u => Validity::Until(self.clock.instant(u)),
+        }
+    }
+
+    /// Whether an answer to a question may be kept.
+    pub(super) fn may_keep(&self, object: &Object, ticket: &Ticket) -> bool {
+        let unsettled = object.extra.as_ref().is_some_and(|e| self.clock.now() < e.unsettled_until);
+        let ok = object.modifying == 0 && ticket.seq >= object.barrier && !unsettled;
+        if !ok {
+            stats::add(&self.counters.overtaken, 1);
+        }
+        ok
+    }
+
+    /// Keeps attributes; returns the object's number in any case.
+    pub(super) fn learn_attrs(&self, fh: &Fh, attrs: &Attrs, ticket: &Ticket) -> Id {
+        let id = self.table.ensure(fh, |id, object| {
+            if self.may_keep(object, ticket) {
+                self.store_attrs(object, attrs, ticket, false);
+            }
+            id
+        });
+        self.relieve();
+        id
+    }
+
+    /// Puts attributes into an object, unless newer ones are there.
+    pub(super) fn store_attrs(&self, object: &mut Object, attrs: &Attrs, ticket: &Ticket, ours: bool) {
+        let asked = self.clock.of(attrs.asked);
+        let Some(packed) = self.table.pack(&attrs.attr) else { return };
+        let until = self.end(ticket, &attrs.valid, asked);
+        if object.asked > asked && !(until & LEASE != 0) {
+            return;
+        }
+        object.set_attr(packed, until, asked, ours);
+    }
+
+    pub(super) fn relieve(&self) {
+        let dropped = self.table.relieve(self.clock.now());
+        if dropped > 0 {
+            stats::add(&self.counters.evictions, dropped);
+        }
+    }
+
+    /// The label of a directory: the `change` under which its names are known now.
+    pub(super) fn label(&self, dir: &Fh) -> Option<u64> {
+        self.table.with(dir, |_, object| object.dir()?.label)?
+    }
+
+    /// Keeps a name of `dir` that was asked for under `label`, and the caller's proven right to search.
+    pub(super) fn learn_name(
+        &self,
+        cred: u32,
+        dir: &Fh,
+        label: Option<u64>,
+        found: &Found<'_>,
+        ticket: &Ticket,
+    ) {
+        let until = match found.valid {
+            Validity::Until(end) => self.clock.of(end),
+            Validity::Once | Validity::Lease => found.asked,
+        };
+        let once = found.valid == Validity::Once;
+        let parent = self.table.ensure(dir, |id, object| {
+            if !self.may_keep(object, ticket) {
+                return id;
+            }
+            object.grant(cred, Access::LOOKUP, Access::LOOKUP, until);
+            let young = self.is_young(object);
+            let dir = object.dir_mut();
+            if dir.label != label {
+                return id;
+            }
+            if label.is_some() && young && found.asked < dir.label_seen + TICK_NANOS {
+                dir.unproven = true;
+            }
+            let bound = Bound {
+                child: found.child,
+                asked: found.asked,
+                valid_ms: u32::try_from(until.saturating_sub(found.asked) / 1_000_000).unwrap_or(u32::MAX),
+                labeled: label.is_some() && !once,
+                cookie: None,
+            };
+            self.put_name(dir, found.name, bound);
+            id
+        });
+        if let Some(child) = found.child {
+            self.table.with_id(child, |object| object.parent = parent.slot);
+        }
+        self.relieve();
+    }
+
+    /// Puts a name into a directory, within bounds. Something new has no place in the listing.
+    pub(super) fn put_name(&self, dir: &mut super::objects::Dir, name: &Name, bound: Bound) {
+        if bound.child.is_some() && dir.listing.is_some() {
+            let hash = self.table.hash(name.as_bytes());
+            let listed = dir.names.find(hash, name.as_bytes());
+            if !listed.is_some_and(|b| b.child.is_some() && b.cookie.is_some()) {
+                dir.unlist();
+            }
+        }
+        dir.put(&self.table.hasher, name.as_bytes(), bound);
+        if dir.names.memory_bytes() > self.table.directory_most_bytes() {
+            let (label, seen) = (dir.label, dir.label_seen);
+            dir.reset(label, seen);
+        }
+    }
+
+    /// Whether the next change may have the same `change` value.
+    fn is_young(&self, object: &Object) -> bool {
+        if !self.options.coarse_change || object.asked == 0 {
+            return false;
+        }
+        let wall = (self.env.wall)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        wall.abs_diff(u64::try_from(object.attr.ctime_secs()).unwrap_or(0)) < YOUNG_S
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one call and all of its answer")]
+    /// Keeps everything that a walk from `base` brought. `label` is the base's when the question was sent.
+    pub(super) fn learn_trail(
+        &self,
+        cx: &Cx,
+        base: &Fh,
+        path: &[Name],
+        label: Option<u64>,
+        wanted: Access,
+        trail: &Trail,
+        ticket: &Ticket,
+    ) {
+        let cred = self.cred(&cx.cred);
+        let mut label = label;
+        if let Some(attrs) = &trail.along.base {
+            self.learn_attrs(base, attrs, ticket);
+            label = Some(attrs.attr.change);
+        }
+        if path.is_empty() {
+            if let Some(node) = trail.steps.first() {
+                self.learn_attrs(&node.fh, &node.attrs, ticket);
+            }
+        }
+        let holder = path.len().checked_sub(1);
+        let mut dir = base;
+        for (i, name) in path.iter().enumerate() {
+            if holder == Some(i)
+                && let Some(page) = &trail.along.listing
+            {
+                self.learn_page(cx, dir, 0, page, label, ticket);
+            }
+            match (trail.steps.get(i), &trail.stop) {
+                (Some(node), _) => {
+                    let child = Some(self.learn_attrs(&node.fh, &node.attrs, ticket));
+                    let (asked, valid) = (self.clock.of(node.attrs.asked), node.attrs.valid);
+                    self.learn_name(cred, dir, label, &Found { name, child, asked, valid }, ticket);
+                    (dir, label) = (&node.fh, Some(node.attrs.attr.change));
+                }
+                (None, Stop::Missing(valid)) if i == trail.steps.len() => {
+                    let found = Found { name, child: None, asked: ticket.asked, valid: *valid };
+                    self.learn_name(cred, dir, label, &found, ticket);
+                    break;
+                }
+                _ => break,
+            }
+        }
+        if let (Stop::Complete, Some(node)) = (&trail.stop, trail.steps.last()) {
+            self.learn_along(cx, node, wanted, trail, ticket);
+        }
+    }
+
+    /// Keeps rights and first bytes of the last step of a walk.
+    fn learn_along(&self, cx: &Cx, node: &Node, wanted: Access, trail: &Trail, ticket: &Ticket) {
+        let until = self.end(ticket, &node.attrs.valid, self.clock.of(node.attrs.asked));
+        let until = if until & LEASE != 0 { 0 } else { until };
+        if let Some(have) = trail.along.access {
+            self.learn_rights(&cx.cred, &node.fh, wanted | have, have, until, ticket);
+        }
+        if let Some(read) = &trail.along.first {
+            self.learn_rights(&cx.cred, &node.fh, Access::READ, Access::READ, until, ticket);
+            self.contents.learn(&node.fh, &node.attrs.attr, read, self.options.small_file_bytes, false);
+        }
+    }
+
+    /// Keeps rights that hold as long as the object's attributes, and at least until then.
+    pub(super) fn learn_rights(
+        &self,
+        cred: &Arc<Cred>,
+        fh: &Fh,
+        known: Access,
+        have: Access,
+        until: Moment,
+        ticket: &Ticket,
+    ) {
+        let cred = self.cred(cred);
+        self.table.with(fh, |_, object| {
+            if self.may_keep(object, ticket) {
+                object.grant(cred, known, have, until);
+            }
+        });
+    }
+
+    /// Keeps a page of a listing that was asked for under `label`, with the objects in it.
+    pub(super) fn learn_page(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        page: &DirPage,
+        label: Option<u64>,
+        ticket: &Ticket,
+    ) {
+        let children: Vec<_> = page
+            .entries
+            .iter()
+            .map(|e| e.node.as_ref().map(|n| self.learn_attrs(&n.fh, &n.attrs, ticket)))
+            .collect();
+        let cred = self.cred(&cx.cred);
+        let whole = children.iter().all(Option::is_some);
+        let slot = self.table.ensure(dir, |id, object| {
+            if !self.may_keep(object, ticket) {
+                return id.slot;
+            }
+            object.grant(cred, Access::READ, Access::READ, 0);
+            let young = self.is_young(object);
+            let dir = object.dir_mut();
+            if dir.label != label {
+                return id.slot;
+            }
+            if label.is_some() && young && ticket.asked < dir.label_seen + TICK_NANOS {
+                dir.unproven = true;
+            }
+            let goes_on = match dir.listing {
+                _ if label.is_none() => false,
+                _ if cookie == 0 => {
+                    dir.names.unlist();
+                    dir.listing = Some(Listing { verifier: page.verifier, eof: false, next: 0 });
+                    true
+                }
+                Some(l) => !l.eof && l.next == cookie && l.verifier == page.verifier,
+                None => false,
+            };
+            self.put_page(dir, page, &children, label.is_some(), goes_on);
+            if cookie == 0 && !(page.eof && whole) {
+                dir.tried = Some(label);
+            }
+            id.slot
+        });
+        for child in children.into_iter().flatten() {
+            self.table.with_id(child, |object| object.parent = slot);
+        }
+        self.relieve();
+    }
+
+    fn put_page(
+        &self,
+        dir: &mut super::objects::Dir,
+        page: &DirPage,
+        children: &[Option<Id>],
+        labeled: bool,
+        goes_on: bool,
+    ) {
+        let now = self.clock.now();
+        let mut whole = goes_on;
+        for (entry, child) in page.entries.iter().zip(children) {
+            let (Some(node), Some(child)) = (&entry.node, child) else {
+                whole = false;
+                continue;
+            };
+            let asked = self.clock.of(node.attrs.asked);
+            let until = match node.attrs.valid {
+                Validity::Until(end) => self.clock.of(end),
+                Validity::Once | Validity::Lease => asked,
+            };
+            let valid_ms = u32::try_from(until.saturating_sub(asked) / 1_000_000).unwrap_or(u32::MAX);
+            let once = node.attrs.valid == Validity::Once;
+            let bound = Bound {
+                child: Some(*child),
+                asked,
+                valid_ms,
+                labeled: labeled && !once,
+                cookie: Some(entry.cookie),
+            };
+            match dir.put(&self.table.hasher, entry.name.as_bytes(), bound) {
+                Some(number) if whole => dir.names.list(number),
+                _ => whole = false,
+            }
+        }
+        let Some(listing) = &mut dir.listing else { return };
+        if !goes_on {
+            return;
+        }
+        if let Some(last) = page.entries.last() {
+            listing.next = last.cookie;
+        }
+        listing.eof = whole && page.eof;
+        if !whole {
+            dir.listing = None;
+            dir.names.unlist();
+        } else if page.eof {
+            dir.names.settle(&self.table.hasher);
+        }
+        if dir.names.memory_bytes() > self.table.directory_most_bytes() {
+            let label = dir.label;
+            dir.reset(label, now);
+            dir.tried = Some(label);
+        }
+    }
+
+    /// Whether names may be answered from memory for their time.
+    pub(super) fn trusts_names(&self, absent: bool) -> bool {
+        match self.options.lookup_cache {
+            LookupCache::All => true,
+            LookupCache::Positive => !absent,
+            LookupCache::None => false,
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Listings: from memory while they hold, else pages from below, which fill memory as they come.
+
+use super::Meta;
+use super::names::Id;
+use super::objects::When;
+use super::stats;
+use hither_vfs::{Access, Cx, DirEntry, DirPage, Fh, Name, Result};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+
+/// What one entry is taken to cost in a page, besides its name, with and without handle and attributes, in bytes.
+const NODE_ENTRY_BYTES: usize = 160;
+const ENTRY_BYTES: usize = 32;
+/// A page is asked for with at least so many bytes, when memory can keep what is not wanted yet.
+const PAGE_BYTES: u32 = 64 << 10;
+/// Readers whose places in listings are remembered.
+const READERS: usize = 64;
+
+/// Where readers of listings are: directory, cookie, position.
+#[derive(Debug, Default)]
+pub(super) struct Readers(Mutex<VecDeque<(Id, u64, usize)>>);
+
+impl Readers {
+    fn find(&self, dir: Id, cookie: u64) -> Option<usize> {
+        match cookie {
+            0 => Some(0),
+            _ => self.0.lock().iter().rev().find(|r| r.0 == dir && r.1 == cookie).map(|r| r.2),
+        }
+    }
+
+    fn note(&self, dir: Id, cookie: u64, at: usize) {
+        let mut readers = self.0.lock();
+        if readers.len() >= READERS {
+            readers.pop_front();
+        }
+        readers.push_back((dir, cookie, at));
+    }
+}
+
+/// An entry as memory has it.
+struct Listed {
+    at: usize,
+    name: Vec<u8>,
+    cookie: u64,
+    child: Id,
+}
+
+impl Meta {
+    /// See [`Vfs::readdir`](hither_vfs::Vfs::readdir).
+    pub(super) async fn list(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        verifier: [u8; 8],
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<DirPage> {
+        let when = self.when(cx).beginning();
+        if let Some(page) = self.list_known(cx, dir, cookie, max_bytes, nodes, &when) {
+            stats::add(&self.counters.listing_hits, 1);
+            return Ok(page);
+        }
+        stats::add(&self.counters.listing_misses, 1);
+        let page = self.ask_page(cx, dir, cookie, verifier, max_bytes, &when).await?;
+        let when = When { now: self.clock.now(), ..when };
+        match self.list_known(cx, dir, cookie, max_bytes, nodes, &when) {
+            Some(known) => Ok(known),
+            None => Ok(cut(page, max_bytes, nodes)),
+        }
+    }
+
+    /// A page from below.
+    async fn ask_page(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        verifier: [u8; 8],
+        max_bytes: u32,
+        when: &When,
+    ) -> Result<DirPage> {
+        let known = self.table.with(dir, |_, o| (o.holds(when), o.asked != 0 && o.until <= o.asked));
+        let (holds, once) = known.unwrap_or((false, false));
+        let bytes = if once { max_bytes } else { max_bytes.max(PAGE_BYTES) };
+        let ticket = self.ticket();
+        if cookie == 0 && !holds {
+            // The directory's own attributes in the same question: without them the listing would hold for nobody.
+            let dirs = std::slice::from_ref(dir);
+            let Some(answer) = self.below.list_many(cx, dirs, bytes).await.pop() else {
+                return self.below.readdir(cx, dir, cookie, verifier, bytes, true).await;
+            };
+            let (attrs, page) = answer.map_err(|e| self.failed(dir, e))?;
+            self.learn_attrs(dir, &attrs, &ticket);
+            self.learn_page(cx, dir, cookie, &page, Some(attrs.attr.change), &ticket);
+            return Ok(page);
+        }
+        let label = self.label(dir);
+        let page = self.below.readdir(cx, dir, cookie, verifier, bytes, true).await;
+        let page = page.map_err(|e| self.failed(dir, e))?;
+        self.learn_page(cx, dir, cookie, &page, label, &ticket);
+        Ok(page)
+    }
+
+    /// A page from memory, if the caller may list the directory and what is known holds.
+    fn list_known(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        max_bytes: u32,
+        nodes: bool,
+        when: &When,
+    ) -> Option<DirPage> {
+        let cred = self.cred(&cx.cred);
+        let each = if nodes { NODE_ENTRY_BYTES } else { ENTRY_BYTES };
+        let (id, listed, verifier, mut eof) = self.table.with(dir, |id, object| {
+            let may = object.rights(cred, Access::READ, when) == Some(Access::READ);
+            let names = object.dir()?;
+            let listing = names.listing?;
+            if !may || listing.next == u64::MAX || !when.fits(names.until, names.asked) {
+                return None;
+            }
+            let from = self.readers.find(id, cookie)?;
+            let (mut bytes, mut listed, mut all) = (0, Vec::new(), true);
+            for (at, name, bound) in names.names.listed(from) {
+                bytes += each + name.len();
+                if bytes > max_bytes as usize && !listed.is_empty() {
+                    all = false;
+                    break;
+                }
+                let (Some(child), Some(cookie)) = (bound.child, bound.cookie) else { return None };
+                listed.push(Listed { at, name: name.to_vec(), cookie, child });
+            }
+            if all && !listing.eof && listed.is_empty() {
+                return None;
+            }
+            Some((id, listed, listing.verifier, all && listing.eof))
+        })??;
+        let mut entries = Vec::with_capacity(listed.len());
+        let mut next = None;
+        for l in listed {
+            let Some(entry) = self.entry(&l, nodes, when) else {
+                eof = false;
+                break;
+            };
+            next = Some((l.cookie, l.at + 1));
+            entries.push(entry);
+        }
+        if entries.is_empty() && !eof {
+            return None;
+        }
+        if let Some((cookie, at)) = next.filter(|_| !eof) {
+            self.readers.note(id, cookie, at);
+        }
+        Some(DirPage { entries, verifier, eof })
+    }
+
+    fn entry(&self, l: &Listed, nodes: bool, when: &When) -> Option<DirEntry> {
+        let name = Name::new(l.name.clone()).ok()?;
+        self.table.with_id(l.child, |object| {
+            if object.asked == 0 || nodes && !object.holds(when) {
+                return None;
+            }
+            let attrs = self.attrs_of(object, when);
+            let (fileid, kind) = (attrs.attr.fileid, Some(attrs.attr.kind));
+            let node = nodes.then(|| hither_vfs::Node { fh: super::handle(object), attrs });
+            Some(DirEntry { name, cookie: l.cookie, fileid, kind, node })
+        })?
+    }
+
+    /// See [`Vfs::list_many`](hither_vfs::Vfs::list_many).
+    pub(super) async fn list_each(
+        &self,
+        cx: &Cx,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(hither_vfs::Attrs, DirPage)>> {
+        let ticket = self.ticket();
+        let answers = self.below.list_many(cx, dirs, max_bytes).await;
+        for (fh, answer) in dirs.iter().zip(&answers) {
+            if let Ok((attrs, page)) = answer {
+                self.learn_attrs(fh, attrs, &ticket);
+                self.learn_page(cx, fh, 0, page, Some(attrs.attr.change), &ticket);
+            }
+        }
+        answers
+    }
+}
+
+/// What fits of a page that was asked for larger.
+fn cut(mut page: DirPage, max_bytes: u32, nodes: bool) -> DirPage {
+    let each = if nodes { NODE_ENTRY_BYTES } else { ENTRY_BYTES };
+    let mut bytes = 0;
+    let fits = page.entries.iter().take_while(|e| {
+        bytes += each + e.name.as_bytes().len();
+        bytes <= max_bytes as usize
+    });
+    let keep = fits.count().max(1);
+    if keep < page.entries.len() {
+        page.entries.truncate(keep);
+        page.eof = false;
+    }
+    if !nodes {
+        page.entries.iter_mut().for_each(|e| e.node = None);
+    }
+    page
+}

@@ -1,0 +1,219 @@
+//! Names of one directory: bound to objects, or absent.
+//!
+//! The bytes of all names stand in one buffer, entries in one vector, and a hash table holds their numbers: about 70 bytes
+//! per name, and a directory of any size is dropped by giving back three blocks. Removed entries leave holes, which
+//! are squeezed out when they are the larger half.
+
+use super::moment::Moment;
+use hashbrown::HashTable;
+use std::hash::{BuildHasher, RandomState};
+
+/// The name is known to be absent.
+const ABSENT: u8 = 1;
+/// Learnt under the directory's label: holds as long as that does.
+const LABELED: u8 = 2;
+/// Nobody refers to this entry any more.
+const DEAD: u8 = 4;
+/// `cookie` is the server's.
+const HAS_COOKIE: u8 = 8;
+
+/// Number of an object in the table, with the generation of its slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Id {
+    pub slot: u32,
+    pub generation: u32,
+}
+
+impl Id {
+    /// No object.
+    pub const NONE: Id = Id { slot: u32::MAX, generation: 0 };
+}
+
+/// What is known about a name.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bound {
+    /// The object; `None` when the name is absent.
+    pub child: Option<Id>,
+    /// When the question was sent.
+    pub asked: Moment,
+    /// For how long from then on the answer itself was given.
+    pub valid_ms: u32,
+    /// Whether it holds as long as the directory's label.
+    pub labeled: bool,
+    /// The server's cookie after this entry, when it came from a listing.
+    pub cookie: Option<u64>,
+}
+
+impl Bound {
+    /// End of the answer's own validity.
+    pub fn until(&self) -> Moment {
+        self.asked.saturating_add(u64::from(self.valid_ms) * 1_000_000)
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    asked: Moment,
+    cookie: u64,
+    at: u32,
+    slot: u32,
+    generation: u32,
+    valid_ms: u32,
+    len: u8,
+    flags: u8,
+}
+
+impl Entry {
+    fn bound(&self) -> Bound {
+        let child = Id { slot: self.slot, generation: self.generation };
+        Bound {
+            child: (self.flags & ABSENT == 0).then_some(child),
+            asked: self.asked,
+            valid_ms: self.valid_ms,
+            labeled: self.flags & LABELED != 0,
+            cookie: (self.flags & HAS_COOKIE != 0).then_some(self.cookie),
+        }
+    }
+}
+
+/// The names, and the order of a listing.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    bytes: Vec<u8>,
+    entries: Vec<Entry>,
+    index: HashTable<u32>,
+    dead: u32,
+    /// Numbers of entries in the server's order, from the start of the directory.
+    order: Vec<u32>,
+}
+
+impl Names {
+    /// What is known about a name.
+    pub fn find(&self, hash: u64, name: &[u8]) -> Option<Bound> {
+        let at = *self.index.find(hash, |&i| self.name(i) == name)?;
+        Some(self.entries[at as usize].bound())
+    }
+
+    /// Replaces what is known about a name; returns the entry's number. Names that no longer fit are not kept.
+    pub fn put(&mut self, hasher: &RandomState, name: &[u8], bound: Bound) -> Option<u32> {
+        let hash = hasher.hash_one(name);
+        let found = self.index.find(hash, |&i| self.name(i) == name).copied();
+        let number = match found {
+            Some(number) => number,
+            None => {
+                let number = u32::try_from(self.entries.len()).ok()?;
+                let at = u32::try_from(self.bytes.len()).ok()?;
+                let len = u8::try_from(name.len()).ok()?;
+                self.bytes.extend_from_slice(name);
+                let (bytes, entries) = (&self.bytes, &mut self.entries);
+                entries.push(Entry {
+                    asked: 0,
+                    cookie: 0,
+                    at,
+                    slot: 0,
+                    generation: 0,
+                    valid_ms: 0,
+                    len,
+                    flags: 0,
+                });
+                let of = |&i: &u32| hasher.hash_one(name_of(bytes, &entries[i as usize]));
+                self.index.insert_unique(hash, number, of);
+                number
+            }
+        };
+        let child = bound.child.unwrap_or(Id::NONE);
+        let entry = &mut self.entries[number as usize];
+        // A listed name keeps its place when it is looked up.
+        let kept = (entry.flags & (ABSENT | HAS_COOKIE) == HAS_COOKIE && bound.child.is_some())
+            .then_some(entry.cookie);
+        let cookie = bound.cookie.or(kept);
+        entry.asked = bound.asked;
+        entry.valid_ms = bound.valid_ms;
+        entry.slot = child.slot;
+        entry.generation = child.generation;
+        entry.cookie = cookie.unwrap_or(0);
+        entry.flags = 0;
+        for (on, flag) in
+            [(bound.child.is_none(), ABSENT), (bound.labeled, LABELED), (cookie.is_some(), HAS_COOKIE)]
+        {
+            entry.flags |= if on { flag } else { 0 };
+        }
+        Some(number)
+    }
+
+    /// Forgets a name: nothing is known about it.
+    pub fn remove(&mut self, hasher: &RandomState, name: &[u8]) {
+        let hash = hasher.hash_one(name);
+        let Self { index, entries, bytes, .. } = self;
+        let same = |&i: &u32| name_of(bytes, &entries[i as usize]) == name;
+        let Ok(found) = index.find_entry(hash, same) else { return };
+        let (number, _) = found.remove();
+        self.entries[number as usize].flags = DEAD | ABSENT;
+        self.dead += 1;
+        if self.dead > 32 && self.dead as usize * 2 > self.entries.len() {
+            self.squeeze(hasher);
+        }
+    }
+
+    /// Rebuilds everything without the holes.
+    fn squeeze(&mut self, hasher: &RandomState) {
+        let old = std::mem::take(self);
+        let mut moved = vec![u32::MAX; old.entries.len()];
+        for (i, entry) in old.entries.iter().enumerate().filter(|(_, e)| e.flags & DEAD == 0) {
+            if let Some(to) = self.put(hasher, name_of(&old.bytes, entry), entry.bound()) {
+                moved[i] = to;
+            }
+        }
+        self.order = old.order.iter().map(|&i| moved[i as usize]).filter(|&i| i != u32::MAX).collect();
+    }
+
+    /// Forgets the order of the listing.
+    pub fn unlist(&mut self) {
+        self.order = Vec::new();
+    }
+
+    /// Notes that an entry comes next in the listing.
+    pub fn list(&mut self, number: u32) {
+        self.order.push(number);
+    }
+
+    /// Entries of the listing from a position on: those that are (still) there.
+    pub fn listed(&self, from: usize) -> impl Iterator<Item = (usize, &[u8], Bound)> {
+        let rest = self.order.get(from..).unwrap_or_default();
+        rest.iter().enumerate().filter_map(move |(i, &number)| {
+            let entry = &self.entries[number as usize];
+            let here = entry.flags & (ABSENT | DEAD) == 0;
+            here.then(|| (from + i, self.name(number), entry.bound()))
+        })
+    }
+
+    /// Gives back what the vectors hold in reserve.
+    pub fn settle(&mut self, hasher: &RandomState) {
+        self.bytes.shrink_to_fit();
+        self.entries.shrink_to_fit();
+        self.order.shrink_to_fit();
+        let (bytes, entries) = (&self.bytes, &self.entries);
+        self.index.shrink_to_fit(|&i| hasher.hash_one(name_of(bytes, &entries[i as usize])));
+    }
+
+    /// Number of names.
+    pub fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Memory in use.
+    pub fn memory_bytes(&self) -> usize {
+        self.bytes.capacity()
+            + self.entries.capacity() * size_of::<Entry>()
+            + self.index.allocation_size()
+            + self.order.capacity() * 4
+    }
+
+    fn name(&self, number: u32) -> &[u8] {
+        name_of(&self.bytes, &self.entries[number as usize])
+    }
+}
+
+fn name_of<'a>(bytes: &'a [u8], entry: &Entry) -> &'a [u8] {
+    &bytes[entry.at as usize..entry.at as usize + usize::from(entry.len)]
+}

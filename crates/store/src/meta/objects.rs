@@ -1,0 +1,466 @@
+//! One object as it is kept: packed attributes, times, and what only some objects have.
+
+use super::moment::{LEASE, Moment};
+use super::names::{Bound, Id, Names};
+use bytes::Bytes;
+use hither_vfs::{Access, Attr, FileKind, Time};
+use smallvec::SmallVec;
+use std::hash::RandomState;
+
+/// Rights of at most so many credentials are kept per object; the oldest goes.
+const RIGHTS_MAX: usize = 16;
+
+/// Attributes in 88 bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Packed {
+    pub size_bytes: u64,
+    /// Space in use; device numbers for devices, which take no space.
+    used: u64,
+    fileid: u64,
+    pub change: u64,
+    times: [[u32; 3]; 3],
+    uid: u32,
+    gid: u32,
+    nlink: u32,
+    /// Number of the file system in the table.
+    fsid: u16,
+    /// Permission bits, and the kind above them.
+    mode: u16,
+}
+
+const KINDS: [FileKind; 7] = [
+    FileKind::Regular,
+    FileKind::Directory,
+    FileKind::Symlink,
+    FileKind::BlockDevice,
+    FileKind::CharDevice,
+    FileKind::Socket,
+    FileKind::Fifo,
+];
+
+impl Packed {
+    /// Packs attributes; `fsid` is the number of their file system.
+    pub fn new(attr: &Attr, fsid: u16) -> Self {
+        let kind = KINDS.iter().position(|&k| k == attr.kind).unwrap_or(0) as u16;
+        let device = matches!(attr.kind, FileKind::BlockDevice | FileKind::CharDevice);
+        let time = |t: Time| [t.secs as u32, (t.secs >> 32) as u32, t.nanos];
+        Self {
+            size_bytes: attr.size_bytes,
+            used: match device {
+                true => u64::from(attr.rdev.0) << 32 | u64::from(attr.rdev.1),
+                false => attr.used_bytes,
+            },
+            fileid: attr.fileid,
+            change: attr.change,
+            times: [time(attr.atime), time(attr.mtime), time(attr.ctime)],
+            uid: attr.uid,
+            gid: attr.gid,
+            nlink: attr.nlink,
+            fsid,
+            mode: kind << 12 | (attr.mode & 0o7777) as u16,
+        }
+    }
+
+    /// The attributes; `fsid` is their file system.
+    pub fn attr(&self, fsid: (u64, u64)) -> Attr {
+        let kind = self.kind();
+        let device = matches!(kind, FileKind::BlockDevice | FileKind::CharDevice);
+        let time = |t: [u32; 3]| Time { secs: (u64::from(t[1]) << 32 | u64::from(t[0])) as i64, nanos: t[2] };
+        Attr {
+            kind,
+            mode: self.mode(),
+            nlink: self.nlink,
+            uid: self.uid,
+            gid: self.gid,
+            rdev: if device { ((self.used >> 32) as u32, self.used as u32) } else { (0, 0) },
+            size_bytes: self.size_bytes,
+            used_bytes: if device { 0 } else { self.used },
+            fsid,
+            fileid: self.fileid,
+            atime: time(self.times[0]),
+            mtime: time(self.times[1]),
+            ctime: time(self.times[2]),
+            change: self.change,
+        }
+    }
+
+    /// Number of the file system in the table.
+    pub fn fsid(&self) -> u16 {
+        self.fsid
+    }
+
+    pub fn kind(&self) -> FileKind {
+        KINDS[usize::from(self.mode >> 12).min(KINDS.len() - 1)]
+    }
+
+    pub fn mode(&self) -> u32 {
+        u32::from(self.mode & 0o7777)
+    }
+
+    /// Seconds of the last change of data or attributes.
+    pub fn ctime_secs(&self) -> i64 {
+        (u64::from(self.times[2][1]) << 32 | u64::from(self.times[2][0])) as i64
+    }
+
+    fn same_owner_and_mode(&self, other: &Self) -> bool {
+        (self.uid, self.gid, self.mode) == (other.uid, other.gid, other.mode)
+    }
+}
+
+/// A filehandle, in place while it is as short as servers' usual ones.
+#[derive(Debug, Clone)]
+pub(super) enum Handle {
+    Short(u8, [u8; 38]),
+    Long(Box<[u8]>),
+}
+
+impl Handle {
+    pub fn new(raw: &[u8]) -> Self {
+        let mut short = [0; 38];
+        match short.get_mut(..raw.len()) {
+            Some(to) => {
+                to.copy_from_slice(raw);
+                Self::Short(raw.len() as u8, short)
+            }
+            None => Self::Long(raw.into()),
+        }
+    }
+
+    pub fn raw(&self) -> &[u8] {
+        match self {
+            Self::Short(len, raw) => &raw[..usize::from(*len)],
+            Self::Long(raw) => raw,
+        }
+    }
+}
+
+/// What one credential may do.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Right {
+    /// Number of the credential.
+    cred: u32,
+    /// Which rights are known, and which of them are granted.
+    known: u8,
+    have: u8,
+    /// They hold at least until then, and as long as the object's attributes do.
+    until: Moment,
+}
+
+/// What only some objects have.
+#[derive(Debug, Default)]
+pub(super) struct Extra {
+    rights: SmallVec<[Right; 2]>,
+    /// Target of a symbolic link, with the `change` it belongs to.
+    pub target: Option<(u64, Bytes)>,
+    /// Nothing is kept until then: something of our own may still be on its way to the server.
+    pub unsettled_until: Moment,
+    /// The `change` under which contents were read through here: the frontend may have them.
+    pub read_change: Option<u64>,
+    pub dir: Option<Box<Dir>>,
+}
+
+/// A listing from its start.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Listing {
+    pub verifier: [u8; 8],
+    /// Whether it reaches the end.
+    pub eof: bool,
+    /// Cookie after the last entry.
+    pub next: u64,
+}
+
+/// What is known about the names of a directory.
+#[derive(Debug, Default)]
+pub(super) struct Dir {
+    pub names: Names,
+    /// The `change` under which labeled names hold.
+    pub label: Option<u64>,
+    /// False after a change of our own that the server did not tell atomically: names hold for their time, but an equal
+    /// `change` proves nothing about them.
+    pub unproven: bool,
+    /// Until when labeled names hold, and when that was asked.
+    pub until: Moment,
+    pub asked: Moment,
+    /// When this label was first seen.
+    pub label_seen: Moment,
+    pub listing: Option<Listing>,
+    /// The label under which a listing was wished for and did not come whole.
+    pub tried: Option<Option<u64>>,
+    /// Changes of our own whose predecessors' replies have not come yet: before, after, atomic.
+    pub pending: SmallVec<[(u64, u64, bool); 2]>,
+    /// Hashes of names that calls of ours are changing, and whether another call meddled.
+    pub in_flight: SmallVec<[(u64, bool); 2]>,
+    /// When a file of the directory was last opened, and how often since the burst began.
+    pub opened: (Moment, u32),
+    pub prefetching: bool,
+}
+
+impl Dir {
+    /// Forgets all names; what is learnt from now on holds under `label`.
+    pub fn reset(&mut self, label: Option<u64>, seen: Moment) {
+        self.names = Names::default();
+        self.listing = None;
+        self.unproven = false;
+        self.label = label;
+        self.label_seen = seen;
+        self.until = 0;
+        self.asked = 0;
+    }
+
+    /// Forgets the order of the names, which something new does not fit into.
+    pub fn unlist(&mut self) {
+        self.names.unlist();
+        if let Some(listing) = &mut self.listing {
+            // All names are still known.
+            listing.next = u64::MAX;
+        }
+    }
+
+    /// Whether every name that is not known is absent, as long as the label holds.
+    pub fn is_complete(&self) -> bool {
+        self.listing.is_some_and(|l| l.eof)
+    }
+
+    /// Takes note of the directory's attributes: its names hold as long, or are gone.
+    pub fn confirm(&mut self, change: u64, until: Moment, asked: Moment) {
+        let expired_unproven = self.unproven && asked >= self.until;
+        if self.label != Some(change) || expired_unproven {
+            self.reset(Some(change), asked);
+        }
+        if !self.unproven {
+            self.until = until;
+            self.asked = self.asked.max(asked);
+        }
+    }
+
+    /// What is known about a name, and how long and since when: see [`Answer`].
+    pub fn answer(&self, hash: u64, name: &[u8]) -> Option<Answer> {
+        let labeled = (self.until, self.asked);
+        // Directories whose attributes hold for one call only renew nothing.
+        let renews = !self.unproven && self.until > self.asked;
+        match self.names.find(hash, name) {
+            Some(bound) => {
+                let (mut until, mut asked) = (bound.until(), bound.asked);
+                if bound.labeled {
+                    until = later(until, labeled.0);
+                    asked = asked.max(labeled.1);
+                }
+                Some(Answer {
+                    child: bound.child,
+                    until,
+                    asked,
+                    complete: false,
+                    renewable: renews && bound.labeled,
+                })
+            }
+            None if self.is_complete() => {
+                let (until, asked) = labeled;
+                Some(Answer { child: None, until, asked, complete: true, renewable: renews })
+            }
+            None => None,
+        }
+    }
+
+    /// Puts a name.
+    pub fn put(&mut self, hasher: &RandomState, name: &[u8], bound: Bound) -> Option<u32> {
+        self.names.put(hasher, name, bound)
+    }
+}
+
+/// The later of two ends of validity.
+fn later(a: Moment, b: Moment) -> Moment {
+    a.max(b)
+}
+
+/// What a directory says about a name.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Answer {
+    /// The object; `None` when absent.
+    pub child: Option<Id>,
+    pub until: Moment,
+    pub asked: Moment,
+    /// Absent because the whole directory is known.
+    pub complete: bool,
+    /// It holds again when the directory's attributes turn out to be the same.
+    pub renewable: bool,
+}
+
+/// One object.
+#[derive(Debug)]
+pub(super) struct Object {
+    pub fh: Handle,
+    pub attr: Packed,
+    /// When the question for the attributes was sent; 0 when there are none.
+    pub asked: Moment,
+    /// Until when they hold.
+    pub until: Moment,
+    /// Answers to questions before this number in the sequence are not kept.
+    pub barrier: u64,
+    pub extra: Option<Box<Extra>>,
+    pub generation: u32,
+    /// Slot of a directory that it was seen in, for guesses only.
+    pub parent: u32,
+    /// Position of its last use in the ring.
+    pub used: u32,
+    /// Calls of ours that are changing it.
+    pub modifying: u16,
+    pub live: bool,
+    pub referenced: bool,
+}
+
+impl Object {
+    pub fn new(raw: &[u8], generation: u32, barrier: u64) -> Self {
+        Self {
+            fh: Handle::new(raw),
+            attr: Packed::default(),
+            asked: 0,
+            until: 0,
+            barrier,
+            extra: None,
+            generation,
+            parent: u32::MAX,
+            used: 0,
+            modifying: 0,
+            live: true,
+            referenced: true,
+        }
+    }
+
+    /// Whether the attributes may be used now, for somebody who needs them asked at or after `fresh`.
+    pub fn holds(&self, when: &When) -> bool {
+        if self.asked == 0 {
+            return false;
+        }
+        when.fits(self.until, self.asked)
+    }
+
+    pub fn extra(&mut self) -> &mut Extra {
+        self.extra.get_or_insert_default()
+    }
+
+    pub fn dir(&self) -> Option<&Dir> {
+        self.extra.as_ref()?.dir.as_deref()
+    }
+
+    pub fn dir_mut(&mut self) -> &mut Dir {
+        self.extra().dir.get_or_insert_default()
+    }
+
+    /// The directory's part when there is one.
+    pub fn known_dir(&mut self) -> Option<&mut Dir> {
+        self.extra.as_mut()?.dir.as_deref_mut()
+    }
+
+    /// Replaces the attributes. With another `change`, what belonged to the old one goes; `ours` when the
+    /// change is our own and rights stay.
+    pub fn set_attr(&mut self, attr: Packed, until: Moment, asked: Moment, ours: bool) {
+        let changed = self.asked == 0 || self.attr.change != attr.change;
+        let same_mode = self.attr.same_owner_and_mode(&attr);
+        self.attr = attr;
+        self.asked = asked;
+        self.until = until;
+        if attr.kind() == FileKind::Directory {
+            self.dir_mut().confirm(attr.change, until, asked);
+        }
+        if changed && let Some(extra) = &mut self.extra {
+            if !ours || !same_mode {
+                extra.rights.clear();
+            }
+            if extra.target.as_ref().is_some_and(|t| t.0 != attr.change) {
+                extra.target = None;
+            }
+        }
+    }
+
+    /// The attributes no longer hold.
+    pub fn expire(&mut self) {
+        self.until = 0;
+        self.asked = self.asked.min(1);
+    }
+
+    /// Notes rights that a question brought. `until`: they hold at least so long.
+    pub fn grant(&mut self, cred: u32, known: Access, have: Access, until: Moment) {
+        let (known, have) = (known.bits() as u8, have.bits() as u8);
+        let rights = &mut self.extra().rights;
+        if let Some(right) = rights.iter_mut().find(|r| r.cred == cred) {
+            right.have = right.have & !known | have & known;
+            right.known |= known;
+            right.until = right.until.max(until);
+            return;
+        }
+        if rights.len() >= RIGHTS_MAX {
+            rights.remove(0);
+        }
+        rights.push(Right { cred, known, have: have & known, until });
+    }
+
+    /// Which of `want` the credential has; `None` when that is not known for all of them.
+    pub fn rights(&self, cred: u32, want: Access, when: &When) -> Option<Access> {
+        let right = self.extra.as_ref()?.rights.iter().find(|r| r.cred == cred)?;
+        let holds = when.now < right.until || self.asked != 0 && when.valid(self.until);
+        let all = u32::from(right.known) & want.bits() == want.bits();
+        (holds && all).then(|| Access::from_bits_truncate(u32::from(right.have)) & want)
+    }
+
+    /// Forgets what anybody may do.
+    pub fn revoke(&mut self) {
+        if let Some(extra) = &mut self.extra {
+            extra.rights.clear();
+        }
+    }
+
+    /// Memory beside the slot itself.
+    pub fn memory_bytes(&self) -> usize {
+        let long = if let Handle::Long(raw) = &self.fh { raw.len() } else { 0 };
+        let Some(extra) = &self.extra else { return long };
+        let spilled = if extra.rights.spilled() { extra.rights.capacity() * size_of::<Right>() } else { 0 };
+        let target = extra.target.as_ref().map_or(0, |(_, t)| t.len() + 32);
+        let dir = extra.dir.as_ref().map_or(0, |d| size_of::<Dir>() + d.names.memory_bytes());
+        long + size_of::<Extra>() + spilled + target + dir
+    }
+}
+
+/// The moment of a question, and how new answers must be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct When {
+    pub now: Moment,
+    /// Answers must have been asked at or after this moment.
+    pub fresh: Option<Moment>,
+    /// When the call began: what was asked since is good for it, however short it holds.
+    pub since: Option<Moment>,
+    /// The present epoch of leases.
+    pub leases: u64,
+}
+
+impl When {
+    /// Whether something valid until then holds now.
+    pub fn valid(&self, until: Moment) -> bool {
+        match until & LEASE {
+            0 => self.now < until,
+            _ => until == self.leases | LEASE,
+        }
+    }
+
+    /// Whether an answer will do.
+    pub fn fits(&self, until: Moment, asked: Moment) -> bool {
+        match self.fresh {
+            Some(fresh) => asked >= fresh || until & LEASE != 0 && self.valid(until),
+            None => self.valid(until) || self.since.is_some_and(|since| asked >= since),
+        }
+    }
+
+    /// Whether an answer was asked on behalf of this very call, or as late.
+    pub fn just_asked(&self, asked: Moment) -> bool {
+        self.fresh.or(self.since).is_some_and(|since| asked >= since)
+    }
+
+    /// The same, for a call that begins now.
+    pub fn beginning(&self) -> When {
+        When { since: Some(self.now), ..*self }
+    }
+
+    /// The same without freshness.
+    pub fn any_age(&self) -> When {
+        When { fresh: None, ..*self }
+    }
+}

@@ -1,0 +1,406 @@
+//! Opens: passed down, or virtual while nothing is needed from below.
+//!
+//! An open for reading only of a file whose attributes are fresh and that the caller is known to be allowed to read needs
+//! nothing from the server: it gets a number here. The first call that needs more makes it real, once, with the rights of
+//! its opener. Before something of ours takes away what a later real open would need (a name, a right), it is made real.
+
+use super::moment::LEASE;
+use super::objects::When;
+use super::{Meta, stats};
+use hither_vfs::{
+    Access, Create, Cred, Cx, Error, Fh, File, FileKind, Node, OpenAccess, OpenHow, OpenId, Opened, Read,
+    Result, Want, Where,
+};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// An open of this layer.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub fh: Fh,
+    cred: Arc<Cred>,
+    execute: bool,
+    reads: bool,
+    /// The open below, once there is one.
+    real: OnceLock<OpenId>,
+    making: tokio::sync::Mutex<()>,
+}
+
+/// All opens.
+#[derive(Debug, Default)]
+pub(super) struct Opens {
+    all: Mutex<HashMap<OpenId, Arc<Open>>>,
+    /// Opens that have none below, by file.
+    virtuals: Mutex<HashMap<Fh, Vec<OpenId>>>,
+    next: AtomicU64,
+}
+
+impl Opens {
+    fn add(&self, open: Open) -> OpenId {
+        let id = OpenId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
+        if open.real.get().is_none() {
+            self.virtuals.lock().entry(open.fh.clone()).or_default().push(id);
+        }
+        self.all.lock().insert(id, Arc::new(open));
+        id
+    }
+
+    pub fn find(&self, id: OpenId) -> Result<Arc<Open>> {
+        self.all.lock().get(&id).cloned().ok_or_else(|| Error::new(libc::EBADF))
+    }
+
+    fn take(&self, id: OpenId) -> Result<Arc<Open>> {
+        let open = self.all.lock().remove(&id).ok_or_else(|| Error::new(libc::EBADF))?;
+        self.not_virtual(&open.fh, id);
+        Ok(open)
+    }
+
+    fn not_virtual(&self, fh: &Fh, id: OpenId) {
+        let mut virtuals = self.virtuals.lock();
+        if let Some(ids) = virtuals.get_mut(fh) {
+            ids.retain(|i| *i != id);
+            if ids.is_empty() {
+                virtuals.remove(fh);
+            }
+        }
+    }
+
+    fn virtuals(&self, fh: &Fh) -> Vec<OpenId> {
+        self.virtuals.lock().get(fh).cloned().unwrap_or_default()
+    }
+
+    /// Number of opens.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.all.lock().len()
+    }
+}
+
+impl Meta {
+    /// See [`Vfs::open`](hither_vfs::Vfs::open).
+    pub(super) async fn open_file(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+        let reads_only = how.access == OpenAccess::READ && !how.truncate && how.create == Create::No;
+        if !reads_only {
+            return self.open_changing(cx, at, how).await;
+        }
+        if at.path.is_empty() {
+            return self.open_reading(cx, at.base, how).await;
+        }
+        if let Some(trail) = self.peek_known(cx, at)
+            && let (hither_vfs::Stop::Complete, Some(node)) = (&trail.stop, trail.steps.last())
+        {
+            return self.open_reading(cx, &node.fh, how).await;
+        }
+        self.open_real(cx, at, how).await
+    }
+
+    async fn open_reading(&self, cx: &Cx, fh: &Fh, how: &OpenHow) -> Result<Opened> {
+        let right = if how.execute { Access::EXECUTE } else { Access::READ };
+        let when = self.when(cx).beginning();
+        self.prefetch(cx, fh).await;
+        if let Some(opened) = self.open_virtual(cx, fh, how, right, &When { since: None, ..when }) {
+            return Ok(opened);
+        }
+        let cred = self.cred(&cx.cred);
+        let any = when.any_age();
+        let known = self.table.with(fh, |_, o| {
+            let small = o.attr.size_bytes <= u64::from(self.options.small_file_bytes);
+            let usual = o.asked != 0 && o.attr.kind() == FileKind::Regular;
+            let lasts = o.until & LEASE != 0 || o.until > o.asked || o.until == 0;
+            let may = o.rights(cred, right, &When { now: 0, ..any }) == Some(right);
+            let read = o.extra.as_ref().is_some_and(|e| e.read_change == Some(o.attr.change));
+            (usual && lasts, small, may, read || self.contents.has(fh, o.attr.change))
+        });
+        let (usual, small, may, read) = known.unwrap_or((false, false, false, false));
+        // What was read before under this `change` is in the kernel's memory, or here: asking whether it is still that is
+        // enough. A small file comes whole in the same question.
+        if usual && (may && read || small) {
+            let bytes = if read { 0 } else { self.options.small_file_bytes };
+            if may && read {
+                self.ask_attrs(cx, File { fh, open: None }).await?;
+            } else {
+                let want = Want { listing_bytes: 0, read_bytes: bytes, access: right };
+                self.ask_walk(cx, Where::fh(fh), want).await?;
+            }
+            if let Some(opened) = self.open_virtual(cx, fh, how, right, &when) {
+                return Ok(opened);
+            }
+        }
+        self.open_real(cx, Where::fh(fh), how).await
+    }
+
+    /// An open that needs nothing from below.
+    fn open_virtual(&self, cx: &Cx, fh: &Fh, how: &OpenHow, right: Access, when: &When) -> Option<Opened> {
+        let cred = self.cred(&cx.cred);
+        let attrs = self.table.with(fh, |_, o| {
+            let may = o.rights(cred, right, &when.any_age()) == Some(right);
+            // Attributes that hold for one call only are asked for again with every read.
+            let lasts = when.valid(o.until);
+            let regular = o.attr.kind() == FileKind::Regular;
+            (o.holds(when) && may && lasts && regular).then(|| self.attrs_of(o, when))
+        })??;
+        let first =
+            (how.first_bytes > 0).then(|| self.held_start(fh, attrs.attr.change, how.first_bytes)).flatten();
+        stats::add(&self.counters.virtual_opens, 1);
+        let open = self.opens.add(Open {
+            fh: fh.clone(),
+            cred: cx.cred.clone(),
+            execute: how.execute,
+            reads: true,
+            real: OnceLock::new(),
+            making: Default::default(),
+        });
+        let node = Node { fh: fh.clone(), attrs };
+        Some(Opened { node, open, created: false, dir: None, first })
+    }
+
+    /// Opens below something that exists, for nothing but what it is.
+    async fn open_real(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+        let ticket = self.ticket();
+        let opened = self.below.open(cx, at, how).await.map_err(|e| self.failed(at.base, e))?;
+        self.learn_opened(cx, &opened, how, &ticket);
+        Ok(self.adopt(cx, opened, how))
+    }
+
+    fn learn_opened(&self, cx: &Cx, opened: &Opened, how: &OpenHow, ticket: &super::learn::Ticket) {
+        stats::add(&self.counters.real_opens, 1);
+        let node = &opened.node;
+        let id = self.learn_attrs(&node.fh, &node.attrs, ticket);
+        self.note_use(id, ticket.asked);
+        if how.access.contains(OpenAccess::READ) && !opened.created {
+            let right = if how.execute { Access::EXECUTE } else { Access::READ };
+            self.learn_rights(&cx.cred, &node.fh, right, right, 0, ticket);
+        }
+        if let Some(read) = &opened.first {
+            self.contents.learn(&node.fh, &node.attrs.attr, read, self.options.small_file_bytes, false);
+            self.contents.relieve(&self.counters);
+        }
+    }
+
+    /// Gives an open from below a number here.
+    fn adopt(&self, cx: &Cx, opened: Opened, how: &OpenHow) -> Opened {
+        let open = self.opens.add(Open {
+            fh: opened.node.fh.clone(),
+            cred: cx.cred.clone(),
+            execute: how.execute,
+            reads: how.access.contains(OpenAccess::READ),
+            real: opened.open.into(),
+            making: Default::default(),
+        });
+        Opened { open, ..opened }
+    }
+
+    /// Opens that create, cut or write.
+    async fn open_changing(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+        let parent;
+        let mut at = at;
+        if let [above @ .., _] = at.path
+            && !above.is_empty()
+        {
+            parent = self.parent_of(cx, at.base, above).await?;
+            at = Where { base: &parent, path: &at.path[above.len()..] };
+        }
+        let target = match at.path {
+            [] => Some(at.base.clone()),
+            [name, ..] => self.child_of(at.base, name),
+        };
+        let cut = target.as_ref().filter(|_| how.truncate).map(|fh| self.changing(fh));
+        let creating = match at.path {
+            [name, ..] if how.create != Create::No => Some((name, self.renaming(at.base, &[name]))),
+            _ => None,
+        };
+        let ticket = self.ticket();
+        let outcome = self.below.open(cx, at, how).await;
+        if let Some(cut) = cut {
+            // Another file may be behind the name by now: then this one's attributes are only unknown.
+            let same = outcome.as_ref().ok().filter(|o| Some(&o.node.fh) == target.as_ref());
+            match &outcome {
+                Ok(_) => cut.done(Ok(same.map(|o| &o.node.attrs))),
+                Err(e) => cut.done(Err(e)),
+            }
+        }
+        if let Some((name, creating)) = creating {
+            self.created(creating, name, &outcome);
+        }
+        match outcome {
+            Ok(opened) => {
+                if how.truncate {
+                    self.contents.drop_file(&opened.node.fh, &self.counters);
+                }
+                self.learn_opened(cx, &opened, how, &ticket);
+                Ok(self.adopt(cx, opened, how))
+            }
+            Err(e) => Err(self.failed(at.base, e)),
+        }
+    }
+
+    fn created(
+        &self,
+        creating: super::change::Changing<'_>,
+        name: &hither_vfs::Name,
+        outcome: &Result<Opened>,
+    ) {
+        use super::change::Renamed;
+        match outcome {
+            Ok(opened) => match &opened.dir {
+                Some(change) => creating.renamed(Ok(&[change]), &[(name, Renamed::To(&opened.node))]),
+                None if opened.created => creating.renamed(Ok(&[]), &[(name, Renamed::To(&opened.node))]),
+                None => creating.nothing(),
+            },
+            Err(e) => creating.renamed(Err(e), &[(name, Renamed::Unknown)]),
+        }
+    }
+
+    /// The directory at the end of a path.
+    async fn parent_of(&self, cx: &Cx, base: &Fh, above: &[hither_vfs::Name]) -> Result<Fh> {
+        use hither_vfs::Stop;
+        let cx = Cx { fresh_since: None, ..cx.clone() };
+        let trail = self.walk_on(&cx, Where { base, path: above }, Want::default()).await?;
+        let errno = match (trail.stop, trail.steps.last()) {
+            (Stop::Complete, Some(node)) => return Ok(node.fh.clone()),
+            (Stop::Failed(e), _) => return Err(e),
+            (Stop::Missing(_), _) => libc::ENOENT,
+            (Stop::Symlink, _) => libc::ELOOP,
+            (Stop::NotDirectory, _) => libc::ENOTDIR,
+            _ => libc::EIO,
+        };
+        Err(Error::new(errno))
+    }
+
+    /// The object that a name was last known to be bound to.
+    pub(super) fn child_of(&self, dir: &Fh, name: &hither_vfs::Name) -> Option<Fh> {
+        let hash = self.table.hash(name.as_bytes());
+        let bound = self.table.with(dir, |_, o| o.dir()?.names.find(hash, name.as_bytes()))??;
+        self.fh_of(bound.child?)
+    }
+
+    /// The open below of an open here, made now if there is none; with the first bytes that came along.
+    pub(super) async fn make_real(&self, id: OpenId, first_bytes: u32) -> Result<(OpenId, Option<Read>)> {
+        let open = self.opens.find(id)?;
+        if let Some(real) = open.real.get() {
+            return Ok((*real, None));
+        }
+        let _making = open.making.lock().await;
+        if let Some(real) = open.real.get() {
+            return Ok((*real, None));
+        }
+        let how = OpenHow {
+            access: OpenAccess::READ,
+            create: Create::No,
+            truncate: false,
+            execute: open.execute,
+            first_bytes,
+        };
+        let cx = Cx::new(open.cred.clone());
+        let ticket = self.ticket();
+        let opened = self.below.open(&cx, Where::fh(&open.fh), &how).await;
+        let opened = opened.map_err(|e| self.failed(&open.fh, e))?;
+        stats::add(&self.counters.virtual_made_real, 1);
+        self.learn_opened(&cx, &opened, &how, &ticket);
+        let real = *open.real.get_or_init(|| opened.open);
+        self.opens.not_virtual(&open.fh, id);
+        if self.opens.find(id).is_err() {
+            // Closed meanwhile.
+            let _ = self.below.close(&cx, &open.fh, real).await;
+            return Err(Error::new(libc::EBADF));
+        }
+        Ok((real, opened.first))
+    }
+
+    /// Before something of ours takes a name or right from a file: what is open only here is opened below.
+    pub(super) async fn secure(&self, fh: &Fh) {
+        for id in self.opens.virtuals(fh) {
+            if let Err(e) = self.make_real(id, 0).await {
+                tracing::debug!(?fh, "an open could not be kept: {e}");
+            }
+        }
+    }
+
+    /// The address below of an open file; a virtual open is made real.
+    pub(super) async fn real(&self, file: File<'_>) -> Result<Option<OpenId>> {
+        match file.open {
+            Some(id) => Ok(Some(self.make_real(id, 0).await?.0)),
+            None => Ok(None),
+        }
+    }
+
+    /// The same for calls that can do without an open.
+    pub(super) fn real_if_any(&self, file: File<'_>) -> Result<Option<OpenId>> {
+        match file.open {
+            Some(id) => Ok(self.opens.find(id)?.real.get().copied()),
+            None => Ok(None),
+        }
+    }
+
+    /// See [`Vfs::close`](hither_vfs::Vfs::close).
+    pub(super) async fn close_file(&self, cx: &Cx, fh: &Fh, id: OpenId) -> Result<()> {
+        let open = self.opens.take(id)?;
+        match open.real.get() {
+            Some(real) => self.below.close(cx, fh, *real).await,
+            None => Ok(()),
+        }
+    }
+
+    /// See [`Vfs::read`](hither_vfs::Vfs::read).
+    pub(super) async fn read_file(&self, cx: &Cx, file: File<'_>, at: u64, len: u32) -> Result<Read> {
+        let Some(id) = file.open else {
+            return self.read_below(cx, file, at, len).await;
+        };
+        let open = self.opens.find(id)?;
+        if open.reads && &open.fh == file.fh {
+            if let Some(read) = self.read_held(file.fh, at, len) {
+                return Ok(read);
+            }
+            let known = self.table.with(file.fh, |_, o| o.attr.change);
+            let old = known.is_some_and(|change| self.contents.has(file.fh, change));
+            if old && open.real.get().is_none() {
+                // The time of the attributes is over: ask whether the contents are still these.
+                self.attrs(cx, file, File { fh: file.fh, open: None }).await?;
+                if let Some(read) = self.read_held(file.fh, at, len) {
+                    return Ok(read);
+                }
+            }
+        }
+        let (real, first) = self.make_real(id, if at == 0 { len } else { 0 }).await?;
+        if let Some(first) = first.filter(|f| at == 0 && (f.eof || f.data.len() >= len as usize)) {
+            self.note_read(file.fh);
+            return Ok(first);
+        }
+        self.read_below(cx, File { fh: file.fh, open: Some(real) }, at, len).await
+    }
+
+    async fn read_below(&self, cx: &Cx, below: File<'_>, at: u64, len: u32) -> Result<Read> {
+        let read = self.below.read(cx, below, at, len).await.map_err(|e| self.failed(below.fh, e))?;
+        self.note_read(below.fh);
+        Ok(read)
+    }
+
+    /// Notes that contents of the present `change` were handed up.
+    fn note_read(&self, fh: &Fh) {
+        self.table.with(fh, |_, o| {
+            if o.asked != 0 {
+                let change = o.attr.change;
+                o.extra().read_change = Some(change);
+            }
+        });
+    }
+
+    /// Bytes of a file that is held whole, while its attributes hold.
+    fn read_held(&self, fh: &Fh, at: u64, len: u32) -> Option<Read> {
+        let when = When {
+            now: self.clock.now(),
+            fresh: None,
+            since: None,
+            leases: self.leases.load(Ordering::Acquire),
+        };
+        let change = self.table.with(fh, |_, o| o.holds(&when).then_some(o.attr.change))??;
+        let held = self.contents.find(fh, change, &self.counters)?;
+        stats::add(&self.counters.content_hits, 1);
+        self.note_read(fh);
+        let from = usize::try_from(at).unwrap_or(usize::MAX).min(held.len());
+        let to = from.saturating_add(len as usize).min(held.len());
+        Some(Read { data: held.slice(from..to).into(), eof: to == held.len() })
+    }
+}

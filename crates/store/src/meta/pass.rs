@@ -1,0 +1,450 @@
+//! The calls of [`Vfs`]: what is answered from memory, and what is passed down with memory kept true.
+
+use super::change::Renamed;
+use super::{Meta, stats};
+use async_trait::async_trait;
+use bytes::Bytes;
+use hither_vfs::{
+    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Fetched, Fh, File, FileKind, FileRange, FsStat,
+    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read,
+    RenameFlags, Result, Seek, SetAttr, Special, Stability, Trail, Upcalls, Vfs, Want, Where, Wrote,
+    XattrMode,
+};
+use std::sync::Arc;
+
+impl Meta {
+    /// A new name in a directory, and what became of it.
+    async fn make<F>(&self, dir: &Fh, name: &Name, call: F) -> Result<Made>
+    where
+        F: Future<Output = Result<Made>>,
+    {
+        let changing = self.renaming(dir, &[name]);
+        let made = call.await;
+        match &made {
+            Ok(made) => changing.renamed(Ok(&[&made.dir]), &[(name, Renamed::To(&made.node))]),
+            Err(e) => changing.renamed(Err(e), &[(name, Renamed::Unknown)]),
+        }
+        made.map_err(|e| self.failed(dir, e))
+    }
+
+    /// A name that goes, and what became of it. `target`: what it was bound to.
+    async fn take<F>(&self, dir: &Fh, name: &Name, target: Option<Fh>, call: F) -> Result<ChangeInfo>
+    where
+        F: Future<Output = Result<ChangeInfo>>,
+    {
+        let gone = target.as_ref().map(|fh| self.changing(fh));
+        let changing = self.renaming(dir, &[name]);
+        let outcome = call.await;
+        if let Some(gone) = gone {
+            gone.done(outcome.as_ref().map(|_| None));
+        }
+        match &outcome {
+            Ok(change) => changing.renamed(Ok(&[change]), &[(name, Renamed::Gone)]),
+            Err(e) => changing.renamed(Err(e), &[(name, Renamed::Unknown)]),
+        }
+        outcome.map_err(|e| self.failed(dir, e))
+    }
+
+    /// A change of a file, whose attributes come with the outcome.
+    async fn change<T, F>(&self, fh: &Fh, call: F, attrs: impl Fn(&T) -> Option<&Attrs>) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let changing = self.changing(fh);
+        let outcome = call.await;
+        changing.done(outcome.as_ref().map(attrs));
+        outcome.map_err(|e| self.failed(fh, e))
+    }
+
+    async fn rename_names(
+        &self,
+        cx: &Cx,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        replaced: Option<&Fh>,
+        flags: RenameFlags,
+    ) -> Result<(ChangeInfo, ChangeInfo)> {
+        let moved = self.child_of(from.0, from.1);
+        let target = replaced.cloned().or_else(|| self.child_of(to.0, to.1));
+        if let Some(target) = &target {
+            self.secure(target).await;
+        }
+        let same_object = moved.is_some() && moved == target;
+        let others: Vec<_> =
+            [moved.as_ref(), target.as_ref().filter(|_| !same_object)].into_iter().flatten().collect();
+        let touched: Vec<_> = others.into_iter().map(|fh| self.changing(fh)).collect();
+        let same_dir = from.0 == to.0;
+        let one = match same_dir {
+            true => self.renaming(from.0, &[from.1, to.1]),
+            false => self.renaming(from.0, &[from.1]),
+        };
+        let other = (!same_dir).then(|| self.renaming(to.0, &[to.1]));
+        let outcome = self.below.rename(cx, from, to, replaced, flags).await;
+        for changing in touched {
+            changing.done(outcome.as_ref().map(|_| None));
+        }
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
+        let known = |fh: &Option<Fh>| fh.as_ref().and_then(|fh| self.table.find(fh));
+        let as_moved = |fh: &Option<Fh>| known(fh).map_or(Renamed::Unknown, Renamed::Moved);
+        // Two names of one object stay both.
+        let nothing = matches!(&outcome, Ok((a, b)) if a.before == a.after && b.before == b.after);
+        let (left, right) = match (same_object || nothing, exchange) {
+            (true, _) => (Renamed::Unknown, Renamed::Unknown),
+            (false, true) => (as_moved(&target), as_moved(&moved)),
+            (false, false) => (Renamed::Gone, as_moved(&moved)),
+        };
+        match (&outcome, other) {
+            (Ok((a, b)), Some(other)) => {
+                one.renamed(Ok(&[a]), &[(from.1, left)]);
+                other.renamed(Ok(&[b]), &[(to.1, right)]);
+            }
+            (Ok((a, b)), None) => {
+                let names = [(from.1, left), (to.1, right)];
+                // Two steps, or one that is told twice.
+                let steps: &[&ChangeInfo] =
+                    if (a.before, a.after) == (b.before, b.after) { &[b] } else { &[a, b] };
+                one.renamed(Ok(steps), &names);
+            }
+            (Err(e), other) => {
+                one.renamed(Err(e), &[(from.1, left)]);
+                if let Some(other) = other {
+                    other.renamed(Err(e), &[(to.1, right)]);
+                }
+            }
+        }
+        outcome.map_err(|e| self.failed(from.0, e))
+    }
+
+    async fn set_attributes(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+        let rights = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
+        if rights {
+            self.secure(file.fh).await;
+        }
+        let below = File { fh: file.fh, open: self.real_if_any(file)? };
+        let changing = self.changing(file.fh);
+        let outcome = self.below.setattr(cx, below, set).await;
+        match rights {
+            true => changing.done_rights(outcome.as_ref().map(Some)),
+            false => changing.done(outcome.as_ref().map(Some)),
+        }
+        outcome.map_err(|e| self.failed(file.fh, e))
+    }
+
+    async fn ask_rights(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
+        let when = self.when(cx);
+        let cred = self.cred(&cx.cred);
+        let (known, holds) = self
+            .table
+            .with(fh, |_, o| {
+                (o.rights(cred, want, &when.any_age()).filter(|_| o.holds(&when)), o.holds(&when))
+            })
+            .unwrap_or_default();
+        if let Some(have) = known {
+            stats::add(&self.counters.access_hits, 1);
+            return Ok(have);
+        }
+        stats::add(&self.counters.access_misses, 1);
+        let all = Access::all();
+        if !holds {
+            // With the attributes, for as long as which the answer may be kept.
+            let want_all = Want { access: all, ..Want::default() };
+            let trail = self.ask_walk(cx, Where::fh(fh), want_all).await?;
+            if let Some(have) = trail.along.access {
+                return Ok(have & want);
+            }
+        }
+        let ticket = self.ticket();
+        let have = self.below.access(cx, fh, all).await.map_err(|e| self.failed(fh, e))?;
+        self.learn_rights(&cx.cred, fh, all, have, 0, &ticket);
+        Ok(have & want)
+    }
+
+    async fn link_target(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
+        let when = self.when(cx);
+        let known = self.table.with(fh, |_, o| {
+            let (change, target) = o.extra.as_ref()?.target.as_ref()?;
+            (o.holds(&when) && *change == o.attr.change).then(|| target.clone())
+        });
+        if let Some(Some(target)) = known {
+            return Ok(target);
+        }
+        let ticket = self.ticket();
+        let change = self.table.with(fh, |_, o| (o.asked != 0).then_some(o.attr.change)).flatten();
+        let target = self.below.readlink(cx, fh).await.map_err(|e| self.failed(fh, e))?;
+        if let Some(change) = change {
+            self.table.with(fh, |_, o| {
+                if self.may_keep(o, &ticket) && o.attr.change == change && o.attr.kind() == FileKind::Symlink
+                {
+                    o.extra().target = Some((change, Bytes::copy_from_slice(&target)));
+                }
+            });
+        }
+        Ok(target)
+    }
+}
+
+#[async_trait]
+impl Vfs for Meta {
+    async fn root(&self, cx: &Cx) -> Result<Node> {
+        let ticket = self.ticket();
+        let node = self.below.root(cx).await?;
+        self.learn_attrs(&node.fh, &node.attrs, &ticket);
+        Ok(node)
+    }
+
+    fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+        self.peek_known(cx, at)
+    }
+
+    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+        self.walk_on(cx, at, want).await
+    }
+
+    async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
+        let below = File { fh: file.fh, open: self.real_if_any(file)? };
+        self.attrs(cx, file, below).await
+    }
+
+    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let when = self.when(cx);
+        let known: Vec<_> = objects.iter().map(|fh| self.known_attrs(fh, &when)).collect();
+        let missing: Vec<_> =
+            objects.iter().zip(&known).filter(|(_, k)| k.is_none()).map(|(fh, _)| fh.clone()).collect();
+        stats::add(&self.counters.attr_hits, (objects.len() - missing.len()) as u64);
+        stats::add(&self.counters.attr_misses, missing.len() as u64);
+        let ticket = self.ticket();
+        let answers = match missing.is_empty() {
+            true => Vec::new(),
+            false => self.below.getattr_many(cx, &missing).await,
+        };
+        let mut answers = missing.iter().zip(answers).map(|(fh, answer)| {
+            let attrs = answer.map_err(|e| self.failed(fh, e))?;
+            self.learn_attrs(fh, &attrs, &ticket);
+            Ok(attrs)
+        });
+        let none = || Err(hither_vfs::Error::because(libc::EIO, "fewer answers than questions"));
+        known.into_iter().map(|k| k.map_or_else(|| answers.next().unwrap_or_else(none), Ok)).collect()
+    }
+
+    async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
+        let ticket = self.ticket();
+        let answers = self.below.read_many(cx, files, max_bytes).await;
+        for (fh, answer) in files.iter().zip(&answers) {
+            if let Ok(fetched) = answer {
+                self.learn_attrs(fh, &fetched.attrs, &ticket);
+                let (attr, small) = (&fetched.attrs.attr, self.options.small_file_bytes);
+                self.contents.learn(fh, attr, &fetched.read, small, false);
+                self.contents.relieve(&self.counters);
+            }
+        }
+        answers
+    }
+
+    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
+        self.list_each(cx, dirs, max_bytes).await
+    }
+
+    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+        self.set_attributes(cx, file, set).await
+    }
+
+    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
+        self.ask_rights(cx, fh, want).await
+    }
+
+    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
+        self.link_target(cx, fh).await
+    }
+
+    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+        self.open_file(cx, at, how).await
+    }
+
+    async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
+        self.close_file(cx, fh, open).await
+    }
+
+    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
+        self.read_file(cx, file, offset_bytes, len_bytes).await
+    }
+
+    async fn write(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        offset_bytes: u64,
+        data: Data,
+        stability: Stability,
+    ) -> Result<Wrote> {
+        let below = File { fh: file.fh, open: self.real(file).await? };
+        let call = self.below.write(cx, below, offset_bytes, data, stability);
+        self.change(file.fh, call, |wrote| wrote.attrs.as_ref()).await
+    }
+
+    async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
+        let below = File { fh: file.fh, open: self.real_if_any(file)? };
+        self.below.commit(cx, below).await
+    }
+
+    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+        self.make(dir, name, self.below.mkdir(cx, dir, name, set)).await
+    }
+
+    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
+        self.make(dir, name, self.below.mknod(cx, dir, name, what, set)).await
+    }
+
+    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
+        self.make(dir, name, self.below.symlink(cx, dir, name, target, set)).await
+    }
+
+    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+        let linked = self.changing(fh);
+        let call = async {
+            let made = self.below.link(cx, fh, dir, name).await;
+            linked.done(made.as_ref().map(|made| Some(&made.node.attrs).filter(|_| made.node.fh == *fh)));
+            made
+        };
+        self.make(dir, name, call).await
+    }
+
+    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
+        let known = target.cloned().or_else(|| self.child_of(dir, name));
+        if let Some(fh) = &known {
+            self.secure(fh).await;
+        }
+        self.take(dir, name, known, self.below.unlink(cx, dir, name, target)).await
+    }
+
+    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+        let known = self.child_of(dir, name);
+        self.take(dir, name, known, self.below.rmdir(cx, dir, name)).await
+    }
+
+    async fn rename(
+        &self,
+        cx: &Cx,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        replaced: Option<&Fh>,
+        flags: RenameFlags,
+    ) -> Result<(ChangeInfo, ChangeInfo)> {
+        self.rename_names(cx, from, to, replaced, flags).await
+    }
+
+    async fn readdir(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        verifier: [u8; 8],
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<DirPage> {
+        self.list(cx, dir, cookie, verifier, max_bytes, nodes).await
+    }
+
+    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
+        self.below.statfs(cx, fh).await
+    }
+
+    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
+        self.below.getxattr(cx, fh, name).await
+    }
+
+    async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
+        self.secure(fh).await;
+        let changing = self.changing(fh);
+        let outcome = self.below.setxattr(cx, fh, name, value, mode).await;
+        // It may be an access control list.
+        changing.done_rights(outcome.as_ref().map(|()| None));
+        outcome
+    }
+
+    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
+        self.below.listxattr(cx, fh).await
+    }
+
+    async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
+        self.secure(fh).await;
+        let changing = self.changing(fh);
+        let outcome = self.below.removexattr(cx, fh, name).await;
+        changing.done_rights(outcome.as_ref().map(|()| None));
+        outcome
+    }
+
+    async fn lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+        wait: LockWait,
+    ) -> Result<()> {
+        let below = File { fh: file.fh, open: self.real(file).await? };
+        self.below.lock(cx, below, owner, kind, range, wait).await?;
+        // Whoever takes a lock wants to see what its last holder wrote.
+        self.let_go(file.fh);
+        Ok(())
+    }
+
+    async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()> {
+        let open = self.real_if_any(file)?;
+        if file.open.is_some() && open.is_none() {
+            return Ok(());
+        }
+        self.below.unlock(cx, File { fh: file.fh, open }, owner, range).await
+    }
+
+    async fn test_lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+    ) -> Result<Option<LockConflict>> {
+        let below = File { fh: file.fh, open: self.real(file).await? };
+        self.below.test_lock(cx, below, owner, kind, range).await
+    }
+
+    async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
+        let below = File { fh: file.fh, open: self.real(file).await? };
+        self.below.seek(cx, below, offset_bytes, what).await
+    }
+
+    async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+        let below = File { fh: file.fh, open: self.real(file).await? };
+        self.change(file.fh, self.below.allocate(cx, below, range), |()| None).await
+    }
+
+    async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+        let below = File { fh: file.fh, open: self.real(file).await? };
+        self.change(file.fh, self.below.deallocate(cx, below, range), |()| None).await
+    }
+
+    async fn copy(
+        &self,
+        cx: &Cx,
+        from: File<'_>,
+        from_offset_bytes: u64,
+        to: File<'_>,
+        to_offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<u64> {
+        let source = File { fh: from.fh, open: self.real(from).await? };
+        let sink = File { fh: to.fh, open: self.real(to).await? };
+        let call = self.below.copy(cx, source, from_offset_bytes, sink, to_offset_bytes, len_bytes);
+        self.change(to.fh, call, |_| None).await
+    }
+
+    fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
+        // Once, as the interface says; a second subscriber would be a mistake of who builds the stack.
+        let _ = self.above.set(upcalls);
+    }
+
+    async fn shutdown(&self, cx: &Cx) -> Result<()> {
+        self.below.shutdown(cx).await
+    }
+}

@@ -1,0 +1,89 @@
+//! Small files fetched before they are asked for: when a second file of a directory is opened for reading, the others will most
+//! likely follow.
+//!
+//! Under close-to-open an open has to ask the server in any case, and the answer may as well carry the bytes; so files are
+//! fetched ahead only for callers who do not insist on fresh attributes.
+
+use super::objects::When;
+use super::{Meta, Prefetch, stats};
+use hither_vfs::{Access, Cx, Fh, FileKind};
+
+/// Opens in one directory within this time are a burst.
+const BURST_NANOS: u64 = 10_000_000_000;
+/// Most files and bytes of one fetch.
+const FILES: usize = 256;
+const BYTES: u64 = 4 << 20;
+
+impl Meta {
+    /// Before `fh` is opened for reading: fetches it with its neighbours if this is a burst.
+    pub(super) async fn prefetch(&self, cx: &Cx, fh: &Fh) {
+        if self.options.prefetch == Prefetch::Off || cx.fresh_since.is_some() {
+            return;
+        }
+        let when = self.when(cx);
+        let Some((slot, files)) = self.neighbours(fh, &when) else { return };
+        let ticket = self.ticket();
+        let fetched = self.below.read_many(cx, &files, self.options.small_file_bytes).await;
+        for (fh, fetched) in files.iter().zip(fetched) {
+            let Ok(fetched) = fetched.map_err(|e| self.failed(fh, e)) else { continue };
+            self.learn_attrs(fh, &fetched.attrs, &ticket);
+            // Servers let the owner of a file read it by handle whatever its mode says, so that alone does not prove that
+            // he may open it.
+            if fetched.attrs.attr.mode & 0o400 != 0 {
+                self.learn_rights(&cx.cred, fh, Access::READ, Access::READ, 0, &ticket);
+            }
+            let small = self.options.small_file_bytes;
+            if self.contents.learn(fh, &fetched.attrs.attr, &fetched.read, small, true) {
+                stats::add(&self.counters.prefetched_files, 1);
+                stats::add(&self.counters.prefetched_bytes, fetched.read.data.len() as u64);
+            }
+            self.contents.relieve(&self.counters);
+        }
+        self.table.with_slot(slot, |_, o| o.dir_mut().prefetching = false);
+    }
+
+    /// Files to fetch: this one and small ones of its directory that are not held; `None` when there is no burst, or another
+    /// call is fetching.
+    fn neighbours(&self, fh: &Fh, when: &When) -> Option<(u32, Vec<Fh>)> {
+        let (me, parent) = self.table.with(fh, |id, o| (id, o.parent))?;
+        if parent == u32::MAX {
+            return None;
+        }
+        let children = self.table.with_slot(parent, |_, o| {
+            let dir = o.known_dir()?;
+            let (last, count) = dir.opened;
+            let count = if when.now.saturating_sub(last) > BURST_NANOS { 1 } else { count.saturating_add(1) };
+            dir.opened = (when.now, count);
+            if count < 2 || dir.prefetching || !dir.is_complete() {
+                return None;
+            }
+            dir.prefetching = true;
+            let listed = dir.names.listed(0).filter_map(|(_, _, bound)| bound.child);
+            Some(listed.take(FILES * 4).collect::<Vec<_>>())
+        })??;
+        let mut bytes = 0;
+        let mut files = Vec::new();
+        let mut mine = false;
+        for id in children {
+            let small = self.table.with_id(id, |o| {
+                let small = o.attr.size_bytes <= u64::from(self.options.small_file_bytes);
+                let regular = o.asked != 0 && o.attr.kind() == FileKind::Regular && o.attr.size_bytes > 0;
+                let fh = super::handle(o);
+                let held = self.contents.has(&fh, o.attr.change);
+                (small && regular && !held).then_some((fh, o.attr.size_bytes))
+            });
+            let Some(Some((fh, size))) = small else { continue };
+            bytes += size;
+            if bytes > BYTES || files.len() >= FILES {
+                break;
+            }
+            mine |= id == me;
+            files.push(fh);
+        }
+        if !mine || files.len() < 2 {
+            self.table.with_slot(parent, |_, o| o.dir_mut().prefetching = false);
+            return None;
+        }
+        Some((parent, files))
+    }
+}

@@ -1,0 +1,203 @@
+//! A layer that counts the calls that pass, and can make each take its time on both ways, as a network does.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use hither_vfs::*;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+pub struct Wire {
+    below: Arc<dyn Vfs>,
+    calls: Mutex<BTreeMap<&'static str, usize>>,
+    /// State of the random numbers that delays are made of; `None`: no delays.
+    random: Mutex<Option<u64>>,
+    most: Duration,
+    /// What an answer's validity is made of by a test; `None`: as it comes.
+    lease: Mutex<bool>,
+    pub upcalls: OnceLock<Arc<dyn Upcalls>>,
+    /// Whether changes of directories are told without the promise that they are atomic.
+    pub vague: Mutex<bool>,
+}
+
+impl Wire {
+    pub fn new(below: Arc<dyn Vfs>) -> Arc<Self> {
+        Self::slow(below, None, Duration::ZERO)
+    }
+
+    /// Calls take up to `most` each way.
+    pub fn slow(below: Arc<dyn Vfs>, seed: Option<u64>, most: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            below,
+            calls: Mutex::default(),
+            random: Mutex::new(seed),
+            most,
+            lease: Mutex::new(false),
+            upcalls: OnceLock::new(),
+            vague: Mutex::new(false),
+        })
+    }
+
+    /// Calls since the last question, by kind: `walk 1, getattr 2`.
+    pub fn take(&self) -> String {
+        let calls = std::mem::take(&mut *self.calls.lock());
+        let all: Vec<_> = calls.iter().map(|(op, n)| format!("{op} {n}")).collect();
+        all.join(", ")
+    }
+
+    /// Number of calls since the last question.
+    pub fn total(&self) -> usize {
+        std::mem::take(&mut *self.calls.lock()).values().sum()
+    }
+
+    /// From now on all attributes are under a lease.
+    pub fn lease(&self, on: bool) {
+        *self.lease.lock() = on;
+    }
+
+    fn leased(&self, attrs: &mut Attrs) {
+        if *self.lease.lock() {
+            attrs.valid = Validity::Lease;
+        }
+    }
+
+    async fn pass(&self, op: &'static str) {
+        *self.calls.lock().entry(op).or_default() += 1;
+        self.travel().await;
+    }
+
+    async fn travel(&self) {
+        let nanos = {
+            let mut random = self.random.lock();
+            let Some(x) = random.as_mut() else { return };
+            *x ^= *x << 13;
+            *x ^= *x >> 7;
+            *x ^= *x << 17;
+            *x % (self.most.as_nanos() as u64 + 1)
+        };
+        tokio::time::sleep(Duration::from_nanos(nanos)).await;
+    }
+
+    fn dir(&self, change: &mut ChangeInfo) {
+        if *self.vague.lock() {
+            change.atomic = false;
+        }
+    }
+}
+
+macro_rules! pass_on {
+    ($(fn $op:ident($($arg:ident: $ty:ty),*) -> $out:ty $(, $fix:expr)?;)*) => {
+        #[async_trait]
+        impl Vfs for Wire {
+            $(async fn $op(&self, cx: &Cx, $($arg: $ty),*) -> $out {
+                let asked = tokio::time::Instant::now();
+                self.pass(stringify!($op)).await;
+                #[allow(unused_mut)]
+                let mut out = self.below.$op(cx, $($arg),*).await;
+                $(
+                    let fix: fn(&Wire, &mut $out, tokio::time::Instant) = $fix;
+                    fix(self, &mut out, asked);
+                )?
+                let _ = asked;
+                self.travel().await;
+                out
+            })*
+
+            fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+                self.below.peek(cx, at)
+            }
+
+            fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
+                let _ = self.upcalls.set(upcalls);
+            }
+        }
+    };
+}
+
+/// Attributes are told as asked when the question was sent, and hold from then.
+fn stamp(w: &Wire, attrs: &mut Attrs, asked: tokio::time::Instant) {
+    if let Validity::Until(end) = attrs.valid {
+        attrs.valid = Validity::Until(asked + end.saturating_duration_since(attrs.asked));
+    }
+    attrs.asked = asked;
+    w.leased(attrs);
+}
+
+fn page(w: &Wire, page: &mut DirPage, asked: tokio::time::Instant) {
+    page.entries.iter_mut().filter_map(|e| e.node.as_mut()).for_each(|n| stamp(w, &mut n.attrs, asked));
+}
+
+fn made(w: &Wire, out: &mut Result<Made>, asked: tokio::time::Instant) {
+    if let Ok(made) = out {
+        stamp(w, &mut made.node.attrs, asked);
+        w.dir(&mut made.dir);
+    }
+}
+
+fn trail(w: &Wire, out: &mut Result<Trail>, asked: tokio::time::Instant) {
+    let Ok(trail) = out else { return };
+    trail.steps.iter_mut().for_each(|n| stamp(w, &mut n.attrs, asked));
+    if let Some(listing) = &mut trail.along.listing {
+        page(w, listing, asked);
+    }
+    if let Some(base) = &mut trail.along.base {
+        stamp(w, base, asked);
+    }
+    if let Stop::Missing(Validity::Until(end)) = &mut trail.stop {
+        let held = end.saturating_duration_since(tokio::time::Instant::now());
+        *end = asked + held;
+    }
+}
+
+pass_on! {
+    fn root() -> Result<Node>, |w, out, at| if let Ok(n) = out { stamp(w, &mut n.attrs, at) };
+    fn walk(at: Where<'_>, want: Want) -> Result<Trail>, trail;
+    fn getattr(file: File<'_>) -> Result<Attrs>, |w, out, at| if let Ok(a) = out { stamp(w, a, at) };
+    fn getattr_many(objects: &[Fh]) -> Vec<Result<Attrs>>,
+        |w, out, at| out.iter_mut().flatten().for_each(|a| stamp(w, a, at));
+    fn read_many(files: &[Fh], max: u32) -> Vec<Result<Fetched>>,
+        |w, out, at| out.iter_mut().flatten().for_each(|f| stamp(w, &mut f.attrs, at));
+    fn list_many(dirs: &[Fh], max: u32) -> Vec<Result<(Attrs, DirPage)>>,
+        |w, out, at| out.iter_mut().flatten().for_each(|(a, p)| { stamp(w, a, at); page(w, p, at) });
+    fn setattr(file: File<'_>, set: &SetAttr) -> Result<Attrs>,
+        |w, out, at| if let Ok(a) = out { stamp(w, a, at) };
+    fn access(fh: &Fh, want: Access) -> Result<Access>;
+    fn readlink(fh: &Fh) -> Result<Bytes>;
+    fn open(at: Where<'_>, how: &OpenHow) -> Result<Opened>, |w, out, at| if let Ok(o) = out {
+        stamp(w, &mut o.node.attrs, at);
+        if let Some(dir) = &mut o.dir {
+            w.dir(dir);
+        }
+    };
+    fn close(fh: &Fh, open: OpenId) -> Result<()>;
+    fn read(file: File<'_>, at: u64, len: u32) -> Result<Read>;
+    fn write(file: File<'_>, at: u64, data: Data, stability: Stability) -> Result<Wrote>,
+        |w, out, at| if let Ok(Wrote { attrs: Some(a), .. }) = out { stamp(w, a, at) };
+    fn commit(file: File<'_>) -> Result<()>;
+    fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made>, made;
+    fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made>, made;
+    fn symlink(dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made>, made;
+    fn link(fh: &Fh, dir: &Fh, name: &Name) -> Result<Made>, made;
+    fn unlink(dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo>,
+        |w, out, _| if let Ok(c) = out { w.dir(c) };
+    fn rmdir(dir: &Fh, name: &Name) -> Result<ChangeInfo>, |w, out, _| if let Ok(c) = out { w.dir(c) };
+    fn rename(from: (&Fh, &Name), to: (&Fh, &Name), replaced: Option<&Fh>, flags: RenameFlags)
+        -> Result<(ChangeInfo, ChangeInfo)>, |w, out, _| if let Ok((a, b)) = out { w.dir(a); w.dir(b) };
+    fn readdir(dir: &Fh, cookie: u64, verifier: [u8; 8], max: u32, nodes: bool) -> Result<DirPage>,
+        |w, out, at| if let Ok(p) = out { page(w, p, at) };
+    fn statfs(fh: &Fh) -> Result<FsStat>;
+    fn getxattr(fh: &Fh, name: &[u8]) -> Result<Bytes>;
+    fn setxattr(fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()>;
+    fn listxattr(fh: &Fh) -> Result<Vec<Bytes>>;
+    fn removexattr(fh: &Fh, name: &[u8]) -> Result<()>;
+    fn lock(file: File<'_>, owner: LockOwner, kind: LockKind, range: FileRange, wait: LockWait) -> Result<()>;
+    fn unlock(file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()>;
+    fn test_lock(file: File<'_>, owner: LockOwner, kind: LockKind, range: FileRange)
+        -> Result<Option<LockConflict>>;
+    fn seek(file: File<'_>, at: u64, what: Seek) -> Result<u64>;
+    fn allocate(file: File<'_>, range: FileRange) -> Result<()>;
+    fn deallocate(file: File<'_>, range: FileRange) -> Result<()>;
+    fn copy(from: File<'_>, from_at: u64, to: File<'_>, to_at: u64, len: u64) -> Result<u64>;
+    fn shutdown() -> Result<()>;
+}

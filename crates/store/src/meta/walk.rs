@@ -1,0 +1,321 @@
+//! Walking: from memory as far as it holds, then one question for the rest.
+
+use super::moment::{LEASE, Moment};
+use super::names::Id;
+use super::objects::{Object, When};
+use super::{Meta, stats};
+use hither_vfs::{
+    Access, Along, Attrs, Cx, Error, Fh, FileKind, Name, Node, Read, Result, Stop, Trail, Want, Where,
+};
+
+/// Walks below for one walk, at most: a path that is renamed all the time does not hold a caller for ever.
+const ROUNDS: usize = 16;
+
+/// How far memory leads.
+pub(super) struct Progress {
+    /// Nodes that hold.
+    pub steps: Vec<Node>,
+    /// Why it ended; `None` when somebody has to be asked.
+    pub stop: Option<Stop>,
+    /// Whether memory knows the rest, but too long ago: what to ask again.
+    pub again: Option<Vec<Fh>>,
+}
+
+/// What memory says about one name.
+enum Step {
+    Child {
+        id: Id,
+        until: Moment,
+        holds: bool,
+    },
+    Absent {
+        until: Moment,
+        complete: bool,
+    },
+    /// Known once, and true if the directory has not changed.
+    OldAbsent,
+    Stop(Stop),
+    Unknown,
+}
+
+impl Meta {
+    /// Attributes of an object, if they hold and are fresh enough.
+    pub(super) fn known_attrs(&self, fh: &Fh, when: &When) -> Option<Attrs> {
+        let (id, attrs) = self.table.with(fh, |id, o| (id, o.holds(when).then(|| self.attrs_of(o, when))))?;
+        let attrs = attrs?;
+        self.note_use(id, when.now);
+        Some(attrs)
+    }
+
+    pub(super) fn attrs_of(&self, object: &Object, when: &When) -> Attrs {
+        Attrs {
+            attr: self.table.unpack(&object.attr),
+            valid: self.validity(object.until, when.now),
+            asked: self.clock.instant(object.asked),
+        }
+    }
+
+    /// Follows a path in memory.
+    pub(super) fn progress(&self, cx: &Cx, at: Where<'_>, when: &When) -> Progress {
+        let mut out = Progress { steps: Vec::with_capacity(at.path.len()), stop: None, again: None };
+        let cred = self.cred(&cx.cred);
+        let Some(mut dir) = self.table.find(at.base) else { return out };
+        let mut old: Option<Vec<Fh>> = None;
+        for (i, name) in at.path.iter().enumerate() {
+            let step = self.table.with_id(dir, |o| self.step(o, cred, name, when, i > 0));
+            let (id, until) = match step.unwrap_or(Step::Unknown) {
+                Step::Child { id, until, holds } => {
+                    if !holds {
+                        self.must_ask(&mut old, dir);
+                    }
+                    (id, until)
+                }
+                Step::Absent { until, complete } if old.is_none() => {
+                    stats::add(&self.counters.negative_hits, 1);
+                    stats::add(&self.counters.complete_hits, u64::from(complete));
+                    out.stop = Some(Stop::Missing(self.validity(until, when.now)));
+                    return out;
+                }
+                Step::Absent { .. } => {
+                    out.again = old;
+                    return out;
+                }
+                Step::OldAbsent => {
+                    self.must_ask(&mut old, dir);
+                    out.again = old;
+                    return out;
+                }
+                Step::Stop(stop) if old.is_none() => {
+                    out.stop = Some(stop);
+                    return out;
+                }
+                Step::Stop(_) => {
+                    out.again = old;
+                    return out;
+                }
+                Step::Unknown => return out,
+            };
+            let node = self.table.with_id(id, |o| self.node_of(o, until, when));
+            match node {
+                Some(Some(node)) if old.is_none() => out.steps.push(node),
+                Some(Some(_)) => {}
+                Some(None) => self.must_ask(&mut old, id),
+                // Dropped meanwhile.
+                None => return out,
+            }
+            dir = id;
+        }
+        match old {
+            Some(_) => out.again = old,
+            None => {
+                self.note_use(dir, when.now);
+                out.stop = Some(Stop::Complete);
+            }
+        }
+        out
+    }
+
+    fn must_ask(&self, old: &mut Option<Vec<Fh>>, id: Id) {
+        let fh = self.fh_of(id);
+        let old = old.get_or_insert_default();
+        old.extend(fh.filter(|fh| old.last() != Some(fh)));
+    }
+
+    /// The handle of an object.
+    pub(super) fn fh_of(&self, id: Id) -> Option<Fh> {
+        self.table.with_id(id, |o| super::handle(o))
+    }
+
+    /// What a directory says about a name, to this caller.
+    fn step(&self, dir: &Object, cred: u32, name: &Name, when: &When, below: bool) -> Step {
+        if dir.asked != 0 && dir.attr.kind() != FileKind::Directory {
+            let link = dir.attr.kind() == FileKind::Symlink;
+            return match below && dir.holds(when) {
+                true if link => Step::Stop(Stop::Symlink),
+                true => Step::Stop(Stop::NotDirectory),
+                false => Step::Unknown,
+            };
+        }
+        let Some(names) = dir.dir() else { return Step::Unknown };
+        // A right that is only too old is proven again with the directory's attributes.
+        let may = |when: &When| dir.rights(cred, Access::LOOKUP, when) == Some(Access::LOOKUP);
+        let always = When { now: 0, ..when.any_age() };
+        if !may(when) && !may(&always) {
+            return Step::Unknown;
+        }
+        let Some(answer) = names.answer(self.table.hash(name.as_bytes()), name.as_bytes()) else {
+            return Step::Unknown;
+        };
+        let trusted = self.trusts_names(answer.child.is_none());
+        let fits =
+            if trusted { when.fits(answer.until, answer.asked) } else { when.just_asked(answer.asked) };
+        let holds = fits && may(when);
+        match answer.child {
+            _ if !holds && !(trusted && answer.renewable) => Step::Unknown,
+            Some(id) => Step::Child { id, until: answer.until, holds },
+            None if holds => Step::Absent { until: answer.until, complete: answer.complete },
+            None => Step::OldAbsent,
+        }
+    }
+
+    /// An object found by a name that holds until then, when its attributes hold.
+    fn node_of(&self, object: &Object, until: Moment, when: &When) -> Option<Node> {
+        if !object.holds(when) {
+            return None;
+        }
+        let mut attrs = self.attrs_of(object, when);
+        // A name is not covered by a lease on the object.
+        let both = if object.until & LEASE != 0 { until } else { object.until.min(until) };
+        if object.until & LEASE == 0 || until & LEASE == 0 {
+            attrs.valid = self.validity(both, when.now);
+        }
+        Some(Node { fh: super::handle(object), attrs })
+    }
+
+    /// See [`Vfs::peek`](hither_vfs::Vfs::peek).
+    pub(super) fn peek_known(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+        let when = self.when(cx);
+        if at.path.is_empty() {
+            let attrs = self.known_attrs(at.base, &when)?;
+            stats::add(&self.counters.attr_hits, 1);
+            return Some(Trail::new(vec![Node { fh: at.base.clone(), attrs }], Stop::Complete));
+        }
+        let known = self.progress(cx, at, &when);
+        let stop = known.stop?;
+        stats::add(&self.counters.name_hits, known.steps.len() as u64);
+        Some(Trail::new(known.steps, stop))
+    }
+
+    /// See [`Vfs::walk`](hither_vfs::Vfs::walk).
+    pub(super) async fn walk_on(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+        let mut steps: Vec<Node> = Vec::new();
+        let mut shared = false;
+        let mut again = false;
+        let mut stale = false;
+        let began = self.clock.now();
+        for _ in 0..ROUNDS {
+            let base = steps.last().map_or(at.base, |n| &n.fh).clone();
+            let path = &at.path[steps.len()..];
+            let when = When { since: Some(began), ..self.when(cx) };
+            let from = Where { base: &base, path };
+            let known = match path.is_empty() {
+                true => Progress { steps: Vec::new(), stop: None, again: None },
+                false => self.progress(cx, from, &when),
+            };
+            stats::add(&self.counters.name_hits, known.steps.len() as u64);
+            if let Some(stop) = known.stop {
+                steps.extend(known.steps);
+                return Ok(self.with_along(cx, Trail::new(steps, stop), want));
+            }
+            if let Some(old) = known.again.filter(|_| !again && when.fresh.is_none()) {
+                // Names that were known: their directories, and what was used with them, in one question.
+                again = true;
+                self.ask_again(cx, &old).await;
+                continue;
+            }
+            let held = known.steps.len();
+            steps.extend(known.steps);
+            let base = steps.last().map_or(at.base, |n| &n.fh).clone();
+            let rest = &at.path[steps.len()..];
+            let key = (base.clone(), rest.to_vec());
+            let flight = match self.flights.board(&key, shared) {
+                Ok(flight) => flight,
+                Err(landing) => {
+                    stats::add(&self.counters.shared_walks, 1);
+                    shared = true;
+                    landing.wait(cx).await?;
+                    continue;
+                }
+            };
+            stats::add(&self.counters.name_misses, rest.len() as u64);
+            let found = self.ask_walk(cx, Where { base: &base, path: rest }, want).await;
+            drop(flight);
+            let trail = match found {
+                Err(e) if e.errno == libc::ESTALE && !steps.is_empty() && !stale => {
+                    // What was known is gone: from the start, once.
+                    stale = true;
+                    steps.truncate(steps.len().saturating_sub(held.max(1)));
+                    continue;
+                }
+                Err(e) if steps.is_empty() => return Err(e),
+                Err(e) => return Ok(Trail::new(steps, Stop::Failed(e))),
+                Ok(trail) => trail,
+            };
+            let got = trail.steps.len();
+            if at.path.is_empty() {
+                return Ok(trail);
+            }
+            steps.extend(trail.steps);
+            if !(matches!(trail.stop, Stop::Limit) && got > 0) {
+                return Ok(Trail { steps, stop: trail.stop, along: Along { base: None, ..trail.along } });
+            }
+        }
+        Ok(Trail::new(steps, Stop::Limit))
+    }
+
+    /// Asks below, once, and keeps the answer.
+    pub(super) async fn ask_walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+        let label = self.label(at.base);
+        let mut asked = want;
+        if at.path.len() == 1 {
+            let ask = self.table.with(at.base, |_, o| wants_listing(o)).unwrap_or(true);
+            asked.listing_bytes =
+                if ask { want.listing_bytes.max(self.options.listing_bytes) } else { want.listing_bytes };
+        } else if !at.path.is_empty() {
+            asked.listing_bytes = want.listing_bytes.max(self.options.listing_bytes);
+        }
+        if !want.access.is_empty() || want.read_bytes > 0 {
+            asked.access = want.access | Access::READ | Access::EXECUTE;
+        }
+        stats::add(&self.counters.walks, 1);
+        let ticket = self.ticket();
+        let out = self.below.walk(cx, at, asked).await;
+        match out {
+            Ok(mut trail) => {
+                self.learn_trail(cx, at.base, at.path, label, asked.access, &trail, &ticket);
+                trail.along.access = trail.along.access.map(|a| a & want.access);
+                Ok(trail)
+            }
+            Err(e) => Err(self.failed(at.base, e)),
+        }
+    }
+
+    /// Takes note of an error: a handle that is stale is forgotten with everything about it.
+    pub(super) fn failed(&self, fh: &Fh, e: Error) -> Error {
+        if e.errno == libc::ESTALE {
+            self.contents.drop_file(fh, &self.counters);
+            self.table.forget(fh, self.next_seq());
+        }
+        e
+    }
+
+    /// Adds to a walk from memory what is known of the wishes; nobody is asked for them.
+    fn with_along(&self, cx: &Cx, mut trail: Trail, want: Want) -> Trail {
+        let Some(node) = trail.steps.last().filter(|_| matches!(trail.stop, Stop::Complete)) else {
+            return trail;
+        };
+        let cred = self.cred(&cx.cred);
+        let when = self.when(cx);
+        let rights =
+            |want: Access| self.table.with(&node.fh, |_, o| o.rights(cred, want, &when.any_age()))?;
+        if !want.access.is_empty() {
+            trail.along.access = rights(want.access);
+        }
+        if want.read_bytes > 0 && rights(Access::READ) == Some(Access::READ) {
+            trail.along.first = self.held_start(&node.fh, node.attrs.attr.change, want.read_bytes);
+        }
+        trail
+    }
+
+    /// The first bytes of a file that is held whole under this `change`.
+    pub(super) fn held_start(&self, fh: &Fh, change: u64, most_bytes: u32) -> Option<Read> {
+        let held = self.contents.find(fh, change, &self.counters)?;
+        let len = held.len().min(most_bytes as usize);
+        Some(Read { data: held.slice(..len).into(), eof: len == held.len() })
+    }
+}
+
+/// Whether the listing of a directory is worth asking for: it is not known, and was not found to be big.
+fn wants_listing(dir: &Object) -> bool {
+    dir.dir().is_none_or(|d| !d.is_complete() && d.tried != Some(d.label))
+}
