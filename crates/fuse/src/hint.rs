@@ -9,7 +9,8 @@
 //! A hint is never trusted: it says only which names to ask for ahead, with the caller's own identity, below the
 //! directory that the kernel asked about. One that is missing, wrong or forged leads to the same answers. Memory of
 //! another program can make its reader wait (its pages may lie on a file system that does not answer): at most all but
-//! one of the threads that read requests may be in such a read.
+//! one of the threads that read requests may be in such a read, and one that does not come back is written off
+//! and replaced.
 //!
 //! It knows the kernel's calls and paths, and nothing of what answers them.
 
@@ -28,9 +29,11 @@ use parking_lot::Mutex;
 use path::Path;
 use record::{Known, Record, Track};
 use smallvec::SmallVec;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::ThreadId;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -38,6 +41,9 @@ use tokio::time::Instant;
 const RECORDS_MAX: usize = 1024;
 /// From an answer to its thread's next request: longer, and the request is taken to belong to another call.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// A hint that takes so long to read has met memory that does not come.
+const STUCK: Duration = Duration::from_millis(500);
 
 /// Why there was no hint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,7 +143,7 @@ pub(crate) struct Opening {
 #[derive(Debug)]
 pub(crate) struct Hints {
     readers_max: usize,
-    reading: AtomicUsize,
+    reading: Mutex<SmallVec<[Under; 8]>>,
     /// Parts of the mount point's path.
     mount: Arc<[Bytes]>,
     records: Mutex<HashMap<u32, Record>>,
@@ -155,7 +161,7 @@ impl Hints {
         use std::os::unix::ffi::OsStrExt;
         Self {
             readers_max,
-            reading: AtomicUsize::new(0),
+            reading: Mutex::default(),
             mount: Path::new(mount.as_os_str().as_bytes().to_vec()).parts,
             records: Mutex::default(),
             recorded: AtomicUsize::new(0),
@@ -251,11 +257,23 @@ impl Hints {
     }
 
     fn reading(&self) -> Result<Reading<'_>, Missed> {
-        let reading = Reading(&self.reading);
-        if self.reading.fetch_add(1, Ordering::AcqRel) >= self.readers_max {
+        let mut reading = self.reading.lock();
+        if reading.len() >= self.readers_max {
             return Err(Missed::Busy);
         }
-        Ok(reading)
+        reading.push(Under {
+            thread: std::thread::current().id(),
+            since: Instant::now(),
+            written_off: false,
+        });
+        Ok(Reading(&self.reading))
+    }
+
+    /// Writes off the threads that do not come back from reading a hint; how many that are now.
+    pub fn write_off(&self) -> usize {
+        let (mut reading, now) = (self.reading.lock(), Instant::now());
+        let stuck = |u: &&mut Under| !u.written_off && now.saturating_duration_since(u.since) > STUCK;
+        reading.iter_mut().filter(stuck).map(|u| u.written_off = true).count()
     }
 
     /// Takes note of what the walk of a hint found, asked at `asked`; before its look-up is answered.
@@ -404,13 +422,33 @@ impl Hints {
     }
 }
 
+/// A thread that is reading a hint.
+#[derive(Debug)]
+struct Under {
+    thread: ThreadId,
+    since: Instant,
+    written_off: bool,
+}
+
 /// A hint being read.
-struct Reading<'a>(&'a AtomicUsize);
+struct Reading<'a>(&'a Mutex<SmallVec<[Under; 8]>>);
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        let (me, mut reading) = (std::thread::current().id(), self.0.lock());
+        if let Some(at) = reading.iter().position(|u| u.thread == me) {
+            WRITTEN_OFF.set(reading.swap_remove(at).written_off);
+        }
     }
+}
+
+thread_local! {
+    static WRITTEN_OFF: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread was written off while it read a hint: another does its work.
+pub(crate) fn written_off() -> bool {
+    WRITTEN_OFF.take()
 }
 
 /// The paths of a call, and what it wants.

@@ -10,7 +10,7 @@ use crate::call::{Answer, Calls, Undo, errno};
 use crate::cred::Creds;
 use crate::device::{Buffer, BufferPool, Delivery, Device};
 use crate::handles::{Handles, OpenDir, OpenFile};
-use crate::hint::Hints;
+use crate::hint::{self, Hints};
 use crate::inode::{Ident, Inode, Inodes};
 use crate::lease::Leases;
 use crate::mount::Config;
@@ -80,6 +80,15 @@ pub(crate) struct Session {
     dozing: AtomicBool,
     wake: Notify,
     phase: watch::Sender<Phase>,
+}
+
+/// Why a thread stops reading requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    /// The mount is gone.
+    Ended,
+    /// Another thread reads in its place.
+    WrittenOff,
 }
 
 /// Where a mount is in its life.
@@ -167,7 +176,9 @@ impl Session {
             .spawn(move || {
                 let rt = session.rt.clone();
                 let _entered = rt.enter();
-                session.read_requests(&device);
+                if session.read_requests(&device) == Leaving::WrittenOff {
+                    return;
+                }
                 if session.readers.fetch_sub(1, Ordering::AcqRel) == 1 {
                     rt.spawn(async move { session.end().await });
                 }
@@ -178,7 +189,7 @@ impl Session {
             })
     }
 
-    fn read_requests(self: &Arc<Self>, device: &Arc<Device>) {
+    fn read_requests(self: &Arc<Self>, device: &Arc<Device>) -> Leaving {
         let mut spare = None;
         loop {
             let mut buffer = spare.take().unwrap_or_else(|| self.pool.take());
@@ -190,16 +201,37 @@ impl Session {
                         spare = Some(buffer);
                         continue;
                     }
-                    Some(libc::ENODEV | libc::ECONNABORTED) => return,
+                    Some(libc::ENODEV | libc::ECONNABORTED) => return Leaving::Ended,
                     _ => {
                         tracing::error!(error = %e, "cannot read requests from /dev/fuse");
-                        return;
+                        return Leaving::Ended;
                     }
                 },
             };
             let request;
             (request, spare) = take_request(buffer, len);
             self.dispatch(device, request);
+            if hint::written_off() {
+                self.devices.lock().retain(|d| !Arc::ptr_eq(d, device));
+                return Leaving::WrittenOff;
+            }
+        }
+    }
+
+    /// Readers that a program's memory keeps are replaced: requests have to be read, and the end of the mount must not
+    /// wait for them.
+    fn replace_stuck_readers(self: &Arc<Self>) {
+        for _ in 0..self.hints.write_off() {
+            tracing::warn!("the memory of a program cannot be read: its path hint is given up");
+            let begun = self.device.duplicate().and_then(|device| {
+                let device = Arc::new(device);
+                self.devices.lock().push(device.clone());
+                self.read_on(device)
+            });
+            if let Err(error) = begun {
+                tracing::error!(%error, "cannot start a thread that reads requests");
+            }
+            self.readers.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
@@ -364,6 +396,7 @@ impl Session {
             tokio::time::sleep(SWEEP).await;
             idle = if self.calls.sweep() == 0 { idle + 1 } else { 0 };
             self.hints.expire();
+            self.replace_stuck_readers();
         }
     }
 

@@ -287,17 +287,12 @@ fn a_lazy_unmount_works_while_calls_wait() {
 #[test]
 fn aborting_the_connection_ends_everything() {
     let Some(m) = mounted(0) else { return };
-    let control = std::path::Path::new("/sys/fs/fuse/connections");
-    if !control.join(m.connection().to_string()).exists() {
-        let ok = Command::new("mount").args(["-t", "fusectl", "fusectl"]).arg(control).status().unwrap();
-        assert!(ok.success(), "the control file system");
-    }
     fs::write(m.path("f"), b"x").unwrap();
     let held = fs::File::open(m.path("f")).unwrap();
     m.gate.shut("walk");
     let child = start(&m, "stat", "f");
     eventually("the call waits", || m.gate.waiting("walk") == 1);
-    fs::write(control.join(m.connection().to_string()).join("abort"), "1").unwrap();
+    m.abort();
     let outcome = outcome(child);
     let gone = [libc::ECONNABORTED, libc::ENOTCONN].map(|e| format!("errno {e} false"));
     assert!(gone.contains(&outcome), "{outcome}");

@@ -27,6 +27,7 @@ struct State {
     walks: Vec<Walk>,
     leases: bool,
     upcalls: Option<Arc<dyn Upcalls>>,
+    at_peek: Option<Arc<dyn Fn(&str) + Send + Sync>>,
 }
 
 /// A walk that was asked for.
@@ -92,6 +93,11 @@ impl Gate {
     /// Walks since this was last asked.
     pub fn walks(&self) -> Vec<Walk> {
         std::mem::take(&mut self.state.lock().unwrap().walks)
+    }
+
+    /// Does something whenever a name is peeked for: a look-up was read, and nothing was asked yet.
+    pub fn at_peek(&self, act: impl Fn(&str) + Send + Sync + 'static) {
+        self.state.lock().unwrap().at_peek = Some(Arc::new(act));
     }
 
     /// Lets attributes of files hold under leases from now on.
@@ -186,6 +192,10 @@ macro_rules! pass_on {
             }
 
             fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+                let at_peek = self.state.lock().unwrap().at_peek.clone();
+                if let (Some(act), Some(name)) = (at_peek, at.path.last()) {
+                    act(&String::from_utf8_lossy(name.as_bytes()));
+                }
                 self.below.peek(cx, at)
             }
 

@@ -82,6 +82,16 @@ impl Mount {
         self.mounted().device().1
     }
 
+    /// Aborts the connection.
+    pub fn abort(&self) {
+        let control = Path::new("/sys/fs/fuse/connections");
+        if !control.join(self.connection().to_string()).exists() {
+            let ok = Command::new("mount").args(["-t", "fusectl", "fusectl"]).arg(control).status().unwrap();
+            assert!(ok.success(), "the control file system");
+        }
+        std::fs::write(control.join(self.connection().to_string()).join("abort"), "1").unwrap();
+    }
+
     /// Handle of an object, by path from the root, as another client sees it.
     pub fn fh(&self, path: &str) -> Fh {
         self.rt.block_on(async {
