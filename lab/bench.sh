@@ -5,9 +5,11 @@
 #   bench.sh meta         names, attributes and small files: about an hour, most of it waiting for timeouts
 #   bench.sh meta quick   the same with nfs-ganesha and NFSv4.2 alone: a quarter of an hour
 #   bench.sh draw         tables and pictures of the metadata again, from what was measured
+# BENCH_OUT is another place than bench/; HITHER and HITHER_LAB name other binaries than those in target/release.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=${HITHER_LAB:-target/release/hither-lab}
+out=${BENCH_OUT:-bench}
 labs="bench bench-ganesha bench-knfsd"
 trap 'for l in $labs; do $bin --name $l down >/dev/null 2>&1; done' EXIT
 rc=0
@@ -16,13 +18,13 @@ rc=0
 measured() {
   local server=$1 rtt=$2 params=$3; shift 3
   $bin --name "bench-$server" bench --server "$server" --rtt "$rtt" --vers "$vers" --params "$params" \
-    --opts 'default;hither:nocto' --append --out "bench/meta-$server.jsonl" --table /dev/null "$@"
+    --opts 'default;hither:nocto' --append --out "$out/meta-$server.jsonl" --table /dev/null "$@"
 }
 
 # With a delay, the numbers are round trips; waits for timeouts (70 s per client) are paid where they say most.
 meta() {
   local server=$1 rc=0 depths='"depths": [1, 2, 4, 8, 16]'
-  rm -f "bench/meta-$server.jsonl"
+  rm -f "$out/meta-$server.jsonl"
   $bin --name "bench-$server" up >/dev/null || return 1
   measured "$server" 10 "{$depths}" opendepth || rc=1
   measured "$server" 0 '{}' pageopen tree python || rc=1
@@ -35,16 +37,16 @@ meta() {
 }
 
 draw() {
-  local from="bench/meta-$1.jsonl"
+  local from="$out/meta-$1.jsonl"
   [ -s "$from" ] || return 0
-  $bin bench --from "$from" --table "bench/meta-$1.md" || return 1
-  $bin bench --from "$from" --server "$1" --what depth --plot "bench/depth-$1.svg" || return 1
-  $bin bench --from "$from" --server "$1" --what rpcs --plot "bench/rpcs-$1.svg"
+  $bin bench --from "$from" --table "$out/meta-$1.md" || return 1
+  $bin bench --from "$from" --server "$1" --what depth --plot "$out/depth-$1.svg" || return 1
+  $bin bench --from "$from" --server "$1" --what rpcs --plot "$out/rpcs-$1.svg"
 }
 
 case ${1:-} in
   quick)
-    $bin --name bench bench --quick --out bench/quick.jsonl --table bench/quick.md pageopen profiles stream
+    $bin --name bench bench --quick --out $out/quick.jsonl --table $out/quick.md pageopen profiles stream
     exit ;;
   meta)
     quick=${2:-} vers=4.2,3 servers="ganesha knfsd"
@@ -54,15 +56,15 @@ case ${1:-} in
     for s in $servers; do meta "$s" & jobs+=($!); done
     for j in "${jobs[@]}"; do wait "$j" || rc=1; done
     for s in $servers; do draw "$s" || rc=1; done
-    $bin --name bench bench overhead --out bench/overhead.jsonl --table bench/overhead.md ${quick:+--server ganesha} || rc=1
+    $bin --name bench bench overhead --out $out/overhead.jsonl --table $out/overhead.md ${quick:+--server ganesha} || rc=1
     exit $rc ;;
   draw)
     for s in ganesha knfsd; do draw $s || rc=1; done
     exit $rc ;;
 esac
 lab="$bin --name bench"
-$lab bench --rtt 0 --out bench/rtt0.jsonl --table bench/rtt0.md opendepth pageopen profiles mab badros postmark meta stream || rc=1
+$lab bench --rtt 0 --out $out/rtt0.jsonl --table $out/rtt0.md opendepth pageopen profiles mab badros postmark meta stream || rc=1
 # With a delay, times follow from the counts; a few show it. `short` leaves out the waits for attribute timeouts.
-$lab bench --rtt 10 --params '{"short": 1, "files": 300, "single_only": 1}' --out bench/rtt10.jsonl --table bench/rtt10.md \
+$lab bench --rtt 10 --params '{"short": 1, "files": 300, "single_only": 1}' --out $out/rtt10.jsonl --table $out/rtt10.md \
   opendepth pageopen profiles meta mab || rc=1
 exit $rc

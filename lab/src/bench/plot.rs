@@ -200,17 +200,24 @@ fn by_workload(file: &Path, server: &str, lines: &[&Value]) -> Drawn {
     for (r, row) in rows.iter().enumerate() {
         let y = top + r as i32 * row_height;
         area.draw(&Text::new(format!("{} {}", row.0, row.1), (8, y + row_height / 2 - gap), font.clone()))?;
+        let bars: Vec<_> = names
+            .iter()
+            .enumerate()
+            .filter_map(|(i, name)| Some((name, y + i as i32 * bar, least_delay(lines, row, name)?)))
+            .collect();
+        for (name, y, rpcs) in &bars {
+            let ends = [(x(0.0), *y), (x(*rpcs), y + bar - 1)];
+            area.draw(&Rectangle::new(ends, colour(&names, name).filled()))?;
+        }
         if let Some(target) = lines.iter().filter(|v| is(v, row)).find_map(|v| v["target"].as_f64()) {
             let (x, y2) = (x(target), y + row_height - gap + 2);
             area.draw(&PathElement::new([(x, y - 4), (x, y2)], BLACK.stroke_width(2)))?;
         }
-        for (i, name) in names.iter().enumerate() {
-            let Some(rpcs) = least_delay(lines, row, name) else { continue };
-            let (y, end, text) = (y + i as i32 * bar, x(rpcs), format!("{rpcs}"));
-            let under = [(end + 2, y), (end + 5 + 7 * text.len() as i32, y + bar - 1)];
+        for (_, y, rpcs) in bars {
+            let (text, end) = (format!("{rpcs}"), x(rpcs) + 2);
+            let under = [(end, y), (end + 3 + 7 * text.len() as i32, y + bar - 1)];
             area.draw(&Rectangle::new(under, WHITE.filled()))?;
-            area.draw(&Rectangle::new([(x(0.0), y), (end, y + bar - 1)], colour(&names, name).filled()))?;
-            area.draw(&Text::new(text, (end + 4, y - 2), ("sans-serif", 12).into_font()))?;
+            area.draw(&Text::new(text, (end + 2, y - 1), ("sans-serif", 12).into_font()))?;
         }
     }
     area.draw(&Text::new("black: target", (width - 110, 44), font))?;
