@@ -14,20 +14,22 @@ labs="bench bench-ganesha bench-knfsd"
 trap 'for l in $labs; do $bin --name $l down >/dev/null 2>&1; done' EXIT
 rc=0
 
-# measured SERVER RTT PARAMS WORKLOAD...: with the default and with `nocto`, added to bench/meta-SERVER.jsonl.
+# measured SERVER RTT PARAMS WORKLOAD...: added to bench/meta-SERVER.jsonl; $opts are the sets of options.
 measured() {
   local server=$1 rtt=$2 params=$3; shift 3
   $bin --name "bench-$server" bench --server "$server" --rtt "$rtt" --vers "$vers" --params "$params" \
-    --opts 'default;hither:nocto' --append --out "$out/meta-$server.jsonl" --table /dev/null "$@"
+    --opts "$opts" --append --out "$out/meta-$server.jsonl" --table /dev/null "$@"
 }
 
 # With a delay, the numbers are round trips; waits for timeouts (70 s per client) are paid where they say most.
 meta() {
-  local server=$1 rc=0 depths='"depths": [1, 2, 4, 8, 16]'
+  local server=$1 rc=0 opts='default;hither:nocto' depths='"depths": [1, 2, 4, 8, 16]'
   rm -f "$out/meta-$server.jsonl"
   $bin --name "bench-$server" up >/dev/null || return 1
   measured "$server" 10 "{$depths}" opendepth || rc=1
   measured "$server" 0 '{}' pageopen tree python || rc=1
+  # What guessing is worth: the same without.
+  opts='hither:prefetch=off' measured "$server" 0 '{"short": 1}' pageopen tree python || rc=1
   measured "$server" 0 '{"short": 1, "reading": 1, "single_only": 1}' mab badros bigtree bigdir || rc=1
   if [ -z "$quick" ]; then
     measured "$server" 1,50 "{$depths, \"short\": 1}" opendepth || rc=1

@@ -34,7 +34,7 @@ meta = json.loads(o.meta)
 
 
 def emit(result):
-    bound = bounds.of(o.workload, result["phase"])
+    bound = bounds.of(o.workload, result["phase"], meta.get("opts", ""))
     print("DATA", json.dumps({**result, **bound}), flush=True)
 
 

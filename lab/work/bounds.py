@@ -89,16 +89,22 @@ def bounds():
 
 
 # Where something else than 1.25 x demand is wanted.
-TARGETS = {("pageopen", "cold"): 240,           # nothing guessed
+TARGETS = {("pageopen", "cold"): 100,           # the small files of a directory come together
            ("pageopen", "warm65s"): 3,          # all expired objects of a burst asked for together
            **{("opendepth", f"{o}.{t}"): 1.25 for o in ("open", "stat", "read1k") for t in ("warm4s", "warm65s")}}
+# The same when nothing is guessed.
+NO_PREFETCH = {("pageopen", "cold"): 240}
 
 KNOWN = bounds()
 
 
-def of(workload, phase):
-    """What is known of a phase: its bounds and target, in RPCs; empty when nothing is."""
-    if (workload, phase) not in KNOWN:
+def of(workload, phase, opts=""):
+    """What is known of a phase with these mount options: its bounds and target, in RPCs; empty when nothing is."""
+    at = (workload, phase)
+    if at not in KNOWN:
         return {}
-    demand, batch, _ = KNOWN[workload, phase]
-    return {"demand": demand, "batch": batch, "target": TARGETS.get((workload, phase), 1.25 * demand)}
+    demand, batch, _ = KNOWN[at]
+    target = TARGETS.get(at, 1.25 * demand)
+    if "prefetch=off" in opts.split(","):
+        target = NO_PREFETCH.get(at, target)
+    return {"demand": demand, "batch": batch, "target": target}
