@@ -102,7 +102,9 @@ pub(crate) struct Hint {
     pub call: SystemCall,
     /// When its first look-up came.
     pub began: Instant,
-    /// Its paths, and which part of which is being looked up.
+    /// Its paths as they were given.
+    text: SmallVec<[Path; 2]>,
+    /// Its paths behind the symbolic links seen so far, and which part of which is being looked up.
     paths: SmallVec<[Path; 2]>,
     which: usize,
     at: usize,
@@ -117,6 +119,12 @@ pub(crate) struct Hint {
 }
 
 impl Hint {
+    /// With the names that follow.
+    fn ahead(self) -> Self {
+        let (names, whole) = self.paths.get(self.which).map(|p| p.ahead(self.at)).unwrap_or_default();
+        Self { names, whole, ..self }
+    }
+
     /// What to bring from the end of the walk.
     pub fn want(&self, first_bytes: u32) -> Want {
         if !self.whole {
@@ -183,18 +191,19 @@ impl Hints {
             let record = records.get(&tid).filter(|r| r.is_live(Instant::now()) && *r.cred == *cred)?;
             let which = record.tracks.iter().position(|t| t.expects(dir, name))?;
             let track = &record.tracks[which];
-            let (names, whole) = track.path.ahead(track.at);
-            Hint {
+            let hint = Hint {
                 call: record.call,
                 began: record.began,
+                text: record.text.clone(),
                 paths: record.tracks.iter().map(|t| t.path.clone()).collect(),
                 which,
                 at: track.at,
                 intent: record.intent,
-                names,
-                whole,
+                names: Vec::new(),
+                whole: false,
                 known: track.ahead.front().cloned().map(|known| (known, track.asked)),
-            }
+            };
+            hint.ahead()
         };
         (SystemCall::of(tid) == Ok(hint.call)).then_some(hint)
     }
@@ -222,38 +231,36 @@ impl Hints {
     ) -> Result<Hint, Missed> {
         let _reading = self.reading()?;
         let call = SystemCall::of(tid)?;
-        // Paths that this call was seen to go on with, behind symbolic links.
-        let (seen, began) = match self.records.lock().get(&tid) {
-            Some(r) if r.call == call && r.is_live(now) => {
-                (r.tracks.iter().map(|t| (t.path.clone(), t.at)).collect(), r.began)
-            }
-            _ => (SmallVec::<[(Path, usize); 2]>::new(), now),
-        };
-        let above = |parts: &[Bytes]| inodes.agreement(dir, parts, &self.mount);
-        let find = |paths: &[(Path, usize)]| {
-            let found = |(which, (path, from)): (usize, &(Path, usize))| {
-                path.find(name.as_bytes(), *from, above).map(|at| (which, at, at >= *from))
-            };
-            let all: SmallVec<[_; 2]> = paths.iter().enumerate().filter_map(found).collect();
-            all.iter().find(|f| f.2).or(all.first()).map(|&(which, at, _)| (which, at))
-        };
-        let (paths, intent) = read_paths(tid, &call)?;
+        let (text, intent) = read_paths(tid, &call)?;
         if SystemCall::of(tid)? != call {
             return Err(Missed::MovedOn);
         }
-        let (paths, (which, at)) = match find(&seen) {
-            Some(found) => (seen, found),
-            None => {
-                let from = |i: usize| seen.get(i).map_or(0, |(_, at)| *at);
-                let paths: SmallVec<[(Path, usize); 2]> =
-                    paths.into_iter().enumerate().map(|(i, p)| (p, from(i))).collect();
-                let found = find(&paths).ok_or(Missed::NoMatch)?;
-                (paths, found)
-            }
+        let above = |parts: &[Bytes]| inodes.agreement(dir, parts, &self.mount);
+        let place = |path: &Path, from| path.find(name.as_bytes(), from, above);
+        let mut hint = Hint {
+            call,
+            began: now,
+            paths: text.clone(),
+            text,
+            which: 0,
+            at: 0,
+            intent,
+            names: Vec::new(),
+            whole: false,
+            known: None,
         };
-        let (names, whole) = paths[which].0.ahead(at);
-        let paths = paths.into_iter().map(|(path, _)| path).collect();
-        Ok(Hint { call, began, paths, which, at, intent, names, whole, known: None })
+        // A call under way goes on, perhaps behind symbolic links. The same call made again begins anew.
+        if let Some(record) = self.records.lock().get(&tid).filter(|r| r.is_made_of(&hint, now)) {
+            let mut tracks = record.tracks.iter().enumerate();
+            if let Some((which, at)) = tracks.find_map(|(i, t)| Some((i, place(&t.path, t.at)?))) {
+                let paths = record.tracks.iter().map(|t| t.path.clone()).collect();
+                hint = Hint { began: record.began, paths, which, at, ..hint };
+                return Ok(hint.ahead());
+            }
+        }
+        let mut paths = hint.paths.iter().enumerate();
+        (hint.which, hint.at) = paths.find_map(|(i, p)| Some((i, place(p, 0)?))).ok_or(Missed::NoMatch)?;
+        Ok(hint.ahead())
     }
 
     fn reading(&self) -> Result<Reading<'_>, Missed> {
@@ -303,12 +310,17 @@ impl Hints {
         if let Some(track) = tracks.get_mut(hint.which) {
             track.begin(hint.at, dir, trail, asked);
         }
-        let (call, began, intent) = (hint.call, hint.began, hint.intent);
-        let cred = cred.clone();
-        records.insert(
-            tid,
-            Record { call, cred, began, last: now, intent, tracks, unused: hint.names.len() > 1 },
-        );
+        let record = Record {
+            call: hint.call,
+            text: hint.text,
+            cred: cred.clone(),
+            began: hint.began,
+            last: now,
+            intent: hint.intent,
+            tracks,
+            unused: hint.names.len() > 1,
+        };
+        records.insert(tid, record);
         self.recorded.store(records.len(), Ordering::Relaxed);
     }
 

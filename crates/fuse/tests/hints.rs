@@ -153,3 +153,392 @@ fn without_hints_names_are_asked_one_by_one() {
     assert_eq!(m.mounted().hints().used, 0);
     m.end();
 }
+
+/// Walks of `stat`-like calls on a path, given from the mount's root.
+fn stat_walks(m: &Mount, path: &str, expected: Result<u64, i32>) -> Vec<String> {
+    let full = format!("{}/{path}", m.dir.display());
+    walks(m, || {
+        let found = fs::metadata(&full).map(|s| s.len()).map_err(|e| e.raw_os_error().unwrap());
+        assert_eq!(found, expected, "{path}");
+    })
+}
+
+#[test]
+fn renaming_and_linking_walk_each_of_two_paths_once() {
+    let Some(m) = mounted(LONG) else { return };
+    let (from, to) = (tree(&m, "from"), tree(&m, "to"));
+    let to = to.replace('h', "new");
+    let walked = walks(&m, || fs::rename(m.path(&from), m.path(&to)).unwrap());
+    assert_eq!(walked, [from, to.clone()]);
+    let link = tree(&m, "link").replace('h', "new");
+    let walked = walks(&m, || fs::hard_link(m.path(&to), m.path(&link)).unwrap());
+    assert_eq!(walked, [link]);
+    m.end();
+}
+
+#[test]
+fn a_program_is_found_in_one_walk() {
+    let Some(m) = mounted(LONG) else { return };
+    m.foreign_dirs("a/b/c");
+    m.foreign_write("a/b/c/true", 0, &fs::read("/bin/true").unwrap());
+    let set = hither_vfs::SetAttr { mode: Some(0o755), ..Default::default() };
+    m.foreign_setattr("a/b/c/true", &set);
+    let run = || assert!(std::process::Command::new(m.path("a/b/c/true")).status().unwrap().success());
+    assert_eq!(walks(&m, run), ["a/b/c/true"]);
+    m.end();
+}
+
+#[test]
+fn creating_walks_once() {
+    let Some(m) = mounted(LONG) else { return };
+    tree(&m, "a");
+    let create = || drop(fs::File::create(m.path("a/b/c/d/e/f/g/new")).unwrap());
+    assert_eq!(walks(&m, create), ["a/b/c/d/e/f/g/new"]);
+    tree(&m, "d");
+    let mkdir = || fs::create_dir(m.path("d/b/c/d/e/f/g/new")).unwrap();
+    assert_eq!(walks(&m, mkdir), ["d/b/c/d/e/f/g/new"]);
+    m.end();
+}
+
+#[test]
+fn symbolic_links_in_the_middle_continue_in_their_target() {
+    for validity in [LONG, 0] {
+        let Some(m) = mounted(validity) else { return };
+        let n = if validity == 0 { 3 } else { 1 };
+        for i in 0..n {
+            tree(&m, &format!("t{i}"));
+            m.foreign_dirs(&format!("l{i}/x"));
+            m.foreign_symlink(&format!("l{i}/x/down"), "y");
+            m.foreign_dirs(&format!("l{i}/x/y/z"));
+            m.foreign_write(&format!("l{i}/x/y/z/f"), 0, b"12345");
+            assert_eq!(
+                stat_walks(&m, &format!("l{i}/x/down/z/f"), Ok(5)),
+                [format!("l{i}/x/down/z/f"), "y/z/f".into()]
+            );
+            // Up again, and from the root of the machine.
+            m.foreign_symlink(&format!("l{i}/up"), &format!("../t{i}/b/c"));
+            let walked = stat_walks(&m, &format!("l{i}/up/d/e/f/g/h"), Ok(8));
+            let rest = format!("t{i}/b/c/d/e/f/g/h");
+            assert_eq!(walked.last(), Some(&rest), "{walked:?}");
+            m.foreign_symlink(&format!("l{i}/root"), &format!("{}/t{i}/b/c", m.dir.display()));
+            let walked = stat_walks(&m, &format!("l{i}/root/d/e/f/g/h"), Ok(8));
+            assert!(walked.len() <= 3, "{walked:?}");
+        }
+        m.end();
+    }
+}
+
+#[test]
+fn symbolic_links_at_the_end_are_followed_or_not_as_the_call_says() {
+    let Some(m) = mounted(LONG) else { return };
+    tree(&m, "a");
+    m.foreign_symlink("a/b/c/d/link", "e/f/g/h");
+    m.foreign_symlink("a/b/c/d/loop", "loop");
+    m.foreign_symlink("a/b/c/d/dangling", "nowhere/at/all");
+    assert_eq!(stat_walks(&m, "a/b/c/d/link", Ok(8)), ["a/b/c/d/link", "e/f/g/h"]);
+    assert!(fs::symlink_metadata(m.path("a/b/c/d/link")).unwrap().is_symlink());
+    assert_eq!(fs::read_link(m.path("a/b/c/d/link")).unwrap(), Path::new("e/f/g/h"));
+    assert_eq!(fs::metadata(m.path("a/b/c/d/loop")).unwrap_err().raw_os_error(), Some(libc::ELOOP));
+    assert_eq!(stat_walks(&m, "a/b/c/d/dangling", Err(libc::ENOENT)).len(), 2);
+    use std::os::unix::fs::OpenOptionsExt;
+    let open = |flags: i32, path: &str| {
+        let opened = fs::OpenOptions::new().read(true).custom_flags(flags).open(m.path(path));
+        opened.map(drop).map_err(|e| e.raw_os_error().unwrap())
+    };
+    assert_eq!(open(libc::O_NOFOLLOW, "a/b/c/d/link"), Err(libc::ELOOP));
+    assert_eq!(open(libc::O_NOFOLLOW | libc::O_PATH, "a/b/c/d/link"), Ok(()));
+    assert_eq!(open(0, "a/b/c/d/link"), Ok(()));
+    assert_eq!(open(libc::O_DIRECTORY, "a/b/c/d/link"), Err(libc::ENOTDIR));
+    m.end();
+}
+
+#[test]
+fn dots_slashes_and_missing_names() {
+    let Some(m) = mounted(0) else { return };
+    tree(&m, "a");
+    assert_eq!(stat_walks(&m, "a/./b//c/././d/e", Ok(0)), ["a/b/c/d/e"]);
+    assert_eq!(stat_walks(&m, "a/b/c///", Ok(0)), ["a/b/c"]);
+    // The walk stops at '..', and goes on behind it.
+    assert_eq!(stat_walks(&m, "a/b/../b/c/d", Ok(0)), ["a/b", "b/c/d"]);
+    assert_eq!(stat_walks(&m, "a/b/../../a/b/c", Ok(0)), ["a/b", "a/b/c"]);
+    assert_eq!(stat_walks(&m, "a/b/c/none", Err(libc::ENOENT)), ["a/b/c/none"]);
+    assert_eq!(stat_walks(&m, "a/none/c/d", Err(libc::ENOENT)), ["a/none/c/d"]);
+    assert_eq!(stat_walks(&m, "a/b/c/d/e/f/g/h/i", Err(libc::ENOTDIR)), ["a/b/c/d/e/f/g/h/i"]);
+    assert_eq!(stat_walks(&m, "a/b/c/d/e/f/g/h/", Err(libc::ENOTDIR)), ["a/b/c/d/e/f/g/h"]);
+    // One buffer with ever new contents, and the same call again.
+    for _ in 0..3 {
+        assert_eq!(stat_walks(&m, "a/b/c/d/e/f/g/h/", Err(libc::ENOTDIR)), ["a/b/c/d/e/f/g/h"]);
+        assert_eq!(stat_walks(&m, "a/b/c/d/e/f/g/x/", Err(libc::ENOENT)), ["a/b/c/d/e/f/g/x"]);
+    }
+    // The same name again and again.
+    m.foreign_dirs("b/b/b/a/b/b");
+    assert_eq!(stat_walks(&m, "b/b/b/a/b/b", Ok(0)), ["b/b/b/a/b/b"]);
+    m.end();
+}
+
+#[test]
+fn relative_paths_and_directory_descriptors() {
+    use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
+    let Some(m) = mounted(0) else { return };
+    tree(&m, "a");
+    let dir = fs::File::open(m.path("a/b/c")).unwrap();
+    assert_eq!(
+        walks(&m, || {
+            statat(&dir, "d/e/f/g/h", AtFlags::empty()).unwrap();
+        }),
+        ["d/e/f/g/h"]
+    );
+    assert_eq!(walks(&m, || drop(openat(&dir, "./d/e/", OFlags::RDONLY, Mode::empty()).unwrap())), ["d/e"]);
+    drop(dir);
+    let here = walks(&m, || {
+        let mut stat = std::process::Command::new("stat");
+        assert!(stat.args(["-c", "", "f/g/h"]).current_dir(m.path("a/b/c/d/e")).status().unwrap().success());
+    });
+    assert_eq!(here, ["a/b/c/d/e", "f/g/h"]);
+    m.end();
+}
+
+#[test]
+fn openat2_restrictions_hold() {
+    let Some(m) = mounted(LONG) else { return };
+    tree(&m, "a");
+    m.foreign_symlink("a/link", "b/c");
+    m.foreign_symlink("a/away", "/etc");
+    let open = |path: &str, resolve: u64| {
+        let got = openat2(c(m.path(path)).as_ptr(), resolve);
+        // SAFETY: errno of this thread.
+        let errno = unsafe { *libc::__errno_location() };
+        if close(got) >= 0 { Ok(()) } else { Err(errno) }
+    };
+    assert_eq!(open("a/link/d/e/f/g/h", libc::RESOLVE_NO_SYMLINKS), Err(libc::ELOOP));
+    assert_eq!(open("a/link/d/e/f/g/h", 0), Ok(()));
+    assert_eq!(open("a/b/c/d/e/f/g/h", libc::RESOLVE_NO_SYMLINKS | libc::RESOLVE_NO_MAGICLINKS), Ok(()));
+    assert_eq!(open("a/b/c/d/e/f/g/h", libc::RESOLVE_NO_XDEV), Err(libc::EXDEV));
+    assert_eq!(open("a/b/c/d/e/f/g/h", libc::RESOLVE_BENEATH), Err(libc::EXDEV));
+    let dir = fs::File::open(m.path("a")).unwrap();
+    use rustix::fs::{Mode, OFlags, ResolveFlags};
+    let beneath = |path: &str, resolve| {
+        rustix::fs::openat2(&dir, path, OFlags::RDONLY, Mode::empty(), resolve)
+            .map(drop)
+            .map_err(|e| e.raw_os_error())
+    };
+    assert_eq!(beneath("link/d/e/f/g/h", ResolveFlags::BENEATH), Ok(()));
+    assert_eq!(beneath("link/../../../a/b", ResolveFlags::BENEATH), Err(libc::EXDEV));
+    assert_eq!(beneath("away/passwd", ResolveFlags::BENEATH), Err(libc::EXDEV));
+    // Here the link's root is the directory.
+    assert_eq!(beneath("away/passwd", ResolveFlags::IN_ROOT), Err(libc::ENOENT));
+    assert_eq!(beneath("../../b/c/d/e/f/g/h", ResolveFlags::IN_ROOT), Ok(()));
+    drop(dir);
+    m.end();
+}
+
+#[test]
+fn mounts_over_and_inside_the_path() {
+    let Some(m) = mounted(LONG) else { return };
+    tree(&m, "a");
+    tree(&m, "z");
+    let bind = |from: &str, to: &str| {
+        let ok =
+            std::process::Command::new("mount").args(["--bind"]).args([m.path(from), m.path(to)]).status();
+        assert!(ok.unwrap().success());
+    };
+    let unmount = |at: &str| {
+        assert!(std::process::Command::new("umount").arg(m.path(at)).status().unwrap().success());
+    };
+    // Another file system inside the mount.
+    let other = std::env::temp_dir().join(format!("hither-hints-{}", std::process::id()));
+    fs::create_dir_all(other.join("d/e")).unwrap();
+    fs::write(other.join("d/e/f"), b"other").unwrap();
+    let ok = std::process::Command::new("mount").arg("--bind").arg(&other).arg(m.path("a/b/c")).status();
+    assert!(ok.unwrap().success());
+    assert_eq!(fs::read(m.path("a/b/c/d/e/f")).unwrap(), b"other");
+    assert_eq!(fs::metadata(m.path("a/b/c/d/e/f/g")).unwrap_err().raw_os_error(), Some(libc::ENOTDIR));
+    unmount("a/b/c");
+    assert_eq!(fs::metadata(m.path("a/b/c/d/e/f/g/h")).unwrap().len(), 8);
+    // A part of the mount inside itself: the names above are not those of the directory.
+    m.foreign_dirs("bound");
+    bind("z/b/c", "bound");
+    assert_eq!(stat_walks(&m, "bound/d/e/f/g/h", Ok(8)).len(), 1);
+    unmount("bound");
+    fs::remove_dir_all(&other).unwrap();
+    m.end();
+}
+
+#[test]
+fn another_root_and_another_mount_namespace() {
+    let Some(m) = mounted(0) else { return };
+    tree(&m, "a");
+    m.foreign_dirs("bin");
+    let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|p| Path::new(p).exists());
+    // In a root of its own the path begins below the mount's: `/a/b/…`.
+    if let Some(busybox) = busybox {
+        fs::copy(busybox, m.path("bin/busybox")).unwrap();
+        let run = || {
+            let mut c = std::process::Command::new("chroot");
+            c.arg(&m.dir).args(["/bin/busybox", "stat", "-c", "%s", "/a/b/c/d/e/f/g/h"]);
+            assert_eq!(String::from_utf8(c.output().unwrap().stdout).unwrap().trim(), "8");
+        };
+        assert!(walks(&m, run).contains(&"a/b/c/d/e/f/g/h".to_string()));
+    } else {
+        // SAFETY: between fork and exec only a system call is made.
+        let run = || unsafe {
+            let (root, file) = (c(&m.dir), c"/a/b/c/d/e/f/g/h");
+            let child = libc::fork();
+            if child == 0 {
+                let mut s = std::mem::zeroed::<libc::stat>();
+                let ok = libc::chroot(root.as_ptr()) == 0 && libc::stat(file.as_ptr(), &mut s) == 0;
+                libc::_exit(if ok && s.st_size == 8 { 0 } else { 1 });
+            }
+            let mut status = 0;
+            assert_eq!((libc::waitpid(child, &mut status, 0), status), (child, 0));
+        };
+        assert_eq!(walks(&m, run), ["a/b/c/d/e/f/g/h"]);
+    }
+    let elsewhere = || {
+        let script = format!("mount --bind {0} /mnt && stat -c %s /mnt/a/b/c/d/e/f/g/h", m.dir.display());
+        let mut c = std::process::Command::new("unshare");
+        let out = c.args(["--mount", "sh", "-c", &script]).output().unwrap();
+        assert_eq!(String::from_utf8(out.stdout).unwrap().trim(), "8");
+    };
+    assert!(walks(&m, elsewhere).contains(&"a/b/c/d/e/f/g/h".to_string()));
+    // Threads in another process namespace are seen from here under their numbers here.
+    let inside = || {
+        let mut c = std::process::Command::new("unshare");
+        let path = m.path("a/b/c/d/e/f/g/h");
+        let out = c.args(["--pid", "--fork", "stat", "-c", "%s"]).arg(path).output().unwrap();
+        assert_eq!(String::from_utf8(out.stdout).unwrap().trim(), "8");
+    };
+    assert_eq!(walks(&m, inside), ["a/b/c/d/e/f/g/h"]);
+    m.end();
+}
+
+#[test]
+fn a_directory_that_may_not_be_searched_ends_the_walk() {
+    let Some(m) = mounted(LONG) else { return };
+    tree(&m, "a");
+    m.foreign_setattr("a/b/c", &hither_vfs::SetAttr { mode: Some(0o700), ..Default::default() });
+    let stat = |uid| common::user_can(&m.dir, uid, uid, &[], "stat $M/a/b/c/d/e/f/g/h");
+    assert!(!stat(5001));
+    assert!(stat(0));
+    assert!(!stat(5001), "what was found for the superuser is not for others");
+    let list = common::as_user(&m.dir, 5001, 5001, &[], "cat $M/a/b/c/d/e/f/g/h");
+    assert!(String::from_utf8_lossy(&list.stderr).contains("Permission denied"));
+    m.end();
+}
+
+#[test]
+fn close_to_open_holds_with_one_round_trip_for_name_and_contents() {
+    let Some(m) = mounted(0) else { return };
+    let path = tree(&m, "a");
+    for i in 0..5 {
+        let text = format!("contents {i}");
+        m.foreign_write(&path, 0, text.as_bytes());
+        assert_eq!(fs::read(m.path(&path)).unwrap(), text.as_bytes());
+    }
+    // An open without look-ups is as new as itself, one with them as its first look-up.
+    let f = fs::File::open(m.path(&path)).unwrap();
+    let walk = m.gate.walks().pop().unwrap();
+    assert_eq!(m.gate.last_open().fresh_since, walk.cx.fresh_since);
+    let again = fs::File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&f))).unwrap();
+    assert!(m.gate.last_open().fresh_since > walk.cx.fresh_since);
+    drop((f, again));
+    m.end();
+}
+
+#[test]
+fn without_close_to_open_validity_decides() {
+    let Some(m) = mounted_with(0, |c| c.close_to_open = false) else { return };
+    let path = tree(&m, "a");
+    assert_eq!(fs::read(m.path(&path)).unwrap(), b"contents");
+    assert_eq!(m.gate.walks().pop().unwrap().cx.fresh_since, None);
+    assert_eq!(m.gate.last_open().fresh_since, None);
+    m.end();
+}
+
+#[test]
+fn what_this_mount_changes_meanwhile_is_not_answered_from_the_walk() {
+    let Some(m) = mounted(0) else { return };
+    tree(&m, "a");
+    // Between the first look-up and the last, a program of this machine writes, removes and makes names.
+    let (dir, path) = (m.path("a/b/c/d/e/f/g"), m.path("a/b/c/d/e/f/g/h"));
+    let held = std::os::fd::OwnedFd::from(fs::File::open(&dir).unwrap());
+    let held = std::sync::Arc::new(held);
+    for round in 0..6 {
+        let (once, held) = (std::sync::atomic::AtomicBool::new(false), held.clone());
+        let (busy, done) = (std::sync::mpsc::channel::<()>(), std::sync::mpsc::channel::<()>());
+        let worker = std::thread::spawn(move || {
+            use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
+            busy.1.recv().unwrap();
+            if round % 2 == 0 {
+                let flags = OFlags::WRONLY | OFlags::APPEND;
+                let f = fs::File::from(openat(&*held, "h", flags, Mode::empty()).unwrap());
+                std::io::Write::write_all(&mut &f, b"more").unwrap();
+            } else {
+                unlinkat(&*held, "h", AtFlags::empty()).unwrap();
+                openat(&*held, "h", OFlags::CREATE | OFlags::WRONLY, Mode::from_raw_mode(0o644)).unwrap();
+            }
+            done.0.send(()).unwrap();
+        });
+        let (busy, done) = (busy.0, std::sync::Mutex::new(done.1));
+        let started = std::sync::Mutex::new(busy);
+        m.gate.at_peek(move |name| {
+            // The look-up of the last but one: the worker's own need the other thread that reads requests.
+            if name == "f" && !once.swap(true, std::sync::atomic::Ordering::SeqCst) {
+                started.lock().unwrap().send(()).unwrap();
+                done.lock().unwrap().recv().unwrap();
+            }
+        });
+        let expected = if round % 2 == 0 { 4 } else { 0 };
+        let before = if round == 0 { 8 } else { 0 };
+        assert_eq!(fs::metadata(&path).unwrap().len(), before + expected, "round {round}");
+        m.gate.at_peek(|_| ());
+        worker.join().unwrap();
+    }
+    drop(held);
+    m.end();
+}
+
+#[test]
+fn io_uring_has_no_hint_and_right_answers() {
+    let Some(m) = mounted(0) else { return };
+    let path = tree(&m, "a");
+    let text = c(m.path(&path));
+    let mut opened = None;
+    let walked = walks(&m, || opened = common::uring_open(&text));
+    match opened {
+        None => eprintln!("skipped: no io_uring"),
+        Some(fd) => {
+            assert!(fd >= 0, "{fd}");
+            close(i64::from(fd));
+            assert_eq!(walked, ["a", "b", "c", "d", "e", "f", "g", "h"]);
+        }
+    }
+    m.end();
+}
+
+#[test]
+fn what_a_hint_costs() {
+    use rustix::fs::{AtFlags, statat};
+    let cost = |hints: bool| {
+        let m = mounted_with(0, |c| c.hints = hints)?;
+        m.foreign_dirs("a");
+        m.foreign_write("a/f", 0, b"x");
+        let dir = fs::File::open(m.path("a")).unwrap();
+        let mut times = Vec::new();
+        for _ in 0..5000 {
+            times.push(common::seconds(|| {
+                statat(&dir, "f", AtFlags::empty()).unwrap();
+            }));
+        }
+        times.sort_by(f64::total_cmp);
+        drop(dir);
+        m.end();
+        Some((times[2500] * 1e6, times[4500] * 1e6))
+    };
+    let (Some(without), Some(with)) = (cost(false), cost(true)) else { return };
+    eprintln!(
+        "a look-up: median {:.1} µs, p90 {:.1} µs; with a hint: {:.1} µs, {:.1} µs",
+        without.0, without.1, with.0, with.1
+    );
+    assert!(with.0 < without.0 + 200.0, "a hint costs {:.0} µs", with.0 - without.0);
+}

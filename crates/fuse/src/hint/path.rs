@@ -42,24 +42,22 @@ impl Path {
         (names, whole)
     }
 
-    /// Which part is being looked up: one equal to `name`, from part `from` on where there is one.
-    /// When several are, the parts before them are compared with where the directory is known to be: `above`
-    /// tells how many of these parts, from the last backwards, agree with its names, and whether one contradicts.
+    /// Which part, from part `from` on, is being looked up: one equal to `name`. When several are, the parts before
+    /// them are compared with where the directory is known to be: `above` tells how many of these, from the
+    /// last backwards, agree with its names, and whether one contradicts.
     pub fn find(&self, name: &[u8], from: usize, above: impl Fn(&[Bytes]) -> Agreement) -> Option<usize> {
-        let all = || self.parts.iter().enumerate().filter(|(_, part)| &part[..] == name).map(|(i, _)| i);
-        let first = all().next()?;
-        if all().nth(1).is_none() {
-            return Some(first);
-        }
-        let judged = all().map(|i| (i, above(&self.parts[..i]))).filter(|(_, a)| !a.contradicts);
-        let later: Vec<(usize, Agreement)> = judged.clone().filter(|(i, _)| *i >= from).collect();
-        let candidates = if later.is_empty() { judged.collect() } else { later };
+        let parts = self.parts.iter().enumerate().skip(from);
+        let mut all = parts.filter(|(_, part)| &part[..] == name).map(|(i, _)| i);
+        let first = all.next()?;
+        let Some(second) = all.next() else { return Some(first) };
+        let all = [first, second].into_iter().chain(all);
+        let judged = all.map(|i| (i, above(&self.parts[..i]))).filter(|(_, a)| !a.contradicts);
         // An absolute path goes through everything above the directory; a relative one may begin in it.
         let best = match self.absolute {
-            true => candidates.iter().max_by_key(|(i, a)| (a.parts, std::cmp::Reverse(*i))),
-            false => candidates.first(),
+            true => judged.max_by_key(|(i, a)| (a.parts, std::cmp::Reverse(*i))),
+            false => judged.min_by_key(|(i, _)| *i),
         };
-        best.map(|(i, _)| *i).or_else(|| all().find(|i| *i >= from)).or(Some(first))
+        Some(best.map_or(first, |(i, _)| i))
     }
 }
 
@@ -141,7 +139,9 @@ mod tests {
         assert_eq!(p.find(b"a", 2, in_dir("x/a/a")), Some(2));
         // Nothing agrees: a guess, which costs nothing.
         assert_eq!(path("/q/a/a").find(b"a", 2, in_dir("elsewhere")), Some(2));
-        assert_eq!(path("/q/a/a").find(b"a", 9, in_dir("elsewhere")), Some(1));
+        assert_eq!(path("/q/a/a").find(b"a", 0, in_dir("elsewhere")), Some(1));
+        // A path is walked forwards.
+        assert_eq!(path("/q/a/a").find(b"a", 3, in_dir("q")), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::caller::SystemCall;
 use super::path::Path;
-use super::{Intent, PAUSE_MAX};
+use super::{Hint, Intent, PAUSE_MAX};
 use crate::inode::{Ident, Inode, Moment};
 use hither_vfs::{Attrs, Cred, Name, Node, Read, Stop, Trail, Validity};
 use smallvec::SmallVec;
@@ -24,6 +24,8 @@ pub(crate) enum Known {
 pub(crate) struct Record {
     /// The call.
     pub call: SystemCall,
+    /// The paths that it was made with.
+    pub text: SmallVec<[Path; 2]>,
     /// On whose behalf the walk was.
     pub cred: Arc<Cred>,
     /// When its first look-up came.
@@ -39,6 +41,11 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    /// Whether the call of a hint, read `now`, may be this one.
+    pub fn is_made_of(&self, hint: &Hint, now: Instant) -> bool {
+        self.call == hint.call && self.is_live(now) && self.text == hint.text
+    }
+
     /// Whether the next request of the thread may belong to the call.
     pub fn is_live(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.last) < PAUSE_MAX

@@ -25,6 +25,7 @@ struct State {
     stuck_listing: bool,
     last_cred: Option<Arc<Cred>>,
     walks: Vec<Walk>,
+    last_open: Option<Cx>,
     leases: bool,
     upcalls: Option<Arc<dyn Upcalls>>,
     at_peek: Option<Arc<dyn Fn(&str) + Send + Sync>>,
@@ -120,6 +121,11 @@ impl Gate {
         }
     }
 
+    /// Context of the last open.
+    pub fn last_open(&self) -> Cx {
+        self.state.lock().unwrap().last_open.clone().unwrap()
+    }
+
     /// Identity of the last call.
     pub fn last_cred(&self) -> Arc<Cred> {
         self.state.lock().unwrap().last_cred.clone().unwrap()
@@ -185,6 +191,7 @@ macro_rules! pass_on {
             }
 
             async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+                self.state.lock().unwrap().last_open = Some(cx.clone());
                 self.pass(cx, "open").await?;
                 let mut opened = self.below.open(cx, at, how).await?;
                 self.lease(&mut opened.node.attrs);

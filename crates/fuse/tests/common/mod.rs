@@ -3,6 +3,7 @@
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
 mod gate;
+mod uring;
 
 pub use gate::Gate;
 use hither_fuse::{Config, Mounted, mount};
@@ -13,6 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::runtime::Runtime;
+#[allow(unused_imports)]
+pub use uring::uring_open;
 
 /// A mounted model. The runtime serves the mount; the test's own thread plays the programs.
 pub struct Mount {
