@@ -153,21 +153,23 @@ impl V3 {
             Beginning::Mount(MountError::Failed { server, path, cause })
         };
         let handle = convert::fh3(&root).map_err(|e| fail(e.to_string()))?;
-        let info = caller
-            .ask(&cred, &patience, &FsinfoArgs { fsroot: handle.clone() })
-            .await?
-            .map_err(|(status, _)| fail(format!("FSINFO: NFS3ERR_{status:?}")))?;
+        let (fsroot, object) = (handle.clone(), handle.clone());
+        let (info, limits, attr) =
+            (FsinfoArgs { fsroot }, PathconfArgs { object }, GetattrArgs { object: handle });
+        let (info, limits, attr) = tokio::join!(
+            caller.ask(&cred, &patience, &info),
+            caller.ask(&cred, &patience, &limits),
+            caller.ask(&cred, &patience, &attr),
+        );
+        let info = info?.map_err(|(status, _)| fail(format!("FSINFO: NFS3ERR_{status:?}")))?;
         // Servers may refuse PATHCONF; then the usual limits hold.
-        let limits = caller.ask(&cred, &patience, &PathconfArgs { object: handle.clone() }).await?.ok();
+        let limits = limits?.ok();
         let exact_names = limits.as_ref().is_some_and(|l| !l.case_insensitive);
         caller.sizes = sizes(opts, &info, limits.map(|l| l.name_max));
         if info.properties & fsf::CANSETTIME == 0 {
             tracing::warn!(server = opts.server, "the server cannot set times exactly");
         }
-        let attr = caller
-            .ask(&cred, &patience, &GetattrArgs { object: handle })
-            .await?
-            .map_err(|(status, _)| fail(format!("GETATTR: NFS3ERR_{status:?}")))?;
+        let attr = attr?.map_err(|(status, _)| fail(format!("GETATTR: NFS3ERR_{status:?}")))?;
         let Some(attr) = convert::attr(&attr).filter(|a| a.kind == FileKind::Directory) else {
             let (server, path) = (opts.server.clone(), opts.path.clone());
             return Err(Beginning::Mount(MountError::NotDirectory { server, path }));

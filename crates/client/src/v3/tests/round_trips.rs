@@ -326,6 +326,47 @@ async fn bytes_of_a_file_that_changes_meanwhile_are_left_out() {
     }
 }
 
+/// A server takes attributes after contents, and somebody always comes in between. No answer pairs old contents with new
+/// attributes: what is compared with the server later must differ.
+#[tokio::test(start_paused = true)]
+async fn old_contents_never_have_new_attributes() {
+    let server = tree();
+    let fs = hard(&server).await;
+    let want = Want { listing_bytes: 0, ..ALL };
+    let f = walk(&fs, "d/e/f", want).await;
+    assert!(f.along.first.is_some());
+    let f = f.steps[2].fh.clone();
+    server.torn(true);
+    assert!(walk(&fs, "d/e/f", want).await.along.first.is_none());
+    assert!(fs.open(&cx(), Where::fh(&f), &READ).await.unwrap().first.is_none());
+    let (top, long) = (root(), names("d/e/f"));
+    let by_name = fs.open(&cx(), Where { base: &top, path: &long }, &READ).await.unwrap();
+    assert!(by_name.first.is_none());
+    assert_eq!(fs.read_many(&cx(), &[f], 1000).await.remove(0).unwrap_err().errno, libc::EAGAIN);
+    let change = async |fh: &Fh| fs.getattr(&cx(), File { fh, open: None }).await.unwrap().attr.change;
+    let e = Fh("d/e".into());
+    let listed = fs.list_many(&cx(), std::slice::from_ref(&e), 32 << 10).await.remove(0).unwrap().0;
+    assert_ne!(listed.attr.change, change(&e).await);
+    // A walk gives the directory's attributes from before its listing.
+    let trail = walk(&fs, "d/e/absent", ALL).await;
+    assert!(matches!(trail.stop, Stop::Missing(_)));
+    assert_ne!(trail.steps[1].attrs.attr.change, change(&e).await);
+    let absent = names("absent");
+    let trail = fs.walk(&cx(), Where { base: &e, path: &absent }, ALL).await.unwrap();
+    assert!(trail.along.listing.is_some() && trail.along.base.is_none());
+}
+
+/// A mount asks for everything at once.
+#[tokio::test(start_paused = true)]
+async fn a_mount_is_one_round_trip() {
+    let server = tree();
+    hard(&server).await;
+    let (_, mut calls, trips) = cost(&server, hard(&server)).await;
+    calls.sort_unstable();
+    // One more to connect.
+    assert_eq!((calls, trips), (vec!["FSINFO", "GETATTR", "PATHCONF"], 2));
+}
+
 /// Opening with first bytes: ACCESS and READ in one round trip, and no READ where there is nothing to read.
 #[tokio::test(start_paused = true)]
 async fn an_open_brings_the_first_bytes() {

@@ -48,6 +48,7 @@ struct State {
     bare: bool,
     unstable: bool,
     case_insensitive: Option<bool>,
+    torn: bool,
 }
 
 struct Object {
@@ -77,6 +78,7 @@ impl Server {
             bare: false,
             unstable: true,
             case_insensitive: Some(false),
+            torn: false,
         };
         let root = Object { kind: Ftype3::DIR, data: Vec::new(), changed: 1 };
         let state = State { objects: [(Bytes::from_static(ROOT), root)].into(), ..state };
@@ -111,6 +113,12 @@ impl Server {
     /// What PATHCONF says of names; `None` refuses.
     pub fn case_insensitive(&self, yes: Option<bool>) {
         self.state.lock().case_insensitive = yes;
+    }
+
+    /// From now on somebody changes each file and directory between the moment when its contents are taken for a reply
+    /// and that of the attributes.
+    pub fn torn(&self, torn: bool) {
+        self.state.lock().torn = torn;
     }
 
     /// A new write verifier, and the files lose what `lose` takes from them.
@@ -247,7 +255,7 @@ impl State {
     }
 
     /// All entries from the cookie on whose replies fit.
-    fn readdirplus(&self, a: &ReaddirplusArgs) -> Reply3 {
+    fn readdirplus(&mut self, a: &ReaddirplusArgs) -> Reply3 {
         let all = self.children(&a.dir);
         let fit = (a.maxcount / 200) as usize;
         let entries: Vec<_> = all.iter().enumerate().skip(a.cookie as usize).take(fit).collect();
@@ -259,12 +267,12 @@ impl State {
             name_attributes: self.came(path),
             name_handle: (!self.bare).then(|| Opaque(path.clone())),
         };
-        Reply3::Readdirplus(Res::Ok(ReaddirplusOk {
-            dir_attributes: self.came(&a.dir),
-            cookieverf: [0; 8],
-            entries: Chain(entries.into_iter().map(entry).collect()),
-            eof,
-        }))
+        let entries = Chain(entries.into_iter().map(entry).collect());
+        if self.torn {
+            self.touch(&a.dir);
+        }
+        let dir_attributes = self.came(&a.dir);
+        Reply3::Readdirplus(Res::Ok(ReaddirplusOk { dir_attributes, cookieverf: [0; 8], entries, eof }))
     }
 
     fn pathconf(&self) -> Reply3 {
@@ -359,6 +367,9 @@ impl State {
         let file = self.objects.get(&a.file.0).map(|o| o.data.clone()).unwrap_or_default();
         let from = file.len().min(a.offset as usize);
         let to = file.len().min(from + a.count as usize);
+        if self.torn {
+            self.touch(&a.file);
+        }
         Reply3::Read(Res::Ok(ReadOk {
             file_attributes: self.came(&a.file),
             count: (to - from) as u32,
