@@ -70,7 +70,7 @@ const MISSED: [&str; 8] =
     ["unseen", "unreadable", "running", "other-call", "no-path", "no-match", "moved-on", "busy"];
 
 /// What became of path hints since the mount began.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 pub struct HintStats {
     /// Look-ups that had to ask and had a hint.
     pub used: u64,
@@ -81,7 +81,7 @@ pub struct HintStats {
     /// Hints with names ahead of which none was looked up: the kernel knew them, or the hint was wrong.
     pub wrong: u64,
     /// Look-ups that had to ask without a hint, by reason.
-    pub missed: Vec<(&'static str, u64)>,
+    pub missed: std::collections::BTreeMap<&'static str, u64>,
 }
 
 /// What a call will want of the last name.

@@ -22,6 +22,28 @@ pub struct Report {
     pub operations: Vec<Operation>,
     /// Requests of the kernel, by name.
     pub fuse: BTreeMap<String, u64>,
+    /// What the layers between counted, by layer: `hints` (paths read from callers), `meta` (names, attributes and small files
+    /// answered from memory), `dirty` (delayed writes).
+    #[serde(default)]
+    pub layers: BTreeMap<String, Counters>,
+}
+
+/// Counters by name, with a group of them below a name in between.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Counters {
+    /// One.
+    Count(u64),
+    /// Several.
+    Group(BTreeMap<String, Counters>),
+}
+
+impl Counters {
+    /// What a layer counted; nothing when it is no map of numbers.
+    pub fn of(stats: &impl Serialize) -> Self {
+        let group = serde_json::to_value(stats).and_then(serde_json::from_value);
+        group.unwrap_or_else(|_| Counters::Group(BTreeMap::new()))
+    }
 }
 
 /// The mount.
@@ -154,13 +176,19 @@ impl From<&OpSnapshot> for Operation {
 
 impl Report {
     /// Joins what the layers counted.
-    pub fn new(mount: MountPart, rpc: &Snapshot, fuse: BTreeMap<String, u64>) -> Self {
+    pub fn new(
+        mount: MountPart,
+        rpc: &Snapshot,
+        fuse: BTreeMap<String, u64>,
+        layers: BTreeMap<String, Counters>,
+    ) -> Self {
         Self {
             version: VERSION,
             mount,
             connections: rpc.transports.iter().map(Connection::from).collect(),
             operations: rpc.ops.iter().map(Operation::from).collect(),
             fuse,
+            layers,
         }
     }
 }

@@ -1,12 +1,14 @@
-//! The stack of a mount: `fuse(nfs client)`. What is put on what is here and nowhere else.
+//! The stack of a mount: `fuse(delayed writes(metadata cache(nfs client)))`. What is put on what is here and nowhere else.
 
 use crate::exit::Failure;
 use crate::mount::Job;
 use crate::mountstats;
 use crate::options::{Versions, Wanted};
-use crate::report::{MountPart, Report};
+use crate::report::{Counters, MountPart, Report};
 use hither_client::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
-use hither_vfs::{Cred, Cx, Env};
+use hither_store::dirty::{Dirty, DirtyOptions};
+use hither_store::meta::{Meta, MetaOptions, Prefetch};
+use hither_vfs::{Cred, Cx, Env, Vfs};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -18,10 +20,12 @@ use tokio::time::Instant;
 /// Bytes in one FUSE request when the server does not say otherwise.
 const MAX_IO_BYTES: u32 = 1 << 20;
 
-/// The lower half: a connected NFS client.
+/// The lower half: a connected NFS client and what is kept near.
 pub struct Client {
     connected: Connected,
     options: Options,
+    meta: Arc<Meta>,
+    dirty: Arc<Dirty>,
 }
 
 /// Connects to the server and negotiates the version.
@@ -39,7 +43,7 @@ pub async fn connect(job: &Job, addrs: Vec<SocketAddr>) -> Result<Client, MountE
     for version in versions {
         options.version = *version;
         match hither_client::connect(&options, env()).await {
-            Ok(connected) => return Ok(Client { connected, options }),
+            Ok(connected) => return Ok(Client::stacked(job, connected, options)),
             Err(e) if e.other_version_may_work() => refused = Some(e),
             Err(e) => return Err(e),
         }
@@ -85,6 +89,36 @@ fn env() -> Env {
 }
 
 impl Client {
+    fn stacked(job: &Job, connected: Connected, options: Options) -> Self {
+        let w = &job.wanted;
+        let meta = MetaOptions {
+            memory_bytes: usize::try_from(w.meta_cache_bytes).unwrap_or(usize::MAX),
+            prefetch: if w.prefetch { Prefetch::Small } else { Prefetch::Off },
+            // Without listings there is nothing to bring along.
+            listing_bytes: if w.chains && w.readdirplus { MetaOptions::default().listing_bytes } else { 0 },
+            lookup_cache: match w.lookup_cache {
+                LookupCache::All => hither_store::meta::LookupCache::All,
+                LookupCache::Positive => hither_store::meta::LookupCache::Positive,
+                LookupCache::None => hither_store::meta::LookupCache::None,
+            },
+            close_to_open: w.close_to_open,
+            // Linux file systems stamp by the tick of a clock, and servers make `change` of the stamps.
+            coarse_change: true,
+            ..MetaOptions::default()
+        };
+        let dirty = DirtyOptions {
+            write_through: w.sync,
+            wsize_bytes: connected.wsize_bytes,
+            dirty_age: w.dirty_age,
+            dirty_max_bytes: w.dirty_max_bytes,
+            file_max_bytes: w.dirty_max_bytes / 2,
+            ..DirtyOptions::default()
+        };
+        let meta = Meta::new(connected.vfs.clone(), meta, env());
+        let dirty = Dirty::new(meta.clone(), env(), dirty);
+        Self { connected, options, meta, dirty }
+    }
+
     /// For the log: `NFS 4.2, server 10.0.0.1:2049, rsize=1048576,...`.
     pub fn summary(&self) -> String {
         let c = &self.connected;
@@ -98,7 +132,7 @@ impl Client {
     pub async fn shutdown(&self, within: Duration) -> hither_vfs::Result<()> {
         let mut cx = Cx::new(Arc::new(Cred::root()));
         cx.deadline = Some(Instant::now() + within);
-        self.connected.vfs.shutdown(&cx).await
+        self.dirty.shutdown(&cx).await
     }
 
     /// Options in effect, as nfs(5) writes them.
@@ -163,9 +197,11 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         // Without NLM, locks of NFSv3 are between the processes of this machine: the kernel's own do that.
         server_locks: c.version != Version::V3,
         max_io_bytes: largest & !4095,
+        hints: job.wanted.chains,
+        close_to_open: job.wanted.close_to_open,
         ..hither_fuse::Config::default()
     };
-    hither_fuse::mount(dir, config, c.vfs.clone()).await.map_err(|e| match e {
+    hither_fuse::mount(dir, config, client.dirty.clone()).await.map_err(|e| match e {
         hither_fuse::MountError::NotRoot => Failure::usage(e.to_string()),
         hither_fuse::MountError::NoSuchDirectory(_)
         | hither_fuse::MountError::NotDirectory(_)
@@ -185,6 +221,8 @@ pub struct Teller {
     part: MountPart,
     stats: Arc<hither_rpc::Stats>,
     mounted: Arc<hither_fuse::Mounted>,
+    meta: Arc<Meta>,
+    dirty: Arc<Dirty>,
 }
 
 impl Teller {
@@ -202,14 +240,20 @@ impl Teller {
             age_s: 0,
             pid: std::process::id(),
         };
-        Self { part, stats: c.stats.clone(), mounted }
+        Self {
+            part,
+            stats: c.stats.clone(),
+            mounted,
+            meta: client.meta.clone(),
+            dirty: client.dirty.clone(),
+        }
     }
 
     /// Everything.
     pub fn report(&self) -> Report {
         let rpc = self.stats.snapshot();
         let part = MountPart { age_s: rpc.age_s, ..self.part.clone() };
-        Report::new(part, &rpc, self.requests())
+        Report::new(part, &rpc, self.requests(), self.layers())
     }
 
     /// The statvers=1.1 record; `flags` are the mount's flags as mountinfo shows them.
@@ -217,6 +261,15 @@ impl Teller {
         let rpc = self.stats.snapshot();
         let part = MountPart { age_s: rpc.age_s, ..self.part.clone() };
         mountstats::record(&part, flags, &rpc, &self.requests())
+    }
+
+    fn layers(&self) -> BTreeMap<String, Counters> {
+        let layers = [
+            ("hints", Counters::of(&self.mounted.hints())),
+            ("meta", Counters::of(&self.meta.stats())),
+            ("dirty", Counters::of(&self.dirty.stats())),
+        ];
+        layers.into_iter().map(|(name, counters)| (name.to_string(), counters)).collect()
     }
 
     fn requests(&self) -> BTreeMap<String, u64> {

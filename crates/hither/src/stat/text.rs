@@ -1,6 +1,6 @@
 //! A report as tables for people.
 
-use crate::report::{Operation, Report};
+use crate::report::{Counters, Operation, Report};
 use std::fmt::Write;
 
 /// Everything since the mount.
@@ -27,9 +27,33 @@ pub fn whole(report: &Report) -> String {
             report.fuse.iter().filter(|(_, n)| **n > 0).map(|(name, n)| format!("{name} {n}")).collect();
         let _ = writeln!(out, "requests    {}", requests.join(", "));
     }
+    for (layer, counters) in &report.layers {
+        let mut parts = Vec::new();
+        counts(&mut parts, "", counters);
+        if !parts.is_empty() {
+            let _ = writeln!(out, "{layer:<11} {}", parts.join(", "));
+        }
+    }
     out.push('\n');
     table(&mut out, &report.operations);
     out
+}
+
+/// `name count` of everything that was counted at all.
+fn counts(parts: &mut Vec<String>, name: &str, counters: &Counters) {
+    match counters {
+        Counters::Count(0) => {}
+        Counters::Count(n) if name.ends_with("_bytes") => {
+            parts.push(format!("{} {}", name.trim_end_matches("_bytes"), bytes(*n)));
+        }
+        Counters::Count(n) => parts.push(format!("{name} {n}")),
+        Counters::Group(group) => {
+            for (inner, counters) in group {
+                let name = if name.is_empty() { inner.clone() } else { format!("{name}:{inner}") };
+                counts(parts, &name, counters);
+            }
+        }
+    }
 }
 
 /// What was added within `every_s` seconds; percentiles are those of the whole time.
@@ -184,6 +208,7 @@ mod tests {
             }],
             operations,
             fuse: BTreeMap::from([("LOOKUP".to_string(), 5), ("READ".to_string(), 0)]),
+            layers: BTreeMap::from([("meta".to_string(), Counters::of(&BTreeMap::from([("hits", 3), ("memory_bytes", 2048)])))]),
         }
     }
 

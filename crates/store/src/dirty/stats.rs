@@ -79,7 +79,7 @@ impl Counters {
 }
 
 /// What the delayed writes of a mount did so far, and what is waiting.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct DirtyStats {
     /// Files with bytes that the server does not have yet.
     pub dirty_files: u64,

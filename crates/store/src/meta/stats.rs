@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Counters of a [`Meta`](super::Meta) since it began; `memory_bytes` is the present value.
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
         pub struct MetaStats {
             $($(#[$doc])* pub $name: u64,)*
             /// Memory that names, attributes and contents take now, in bytes.
