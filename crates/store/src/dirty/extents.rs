@@ -28,6 +28,8 @@ const MERGED_BYTES: usize = 256 << 10;
 #[derive(Debug)]
 pub(super) struct Extents {
     chunk_bytes: u64,
+    /// Writes below this are merged.
+    small_bytes: usize,
     dirty: BTreeMap<u64, Piece>,
     /// Start and end of the ranges without gaps in `dirty`.
     runs: BTreeMap<u64, u64>,
@@ -151,6 +153,7 @@ impl Extents {
     pub fn new(chunk_bytes: u64) -> Self {
         Self {
             chunk_bytes: chunk_bytes.max(1),
+            small_bytes: SMALL_BYTES.min(chunk_bytes as usize / 2),
             dirty: BTreeMap::new(),
             runs: BTreeMap::new(),
             whole: BTreeSet::new(),
@@ -221,7 +224,7 @@ impl Extents {
         }
         let end = offset_bytes + len as u64;
         self.epochs.entry(self.epoch).or_insert(Epoch { since: now, dirty_bytes: 0, flying_bytes: 0 });
-        if len < SMALL_BYTES {
+        if len < self.small_bytes {
             if !self.merge(offset_bytes, data, origin) {
                 self.remove(offset_bytes, end);
                 let mut own = BytesMut::with_capacity(len);

@@ -175,7 +175,7 @@ pub(super) struct View {
     /// least they left.
     own: Option<(Instant, u64)>,
     /// When a program last wrote.
-    time: Option<Time>,
+    pub time: Option<Time>,
     /// Changes on their way to the layer below that are no delayed writes.
     pub through: u32,
 }
@@ -263,6 +263,7 @@ impl View {
         self.uncertain = true;
         self.base = None;
         self.server = attrs.cloned();
+        self.time = None;
     }
 
     /// Nothing that the server said holds any more.

@@ -1,5 +1,6 @@
 //! Delayed writes over the model: counts, order, errors, room, and random histories against plain files.
 
+mod failures;
 mod gate;
 mod histories;
 mod order;
@@ -13,7 +14,6 @@ use hither_vfs::{
 };
 use std::sync::atomic::AtomicU64 as Counter;
 
-const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
 /// A stack of layer, gate and model with one file.
@@ -62,9 +62,10 @@ impl Stack {
     }
 
     async fn with_capacity(options: DirtyOptions, capacity_bytes: u64) -> Self {
-        let model = Arc::new(Model::new(env(), Duration::from_secs(3), capacity_bytes));
+        let env = env();
+        let model = Arc::new(Model::new(env.clone(), Duration::from_secs(3), capacity_bytes));
         let gate = Gate::new(model);
-        let dirty = Dirty::new(gate.clone(), env(), options);
+        let dirty = Dirty::new(gate.clone(), env, options);
         let root = dirty.root(&cx()).await.unwrap().fh;
         Self { dirty, gate, root }
     }

@@ -168,7 +168,7 @@ impl Dirty {
         let mut wrote = wrote?;
         let fresh = self.next_change();
         let mut s = file.state.lock();
-        let end = offset_bytes.saturating_add(wrote.bytes);
+        let end = if wrote.bytes > 0 { offset_bytes.saturating_add(wrote.bytes) } else { 0 };
         s.view.changed(Instant::now(), end, wrote.attrs.as_ref(), false);
         if let Some(attrs) = &mut wrote.attrs {
             s.show(attrs, fresh);
@@ -313,6 +313,10 @@ impl Dirty {
             match size {
                 Some(size) => s.view.resized(Instant::now(), size, Some(&attrs)),
                 None => s.view.changed(Instant::now(), 0, Some(&attrs), false),
+            }
+            if s.extents.is_clean() {
+                // The server's times are what was asked for.
+                s.view.time = None;
             }
             s.show(&mut attrs, fresh);
         }
@@ -784,7 +788,7 @@ impl Vfs for Dirty {
             let to = File { fh: &delayed.fh, open };
             let call = this.below.copy(&own, from, from_offset_bytes, to, to_offset_bytes, len_bytes);
             let copied = this.alone(&delayed, Order { flush: true, cut: None }, call).await?;
-            let end = to_offset_bytes.saturating_add(copied);
+            let end = if copied > 0 { to_offset_bytes.saturating_add(copied) } else { 0 };
             delayed.state.lock().view.changed(Instant::now(), end, None, false);
             Ok(copied)
         })

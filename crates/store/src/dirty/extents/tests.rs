@@ -1,1 +1,210 @@
+//! Random operations against one cell per byte.
 
+use super::*;
+use hither_vfs::Cred;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use std::sync::Arc;
+
+const LEN: usize = 64;
+const CHUNK: u64 = 16;
+
+#[derive(Debug, Clone)]
+enum Op {
+    Insert { at: u64, lens: Vec<usize>, open: u64 },
+    Take { flush: bool, hold: Option<u64> },
+    Land { which: usize, sent: u64 },
+    Cut(u64),
+    Seal,
+    DropOpen(u64),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let at = 0..LEN as u64 - 24;
+    prop_oneof![
+        8 => (at, vec(1usize..12, 1..3), 0..2u64).prop_map(|(at, lens, open)| Op::Insert { at, lens, open }),
+        6 => (any::<bool>(), proptest::option::weighted(0.2, 0..LEN as u64))
+            .prop_map(|(flush, hold)| Op::Take { flush, hold }),
+        5 => (any::<usize>(), 0..2 * CHUNK).prop_map(|(which, sent)| Op::Land { which, sent }),
+        1 => (0..LEN as u64).prop_map(Op::Cut),
+        2 => Just(Op::Seal),
+        1 => (0..2u64).prop_map(Op::DropOpen),
+    ]
+}
+
+/// Value, open and epoch of a byte.
+type Cell = Option<(u8, u64, u64)>;
+
+#[derive(Default)]
+struct Reference {
+    dirty: Vec<Cell>,
+    flights: Vec<(Flight, Vec<Cell>)>,
+    /// The newest value ever sent and kept at the server, with its number.
+    server: Vec<Option<u8>>,
+    epoch: u64,
+    flush_to: u64,
+    next: u8,
+}
+
+impl Reference {
+    fn local(&self, at: usize) -> Option<u8> {
+        let flying = || {
+            self.flights.iter().find_map(|(f, cells)| {
+                let start = f.start_bytes as usize;
+                (start <= at && at < start + cells.len()).then(|| cells[at - start]).flatten()
+            })
+        };
+        self.dirty[at].or_else(flying).map(|c| c.0)
+    }
+
+    fn oldest_epoch(&self) -> Option<u64> {
+        let flying = self.flights.iter().flat_map(|(_, cells)| cells);
+        self.dirty.iter().chain(flying).flatten().map(|c| c.2).min()
+    }
+}
+
+fn origin(open: u64) -> Origin {
+    Origin { cred: Arc::new(Cred::root()), open: OpenId(open) }
+}
+
+fn flat(data: &Data) -> Vec<u8> {
+    data.clone().into_bytes().to_vec()
+}
+
+fn step(x: &mut Extents, r: &mut Reference, op: Op, now: Instant) {
+    match op {
+        Op::Insert { at, lens, open } => {
+            let mut data = Data::default();
+            for len in &lens {
+                r.next = r.next.wrapping_add(1);
+                data.push(vec![r.next; *len].into());
+            }
+            for (i, b) in flat(&data).into_iter().enumerate() {
+                r.dirty[at as usize + i] = Some((b, open, r.epoch));
+            }
+            x.insert(at, &data, &origin(open), now);
+        }
+        Op::Take { flush, hold } => {
+            let hold_from = hold.unwrap_or(u64::MAX);
+            let rules = Rules { flush_to: if flush { r.flush_to } else { 0 }, hold_from };
+            assert_eq!(x.has_work(rules), x.next_start(rules).is_some());
+            let free = |at: usize| {
+                r.flights
+                    .iter()
+                    .all(|(f, c)| (at as u64) < f.start_bytes || f.start_bytes + c.len() as u64 <= at as u64)
+            };
+            let due = |(at, c): (usize, &Cell)| {
+                free(at) && (at as u64) < hold_from && c.is_some_and(|c| c.2 <= rules.flush_to)
+            };
+            let wanted = r.dirty.iter().enumerate().any(due);
+            let taken = x.take(rules);
+            assert!(taken.is_some() || !wanted, "nothing due stays behind");
+            let Some(flight) = taken else { return };
+            let (start, len) = (flight.start_bytes as usize, flight.data.len());
+            assert!(len > 0 && len as u64 <= CHUNK && (start + len) as u64 <= hold_from);
+            let cells: Vec<Cell> = r.dirty[start..start + len].to_vec();
+            let bytes: Vec<u8> = cells.iter().map(|c| c.expect("only dirty bytes are taken").0).collect();
+            assert_eq!(bytes, flat(&flight.data));
+            assert!(cells.iter().flatten().all(|c| OpenId(c.1) == flight.origin.open));
+            assert!((start..start + len).all(free), "two versions of a byte are never in flight");
+            r.dirty[start..start + len].fill(None);
+            let last = r.flights.is_empty() && r.dirty.iter().all(Option::is_none);
+            assert_eq!(flight.last, last);
+            r.flights.push((flight, cells));
+        }
+        Op::Land { which, sent } => {
+            if r.flights.is_empty() {
+                return;
+            }
+            let (flight, cells) = r.flights.remove(which % r.flights.len());
+            x.landed(flight.id, sent);
+            for (i, cell) in cells.into_iter().enumerate() {
+                let at = flight.start_bytes as usize + i;
+                if (i as u64) < sent {
+                    r.server[at] = cell.map(|c| c.0);
+                } else if r.dirty[at].is_none() {
+                    r.dirty[at] = cell;
+                }
+            }
+        }
+        Op::Cut(size) => {
+            x.cut(size);
+            r.dirty[size as usize..].fill(None);
+        }
+        Op::Seal => {
+            let used = |c: &Cell| c.is_some_and(|c| c.2 == r.epoch);
+            let used = r.dirty.iter().any(used) || r.flights.iter().any(|(_, cells)| cells.iter().any(used));
+            r.flush_to = x.seal();
+            assert!(!used || r.flush_to == r.epoch);
+            r.epoch = r.flush_to + 1;
+        }
+        Op::DropOpen(open) => {
+            let before = r.dirty.iter().flatten().count();
+            r.dirty.iter_mut().for_each(|c| *c = c.filter(|c| c.1 != open));
+            let dropped = before - r.dirty.iter().flatten().count();
+            assert_eq!(x.drop_open(OpenId(open)), dropped as u64);
+        }
+    }
+}
+
+fn compare(x: &Extents, r: &Reference) {
+    x.check();
+    let local: Vec<_> = (0..LEN).map(|at| r.local(at)).collect();
+    for (start, end) in [(0, LEN), (3, 40), (17, 18), (20, 64)] {
+        let mut seen = vec![None; LEN];
+        let mut at = 0;
+        for (from, bytes) in x.overlay(start as u64, end as u64) {
+            assert!(from >= at, "in order and not overlapping");
+            at = from + bytes.len() as u64;
+            for (i, b) in bytes.iter().enumerate() {
+                seen[from as usize + i] = Some(*b);
+            }
+        }
+        assert_eq!(seen[start..end], local[start..end]);
+        assert!(seen[..start].iter().chain(&seen[end..]).all(Option::is_none));
+    }
+    let end = local.iter().rposition(Option::is_some).map_or(0, |at| at as u64 + 1);
+    assert_eq!(x.end_bytes(), end);
+    let oldest = r.oldest_epoch();
+    for epoch in r.epoch.saturating_sub(3)..=r.epoch {
+        assert_eq!(x.is_done(epoch), oldest.is_none_or(|first| first > epoch));
+    }
+    assert_eq!(x.is_clean(), oldest.is_none());
+    assert_eq!(x.oldest().is_some(), oldest.is_some());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3000, ..Default::default() })]
+
+    /// Whatever happens in whatever order: the newest of each byte is shown and in the end sent, what is counted is there, and
+    /// no two versions of a byte are under way at a time.
+    #[test]
+    fn extents_are_what_was_written(ops in vec(op(), 1..60)) {
+        let now = Instant::now();
+        let mut x = Extents::new(CHUNK);
+        let mut r = Reference {
+            dirty: vec![None; LEN],
+            server: vec![None; LEN],
+            epoch: 1,
+            ..Default::default()
+        };
+        for op in ops {
+            step(&mut x, &mut r, op, now);
+            compare(&x, &r);
+        }
+        // Everything is sent in the end.
+        let newest: Vec<_> = (0..LEN).map(|at| r.local(at)).collect();
+        while !r.flights.is_empty() {
+            step(&mut x, &mut r, Op::Land { which: 0, sent: CHUNK }, now);
+        }
+        step(&mut x, &mut r, Op::Seal, now);
+        while !x.is_clean() {
+            step(&mut x, &mut r, Op::Take { flush: true, hold: None }, now);
+            step(&mut x, &mut r, Op::Land { which: 0, sent: CHUNK }, now);
+            compare(&x, &r);
+        }
+        for (at, byte) in newest.into_iter().enumerate().filter(|(_, b)| b.is_some()) {
+            prop_assert_eq!(r.server[at], byte);
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Errors of delayed writes.
+
+use super::gate::Verdict;
+use super::*;
+
+fn errno<T: std::fmt::Debug>(outcome: Result<T>) -> i32 {
+    outcome.unwrap_err().errno
+}
+
+async fn second_open(s: &Stack, f: &(Fh, OpenId)) -> (Fh, OpenId) {
+    let how = OpenHow { create: Create::No, ..how(false) };
+    let opened = s.dirty.open(&cx(), Where::fh(&f.0), &how).await.unwrap();
+    (f.0.clone(), opened.open)
+}
+
+async fn pass_time(secs: u64) {
+    tokio::time::sleep(Duration::from_secs(secs)).await;
+}
+
+/// What the server will never take is dropped, and each open learns of it once.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_is_told_once_to_each_open() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.open("f").await;
+    s.write(&f, 0, pattern(1, 10)).await.unwrap();
+    s.commit(&f).await.unwrap();
+    let g = second_open(&s, &f).await;
+    s.gate.fail("write", libc::EACCES);
+    s.write(&f, 0, pattern(2, 100)).await.unwrap();
+    pass_time(6).await;
+    let seen = s.dirty.getattr(&cx(), At { fh: &f.0, open: None }).await.unwrap();
+    assert_eq!((s.read(&f, 0, 200).await, seen.attr.size_bytes), (pattern(1, 10).to_vec(), 10));
+    s.gate.fail("write", 0);
+    assert_eq!(errno(s.write(&f, 0, pattern(3, 10)).await), libc::EACCES);
+    s.write(&f, 0, pattern(3, 10)).await.unwrap();
+    s.commit(&f).await.unwrap();
+    assert_eq!(errno(s.commit(&g).await), libc::EACCES);
+    s.commit(&g).await.unwrap();
+    let h = second_open(&s, &f).await;
+    for open in [&f, &g, &h] {
+        s.close(open).await.unwrap();
+    }
+    assert_eq!(s.below(&f.0).await, pattern(3, 10));
+    assert_eq!(s.dirty.stats().bytes_dropped, 100);
+}
+
+/// An error that nobody was told of is the next open's.
+#[tokio::test(start_paused = true)]
+async fn close_tells() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.open("f").await;
+    s.gate.fail("write", libc::EROFS);
+    s.write(&f, 0, pattern(2, 100)).await.unwrap();
+    assert_eq!(errno(s.close(&f).await), libc::EROFS);
+    assert_eq!((s.gate.calls("close"), s.dirty.stats().dirty_bytes), (1, 0));
+    settle().await;
+    assert!(s.dirty.files.read().is_empty());
+}
+
+/// A full server looks full; when there is room again nothing is missing.
+#[tokio::test(start_paused = true)]
+async fn a_full_server_loses_nothing_while_the_file_is_open() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.open("f").await;
+    let g = second_open(&s, &f).await;
+    s.write(&f, 0, pattern(1, 5 * MIB)).await.unwrap();
+    s.gate.fail("write", libc::ENOSPC);
+    s.write(&f, 5 * MIB, pattern(2, 100)).await.unwrap();
+    pass_time(6).await;
+    // Told once, then the write's own bytes are refused.
+    for _ in 0..5 {
+        assert_eq!(errno(s.write(&f, 9 * MIB, pattern(3, 100)).await), libc::ENOSPC);
+    }
+    assert_eq!(errno(s.commit(&f).await), libc::ENOSPC);
+    assert_eq!(errno(s.commit(&g).await), libc::ENOSPC);
+    assert_eq!(s.read(&f, 5 * MIB, 1000).await, pattern(2, 100));
+    let tries = s.gate.calls("write");
+    pass_time(3600).await;
+    let tries = s.gate.calls("write") - tries;
+    assert!((100..2000).contains(&tries), "{tries} tries in an hour, at most 8 at a time");
+    s.gate.fail("write", 0);
+    pass_time(31).await;
+    assert_eq!(s.dirty.stats().dirty_bytes, 0, "it was tried again");
+    s.commit(&f).await.unwrap();
+    s.commit(&g).await.unwrap();
+    let all = s.below(&f.0).await;
+    assert_eq!(all[..5 * MIB as usize], pattern(1, 5 * MIB)[..]);
+    assert_eq!(all[5 * MIB as usize..], pattern(2, 100)[..]);
+    assert_eq!(s.dirty.stats().bytes_dropped, 0);
+}
+
+/// An fsync tries at once, whatever the pause is.
+#[tokio::test(start_paused = true)]
+async fn fsync_tries_kept_bytes_again() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.open("f").await;
+    s.gate.fail("write", libc::EDQUOT);
+    s.write(&f, 0, pattern(1, 100)).await.unwrap();
+    for _ in 0..10 {
+        assert_eq!(errno(s.commit(&f).await), libc::EDQUOT);
+    }
+    s.gate.fail("write", 0);
+    s.commit(&f).await.unwrap();
+    assert_eq!(s.below(&f.0).await, pattern(1, 100));
+    s.close(&f).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_close_on_a_full_server_drops_and_says_so() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.open("f").await;
+    let g = second_open(&s, &f).await;
+    s.gate.fail("write", libc::ENOSPC);
+    s.write(&f, 0, pattern(1, 100)).await.unwrap();
+    s.write(&g, 100, pattern(2, 100)).await.unwrap();
+    assert_eq!(errno(s.close(&f).await), libc::ENOSPC);
+    assert_eq!(s.dirty.stats().dirty_bytes, 100, "the other open keeps its own");
+    s.gate.fail("write", 0);
+    assert_eq!(errno(s.commit(&g).await), libc::ENOSPC, "it was open as well");
+    s.commit(&g).await.unwrap();
+    s.close(&g).await.unwrap();
+    let all = s.below(&f.0).await;
+    assert_eq!((&all[..100], &all[100..]), (&[0; 100][..], &pattern(2, 100)[..]));
+}
+
+/// The disk fills up in the middle of a WRITE.
+#[tokio::test(start_paused = true)]
+async fn short_writes_go_on() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.open("f").await;
+    s.gate.decide(Box::new(|_, len| Verdict::Short(Duration::ZERO, len.div_ceil(2))));
+    s.write(&f, 0, pattern(1, 3000)).await.unwrap();
+    s.commit(&f).await.unwrap();
+    assert_eq!(s.below(&f.0).await, pattern(1, 3000));
+    let mut left = 2;
+    s.gate.decide(Box::new(move |_, len| {
+        left -= 1;
+        if left > 0 {
+            Verdict::Short(Duration::ZERO, len / 3)
+        } else {
+            Verdict::Fail(Duration::ZERO, libc::ENOSPC)
+        }
+    }));
+    s.write(&f, 0, pattern(2, 3000)).await.unwrap();
+    assert_eq!(errno(s.commit(&f).await), libc::ENOSPC);
+    assert_eq!(s.read(&f, 0, 3000).await, pattern(2, 3000));
+    s.gate.decide(Box::new(|_, _| Verdict::Pass(Duration::ZERO)));
+    s.commit(&f).await.unwrap();
+    assert_eq!(s.gate.writes().last(), Some(&(1000, 2000)));
+    assert_eq!(s.below(&f.0).await, pattern(2, 3000));
+    s.gate.decide(Box::new(|_, _| Verdict::Short(Duration::ZERO, 0)));
+    s.write(&f, 0, pattern(3, 10)).await.unwrap();
+    assert_eq!(errno(s.commit(&f).await), libc::EIO, "no bytes are no progress");
+}
+
+/// COMMIT's error is the caller's, and nothing is taken for stable that is not.
+#[tokio::test(start_paused = true)]
+async fn a_failed_commit_is_told() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.open("f").await;
+    s.write(&f, 0, pattern(1, 2 * MIB)).await.unwrap();
+    s.gate.fail("commit", libc::EIO);
+    assert_eq!(errno(s.commit(&f).await), libc::EIO);
+    s.gate.fail("commit", 0);
+    // A small rest may not be written stably as long as there is something to commit.
+    s.write(&f, 0, pattern(1, 10)).await.unwrap();
+    s.commit(&f).await.unwrap();
+    assert_eq!((s.gate.stable_writes(), s.gate.calls("commit")), (0, 2));
+}
+
+/// A real disk that fills up: the model's.
+#[tokio::test(start_paused = true)]
+async fn a_disk_of_the_server_fills_up() {
+    let s = Stack::with_capacity(DirtyOptions::default(), 2 * MIB).await;
+    let (f, big) = (s.open("f").await, s.open("big").await);
+    s.write(&big, 0, pattern(1, MIB)).await.unwrap();
+    s.commit(&big).await.unwrap();
+    s.write(&f, 0, pattern(2, 2 * MIB)).await.unwrap();
+    assert_eq!(errno(s.commit(&f).await), libc::ENOSPC);
+    s.close(&big).await.unwrap();
+    s.dirty.unlink(&cx(), &s.root, &name("big"), Some(&big.0)).await.unwrap();
+    s.commit(&f).await.unwrap();
+    assert_eq!(s.below(&f.0).await, pattern(2, 2 * MIB));
+}
