@@ -110,7 +110,12 @@ def fill(where, log_name, go):
     for _ in range(4):
         s.write()
         s.sync()
-    unsynced(where, "unsynced", log, 1 << 20)
+    try:
+        unsynced(where, "unsynced", log, 1 << 20)
+    except OSError as e:
+        # The error of a file that nobody has open any more, which write has told already.
+        print(f"again: {e}", flush=True)
+        unsynced(where, "unsynced", log, 1 << 20)
     os.unlink(f"{where}/direct")
     direct(where, "direct", log, 1 << 20)
     os.mkdir(f"{where}/directory")

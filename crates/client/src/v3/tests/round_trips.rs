@@ -499,6 +499,28 @@ async fn many_listings_need_one_call_each() {
     assert_eq!(listed.attr.change, later.attr.change);
 }
 
+/// Writes and changes of attributes bring the new attributes without a question of their own.
+#[tokio::test(start_paused = true)]
+async fn changes_of_a_file_bring_its_attributes() {
+    let server = tree();
+    let fs = hard(&server).await;
+    let fh = Fh("d/e/f".into());
+    let file = File { fh: &fh, open: None };
+    let cx = cx();
+    let more = Data::from(::bytes::Bytes::from_static(b" more"));
+    let write = |stability| fs.write(&cx, file, 7, more.clone(), stability);
+    for stability in [Stability::Unstable, Stability::Stable] {
+        let (wrote, calls, trips) = cost(&server, write(stability)).await;
+        assert_eq!((calls, trips), (vec!["WRITE"], 1));
+        assert_eq!(wrote.unwrap().attrs.unwrap().attr.size_bytes, 12);
+    }
+    fs.commit(&cx, file).await.unwrap();
+    let set = SetAttr { size_bytes: Some(3), ..SetAttr::default() };
+    let (attrs, calls, trips) = cost(&server, fs.setattr(&cx, file, &set)).await;
+    assert_eq!((calls, trips), (vec!["SETATTR"], 1));
+    assert_eq!(attrs.unwrap().attr.size_bytes, 3);
+}
+
 /// Every call that changes a directory brings its attributes back.
 #[tokio::test(start_paused = true)]
 async fn changes_bring_the_directory_attributes() {
