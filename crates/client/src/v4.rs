@@ -8,7 +8,7 @@
 //! | `session` | slots: who may have a request in flight |
 //! | `call` | one compound, executed exactly once |
 //! | `mount`, `lease`, `recover` | making, keeping and replacing clientid, session and state |
-//! | `callback` | what the server asks of us |
+//! | `callback`, `delegation` | what the server asks of us, and what it lets us keep |
 //! | `state`, `ranges` | which files are open and locked |
 //! | `walk`, `list`, `many`, `bring` | many answers in one compound |
 //! | `open`, `lock`, `io`, `names`, `attrs`, `xattr` | the operations |
@@ -23,6 +23,7 @@ mod bring;
 mod call;
 mod callback;
 mod core;
+mod delegation;
 mod fail;
 mod io;
 mod lease;
@@ -241,7 +242,8 @@ impl Vfs for V4 {
         let asked = tokio::time::Instant::now();
         let writes = self.core.writes();
         let (bytes, attr) = writes.write(cx, file.fh, file.open, offset_bytes, data, stability).await?;
-        Ok(Wrote { bytes, attrs: attr.map(|attr| self.core.valid.attrs(file.fh, attr, asked)) })
+        let leased = |attr| self.core.leased(file.fh, self.core.valid.attrs(file.fh, attr, asked));
+        Ok(Wrote { bytes, attrs: attr.map(leased) })
     }
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
@@ -420,7 +422,9 @@ impl Vfs for V4 {
         ))
     }
 
-    fn subscribe(&self, _: Arc<dyn Upcalls>) {}
+    fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
+        self.core.delegations.subscribe(upcalls);
+    }
 
     async fn shutdown(&self, cx: &Cx) -> Result<()> {
         self.core.shutdown(cx).await

@@ -3,6 +3,7 @@
 //! It knows nothing of calls. What a server leaves out gets the value that does least harm; a type that is
 //! missing is the server's error.
 
+use super::call::Answer;
 use super::core::Core;
 use super::fail::Answered;
 use super::state::own_fh;
@@ -135,14 +136,14 @@ impl Core {
     /// Attributes of `fh` that a question sent at `asked` brought.
     pub async fn attrs(self: &Arc<Self>, fh: &Fh, wire: &WireAttrs, asked: Instant) -> Answered<Attrs> {
         let attr = self.attr(fh, wire).await?;
-        Ok(self.valid.attrs(fh, attr, asked))
+        Ok(self.leased(fh, self.valid.attrs(fh, attr, asked)))
     }
 
     /// An object that was found by name.
     pub async fn node(self: &Arc<Self>, fh: &nfs4::Fh, wire: &WireAttrs, asked: Instant) -> Answered<Node> {
         let fh = own_fh(fh);
         let attr = self.attr(&fh, wire).await?;
-        let attrs = self.valid.named(&fh, attr, asked);
+        let attrs = self.leased(&fh, self.valid.named(&fh, attr, asked));
         Ok(Node { fh, attrs })
     }
 
@@ -160,6 +161,7 @@ impl Core {
     }
 
     fn note_attr(&self, fh: &Fh, attr: &mut Attr) {
+        self.delegations.note(fh, attr.change, attr.size_bytes);
         let Some(file) = self.files.file(fh) else { return };
         let mut inner = file.inner.lock();
         inner.change = attr.change;
@@ -171,6 +173,12 @@ impl Core {
 }
 
 impl Core {
+    /// Attributes of the directory that follow an operation in it.
+    pub async fn dir_attrs(self: &Arc<Self>, dir: &Fh, answer: &mut Answer) -> Option<Attrs> {
+        let wire = answer.results.getattr().ok()?;
+        self.attrs(dir, &wire, answer.asked).await.ok()
+    }
+
     /// `set` in the server's terms.
     pub async fn wire_set(&self, set: &SetAttr) -> WireAttrs {
         from_set(set, &self.ids).await

@@ -26,7 +26,16 @@ pub(crate) const BRING_OPS: usize = 4;
 /// Owners of such opens.
 #[derive(Default)]
 pub(crate) struct Owners {
+    /// Those that are not in use, and how many there are.
     free: Mutex<(Vec<u32>, u32)>,
+}
+
+impl Owners {
+    /// Whether any such open may be under way.
+    pub fn in_use(&self) -> bool {
+        let free = self.free.lock();
+        free.0.len() < free.1 as usize
+    }
 }
 
 /// The use of an owner, until dropped.
@@ -75,7 +84,7 @@ impl Core {
             })
         };
         let owner = self.files.bring_owner(number);
-        let want = open::WANT_NO_DELEG;
+        let want = self.wanted_delegation();
         Arc::new(Turn { owners: self.owners.clone(), number, owner, want })
     }
 
@@ -88,13 +97,14 @@ impl Core {
         answer: &mut Answer,
     ) -> Answered<Fetched> {
         let ok = answer.results.open()?;
+        let granted = self.note_delegation(fh, &ok);
         let read = |answer: &mut Answer| Ok((answer.results.getattr()?, answer.results.read()?));
         let got: Answered<(WireAttrs, ReadOk)> = read(answer);
         if got.is_err() || answer.results.close().is_err() {
             self.close_brought(fh, ok.stateid, turn);
         }
         let (wire, read) = got?;
-        let attrs = self.attrs(fh, &wire, answer.asked).await?;
+        let attrs = self.leased_by(fh, self.attrs(fh, &wire, answer.asked).await?, granted);
         let size = wire.size.unwrap_or(0);
         Ok(Fetched { attrs, read: self.first_bytes(fh, size, max_bytes, read)? })
     }

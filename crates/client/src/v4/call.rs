@@ -16,11 +16,12 @@ use super::fail::{Answered, Fail};
 use super::recover::Need;
 use super::session::{Session, SlotGuard};
 use crate::error;
+use bytes::Bytes;
 use hither_proto::nfs4::{
     Compound as Message, CompoundReply, Nfsstat4, Op, OpRes, PROGRAM, Proc4, Results, SequenceArgs,
-    SequenceOk, VERSION,
+    SequenceOk, Text, VERSION,
 };
-use hither_proto::xdr::{Dec, Enc};
+use hither_proto::xdr::{Dec, Enc, Xdr};
 use hither_rpc::{Call, CallError, Credential, Retransmit};
 use hither_vfs::{Cx, Error};
 use std::sync::Arc;
@@ -98,6 +99,8 @@ pub(crate) enum Outcome {
     Again,
     /// Refused by SEQUENCE, for good.
     Refused(Nfsstat4),
+    /// Perhaps executed; the reply cannot be decoded.
+    Garbled,
     /// No reply that means anything.
     Failed(Error),
 }
@@ -154,6 +157,7 @@ impl Core {
                 }
                 Outcome::Again => {}
                 Outcome::Refused(status) => return Err(Fail::Nfs(status)),
+                Outcome::Garbled => return Err(Fail::Garbled),
                 Outcome::Failed(e) => return Err(Fail::Final(e)),
             }
         }
@@ -177,6 +181,7 @@ impl Core {
                 Outcome::Lost(need) => return Err(need),
                 Outcome::Again => {}
                 Outcome::Refused(status) => return Ok(Err(Fail::Nfs(status))),
+                Outcome::Garbled => return Ok(Err(Fail::Garbled)),
                 Outcome::Failed(e) => return Ok(Err(Fail::Final(e))),
             }
         }
@@ -206,12 +211,17 @@ impl Core {
             let asked = Instant::now();
             let reply = self.rpc.call(self.rpc_call(c.label, cred.clone(), args, None)).await;
             let (reply, connection) = match reply {
-                Ok(r) => (Dec::all::<CompoundReply>(&r.body), r.connection),
+                Ok(r) => (Dec::all::<CompoundReply>(&r.body).map_err(|_| r.body), r.connection),
                 Err(e) => return self.no_reply(guard, e),
             };
-            let Ok(reply) = reply else {
+            let reply = match reply {
+                Ok(reply) => reply,
+                Err(body) if sequence_succeeded(&body) => {
+                    guard.replied(true);
+                    return Outcome::Garbled;
+                }
                 // The sequence number's fate is unknown: the slot stays taken.
-                return Outcome::Failed(Error::because(libc::EIO, "the server's reply cannot be decoded"));
+                Err(_) => return Outcome::Garbled,
             };
             if reply.status != Nfsstat4::OK {
                 self.stats.error(c.label);
@@ -300,6 +310,17 @@ impl Core {
             self.status_flags(session, ok.status_flags);
         }
     }
+}
+
+/// Whether a reply that cannot be decoded at least begins with a successful SEQUENCE: its slot can be used again.
+fn sequence_succeeded(body: &Bytes) -> bool {
+    let mut d = Dec::new(body);
+    let mut first = || -> hither_proto::xdr::Result<OpRes> {
+        let (_status, _tag) = (Nfsstat4::dec(&mut d)?, Text::dec(&mut d)?);
+        d.u32()?;
+        OpRes::dec(&mut d)
+    };
+    matches!(first(), Ok(OpRes::Sequence(Ok(_))))
 }
 
 /// What a refusal by SEQUENCE means (RFC 8881 section 18.46.3); the sequence number has not moved.

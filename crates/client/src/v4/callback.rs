@@ -1,22 +1,20 @@
 //! What the server asks of us: CB_COMPOUND on the session's connections (RFC 8881 section 20).
 //!
-//! It knows nothing of transport. CB_SEQUENCE keeps the last reply of each slot for repetitions. Recalls are answered at once
-//! and the delegation is returned in the background: nothing is cached under it. A recall can overtake the reply of
-//! the OPEN that granted the delegation; it is remembered until that reply comes.
+//! It knows nothing of transport. CB_SEQUENCE keeps the last reply of each slot for repetitions. Recalls are answered at once;
+//! what follows is in `delegation`.
 
-use super::call::Compound;
 use super::core::{Core, Phase};
 use super::mount::{CB_PROGRAM, CB_SLOTS};
-use super::state::{FileState, own_fh, wire_fh};
+use super::state::own_fh;
 use bytes::Bytes;
 use hither_proto::nfs4::{
     Attrs, CB_PROC_COMPOUND, CB_PROC_NULL, CB_VERSION, CbCompound, CbCompoundReply, CbGetattrArgs, CbOp,
-    CbRes, CbSequenceArgs, CbSequenceOk, Nfsstat4, Op, Sessionid, Stateid, attr,
+    CbRes, CbSequenceArgs, CbSequenceOk, Nfsstat4, Sessionid, attr,
 };
 use hither_proto::rpc::{AcceptStat, CallHeader, ReplyHeader, VersionRange};
 use hither_proto::xdr::{Dec, Enc};
 use hither_rpc::{BoxFuture, CallbackHandler};
-use hither_vfs::{Error, Fh};
+use hither_vfs::Fh;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
@@ -159,8 +157,8 @@ impl Core {
                 tracing::debug!(fh = ?args.fh, "a delegation is recalled");
                 CbRes::Recall(self.recalled(&args.stateid))
             }
-            CbOp::RecallAny(_) => {
-                self.return_all_delegations();
+            CbOp::RecallAny(args) => {
+                self.give_back(self.delegations.take_all_but(args.objects_to_keep as usize));
                 CbRes::RecallAny(Ok(()))
             }
             CbOp::RecallSlot(target) => {
@@ -181,70 +179,15 @@ impl Core {
         }
     }
 
-    fn recalled(self: &Arc<Self>, stateid: &Stateid) -> Result<(), Nfsstat4> {
-        match self.files.delegated(stateid) {
-            Some(file) => {
-                self.return_delegation(&file, *stateid);
-                Ok(())
-            }
-            // Perhaps the reply that grants it is under way, or came just now.
-            None if self.files.remember_recall(stateid) => {
-                if let Some(file) = self.files.delegated(stateid) {
-                    self.return_delegation(&file, *stateid);
-                }
-                Ok(())
-            }
-            None => Err(Nfsstat4::BAD_STATEID),
-        }
-    }
-
     /// What the holder of a write delegation knows: nothing is cached, so what the server said last.
     fn delegated_attrs(&self, args: &CbGetattrArgs) -> Result<Attrs, Nfsstat4> {
         let fh: Fh = own_fh(&args.fh);
-        let file = self.files.file(&fh).ok_or(Nfsstat4::BADHANDLE)?;
-        let inner = file.inner.lock();
-        if !inner.delegation.is_some_and(|(_, write)| write) {
-            return Err(Nfsstat4::BADHANDLE);
-        }
+        let (change, size) = self.delegations.written(&fh).ok_or(Nfsstat4::BADHANDLE)?;
         let asked = |n| args.attr_request.has(n);
         Ok(Attrs {
-            change: asked(attr::CHANGE).then_some(inner.change),
-            size: asked(attr::SIZE).then_some(inner.size_bytes),
+            change: asked(attr::CHANGE).then_some(change),
+            size: asked(attr::SIZE).then_some(size),
             ..Attrs::default()
         })
-    }
-
-    /// Returns a delegation in the background.
-    pub fn return_delegation(self: &Arc<Self>, file: &Arc<FileState>, stateid: Stateid) {
-        {
-            let mut inner = file.inner.lock();
-            if inner.delegation.is_some_and(|(held, _)| held.other == stateid.other) {
-                inner.delegation = None;
-            }
-        }
-        let (core, fh) = (self.clone(), file.fh.clone());
-        tokio::spawn(async move { core.delegreturn(&fh, stateid).await });
-    }
-
-    /// Returns a delegation.
-    pub async fn delegreturn(self: &Arc<Self>, fh: &Fh, stateid: Stateid) {
-        let ops = [Op::Putfh(wire_fh(fh)), Op::Delegreturn(stateid)];
-        let done =
-            self.compound(&self.own_cx(), Compound::new("DELEGRETURN", ops)).await.and_then(|mut a| {
-                a.results.putfh()?;
-                Ok(a.results.delegreturn()?)
-            });
-        if let Err(f) = done {
-            tracing::debug!("DELEGRETURN: {}", Error::from(f));
-        }
-    }
-
-    fn return_all_delegations(self: &Arc<Self>) {
-        for file in self.files.all() {
-            let held = file.inner.lock().delegation;
-            if let Some((stateid, _)) = held {
-                self.return_delegation(&file, stateid);
-            }
-        }
     }
 }

@@ -6,6 +6,7 @@
 
 use super::bring::Owners;
 use super::call::interruptible;
+use super::delegation::Delegations;
 use super::fail::{Answered, Fail};
 use super::io::Wire;
 use super::lease::Lease;
@@ -90,6 +91,8 @@ pub(crate) struct Core {
     pub ops_limit: AtomicUsize,
     /// The server does not give the filehandle as an attribute.
     pub needs_getfh: AtomicBool,
+    /// Files that hold until the server says otherwise.
+    pub delegations: Delegations,
     /// Owners of opens that last for one compound.
     pub owners: Arc<Owners>,
     pub(super) phase: watch::Sender<Phase>,
@@ -111,6 +114,7 @@ impl Core {
             stop: CancellationToken::new(),
             ops_limit: AtomicUsize::new(usize::MAX),
             needs_getfh: AtomicBool::new(false),
+            delegations: Delegations::default(),
             owners: Arc::default(),
             phase: watch::channel(Phase::Recovering).0,
             credentials: Mutex::default(),
@@ -161,6 +165,8 @@ impl Core {
             _ => false,
         });
         if let Some(session) = lost {
+            // A recall may have been lost with it.
+            self.delegations.withdraw_all();
             if need.session || need.client {
                 session.close();
             }

@@ -9,6 +9,8 @@ use hither_vfs::Error;
 pub(crate) enum Fail {
     /// The server said so.
     Nfs(Nfsstat4),
+    /// The reply cannot be decoded.
+    Garbled,
     /// Anything else; final.
     Final(Error),
 }
@@ -21,7 +23,7 @@ impl Fail {
     pub fn status(&self) -> Option<Nfsstat4> {
         match self {
             Fail::Nfs(s) => Some(*s),
-            Fail::Final(_) => None,
+            Fail::Garbled | Fail::Final(_) => None,
         }
     }
 }
@@ -49,6 +51,7 @@ impl From<Fail> for Error {
                 "the server has moved this file system elsewhere (NFS4ERR_MOVED); mount it from its new place",
             ),
             Fail::Nfs(s) => error::nfs4(s),
+            Fail::Garbled => Error::because(libc::EIO, "the server's reply cannot be decoded"),
             Fail::Final(e) => e,
         }
     }

@@ -323,7 +323,7 @@ impl Wire {
 fn failure(f: Fail) -> Failure {
     match f {
         Fail::Nfs(_) => Failure::Refused(f.into()),
-        Fail::Final(e) => Failure::Unanswered(e),
+        f @ (Fail::Garbled | Fail::Final(_)) => Failure::Unanswered(f.into()),
     }
 }
 

@@ -79,6 +79,11 @@ impl Core {
         let core = self.clone();
         tokio::spawn(async move {
             let stop = core.stop.clone();
+            tokio::select! { () = core.watch_lease() => {}, () = stop.cancelled() => {} }
+        });
+        let core = self.clone();
+        tokio::spawn(async move {
+            let stop = core.stop.clone();
             tokio::select! { () = core.bind_forever() => {}, () = stop.cancelled() => {} }
         });
     }
@@ -177,18 +182,24 @@ impl Core {
         }
         let revoked =
             flag::EXPIRED_SOME_STATE_REVOKED | flag::ADMIN_STATE_REVOKED | flag::RECALLABLE_STATE_REVOKED;
+        if flags & revoked != 0 {
+            self.delegations.suspend(true);
+            self.delegations.withdraw_all();
+        }
         let core = self.clone();
         let session = session.clone();
         tokio::spawn(async move {
             if flags & (flag::CB_PATH_DOWN | flag::CB_PATH_DOWN_SESSION) != 0 {
                 for connection in 0..core.rpc.nconnect() {
                     if let Err(need) = core.bind(&session, connection).await {
+                        core.delegations.suspend(false);
                         return core.session_lost(session.epoch, need);
                     }
                 }
             }
             if flags & revoked != 0 {
                 core.test_states().await;
+                core.delegations.suspend(false);
             }
         });
     }

@@ -9,7 +9,7 @@ use super::attrs::NODE_ATTRS;
 use super::bring::{BRING_OPS, Turn, bring_ops};
 use super::call::{Answer, Compound};
 use super::core::Core;
-use super::fail::{Answered, is_too_long};
+use super::fail::{Answered, Fail, is_too_long};
 use super::state::wire_fh;
 use hither_proto::nfs4::Op;
 use hither_vfs::{Attrs, Cx, Error, Fetched, Fh, Result};
@@ -30,6 +30,8 @@ pub(crate) trait Parts: Send + Sync + 'static {
     const LABEL: &'static str;
     /// Operations for one object.
     const OPS: usize;
+    /// Most objects in one compound.
+    const MOST: usize = usize::MAX;
 
     /// Most bytes of the reply about one object.
     fn reply_bytes(&self) -> u32;
@@ -84,7 +86,7 @@ impl Core {
         let by_ops = ops.saturating_sub(1) / P::OPS;
         let by_reply = limits.max_response_bytes.saturating_sub(1024) / parts.reply_bytes().max(1);
         let by_request = limits.max_request_bytes.saturating_sub(1024) / (256 * P::OPS as u32);
-        Ok(by_ops.min(by_reply as usize).min(by_request as usize).max(1))
+        Ok(by_ops.min(by_reply as usize).min(by_request as usize).min(P::MOST).max(1))
     }
 
     /// One compound after the other until there is an answer about each of `objects`.
@@ -110,6 +112,11 @@ impl Core {
                     self.found_too_long(sent);
                     at_once = at_once.div_ceil(2);
                     halvings += 1;
+                    continue;
+                }
+                // knfsd (Linux 6.1) garbles a long reply in which a READDIR fails: one by one, then.
+                Err(Fail::Garbled) if at_once > 1 => {
+                    at_once = 1;
                     continue;
                 }
                 Err(f) => {

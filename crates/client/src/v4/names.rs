@@ -6,13 +6,13 @@
 //! name is never absent.
 
 use super::attrs::NODE_ATTRS;
-use super::call::{Backoff, Compound, interruptible};
+use super::call::{Answer, Backoff, Compound, interruptible};
 use super::core::Core;
 use super::fail::{Answered, Fail};
 use super::open::change_info;
 use super::state::{FileState, wire_fh, wire_name};
 use crate::silly;
-use hither_proto::nfs4::{CreateType, Nfsstat4, Op, RenameArgs, Specdata};
+use hither_proto::nfs4::{CreateType, Nfsstat4, Op, RenameArgs, RenameOk, Specdata};
 use hither_vfs::{
     Access, ChangeInfo, Create, Cx, Error, Fh, Made, Name, Node, OpenAccess, OpenHow, RenameFlags, SetAttr,
     Special,
@@ -63,19 +63,27 @@ impl Core {
             Op::create(what, name.as_bytes(), attrs),
             Op::Getfh,
             Op::Getattr(NODE_ATTRS),
+            Op::Putfh(wire_fh(dir)),
+            Op::Getattr(NODE_ATTRS),
         ];
         let mut answer = self.compound(cx, Compound::new(label, ops)).await?;
         answer.results.putfh()?;
         let ok = answer.results.create()?;
         let fh = answer.results.getfh()?;
+        let mut change = change_info(&ok.cinfo);
         let node = match answer.results.getattr() {
-            Ok(wire) => self.node(&fh, &wire, answer.asked).await?,
+            Ok(wire) => {
+                if answer.results.putfh().is_ok() {
+                    change.attrs = self.dir_attrs(dir, &mut answer).await;
+                }
+                self.node(&fh, &wire, answer.asked).await?
+            }
             Err(_) => {
                 let fh = super::state::own_fh(&fh);
                 Node { attrs: self.getattr(cx, &fh).await?, fh }
             }
         };
-        Ok(Made { node, dir: change_info(&ok.cinfo) })
+        Ok(Made { node, dir: change })
     }
 
     /// Creates a pipe, socket, device or unopened file.
@@ -125,6 +133,7 @@ impl Core {
             Op::Savefh,
             Op::Putfh(wire_fh(dir)),
             Op::Link(wire_name(name)),
+            Op::Getattr(NODE_ATTRS),
             Op::Restorefh,
             Op::Getattr(NODE_ATTRS),
         ];
@@ -133,13 +142,17 @@ impl Core {
         results.putfh()?;
         results.savefh()?;
         results.putfh()?;
-        let cinfo = results.link()?;
-        let after = results.restorefh().and_then(|()| results.getattr());
+        let mut change = change_info(&results.link()?);
+        change.attrs = self.dir_attrs(dir, &mut answer).await;
+        let after = answer.results.restorefh().and_then(|()| answer.results.getattr());
         let attrs = match after {
-            Ok(wire) => self.valid.named(fh, self.attr(fh, &wire).await?, answer.asked),
+            Ok(wire) => {
+                let named = self.valid.named(fh, self.attr(fh, &wire).await?, answer.asked);
+                self.leased(fh, named)
+            }
             Err(_) => self.getattr(cx, fh).await?,
         };
-        Ok(Made { node: Node { fh: fh.clone(), attrs }, dir: change_info(&cinfo) })
+        Ok(Made { node: Node { fh: fh.clone(), attrs }, dir: change })
     }
 
     /// Removes a name that is no directory.
@@ -162,11 +175,14 @@ impl Core {
 
     /// REMOVE of a file or directory.
     pub async fn remove(self: &Arc<Self>, cx: &Cx, dir: &Fh, name: &Name) -> Answered<ChangeInfo> {
-        let ops = [Op::Putfh(wire_fh(dir)), Op::Remove(wire_name(name))];
+        let ops = [Op::Putfh(wire_fh(dir)), Op::Remove(wire_name(name)), Op::Getattr(NODE_ATTRS)];
         let mut answer = self.compound(cx, Compound::new("REMOVE", ops)).await?;
         answer.results.putfh()?;
         match answer.results.remove() {
-            Ok(cinfo) => Ok(change_info(&cinfo)),
+            Ok(cinfo) => {
+                let attrs = self.dir_attrs(dir, &mut answer).await;
+                Ok(ChangeInfo { attrs, ..change_info(&cinfo) })
+            }
             // Sent to the server before and after its restart: the first one did it.
             Err(e) if answer.repeated && e.status() == Some(Nfsstat4::NOENT) => Ok(ChangeInfo::default()),
             Err(e) => Err(e.into()),
@@ -200,13 +216,15 @@ impl Core {
             Op::Putfh(wire_fh(dir)),
             Op::Savefh,
             Op::Rename(RenameArgs { oldname: wire_name(name), newname: wire_name(&silly) }),
+            Op::Getattr(NODE_ATTRS),
         ];
         let mut answer = self.compound(cx, Compound::new("RENAME", ops)).await?;
         answer.results.putfh()?;
         answer.results.savefh()?;
         let ok = answer.results.rename()?;
         self.hidden(file, Silly { dir: dir.clone(), name: silly });
-        Ok(change_info(&ok.target_cinfo))
+        let attrs = self.dir_attrs(dir, &mut answer).await;
+        Ok(ChangeInfo { attrs, ..change_info(&ok.target_cinfo) })
     }
 
     /// The open file has no name but this any more.
@@ -271,6 +289,10 @@ impl Core {
         }
         ops.extend([Op::Putfh(wire_fh(from.0)), Op::Savefh, Op::Putfh(wire_fh(to.0))]);
         ops.push(Op::Rename(RenameArgs { oldname: wire_name(from.1), newname: wire_name(to.1) }));
+        ops.push(Op::Getattr(NODE_ATTRS));
+        if from.0 != to.0 {
+            ops.extend([Op::Restorefh, Op::Getattr(NODE_ATTRS)]);
+        }
         let mut answer = self.compound(cx, Compound::new("RENAME", ops)).await?;
         if let Some((file, silly)) = hide {
             answer.results.putfh()?;
@@ -285,18 +307,42 @@ impl Core {
                 linked => linked?,
             };
             let silly = Silly { dir: to.0.clone(), name: silly };
-            if answer.results.status() == Nfsstat4::OK {
+            let renamed = read_rename(&mut answer);
+            if renamed.is_ok() {
                 self.hidden(&file, silly);
             } else {
                 self.remove_silly(&silly).await;
             }
+            return self.renamed(renamed?, from.0, to.0, answer).await;
         }
-        answer.results.putfh()?;
-        answer.results.savefh()?;
-        answer.results.putfh()?;
-        let ok = answer.results.rename()?;
-        Ok((change_info(&ok.source_cinfo), change_info(&ok.target_cinfo)))
+        let ok = read_rename(&mut answer)?;
+        self.renamed(ok, from.0, to.0, answer).await
     }
+
+    /// The changes of both directories, with their attributes where they came along.
+    async fn renamed(
+        self: &Arc<Self>,
+        ok: RenameOk,
+        from: &Fh,
+        to: &Fh,
+        mut answer: Answer,
+    ) -> Answered<(ChangeInfo, ChangeInfo)> {
+        let (mut source, mut target) = (change_info(&ok.source_cinfo), change_info(&ok.target_cinfo));
+        target.attrs = self.dir_attrs(to, &mut answer).await;
+        if from == to {
+            source.attrs.clone_from(&target.attrs);
+        } else if answer.results.restorefh().is_ok() {
+            source.attrs = self.dir_attrs(from, &mut answer).await;
+        }
+        Ok((source, target))
+    }
+}
+
+fn read_rename(answer: &mut Answer) -> Answered<RenameOk> {
+    answer.results.putfh()?;
+    answer.results.savefh()?;
+    answer.results.putfh()?;
+    Ok(answer.results.rename()?)
 }
 
 /// The file can have no second name.

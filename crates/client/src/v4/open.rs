@@ -11,16 +11,17 @@ use super::fail::{Answered, Fail, is_state_lost};
 use super::state::{OpenState, Step, own_fh, share, wire_fh, wire_name};
 use crate::writes::OpenMark;
 use hither_proto::nfs4::{
-    Attrs as WireAttrs, Bitmap4, CreateHow, CreateVerfAttr, Nfsstat4, Op, OpenArgs, OpenClaim,
-    OpenDelegation, OpenOk, StateOwner, Stateid, access, attr, open,
+    Attrs as WireAttrs, Bitmap4, CreateHow, CreateVerfAttr, Nfsstat4, Op, OpenArgs, OpenClaim, OpenOk,
+    StateOwner, Stateid, access, attr, open,
 };
 use hither_vfs::{
-    ChangeInfo, Create, Cx, Error, Fh, File, Name, Node, OpenAccess, OpenHow, OpenId, Opened, SetAttr,
+    ChangeInfo, Create, Cx, Error, Fh, File, Name, Node, OpenAccess, OpenHow, OpenId, Opened, Read, SetAttr,
     SetTime,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tokio::time::Instant;
 
 impl Core {
     /// Opens; see `Vfs::open`. Runs in a task of its own.
@@ -77,7 +78,8 @@ impl Core {
         let mut ops = vec![Op::Putfh(wire_fh(fh)), self.open_op(&state.owner, how, None, OpenClaim::Fh)];
         ops.extend(after_open(how));
         ops.push(Op::Getattr(NODE_ATTRS));
-        let granted = self.compound(cx, Compound::new("OPEN", ops)).await.and_then(|mut answer| {
+        let c = self.with_first_bytes(ops, how);
+        let granted = self.compound(cx, c).await.and_then(|mut answer| {
             answer.results.putfh()?;
             let ok = answer.results.open()?;
             Ok((answer, ok))
@@ -91,19 +93,14 @@ impl Core {
                 return Err(f);
             }
         };
-        let id = self.granted(&state, how.access, &ok);
-        let rest = self.finish_open(cx, fh, id, how, answer).await;
+        let (id, granted) = self.granted(&state, how.access, &ok);
+        let rest = self.finish_open(cx, fh, id, how, granted, answer).await;
         match (cut, rest.is_ok()) {
             (Some(cut), true) => cut.done(),
             (cut, _) => drop(cut),
         }
-        self.or_close(id, rest).await.map(|node| Opened {
-            node,
-            open: id,
-            created: false,
-            dir: None,
-            first: None,
-        })
+        let (node, first) = self.or_close(id, rest).await?;
+        Ok(Opened { node, open: id, created: false, dir: None, first })
     }
 
     async fn open_by_name(
@@ -125,7 +122,11 @@ impl Core {
             ops.extend(after_open(how));
         }
         ops.push(Op::Getattr(NODE_ATTRS));
-        let mut answer = self.compound(cx, Compound::new("OPEN", ops)).await?;
+        let creates = how.create != Create::No;
+        if creates && before.is_empty() {
+            ops.extend([Op::Putfh(wire_fh(base)), Op::Getattr(NODE_ATTRS)]);
+        }
+        let mut answer = self.compound(cx, self.with_first_bytes(ops, how)).await?;
         let results = &mut answer.results;
         results.putfh()?;
         for _ in before {
@@ -134,7 +135,7 @@ impl Core {
         let ok = results.open()?;
         let fh = own_fh(&results.getfh()?);
         let state = self.files.start(&fh, &cx.cred);
-        let id = self.granted(&state, how.access, &ok);
+        let (id, granted) = self.granted(&state, how.access, &ok);
         if how.truncate {
             self.writes().truncating(&fh, 0).await.done();
         }
@@ -145,21 +146,51 @@ impl Core {
             Create::IfMissing(_) => ok.cinfo.before != ok.cinfo.after,
             Create::Exclusive(_) => true,
         };
-        let rest = match &how.create {
-            Create::Exclusive(_) => {
-                let missing = exclusive_leftover(&ok.attrset, asked, later);
-                self.finish_create(cx, &fh, id, missing, answer).await
+        let rest = match creates {
+            true => {
+                let missing = match how.create {
+                    Create::Exclusive(_) => exclusive_leftover(&ok.attrset, asked, later),
+                    _ => SetAttr::default(),
+                };
+                let wire = answer.results.getattr().ok();
+                let mut dir = change_info(&ok.cinfo);
+                if before.is_empty() && answer.results.putfh().is_ok() {
+                    dir.attrs = self.dir_attrs(base, &mut answer).await;
+                }
+                let node = self.finish_create(cx, &fh, id, missing, wire, granted, answer.asked).await;
+                node.map(|node| (node, None, Some(dir)))
             }
-            _ => self.finish_open(cx, &fh, id, how, answer).await,
+            false => {
+                let rest = self.finish_open(cx, &fh, id, how, granted, answer).await;
+                rest.map(|(node, first)| (node, first, None))
+            }
         };
-        let dir = (how.create != Create::No).then(|| change_info(&ok.cinfo));
-        self.or_close(id, rest).await.map(|node| Opened { node, open: id, created, dir, first: None })
+        let (node, first, dir) = self.or_close(id, rest).await?;
+        Ok(Opened { node, open: id, created, dir, first })
+    }
+
+    /// `ops` of an OPEN, and READ behind them when first bytes are wanted and can be had.
+    fn with_first_bytes(&self, mut ops: Vec<Op>, how: &OpenHow) -> Compound {
+        match self.first_wanted(how) {
+            0 => Compound::new("OPEN", ops),
+            bytes => {
+                ops.push(Op::read(Stateid::CURRENT, 0, bytes));
+                // Opened twice it is still one open of its owner, and closed once.
+                Compound::new("OPEN", ops).uncached()
+            }
+        }
+    }
+
+    /// Bytes that an open brings along.
+    fn first_wanted(&self, how: &OpenHow) -> u32 {
+        let can = how.create == Create::No && how.access.contains(OpenAccess::READ) && !how.truncate;
+        if can && self.opts.chains { how.first_bytes.min(self.facts().rsize) } else { 0 }
     }
 
     fn open_op(&self, owner: &[u8], how: &OpenHow, create: Option<CreateHow>, claim: OpenClaim) -> Op {
         Op::Open(OpenArgs {
             seqid: 0,
-            share_access: share(how.access) | open::WANT_NO_PREFERENCE,
+            share_access: share(how.access) | self.wanted_delegation(),
             share_deny: open::SHARE_DENY_NONE,
             owner: StateOwner { clientid: 0, owner: owner.into() },
             how: create,
@@ -190,73 +221,79 @@ impl Core {
         }
     }
 
-    /// Books a granted open.
-    fn granted(self: &Arc<Self>, state: &Arc<OpenState>, access: OpenAccess, ok: &OpenOk) -> OpenId {
+    /// Books a granted open, and the delegation that came with it.
+    fn granted(
+        self: &Arc<Self>,
+        state: &Arc<OpenState>,
+        access: OpenAccess,
+        ok: &OpenOk,
+    ) -> (OpenId, Option<Stateid>) {
         state.granted(ok.stateid, access);
+        // Before the open counts as over: a recall of this delegation finds one or the other.
+        let delegation = self.note_delegation(&state.file.fh, ok);
         let id = self.files.opened(state, access);
         if let Ok(entry) = self.files.entry(id) {
             *entry.mark.lock() = Some(Arc::new(self.writes().opened(&state.file.fh)));
         }
-        let mut inner = state.file.inner.lock();
-        inner.preserved |= ok.rflags & open::RESULT_PRESERVE_UNLINKED != 0;
-        let (recall, write) = match &ok.delegation {
-            OpenDelegation::Read(d) | OpenDelegation::ReadAttrs(d) => (d.recall, false),
-            OpenDelegation::Write(d) | OpenDelegation::WriteAttrs(d) => (d.recall, true),
-            OpenDelegation::None | OpenDelegation::NoneExt(_) => (false, false),
-        };
-        if let Some(stateid) = ok.delegation.stateid() {
-            inner.delegation = Some((stateid, write));
-            drop(inner);
-            if recall || self.files.recalled_early(&stateid) {
-                self.return_delegation(&state.file, stateid);
-            }
-        }
-        id
+        state.file.inner.lock().preserved |= ok.rflags & open::RESULT_PRESERVE_UNLINKED != 0;
+        (id, delegation)
     }
 
-    /// Reads what follows OPEN (and GETFH) in the reply; repeats alone what failed there.
+    /// Reads what follows OPEN (and GETFH) in the reply; repeats alone what failed there. GETATTR stands before
+    /// READ: see `bring`.
     async fn finish_open(
         self: &Arc<Self>,
         cx: &Cx,
         fh: &Fh,
         id: OpenId,
         how: &OpenHow,
+        granted: Option<Stateid>,
         mut answer: Answer,
-    ) -> Answered<Node> {
-        let created = how.create != Create::No;
-        if how.execute && !created {
+    ) -> Answered<(Node, Option<Read>)> {
+        if how.execute {
             let allowed = answer.results.access()?;
             if allowed.access & access::EXECUTE == 0 {
                 return Err(Fail::Nfs(Nfsstat4::ACCESS));
             }
         }
-        if how.truncate && !created && answer.results.setattr().is_err() {
+        if how.truncate && answer.results.setattr().is_err() {
             let set = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
             let attrs = self.send_setattr(cx, File { fh, open: Some(id) }, &set).await?;
-            return Ok(Node { fh: fh.clone(), attrs });
+            return Ok((Node { fh: fh.clone(), attrs }, None));
         }
-        let attrs = match answer.results.getattr() {
-            Ok(wire) => self.attrs(fh, &wire, answer.asked).await?,
-            Err(_) => self.getattr(cx, fh).await?,
+        let Ok(wire) = answer.results.getattr() else {
+            let attrs = self.getattr(cx, fh).await?;
+            return Ok((Node { fh: fh.clone(), attrs }, None));
         };
-        Ok(Node { fh: fh.clone(), attrs })
+        let attrs = self.leased_by(fh, self.attrs(fh, &wire, answer.asked).await?, granted);
+        let wanted = self.first_wanted(how);
+        let first = match wanted {
+            0 => None,
+            _ => {
+                let read = answer.results.read().ok();
+                read.and_then(|read| self.first_bytes(fh, wire.size.unwrap_or(0), wanted, read).ok())
+            }
+        };
+        Ok((Node { fh: fh.clone(), attrs }, first))
     }
 
+    #[expect(clippy::too_many_arguments, reason = "all of it is about one open")]
     async fn finish_create(
         self: &Arc<Self>,
         cx: &Cx,
         fh: &Fh,
         id: OpenId,
         missing: SetAttr,
-        mut answer: Answer,
+        wire: Option<WireAttrs>,
+        granted: Option<Stateid>,
+        asked: Instant,
     ) -> Answered<Node> {
-        if missing != SetAttr::default() {
-            let attrs = self.setattr(cx, File { fh, open: Some(id) }, &missing).await?;
-            return Ok(Node { fh: fh.clone(), attrs });
-        }
-        let attrs = match answer.results.getattr() {
-            Ok(wire) => self.attrs(fh, &wire, answer.asked).await?,
-            Err(_) => self.getattr(cx, fh).await?,
+        let attrs = match wire {
+            _ if missing != SetAttr::default() => {
+                self.setattr(cx, File { fh, open: Some(id) }, &missing).await?
+            }
+            Some(wire) => self.leased_by(fh, self.attrs(fh, &wire, asked).await?, granted),
+            None => self.getattr(cx, fh).await?,
         };
         Ok(Node { fh: fh.clone(), attrs })
     }
@@ -299,9 +336,6 @@ impl Core {
             tracing::warn!(fh = ?state.file.fh, "CLOSE: {}", Error::from(f));
         }
         let Some(left) = self.files.leave(&state.file) else { return };
-        if let Some(stateid) = left.delegation {
-            self.delegreturn(&state.file.fh, stateid).await;
-        }
         if let Some(silly) = left.silly {
             self.remove_silly(&silly).await;
         }
@@ -322,10 +356,7 @@ impl Core {
                 Step::Close(stateid) => {
                     // A server may refuse to close what is locked (ganesha does).
                     self.drop_locks(state).await;
-                    let mut ops = vec![Op::Putfh(fh), Op::close(seq(stateid))];
-                    let delegation = self.files.last_delegation(&state.file);
-                    ops.extend(delegation.map(|(stateid, _)| Op::Delegreturn(stateid)));
-                    let c = Compound::new("CLOSE", ops);
+                    let c = Compound::new("CLOSE", [Op::Putfh(fh), Op::close(seq(stateid))]);
                     let closed = self.compound(&cx, c).await.and_then(|mut a| {
                         a.results.putfh()?;
                         Ok(a.results.close()?)
@@ -335,10 +366,7 @@ impl Core {
                             state.gone(&stateid);
                             continue;
                         }
-                        Err(f) => {
-                            state.file.inner.lock().delegation = delegation;
-                            (stateid, f)
-                        }
+                        Err(f) => (stateid, f),
                     }
                 }
                 Step::Downgrade(stateid, access) => {

@@ -17,7 +17,7 @@ use super::core::{Core, Phase};
 use super::fail::{Answered, Fail, is_state_lost};
 use super::lock::{LockState, length};
 use super::session::Session;
-use super::state::{FileState, OpenState, wire_fh};
+use super::state::{OpenState, wire_fh};
 use hither_proto::nfs4::{
     DelegationType, ExistLockOwner, LockArgs, LockType, Locker, Nfsstat4, Op, OpenArgs, OpenClaim,
     OpenToLockOwner, StateOwner, Stateid, open,
@@ -171,10 +171,15 @@ impl Core {
     }
 
     async fn reclaim_all(self: &Arc<Self>, session: &Arc<Session>, how: Reclaim) -> Result<(), Need> {
+        match how {
+            Reclaim::Restart => self.delegations_lost(),
+            Reclaim::Late => {
+                let core = self.clone();
+                tokio::spawn(async move { core.drop_dead_delegations().await });
+            }
+        }
         let mut claims = JoinSet::new();
         for file in self.files.all() {
-            // A new clientid has no delegations; those of an old one that is still known are kept.
-            file.inner.lock().delegation = None;
             let states: Vec<_> = file.inner.lock().states.values().cloned().collect();
             for state in states {
                 while claims.len() >= CLAIMS_AT_ONCE {
@@ -230,17 +235,19 @@ impl Core {
         self.drop_dead_delegations().await;
     }
 
+    /// Forgets the delegations that the server has revoked.
     async fn drop_dead_delegations(self: &Arc<Self>) {
-        for file in self.files.all() {
-            let Some((stateid, _)) = file.inner.lock().delegation else { continue };
-            let c = Compound::new("TEST_STATEID", [Op::TestStateid(vec![stateid.any_seqid()].into())]);
+        for some in self.delegations.all().chunks(TESTS_AT_ONCE) {
+            let stateids: Vec<_> = some.iter().map(|(_, s)| s.any_seqid()).collect();
+            let c = Compound::new("TEST_STATEID", [Op::TestStateid(stateids.into())]);
             let Ok(mut answer) = self.compound(&self.own_cx(), c).await else { return };
-            let dead =
-                answer.results.test_stateid().is_ok_and(|v| v.first().is_some_and(|s| is_state_lost(*s)));
-            if dead {
-                file.inner.lock().delegation = None;
-                let free = Compound::new("FREE_STATEID", [Op::FreeStateid(stateid.any_seqid())]);
-                let _ = self.compound(&self.own_cx(), free).await;
+            let Ok(verdicts) = answer.results.test_stateid() else { return };
+            for ((_, stateid), verdict) in some.iter().zip(verdicts.iter()) {
+                if is_state_lost(*verdict) && self.delegations.take_stateid(stateid).is_some() {
+                    self.delegations.withdraw_all();
+                    let free = Compound::new("FREE_STATEID", [Op::FreeStateid(stateid.any_seqid())]);
+                    let _ = self.compound(&self.own_cx(), free).await;
+                }
             }
         }
     }
@@ -261,7 +268,7 @@ impl Core {
         let (mut how, mut grace) = (how, Backoff::GRACE);
         loop {
             let answer = self.via(via, state, reopen(state, access, how)).await?;
-            match answer.and_then(|a| reopened(&state.file, access, state, a)) {
+            match answer.and_then(|a| self.reopened(access, state, a)) {
                 Ok(change) => {
                     let unchanged = had != 0 && change == Some(had);
                     return self.claim_locks(via, state, how, unchanged).await;
@@ -403,14 +410,14 @@ fn reopen(state: &OpenState, access: u32, how: Reclaim) -> Compound {
     Compound::new("OPEN", ops)
 }
 
-/// Takes over the new stateid; returns the file's change attribute.
-fn reopened(file: &FileState, access: u32, state: &OpenState, answer: Answer) -> Answered<Option<u64>> {
-    let mut results = answer.results;
-    results.putfh()?;
-    let ok = results.open()?;
-    state.inner.lock().reopened(ok.stateid, access);
-    if let Some(stateid) = ok.delegation.stateid() {
-        file.inner.lock().delegation = Some((stateid, false));
+impl Core {
+    /// Takes over the new stateid; returns the file's change attribute.
+    fn reopened(self: &Arc<Self>, access: u32, state: &OpenState, answer: Answer) -> Answered<Option<u64>> {
+        let mut results = answer.results;
+        results.putfh()?;
+        let ok = results.open()?;
+        state.inner.lock().reopened(ok.stateid, access);
+        self.note_delegation(&state.file.fh, &ok);
+        Ok(results.getattr().ok().and_then(|a| a.change))
     }
-    Ok(results.getattr().ok().and_then(|a| a.change))
 }

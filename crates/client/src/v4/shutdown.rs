@@ -31,6 +31,7 @@ impl Core {
                     closes.spawn(async move { core.close(&core.own_cx(), id).await });
                 }
                 while closes.join_next().await.is_some() {}
+                core.delegreturn(core.delegations.take_all_but(0)).await;
                 Ok(flushed?)
             })
             .await;

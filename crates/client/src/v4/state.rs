@@ -18,12 +18,9 @@ use bytes::Bytes;
 use hither_proto::nfs4::{self, StateOwner, Stateid, open};
 use hither_vfs::{Cred, Error, Fh, LockOwner, Name, OpenAccess, OpenId};
 use parking_lot::Mutex;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-
-/// Recalls that are remembered before the delegation is known.
-const EARLY_MAX: usize = 64;
 
 /// Owners that are remembered while nothing is open.
 const OWNERS_MAX: usize = 4096;
@@ -40,8 +37,6 @@ pub(crate) struct Files {
     pub lock_freed: tokio::sync::Notify,
     /// Opens by handle under way.
     opening: AtomicUsize,
-    /// Delegations that were recalled before the reply that grants them came.
-    early: Mutex<VecDeque<[u8; 12]>>,
     /// Makes owners of this mount differ from those of others.
     unique: u64,
     next_owner: AtomicU64,
@@ -71,8 +66,6 @@ pub(crate) struct FileInner {
     pub silly: Option<Silly>,
     /// The server keeps it while it is open (OPEN4_RESULT_PRESERVE_UNLINKED).
     pub preserved: bool,
-    /// The delegation, whether it is for writing.
-    pub delegation: Option<(Stateid, bool)>,
     /// The last `change` seen, to find out whether anybody touched the file while a lease was lost.
     pub change: u64,
     /// The last length seen.
@@ -129,7 +122,6 @@ impl Files {
             silly: AtomicUsize::new(0),
             lock_freed: tokio::sync::Notify::new(),
             opening: AtomicUsize::new(0),
-            early: Mutex::default(),
             unique,
             next_owner: AtomicU64::new(1),
         }
@@ -208,15 +200,6 @@ impl Files {
         Some(entry)
     }
 
-    /// The delegation of a file whose last use is ending: to be returned together with CLOSE.
-    pub fn last_delegation(&self, file: &FileState) -> Option<(Stateid, bool)> {
-        let _table = self.table.lock();
-        if file.users.load(Ordering::Relaxed) > 1 {
-            return None;
-        }
-        file.inner.lock().delegation.take()
-    }
-
     /// One user less. After the last one the file is forgotten; what is left to do for it is returned.
     pub fn leave(&self, file: &Arc<FileState>) -> Option<Leftover> {
         let mut table = self.table.lock();
@@ -230,7 +213,7 @@ impl Files {
         if silly.is_some() {
             self.silly.fetch_sub(1, Ordering::Relaxed);
         }
-        Some(Leftover { silly, delegation: inner.delegation.take().map(|(stateid, _)| stateid) })
+        Some(Leftover { silly })
     }
 
     /// The open `id`.
@@ -256,33 +239,9 @@ impl Files {
         self.table.lock().opens.keys().copied().collect()
     }
 
-    /// The file whose delegation this is.
-    pub fn delegated(&self, stateid: &Stateid) -> Option<Arc<FileState>> {
-        let is = |f: &&Arc<FileState>| {
-            f.inner.lock().delegation.is_some_and(|(held, _)| held.other == stateid.other)
-        };
-        self.table.lock().files.values().find(is).cloned()
-    }
-
-    /// A delegation that is not known is recalled. `true` when an open is under way whose reply may grant it.
-    pub fn remember_recall(&self, stateid: &Stateid) -> bool {
-        let under_way = self.opening.load(Ordering::SeqCst) + self.naming.load(Ordering::SeqCst);
-        if under_way == 0 {
-            return false;
-        }
-        let mut early = self.early.lock();
-        if early.len() == EARLY_MAX {
-            early.pop_front();
-        }
-        early.push_back(stateid.other);
-        true
-    }
-
-    /// Whether a delegation was recalled before it was known.
-    pub fn recalled_early(&self, stateid: &Stateid) -> bool {
-        let mut early = self.early.lock();
-        let at = early.iter().position(|other| *other == stateid.other);
-        at.is_some_and(|i| early.remove(i).is_some())
+    /// Whether any open is under way, whose reply may bring a delegation.
+    pub fn opens_under_way(&self) -> bool {
+        self.opening.load(Ordering::SeqCst) + self.naming.load(Ordering::SeqCst) > 0
     }
 
     /// `lock_owner4` of a local lock owner. Ours are recognised by their beginning.
@@ -297,8 +256,6 @@ impl Files {
 pub(crate) struct Leftover {
     /// Remove it.
     pub silly: Option<Silly>,
-    /// Return it.
-    pub delegation: Option<Stateid>,
 }
 
 /// What a state that nobody is opening needs next; see [`OpenState::next_step`].

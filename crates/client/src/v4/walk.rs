@@ -6,7 +6,7 @@
 //! even when the last name is absent.
 //!
 //! ```text
-//! PUTFH (LOOKUP GETATTR)... READDIR LOOKUP GETATTR ACCESS OPEN GETATTR READ CLOSE
+//! PUTFH GETATTR (LOOKUP GETATTR)... READDIR LOOKUP GETATTR ACCESS OPEN GETATTR READ CLOSE
 //! ```
 //!
 //! A server ends a compound at its first error. An error of LOOKUP is why the walk stops; one of READDIR costs a
@@ -30,14 +30,14 @@ use tokio::time::Instant;
 
 /// Compounds are cut in half at most this often when a server finds them too long.
 const HALVINGS: u32 = 8;
-/// SEQUENCE and PUTFH.
-const FIXED_OPS: usize = 2;
+/// SEQUENCE, PUTFH and GETATTR of the base.
+const FIXED_OPS: usize = 3;
 /// Most bytes of the reply about one name: handle, attributes, owners' names.
 const NAME_REPLY_BYTES: u32 = 1024;
 /// Most bytes of the request for one name.
 const NAME_REQUEST_BYTES: u32 = 320;
 /// A compound is not made shorter than this many operations.
-const OPS_MIN: usize = 6;
+const OPS_MIN: usize = 7;
 
 /// A walk under way.
 struct Walk<'a> {
@@ -62,6 +62,8 @@ impl Walk<'_> {
 /// One compound of a walk.
 struct Leg {
     from: Fh,
+    /// It starts at the base, whose attributes are asked for as well.
+    first: bool,
     names: Vec<Name>,
     /// Longest READDIR reply.
     listing_bytes: Option<u32>,
@@ -80,7 +82,7 @@ impl Leg {
             true => vec![Op::Getfh, Op::Getattr(NODE_ATTRS)],
             false => vec![Op::Getattr(NODE_ATTRS.with(attr::FILEHANDLE))],
         };
-        if self.names.is_empty() {
+        if self.first {
             ops.push(Op::Getattr(NODE_ATTRS));
         }
         for (i, name) in self.names.iter().enumerate() {
@@ -119,7 +121,10 @@ impl Core {
                 Ok(None) if walk.steps.len() < path.len().max(1) => {}
                 Ok(None) => return Ok(walk.end(Stop::Complete)),
                 Ok(Some(stop)) => return Ok(walk.end(stop)),
-                Err(f) if is_too_long(f.status()) && wishes => walk.want = Want::default(),
+                // A reply is garbled by knfsd (Linux 6.1) when a READDIR fails behind many names.
+                Err(f) if wishes && (is_too_long(f.status()) || matches!(f, Fail::Garbled)) => {
+                    walk.want = Want::default();
+                }
                 Err(f) if is_too_long(f.status()) && halvings < HALVINGS => {
                     self.found_too_long(sent);
                     halvings += 1;
@@ -148,6 +153,7 @@ impl Core {
         let most = self.names_at_once(limits, getfh, 0);
         let mut leg = Leg {
             from: walk.here().clone(),
+            first: walk.steps.is_empty(),
             names: left[..left.len().min(most)].to_vec(),
             listing_bytes: None,
             access: Access::empty(),
@@ -198,10 +204,13 @@ impl Core {
             self.found_too_long(2 * executed);
         }
         answer.results.putfh()?;
-        if leg.names.is_empty() {
+        if leg.first {
             let wire = answer.results.getattr()?;
             let attrs = self.attrs(&leg.from, &wire, answer.asked).await?;
-            walk.steps.push(Node { fh: leg.from.clone(), attrs });
+            match leg.names.is_empty() {
+                true => walk.steps.push(Node { fh: leg.from.clone(), attrs }),
+                false => walk.along.base = Some(attrs),
+            }
         }
         for i in 0..leg.names.len() {
             if i + 1 == leg.names.len() && leg.listing_bytes.is_some() {

@@ -1,0 +1,377 @@
+//! Delegations: files whose attributes hold until the server says otherwise (RFC 8881 section 10.4).
+//!
+//! It knows nothing of callbacks' transport and of what is kept above. While a delegation is held, attributes that were asked
+//! for after it was granted carry [`Validity::Lease`]; the layer above is told through [`Upcalls`] before it is given
+//! back. Nobody gets a lease before somebody has subscribed to be told, nor with `noac`, and no delegation is asked for then.
+//!
+//! Delegations outlive the opens that brought them, up to [`HELD_MAX`]; beyond it the least recently used go back, many in one
+//! compound. A recall is answered at once; then, in this order: no answer carries the lease any more, the layer above lets go
+//! (for at most [`WITHDRAW_TIMEOUT`]), what was written under a write delegation is committed, DELEGRETURN. A recall can
+//! overtake the reply that grants the delegation; it is remembered until that reply comes.
+//!
+//! All leases end by themselves when the lease of the client does: [`Core::watch_lease`] counts from the last renewal.
+
+use super::call::Compound;
+use super::core::Core;
+use super::state::wire_fh;
+use crate::AttrCache;
+use hither_proto::nfs4::{Nfsstat4, Op, OpenDelegation, OpenOk, Stateid, open};
+use hither_vfs::{Attrs, BoxFuture, Error, Fh, FileKind, Upcalls, Validity};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+/// Delegations that are kept.
+pub(crate) const HELD_MAX: usize = 10_000;
+/// How many go back at once when there are more.
+const EVICTED_AT_ONCE: usize = 40;
+/// How long the layer above may take to let go.
+const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
+/// Recalls that are remembered before the delegation is known.
+const EARLY_MAX: usize = 256;
+/// Compounds of DELEGRETURN in flight.
+const RETURNS_AT_ONCE: usize = 4;
+
+/// All delegations of a mount.
+pub(crate) struct Delegations {
+    held: Mutex<Held>,
+    upcalls: OnceLock<Arc<dyn Upcalls>>,
+    /// The server says that it revoked some; which is being found out.
+    suspect: AtomicBool,
+    /// Recalled before the reply that grants them came.
+    early: Mutex<VecDeque<[u8; 12]>>,
+    /// [`HELD_MAX`], but for tests.
+    pub most: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Held {
+    files: HashMap<Fh, Delegation>,
+    by_stateid: HashMap<[u8; 12], Fh>,
+    /// By last use, oldest first.
+    order: BTreeMap<u64, Fh>,
+    uses: u64,
+}
+
+struct Delegation {
+    stateid: Stateid,
+    write: bool,
+    /// When the reply that granted it came: what is asked from then on was answered under it.
+    since: Instant,
+    used: u64,
+    /// `change` and length as the server said last, for CB_GETATTR.
+    last: (u64, u64),
+}
+
+/// A delegation that is no longer held here, and still is at the server.
+#[derive(Debug, Clone)]
+pub(crate) struct Taken {
+    pub fh: Fh,
+    pub stateid: Stateid,
+    pub write: bool,
+}
+
+impl Default for Delegations {
+    fn default() -> Self {
+        Self {
+            held: Mutex::default(),
+            upcalls: OnceLock::new(),
+            suspect: AtomicBool::new(false),
+            early: Mutex::default(),
+            most: AtomicUsize::new(HELD_MAX),
+        }
+    }
+}
+
+impl Held {
+    fn touch(&mut self, fh: &Fh) {
+        let Some(d) = self.files.get_mut(fh) else { return };
+        self.order.remove(&d.used);
+        self.uses += 1;
+        d.used = self.uses;
+        self.order.insert(d.used, fh.clone());
+    }
+
+    fn take(&mut self, fh: &Fh) -> Option<Taken> {
+        let d = self.files.remove(fh)?;
+        self.by_stateid.remove(&d.stateid.other);
+        self.order.remove(&d.used);
+        Some(Taken { fh: fh.clone(), stateid: d.stateid, write: d.write })
+    }
+
+    fn take_oldest(&mut self, count: usize) -> Vec<Taken> {
+        let oldest: Vec<Fh> = self.order.values().take(count).cloned().collect();
+        oldest.iter().filter_map(|fh| self.take(fh)).collect()
+    }
+}
+
+impl Delegations {
+    /// Who is told from now on.
+    pub fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
+        if self.upcalls.set(upcalls).is_err() {
+            tracing::warn!("only the first who subscribes is told when leases end");
+        }
+    }
+
+    /// Whether what was asked about `fh` at `asked` holds as long as the delegation.
+    fn covers(&self, fh: &Fh, asked: Instant) -> bool {
+        if self.upcalls.get().is_none() || self.suspect.load(Ordering::Acquire) {
+            return false;
+        }
+        let mut held = self.held.lock();
+        let covered = held.files.get(fh).is_some_and(|d| asked >= d.since);
+        if covered {
+            held.touch(fh);
+        }
+        covered
+    }
+
+    /// Whether `fh` is held by `stateid`, so that what followed in the compound that brought it holds as long.
+    fn is(&self, fh: &Fh, stateid: &Stateid) -> bool {
+        let subscribed = self.upcalls.get().is_some() && !self.suspect.load(Ordering::Acquire);
+        subscribed && self.held.lock().files.get(fh).is_some_and(|d| d.stateid.other == stateid.other)
+    }
+
+    /// Keeps a delegation; what has to go back instead.
+    fn keep(&self, fh: &Fh, stateid: Stateid, write: bool) -> Vec<Taken> {
+        let mut held = self.held.lock();
+        let mut back = Vec::new();
+        let mut last = (0, 0);
+        if let Some(old) = held.files.get(fh) {
+            last = old.last;
+            let same = old.stateid.other == stateid.other;
+            back.extend(held.take(fh).filter(|_| !same));
+        }
+        held.uses += 1;
+        let used = held.uses;
+        let new = Delegation { stateid, write, since: Instant::now(), used, last };
+        held.files.insert(fh.clone(), new);
+        held.by_stateid.insert(stateid.other, fh.clone());
+        held.order.insert(used, fh.clone());
+        if held.files.len() > self.most.load(Ordering::Relaxed) {
+            back.extend(held.take_oldest(EVICTED_AT_ONCE));
+        }
+        back
+    }
+
+    /// Takes the delegation of `fh`.
+    pub fn take(&self, fh: &Fh) -> Option<Taken> {
+        self.held.lock().take(fh)
+    }
+
+    /// Takes the one that `stateid` names.
+    pub fn take_stateid(&self, stateid: &Stateid) -> Option<Taken> {
+        let mut held = self.held.lock();
+        let fh = held.by_stateid.get(&stateid.other)?.clone();
+        held.take(&fh)
+    }
+
+    /// Takes all but the `keep` most recently used.
+    pub fn take_all_but(&self, keep: usize) -> Vec<Taken> {
+        let mut held = self.held.lock();
+        let count = held.files.len().saturating_sub(keep);
+        held.take_oldest(count)
+    }
+
+    /// All, as they are held now.
+    pub fn all(&self) -> Vec<(Fh, Stateid)> {
+        self.held.lock().files.iter().map(|(fh, d)| (fh.clone(), d.stateid)).collect()
+    }
+
+    /// What the server said about `fh` last.
+    pub fn note(&self, fh: &Fh, change: u64, size_bytes: u64) {
+        if let Some(d) = self.held.lock().files.get_mut(fh) {
+            d.last = (change, size_bytes);
+        }
+    }
+
+    /// `change` and length of a file under a write delegation.
+    pub fn written(&self, fh: &Fh) -> Option<(u64, u64)> {
+        self.held.lock().files.get(fh).filter(|d| d.write).map(|d| d.last)
+    }
+
+    fn remember_recall(&self, stateid: &Stateid) {
+        let mut early = self.early.lock();
+        if early.len() == EARLY_MAX {
+            early.pop_front();
+        }
+        early.push_back(stateid.other);
+    }
+
+    fn recalled_early(&self, stateid: &Stateid) -> bool {
+        let mut early = self.early.lock();
+        let at = early.iter().position(|other| *other == stateid.other);
+        at.is_some_and(|i| early.remove(i).is_some())
+    }
+
+    /// Nobody has a lease any more, for a while.
+    pub fn suspend(&self, suspect: bool) {
+        self.suspect.store(suspect, Ordering::Release);
+    }
+
+    /// Tells the layer above that all leases are lost.
+    pub fn withdraw_all(&self) {
+        if let Some(upcalls) = self.upcalls.get() {
+            drop(upcalls.withdraw_all());
+        }
+    }
+
+    /// Tells the layer above; what is returned ends when it has let go of all of them.
+    fn withdraw(&self, taken: &[Taken]) -> impl Future<Output = ()> + Send + use<> {
+        let upcalls = self.upcalls.get();
+        let waits: Vec<BoxFuture<()>> =
+            upcalls.map_or_else(Vec::new, |up| taken.iter().map(|t| up.withdraw(&t.fh)).collect());
+        async move {
+            for wait in waits {
+                wait.await;
+            }
+        }
+    }
+}
+
+impl Core {
+    /// Whether delegations are of any use, as `OPEN4_SHARE_ACCESS_WANT_*`.
+    pub fn wanted_delegation(&self) -> u32 {
+        match self.delegations.upcalls.get().is_some() && self.opts.attr_cache != AttrCache::NONE {
+            true => open::WANT_NO_PREFERENCE,
+            false => open::WANT_NO_DELEG,
+        }
+    }
+
+    /// Keeps the delegation that came with an OPEN; its stateid when there was one.
+    pub fn note_delegation(self: &Arc<Self>, fh: &Fh, ok: &OpenOk) -> Option<Stateid> {
+        let (recall, write) = match &ok.delegation {
+            OpenDelegation::Read(d) | OpenDelegation::ReadAttrs(d) => (d.recall, false),
+            OpenDelegation::Write(d) | OpenDelegation::WriteAttrs(d) => (d.recall, true),
+            OpenDelegation::None | OpenDelegation::NoneExt(_) => (false, false),
+        };
+        let stateid = ok.delegation.stateid()?;
+        let mut back = self.delegations.keep(fh, stateid, write);
+        if recall || self.delegations.recalled_early(&stateid) {
+            back.extend(self.delegations.take(fh));
+        }
+        self.give_back(back);
+        Some(stateid)
+    }
+
+    /// The server wants one back.
+    pub fn recalled(self: &Arc<Self>, stateid: &Stateid) -> Result<(), Nfsstat4> {
+        if let Some(taken) = self.delegations.take_stateid(stateid) {
+            self.give_back(vec![taken]);
+            return Ok(());
+        }
+        // Perhaps the reply that grants it is under way, or came just now.
+        if !self.files.opens_under_way() && !self.owners.in_use() {
+            return Err(Nfsstat4::BAD_STATEID);
+        }
+        self.delegations.remember_recall(stateid);
+        if let Some(taken) = self.delegations.take_stateid(stateid) {
+            self.give_back(vec![taken]);
+        }
+        Ok(())
+    }
+
+    /// The lease on attributes that a question sent at `asked` brought, when there is one.
+    pub fn leased(&self, fh: &Fh, mut attrs: Attrs) -> Attrs {
+        if attrs.attr.kind == FileKind::Regular
+            && attrs.valid != Validity::Once
+            && self.delegations.covers(fh, attrs.asked)
+        {
+            attrs.valid = Validity::Lease;
+        }
+        attrs
+    }
+
+    /// The lease on attributes that came in the compound that brought the delegation `granted`, behind its OPEN.
+    pub fn leased_by(&self, fh: &Fh, mut attrs: Attrs, granted: Option<Stateid>) -> Attrs {
+        if attrs.valid != Validity::Once && granted.is_some_and(|stateid| self.delegations.is(fh, &stateid)) {
+            attrs.valid = Validity::Lease;
+        }
+        attrs
+    }
+
+    /// Gives delegations back in the background, when everybody has let go.
+    pub fn give_back(self: &Arc<Self>, taken: Vec<Taken>) {
+        if taken.is_empty() {
+            return;
+        }
+        let withdrawn = self.delegations.withdraw(&taken);
+        let core = self.clone();
+        tokio::spawn(async move {
+            if tokio::time::timeout(WITHDRAW_TIMEOUT, withdrawn).await.is_err() {
+                tracing::debug!(files = taken.len(), "not everybody let go of recalled files in time");
+            }
+            for t in taken.iter().filter(|t| t.write) {
+                if let Err(e) = core.writes().commit(&core.own_cx(), &t.fh, None).await {
+                    tracing::debug!(fh = ?t.fh, "before a delegation is returned: {e}");
+                }
+            }
+            core.delegreturn(taken).await;
+        });
+    }
+
+    /// DELEGRETURN of all `taken`, in few compounds.
+    pub async fn delegreturn(self: &Arc<Self>, taken: Vec<Taken>) {
+        let Ok(session) = self.ready().await else { return };
+        let at_once = (session.limits.max_ops as usize).saturating_sub(1) / 2;
+        let at_once = at_once.min(self.ops_limit.load(Ordering::Relaxed) / 2).max(1);
+        let mut running = JoinSet::new();
+        for some in taken.chunks(at_once) {
+            while running.len() >= RETURNS_AT_ONCE {
+                running.join_next().await;
+            }
+            let (core, some) = (self.clone(), some.to_vec());
+            running.spawn(async move { core.return_some(&some).await });
+        }
+        while running.join_next().await.is_some() {}
+    }
+
+    async fn return_some(self: &Arc<Self>, mut taken: &[Taken]) {
+        while let Some(first) = taken.first() {
+            let ops = taken.iter().flat_map(|t| [Op::Putfh(wire_fh(&t.fh)), Op::Delegreturn(t.stateid)]);
+            let c = Compound::new("DELEGRETURN", ops);
+            let done = match self.compound(&self.own_cx(), c).await {
+                Ok(mut answer) => {
+                    let one =
+                        |_: &&Taken| answer.results.putfh().is_ok() && answer.results.delegreturn().is_ok();
+                    taken.iter().take_while(one).count()
+                }
+                Err(f) => return tracing::debug!("DELEGRETURN: {}", Error::from(f)),
+            };
+            if done < taken.len() {
+                tracing::debug!(fh = ?taken[done].fh, first = ?first.fh, "a delegation could not be returned");
+            }
+            taken = &taken[taken.len().min(done + 1)..];
+        }
+    }
+
+    /// The server has none of our delegations any more.
+    pub fn delegations_lost(&self) {
+        self.delegations.take_all_but(0);
+        self.delegations.withdraw_all();
+    }
+
+    /// Ends all leases when the client's lease may have ended at the server without our knowing.
+    pub async fn watch_lease(self: &Arc<Self>) {
+        let mut told = None;
+        loop {
+            let (renewed, end) = {
+                let lease = self.lease.lock();
+                (lease.renewed, lease.renewed + lease.time)
+            };
+            if Instant::now() < end {
+                tokio::time::sleep_until(end).await;
+                continue;
+            }
+            if told != Some(renewed) {
+                told = Some(renewed);
+                self.delegations.withdraw_all();
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+}
