@@ -32,7 +32,9 @@
 //!    and a gap in that chain means that somebody else changed the directory: its names go.
 //! 5. An object that is dropped from memory leaves its barrier to those who come into its shard.
 //! 6. A change whose end is not seen (its caller gave up, the server did not answer) keeps the object out of memory for a minute.
-//! 7. An answer under a lease counts only if no lease was withdrawn since it was asked for.
+//! 7. A change of ours to an object that is not known (a name was removed or renamed that is bound to nothing we know of, or in a
+//!    directory that somebody else changed meanwhile) makes all attributes expire that were asked for before it ended.
+//! 8. An answer under a lease counts only if no lease was withdrawn since it was asked for.
 //!
 //! What is asserted by these rules is checked by random histories of two clients in the tests.
 
@@ -141,6 +143,8 @@ pub struct Meta {
     seq: AtomicU64,
     /// Grows when all leases are lost.
     leases: AtomicU64,
+    /// Attributes that were asked for before this moment do not hold: a call of ours changed an object that nobody knows.
+    fence: AtomicU64,
     creds: Mutex<(HashMap<Arc<Cred>, u32>, u32)>,
     flights: Flights,
     opens: opens::Opens,
@@ -169,6 +173,7 @@ impl Meta {
             clock: Clock::new(),
             seq: AtomicU64::new(1),
             leases: AtomicU64::new(0),
+            fence: AtomicU64::new(0),
             creds: Mutex::default(),
             flights: Flights::default(),
             opens: opens::Opens::default(),
@@ -203,6 +208,12 @@ impl Meta {
         let n = creds.1;
         creds.0.insert(cred.clone(), n);
         n
+    }
+
+    /// Something of ours changed an object, nobody knows which.
+    fn raise_fence(&self) {
+        self.fence.fetch_max(self.clock.now(), Ordering::AcqRel);
+        stats::add(&self.counters.fences, 1);
     }
 
     /// Nothing known about an object's attributes and contents holds any more.

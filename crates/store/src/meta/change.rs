@@ -3,7 +3,7 @@
 use super::learn::Ticket;
 use super::moment::Moment;
 use super::names::{Bound, Id};
-use super::objects::Dir;
+use super::objects::{Dir, Pending};
 use super::{Meta, stats};
 use hither_vfs::{Attrs, ChangeInfo, Error, Fh, Name, Node, Validity};
 
@@ -125,6 +125,7 @@ impl Changing<'_> {
     ) {
         self.settled = true;
         let meta = self.meta;
+        let takes = names.iter().any(|(_, what)| !matches!(what, Renamed::To(_)));
         let ids: Vec<_> = names.iter().map(|(name, what)| (*name, meta.bound(what, &self.ticket))).collect();
         meta.table.with(&self.fh, |_, object| {
             let alone = self.alone && object.modifying == 1 && object.barrier <= self.ticket.seq;
@@ -134,10 +135,14 @@ impl Changing<'_> {
             let now = meta.clock.now();
             let dir = object.dir_mut();
             let meddled = take_flying(dir, self.names);
-            let mut believed = false;
+            let (mut believed, mut others) = (false, false);
             match outcome {
                 Ok(changes) => {
-                    let label = advance(dir, changes, last, now);
+                    let (label, met) = advance(dir, changes, takes, last, now);
+                    if met == Met::OthersAndTook {
+                        meta.raise_fence();
+                    }
+                    others = met != Met::Nobody;
                     for (i, (name, bound)) in ids.into_iter().enumerate() {
                         match bound.filter(|_| !meddled[i.min(1)]) {
                             Some(bound) => {
@@ -159,6 +164,10 @@ impl Changing<'_> {
                         names.iter().for_each(|(name, _)| meta.doubt(dir, name));
                     }
                 }
+            }
+            if others {
+                // They may have changed rights, too.
+                object.revoke();
             }
             let attrs = outcome.ok().and_then(|c| c.last()).and_then(|change| change.attrs.as_ref());
             match attrs {
@@ -222,35 +231,52 @@ fn take_flying(dir: &mut Dir, names: [Option<u64>; 2]) -> [bool; 2] {
     })
 }
 
+/// Who else changed a directory between changes of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Met {
+    Nobody,
+    Others,
+    /// And a call of ours took a name that may not have been bound to what we knew.
+    OthersAndTook,
+}
+
 /// Follows the directory's `change` over a change of our own. Replies of calls that overlap come in any order: one that
 /// does not go on from where we are waits for its predecessor; when no call is left, somebody else's change is
-/// between. Returns the label under which the call's own names hold.
-fn advance(dir: &mut Dir, changes: &[&ChangeInfo], last: bool, now: Moment) -> Option<u64> {
+/// between. Returns the label under which the call's own names hold, and whom the changes met.
+fn advance(
+    dir: &mut Dir,
+    changes: &[&ChangeInfo],
+    takes: bool,
+    last: bool,
+    now: Moment,
+) -> (Option<u64>, Met) {
     let Some(change) = changes.last() else {
         dir.pending.clear();
         dir.reset(None, now);
-        return None;
+        return (None, if takes { Met::OthersAndTook } else { Met::Others });
     };
     for change in changes {
         if change.before != change.after || Some(change.after) != dir.label {
-            dir.pending.push((change.before, change.after, change.atomic));
+            let ChangeInfo { before, after, atomic, .. } = **change;
+            dir.pending.push(Pending { before, after, atomic, takes });
         }
     }
-    while let Some(next) = dir.pending.iter().position(|p| Some(p.0) == dir.label) {
-        let (_, after, atomic) = dir.pending.swap_remove(next);
+    while let Some(next) = dir.pending.iter().position(|p| Some(p.before) == dir.label) {
+        let Pending { after, atomic, .. } = dir.pending.swap_remove(next);
         dir.label = Some(after);
         dir.label_seen = now;
         dir.unproven |= !atomic;
         dir.tried = None;
     }
     if !last || dir.pending.is_empty() {
-        return dir.label;
+        return (dir.label, Met::Nobody);
     }
+    let met = if dir.pending.iter().any(|p| p.takes) { Met::OthersAndTook } else { Met::Others };
     // The newest of what is left is what the names of this call hold under, if nothing was between.
     let label = (dir.pending.len() == 1 && change.atomic).then_some(change.after);
     dir.pending.clear();
     dir.reset(label, now);
-    label
+    (label, met)
 }
 
 impl Drop for Changing<'_> {

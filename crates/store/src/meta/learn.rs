@@ -54,6 +54,7 @@ impl Meta {
             fresh: cx.fresh_since.map(|at| self.clock.of(at)),
             since: None,
             leases: self.leases.load(Ordering::Acquire),
+            fence: self.fence.load(Ordering::Acquire),
         }
     }
 

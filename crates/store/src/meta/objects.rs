@@ -169,6 +169,16 @@ pub(super) struct Listing {
     pub next: u64,
 }
 
+/// A change of our own that a directory's label has not followed yet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pending {
+    pub before: u64,
+    pub after: u64,
+    pub atomic: bool,
+    /// It took a name from an object.
+    pub takes: bool,
+}
+
 /// What is known about the names of a directory.
 #[derive(Debug, Default)]
 pub(super) struct Dir {
@@ -186,8 +196,8 @@ pub(super) struct Dir {
     pub listing: Option<Listing>,
     /// The label under which a listing was wished for and did not come whole.
     pub tried: Option<Option<u64>>,
-    /// Changes of our own whose predecessors' replies have not come yet: before, after, atomic.
-    pub pending: SmallVec<[(u64, u64, bool); 2]>,
+    /// Changes of our own whose predecessors' replies have not come yet.
+    pub pending: SmallVec<[Pending; 2]>,
     /// Hashes of names that calls of ours are changing, and whether another call meddled.
     pub in_flight: SmallVec<[(u64, bool); 2]>,
     /// When a file of the directory was last opened, and how often since the burst began.
@@ -328,7 +338,7 @@ impl Object {
 
     /// Whether the attributes may be used now, for somebody who needs them asked at or after `fresh`.
     pub fn holds(&self, when: &When) -> bool {
-        if self.asked == 0 {
+        if self.asked == 0 || self.asked < when.fence {
             return false;
         }
         when.fits(self.until, self.asked)
@@ -430,6 +440,8 @@ pub(super) struct When {
     pub since: Option<Moment>,
     /// The present epoch of leases.
     pub leases: u64,
+    /// Attributes that were asked for before do not hold.
+    pub fence: Moment,
 }
 
 impl When {

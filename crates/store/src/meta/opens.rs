@@ -350,7 +350,7 @@ impl Meta {
         };
         let open = self.opens.find(id)?;
         if open.reads && &open.fh == file.fh {
-            if let Some(read) = self.read_held(file.fh, at, len) {
+            if let Some(read) = self.read_held(cx, file.fh, at, len) {
                 return Ok(read);
             }
             let known = self.table.with(file.fh, |_, o| o.attr.change);
@@ -358,7 +358,7 @@ impl Meta {
             if old && open.real.get().is_none() {
                 // The time of the attributes is over: ask whether the contents are still these.
                 self.attrs(cx, file, File { fh: file.fh, open: None }).await?;
-                if let Some(read) = self.read_held(file.fh, at, len) {
+                if let Some(read) = self.read_held(cx, file.fh, at, len) {
                     return Ok(read);
                 }
             }
@@ -388,13 +388,8 @@ impl Meta {
     }
 
     /// Bytes of a file that is held whole, while its attributes hold.
-    fn read_held(&self, fh: &Fh, at: u64, len: u32) -> Option<Read> {
-        let when = When {
-            now: self.clock.now(),
-            fresh: None,
-            since: None,
-            leases: self.leases.load(Ordering::Acquire),
-        };
+    fn read_held(&self, cx: &Cx, fh: &Fh, at: u64, len: u32) -> Option<Read> {
+        let when = self.when(cx).any_age();
         let change = self.table.with(fh, |_, o| o.holds(&when).then_some(o.attr.change))??;
         let held = self.contents.find(fh, change, &self.counters)?;
         stats::add(&self.counters.content_hits, 1);

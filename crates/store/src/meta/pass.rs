@@ -35,8 +35,10 @@ impl Meta {
         let gone = target.as_ref().map(|fh| self.changing(fh));
         let changing = self.renaming(dir, &[name]);
         let outcome = call.await;
-        if let Some(gone) = gone {
-            gone.done(outcome.as_ref().map(|_| None));
+        match gone {
+            Some(gone) => gone.done(outcome.as_ref().map(|_| None)),
+            None if outcome.is_ok() => self.raise_fence(),
+            None => {}
         }
         match &outcome {
             Ok(change) => changing.renamed(Ok(&[change]), &[(name, Renamed::Gone)]),
@@ -82,6 +84,9 @@ impl Meta {
         let outcome = self.below.rename(cx, from, to, replaced, flags).await;
         for changing in touched {
             changing.done(outcome.as_ref().map(|_| None));
+        }
+        if moved.is_none() && outcome.is_ok() {
+            self.raise_fence();
         }
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         let known = |fh: &Option<Fh>| fh.as_ref().and_then(|fh| self.table.find(fh));

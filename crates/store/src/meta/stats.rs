@@ -76,6 +76,8 @@ counters! {
     content_hits,
     /// Objects dropped to stay within the memory allowed.
     evictions,
+    /// Times that all attributes expired, because a call changed an object that was not known.
+    fences,
     /// Answers not kept because something of our own changed the object meanwhile.
     overtaken,
 }

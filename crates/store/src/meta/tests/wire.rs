@@ -17,6 +17,8 @@ pub struct Wire {
     /// What an answer's validity is made of by a test; `None`: as it comes.
     lease: Mutex<bool>,
     pub upcalls: OnceLock<Arc<dyn Upcalls>>,
+    /// Called when the layer below has answered and before the answer travels back.
+    pub answered: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Whether changes of directories are told without the promise that they are atomic.
     pub vague: Mutex<bool>,
 }
@@ -35,6 +37,7 @@ impl Wire {
             most,
             lease: Mutex::new(false),
             upcalls: OnceLock::new(),
+            answered: OnceLock::new(),
             vague: Mutex::new(false),
         })
     }
@@ -100,6 +103,9 @@ macro_rules! pass_on {
                     fix(self, &mut out, asked);
                 )?
                 let _ = asked;
+                if let Some(answered) = self.answered.get() {
+                    answered();
+                }
                 self.travel().await;
                 out
             })*
