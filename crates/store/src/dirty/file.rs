@@ -195,7 +195,9 @@ impl View {
         if self.server.as_ref().is_none_or(|s| s.asked <= attrs.asked) {
             self.learn(attrs);
         }
-        self.dress(attrs, bytes, !bytes.clean || !settled);
+        // The state that a write of ours left, as its own reply told, is no older than any other answer.
+        let exact = self.base == Some(change);
+        self.dress(attrs, bytes, !bytes.clean || !(settled || exact));
     }
 
     fn learn(&mut self, attrs: &Attrs) {

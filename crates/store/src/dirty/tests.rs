@@ -62,10 +62,17 @@ impl Stack {
     }
 
     async fn with_capacity(options: DirtyOptions, capacity_bytes: u64) -> Self {
+        Self::with_clock(options, capacity_bytes, 0).await
+    }
+
+    /// The clock here is ahead of the server's.
+    async fn with_clock(options: DirtyOptions, capacity_bytes: u64, ahead_s: i64) -> Self {
         let env = env();
         let model = Arc::new(Model::new(env.clone(), Duration::from_secs(3), capacity_bytes));
         let gate = Gate::new(model);
-        let dirty = Dirty::new(gate.clone(), env, options);
+        let (wall, ahead) = (env.wall.clone(), Duration::from_secs(ahead_s.unsigned_abs()));
+        let here = move || if ahead_s < 0 { wall() - ahead } else { wall() + ahead };
+        let dirty = Dirty::new(gate.clone(), Env { wall: Arc::new(here), ..env }, options);
         let root = dirty.root(&cx()).await.unwrap().fh;
         Self { dirty, gate, root }
     }

@@ -312,7 +312,10 @@ impl Dirty {
             let mut s = file.state.lock();
             match size {
                 Some(size) => s.view.resized(Instant::now(), size, Some(&attrs)),
-                None => s.view.changed(Instant::now(), 0, Some(&attrs), false),
+                None => {
+                    let alone = s.extents.is_clean() && s.view.through == 0;
+                    s.view.changed(Instant::now(), 0, Some(&attrs), alone);
+                }
             }
             if s.extents.is_clean() {
                 // The server's times are what was asked for.

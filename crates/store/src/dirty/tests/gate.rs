@@ -39,6 +39,7 @@ struct State {
     most_waiting: HashMap<&'static str, usize>,
     calls: HashMap<&'static str, usize>,
     fate: Option<Fate>,
+    old_attrs: Option<Attrs>,
     writes: Vec<(u64, u64)>,
     stable_writes: usize,
     last_write: Option<Data>,
@@ -102,6 +103,11 @@ impl Gate {
     /// Decides about writes from now on.
     pub fn decide(&self, fate: Fate) {
         self.state.lock().fate = Some(fate);
+    }
+
+    /// Answers questions for attributes with these, as if the answer had been long on its way.
+    pub fn answer_with(&self, attrs: Option<Attrs>) {
+        self.state.lock().old_attrs = attrs;
     }
 
     /// Offset and length of the writes so far.
@@ -200,6 +206,15 @@ macro_rules! pass_on {
                 self.below.write(cx, file, at, data, stability).await
             }
 
+            async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
+                self.pass("getattr", None).await?;
+                let old = self.state.lock().old_attrs.clone();
+                match old {
+                    Some(attrs) => Ok(attrs),
+                    None => self.below.getattr(cx, file).await,
+                }
+            }
+
             fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
                 self.below.peek(cx, at)
             }
@@ -226,7 +241,6 @@ macro_rules! pass_on {
 pass_on! {
     fn root() -> Node;
     fn walk(at: Where<'_>, want: Want) -> Trail;
-    fn getattr(file: File<'_>) -> Attrs;
     fn setattr(file: File<'_>, set: &SetAttr) -> Attrs;
     fn access(fh: &Fh, want: Access) -> Access;
     fn readlink(fh: &Fh) -> Bytes;

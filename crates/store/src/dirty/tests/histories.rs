@@ -163,6 +163,13 @@ impl Run {
         assert_eq!(self.s.dirty.stats().dirty_bytes, 0, "old bytes are sent by themselves");
     }
 
+    /// Calls after which nothing may fail.
+    async fn calm(&mut self) {
+        if self.troubled {
+            self.recover().await;
+        }
+    }
+
     async fn step(&mut self, op: Op) {
         match op {
             Op::Write { open, at, len, byte } => {
@@ -188,7 +195,7 @@ impl Run {
             }
             Op::Punch { open, at, len } => self.punch(open, at, len).await,
             Op::SetTime(open) => {
-                self.recover().await;
+                self.calm().await;
                 let f = &self.opens[open];
                 let then = Time { secs: 5, nanos: self.file.len() as u32 };
                 let set = SetAttr { mtime: Some(SetTime::To(then)), ..Default::default() };
@@ -222,7 +229,7 @@ impl Run {
 
     /// What cannot be sent cannot be punched or copied: only on a server that is well.
     async fn punch(&mut self, open: usize, at: u64, len: u64) {
-        self.recover().await;
+        self.calm().await;
         let f = &self.opens[open];
         let hole = FileRange { start_bytes: at, end_bytes: at + len };
         self.s.dirty.deallocate(&cx(), At { fh: &f.0, open: Some(f.1) }, hole).await.unwrap();
@@ -231,7 +238,7 @@ impl Run {
     }
 
     async fn copy(&mut self, open: usize, from: u64, to: u64, len: u64) {
-        self.recover().await;
+        self.calm().await;
         let f = &self.opens[open];
         let file = At { fh: &f.0, open: Some(f.1) };
         let n = self.s.dirty.copy(&cx(), file, from, file, to, len).await.unwrap();
@@ -244,7 +251,7 @@ impl Run {
     }
 
     async fn reopen(&mut self, open: usize, cut: bool) {
-        self.recover().await;
+        self.calm().await;
         let closed = self.s.close(&self.opens[open]).await;
         if let Err(e) = closed {
             self.must_be_trouble(e);

@@ -147,6 +147,42 @@ async fn times_that_were_seen_stay() {
     assert_eq!(s.gate.calls("write"), 2);
 }
 
+/// The server's clock decides, also for who asks early, and whichever clock is ahead.
+#[tokio::test(start_paused = true)]
+async fn times_that_were_seen_are_the_servers() {
+    for ahead_s in [-1000, 0, 1000] {
+        let s = Stack::with_clock(DirtyOptions::default(), u64::MAX, ahead_s).await;
+        let f = s.open("f").await;
+        s.write(&f, 0, pattern(1, 1000)).await.unwrap();
+        let seen = attrs(&s, &f).await.attr;
+        s.close(&f).await.unwrap();
+        let after = s.gate.below().getattr(&cx(), At { fh: &f.0, open: None }).await.unwrap().attr;
+        assert_eq!((seen.mtime, seen.ctime, seen.size_bytes), (after.mtime, after.ctime, 1000));
+    }
+}
+
+/// An answer that was on its way while bytes were sent lacks them.
+#[tokio::test(start_paused = true)]
+async fn old_answers_do_not_shorten_a_file() {
+    let s = Stack::new(no_stat_flush()).await;
+    let f = s.open("f").await;
+    let old = attrs(&s, &f).await;
+    assert_eq!(old.attr.size_bytes, 0);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    s.write(&f, 0, pattern(1, 3 * MIB)).await.unwrap();
+    let written = attrs(&s, &f).await.attr;
+    s.commit(&f).await.unwrap();
+    s.gate.answer_with(Some(old.clone()));
+    let seen = attrs(&s, &f).await;
+    assert_eq!((seen.attr.size_bytes, seen.attr.change), (3 * MIB, written.change));
+    assert!(seen.attr.mtime >= written.mtime);
+    assert_eq!(s.read(&f, 3 * MIB - 10, 100).await.len(), 10);
+    // One that was asked for later is somebody else's doing.
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    s.gate.answer_with(Some(Attrs { asked: tokio::time::Instant::now(), ..old }));
+    assert_eq!(attrs(&s, &f).await.attr.size_bytes, 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn local_size_and_times_are_shown_everywhere() {
     let s = Stack::new(no_stat_flush()).await;
