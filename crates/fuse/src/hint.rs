@@ -22,7 +22,7 @@ pub(crate) mod record;
 
 use crate::inode::{Inode, Inodes, Moment};
 use bytes::Bytes;
-use caller::SystemCall;
+use caller::{Caller, SystemCall};
 use calls::Purpose;
 use hither_vfs::{Access, Cred, Name, Read, Trail, Want};
 use parking_lot::Mutex;
@@ -230,9 +230,10 @@ impl Hints {
         now: Instant,
     ) -> Result<Hint, Missed> {
         let _reading = self.reading()?;
-        let call = SystemCall::of(tid)?;
+        let caller = Caller::open(tid)?;
+        let call = caller.call()?;
         let (text, intent) = read_paths(tid, &call)?;
-        if SystemCall::of(tid)? != call {
+        if caller.call()? != call {
             return Err(Missed::MovedOn);
         }
         let above = |parts: &[Bytes]| inodes.agreement(dir, parts, &self.mount);

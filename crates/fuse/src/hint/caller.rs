@@ -6,7 +6,7 @@
 
 use super::Missed;
 use std::ffi::c_void;
-use std::io::Read;
+use std::os::unix::fs::FileExt;
 
 /// Longest path, with its NUL (`PATH_MAX`).
 pub(crate) const PATH_MAX_BYTES: usize = 4096;
@@ -25,25 +25,41 @@ pub(crate) struct SystemCall {
     pub at: (u64, u64),
 }
 
-impl SystemCall {
-    /// The call that thread `tid` is in.
-    pub fn of(tid: u32) -> Result<Self, Missed> {
+/// A thread, to be looked at more than once.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    file: std::fs::File,
+}
+
+impl Caller {
+    /// Thread `tid`, by its number here.
+    pub fn open(tid: u32) -> Result<Self, Missed> {
         if tid == 0 {
             return Err(Missed::Unseen);
         }
-        let path = format!("/proc/{tid}/syscall");
+        let file = std::fs::File::open(format!("/proc/{tid}/syscall"));
+        file.map(|file| Self { file }).map_err(|_| Missed::Unreadable)
+    }
+
+    /// The call that the thread is in now.
+    pub fn call(&self) -> Result<SystemCall, Missed> {
         for _ in 0..TRIES {
             let mut text = [0; 256];
-            let len = match std::fs::File::open(&path).and_then(|mut f| f.read(&mut text)) {
-                Ok(len) => len,
-                Err(_) => return Err(Missed::Unreadable),
-            };
+            // From the start each time: only then the file is made anew.
+            let len = self.file.read_at(&mut text, 0).map_err(|_| Missed::Unreadable)?;
             match &text[..len] {
                 b"running\n" => std::thread::yield_now(),
-                line => return Self::parse(line).ok_or(Missed::OtherCall),
+                line => return SystemCall::parse(line).ok_or(Missed::OtherCall),
             }
         }
         Err(Missed::Running)
+    }
+}
+
+impl SystemCall {
+    /// The call that thread `tid` is in.
+    pub fn of(tid: u32) -> Result<Self, Missed> {
+        Caller::open(tid)?.call()
     }
 
     /// Parses a line of `/proc/TID/syscall` (proc(5)): `number arg0 … arg5 sp pc`, or `-1 sp pc` outside of any call.
