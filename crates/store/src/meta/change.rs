@@ -90,6 +90,11 @@ impl Changing<'_> {
                 Some(attrs) if alone => meta.store_attrs(object, attrs, &self.ticket, true),
                 _ => object.expire(),
             }
+            let last = object.modifying == 0;
+            if let Some(dir) = object.known_dir().filter(|dir| last && !dir.pending.is_empty()) {
+                meta.left_over(dir, meta.clock.now());
+                object.revoke();
+            }
             if unknown {
                 object.extra().unsettled_until = meta.clock.now() + UNSETTLED_NANOS;
             }
@@ -100,11 +105,16 @@ impl Changing<'_> {
     /// The call changed nothing after all.
     pub fn nothing(mut self) {
         self.settled = true;
-        let names = self.names;
-        self.meta.table.with(&self.fh, |_, object| {
+        let (names, meta) = (self.names, self.meta);
+        meta.table.with(&self.fh, |_, object| {
             object.modifying = object.modifying.saturating_sub(1);
-            if let Some(dir) = object.known_dir() {
-                take_flying(dir, names);
+            let last = object.modifying == 0;
+            let Some(dir) = object.known_dir() else { return };
+            take_flying(dir, names);
+            if last && !dir.pending.is_empty() {
+                meta.left_over(dir, meta.clock.now());
+                object.revoke();
+                object.expire();
             }
         });
     }
@@ -135,7 +145,7 @@ impl Changing<'_> {
             let now = meta.clock.now();
             let dir = object.dir_mut();
             let meddled = take_flying(dir, self.names);
-            let (mut believed, mut others) = (false, false);
+            let (mut believed, mut others, mut followed) = (false, false, None);
             match outcome {
                 Ok(changes) => {
                     let (label, met) = advance(dir, changes, takes, last, now);
@@ -152,9 +162,7 @@ impl Changing<'_> {
                             None => meta.doubt(dir, name),
                         }
                     }
-                    if let Some(label) = label {
-                        object.attr.change = label;
-                    }
+                    followed = label;
                 }
                 Err(e) if is_unknown(e) => dir.reset(None, now),
                 // Nothing was changed; what was believed about the names may be wrong.
@@ -164,6 +172,14 @@ impl Changing<'_> {
                         names.iter().for_each(|(name, _)| meta.doubt(dir, name));
                     }
                 }
+            }
+            if last && !dir.pending.is_empty() {
+                // Others waited for a predecessor that was none of ours.
+                others = true;
+                meta.left_over(dir, now);
+            }
+            if let Some(label) = followed {
+                object.attr.change = label;
             }
             if others {
                 // They may have changed rights, too.
@@ -189,6 +205,15 @@ impl Meta {
         dir.names.remove(&self.table.hasher, name.as_bytes());
         dir.names.unlist();
         dir.listing = None;
+    }
+
+    /// No call of ours is left to close the gap before changes of ours: somebody else changed the directory.
+    fn left_over(&self, dir: &mut Dir, now: Moment) {
+        if dir.pending.iter().any(|p| p.takes) {
+            self.raise_fence();
+        }
+        dir.pending.clear();
+        dir.reset(None, now);
     }
 
     /// Whether an error shows that what is known about a name is not so.
@@ -294,9 +319,13 @@ impl Drop for Changing<'_> {
             object.expire();
             object.revoke();
             let now = meta.clock.now();
+            let last = object.modifying == 0;
             if let Some(dir) = object.known_dir() {
                 take_flying(dir, self.names);
                 dir.reset(None, now);
+                if last {
+                    meta.left_over(dir, now);
+                }
             }
             object.extra().unsettled_until = now + UNSETTLED_NANOS;
         });

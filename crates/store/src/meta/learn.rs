@@ -140,12 +140,13 @@ impl Meta {
             if !self.may_keep(object, ticket) {
                 return id;
             }
+            // An answer from before a change that we know by now tells nothing about names and rights after it.
+            if object.dir_mut().label != label {
+                return id;
+            }
             object.grant(cred, Access::LOOKUP, Access::LOOKUP, until);
             let young = self.is_young(object);
             let dir = object.dir_mut();
-            if dir.label != label {
-                return id;
-            }
             if label.is_some() && young && found.asked < dir.label_seen + TICK_NANOS {
                 dir.unproven = true;
             }
@@ -243,31 +244,29 @@ impl Meta {
 
     /// Keeps rights and first bytes of the last step of a walk.
     fn learn_along(&self, cx: &Cx, node: &Node, wanted: Access, trail: &Trail, ticket: &Ticket) {
-        let until = self.end(ticket, &node.attrs.valid, self.clock.of(node.attrs.asked));
-        let until = if until & LEASE != 0 { 0 } else { until };
+        let under = (&node.fh, node.attrs.attr.change);
         if let Some(have) = trail.along.access {
-            self.learn_rights(&cx.cred, &node.fh, wanted | have, have, until, ticket);
+            self.learn_rights(&cx.cred, under, wanted | have, have, ticket);
         }
         if let Some(read) = &trail.along.first {
-            self.learn_rights(&cx.cred, &node.fh, Access::READ, Access::READ, until, ticket);
+            self.learn_rights(&cx.cred, under, Access::READ, Access::READ, ticket);
             self.contents.learn(&node.fh, &node.attrs.attr, read, self.options.small_file_bytes, false);
         }
     }
 
-    /// Keeps rights that hold as long as the object's attributes, and at least until then.
+    /// Keeps rights that were found under this `change`; they hold as long as the object's attributes.
     pub(super) fn learn_rights(
         &self,
         cred: &Arc<Cred>,
-        fh: &Fh,
+        (fh, change): (&Fh, u64),
         known: Access,
         have: Access,
-        until: Moment,
         ticket: &Ticket,
     ) {
         let cred = self.cred(cred);
         self.table.with(fh, |_, object| {
-            if self.may_keep(object, ticket) {
-                object.grant(cred, known, have, until);
+            if object.attr.change == change && self.may_keep(object, ticket) {
+                object.grant(cred, known, have, 0);
             }
         });
     }
@@ -293,12 +292,12 @@ impl Meta {
             if !self.may_keep(object, ticket) {
                 return id.slot;
             }
+            if object.dir_mut().label != label {
+                return id.slot;
+            }
             object.grant(cred, Access::READ, Access::READ, 0);
             let young = self.is_young(object);
             let dir = object.dir_mut();
-            if dir.label != label {
-                return id.slot;
-            }
             if label.is_some() && young && ticket.asked < dir.label_seen + TICK_NANOS {
                 dir.unproven = true;
             }

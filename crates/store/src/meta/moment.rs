@@ -3,8 +3,11 @@
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Nanoseconds since the layer began, at least 1. 0 is "never".
+/// Nanoseconds since the layer began, at least [`FIRST`]. 0 is "never".
 pub(super) type Moment = u64;
+
+/// The beginning. What lies before it is older than any question.
+pub(super) const FIRST: Moment = 2;
 
 /// The bit that makes the end of a validity a lease; the rest is the number of the lease's epoch.
 pub(super) const LEASE: u64 = 1 << 63;
@@ -29,11 +32,11 @@ impl Clock {
     /// The moment of an instant; everything before the beginning is the beginning.
     pub fn of(&self, at: Instant) -> Moment {
         let since = at.saturating_duration_since(self.base).as_nanos();
-        1 + u64::try_from(since).map_or(LEASE - 2, |nanos| nanos.min(LEASE - 2))
+        FIRST + u64::try_from(since).map_or(LEASE / 2, |nanos| nanos.min(LEASE / 2))
     }
 
     /// The instant of a moment.
     pub fn instant(&self, at: Moment) -> Instant {
-        self.base + Duration::from_nanos((at & !LEASE).saturating_sub(1))
+        self.base + Duration::from_nanos((at & !LEASE).saturating_sub(FIRST))
     }
 }

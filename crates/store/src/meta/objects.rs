@@ -1,6 +1,6 @@
 //! One object as it is kept: packed attributes, times, and what only some objects have.
 
-use super::moment::{LEASE, Moment};
+use super::moment::{FIRST, LEASE, Moment};
 use super::names::{Bound, Id, Names};
 use bytes::Bytes;
 use hither_vfs::{Access, Attr, FileKind, Time};
@@ -385,7 +385,7 @@ impl Object {
     /// The attributes no longer hold.
     pub fn expire(&mut self) {
         self.until = 0;
-        self.asked = self.asked.min(1);
+        self.asked = self.asked.min(FIRST - 1);
     }
 
     /// Notes rights that a question brought. `until`: they hold at least so long.

@@ -171,7 +171,7 @@ impl Meta {
         self.note_use(id, ticket.asked);
         if how.access.contains(OpenAccess::READ) && !opened.created {
             let right = if how.execute { Access::EXECUTE } else { Access::READ };
-            self.learn_rights(&cx.cred, &node.fh, right, right, 0, ticket);
+            self.learn_rights(&cx.cred, (&node.fh, node.attrs.attr.change), right, right, ticket);
         }
         if let Some(read) = &opened.first {
             self.contents.learn(&node.fh, &node.attrs.attr, read, self.options.small_file_bytes, false);

@@ -159,8 +159,11 @@ impl Meta {
             }
         }
         let ticket = self.ticket();
+        let change = self.table.with(fh, |_, o| o.attr.change);
         let have = self.below.access(cx, fh, all).await.map_err(|e| self.failed(fh, e))?;
-        self.learn_rights(&cx.cred, fh, all, have, 0, &ticket);
+        if let Some(change) = change {
+            self.learn_rights(&cx.cred, (fh, change), all, have, &ticket);
+        }
         Ok(have & want)
     }
 

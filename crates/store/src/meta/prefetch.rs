@@ -30,7 +30,8 @@ impl Meta {
             // Servers let the owner of a file read it by handle whatever its mode says, so that alone does not prove that
             // he may open it.
             if fetched.attrs.attr.mode & 0o400 != 0 {
-                self.learn_rights(&cx.cred, fh, Access::READ, Access::READ, 0, &ticket);
+                let under = (fh, fetched.attrs.attr.change);
+                self.learn_rights(&cx.cred, under, Access::READ, Access::READ, &ticket);
             }
             let small = self.options.small_file_bytes;
             if self.contents.learn(fh, &fetched.attrs.attr, &fetched.read, small, true) {

@@ -119,7 +119,9 @@ impl Chronicle {
         let (old, new) = (&self.truths[at - 1].1, &self.truths[at].1);
         let mut keys = Vec::new();
         for fh in old.attrs.keys().chain(new.attrs.keys()) {
-            if old.attrs.get(fh) != new.attrs.get(fh) {
+            // That the last close of a removed file makes it vanish is no change of it.
+            let removed = old.attrs.get(fh).is_some_and(|a| a.3 == 0) && !new.attrs.contains_key(fh);
+            if old.attrs.get(fh) != new.attrs.get(fh) && !removed {
                 keys.push(Key::Object(fh.clone()));
             }
         }
