@@ -282,7 +282,7 @@ impl Vfs for V4 {
 
     async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         let (dir, name) = (dir.clone(), name.clone());
-        detached!(self, cx, |core, cx| core.remove(&cx, &dir, &name))
+        detached!(self, cx, |core, cx| core.remove(&cx, &dir, &name, None))
     }
 
     async fn rename(

@@ -218,6 +218,17 @@ async fn walks() {
     assert!(matches!(trail.stop, Stop::Complete), "{:?}", trail.stop);
     assert_eq!(trail.steps.len(), 60);
     assert_eq!(trail.steps[59].fh, dir);
+    let want = Want { listing_bytes: 100_000, access: Access::READ, ..Want::default() };
+    for depth in [10, 15, 16, 17, 18, 19, 20, 21, 22] {
+        let at = Where { base: &m.dir, path: &path[..depth] };
+        let short = m.vfs.walk(&m.cx, at, want).await.unwrap();
+        assert!(matches!(short.stop, Stop::Complete));
+        assert_eq!(short.steps[depth - 1].fh, trail.steps[depth - 1].fh);
+        if let Some(listing) = &short.along.listing {
+            assert_eq!(listing.entries[0].name, path[depth - 1]);
+        }
+        assert!(short.along.listing.is_some() || depth > 18);
+    }
     m.close(&m.create("file").await).await;
     m.vfs.symlink(&m.cx, &m.dir, &name("link"), &Bytes::from("d0"), &mode(0o777)).await.unwrap();
     let stop = async |names: &[&str]| {

@@ -135,7 +135,7 @@ impl Model {
                 cookie,
                 fileid: ino,
                 kind: Some(s.object(ino).attr.kind),
-                node: nodes.then(|| self.node(&s, ino)),
+                node: nodes.then(|| self.node(s, ino)),
             });
         }
         Ok(DirPage { entries, verifier: *b"model\0\0\0", eof })
@@ -261,8 +261,8 @@ impl Vfs for Model {
         let s = self.state.lock();
         let (steps, stop) = self.steps(&s, cx, at)?;
         let last = at.path.len().checked_sub(1);
-        let mut along = Along::default();
-        along.base = last.is_some().then(|| s.ino(at.base).map(|base| self.attrs(&s, base))).transpose()?;
+        let base = last.is_some().then(|| s.ino(at.base).map(|base| self.attrs(&s, base))).transpose()?;
+        let mut along = Along { base, ..Along::default() };
         if want.listing_bytes > 0 && last.is_some_and(|last| steps.len() >= last) {
             let dir = last.and_then(|last| last.checked_sub(1)).map_or(at.base, |i| &steps[i].fh);
             along.listing = self.page(&s, cx, dir, 0, want.listing_bytes, true).ok();

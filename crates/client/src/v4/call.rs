@@ -65,6 +65,11 @@ impl Compound {
         Self { label, ops: all, pivot, patient: pivot, cache }
     }
 
+    /// Whether the operation with which `answer` ends is the first that changes something, or before it.
+    pub fn changed_nothing(&self, answer: &Answer) -> bool {
+        answer.results.remaining() <= self.pivot
+    }
+
     /// What stands behind the first `needed` operations are wishes: not worth waiting for.
     pub fn wishes_from(mut self, needed: usize) -> Self {
         self.patient = self.patient.min(needed);

@@ -11,12 +11,13 @@
 //!
 //! All leases end by themselves when the lease of the client does: [`Core::watch_lease`] counts from the last renewal.
 
-use super::call::Compound;
+use super::call::{Answer, Compound};
 use super::core::Core;
+use super::fail::Answered;
 use super::state::wire_fh;
 use crate::AttrCache;
 use hither_proto::nfs4::{Nfsstat4, Op, OpenDelegation, OpenOk, Stateid, open};
-use hither_vfs::{Attrs, BoxFuture, Error, Fh, FileKind, Upcalls, Validity};
+use hither_vfs::{Attrs, BoxFuture, Cx, Error, Fh, FileKind, Upcalls, Validity};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -312,6 +313,33 @@ impl Core {
             }
             core.delegreturn(taken).await;
         });
+    }
+
+    /// Executes `ops`, which take the name of a file whose delegation is `held`, and returns that in the same compound: a
+    /// handle without a name may be of no use to return it by. Its results are taken off.
+    pub async fn returning(
+        self: &Arc<Self>,
+        cx: &Cx,
+        label: &'static str,
+        held: Option<Taken>,
+        ops: Vec<Op>,
+    ) -> Answered<Answer> {
+        let mut repeated = false;
+        if let Some(held) = held {
+            // Nobody is waited for: it is the layer above that asks for this.
+            drop(self.delegations.withdraw(std::slice::from_ref(&held)));
+            let first = [Op::Putfh(wire_fh(&held.fh)), Op::Delegreturn(held.stateid)];
+            let c = Compound::new(label, first.into_iter().chain(ops.iter().cloned()));
+            let mut answer = self.compound(cx, c).await?;
+            let returned = answer.results.putfh().is_ok() && answer.results.delegreturn().is_ok();
+            let waits = matches!(answer.results.status(), Nfsstat4::DELAY | Nfsstat4::GRACE);
+            if returned && !(waits && Compound::new(label, ops.clone()).changed_nothing(&answer)) {
+                return Ok(answer);
+            }
+            repeated = answer.repeated;
+        }
+        let answer = self.compound(cx, Compound::new(label, ops)).await?;
+        Ok(Answer { repeated: answer.repeated || repeated, ..answer })
     }
 
     /// DELEGRETURN of all `taken`, in few compounds.

@@ -8,6 +8,7 @@
 use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Backoff, Compound, interruptible};
 use super::core::Core;
+use super::delegation::Taken;
 use super::fail::{Answered, Fail};
 use super::open::change_info;
 use super::state::{FileState, wire_fh, wire_name};
@@ -170,13 +171,20 @@ impl Core {
         if let Some(file) = target.and_then(|fh| self.needs_name(fh)) {
             return self.silly_rename(cx, &file, dir, name).await;
         }
-        self.remove(cx, dir, name).await
+        self.remove(cx, dir, name, target).await
     }
 
     /// REMOVE of a file or directory.
-    pub async fn remove(self: &Arc<Self>, cx: &Cx, dir: &Fh, name: &Name) -> Answered<ChangeInfo> {
-        let ops = [Op::Putfh(wire_fh(dir)), Op::Remove(wire_name(name)), Op::Getattr(NODE_ATTRS)];
-        let mut answer = self.compound(cx, Compound::new("REMOVE", ops)).await?;
+    pub async fn remove(
+        self: &Arc<Self>,
+        cx: &Cx,
+        dir: &Fh,
+        name: &Name,
+        target: Option<&Fh>,
+    ) -> Answered<ChangeInfo> {
+        let held = target.and_then(|fh| self.delegations.take(fh));
+        let ops = vec![Op::Putfh(wire_fh(dir)), Op::Remove(wire_name(name)), Op::Getattr(NODE_ATTRS)];
+        let mut answer = self.returning(cx, "REMOVE", held, ops).await?;
         answer.results.putfh()?;
         match answer.results.remove() {
             Ok(cinfo) => {
@@ -243,7 +251,7 @@ impl Core {
 
     /// Removes what is left of a file after its last close.
     pub async fn remove_silly(self: &Arc<Self>, silly: &Silly) {
-        match self.remove(&self.own_cx(), &silly.dir, &silly.name).await {
+        match self.remove(&self.own_cx(), &silly.dir, &silly.name, None).await {
             Ok(_) | Err(Fail::Nfs(Nfsstat4::NOENT | Nfsstat4::STALE)) => {}
             Err(f) => tracing::warn!(name = ?silly.name, "a removed file stays behind: {}", Error::from(f)),
         }
@@ -265,7 +273,8 @@ impl Core {
         let mut delay = Backoff::DELAY;
         loop {
             let hide = replaced.and_then(|fh| self.needs_name(fh)).map(|file| (file, self.silly_name()));
-            match self.rename_once(cx, from, to, hide).await {
+            let held = replaced.filter(|_| hide.is_none()).and_then(|fh| self.delegations.take(fh));
+            match self.rename_once(cx, from, to, hide, held).await {
                 // After the link for the replaced file was made the compound is not repeated by itself.
                 Err(Fail::Nfs(Nfsstat4::DELAY)) => {
                     interruptible(Some(&cx.cancel), tokio::time::sleep(delay.step())).await?;
@@ -281,6 +290,7 @@ impl Core {
         from: (&Fh, &Name),
         to: (&Fh, &Name),
         hide: Option<(Arc<FileState>, Name)>,
+        held: Option<Taken>,
     ) -> Answered<(ChangeInfo, ChangeInfo)> {
         let mut ops = Vec::with_capacity(8);
         if let Some((file, silly)) = &hide {
@@ -293,7 +303,7 @@ impl Core {
         if from.0 != to.0 {
             ops.extend([Op::Restorefh, Op::Getattr(NODE_ATTRS)]);
         }
-        let mut answer = self.compound(cx, Compound::new("RENAME", ops)).await?;
+        let mut answer = self.returning(cx, "RENAME", held, ops).await?;
         if let Some((file, silly)) = hide {
             answer.results.putfh()?;
             answer.results.savefh()?;
@@ -302,7 +312,7 @@ impl Core {
                 Err(e) if is_no_link(e.status()) => {
                     // As the Linux client does it always: for a moment the target name is absent.
                     self.silly_rename(cx, &file, to.0, to.1).await?;
-                    return Box::pin(self.rename_once(cx, from, to, None)).await;
+                    return Box::pin(self.rename_once(cx, from, to, None, None)).await;
                 }
                 linked => linked?,
             };

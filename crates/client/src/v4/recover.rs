@@ -418,6 +418,10 @@ impl Core {
         let ok = results.open()?;
         state.inner.lock().reopened(ok.stateid, access);
         self.note_delegation(&state.file.fh, &ok);
-        Ok(results.getattr().ok().and_then(|a| a.change))
+        let attrs = results.getattr().ok();
+        if let Some((change, size)) = attrs.as_ref().and_then(|a| a.change.zip(a.size)) {
+            self.delegations.note(&state.file.fh, change, size);
+        }
+        Ok(attrs.and_then(|a| a.change))
     }
 }

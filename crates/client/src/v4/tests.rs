@@ -1,5 +1,6 @@
 //! Conversations with a server in memory, on virtual time: slots, recovery, interrupted calls, recalls.
 
+mod chains;
 mod server;
 
 use super::*;
@@ -339,7 +340,7 @@ async fn recall() {
     let a = t.create("a").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(t.server.count("DELEGRETURN"), 0);
-    t.server.recall(Stateid { seqid: 1, other: [0xde; 12] }, "a");
+    t.server.recall(Stateid { seqid: 1, other: server::delegation("a").other }, "a");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(t.server.count("DELEGRETURN"), 1);
     assert_eq!(t.server.lock().callbacks_answered, [Nfsstat4::OK]);

@@ -45,6 +45,15 @@ pub struct State {
     pub delegate: bool,
     pub senders: Vec<PeerSender>,
     pub callbacks_answered: Vec<Nfsstat4>,
+    /// Operations of each compound executed, SEQUENCE left out.
+    pub compounds: Vec<Vec<NfsOpnum4>>,
+    /// Most operations that the server says it takes, and that it takes without saying so (RESOURCE).
+    pub max_ops: u32,
+    pub really_takes: usize,
+    /// Does not give the filehandle as an attribute.
+    pub no_fh_attr: bool,
+    /// The next request with this operation is executed, its reply neither sent nor kept.
+    pub lose_uncached: Option<NfsOpnum4>,
     cb_seq: u32,
 }
 
@@ -98,7 +107,7 @@ impl Server {
         let server = Self::default();
         {
             let mut s = server.0.lock();
-            (s.boot, s.slots) = (1, 8);
+            (s.boot, s.slots, s.max_ops, s.really_takes) = (1, 8, 96, 1000);
         }
         let serve = server.clone();
         net.serve(move |mut peer| {
@@ -203,6 +212,15 @@ impl Server {
         {
             session.slots[slot as usize].busy = false;
         }
+        if s.lose_uncached.is_some_and(|op| ops.contains(&op)) {
+            s.lose_uncached = None;
+            if let Some((session, slot)) = slot
+                && let Some(session) = s.sessions.get_mut(&session)
+            {
+                session.slots[slot as usize].reply = None;
+            }
+            return;
+        }
         if s.lose_reply.is_some_and(|op| ops.contains(&op)) {
             s.lose_reply = None;
             return;
@@ -211,6 +229,15 @@ impl Server {
         e.raw(&reply);
         sender.send(rpc::reply(header.xid, e));
     }
+}
+
+/// The delegation that a file's opens bring.
+pub fn delegation(file: &str) -> Stateid {
+    let mut other = [0xde; 12];
+    for (to, from) in other.iter_mut().skip(1).zip(file.bytes()) {
+        *to = from;
+    }
+    Stateid { seqid: 1, other }
 }
 
 pub fn handle(file: &str) -> Fh {
@@ -223,6 +250,16 @@ struct Cur {
     fh: Option<Fh>,
     client: Clientid,
     stateid: Option<Stateid>,
+}
+
+impl Cur {
+    /// The current stateid for its special value.
+    fn resolve(&self, stateid: Stateid) -> Result<Stateid, Nfsstat4> {
+        match stateid == Stateid::CURRENT {
+            true => self.stateid.ok_or(Nfsstat4::BAD_STATEID),
+            false => Ok(stateid),
+        }
+    }
 }
 
 impl State {
@@ -251,8 +288,12 @@ impl State {
         };
         let mut results = Vec::new();
         let mut slot = None;
+        if let Some(Op::Sequence(_)) = call.ops.first() {
+            self.compounds.push(call.ops.iter().skip(1).map(Op::number).collect());
+        }
         for (i, op) in call.ops.iter().enumerate() {
             let res = match op {
+                op if i > 0 && i >= self.really_takes => OpRes::failed(op.number(), Nfsstat4::RESOURCE),
                 Op::Sequence(seq) if i == 0 => match self.sequence(seq) {
                     Ok(Ok((client, ok))) => {
                         (cur.client, slot) = (client, Some((seq.sessionid, seq.slotid)));
@@ -288,6 +329,7 @@ impl State {
         if seq.sequenceid == slot.seqid {
             return match &slot.reply {
                 Some(reply) if !slot.busy => Ok(Err(reply.clone())),
+                None if !slot.busy => Err(Nfsstat4::RETRY_UNCACHED_REP),
                 _ => Err(Nfsstat4::DELAY),
             };
         }
@@ -361,7 +403,7 @@ impl State {
                 OpRes::Remove(known.ok_or(Nfsstat4::NOENT))
             }
             Op::Open(a) => OpRes::Open(self.open(a, cur)),
-            Op::Close(a) => OpRes::Close(self.close(a)),
+            Op::Close(a) => OpRes::Close(self.close(a, cur)),
             Op::OpenDowngrade(a) => OpRes::OpenDowngrade(self.downgrade(a)),
             Op::Read(a) => OpRes::Read(self.read(a, cur)),
             Op::Write(a) => OpRes::Write(self.write(a, cur)),
@@ -400,6 +442,10 @@ impl State {
             }
             Op::FreeStateid(_) => OpRes::FreeStateid(Ok(())),
             Op::Delegreturn(_) => OpRes::Delegreturn(Ok(())),
+            Op::Access(want) => {
+                OpRes::Access(Ok(AccessOk { supported: *want, access: *want & !access::EXECUTE }))
+            }
+            Op::Readdir(_) => OpRes::Readdir(self.list(cur)),
             other => OpRes::failed(other.number(), Nfsstat4::NOTSUPP),
         }
     }
@@ -436,6 +482,7 @@ impl State {
         let slots = vec![Slot::default(); slots as usize];
         let mut fore = a.fore_chan_attrs;
         fore.maxrequests = slots.len() as u32;
+        fore.maxoperations = self.max_ops;
         self.sessions.insert(sessionid, Session { client: a.clientid, slots });
         Ok(CreateSessionOk {
             sessionid,
@@ -467,6 +514,9 @@ impl State {
             numlinks: Some(1),
             ..Attrs::default()
         };
+        if !self.no_fh_attr {
+            a.filehandle = cur.fh.clone();
+        }
         let rare = a.rare_mut();
         rare.lease_time = Some(60);
         rare.suppattr_exclcreat = Some(Bitmap4::of(&[attr::MODE]));
@@ -479,9 +529,31 @@ impl State {
         if name == "export" {
             return Ok(());
         }
+        if cur.fh.as_ref().is_some_and(|fh| &fh[..] != ROOT) && !self.file(cur)?.dir {
+            return Err(Nfsstat4::NOTDIR);
+        }
         self.files.get(&name).ok_or(Nfsstat4::NOENT)?;
         cur.fh = Some(handle(&name));
         Ok(())
+    }
+
+    /// All names, whichever the directory is.
+    fn list(&mut self, cur: &mut Cur) -> Result<ReaddirOk, Nfsstat4> {
+        let here = cur.fh.clone();
+        let root = here.as_ref().is_some_and(|fh| &fh[..] == ROOT);
+        if !root && !self.file(cur)?.dir {
+            return Err(Nfsstat4::NOTDIR);
+        }
+        let names: Vec<_> = self.files.keys().cloned().collect();
+        let mut entries = vec![];
+        for (i, name) in names.iter().enumerate() {
+            cur.fh = Some(handle(name));
+            let mask = Bitmap4::of(&[attr::TYPE, attr::CHANGE, attr::SIZE, attr::FILEHANDLE]);
+            let (name, attrs) = (Component::copy(name.as_bytes()), self.attrs(cur, mask)?);
+            entries.push(Entry { cookie: i as u64 + 3, name, attrs });
+        }
+        cur.fh = here;
+        Ok(ReaddirOk { cookieverf: [0; 8], entries: hither_proto::xdr::Chain(entries), eof: true })
     }
 
     fn create(&mut self, name: &Component, cur: &mut Cur) -> Result<CreateOk, Nfsstat4> {
@@ -516,7 +588,9 @@ impl State {
             cur.fh = Some(handle(&name));
         }
         let file = Self::name(cur)?;
-        self.file(cur)?;
+        if self.file(cur)?.dir {
+            return Err(Nfsstat4::ISDIR);
+        }
         let owner = Bytes::copy_from_slice(&a.owner.owner);
         let mine = |o: &Open| o.client == cur.client && o.owner == owner && o.file == file;
         let other = self.opens.iter().find(|(_, o)| mine(o)).map(|(id, _)| *id);
@@ -529,7 +603,7 @@ impl State {
         cur.stateid = Some(stateid);
         let delegation = match self.delegate {
             true => OpenDelegation::Read(ReadDelegation {
-                stateid: Stateid { seqid: 1, other: [0xde; 12] },
+                stateid: delegation(&Self::name(cur)?),
                 recall: false,
                 permissions: Ace { ace_type: 0, flag: 0, access_mask: 0, who: OwnerName::default() },
             }),
@@ -539,7 +613,8 @@ impl State {
         Ok(OpenOk { stateid, cinfo, rflags: 0, attrset: Bitmap4::of(&[attr::MODE]), delegation })
     }
 
-    fn close(&mut self, a: &CloseArgs) -> Result<Stateid, Nfsstat4> {
+    fn close(&mut self, a: &CloseArgs, cur: &Cur) -> Result<Stateid, Nfsstat4> {
+        let a = CloseArgs { stateid: cur.resolve(a.stateid)?, ..*a };
         let open = self.opens.get(&a.stateid.other).ok_or(Nfsstat4::BAD_STATEID)?;
         if a.stateid.seqid != 0 && a.stateid.seqid < open.seqid {
             return Err(Nfsstat4::OLD_STATEID);
@@ -563,7 +638,7 @@ impl State {
     }
 
     fn read(&mut self, a: &ReadArgs, cur: &Cur) -> Result<ReadOk, Nfsstat4> {
-        self.stateid(&a.stateid)?;
+        self.stateid(&cur.resolve(a.stateid)?)?;
         let data = &self.file(cur)?.data;
         let start = data.len().min(a.offset as usize);
         let end = data.len().min(start + a.count as usize);

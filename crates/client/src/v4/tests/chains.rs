@@ -1,0 +1,360 @@
+//! Chains of names and questions about many objects, what they bring along, and delegations as leases.
+
+use super::*;
+use hither_vfs::{BoxFuture, Stop, Validity};
+use parking_lot::Mutex;
+use server::delegation;
+
+const WANT: Want = Want { listing_bytes: 16384, read_bytes: 4096, access: Access::READ };
+
+/// A mount at whose server the directories `names` and the files `files` are.
+async fn tree(prepare: impl Fn(&mut server::State), dirs: &[&str], files: &[&str]) -> Test {
+    let t = Test::with(options(), Conditions::default(), |s| prepare(&mut s.lock())).await;
+    {
+        let mut s = t.server.lock();
+        let file = |dir| server::File { dir, change: 1, ..server::File::default() };
+        s.files.extend(dirs.iter().map(|n| ((*n).to_owned(), file(true))));
+        let data = |n: &&str| format!("data of {n}").into_bytes();
+        s.files
+            .extend(files.iter().map(|n| ((*n).to_owned(), server::File { data: data(n), ..file(false) })));
+        s.compounds.clear();
+    }
+    t
+}
+
+impl Test {
+    async fn walk(&self, path: &[&str], want: Want) -> Trail {
+        let path: Vec<_> = path.iter().map(|n| name(n)).collect();
+        self.v4.walk(&cx(), Where { base: &self.root, path: &path }, want).await.unwrap()
+    }
+
+    /// The lengths of all compounds since the last time.
+    fn sent(&self) -> Vec<usize> {
+        self.server.lock().compounds.drain(..).map(|ops| ops.len()).collect()
+    }
+}
+
+fn fh(file: &str) -> Fh {
+    Fh(Bytes::copy_from_slice(&server::handle(file)))
+}
+
+fn bytes(read: &Read) -> &[u8] {
+    &read.data.parts()[0]
+}
+
+/// A path with everything that is wanted of its end is one compound, and nothing stays open.
+#[tokio::test(start_paused = true)]
+async fn a_path_and_all_wishes_in_one_compound() {
+    let t = tree(|_| {}, &["a", "b"], &["f"]).await;
+    let trail = t.walk(&["a", "b", "f"], WANT).await;
+    assert!(matches!(trail.stop, Stop::Complete));
+    assert_eq!(trail.steps.iter().map(|n| n.fh.clone()).collect::<Vec<_>>(), [fh("a"), fh("b"), fh("f")]);
+    let first = trail.along.first.unwrap();
+    assert_eq!((bytes(&first), first.eof), (&b"data of f"[..], true));
+    assert_eq!(trail.along.access, Some(Access::READ));
+    assert_eq!(trail.along.base.unwrap().attr.kind, hither_vfs::FileKind::Directory);
+    assert_eq!(trail.along.listing.unwrap().entries.len(), 3);
+    // PUTFH GETATTR, three names, READDIR, ACCESS, OPEN GETATTR READ CLOSE.
+    assert_eq!(t.sent(), [2 + 6 + 1 + 1 + 4]);
+    assert_eq!(t.server.lock().opens.len(), 0);
+    // With nothing wanted it is the names alone; with an empty path the base with what is wanted.
+    assert!(t.walk(&["a", "b", "f"], Want::default()).await.along.listing.is_none());
+    let f = fh("f");
+    let base = t.v4.walk(&cx(), Where::fh(&f), WANT).await.unwrap();
+    assert_eq!((base.steps.len(), bytes(&base.along.first.unwrap())), (1, &b"data of f"[..]));
+    assert_eq!(t.sent(), [8, 7]);
+    t.check();
+}
+
+/// An absent last name comes with the listing; what is no file, or may not be read, without bytes; no second compound.
+#[tokio::test(start_paused = true)]
+async fn wishes_that_cannot_be_had_cost_nothing() {
+    let t = tree(|_| {}, &["a"], &["f"]).await;
+    let trail = t.walk(&["a", "none"], WANT).await;
+    assert!(matches!(trail.stop, Stop::Missing(_)));
+    assert_eq!((trail.steps.len(), trail.along.listing.unwrap().entries.len()), (1, 2));
+    let trail = t.walk(&["a"], WANT).await;
+    assert!(matches!(trail.stop, Stop::Complete) && trail.along.first.is_none());
+    for (op, status) in [
+        (NfsOpnum4::OPEN, Nfsstat4::ACCESS),
+        (NfsOpnum4::OPEN, Nfsstat4::DELAY),
+        (NfsOpnum4::OPEN, Nfsstat4::GRACE),
+        (NfsOpnum4::ACCESS, Nfsstat4::SERVERFAULT),
+    ] {
+        t.server.lock().fail = vec![(op, status)];
+        let trail = t.walk(&["a", "f"], WANT).await;
+        assert!(matches!(trail.stop, Stop::Complete) && trail.along.first.is_none());
+        assert_eq!(trail.steps.len(), 2);
+    }
+    // A name below a file: READDIR says so already.
+    let trail = t.walk(&["f", "x"], WANT).await;
+    assert!(matches!(trail.stop, Stop::NotDirectory) && trail.steps.len() == 1);
+    assert_eq!(t.sent().len(), 7);
+    // Only a directory that may not be listed costs a second compound.
+    t.server.lock().fail = vec![(NfsOpnum4::READDIR, Nfsstat4::ACCESS)];
+    let trail = t.walk(&["a", "f"], WANT).await;
+    assert!(matches!(trail.stop, Stop::Complete) && trail.along.listing.is_none());
+    assert_eq!(bytes(&trail.along.first.unwrap()), b"data of f");
+    assert_eq!(t.sent().len(), 2);
+    t.check();
+}
+
+/// A READ that fails behind its OPEN leaves nothing open.
+#[tokio::test(start_paused = true)]
+async fn what_was_opened_in_passing_is_closed() {
+    let t = tree(|_| {}, &[], &["f", "g"]).await;
+    t.server.lock().fail = vec![(NfsOpnum4::READ, Nfsstat4::IO), (NfsOpnum4::READ, Nfsstat4::IO)];
+    assert!(t.walk(&["f"], WANT).await.along.first.is_none());
+    let reads = t.v4.read_many(&cx(), &[fh("f"), fh("g")], 100).await;
+    assert!(reads[0].is_err());
+    assert_eq!(bytes(&reads[1].as_ref().unwrap().read), b"data of g");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(t.server.lock().opens.len(), 0);
+    t.check();
+}
+
+/// Limits of the session, limits that the server does not tell, and `chain-max` and `nochain` cut paths into pieces; what the
+/// server refuses is learnt.
+#[tokio::test(start_paused = true)]
+async fn chains_split_at_limits() {
+    let names: Vec<String> = (0..40).map(|i| format!("d{i}")).collect();
+    let path: Vec<&str> = names.iter().map(String::as_str).collect();
+    let t = tree(|s| s.max_ops = 50, &path, &["f"]).await;
+    // SEQUENCE is not counted here: 23 names, then 17 with the wishes.
+    let all = [&path[..39], &["f"]].concat();
+    let trail = t.walk(&all, WANT).await;
+    assert!(matches!(trail.stop, Stop::Complete) && trail.steps.len() == 40);
+    assert!(trail.along.first.is_some() && trail.along.listing.is_some());
+    assert_eq!(t.sent(), [48, 1 + 34 + 6]);
+
+    let t = tree(|s| s.really_takes = 20, &path, &[]).await;
+    let trail = t.walk(&path, Want::default()).await;
+    assert!(matches!(trail.stop, Stop::Complete) && trail.steps.len() == 40, "{:?}", trail.stop);
+    let first = t.sent();
+    assert_eq!(first[0], 2 + 80);
+    assert!(first[1..].iter().all(|&ops| ops < 20), "{first:?}");
+    t.walk(&path, Want::default()).await;
+    let second = t.sent();
+    assert!(second.len() <= first.len() && second.iter().all(|&ops| ops < 20), "{second:?}");
+
+    let t = tree(|_| {}, &path, &[]).await;
+    t.server.lock().fail = vec![(NfsOpnum4::PUTFH, Nfsstat4::TOO_MANY_OPS)];
+    assert_eq!(t.walk(&path, Want::default()).await.steps.len(), 40);
+    // Half as many operations as were refused: 19 names each.
+    assert_eq!(t.sent(), [82, 40, 1 + 38, 1 + 4]);
+
+    for (chains, chain_max, compounds) in [(true, Some(10), 4), (false, None, 40)] {
+        let t = Test::with(Options { chains, chain_max, ..options() }, Conditions::default(), |_| {}).await;
+        let dir = server::File { dir: true, ..server::File::default() };
+        t.server.lock().files.extend(names.iter().map(|n| (n.clone(), dir.clone())));
+        t.sent();
+        let trail = t.walk(&path, WANT).await;
+        assert_eq!((trail.steps.len(), t.sent().len()), (40, compounds));
+        assert_eq!(trail.along.listing.is_some(), chains);
+    }
+}
+
+/// A server that leaves the filehandle out of the attributes is asked for it.
+#[tokio::test(start_paused = true)]
+async fn getfh_where_it_is_needed() {
+    let t = tree(|s| s.no_fh_attr = true, &["a"], &["f"]).await;
+    for compounds in [2, 1] {
+        let trail = t.walk(&["a", "f"], WANT).await;
+        assert_eq!(trail.steps.iter().map(|n| n.fh.clone()).collect::<Vec<_>>(), [fh("a"), fh("f")]);
+        assert_eq!(t.sent().len(), compounds);
+    }
+}
+
+/// A reply that the server did not keep (RETRY_UNCACHED_REP) is had by asking again; what it opened is closed.
+#[tokio::test(start_paused = true)]
+async fn a_lost_reply_that_was_not_kept() {
+    let t = tree(|_| {}, &["a"], &["f"]).await;
+    for op in [NfsOpnum4::LOOKUP, NfsOpnum4::OPEN, NfsOpnum4::GETATTR] {
+        t.server.lock().lose_uncached = Some(op);
+        let net = t.net.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            net.cut(Cut::Reset);
+        });
+        match op {
+            NfsOpnum4::LOOKUP => assert_eq!(t.walk(&["a", "f"], WANT).await.steps.len(), 2),
+            NfsOpnum4::OPEN => assert!(t.v4.read_many(&cx(), &[fh("f")], 9).await[0].is_ok()),
+            _ => drop(t.v4.getattr(&cx(), File { fh: &fh("f"), open: None }).await.unwrap()),
+        }
+        assert_eq!(t.server.lock().lose_uncached, None);
+    }
+    assert_eq!(t.server.lock().opens.len(), 0);
+    t.check();
+}
+
+/// Many objects are few compounds; one that fails costs one more and spoils no other.
+#[tokio::test(start_paused = true)]
+async fn many_objects_in_few_compounds() {
+    let names: Vec<String> = (0..60).map(|i| format!("f{i}")).collect();
+    let files: Vec<&str> = names.iter().map(String::as_str).collect();
+    let t = tree(|s| s.max_ops = 50, &["dir"], &files).await;
+    let mut all: Vec<Fh> = names.iter().map(|n| fh(n)).collect();
+    let attrs = t.v4.getattr_many(&cx(), &all).await;
+    assert!(attrs.iter().all(|a| a.is_ok()));
+    // 24 at once.
+    assert_eq!(t.sent().len(), 3);
+    (all[3], all[40]) = (fh("gone"), fh("dir"));
+    let attrs = t.v4.getattr_many(&cx(), &all).await;
+    assert_eq!(attrs.iter().filter(|a| a.is_err()).count(), 1);
+    assert_eq!((errno(attrs[3].clone()), t.sent().len()), (libc::ESTALE, 4));
+    let reads = t.v4.read_many(&cx(), &all, 6).await;
+    for (i, read) in reads.iter().enumerate() {
+        match (i, read) {
+            (3 | 40, read) => assert!(read.is_err()),
+            (_, Ok(f)) => assert_eq!((bytes(&f.read), f.read.eof), (&b"data o"[..], false)),
+            (_, Err(e)) => panic!("{i}: {e}"),
+        }
+    }
+    // Nine at once, and two that go on behind a failure.
+    assert_eq!(t.sent().len(), 7 + 2);
+    assert_eq!(t.server.lock().opens.len(), 0);
+    let lists = t.v4.list_many(&cx(), &[t.root.clone(), fh("f1"), fh("dir")], 65536).await;
+    assert_eq!(lists[0].as_ref().unwrap().1.entries.len(), 61);
+    assert!(lists[1].is_err() && lists[2].is_ok());
+    // A busy object is no reason to wait.
+    t.server.lock().fail = vec![(NfsOpnum4::OPEN, Nfsstat4::DELAY)];
+    let began = Instant::now();
+    let reads = t.v4.read_many(&cx(), &all[..3], 6).await;
+    assert!(reads.iter().filter(|r| r.is_err()).count() == 1 && began.elapsed() < Duration::from_millis(10));
+    t.check();
+}
+
+/// An open brings the first bytes, by name and by handle; the open stays.
+#[tokio::test(start_paused = true)]
+async fn opens_bring_first_bytes() {
+    let t = tree(|_| {}, &[], &["f"]).await;
+    let (n, f) = (name("f"), fh("f"));
+    let how = OpenHow { access: OpenAccess::READ, first_bytes: 100, ..how(Create::No) };
+    for at in [Where::fh(&f), Where::name(&t.root, &n)] {
+        let opened = t.v4.open(&cx(), at, &how).await.unwrap();
+        let first = opened.first.clone().unwrap();
+        assert_eq!((bytes(&first), first.eof), (&b"data of f"[..], true));
+        assert_eq!((t.sent().len(), t.server.lock().opens.len()), (1, 1));
+        t.v4.close(&cx(), &f, opened.open).await.unwrap();
+        t.sent();
+        // Bytes that cannot be read at once are not there; the open is.
+        t.server.lock().fail = vec![(NfsOpnum4::READ, Nfsstat4::IO)];
+        let opened = t.v4.open(&cx(), at, &how).await.unwrap();
+        assert!(opened.first.is_none());
+        t.v4.close(&cx(), &f, opened.open).await.unwrap();
+        assert_eq!((t.sent().len(), t.server.lock().opens.len()), (2, 0));
+    }
+    t.check();
+}
+
+/// What is told from below, and how many DELEGRETURNs the server had seen then.
+#[derive(Default)]
+struct Told {
+    server: Server,
+    withdrawn: Mutex<Vec<(Fh, usize)>>,
+    all: AtomicU64,
+    slowly: Duration,
+}
+
+impl Upcalls for Told {
+    fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
+        self.withdrawn.lock().push((fh.clone(), self.server.count("DELEGRETURN")));
+        let slowly = self.slowly;
+        Box::pin(async move { tokio::time::sleep(slowly).await })
+    }
+
+    fn withdraw_all(&self) -> BoxFuture<()> {
+        self.all.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async {})
+    }
+}
+
+async fn leased(files: &[&str], slowly: Duration) -> (Test, Arc<Told>) {
+    let t = tree(|s| s.delegate = true, &["dir"], files).await;
+    let told = Arc::new(Told { server: t.server.clone(), slowly, ..Told::default() });
+    t.v4.subscribe(told.clone());
+    (t, told)
+}
+
+impl Test {
+    async fn validity(&self, file: &str) -> Validity {
+        self.v4.getattr(&cx(), File { fh: &fh(file), open: None }).await.unwrap().valid
+    }
+}
+
+/// A delegation is a lease on attributes until it is recalled; the recall is answered at once, the layer above lets go first,
+/// then it is returned.
+#[tokio::test(start_paused = true)]
+async fn a_recall_withdraws_before_it_returns() {
+    for slowly in [Duration::from_millis(500), Duration::from_secs(100)] {
+        let (t, told) = leased(&["f"], slowly).await;
+        assert!(matches!(t.validity("f").await, Validity::Until(_)));
+        let trail = t.walk(&["f"], WANT).await;
+        assert_eq!(trail.steps[0].attrs.valid, Validity::Lease);
+        assert_eq!(t.validity("f").await, Validity::Lease);
+        t.server.recall(delegation("f"), "f");
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        assert_eq!(t.server.lock().callbacks_answered, [Nfsstat4::OK]);
+        assert_eq!(*told.withdrawn.lock(), [(fh("f"), 0)]);
+        assert!(matches!(t.validity("f").await, Validity::Until(_)));
+        assert_eq!(t.server.count("DELEGRETURN"), 0);
+        // Somebody who does not let go is not waited for longer than two seconds.
+        tokio::time::sleep(slowly.min(Duration::from_secs(2))).await;
+        assert_eq!(t.server.count("DELEGRETURN"), 1);
+        t.check();
+    }
+}
+
+/// Without anybody to tell there is no lease.
+#[tokio::test(start_paused = true)]
+async fn no_lease_without_somebody_to_tell() {
+    let t = tree(|s| s.delegate = true, &[], &["f"]).await;
+    assert!(matches!(t.walk(&["f"], WANT).await.steps[0].attrs.valid, Validity::Until(_)));
+}
+
+/// Delegations stay after the last close, go back in batches when there are too many, with a removal in its compound, and all
+/// at the end.
+#[tokio::test(start_paused = true)]
+async fn delegations_are_kept_and_bounded() {
+    let names: Vec<String> = (0..130).map(|i| format!("f{i}")).collect();
+    let files: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (t, told) = leased(&files, Duration::ZERO).await;
+    t.v4.core.delegations.most.store(100, Ordering::Relaxed);
+    let all: Vec<Fh> = names.iter().map(|n| fh(n)).collect();
+    let opened = t.v4.open(&cx(), Where::fh(&all[0]), &how(Create::No)).await.unwrap();
+    t.v4.close(&cx(), &all[0], opened.open).await.unwrap();
+    assert_eq!(t.validity("f0").await, Validity::Lease);
+    for (fh, read) in all.iter().zip(t.v4.read_many(&cx(), &all, 5).await) {
+        assert_eq!(read.unwrap().attrs.valid, Validity::Lease, "{fh:?}");
+    }
+    t.sent();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((told.withdrawn.lock().len(), t.server.count("DELEGRETURN")), (40, 40));
+    assert_eq!(t.sent(), [80]);
+    assert_eq!(t.validity("f129").await, Validity::Lease);
+    t.v4.unlink(&cx(), &t.root, &name("f129"), Some(&all[129])).await.unwrap();
+    assert_eq!(t.server.count("DELEGRETURN"), 41);
+    // One GETATTR, and one compound that returns and removes.
+    assert_eq!(t.sent(), [2, 5]);
+    t.v4.shutdown(&cx()).await.unwrap();
+    assert_eq!(t.server.count("DELEGRETURN"), 130);
+    assert_eq!(t.sent().len(), 2);
+    t.check();
+}
+
+/// Leases end with the client's lease, however long the server is away, and with the client itself.
+#[tokio::test(start_paused = true)]
+async fn leases_end_with_the_clients_lease() {
+    let (t, told) = leased(&["f"], Duration::ZERO).await;
+    t.walk(&["f"], WANT).await;
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!(told.all.load(Ordering::Relaxed), 0);
+    t.net.cut(Cut::BlackHole);
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!(told.all.load(Ordering::Relaxed), 1);
+    t.server.expire();
+    t.net.heal();
+    assert!(matches!(t.validity("f").await, Validity::Until(_)));
+    assert!(told.all.load(Ordering::Relaxed) > 1);
+    t.check();
+}
