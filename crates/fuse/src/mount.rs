@@ -33,6 +33,10 @@ pub struct Config {
     pub threads: usize,
     /// flock(2) and fcntl(2) locks go to the server; else they are between processes of this machine only.
     pub server_locks: bool,
+    /// There are extended attributes; when there are none for any file, the kernel asks once.
+    pub xattrs: bool,
+    /// Bytes can be copied without coming here; when they never can, the kernel asks once.
+    pub server_copy: bool,
     /// Largest READ and WRITE, in bytes; a multiple of 4096, at most 1 MiB.
     pub max_io_bytes: u32,
     /// Asynchronous requests (read-ahead, direct I/O in parts) under way at most.
@@ -56,6 +60,8 @@ impl Default for Config {
             read_ahead_kb: Some(4096),
             threads: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
             server_locks: true,
+            xattrs: true,
+            server_copy: true,
             max_io_bytes: 1 << 20,
             max_background: 64,
             hints: true,

@@ -43,6 +43,10 @@ impl Call {
         if !matches!(op, Op::Lookup { .. } | Op::Readlink | Op::Open { .. }) {
             self.session.hints.over(self.head.tid);
         }
+        if self.is_never_served(&op) {
+            // The kernel does without from now on.
+            return Err(Error::new(libc::ENOSYS));
+        }
         match op {
             Op::Lookup { name } => self.lookup(name).await,
             Op::Getattr { fh } => self.getattr(fh).await,
@@ -94,6 +98,18 @@ impl Call {
             Op::Destroy | Op::Forget { .. } | Op::BatchForget { .. } | Op::Init(_) | Op::Interrupt { .. } => {
                 Ok(Answer::empty())
             }
+        }
+    }
+
+    /// Whether the layer below never does such a thing, for any file.
+    fn is_never_served(&self, op: &Op) -> bool {
+        let config = &self.session.config;
+        match op {
+            Op::Setxattr { .. } | Op::Getxattr { .. } | Op::Listxattr { .. } | Op::Removexattr { .. } => {
+                !config.xattrs
+            }
+            Op::CopyRange { .. } => !config.server_copy,
+            _ => false,
         }
     }
 

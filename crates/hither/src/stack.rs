@@ -196,6 +196,8 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         mount_flags: mount_flags(&job.wanted),
         // Without NLM, locks of NFSv3 are between the processes of this machine: the kernel's own do that.
         server_locks: c.version != Version::V3,
+        xattrs: c.version != Version::V3,
+        server_copy: c.version == Version::V42,
         max_io_bytes: largest & !4095,
         hints: job.wanted.chains,
         close_to_open: job.wanted.close_to_open,
@@ -240,13 +242,7 @@ impl Teller {
             age_s: 0,
             pid: std::process::id(),
         };
-        Self {
-            part,
-            stats: c.stats.clone(),
-            mounted,
-            meta: client.meta.clone(),
-            dirty: client.dirty.clone(),
-        }
+        Self { part, stats: c.stats.clone(), mounted, meta: client.meta.clone(), dirty: client.dirty.clone() }
     }
 
     /// Everything.

@@ -27,32 +27,11 @@ impl Call {
         let file = File { fh: &handle, open: open.as_ref().map(|f| f.open) };
         let cx = open.as_ref().map_or_else(|| self.cx(), |f| self.cx_of(f.cred.clone()));
         let call = self.session.vfs.getattr(&cx, file);
-        let attrs = self.patiently(&self.session.last_root, None, call).await?;
-        self.attr_answer(&inode, &attrs, asked).await
-    }
-
-    /// The outcome of `call`; for the mount point `last` or `fallback` when it does not come in time.
-    async fn patiently<T: Clone>(
-        &self,
-        last: &Mutex<Option<T>>,
-        fallback: Option<T>,
-        call: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
-        if self.head.nodeid != ROOT_ID {
-            return call.await;
-        }
-        let known = last.lock().clone().or(fallback);
-        let result = match known {
-            None => call.await,
-            Some(known) => match tokio::time::timeout(ROOT_PATIENCE, call).await {
-                Ok(result) => result,
-                Err(_) => return Ok(known),
-            },
+        let attrs = match self.head.nodeid {
+            ROOT_ID => patiently(&self.session.last_root, None, call).await?,
+            _ => call.await?,
         };
-        if let Ok(value) = &result {
-            *last.lock() = Some(value.clone());
-        }
-        result
+        self.attr_answer(&inode, &attrs, asked).await
     }
 
     async fn attr_answer(&self, inode: &Inode, attrs: &Attrs, asked: Moment) -> Result<Answer> {
@@ -118,7 +97,10 @@ impl Call {
         let call = self.session.vfs.statfs(&cx, &handle);
         // No blocks: the size is unknown, and df(1) leaves the file system out.
         let unknown = FsStat { name_max_bytes: 255, ..FsStat::default() };
-        let s = self.patiently(&self.session.last_statfs, Some(unknown), call).await?;
+        let s = match self.head.nodeid {
+            ROOT_ID => patiently(&self.session.last_statfs, Some(unknown), call).await?,
+            _ => call.await?,
+        };
         let mut o = Out::with_capacity(80);
         for bytes in [s.total_bytes, s.free_bytes, s.avail_bytes] {
             o.u64(bytes / STATFS_BLOCK_BYTES);
@@ -128,6 +110,26 @@ impl Call {
         o.u32(STATFS_BLOCK_BYTES as u32).u32(s.name_max_bytes).u32(STATFS_BLOCK_BYTES as u32).zeros(28);
         Ok(Answer::bytes(o.into_vec()))
     }
+}
+
+/// The outcome of a call about the mount point; `last` or `fallback` when it does not come in time.
+async fn patiently<T: Clone>(
+    last: &Mutex<Option<T>>,
+    fallback: Option<T>,
+    call: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let known = last.lock().clone().or(fallback);
+    let result = match known {
+        None => call.await,
+        Some(known) => match tokio::time::timeout(ROOT_PATIENCE, call).await {
+            Ok(result) => result,
+            Err(_) => return Ok(known),
+        },
+    };
+    if let Ok(value) = &result {
+        *last.lock() = Some(value.clone());
+    }
+    result
 }
 
 /// Rights that access(2)'s mask asks for.
@@ -161,5 +163,37 @@ fn wanted(set: &SetattrIn) -> SetAttr {
         size_bytes: has(fattr::SIZE).then_some(set.size),
         atime: time(fattr::ATIME, fattr::ATIME_NOW, set.atime),
         mtime: time(fattr::MTIME, fattr::MTIME_NOW, set.mtime),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::{pending, ready};
+
+    #[tokio::test(start_paused = true)]
+    async fn the_mount_point_answers_without_its_server() {
+        let last = Mutex::new(None);
+        let began = Instant::now();
+        // Nothing seen yet: what is made up for that case, after the time a server has.
+        assert_eq!(patiently(&last, Some(1), pending()).await, Ok(1));
+        assert_eq!(began.elapsed(), ROOT_PATIENCE);
+        assert_eq!(*last.lock(), None, "what is made up is not remembered");
+        // An answer is remembered, an error is not.
+        assert_eq!(patiently(&last, Some(1), ready(Ok(7))).await, Ok(7));
+        assert_eq!(
+            patiently(&last, Some(1), ready(Err(Error::new(libc::EIO)))).await,
+            Err(Error::new(libc::EIO))
+        );
+        let late = async {
+            tokio::time::sleep(2 * ROOT_PATIENCE).await;
+            Ok(8)
+        };
+        assert_eq!(patiently(&last, Some(1), late).await, Ok(7));
+        assert_eq!(began.elapsed(), 2 * ROOT_PATIENCE);
+        // Without anything to say it waits.
+        let none = Mutex::new(None);
+        let waits = tokio::time::timeout(10 * ROOT_PATIENCE, patiently::<u8>(&none, None, pending())).await;
+        assert!(waits.is_err());
     }
 }

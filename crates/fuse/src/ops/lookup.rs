@@ -30,7 +30,7 @@ impl Call {
             return Ok(answer);
         }
         let (vfs, hints, tid) = (&self.session.vfs, &self.session.hints, self.head.tid);
-        let (fh, asked, mut cx) = (dir.fh(), self.asked(), self.cx());
+        let (fh, asked, cx) = (dir.fh(), self.asked(), self.cx());
         let at = Where::name(&fh, name);
         if let Some(trail) = vfs.peek(&cx, at) {
             return self.found(dir, name, &trail, asked).await;
@@ -55,10 +55,6 @@ impl Call {
             let trail = vfs.walk(&cx, at, Want::default()).await?;
             return self.found(dir, name, &trail, asked).await;
         };
-        if hint.intent.opens && self.session.config.close_to_open {
-            // The same round trip answers the open.
-            cx.fresh_since = Some(hint.began);
-        }
         let want = hint.want(self.session.config.first_bytes);
         let trail = vfs.walk(&cx, Where { base: &fh, path: &hint.names }, want).await?;
         hints.walked(tid, dir.id, &cx.cred, hint, &trail, asked);

@@ -37,7 +37,7 @@ pub struct Walk {
     /// Names, joined by slashes.
     pub path: String,
     pub want: Want,
-    pub cx: Cx,
+    pub at: tokio::time::Instant,
 }
 
 impl Gate {
@@ -175,7 +175,7 @@ macro_rules! pass_on {
 
             async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
                 let names: Vec<_> = at.path.iter().map(|n| String::from_utf8_lossy(n.as_bytes())).collect();
-                let walk = Walk { path: names.join("/"), want, cx: cx.clone() };
+                let walk = Walk { path: names.join("/"), want, at: tokio::time::Instant::now() };
                 self.state.lock().unwrap().walks.push(walk);
                 self.pass(cx, "walk").await?;
                 let mut trail = self.below.walk(cx, at, want).await?;

@@ -208,7 +208,10 @@ mod tests {
             }],
             operations,
             fuse: BTreeMap::from([("LOOKUP".to_string(), 5), ("READ".to_string(), 0)]),
-            layers: BTreeMap::from([("meta".to_string(), Counters::of(&BTreeMap::from([("hits", 3), ("memory_bytes", 2048)])))]),
+            layers: BTreeMap::from([(
+                "meta".to_string(),
+                Counters::of(&BTreeMap::from([("hits", 3), ("memory_bytes", 2048)])),
+            )]),
         }
     }
 
