@@ -185,6 +185,9 @@ impl Dirty {
         let mut s = file.state.lock();
         if s.is_idle() && !s.forgotten {
             s.forgotten = true;
+            if let Some(place) = s.queued.take() {
+                self.ages.remove(place);
+            }
             files.remove(&file.fh);
         }
     }

@@ -182,6 +182,11 @@ impl Extents {
         !self.flights.is_empty()
     }
 
+    /// Whether something is on its way, or will be without a flush.
+    pub fn is_busy(&self) -> bool {
+        self.is_flying() || !self.whole.is_empty()
+    }
+
     /// Whether bytes at or after `offset_bytes` are in flight.
     pub fn is_flying_from(&self, offset_bytes: u64) -> bool {
         self.flights.iter().any(|f| f.end > offset_bytes)

@@ -5,6 +5,7 @@
 
 use super::errors::Errors;
 use super::extents::{Extents, Rules};
+use super::flush::Place;
 use hither_vfs::{Attrs, Cred, Error, Fh, OpenId, Time, Validity};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -53,8 +54,8 @@ pub(super) struct State {
     pub stable: bool,
     /// The layer below may have bytes that are not on stable storage.
     pub unstable: bool,
-    /// In the queue that looks after age.
-    pub queued: bool,
+    /// Place in the queue that looks after age.
+    pub queued: Option<Place>,
     /// What became of its names.
     pub names: Names,
     /// No longer in the layer's table: look it up again.
@@ -95,7 +96,7 @@ impl File {
             told: None,
             stable: false,
             unstable: false,
-            queued: false,
+            queued: None,
             names: Names::Some,
             forgotten: false,
             asked: None,
@@ -133,6 +134,12 @@ impl State {
     /// There is nothing to remember about the file.
     pub fn is_idle(&self) -> bool {
         self.workers == 0 && self.extents.is_clean() && self.errors.is_idle() && self.view.through == 0
+    }
+
+    /// Whether an answer that was just shown ([`State::show`]) is the whole truth: nothing of ours is here, under
+    /// way, or younger than the question.
+    pub fn is_plain(&self) -> bool {
+        self.extents.is_clean() && self.view.own.is_none() && self.view.through == 0
     }
 
     /// Attributes as they are shown; `fresh` is a change value never shown before.

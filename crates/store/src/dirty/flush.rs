@@ -98,12 +98,45 @@ impl Dirty {
             Room::Never | Room::Failing(_) => return,
         }
         Counters::add(&self.counters.pushbacks, 1);
-        self.counters.flush(Reason::Pressure);
-        file.state.lock().seal();
+        self.relieve(file);
         self.pump(file);
         tokio::select! {
             () = freed => {}
             () = changed => {}
+        }
+    }
+
+    /// Begins to send a file for lack of room, unless chunks of it are being sent anyway: what a sequential writer wrote last
+    /// is to become a whole chunk.
+    fn relieve(&self, file: &Arc<File>) -> bool {
+        let (idle, place) = {
+            let mut s = file.state.lock();
+            let idle = !s.extents.is_clean() && !s.extents.is_busy() && s.failing.is_none();
+            if idle {
+                s.seal();
+            }
+            // There is no age to look after.
+            let place = if idle || s.extents.is_clean() { s.queued.take() } else { None };
+            (idle, place)
+        };
+        if let Some(place) = place {
+            self.ages.remove(place);
+        }
+        if idle {
+            self.counters.flush(Reason::Pressure);
+            self.pump(file);
+        }
+        idle
+    }
+
+    /// When half of the room is taken, old small things begin to go.
+    pub(super) fn relieve_old(&self) {
+        if self.total.load(Relaxed) > self.options.dirty_max_bytes / 2 {
+            for file in self.ages.oldest() {
+                if self.relieve(&file) {
+                    return;
+                }
+            }
         }
     }
 
@@ -256,7 +289,7 @@ impl Dirty {
     fn aged(&self, file: &Arc<File>, now: Instant) {
         let again = {
             let mut s = file.state.lock();
-            s.queued = false;
+            s.queued = None;
             let Some(oldest) = s.extents.oldest() else { return };
             let due = oldest + self.options.dirty_age;
             match &s.failing {
@@ -271,11 +304,17 @@ impl Dirty {
             }
         };
         match again {
-            Some(at) => self.ages.push(at, file),
+            Some(at) => {
+                let place = self.ages.push(at, file);
+                file.state.lock().queued = Some(place);
+            }
             None => self.flush_in_background(file, Reason::Age),
         }
     }
 }
+
+/// Old files looked at for something to send when room gets scarce.
+const OLDEST: usize = 4;
 
 /// Files to be looked at when their time has come.
 #[derive(Debug, Default)]
@@ -287,21 +326,34 @@ pub(super) struct Ages {
 #[derive(Debug, Default)]
 struct Queue {
     next: u64,
-    files: BTreeMap<(Instant, u64), Weak<File>>,
+    files: BTreeMap<Place, Weak<File>>,
 }
+
+/// A file's place among those to be looked at.
+pub(super) type Place = (Instant, u64);
 
 impl Ages {
     /// Looks at `file` at that moment.
-    pub fn push(&self, at: Instant, file: &Arc<File>) {
+    pub fn push(&self, at: Instant, file: &Arc<File>) -> Place {
         let mut q = self.queue.lock();
         let first = q.files.keys().next().is_none_or(|(t, _)| at < *t);
         q.next += 1;
-        let key = (at, q.next);
-        q.files.insert(key, Arc::downgrade(file));
+        let place = (at, q.next);
+        q.files.insert(place, Arc::downgrade(file));
         drop(q);
         if first {
             self.changed.notify_one();
         }
+        place
+    }
+
+    /// Gives a place up.
+    pub fn remove(&self, place: Place) {
+        self.queue.lock().files.remove(&place);
+    }
+
+    fn oldest(&self) -> Vec<Arc<File>> {
+        self.queue.lock().files.values().take(OLDEST).filter_map(Weak::upgrade).collect()
     }
 
     /// Makes the task that looks after age look.

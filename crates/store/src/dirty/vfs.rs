@@ -38,10 +38,21 @@ impl Drop for Through<'_> {
 /// How a call stands to the file's delayed writes.
 #[derive(Clone, Copy)]
 struct Order {
-    /// Everything is sent before.
-    flush: bool,
+    /// Whether everything is sent before.
+    flush: First,
     /// What lies from here on becomes void.
     cut: Option<u64>,
+}
+
+/// Whether delayed writes are sent before a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum First {
+    /// No.
+    No,
+    /// As far as possible; what cannot be sent is told by fsync or close.
+    Try,
+    /// The call is about bytes: it fails when they cannot be sent.
+    Must,
 }
 
 impl Dirty {
@@ -53,9 +64,11 @@ impl Dirty {
         call: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         let _gate = file.gate.write().await;
-        if order.flush {
-            // What cannot be sent is recorded with the file, for its next fsync or close.
-            let _ = self.flush(file, Reason::Order, true).await;
+        if order.flush != First::No {
+            let flushed = self.flush(file, Reason::Order, true).await;
+            if order.flush == First::Must {
+                flushed?;
+            }
         }
         if let Some(size) = order.cut {
             file.state.lock().hold_from = size;
@@ -129,13 +142,14 @@ impl Dirty {
     ) -> Option<hither_vfs::Attrs> {
         let (now, wall, fresh) = (Instant::now(), self.wall(), self.next_change());
         let len = data.len() as u64;
-        let (attrs, merged, queue) = self.with_room(file, len, |s| {
+        let (attrs, merged) = self.with_room(file, len, |s| {
             let merged = s.extents.insert(offset_bytes, data, origin, now);
-            (s.written(wall, fresh), merged, !std::mem::replace(&mut s.queued, true))
+            if s.queued.is_none() {
+                s.queued = Some(self.ages.push(now + self.options.dirty_age, file));
+            }
+            (s.written(wall, fresh), merged)
         });
-        if queue {
-            self.ages.push(now + self.options.dirty_age, file);
-        }
+        self.relieve_old();
         Counters::add(&self.counters.writes_in, 1);
         Counters::add(&self.counters.bytes_in, len);
         Counters::add(&self.counters.writes_merged, u64::from(merged > 0));
@@ -261,7 +275,7 @@ impl Dirty {
             let clean = s.extents.is_clean();
             s.view.opened(clean, fresh.0);
             s.show(&mut opened.node.attrs, fresh.1);
-            if !clean {
+            if !s.is_plain() {
                 opened.first = None;
             }
             return;
@@ -274,7 +288,7 @@ impl Dirty {
         let Some(file) = self.known(fh).filter(|f| !f.state.lock().extents.is_clean()) else { return Ok(()) };
         let at = File { fh, open: Some(opened.open) };
         let set = SetAttr { size_bytes: Some(0), ..Default::default() };
-        let order = Order { flush: false, cut: Some(0) };
+        let order = Order { flush: First::No, cut: Some(0) };
         let attrs = self.alone(&file, order, self.below.setattr(cx, at, &set)).await?;
         file.state.lock().view.resized(Instant::now(), 0, Some(&attrs));
         opened.node.attrs = attrs;
@@ -288,7 +302,7 @@ impl Dirty {
         how: OpenHow,
         file: Arc<Delayed>,
     ) -> Result<Opened> {
-        let order = Order { flush: false, cut: Some(0) };
+        let order = Order { flush: First::No, cut: Some(0) };
         let mut opened = self.alone(&file, order, self.below.open(&cx, Where::fh(&fh), &how)).await?;
         file.state.lock().view.resized(Instant::now(), 0, Some(&opened.node.attrs));
         self.opened(&mut opened, &how);
@@ -305,7 +319,8 @@ impl Dirty {
         let size = set.size_bytes;
         let only_size = SetAttr { size_bytes: size, ..Default::default() } == set;
         let at = File { fh: &file.fh, open };
-        let order = Order { flush: size.is_none() || !only_size, cut: size };
+        let flush = if size.is_some() && only_size { First::No } else { First::Try };
+        let order = Order { flush, cut: size };
         let mut attrs = self.alone(&file, order, self.below.setattr(&cx, at, &set)).await?;
         let fresh = self.next_change();
         {
@@ -387,18 +402,16 @@ impl Dirty {
         }
     }
 
-    /// Sends a file before a call that needs the server to have it; what cannot be sent is told by fsync or close.
-    async fn flush_first(&self, cx: &Cx, fh: &Fh) -> Result<()> {
-        match self.known(fh) {
-            None => Ok(()),
-            Some(file) => {
-                patient(cx, async {
-                    let _ = self.flush(&file, Reason::Order, false).await;
-                    Ok(())
-                })
-                .await
+    /// Sends a file before a call that needs the server to have it.
+    async fn flush_first(&self, cx: &Cx, fh: &Fh, first: First) -> Result<()> {
+        let Some(file) = self.known(fh) else { return Ok(()) };
+        patient(cx, async {
+            match self.flush(&file, Reason::Order, false).await {
+                Err(e) if first == First::Must => Err(e),
+                _ => Ok(()),
             }
-        }
+        })
+        .await
     }
 }
 
@@ -451,9 +464,9 @@ impl Vfs for Dirty {
             self.show_nodes(page.entries.iter_mut().filter_map(|e| e.node.as_mut()));
         }
         if let (true, Some(last)) = (trail.along.first.is_some(), trail.steps.last())
-            && self.known(&last.fh).is_some()
+            && self.known(&last.fh).is_some_and(|f| !f.state.lock().is_plain())
         {
-            // They may be older than what was written here since.
+            // They may be older than what was written here.
             trail.along.first = None;
         }
         Ok(trail)
@@ -480,19 +493,16 @@ impl Vfs for Dirty {
 
     async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
         for fh in files {
-            if let Err(e) = self.flush_first(cx, fh).await {
+            if let Err(e) = self.flush_first(cx, fh, First::Try).await {
                 return files.iter().map(|_| Err(e.clone())).collect();
             }
         }
         let mut all = self.below.read_many(cx, files, max_bytes).await;
         for (fh, fetched) in files.iter().zip(&mut all) {
-            let Some(file) = self.known(fh) else { continue };
-            let kept = !file.state.lock().extents.is_clean();
-            if let Ok(f) = fetched {
-                self.show(fh, &mut f.attrs);
-            }
-            if kept {
-                // Written to in the meantime, or not to be sent: read singly, if at all.
+            let (Some(file), Ok(f)) = (self.known(fh), &mut *fetched) else { continue };
+            self.show(fh, &mut f.attrs);
+            if !file.state.lock().is_plain() {
+                // Written to in the meantime, or not to be sent: to be read singly.
                 *fetched = Err(Error::new(libc::EAGAIN));
             }
         }
@@ -581,7 +591,7 @@ impl Vfs for Dirty {
     ) -> Result<Wrote> {
         let delayed = self.known(file.fh);
         let (Some(delayed), Some(open), false) = (delayed, file.open, data.is_empty()) else {
-            self.flush_first(cx, file.fh).await?;
+            self.flush_first(cx, file.fh, First::Try).await?;
             return self.below.write(cx, file, offset_bytes, data, stability).await;
         };
         let writable = {
@@ -709,7 +719,7 @@ impl Vfs for Dirty {
         range: FileRange,
         wait: LockWait,
     ) -> Result<()> {
-        self.flush_first(cx, file.fh).await?;
+        self.flush_first(cx, file.fh, First::Try).await?;
         self.below.lock(cx, file, owner, kind, range, wait).await?;
         if let Some(delayed) = self.known(file.fh) {
             // What another holder of the lock wrote is to be seen.
@@ -743,7 +753,7 @@ impl Vfs for Dirty {
     }
 
     async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
-        self.flush_first(cx, file.fh).await?;
+        self.flush_first(cx, file.fh, First::Must).await?;
         self.below.seek(cx, file, offset_bytes, what).await
     }
 
@@ -753,7 +763,7 @@ impl Vfs for Dirty {
         detached(cx, async move {
             let at = File { fh: &delayed.fh, open };
             let call = this.below.allocate(&own, at, range);
-            this.alone(&delayed, Order { flush: true, cut: None }, call).await?;
+            this.alone(&delayed, Order { flush: First::Must, cut: None }, call).await?;
             delayed.state.lock().view.changed(Instant::now(), range.end_bytes, None, false);
             Ok(())
         })
@@ -766,7 +776,7 @@ impl Vfs for Dirty {
         detached(cx, async move {
             let at = File { fh: &delayed.fh, open };
             let call = this.below.deallocate(&own, at, range);
-            this.alone(&delayed, Order { flush: true, cut: None }, call).await
+            this.alone(&delayed, Order { flush: First::Must, cut: None }, call).await
         })
         .await
     }
@@ -780,7 +790,7 @@ impl Vfs for Dirty {
         to_offset_bytes: u64,
         len_bytes: u64,
     ) -> Result<u64> {
-        self.flush_first(cx, from.fh).await?;
+        self.flush_first(cx, from.fh, First::Must).await?;
         let Some(delayed) = self.known(to.fh) else {
             return self.below.copy(cx, from, from_offset_bytes, to, to_offset_bytes, len_bytes).await;
         };
@@ -790,7 +800,7 @@ impl Vfs for Dirty {
             let from = File { fh: &from_fh, open: from_open };
             let to = File { fh: &delayed.fh, open };
             let call = this.below.copy(&own, from, from_offset_bytes, to, to_offset_bytes, len_bytes);
-            let copied = this.alone(&delayed, Order { flush: true, cut: None }, call).await?;
+            let copied = this.alone(&delayed, Order { flush: First::Must, cut: None }, call).await?;
             let end = if copied > 0 { to_offset_bytes.saturating_add(copied) } else { 0 };
             delayed.state.lock().view.changed(Instant::now(), end, None, false);
             Ok(copied)

@@ -151,7 +151,7 @@ fn compare(x: &Extents, r: &Reference) {
     x.check();
     let local: Vec<_> = (0..LEN).map(|at| r.local(at)).collect();
     for (start, end) in [(0, LEN), (3, 40), (17, 18), (20, 64)] {
-        let mut seen = vec![None; LEN];
+        let mut seen = [None; LEN];
         let mut at = 0;
         for (from, bytes) in x.overlay(start as u64, end as u64) {
             assert!(from >= at, "in order and not overlapping");

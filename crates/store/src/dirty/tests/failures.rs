@@ -182,3 +182,20 @@ async fn a_disk_of_the_server_fills_up() {
     s.commit(&f).await.unwrap();
     assert_eq!(s.below(&f.0).await, pattern(2, 2 * MIB));
 }
+
+/// A copy of bytes that the server does not have would be a wrong one.
+#[tokio::test(start_paused = true)]
+async fn calls_about_bytes_fail_when_these_cannot_be_sent() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let (f, g) = (s.open("f").await, s.open("g").await);
+    s.write(&f, 0, pattern(1, 100)).await.unwrap();
+    s.gate.fail("write", libc::ENOSPC);
+    let (from, to) = (At { fh: &f.0, open: Some(f.1) }, At { fh: &g.0, open: Some(g.1) });
+    assert_eq!(errno(s.dirty.copy(&cx(), from, 0, to, 0, 100).await), libc::ENOSPC);
+    assert_eq!(errno(s.dirty.seek(&cx(), from, 0, hither_vfs::Seek::Hole).await), libc::ENOSPC);
+    let hole = hither_vfs::FileRange { start_bytes: 0, end_bytes: 10 };
+    assert_eq!(errno(s.dirty.deallocate(&cx(), from, hole).await), libc::ENOSPC);
+    s.gate.fail("write", 0);
+    assert_eq!(s.dirty.copy(&cx(), from, 0, to, 0, 100).await.unwrap(), 100);
+    assert_eq!(s.below(&g.0).await, pattern(1, 100));
+}
