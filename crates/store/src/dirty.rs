@@ -41,6 +41,7 @@ mod errors;
 mod extents;
 mod file;
 mod flush;
+mod read;
 mod stats;
 mod vfs;
 mod wait;

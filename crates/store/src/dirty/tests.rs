@@ -49,6 +49,7 @@ fn how(truncate: bool) -> OpenHow {
         truncate,
         execute: false,
         first_bytes: 0,
+        known: None,
     }
 }
 

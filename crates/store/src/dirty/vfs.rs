@@ -15,7 +15,6 @@ use tokio::time::Instant;
 
 /// Largest offset of a byte in a file.
 const OFFSET_MAX: u64 = i64::MAX as u64;
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// A change on its way to the layer below that is no delayed write; ends when dropped.
 struct Through<'a>(&'a Delayed);
@@ -32,6 +31,22 @@ impl Drop for Through<'_> {
         let mut s = self.0.state.lock();
         s.view.through -= 1;
         s.view.changed(Instant::now(), 0, None, false);
+    }
+}
+
+/// Nothing from an offset on is sent for as long as this lives.
+struct Hold<'a>(&'a Delayed);
+
+impl<'a> Hold<'a> {
+    fn new(file: &'a Delayed, from_bytes: u64) -> Self {
+        file.state.lock().hold_from = from_bytes;
+        Self(file)
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().hold_from = u64::MAX;
     }
 }
 
@@ -70,20 +85,18 @@ impl Dirty {
                 flushed?;
             }
         }
+        let mut hold = None;
         if let Some(size) = order.cut {
-            file.state.lock().hold_from = size;
+            hold = Some(Hold::new(file, size));
             file.when(|s| (!s.extents.is_flying_from(size)).then_some(())).await;
         }
         let through = Through::new(file);
         let outcome = call.await;
         drop(through);
-        if let Some(size) = order.cut {
-            self.with(file, |s| {
-                s.hold_from = u64::MAX;
-                if outcome.is_ok() {
-                    s.extents.cut(size);
-                }
-            });
+        if let (Some(size), Ok(_)) = (order.cut, &outcome) {
+            self.with(file, |s| s.extents.cut(size));
+        }
+        if hold.take().is_some() {
             self.pump(file);
         }
         outcome
@@ -188,58 +201,6 @@ impl Dirty {
             s.show(attrs, fresh);
         }
         Ok(wrote)
-    }
-
-    /// Reads what is only at the server, and puts what is here over it.
-    async fn read_over(&self, cx: &Cx, file: File<'_>, start: u64, end: u64, here: Here) -> Result<Read> {
-        let Here { pieces, end_bytes, server_size } = here;
-        let (mut gaps, mut at) = (Vec::new(), start);
-        for (from, bytes) in &pieces {
-            gaps.extend((at < *from).then_some((at, *from)));
-            at = from + bytes.len() as u64;
-        }
-        gaps.extend((at < end).then_some((at, end)));
-        let hull = (gaps.first().map_or(end, |g| g.0), gaps.last().map_or(end, |g| g.1));
-        // Beyond the server's end there is nothing to ask for.
-        let hull = (hull.0, hull.1.min(server_size.unwrap_or(u64::MAX)));
-        let (theirs, their_eof) = self.read_all(cx, file, hull.0, hull.1).await?;
-        let their_end = hull.0 + theirs.len() as u64;
-        // Bytes between the server's end and the last one here are zero.
-        let last = end.min(end_bytes.max(if hull.0 < hull.1 { their_end } else { 0 }));
-        let mut out = Data::default();
-        let mut pieces = pieces.into_iter();
-        let fill = |out: &mut Data, from: u64, to: u64| {
-            let to = to.min(last.max(from));
-            let (a, b) = (from.clamp(hull.0, their_end.max(hull.0)), to.clamp(hull.0, their_end.max(hull.0)));
-            if a < b {
-                let part = slice(&theirs, (a - hull.0) as usize, (b - a) as usize);
-                part.parts().iter().for_each(|p| out.push(p.clone()));
-            }
-            zeros(out, to - from - (b - a));
-        };
-        at = start;
-        for (from, bytes) in pieces.by_ref() {
-            fill(&mut out, at, from);
-            at = from + bytes.len() as u64;
-            out.push(bytes);
-        }
-        fill(&mut out, at, end);
-        let got = start + out.len() as u64;
-        let eof =
-            got >= end_bytes && (server_size.is_some_and(|s| s <= got) || their_eof && their_end <= got);
-        Ok(Read { data: out, eof })
-    }
-
-    /// All bytes of a range, fewer only at the end of the file.
-    async fn read_all(&self, cx: &Cx, file: File<'_>, start: u64, end: u64) -> Result<(Data, bool)> {
-        let (mut data, mut eof) = (Data::default(), false);
-        while start + (data.len() as u64) < end && !eof {
-            let at = start + data.len() as u64;
-            let read = self.below.read(cx, file, at, (end - at) as u32).await?;
-            eof = read.eof || read.data.is_empty();
-            read.data.parts().iter().for_each(|p| data.push(p.clone()));
-        }
-        Ok((data, eof))
     }
 
     /// Sends what a question for attributes should find at the server.
@@ -415,36 +376,6 @@ impl Dirty {
     }
 }
 
-/// What is here of a range to be read.
-struct Here {
-    pieces: Vec<(u64, Bytes)>,
-    /// One past the last byte here.
-    end_bytes: u64,
-    /// The length the server has, where that is certain.
-    server_size: Option<u64>,
-}
-
-fn zeros(out: &mut Data, mut len: u64) {
-    while len > 0 {
-        let some = len.min(ZEROS.len() as u64);
-        out.push(Bytes::from_static(&ZEROS[..some as usize]));
-        len -= some;
-    }
-}
-
-/// A part of `data`, without copying.
-fn slice(data: &Data, start: usize, len: usize) -> Data {
-    let (mut skip, mut left, mut out) = (start, len, Data::default());
-    for part in data.parts() {
-        let from = skip.min(part.len());
-        let to = part.len().min(from + left);
-        out.push(part.slice(from..to));
-        skip -= from;
-        left -= to - from;
-    }
-    out
-}
-
 #[async_trait]
 impl Vfs for Dirty {
     async fn root(&self, cx: &Cx) -> Result<Node> {
@@ -564,21 +495,7 @@ impl Vfs for Dirty {
     }
 
     async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
-        let end = offset_bytes.saturating_add(u64::from(len_bytes));
-        let here = self.known(file.fh).and_then(|f| {
-            let s = f.state.lock();
-            let end_bytes = s.extents.end_bytes();
-            let concerned = offset_bytes < end_bytes && len_bytes > 0;
-            concerned.then(|| Here {
-                pieces: s.extents.overlay(offset_bytes, end),
-                end_bytes,
-                server_size: s.view.server_size(Instant::now()),
-            })
-        });
-        match here {
-            Some(here) => self.read_over(cx, file, offset_bytes, end, here).await,
-            None => self.below.read(cx, file, offset_bytes, len_bytes).await,
-        }
+        self.read_merged(cx, file, offset_bytes, len_bytes).await
     }
 
     async fn write(
