@@ -224,3 +224,102 @@ async fn delegations_are_leases() {
     other.end().await;
     m.end().await;
 }
+
+/// What a cache above would keep: attributes under a lease, until withdrawn. Who puts something in says how many withdrawals of
+/// the file there had been when it asked.
+#[derive(Default)]
+struct Cache(std::sync::Mutex<std::collections::HashMap<Fh, (u64, Option<Attr>)>>);
+
+impl Cache {
+    fn withdrawals(&self, fh: &Fh) -> u64 {
+        self.0.lock().unwrap().get(fh).map_or(0, |e| e.0)
+    }
+
+    fn known(&self, fh: &Fh) -> Option<Attr> {
+        self.0.lock().unwrap().get(fh).and_then(|e| e.1.clone())
+    }
+
+    fn put(&self, fh: &Fh, withdrawals: u64, attrs: &Attrs) {
+        let mut all = self.0.lock().unwrap();
+        let entry = all.entry(fh.clone()).or_default();
+        if entry.0 == withdrawals && attrs.valid == Validity::Lease {
+            entry.1 = Some(attrs.attr.clone());
+        }
+    }
+}
+
+impl Upcalls for Cache {
+    fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
+        let mut all = self.0.lock().unwrap();
+        let entry = all.entry(fh.clone()).or_default();
+        *entry = (entry.0 + 1, None);
+        Box::pin(async {})
+    }
+
+    fn withdraw_all(&self) -> BoxFuture<()> {
+        self.0.lock().unwrap().values_mut().for_each(|e| *e = (e.0 + 1, None));
+        Box::pin(async {})
+    }
+}
+
+/// While one client writes all the time, what another has under a lease is what a third one sees.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs HITHER_TEST_SERVER"]
+async fn leases_are_never_stale() {
+    let (m, writer, witness) = (Mount::new().await, Mount::new().await, Mount::new().await);
+    let cache = Arc::new(Cache::default());
+    m.vfs.subscribe(cache.clone());
+    let mut files = vec![];
+    for i in 0..6 {
+        let o = m.create(&format!("f{i}")).await;
+        m.write(&o, 0, "x").await;
+        m.close(&o).await;
+        files.push(o.node.fh);
+    }
+    let end = Instant::now() + Duration::from_secs(4);
+    let writing = {
+        let files = files.clone();
+        tokio::spawn(async move {
+            let mut size = 1;
+            while Instant::now() < end {
+                let fh = &files[size as usize % files.len()];
+                let how = how(OpenAccess::WRITE, Create::No);
+                let o = writer.vfs.open(&writer.cx, Where::fh(fh), &how).await.unwrap();
+                writer.write(&o, size, "x").await;
+                writer.close(&o).await;
+                size += 1;
+                tokio::time::sleep(Duration::from_millis(size % 7)).await;
+            }
+            writer.end().await;
+            size
+        })
+    };
+    let (mut leased, mut asked) = (0, 0u32);
+    while Instant::now() < end {
+        asked += 1;
+        let before: Vec<u64> = files.iter().map(|fh| cache.withdrawals(fh)).collect();
+        if asked.is_multiple_of(3) {
+            for ((fh, before), read) in
+                files.iter().zip(&before).zip(m.vfs.read_many(&m.cx, &files, 100).await)
+            {
+                read.iter().for_each(|read| cache.put(fh, *before, &read.attrs));
+            }
+        } else {
+            for ((fh, before), attrs) in
+                files.iter().zip(&before).zip(m.vfs.getattr_many(&m.cx, &files).await)
+            {
+                attrs.iter().for_each(|attrs| cache.put(fh, *before, attrs));
+            }
+        }
+        for (fh, known) in files.iter().filter_map(|fh| Some((fh, cache.known(fh)?))) {
+            let truth = witness.vfs.getattr(&witness.cx, File { fh, open: None }).await.unwrap().attr;
+            if cache.known(fh).as_ref() == Some(&known) {
+                assert_eq!((known.change, known.size_bytes), (truth.change, truth.size_bytes));
+                leased += 1;
+            }
+        }
+    }
+    eprintln!("{} writes, {asked} rounds, {leased} leases compared", writing.await.unwrap());
+    witness.end().await;
+    m.end().await;
+}
