@@ -14,11 +14,10 @@
 mod table;
 
 use bytes::Bytes;
-use hither_vfs::{Attr, Attrs, Cred, Error, Fh, FileKind, LockOwner, Node, Validity};
+use hither_vfs::{Attr, Attrs, Error, Fh, FileKind, LockOwner, Node, Validity};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -29,8 +28,6 @@ pub(crate) use table::{Ambiguous, Inodes};
 const SENT_BACK: Duration = Duration::from_secs(2);
 /// Threads sent back at a time.
 const SENT_BACK_MAX: usize = 64;
-/// Identities remembered that may look names up in a directory.
-const SEARCHERS_MAX: usize = 8;
 /// Further handles accepted for one object.
 const ALIASES_MAX: usize = 4;
 
@@ -131,8 +128,6 @@ struct State {
     known: Option<Attrs>,
     /// Until when the objects hold that came along with the last whole listing of this directory.
     listed: Option<Instant>,
-    /// Who may look names up here, as look-ups that succeeded showed, and until when that holds.
-    searchers: SmallVec<[(Arc<Cred>, Validity); 1]>,
     /// An error of written bytes that no program has been told yet.
     error: Option<Error>,
 }
@@ -220,7 +215,6 @@ impl Inode {
             valid: Some(node.attrs.valid),
             known: Some(node.attrs.clone()),
             listed: None,
-            searchers: SmallVec::new(),
             error: None,
         };
         Self { id, ident: Ident::of(attr), kind: attr.kind, state: Mutex::new(state) }
@@ -346,11 +340,6 @@ impl Inode {
         let mut s = self.state.lock();
         let search_lost =
             self.kind == FileKind::Directory && s.mode & 0o111 == 0o111 && attr.mode & 0o111 != 0o111;
-        if s.mode != attr.mode
-            || s.known.as_ref().is_none_or(|k| (k.attr.uid, k.attr.gid) != (attr.uid, attr.gid))
-        {
-            s.searchers.clear();
-        }
         s.mode = attr.mode;
         if s.modifying > 0 || s.modified > asked {
             // The kernel ignores these attributes too: it orders by its own counter in the same way.
@@ -457,22 +446,6 @@ impl Inode {
     /// listing brings all of them at once, while a cached one would be followed by a look-up of each.
     pub fn listing_holds(&self, now: Instant) -> bool {
         self.state.lock().listed.is_some_and(|until| now < until)
-    }
-
-    /// Notes that a look-up by `cred` in this directory succeeded, and how long that holds.
-    pub fn note_searcher(&self, cred: &Arc<Cred>, valid: Validity) {
-        let mut s = self.state.lock();
-        s.searchers.retain(|(c, _)| c != cred);
-        if s.searchers.len() >= SEARCHERS_MAX {
-            s.searchers.remove(0);
-        }
-        s.searchers.push((cred.clone(), valid));
-    }
-
-    /// Whether `cred` is known to be allowed to look names up here.
-    pub fn may_search(&self, cred: &Arc<Cred>, now: Instant) -> bool {
-        let s = self.state.lock();
-        s.searchers.iter().any(|(c, valid)| c == cred && !valid.left(now).is_zero())
     }
 
     /// Whether what the kernel has cached of an open file is due for a look at the server.

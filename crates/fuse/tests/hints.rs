@@ -36,56 +36,62 @@ fn walks(m: &Mount, call: impl FnOnce()) -> Vec<String> {
 /// A system call with a path that the test makes itself.
 type Raw = fn(*const c_char) -> i64;
 
-/// What the C library would not call in just this way.
+/// A system call as it is.
+fn sys(number: libc::c_long, args: [usize; 5]) -> i64 {
+    // SAFETY: callers pass NUL-terminated paths and buffers that are large enough and live across the call.
+    unsafe { libc::syscall(number, args[0], args[1], args[2], args[3], args[4]) }
+}
+
+const CWD: usize = libc::AT_FDCWD as isize as usize;
+
+fn open(path: *const c_char, flags: i32) -> i64 {
+    close(sys(libc::SYS_openat, [CWD, path as usize, flags as usize, 0, 0]))
+}
+
+/// A call that fills a buffer: the arguments before the path, and those between it and the buffer.
+fn filled(number: libc::c_long, first: &[usize], path: *const c_char, between: &[usize]) -> i64 {
+    let mut buf = [0u64; 64];
+    let (path, buf) = ([path as usize], [buf.as_mut_ptr() as usize]);
+    let args = first.iter().chain(&path).chain(between).chain(&buf);
+    let mut all = [0; 5];
+    all.iter_mut().zip(args).for_each(|(to, from)| *to = *from);
+    sys(number, all)
+}
+
 const CALLS: [(&str, Raw); 18] = [
-    // SAFETY (all): each passes a NUL-terminated path and buffers that live across the call.
-    ("open", |p| close(unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, p, libc::O_RDONLY) })),
-    ("O_PATH", |p| close(unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, p, libc::O_PATH) })),
-    ("O_NOFOLLOW", |p| {
-        close(unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, p, libc::O_NOFOLLOW) })
-    }),
-    ("for writing", |p| close(unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, p, libc::O_RDWR) })),
+    ("open", |p| open(p, libc::O_RDONLY)),
+    ("O_PATH", |p| open(p, libc::O_PATH)),
+    ("O_NOFOLLOW", |p| open(p, libc::O_NOFOLLOW)),
+    ("for writing", |p| open(p, libc::O_RDWR)),
     ("openat2", |p| close(openat2(p, 0))),
     ("openat2 RESOLVE_NO_SYMLINKS", |p| close(openat2(p, libc::RESOLVE_NO_SYMLINKS))),
-    ("fstatat", |p| unsafe {
-        let mut s = std::mem::zeroed::<libc::stat>();
-        libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, p, &mut s, 0)
+    ("fstatat", |p| filled(libc::SYS_newfstatat, &[CWD], p, &[])),
+    ("statx", |p| filled(libc::SYS_statx, &[CWD], p, &[0, libc::STATX_BASIC_STATS as usize])),
+    ("access", |p| sys(libc::SYS_faccessat, [CWD, p as usize, libc::R_OK as usize, 0, 0])),
+    ("access of effective ids", |p| {
+        sys(libc::SYS_faccessat2, [CWD, p as usize, libc::R_OK as usize, libc::AT_EACCESS as usize, 0])
     }),
-    ("statx", |p| unsafe {
-        let mut s = std::mem::zeroed::<libc::statx>();
-        libc::syscall(libc::SYS_statx, libc::AT_FDCWD, p, 0, libc::STATX_BASIC_STATS, &mut s)
+    ("chmod", |p| sys(libc::SYS_fchmodat, [CWD, p as usize, 0o600, 0, 0])),
+    ("chown", |p| sys(libc::SYS_fchownat, [CWD, p as usize, 0, 0, 0])),
+    ("truncate", |p| sys(libc::SYS_truncate, [p as usize, 4, 0, 0, 0])),
+    ("utimens", |p| sys(libc::SYS_utimensat, [CWD, p as usize, 0, 0, 0])),
+    ("statfs", |p| filled(libc::SYS_statfs, &[], p, &[])),
+    ("setxattr", |p| {
+        let (name, value) = (c"user.x".as_ptr() as usize, c"y".as_ptr() as usize);
+        sys(libc::SYS_setxattr, [p as usize, name, value, 1, 0])
     }),
-    ("access", |p| unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, p, libc::R_OK) }),
-    ("access of effective ids", |p| unsafe {
-        libc::syscall(libc::SYS_faccessat2, libc::AT_FDCWD, p, libc::R_OK, libc::AT_EACCESS)
-    }),
-    ("chmod", |p| unsafe { libc::syscall(libc::SYS_fchmodat, libc::AT_FDCWD, p, 0o600) }),
-    ("chown", |p| unsafe { libc::syscall(libc::SYS_fchownat, libc::AT_FDCWD, p, 0, 0, 0) }),
-    ("truncate", |p| unsafe { libc::syscall(libc::SYS_truncate, p, 4) }),
-    ("utimens", |p| unsafe { libc::syscall(libc::SYS_utimensat, libc::AT_FDCWD, p, 0usize, 0) }),
-    ("statfs", |p| unsafe {
-        let mut s = std::mem::zeroed::<libc::statfs>();
-        libc::syscall(libc::SYS_statfs, p, &mut s)
-    }),
-    ("setxattr", |p| unsafe {
-        libc::syscall(libc::SYS_setxattr, p, c"user.x".as_ptr(), c"y".as_ptr(), 1, 0)
-    }),
-    ("listxattr", |p| unsafe { libc::syscall(libc::SYS_listxattr, p, 0usize, 0) }),
-    ("unlink", |p| unsafe { libc::syscall(libc::SYS_unlinkat, libc::AT_FDCWD, p, 0) }),
+    ("listxattr", |p| sys(libc::SYS_listxattr, [p as usize, 0, 0, 0, 0])),
+    ("unlink", |p| sys(libc::SYS_unlinkat, [CWD, p as usize, 0, 0, 0])),
 ];
 
 fn openat2(path: *const c_char, resolve: u64) -> i64 {
-    // SAFETY: a path and a structure that live across the call.
-    unsafe {
-        let mut how = std::mem::zeroed::<libc::open_how>();
-        how.resolve = resolve;
-        libc::syscall(libc::SYS_openat2, libc::AT_FDCWD, path, &how, size_of_val(&how))
-    }
+    // `struct open_how`: flags, mode, resolve.
+    let how = [0u64, 0, resolve];
+    sys(libc::SYS_openat2, [CWD, path as usize, how.as_ptr() as usize, size_of_val(&how), 0])
 }
 
 fn close(fd: i64) -> i64 {
-    // SAFETY: a descriptor that nobody else knows, or an error, which close(2) refuses.
-    if fd >= 0 { unsafe { libc::close(fd as i32) as i64 } } else { fd }
+    if fd >= 0 { sys(libc::SYS_close, [fd as usize, 0, 0, 0, 0]) } else { fd }
 }
 
 #[test]
@@ -122,8 +128,10 @@ fn the_walk_asks_for_what_the_call_will_want() {
     assert_eq!(stat.want, Default::default());
     let write = want("write", &|p| drop(fs::OpenOptions::new().write(true).open(p).unwrap()));
     assert_eq!(write.want.read_bytes, 0);
-    // SAFETY: a NUL-terminated path.
-    let access = want("access", &|p| assert_eq!(unsafe { libc::access(c(p).as_ptr(), libc::W_OK) }, 0));
+    let access = want("access", &|p| {
+        let path = c(p);
+        assert_eq!(sys(libc::SYS_faccessat, [CWD, path.as_ptr() as usize, libc::W_OK as usize, 0, 0]), 0);
+    });
     assert_eq!(access.want.access, Access::MODIFY | Access::EXTEND);
     let list = want("list", &|p| assert_eq!(fs::read_dir(p.parent().unwrap()).unwrap().count(), 1));
     assert_eq!((list.want.access, list.want.read_bytes), (Access::READ, 0));
@@ -305,8 +313,7 @@ fn openat2_restrictions_hold() {
     m.foreign_symlink("a/away", "/etc");
     let open = |path: &str, resolve: u64| {
         let got = openat2(c(m.path(path)).as_ptr(), resolve);
-        // SAFETY: errno of this thread.
-        let errno = unsafe { *libc::__errno_location() };
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap();
         if close(got) >= 0 { Ok(()) } else { Err(errno) }
     };
     assert_eq!(open("a/link/d/e/f/g/h", libc::RESOLVE_NO_SYMLINKS), Err(libc::ELOOP));

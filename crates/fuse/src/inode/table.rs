@@ -3,12 +3,11 @@
 use super::{Clock, Ident, Inode, Moment};
 use crate::hint::path::Agreement;
 use bytes::Bytes;
-use hither_vfs::{Fh, Name, Node, Validity};
+use hither_vfs::{Fh, Name, Node};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tokio::time::Instant;
 
 /// Names remembered per object, at most: they are hints.
 const NAMES_MAX: usize = 16;
@@ -27,17 +26,11 @@ struct Table {
     by_id: HashMap<u64, Entry>,
     by_ident: HashMap<Ident, u64>,
     by_fh: HashMap<Fh, u64>,
-    children: HashMap<u64, HashMap<Name, Child>>,
+    /// What names were last seen to be.
+    children: HashMap<u64, HashMap<Name, u64>>,
     next: u64,
     /// Last change of ours to an object that was forgotten since.
     lost: Moment,
-}
-
-/// What a name was last seen to be, and how long that holds.
-#[derive(Debug, Clone, Copy)]
-struct Child {
-    id: u64,
-    valid: Validity,
 }
 
 #[derive(Debug)]
@@ -99,7 +92,7 @@ impl Inodes {
             entry.lookups += 1;
         }
         if let Some((dir, name)) = at {
-            t.bind(dir, name, inode.id, node.attrs.valid);
+            t.bind(dir, name, inode.id);
         }
         Ok(inode)
     }
@@ -159,17 +152,7 @@ impl Inodes {
     pub fn child(&self, dir: u64, name: &Name) -> Option<Arc<Inode>> {
         let t = self.table.lock();
         let child = t.children.get(&dir)?.get(name)?;
-        t.by_id.get(&child.id).map(|e| e.inode.clone())
-    }
-
-    /// The same while it holds, with one look-up more.
-    pub fn look_up(&self, dir: u64, name: &Name, now: Instant) -> Option<Arc<Inode>> {
-        let mut table = self.table.lock();
-        let t = &mut *table;
-        let child = t.children.get(&dir)?.get(name).filter(|c| !c.valid.left(now).is_zero())?;
-        let entry = t.by_id.get_mut(&child.id)?;
-        entry.lookups += 1;
-        Some(entry.inode.clone())
+        t.by_id.get(child).map(|e| e.inode.clone())
     }
 
     /// Whether the mount itself may have changed the object since `asked`.
@@ -225,14 +208,14 @@ impl Inodes {
     pub fn unbind(&self, dir: u64, name: &Name) {
         let mut t = self.table.lock();
         if let Some(child) = t.children.get(&dir).and_then(|c| c.get(name)).copied() {
-            t.drop_name(dir, name, child.id);
+            t.drop_name(dir, name, child);
         }
     }
 
     /// Moves names as a rename did.
     pub fn rename(&self, from: (u64, &Name), to: (u64, &Name), exchange: bool) {
         let mut t = self.table.lock();
-        let id = |t: &Table, at: (u64, &Name)| t.children.get(&at.0).and_then(|c| c.get(at.1)).map(|c| c.id);
+        let id = |t: &Table, at: (u64, &Name)| t.children.get(&at.0).and_then(|c| c.get(at.1)).copied();
         let (source, target) = (id(&t, from), id(&t, to));
         for (at, id) in [(from, source), (to, target)] {
             if let Some(id) = id {
@@ -240,10 +223,10 @@ impl Inodes {
             }
         }
         if let Some(id) = source {
-            t.bind(to.0, to.1, id, Validity::Once);
+            t.bind(to.0, to.1, id);
         }
         if let (true, Some(id)) = (exchange, target) {
-            t.bind(from.0, from.1, id, Validity::Once);
+            t.bind(from.0, from.1, id);
         }
     }
 
@@ -265,17 +248,14 @@ impl Table {
         }
     }
 
-    fn bind(&mut self, dir: u64, name: &Name, id: u64, valid: Validity) {
+    fn bind(&mut self, dir: u64, name: &Name, id: u64) {
         let names = self.children.entry(dir).or_default();
-        if let Some(known) = names.get_mut(name)
-            && known.id == id
-        {
-            known.valid = valid;
+        if names.get(name) == Some(&id) {
             return;
         }
         let name = &own_name(name);
-        let before = names.insert(name.clone(), Child { id, valid });
-        if let Some(old) = before.and_then(|old| self.by_id.get_mut(&old.id)) {
+        let before = names.insert(name.clone(), id);
+        if let Some(old) = before.and_then(|old| self.by_id.get_mut(&old)) {
             old.names.retain(|(d, n)| (*d, &*n) != (dir, name));
         }
         if let Some(entry) = self.by_id.get_mut(&id) {
@@ -296,7 +276,7 @@ impl Table {
 
     fn unbind(&mut self, dir: u64, name: &Name, id: u64) {
         if let Some(names) = self.children.get_mut(&dir)
-            && names.get(name).is_some_and(|c| c.id == id)
+            && names.get(name) == Some(&id)
         {
             names.remove(name);
             if names.is_empty() {

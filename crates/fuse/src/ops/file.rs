@@ -270,5 +270,6 @@ fn how(flags: u32, create: Create) -> OpenHow {
         truncate: flags & O_TRUNC != 0,
         execute: flags & OPEN_FOR_EXEC != 0,
         first_bytes: 0,
+        known: None,
     }
 }

@@ -26,9 +26,6 @@ impl Call {
 
     /// The answer, and the inode it names.
     async fn look_up(&self, dir: &Inode, name: &Name) -> Result<(Answer, Option<u64>)> {
-        if let Some(answer) = self.lookup_known(dir, name) {
-            return Ok(answer);
-        }
         let (vfs, hints, tid) = (&self.session.vfs, &self.session.hints, self.head.tid);
         let (fh, asked, cx) = (dir.fh(), self.asked(), self.cx());
         let at = Where::name(&fh, name);
@@ -95,7 +92,6 @@ impl Call {
         node: &Node,
         asked: Moment,
     ) -> Result<(Answer, Option<u64>)> {
-        dir.note_searcher(&self.cred(), node.attrs.valid);
         let (answer, inode) = self.entry_answer(dir, name, node, asked).await?;
         Ok((answer, Some(inode)))
     }
@@ -111,26 +107,6 @@ impl Call {
         let mut out = Out::with_capacity(128);
         entry_out(&mut out, &none);
         Ok((Answer::bytes(out.into_vec()), None))
-    }
-
-    /// Answers from what is known. The kernel itself keeps names that everybody may look up; in other directories it asks
-    /// each time, and a caller who was let in before need not wait for the server each time.
-    fn lookup_known(&self, dir: &Inode, name: &Name) -> Option<(Answer, Option<u64>)> {
-        let now = Instant::now();
-        if dir.world_searchable() || !dir.may_search(&self.cred(), now) {
-            return None;
-        }
-        let inode = self.session.inodes.look_up(dir.id, name, now)?;
-        let undo = Undo::Forget(vec![inode.id]);
-        let Some(attrs) = inode.known(now) else {
-            self.session.forget(inode.id, 1);
-            return None;
-        };
-        let asked = self.asked();
-        inode.observe(&attrs, asked);
-        let mut out = Out::with_capacity(128);
-        self.entry(&mut out, dir, &inode, &attrs);
-        Some((Answer::bytes(out.into_vec()).or(undo), Some(inode.id)))
     }
 
     pub(super) async fn readlink(&self) -> Result<Answer> {

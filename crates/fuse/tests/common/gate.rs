@@ -26,6 +26,8 @@ struct State {
     last_cred: Option<Arc<Cred>>,
     walks: Vec<Walk>,
     last_open: Option<Cx>,
+    remembers: bool,
+    names: HashMap<(Fh, Name, Arc<Cred>), Node>,
     leases: bool,
     upcalls: Option<Arc<dyn Upcalls>>,
     at_peek: Option<Arc<dyn Fn(&str) + Send + Sync>>,
@@ -101,6 +103,18 @@ impl Gate {
         self.state.lock().unwrap().at_peek = Some(Arc::new(act));
     }
 
+    /// Answers names that were walked once from memory, to the same caller, until something is changed or fails: the least
+    /// that a cache does.
+    pub fn remember_names(&self) {
+        self.state.lock().unwrap().remembers = true;
+    }
+
+    fn remembered(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+        let key = (at.base.clone(), at.path.first()?.clone(), cx.cred.clone());
+        let node = self.state.lock().unwrap().names.get(&key).cloned()?;
+        Some(Trail::new(vec![node], Stop::Complete))
+    }
+
     /// Lets attributes of files hold under leases from now on.
     pub fn give_leases(&self) {
         self.state.lock().unwrap().leases = true;
@@ -164,7 +178,11 @@ macro_rules! pass_on {
         impl Vfs for Gate {
             $(async fn $op(&self, cx: &Cx, $($arg: $ty),*) -> Result<$out> {
                 self.pass(cx, stringify!($op)).await?;
-                self.below.$op(cx, $($arg),*).await
+                let result = self.below.$op(cx, $($arg),*).await;
+                if !matches!(stringify!($op), "access" | "close" | "statfs" | "getxattr" | "readlink") {
+                    self.state.lock().unwrap().names.clear();
+                }
+                result
             })*
 
             async fn read(&self, cx: &Cx, file: File<'_>, at: u64, len: u32) -> Result<Read> {
@@ -180,6 +198,13 @@ macro_rules! pass_on {
                 self.pass(cx, "walk").await?;
                 let mut trail = self.below.walk(cx, at, want).await?;
                 trail.steps.iter_mut().for_each(|node| self.lease(&mut node.attrs));
+                let mut s = self.state.lock().unwrap();
+                let mut base = at.base;
+                let remembered = if s.remembers { trail.steps.len() } else { 0 };
+                for (name, node) in at.path.iter().zip(&trail.steps).take(remembered) {
+                    s.names.insert((base.clone(), name.clone(), cx.cred.clone()), node.clone());
+                    base = &node.fh;
+                }
                 Ok(trail)
             }
 
@@ -193,7 +218,11 @@ macro_rules! pass_on {
             async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
                 self.state.lock().unwrap().last_open = Some(cx.clone());
                 self.pass(cx, "open").await?;
-                let mut opened = self.below.open(cx, at, how).await?;
+                let opened = self.below.open(cx, at, how).await;
+                if opened.is_err() || how.create != Create::No {
+                    self.state.lock().unwrap().names.clear();
+                }
+                let mut opened = opened?;
                 self.lease(&mut opened.node.attrs);
                 Ok(opened)
             }
@@ -203,7 +232,7 @@ macro_rules! pass_on {
                 if let (Some(act), Some(name)) = (at_peek, at.path.last()) {
                     act(&String::from_utf8_lossy(name.as_bytes()));
                 }
-                self.below.peek(cx, at)
+                self.remembered(cx, at).or_else(|| self.below.peek(cx, at))
             }
 
             async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {

@@ -125,6 +125,7 @@ impl Mount {
             truncate: false,
             execute: false,
             first_bytes: 0,
+            known: None,
         };
         let data = bytes::Bytes::copy_from_slice(data);
         self.rt.block_on(async {
