@@ -142,7 +142,7 @@ fn mode(mode: u32) -> SetAttr {
 }
 
 fn how(access: OpenAccess, create: Create) -> OpenHow {
-    OpenHow { access, create, truncate: false, execute: false, first_bytes: 0 }
+    OpenHow { access, create, truncate: false, execute: false, first_bytes: 0, known: None }
 }
 
 fn errno<T>(r: Result<T>) -> i32 {
@@ -390,6 +390,7 @@ async fn opens() {
         truncate: false,
         execute: true,
         first_bytes: 0,
+        known: None,
     };
     assert_eq!(errno(open("mine", &exec, &user).await), libc::EACCES);
     m.vfs.setattr(&m.cx, File { fh: &mine.node.fh, open: None }, &mode(0o711)).await.unwrap();

@@ -72,7 +72,7 @@ fn user(uid: u32) -> Cx {
 }
 
 fn how(access: OpenAccess, create: Create) -> OpenHow {
-    OpenHow { access, create, truncate: false, execute: false, first_bytes: 0 }
+    OpenHow { access, create, truncate: false, execute: false, first_bytes: 0, known: None }
 }
 
 fn mode(mode: u32) -> SetAttr {

@@ -23,7 +23,7 @@ pub use data::Data;
 pub use error::{Error, Result};
 pub use handle::{Fh, Name, Where};
 pub use ops::{
-    Access, Along, BoxFuture, Create, DirEntry, DirPage, Fetched, File, FileRange, LockConflict, LockKind,
-    LockOwner, LockWait, Made, Node, OpenAccess, OpenHow, OpenId, Opened, Read, RenameFlags, Seek, Special,
-    Stability, Stop, Trail, Upcalls, Vfs, Want, Wrote, XattrMode,
+    Access, Along, Backing, BoxFuture, Create, DirEntry, DirPage, Fetched, File, FileRange, LockConflict,
+    LockKind, LockOwner, LockWait, Made, Node, OpenAccess, OpenHow, OpenId, Opened, Read, RenameFlags, Seek,
+    Special, Stability, Stop, Trail, Upcalls, Vfs, Want, Wrote, XattrMode,
 };

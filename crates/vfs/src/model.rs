@@ -350,6 +350,7 @@ impl Vfs for Model {
             created,
             dir,
             first: None,
+            backing: None,
         };
         if at.path.is_empty() {
             let ino = s.ino(at.base)?;

@@ -160,6 +160,10 @@ pub struct OpenHow {
     pub execute: bool,
     /// At most so many first bytes to bring along from an existing file opened for reading; 0: none. A wish.
     pub first_bytes: u32,
+    /// The caller holds attributes of the file that are fresh enough for this open, and the server has allowed this credential
+    /// to read it (or execute, for `execute`): a layer that holds all of it as of exactly these attributes need not ask
+    /// anybody. Only for opens by handle for reading. A permission, not an order.
+    pub known: Option<Attrs>,
 }
 
 /// An open file.
@@ -175,7 +179,14 @@ pub struct Opened {
     pub dir: Option<ChangeInfo>,
     /// First bytes, when they came along; they belong to `node.attrs`.
     pub first: Option<Read>,
+    /// A local file that holds all of its bytes as of `node.attrs`, when there is one.
+    pub backing: Option<Backing>,
 }
+
+/// A local file with the bytes of a remote one, from its first to its last. What is in it never changes and is never cut while
+/// this is held, even when the layer that made it has no more use for it.
+#[derive(Debug, Clone)]
+pub struct Backing(pub Arc<std::fs::File>);
 
 /// A new object.
 #[derive(Debug, Clone)]

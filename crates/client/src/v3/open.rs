@@ -204,7 +204,7 @@ impl V3 {
         let mark = self.writes.opened(&node.fh);
         let open = Open { fh: node.fh.clone(), cred: cx.cred.clone(), mark };
         let open = self.opens.insert(open, node.attrs.attr.fileid);
-        Opened { node, open, created, dir, first: None }
+        Opened { node, open, created, dir, first: None, backing: None }
     }
 
     /// May the caller open this file so? ACCESS answers with fresh attributes, which is what

@@ -23,6 +23,7 @@ const RW: OpenHow = OpenHow {
     truncate: false,
     execute: false,
     first_bytes: 0,
+    known: None,
 };
 
 async fn hard(server: &Arc<Server>) -> V3 {

@@ -121,6 +121,7 @@ impl Core {
             truncate: false,
             execute: false,
             first_bytes: 0,
+            known: None,
         };
         let opened = self.open(cx, dir, std::slice::from_ref(name), &how).await?;
         self.close(cx, opened.open).await?;

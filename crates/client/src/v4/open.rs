@@ -100,7 +100,7 @@ impl Core {
             (cut, _) => drop(cut),
         }
         let (node, first) = self.or_close(id, rest).await?;
-        Ok(Opened { node, open: id, created: false, dir: None, first })
+        Ok(Opened { node, open: id, created: false, dir: None, first, backing: None })
     }
 
     async fn open_by_name(
@@ -166,7 +166,7 @@ impl Core {
             }
         };
         let (node, first, dir) = self.or_close(id, rest).await?;
-        Ok(Opened { node, open: id, created, dir, first })
+        Ok(Opened { node, open: id, created, dir, first, backing: None })
     }
 
     /// `ops` of an OPEN, and READ behind them when first bytes are wanted and can be had.

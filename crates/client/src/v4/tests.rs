@@ -82,7 +82,7 @@ fn name(s: &str) -> Name {
 }
 
 fn how(create: Create) -> OpenHow {
-    OpenHow { access: RW, create, truncate: false, execute: false, first_bytes: 0 }
+    OpenHow { access: RW, create, truncate: false, execute: false, first_bytes: 0, known: None }
 }
 
 fn file(o: &Opened) -> File<'_> {

@@ -153,7 +153,7 @@ impl Meta {
             making: Default::default(),
         });
         let node = Node { fh: fh.clone(), attrs };
-        Some(Opened { node, open, created: false, dir: None, first })
+        Some(Opened { node, open, created: false, dir: None, first, backing: None })
     }
 
     /// Opens below something that exists, for nothing but what it is.
@@ -292,6 +292,7 @@ impl Meta {
             truncate: false,
             execute: open.execute,
             first_bytes,
+            known: None,
         };
         let cx = Cx::new(open.cred.clone());
         let ticket = self.ticket();

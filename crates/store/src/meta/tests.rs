@@ -50,6 +50,7 @@ const READ: OpenHow = OpenHow {
     truncate: false,
     execute: false,
     first_bytes: 65536,
+    known: None,
 };
 
 fn mode(mode: u32) -> SetAttr {

@@ -42,6 +42,7 @@ async fn create(m: &Model, cx: &Cx, dir: &Fh, n: &str, bits: u32) -> Result<Open
         truncate: false,
         execute: false,
         first_bytes: 0,
+        known: None,
     };
     m.open(cx, Where::name(dir, &name(n)), &how).await
 }
@@ -106,6 +107,7 @@ async fn permissions_follow_owner_group_and_supplementary_groups() {
         truncate: false,
         execute: false,
         first_bytes: 0,
+        known: None,
     };
     assert_eq!(errno(m.open(&member, Where::name(&d, &n), &how).await), libc::EACCES);
     assert_eq!(

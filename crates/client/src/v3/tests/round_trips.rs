@@ -20,6 +20,7 @@ const READ: OpenHow = OpenHow {
     truncate: false,
     execute: false,
     first_bytes: 1000,
+    known: None,
 };
 
 const ALL: Want = Want { listing_bytes: 32 << 10, read_bytes: 1000, access: Access::all() };
