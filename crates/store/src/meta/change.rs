@@ -191,7 +191,7 @@ impl Changing<'_> {
                 _ if believed => {}
                 _ => object.expire(),
             }
-            if outcome.is_err_and(|e| is_unknown(e)) {
+            if outcome.is_err_and(is_unknown) {
                 object.extra().unsettled_until = now + UNSETTLED_NANOS;
             }
         });

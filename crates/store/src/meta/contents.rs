@@ -3,6 +3,7 @@
 //! Nothing here is valid by itself: bytes are used when somebody knows that the file's present `change` is theirs. The total is
 //! bounded; what was not used since the hand last passed goes first.
 
+use super::moment::Moment;
 use super::stats::{Counters, add};
 use bytes::Bytes;
 use hither_vfs::{Attr, Fh, FileKind, Read};
@@ -30,14 +31,29 @@ struct State {
     bytes: usize,
 }
 
+/// Which state of a file: its `change`, and when that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Version {
+    pub change: u64,
+    pub asked: Moment,
+}
+
 #[derive(Debug)]
 struct Held {
     data: Bytes,
-    change: u64,
+    version: Version,
+    /// Whether another answer with the same `change` proves that these are still the contents.
+    proves: bool,
     arrival: u64,
     referenced: bool,
     /// Fetched by a guess, and not read yet.
     guessed: bool,
+}
+
+impl Held {
+    fn is(&self, version: Version) -> bool {
+        self.version == version || self.proves && self.version.change == version.change
+    }
 }
 
 impl State {
@@ -57,8 +73,16 @@ impl Contents {
         Self { state: Mutex::default(), most_bytes }
     }
 
-    /// Keeps a file that came whole with its attributes. `guessed`: nobody asked for it.
-    pub fn learn(&self, fh: &Fh, attr: &Attr, read: &Read, small_bytes: u32, guessed: bool) -> bool {
+    /// Keeps a file that came whole with its attributes, asked for at that moment. `proves`: its `change` is good for longer than
+    /// these attributes. `guessed`: nobody asked for it.
+    pub fn learn(
+        &self,
+        fh: &Fh,
+        (attr, asked): (&Attr, Moment),
+        read: &Read,
+        small_bytes: u32,
+        (proves, guessed): (bool, bool),
+    ) -> bool {
         let len = read.data.len();
         let whole = read.eof && len as u64 == attr.size_bytes && attr.kind == FileKind::Regular;
         if !whole || len > small_bytes as usize || len + FILE_BYTES > self.most_bytes {
@@ -68,7 +92,7 @@ impl Contents {
         let mut data = Vec::with_capacity(len);
         read.data.parts().iter().for_each(|part| data.extend_from_slice(part));
         let mut s = self.state.lock();
-        if s.files.get(fh).is_some_and(|held| held.change == attr.change) {
+        if s.files.get(fh).is_some_and(|held| held.proves && held.version.change == attr.change) {
             return false;
         }
         s.remove(fh, None);
@@ -76,7 +100,8 @@ impl Contents {
         let arrival = s.arrivals;
         s.bytes += len + FILE_BYTES;
         s.queue.push_back((fh.clone(), arrival));
-        let held = Held { data: data.into(), change: attr.change, arrival, referenced: false, guessed };
+        let version = Version { change: attr.change, asked };
+        let held = Held { data: data.into(), version, proves, arrival, referenced: false, guessed };
         s.files.insert(fh.clone(), held);
         true
     }
@@ -103,10 +128,10 @@ impl Contents {
         }
     }
 
-    /// The contents of a file under this `change`.
-    pub fn find(&self, fh: &Fh, change: u64, counters: &Counters) -> Option<Bytes> {
+    /// The contents of a file in this state.
+    pub fn find(&self, fh: &Fh, version: Version, counters: &Counters) -> Option<Bytes> {
         let mut s = self.state.lock();
-        let held = s.files.get_mut(fh).filter(|held| held.change == change)?;
+        let held = s.files.get_mut(fh).filter(|held| held.is(version))?;
         held.referenced = true;
         if std::mem::take(&mut held.guessed) {
             add(&counters.prefetch_used_bytes, held.data.len() as u64);
@@ -114,9 +139,9 @@ impl Contents {
         Some(held.data.clone())
     }
 
-    /// Whether the contents under this `change` are here.
-    pub fn has(&self, fh: &Fh, change: u64) -> bool {
-        self.state.lock().files.get(fh).is_some_and(|held| held.change == change)
+    /// Whether the contents in this state are here.
+    pub fn has(&self, fh: &Fh, version: Version) -> bool {
+        self.state.lock().files.get(fh).is_some_and(|held| held.is(version))
     }
 
     /// Forgets a file.

@@ -6,7 +6,7 @@ use super::moment::{LEASE, Moment};
 use super::names::{Bound, Id};
 use super::objects::{Listing, Object, When};
 use super::{LookupCache, Meta, stats};
-use hither_vfs::{Access, Attrs, Cred, Cx, DirPage, Fh, Name, Node, Stop, Trail, Validity};
+use hither_vfs::{Access, Attrs, Cred, Cx, DirPage, Fh, Name, Node, Read, Stop, Trail, Validity};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
@@ -104,7 +104,7 @@ impl Meta {
         let asked = self.clock.of(attrs.asked);
         let Some(packed) = self.table.pack(&attrs.attr) else { return };
         let until = self.end(ticket, &attrs.valid, asked);
-        if object.asked > asked && !(until & LEASE != 0) {
+        if object.asked > asked && until & LEASE == 0 {
             return;
         }
         object.set_attr(packed, until, asked, ours);
@@ -144,7 +144,7 @@ impl Meta {
             if object.dir_mut().label != label {
                 return id;
             }
-            object.grant(cred, Access::LOOKUP, Access::LOOKUP, until);
+            object.grant(cred, Access::LOOKUP, Access::LOOKUP, until, ticket.asked);
             let young = self.is_young(object);
             let dir = object.dir_mut();
             if label.is_some() && young && found.asked < dir.label_seen + TICK_NANOS {
@@ -209,10 +209,10 @@ impl Meta {
             self.learn_attrs(base, attrs, ticket);
             label = Some(attrs.attr.change);
         }
-        if path.is_empty() {
-            if let Some(node) = trail.steps.first() {
-                self.learn_attrs(&node.fh, &node.attrs, ticket);
-            }
+        if path.is_empty()
+            && let Some(node) = trail.steps.first()
+        {
+            self.learn_attrs(&node.fh, &node.attrs, ticket);
         }
         let holder = path.len().checked_sub(1);
         let mut dir = base;
@@ -250,8 +250,26 @@ impl Meta {
         }
         if let Some(read) = &trail.along.first {
             self.learn_rights(&cx.cred, under, Access::READ, Access::READ, ticket);
-            self.contents.learn(&node.fh, &node.attrs.attr, read, self.options.small_file_bytes, false);
+            self.learn_contents(&node.fh, &node.attrs, read, ticket, false);
         }
+    }
+
+    /// Keeps the contents of a small file that came whole with these attributes.
+    pub(super) fn learn_contents(
+        &self,
+        fh: &Fh,
+        attrs: &Attrs,
+        read: &Read,
+        ticket: &Ticket,
+        guessed: bool,
+    ) -> bool {
+        let keep = self.table.with(fh, |_, o| self.may_keep(o, ticket).then(|| self.is_young(o)));
+        let Some(young) = keep.flatten() else { return false };
+        let version = (&attrs.attr, self.clock.of(attrs.asked));
+        let small = self.options.small_file_bytes;
+        let kept = self.contents.learn(fh, version, read, small, (!young, guessed));
+        self.contents.relieve(&self.counters);
+        kept
     }
 
     /// Keeps rights that were found under this `change`; they hold as long as the object's attributes.
@@ -266,7 +284,7 @@ impl Meta {
         let cred = self.cred(cred);
         self.table.with(fh, |_, object| {
             if object.attr.change == change && self.may_keep(object, ticket) {
-                object.grant(cred, known, have, 0);
+                object.grant(cred, known, have, 0, ticket.asked);
             }
         });
     }
@@ -295,7 +313,7 @@ impl Meta {
             if object.dir_mut().label != label {
                 return id.slot;
             }
-            object.grant(cred, Access::READ, Access::READ, 0);
+            object.grant(cred, Access::READ, Access::READ, 0, ticket.asked);
             let young = self.is_young(object);
             let dir = object.dir_mut();
             if label.is_some() && young && ticket.asked < dir.label_seen + TICK_NANOS {

@@ -1,5 +1,6 @@
 //! One object as it is kept: packed attributes, times, and what only some objects have.
 
+use super::contents::Version;
 use super::moment::{FIRST, LEASE, Moment};
 use super::names::{Bound, Id, Names};
 use bytes::Bytes;
@@ -144,6 +145,8 @@ pub(super) struct Right {
     have: u8,
     /// They hold at least until then, and as long as the object's attributes do.
     until: Moment,
+    /// When the question was sent.
+    asked: Moment,
 }
 
 /// What only some objects have.
@@ -344,6 +347,11 @@ impl Object {
         when.fits(self.until, self.asked)
     }
 
+    /// The state that its contents are in.
+    pub fn version(&self) -> Version {
+        Version { change: self.attr.change, asked: self.asked }
+    }
+
     pub fn extra(&mut self) -> &mut Extra {
         self.extra.get_or_insert_default()
     }
@@ -389,25 +397,28 @@ impl Object {
     }
 
     /// Notes rights that a question brought. `until`: they hold at least so long.
-    pub fn grant(&mut self, cred: u32, known: Access, have: Access, until: Moment) {
+    pub fn grant(&mut self, cred: u32, known: Access, have: Access, until: Moment, asked: Moment) {
         let (known, have) = (known.bits() as u8, have.bits() as u8);
         let rights = &mut self.extra().rights;
         if let Some(right) = rights.iter_mut().find(|r| r.cred == cred) {
             right.have = right.have & !known | have & known;
             right.known |= known;
             right.until = right.until.max(until);
+            right.asked = asked;
             return;
         }
         if rights.len() >= RIGHTS_MAX {
             rights.remove(0);
         }
-        rights.push(Right { cred, known, have: have & known, until });
+        rights.push(Right { cred, known, have: have & known, until, asked });
     }
 
     /// Which of `want` the credential has; `None` when that is not known for all of them.
     pub fn rights(&self, cred: u32, want: Access, when: &When) -> Option<Access> {
         let right = self.extra.as_ref()?.rights.iter().find(|r| r.cred == cred)?;
-        let holds = when.now < right.until || self.asked != 0 && when.valid(self.until);
+        let holds = when.now < right.until
+            || self.asked != 0 && when.valid(self.until)
+            || when.just_asked(right.asked);
         let all = u32::from(right.known) & want.bits() == want.bits();
         (holds && all).then(|| Access::from_bits_truncate(u32::from(right.have)) & want)
     }

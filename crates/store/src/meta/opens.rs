@@ -111,7 +111,7 @@ impl Meta {
             let lasts = o.until & LEASE != 0 || o.until > o.asked || o.until == 0;
             let may = o.rights(cred, right, &When { now: 0, ..any }) == Some(right);
             let read = o.extra.as_ref().is_some_and(|e| e.read_change == Some(o.attr.change));
-            (usual && lasts, small, may, read || self.contents.has(fh, o.attr.change))
+            (usual && lasts, small, may, read || self.contents.has(fh, o.version()))
         });
         let (usual, small, may, read) = known.unwrap_or((false, false, false, false));
         // What was read before under this `change` is in the kernel's memory, or here: asking whether it is still that is
@@ -141,8 +141,7 @@ impl Meta {
             let regular = o.attr.kind() == FileKind::Regular;
             (o.holds(when) && may && lasts && regular).then(|| self.attrs_of(o, when))
         })??;
-        let first =
-            (how.first_bytes > 0).then(|| self.held_start(fh, attrs.attr.change, how.first_bytes)).flatten();
+        let first = (how.first_bytes > 0).then(|| self.held_start(fh, &attrs, how.first_bytes)).flatten();
         stats::add(&self.counters.virtual_opens, 1);
         let open = self.opens.add(Open {
             fh: fh.clone(),
@@ -174,8 +173,7 @@ impl Meta {
             self.learn_rights(&cx.cred, (&node.fh, node.attrs.attr.change), right, right, ticket);
         }
         if let Some(read) = &opened.first {
-            self.contents.learn(&node.fh, &node.attrs.attr, read, self.options.small_file_bytes, false);
-            self.contents.relieve(&self.counters);
+            self.learn_contents(&node.fh, &node.attrs, read, ticket, false);
         }
     }
 
@@ -292,7 +290,7 @@ impl Meta {
             truncate: false,
             execute: open.execute,
             first_bytes,
-            known: None,
+            known: self.known_open(&open),
         };
         let cx = Cx::new(open.cred.clone());
         let ticket = self.ticket();
@@ -308,6 +306,17 @@ impl Meta {
             return Err(Error::new(libc::EBADF));
         }
         Ok((real, opened.first))
+    }
+
+    /// The attributes that an open is known to be allowed under, if they hold.
+    fn known_open(&self, open: &Open) -> Option<hither_vfs::Attrs> {
+        let when = self.when(&Cx::new(open.cred.clone()));
+        let cred = self.cred(&open.cred);
+        let right = if open.execute { Access::EXECUTE } else { Access::READ };
+        self.table.with(&open.fh, |_, o| {
+            let may = o.holds(&when) && o.rights(cred, right, &when) == Some(right);
+            may.then(|| self.attrs_of(o, &when))
+        })?
     }
 
     /// Before something of ours takes a name or right from a file: what is open only here is opened below.
@@ -354,8 +363,8 @@ impl Meta {
             if let Some(read) = self.read_held(cx, file.fh, at, len) {
                 return Ok(read);
             }
-            let known = self.table.with(file.fh, |_, o| o.attr.change);
-            let old = known.is_some_and(|change| self.contents.has(file.fh, change));
+            let known = self.table.with(file.fh, |_, o| o.version());
+            let old = known.is_some_and(|version| self.contents.has(file.fh, version));
             if old && open.real.get().is_none() {
                 // The time of the attributes is over: ask whether the contents are still these.
                 self.attrs(cx, file, File { fh: file.fh, open: None }).await?;
@@ -391,8 +400,8 @@ impl Meta {
     /// Bytes of a file that is held whole, while its attributes hold.
     fn read_held(&self, cx: &Cx, fh: &Fh, at: u64, len: u32) -> Option<Read> {
         let when = self.when(cx).any_age();
-        let change = self.table.with(fh, |_, o| o.holds(&when).then_some(o.attr.change))??;
-        let held = self.contents.find(fh, change, &self.counters)?;
+        let version = self.table.with(fh, |_, o| o.holds(&when).then(|| o.version()))??;
+        let held = self.contents.find(fh, version, &self.counters)?;
         stats::add(&self.counters.content_hits, 1);
         self.note_read(fh);
         let from = usize::try_from(at).unwrap_or(usize::MAX).min(held.len());

@@ -240,9 +240,7 @@ impl Vfs for Meta {
         for (fh, answer) in files.iter().zip(&answers) {
             if let Ok(fetched) = answer {
                 self.learn_attrs(fh, &fetched.attrs, &ticket);
-                let (attr, small) = (&fetched.attrs.attr, self.options.small_file_bytes);
-                self.contents.learn(fh, attr, &fetched.read, small, false);
-                self.contents.relieve(&self.counters);
+                self.learn_contents(fh, &fetched.attrs, &fetched.read, &ticket, false);
             }
         }
         answers

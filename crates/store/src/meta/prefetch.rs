@@ -1,5 +1,5 @@
 //! Small files fetched before they are asked for: when a second file of a directory is opened for reading, the others will most
-//! likely follow.
+//! likely follow. Where that proved right, the first open is sign enough.
 //!
 //! Under close-to-open an open has to ask the server in any case, and the answer may as well carry the bytes; so files are
 //! fetched ahead only for callers who do not insist on fresh attributes.
@@ -7,6 +7,7 @@
 use super::objects::When;
 use super::{Meta, Prefetch, stats};
 use hither_vfs::{Access, Cx, Fh, FileKind};
+use std::sync::atomic::Ordering;
 
 /// Opens in one directory within this time are a burst.
 const BURST_NANOS: u64 = 10_000_000_000;
@@ -22,6 +23,7 @@ impl Meta {
         }
         let when = self.when(cx);
         let Some((slot, files)) = self.neighbours(fh, &when) else { return };
+        let _fetching = Fetching { meta: self, slot };
         let ticket = self.ticket();
         let fetched = self.below.read_many(cx, &files, self.options.small_file_bytes).await;
         for (fh, fetched) in files.iter().zip(fetched) {
@@ -33,14 +35,18 @@ impl Meta {
                 let under = (fh, fetched.attrs.attr.change);
                 self.learn_rights(&cx.cred, under, Access::READ, Access::READ, &ticket);
             }
-            let small = self.options.small_file_bytes;
-            if self.contents.learn(fh, &fetched.attrs.attr, &fetched.read, small, true) {
+            if self.learn_contents(fh, &fetched.attrs, &fetched.read, &ticket, true) {
                 stats::add(&self.counters.prefetched_files, 1);
                 stats::add(&self.counters.prefetched_bytes, fetched.read.data.len() as u64);
             }
-            self.contents.relieve(&self.counters);
         }
-        self.table.with_slot(slot, |_, o| o.dir_mut().prefetching = false);
+    }
+
+    /// Whether most of what was fetched ahead was read: then the first open of a directory is sign enough.
+    fn guesses_well(&self) -> bool {
+        let fetched = self.counters.prefetched_bytes.load(Ordering::Relaxed);
+        let used = self.counters.prefetch_used_bytes.load(Ordering::Relaxed);
+        fetched > 0 && used * 2 >= fetched
     }
 
     /// Files to fetch: this one and small ones of its directory that are not held; `None` when there is no burst, or another
@@ -50,12 +56,13 @@ impl Meta {
         if parent == u32::MAX {
             return None;
         }
+        let enough = if self.guesses_well() { 1 } else { 2 };
         let children = self.table.with_slot(parent, |_, o| {
             let dir = o.known_dir()?;
             let (last, count) = dir.opened;
             let count = if when.now.saturating_sub(last) > BURST_NANOS { 1 } else { count.saturating_add(1) };
             dir.opened = (when.now, count);
-            if count < 2 || dir.prefetching || !dir.is_complete() {
+            if count < enough || dir.prefetching || !dir.is_complete() {
                 return None;
             }
             dir.prefetching = true;
@@ -70,7 +77,7 @@ impl Meta {
                 let small = o.attr.size_bytes <= u64::from(self.options.small_file_bytes);
                 let regular = o.asked != 0 && o.attr.kind() == FileKind::Regular && o.attr.size_bytes > 0;
                 let fh = super::handle(o);
-                let held = self.contents.has(&fh, o.attr.change);
+                let held = self.contents.has(&fh, o.version());
                 (small && regular && !held).then_some((fh, o.attr.size_bytes))
             });
             let Some(Some((fh, size))) = small else { continue };
@@ -82,9 +89,25 @@ impl Meta {
             files.push(fh);
         }
         if !mine || files.len() < 2 {
-            self.table.with_slot(parent, |_, o| o.dir_mut().prefetching = false);
+            drop(Fetching { meta: self, slot: parent });
             return None;
         }
         Some((parent, files))
+    }
+}
+
+/// One fetch at a time in a directory; over when dropped.
+struct Fetching<'a> {
+    meta: &'a Meta,
+    slot: u32,
+}
+
+impl Drop for Fetching<'_> {
+    fn drop(&mut self) {
+        self.meta.table.with_slot(self.slot, |_, o| {
+            if let Some(dir) = o.known_dir() {
+                dir.prefetching = false;
+            }
+        });
     }
 }

@@ -25,12 +25,15 @@ const SLOT_BYTES: usize = size_of::<Object>() + 8;
 const STEPS: usize = 16;
 const TRIES: usize = 4;
 
+/// File systems by number, and numbers by file system.
+type FileSystems = (Vec<(u64, u64)>, HashMap<(u64, u64), u16>);
+
 /// The table.
 #[derive(Debug)]
 pub(super) struct Table {
     shards: Box<[Mutex<Shard>]>,
     pub hasher: RandomState,
-    file_systems: RwLock<(Vec<(u64, u64)>, HashMap<(u64, u64), u16>)>,
+    file_systems: RwLock<FileSystems>,
     memory_bytes: AtomicUsize,
     most_bytes: usize,
     objects: AtomicUsize,

@@ -11,7 +11,6 @@ use tokio::time::Instant;
 use wire::Wire;
 
 const VALID: Duration = Duration::from_secs(30);
-const SIZE: usize = 1 << 30;
 
 fn env() -> Env {
     let ticks = AtomicU64::new(1);
@@ -99,7 +98,9 @@ async fn make_file(v: &dyn Vfs, cx: &Cx, dir: &Fh, n: &str, text: &str) -> Fh {
     opened.node.fh
 }
 
+/// A walk at a moment of its own.
 async fn walk(v: &dyn Vfs, cx: &Cx, from: &Fh, path: &str) -> Trail {
+    tokio::time::advance(Duration::from_millis(1)).await;
     v.walk(cx, Where { base: from, path: &names(path) }, Want::default()).await.unwrap()
 }
 
@@ -171,4 +172,386 @@ async fn a_changed_directory_loses_its_names() {
     tokio::time::advance(VALID).await;
     let trail = walk(&*l.meta, &l.cx, &l.top, "a/b/c/new").await;
     assert!(matches!(trail.stop, Stop::Complete));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cold_open_by_path_costs_one_question_with_its_bytes() {
+    let l = lab().await;
+    tree(&l).await;
+    let path = names("a/b/c/f");
+    let cx = l.cx.fresh(Instant::now());
+    let want = Want { read_bytes: 65536, access: Access::READ, ..Default::default() };
+    let trail = l.meta.walk(&cx, Where { base: &l.top, path: &path }, want).await.unwrap();
+    let fh = trail.steps.last().unwrap().fh.clone();
+    let opened = l.meta.open(&cx, Where::fh(&fh), &READ).await.unwrap();
+    assert_eq!(opened.first.unwrap().data.into_bytes(), "one");
+    let file = File { fh: &fh, open: Some(opened.open) };
+    assert_eq!(l.meta.read(&l.cx, file, 1, 10).await.unwrap().data.into_bytes(), "ne");
+    l.meta.close(&l.cx, &fh, opened.open).await.unwrap();
+    assert_eq!(l.wire.take(), "walk 1");
+    assert_eq!(l.meta.stats().virtual_opens, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_warm_open_asks_once_under_close_to_open_and_not_at_all_without() {
+    let l = lab().await;
+    tree(&l).await;
+    let fh = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps.pop().unwrap().fh;
+    assert_eq!(read_all(&*l.meta, &l.cx, &fh).await.unwrap(), "one");
+    tokio::time::advance(Duration::from_secs(1)).await;
+    l.wire.take();
+    let fresh = l.cx.fresh(Instant::now());
+    assert_eq!(read_all(&*l.meta, &fresh, &fh).await.unwrap(), "one");
+    assert_eq!(l.wire.take(), "getattr 1");
+    assert_eq!(read_all(&*l.meta, &l.cx, &fh).await.unwrap(), "one");
+    assert_eq!(l.wire.take(), "");
+    // Another client's version.
+    make_file(&*l.model, &l.cx, &walk(&*l.model, &l.cx, &l.top, "a/b/c").await.steps[2].fh, "f", "other")
+        .await;
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(read_all(&*l.meta, &l.cx, &fh).await.unwrap(), "one", "no age limit was passed");
+    let fresh = l.cx.fresh(Instant::now());
+    assert_eq!(read_all(&*l.meta, &fresh, &fh).await.unwrap(), "other");
+    assert_eq!(l.model.open_count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn under_a_lease_nothing_is_asked_until_it_is_withdrawn() {
+    let l = lab().await;
+    tree(&l).await;
+    l.wire.lease(true);
+    let fh = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps.pop().unwrap().fh;
+    read_all(&*l.meta, &l.cx, &fh).await.unwrap();
+    tokio::time::advance(VALID * 10).await;
+    l.wire.take();
+    let fresh = l.cx.fresh(Instant::now());
+    assert_eq!(read_all(&*l.meta, &fresh, &fh).await.unwrap(), "one");
+    assert!(l.meta.peek(&fresh, Where::fh(&fh)).is_some());
+    assert_eq!(l.wire.take(), "");
+    l.wire.upcalls.get().unwrap().withdraw(&fh).await;
+    assert!(l.meta.peek(&l.cx, Where::fh(&fh)).is_none());
+    read_all(&*l.meta, &fresh, &fh).await.unwrap();
+    assert_ne!(l.wire.take(), "");
+    // All at once.
+    assert!(l.meta.peek(&fresh, Where::fh(&fh)).is_some());
+    l.wire.upcalls.get().unwrap().withdraw_all().await;
+    assert!(l.meta.peek(&l.cx, Where::fh(&fh)).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_big_file_is_opened_with_its_first_bytes() {
+    let l = lab().await;
+    let text = "x".repeat(100_000);
+    let fh = make_file(&*l.model, &l.cx, &l.top, "big", &text).await;
+    walk(&*l.meta, &l.cx, &l.top, "big").await;
+    tokio::time::advance(Duration::from_secs(1)).await;
+    l.wire.take();
+    let fresh = l.cx.fresh(Instant::now());
+    assert_eq!(read_all(&*l.meta, &fresh, &fh).await.unwrap().len(), 100_000);
+    assert_eq!(l.wire.take(), "close 1, open 1, read 1");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_virtual_open_survives_the_removal_of_its_file_and_the_loss_of_rights() {
+    let l = lab().await;
+    let big = "y".repeat(100_000);
+    let me = user(7);
+    for (n, how) in [("gone", 0), ("locked", 1), ("replaced", 2)] {
+        let fh = make_file(&*l.model, &l.cx, &l.top, n, &big).await;
+        walk(&*l.meta, &me, &l.top, n).await;
+        l.meta.access(&me, &fh, Access::READ).await.unwrap();
+        let opened = l.meta.open(&me, Where::fh(&fh), &READ).await.unwrap();
+        assert_eq!(l.model.open_count(), 0, "virtual");
+        match how {
+            0 => drop(l.meta.unlink(&l.cx, &l.top, &name(n), None).await.unwrap()),
+            1 => drop(l.meta.setattr(&l.cx, File { fh: &fh, open: None }, &mode(0o600)).await.unwrap()),
+            _ => {
+                make_file(&*l.model, &l.cx, &l.top, "other", "").await;
+                let (from, to) = (name("other"), name(n));
+                l.meta
+                    .rename(&l.cx, (&l.top, &from), (&l.top, &to), Some(&fh), RenameFlags::empty())
+                    .await
+                    .unwrap();
+            }
+        }
+        let file = File { fh: &fh, open: Some(opened.open) };
+        assert_eq!(l.meta.read(&me, file, 99_990, 100).await.unwrap().data.len(), 10, "{n}");
+        l.meta.close(&me, &fh, opened.open).await.unwrap();
+    }
+    assert_eq!(l.model.open_count(), 0);
+    assert_eq!(l.meta.stats().virtual_made_real, 3);
+    assert_eq!(l.meta.opens.len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_told_names_or_contents_that_he_may_not_see() {
+    let l = lab().await;
+    tree(&l).await;
+    let trail = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
+    let fh = &trail.steps[3].fh;
+    read_all(&*l.meta, &l.cx, fh).await.unwrap();
+    l.meta.setattr(&l.cx, File { fh, open: None }, &mode(0o600)).await.unwrap();
+    let (b, me) = (&trail.steps[1].fh, user(7));
+    read_all(&*l.meta, &l.cx, fh).await.unwrap();
+    assert!(peek(&l, &me, "a/b/c/f").is_none(), "another caller is not known to be let in");
+    assert!(matches!(walk(&*l.meta, &me, &l.top, "a/b/c/f").await.stop, Stop::Complete));
+    assert!(peek(&l, &me, "a/b/c/f").is_some());
+    assert_eq!(read_all(&*l.meta, &me, fh).await.unwrap_err().errno, libc::EACCES);
+    // Taken away here: at once.
+    l.meta.setattr(&l.cx, File { fh: b, open: None }, &mode(0o700)).await.unwrap();
+    assert!(peek(&l, &me, "a/b/c/f").is_none());
+    let trail = walk(&*l.meta, &me, &l.top, "a/b/c/f").await;
+    assert!(matches!(&trail.stop, Stop::Failed(e) if e.errno == libc::EACCES), "{:?}", trail.stop);
+    assert!(peek(&l, &l.cx, "a/b").is_some(), "the superuser sees it as before");
+}
+
+#[tokio::test(start_paused = true)]
+async fn own_changes_keep_a_directory_known() {
+    let l = lab().await;
+    tree(&l).await;
+    let c = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[2].fh.clone();
+    make_file(&*l.meta, &l.cx, &c, "new", "text").await;
+    l.meta.unlink(&l.cx, &c, &name("g"), None).await.unwrap();
+    l.meta.rename(&l.cx, (&c, &name("f")), (&c, &name("h")), None, RenameFlags::empty()).await.unwrap();
+    l.wire.take();
+    // The directory's own attributes are asked for again, but its names hold.
+    for (path, here) in [("f", false), ("g", false), ("h", true), ("new", true), ("never", false)] {
+        let trail = walk(&*l.meta, &l.cx, &c, path).await;
+        assert_eq!(matches!(trail.stop, Stop::Complete), here, "{path}");
+    }
+    assert_eq!(l.wire.take(), "getattr 1", "the renamed file's");
+    tokio::time::advance(VALID).await;
+    assert!(matches!(walk(&*l.meta, &l.cx, &c, "never").await.stop, Stop::Missing(_)));
+    assert!(matches!(walk(&*l.meta, &l.cx, &c, "new").await.stop, Stop::Complete));
+    assert_eq!(l.wire.take(), "getattr_many 1");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listing_is_asked_for_once_and_served_in_any_pieces() {
+    let l = lab().await;
+    let dir = make_dir(&*l.model, &l.cx, &l.top, "many").await;
+    for i in 0..1000 {
+        l.model
+            .mknod(&l.cx, &dir, &name(&format!("file{i:04}")), &Special::Regular, &mode(0o644))
+            .await
+            .unwrap();
+    }
+    for (round, pages) in [(0, "list_many 1, readdir 2"), (1, "")] {
+        let (mut seen, mut cookie, mut verifier) = (Vec::new(), 0, [0; 8]);
+        loop {
+            let page = l.meta.readdir(&l.cx, &dir, cookie, verifier, 4096, true).await.unwrap();
+            (cookie, verifier) = (page.entries.last().unwrap().cookie, page.verifier);
+            seen.extend(page.entries.iter().map(|e| e.name.clone()));
+            if page.eof {
+                break;
+            }
+        }
+        assert_eq!(seen.len(), 1000);
+        assert!(seen.is_sorted(), "the server's order");
+        assert_eq!(l.wire.take(), pages, "round {round}");
+    }
+    walk(&*l.meta, &l.cx, &dir, "file0000").await;
+    assert_eq!(l.wire.take(), "walk 1", "that the caller may search is asked once");
+    assert!(matches!(walk(&*l.meta, &l.cx, &dir, "absent").await.stop, Stop::Missing(_)));
+    assert_eq!(l.wire.take(), "");
+}
+
+/// 40 directories of 5 files each.
+async fn forest(l: &Lab) -> Vec<(Fh, Vec<Fh>)> {
+    let mut all = Vec::new();
+    for d in 0..40 {
+        let dir = make_dir(&*l.model, &l.cx, &l.top, &format!("d{d}")).await;
+        let mut files = Vec::new();
+        for f in 0..5 {
+            files.push(make_file(&*l.model, &l.cx, &dir, &format!("f{f}"), "text").await);
+        }
+        all.push((dir, files));
+    }
+    tokio::time::advance(Duration::from_secs(100)).await;
+    all
+}
+
+async fn visit(l: &Lab) {
+    for d in 0..40 {
+        for f in 0..5 {
+            for miss in ["x", "y", "z"] {
+                let path = format!("d{d}/{miss}{f}");
+                if peek(l, &l.cx, &path).is_none() {
+                    walk(&*l.meta, &l.cx, &l.top, &path).await;
+                }
+            }
+            let path = names(&format!("d{d}/f{f}"));
+            let at = Where { base: &l.top, path: &path };
+            let fh = match l.meta.peek(&l.cx, at) {
+                Some(trail) => trail.steps[1].fh.clone(),
+                None => {
+                    let want = Want { read_bytes: 65536, access: Access::READ, ..Default::default() };
+                    l.meta.walk(&l.cx, at, want).await.unwrap().steps[1].fh.clone()
+                }
+            };
+            assert_eq!(read_all(&*l.meta, &l.cx, &fh).await.unwrap(), "text");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_page_of_small_files_costs_what_is_promised() {
+    for (prefetch, cold) in [(Prefetch::Off, 240), (Prefetch::Small, 100)] {
+        let l = lab_with(MetaOptions { prefetch, ..options() }, VALID).await;
+        forest(&l).await;
+        visit(&l).await;
+        let calls = l.wire.total();
+        assert!(calls <= cold, "{calls} calls cold with {prefetch:?}");
+        visit(&l).await;
+        assert_eq!(l.wire.total(), 0, "again");
+        tokio::time::advance(VALID).await;
+        visit(&l).await;
+        let again = l.wire.take();
+        assert!(again.split(", ").count() <= 2 && !again.contains("open"), "after the time: {again}");
+        let stats = l.meta.stats();
+        assert_eq!(stats.prefetch_wasted_bytes, 0);
+        assert_eq!(stats.prefetched_bytes, stats.prefetch_used_bytes);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn expired_objects_are_asked_for_together() {
+    let l = lab().await;
+    let all = forest(&l).await;
+    let files: Vec<_> = all.iter().flat_map(|(_, files)| files.iter().cloned()).collect();
+    for fh in &files {
+        l.meta.getattr(&l.cx, File { fh, open: None }).await.unwrap();
+    }
+    assert_eq!(l.wire.total(), 200);
+    tokio::time::advance(VALID).await;
+    for fh in &files {
+        l.meta.getattr(&l.cx, File { fh, open: None }).await.unwrap();
+    }
+    assert_eq!(l.wire.take(), "getattr_many 5");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_holds_for_one_call_is_not_kept() {
+    let l = lab_with(options(), Duration::ZERO).await;
+    tree(&l).await;
+    for _ in 0..2 {
+        walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
+        walk(&*l.meta, &l.cx, &l.top, "a/b/c/none").await;
+        assert_eq!(l.wire.take(), "walk 2");
+        assert!(peek(&l, &l.cx, "a/b/c/f").is_none());
+    }
+    let fh = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[3].fh.clone();
+    l.wire.take();
+    for _ in 0..2 {
+        tokio::time::advance(Duration::from_millis(1)).await;
+        l.meta.getattr(&l.cx, File { fh: &fh, open: None }).await.unwrap();
+        assert_eq!(l.wire.take(), "getattr 1");
+    }
+    // But it satisfies who asked for it.
+    let fresh = l.cx.fresh(Instant::now());
+    walk(&*l.meta, &fresh, &l.top, "a/b/c/f").await;
+    assert!(peek(&l, &fresh, "a/b/c/f").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn lookupcache_limits_names() {
+    for (cache, present, absent) in
+        [(LookupCache::Positive, "", "walk 1"), (LookupCache::None, "walk 1", "walk 1")]
+    {
+        let l = lab_with(MetaOptions { lookup_cache: cache, ..options() }, VALID).await;
+        tree(&l).await;
+        walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
+        l.wire.take();
+        walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
+        assert_eq!(l.wire.take(), present);
+        walk(&*l.meta, &l.cx, &l.top, "a/b/c/none").await;
+        assert_eq!(l.wire.take(), absent);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_same_walk_is_asked_once_by_many() {
+    let model = Arc::new(Model::new(env(), VALID, 1 << 30));
+    let wire = Wire::slow(model.clone(), Some(5), Duration::from_millis(50));
+    let meta = Meta::new(wire.clone(), options(), env());
+    let cx = root_cx();
+    let top = meta.root(&cx).await.unwrap().fh;
+    make_dir(&*model, &cx, &top, "d").await;
+    wire.take();
+    let mut all = tokio::task::JoinSet::new();
+    for _ in 0..20 {
+        let (meta, cx, top) = (meta.clone(), cx.clone(), top.clone());
+        all.spawn(async move { walk(&*meta, &cx, &top, "d/none").await.steps.len() });
+    }
+    assert_eq!(all.join_all().await, [1; 20]);
+    assert_eq!(wire.take(), "walk 1");
+    assert_eq!(meta.stats().shared_walks, 19);
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_stays_within_its_bound() {
+    let l = lab_with(MetaOptions { memory_bytes: 200_000, contents_bytes: 20_000, ..options() }, VALID).await;
+    for d in 0..30 {
+        let dir = make_dir(&*l.model, &l.cx, &l.top, &format!("d{d}")).await;
+        for f in 0..100 {
+            make_file(&*l.model, &l.cx, &dir, &format!("f{f}"), &"z".repeat(500)).await;
+        }
+    }
+    for d in 0..30 {
+        for f in 0..100 {
+            let path = names(&format!("d{d}/f{f}"));
+            let want = Want { read_bytes: 65536, access: Access::READ, ..Default::default() };
+            l.meta.walk(&l.cx, Where { base: &l.top, path: &path }, want).await.unwrap();
+            let stats = l.meta.stats();
+            assert!(stats.memory_bytes <= 260_000, "{stats:?}");
+        }
+    }
+    assert!(l.meta.stats().evictions > 1000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_whose_end_is_not_seen_keeps_its_object_out_of_memory() {
+    let model = Arc::new(Model::new(env(), VALID, 1 << 30));
+    let wire = Wire::slow(model.clone(), Some(5), Duration::from_millis(50));
+    let meta = Meta::new(wire.clone(), options(), env());
+    let cx = root_cx();
+    let top = meta.root(&cx).await.unwrap().fh;
+    walk(&*meta, &cx, &top, "d").await;
+    assert!(meta.peek(&cx, Where::name(&top, &name("d"))).is_some());
+    let (m, c, t) = (meta.clone(), cx.clone(), top.clone());
+    let task = tokio::spawn(async move { m.mkdir(&c, &t, &name("d"), &mode(0o755)).await });
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    task.abort();
+    assert!(task.await.unwrap_err().is_cancelled());
+    assert!(meta.peek(&cx, Where::name(&top, &name("d"))).is_none());
+    wire.take();
+    walk(&*meta, &cx, &top, "e").await;
+    walk(&*meta, &cx, &top, "e").await;
+    assert_eq!(wire.take(), "walk 2", "for a while nothing is believed");
+    tokio::time::advance(Duration::from_secs(61)).await;
+    walk(&*meta, &cx, &top, "e").await;
+    walk(&*meta, &cx, &top, "e").await;
+    assert_eq!(wire.take(), "walk 1");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stale_handle_is_walked_again() {
+    let l = lab().await;
+    tree(&l).await;
+    walk(&*l.meta, &l.cx, &l.top, "a/b").await;
+    // Somebody replaces the directory; the names in it were never asked for.
+    let top = [name("a"), name("old")];
+    l.model.rename(&l.cx, (&l.top, &top[0]), (&l.top, &top[1]), None, RenameFlags::empty()).await.unwrap();
+    let a = make_dir(&*l.model, &l.cx, &l.top, "a").await;
+    let b = make_dir(&*l.model, &l.cx, &a, "b").await;
+    make_file(&*l.model, &l.cx, &b, "q", "").await;
+    let old = walk(&*l.model, &l.cx, &l.top, "old/b/c").await;
+    for n in ["f", "g"] {
+        l.model.unlink(&l.cx, &old.steps[2].fh, &name(n), None).await.unwrap();
+    }
+    l.model.rmdir(&l.cx, &old.steps[1].fh, &name("c")).await.unwrap();
+    l.model.rmdir(&l.cx, &old.steps[0].fh, &name("b")).await.unwrap();
+    let trail = walk(&*l.meta, &l.cx, &l.top, "a/b/q").await;
+    assert!(matches!(trail.stop, Stop::Complete), "{:?}", trail.stop);
+    assert_eq!(trail.steps[0].fh, a);
 }

@@ -1,5 +1,6 @@
 //! Walking: from memory as far as it holds, then one question for the rest.
 
+use super::contents::Version;
 use super::moment::{LEASE, Moment};
 use super::names::Id;
 use super::objects::{Object, When};
@@ -151,7 +152,7 @@ impl Meta {
             if trusted { when.fits(answer.until, answer.asked) } else { when.just_asked(answer.asked) };
         let holds = fits && may(when);
         match answer.child {
-            _ if !holds && !(trusted && answer.renewable) => Step::Unknown,
+            _ if !(holds || trusted && answer.renewable) => Step::Unknown,
             Some(id) => Step::Child { id, until: answer.until, holds },
             None if holds => Step::Absent { until: answer.until, complete: answer.complete },
             None => Step::OldAbsent,
@@ -198,7 +199,7 @@ impl Meta {
             let path = &at.path[steps.len()..];
             let when = When { since: Some(began), ..self.when(cx) };
             let from = Where { base: &base, path };
-            let known = match path.is_empty() {
+            let known = match path.is_empty() || stale {
                 true => Progress { steps: Vec::new(), stop: None, again: None },
                 false => self.progress(cx, from, &when),
             };
@@ -213,7 +214,6 @@ impl Meta {
                 self.ask_again(cx, &old).await;
                 continue;
             }
-            let held = known.steps.len();
             steps.extend(known.steps);
             let base = steps.last().map_or(at.base, |n| &n.fh).clone();
             let rest = &at.path[steps.len()..];
@@ -232,9 +232,9 @@ impl Meta {
             drop(flight);
             let trail = match found {
                 Err(e) if e.errno == libc::ESTALE && !steps.is_empty() && !stale => {
-                    // What was known is gone: from the start, once.
+                    // What was known is gone: from the start and from nobody's memory, once.
                     stale = true;
-                    steps.truncate(steps.len().saturating_sub(held.max(1)));
+                    steps.clear();
                     continue;
                 }
                 Err(e) if steps.is_empty() => return Err(e),
@@ -302,14 +302,15 @@ impl Meta {
             trail.along.access = rights(want.access);
         }
         if want.read_bytes > 0 && rights(Access::READ) == Some(Access::READ) {
-            trail.along.first = self.held_start(&node.fh, node.attrs.attr.change, want.read_bytes);
+            trail.along.first = self.held_start(&node.fh, &node.attrs, want.read_bytes);
         }
         trail
     }
 
-    /// The first bytes of a file that is held whole under this `change`.
-    pub(super) fn held_start(&self, fh: &Fh, change: u64, most_bytes: u32) -> Option<Read> {
-        let held = self.contents.find(fh, change, &self.counters)?;
+    /// The first bytes of a file that is held whole as it is under these attributes.
+    pub(super) fn held_start(&self, fh: &Fh, attrs: &Attrs, most_bytes: u32) -> Option<Read> {
+        let version = Version { change: attrs.attr.change, asked: self.clock.of(attrs.asked) };
+        let held = self.contents.find(fh, version, &self.counters)?;
         let len = held.len().min(most_bytes as usize);
         Some(Read { data: held.slice(..len).into(), eof: len == held.len() })
     }

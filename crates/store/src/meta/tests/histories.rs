@@ -309,7 +309,8 @@ impl Program {
                 let a = self.dir(&cx, &call, from.0).await?;
                 let b = self.dir(&cx, &call, to.0).await?;
                 let (m, n) = (name(NAMES[from.1]), name(NAMES[to.1]));
-                let flags = if (from.1 + to.1) % 4 == 3 { RenameFlags::EXCHANGE } else { RenameFlags::empty() };
+                let flags =
+                    if (from.1 + to.1) % 4 == 3 { RenameFlags::EXCHANGE } else { RenameFlags::empty() };
                 let _ = v.rename(&cx, (&a, &m), (&b, &n), None, flags).await;
             }
             Op::Link(from, to) => {
