@@ -30,8 +30,11 @@ struct State {
     names: HashMap<(Fh, Name, Arc<Cred>), Node>,
     leases: bool,
     upcalls: Option<Arc<dyn Upcalls>>,
-    at_peek: Option<Arc<dyn Fn(&str) + Send + Sync>>,
+    at_peek: Option<Act>,
 }
+
+/// What a test does when a name is peeked for.
+type Act = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// A walk that was asked for.
 #[derive(Debug, Clone)]
