@@ -93,7 +93,7 @@ impl Default for DirtyOptions {
             file_max_bytes: 64 << 20,
             flights_per_file: 8,
             flights: 32,
-            stat_flush_bytes: 1 << 20,
+            stat_flush_bytes: 8 << 20,
         }
     }
 }

@@ -142,11 +142,12 @@ impl State {
         self.extents.is_clean() && self.view.own.is_none() && self.view.through == 0
     }
 
-    /// Attributes as they are shown; `fresh` is a change value never shown before.
-    pub fn show(&mut self, attrs: &mut Attrs, fresh: u64) {
+    /// Attributes as they are shown; `fresh` is a change value never shown before. True when the times are the server's
+    /// and stay.
+    pub fn show(&mut self, attrs: &mut Attrs, fresh: u64) -> bool {
         let bytes = Local { clean: self.extents.is_clean(), end_bytes: self.extents.end_bytes() };
         let flying = self.extents.is_flying();
-        self.view.show(attrs, bytes, flying, fresh);
+        self.view.show(attrs, bytes, flying, fresh)
     }
 
     /// The attributes after a local write at `now`, when enough is known.
@@ -188,7 +189,7 @@ pub(super) struct View {
 }
 
 impl View {
-    fn show(&mut self, attrs: &mut Attrs, bytes: Local, flying: bool, fresh: u64) {
+    fn show(&mut self, attrs: &mut Attrs, bytes: Local, flying: bool, fresh: u64) -> bool {
         let change = attrs.attr.change;
         let settled = !flying && self.through == 0 && self.own.is_none_or(|(at, _)| attrs.asked > at);
         if settled {
@@ -204,7 +205,9 @@ impl View {
         }
         // The state that a write of ours left, as its own reply told, is no older than any other answer.
         let exact = self.base == Some(change);
-        self.dress(attrs, bytes, !bytes.clean || !(settled || exact));
+        let theirs = bytes.clean && (settled || exact);
+        self.dress(attrs, bytes, !theirs);
+        theirs
     }
 
     fn learn(&mut self, attrs: &Attrs) {

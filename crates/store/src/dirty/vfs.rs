@@ -204,7 +204,7 @@ impl Dirty {
     }
 
     /// Sends what a question for attributes should find at the server.
-    async fn flush_for_times(&self, cx: &Cx, file: &Arc<Delayed>) {
+    async fn flush_for_times(&self, cx: &Cx, file: &Arc<Delayed>) -> bool {
         let (now, limits) = (Instant::now(), &self.options);
         {
             let mut s = file.state.lock();
@@ -212,12 +212,12 @@ impl Dirty {
             let asked = s.asked.is_some_and(|at| now < at + limits.dirty_age);
             let wanted = bytes > 0 && bytes <= limits.stat_flush_bytes;
             if !wanted || asked || s.failing.is_some() || s.names != Names::Some {
-                return;
+                return false;
             }
             s.asked = Some(now);
         }
         // Local times will do when it does not work.
-        let _ = patient(cx, self.flush(file, Reason::Order, true)).await;
+        patient(cx, self.flush(file, Reason::Order, true)).await.is_ok()
     }
 
     /// Remembers an open, and shows the file as it is here.
@@ -404,11 +404,15 @@ impl Vfs for Dirty {
     }
 
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<hither_vfs::Attrs> {
-        if let Some(delayed) = self.known(file.fh) {
-            self.flush_for_times(cx, &delayed).await;
-        }
+        let Some(delayed) = self.known(file.fh) else { return self.below.getattr(cx, file).await };
+        let flushed = self.flush_for_times(cx, &delayed).await;
         let mut attrs = self.below.getattr(cx, file).await?;
-        self.show(file.fh, &mut attrs);
+        let theirs = delayed.state.lock().show(&mut attrs, self.next_change());
+        if flushed && !theirs {
+            // Known from before the last WRITE ended.
+            attrs = self.below.getattr(&cx.fresh(Instant::now()), file).await?;
+            delayed.state.lock().show(&mut attrs, self.next_change());
+        }
         Ok(attrs)
     }
 

@@ -150,15 +150,36 @@ async fn times_that_were_seen_stay() {
 /// The server's clock decides, also for who asks early, and whichever clock is ahead.
 #[tokio::test(start_paused = true)]
 async fn times_that_were_seen_are_the_servers() {
-    for ahead_s in [-1000, 0, 1000] {
+    for (ahead_s, len) in [(-1000, 1000), (0, 1000), (1000, 1000), (1000, 3 * MIB), (-1000, 3 * MIB)] {
         let s = Stack::with_clock(DirtyOptions::default(), u64::MAX, ahead_s).await;
         let f = s.open("f").await;
-        s.write(&f, 0, pattern(1, 1000)).await.unwrap();
+        s.write(&f, 0, pattern(1, len)).await.unwrap();
+        // WRITEs take their time, so that questions from before and after their end are told apart.
+        s.gate.decide(Box::new(|_, _| Verdict::Pass(Duration::from_millis(1))));
+        s.write(&f, 0, pattern(2, len)).await.unwrap();
+        let early = attrs(&s, &f).await.attr;
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        s.write(&f, 0, pattern(3, 10)).await.unwrap();
         let seen = attrs(&s, &f).await.attr;
         s.close(&f).await.unwrap();
         let after = s.gate.below().getattr(&cx(), At { fh: &f.0, open: None }).await.unwrap().attr;
-        assert_eq!((seen.mtime, seen.ctime, seen.size_bytes), (after.mtime, after.ctime, 1000));
+        assert!(early.mtime < after.mtime || ahead_s > 0);
+        assert_eq!((seen.mtime, seen.ctime, seen.size_bytes), (after.mtime, after.ctime, len));
     }
+}
+
+/// Attributes that the layer below knew before are asked for again when bytes were sent for them.
+#[tokio::test(start_paused = true)]
+async fn old_times_are_asked_for_again() {
+    let s = Stack::with_clock(DirtyOptions::default(), u64::MAX, 1000).await;
+    let f = s.open("f").await;
+    let old = attrs(&s, &f).await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    s.write(&f, 0, pattern(1, 3 * MIB)).await.unwrap();
+    s.gate.answer_with(Some(old));
+    let asked = s.gate.calls("getattr");
+    attrs(&s, &f).await;
+    assert_eq!(s.gate.calls("getattr") - asked, 2);
 }
 
 /// An answer that was on its way while bytes were sent lacks them.
