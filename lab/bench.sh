@@ -18,7 +18,7 @@ rc=0
 measured() {
   local server=$1 rtt=$2 params=$3; shift 3
   $bin --name "bench-$server" bench --server "$server" --rtt "$rtt" --vers "$vers" --params "$params" \
-    --opts "$opts" --append --out "$out/meta-$server.jsonl" --table /dev/null "$@"
+    --limit 600 --opts "$opts" --append --out "$out/meta-$server.jsonl" --table /dev/null "$@"
 }
 
 # With a delay, the numbers are round trips; waits for timeouts (70 s per client) are paid where they say most.

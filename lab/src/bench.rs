@@ -39,8 +39,8 @@ pub const WORKLOADS: [&str; 12] = [
     "bigdir",
 ];
 
-/// Longest that one workload may take with one client.
-const LIMIT: Duration = Duration::from_secs(3600);
+/// Longest that one workload may take with one client, unless `--limit` says otherwise; seconds.
+const LIMIT_S: f64 = 3600.0;
 
 /// A server as it is configured for a measurement.
 struct Peer {
@@ -100,6 +100,7 @@ struct Plan {
     /// Sets of mount options that are measured beside each other.
     opts: Vec<OptionSet>,
     libnfs: bool,
+    limit: Duration,
     out: PathBuf,
 }
 
@@ -143,6 +144,7 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
             .collect::<Res<_>>()?,
         reps: args.number("--reps")?.unwrap_or(1.0) as usize,
         opts: args.value("--opts")?.unwrap_or_default().split(';').map(OptionSet::parse).collect(),
+        limit: Duration::from_secs_f64(args.number("--limit")?.unwrap_or(LIMIT_S).max(1.0)),
         libnfs: !args.flag("--no-libnfs"),
         params,
         out: std::path::absolute(out)?,
@@ -305,7 +307,7 @@ impl Cell<'_> {
             script += &format!(" {flag} {}", quote(value));
         }
         let (mut lines, mut rest) = (vec![], vec![]);
-        let code = place.run(&script, LIMIT, |l| match l.strip_prefix("DATA ") {
+        let code = place.run(&script, self.plan.limit, |l| match l.strip_prefix("DATA ") {
             Some(data) => lines.push(data.to_string()),
             None => rest.push(l.to_string()),
         })?;
