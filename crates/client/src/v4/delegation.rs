@@ -7,7 +7,7 @@
 //! Delegations outlive the opens that brought them, up to [`HELD_MAX`]; beyond it the least recently used go back, many in one
 //! compound. A recall is answered at once; then, in this order: no answer carries the lease any more, the layer above lets go
 //! (for at most [`WITHDRAW_TIMEOUT`]), what was written under a write delegation is committed, DELEGRETURN. A recall can
-//! overtake the reply that grants the delegation; it is remembered until that reply comes.
+//! overtake the reply that grants the delegation: it goes back all the same, and the recall is remembered until that reply comes.
 //!
 //! All leases end by themselves when the lease of the client does: [`Core::watch_lease`] counts from the last renewal.
 
@@ -252,28 +252,29 @@ impl Core {
         };
         let stateid = ok.delegation.stateid()?;
         let mut back = self.delegations.keep(fh, stateid, write);
-        if recall || self.delegations.recalled_early(&stateid) {
+        if self.delegations.recalled_early(&stateid) {
+            // It has gone back already.
+            self.delegations.take(fh);
+        } else if recall {
             back.extend(self.delegations.take(fh));
         }
         self.give_back(back);
         Some(stateid)
     }
 
-    /// The server wants one back.
-    pub fn recalled(self: &Arc<Self>, stateid: &Stateid) -> Result<(), Nfsstat4> {
+    /// The server wants one back. One that is not known goes back as well: perhaps the reply that grants it was lost, and the
+    /// server would wait for it; or that reply is under way, and then the delegation is not kept.
+    pub fn recalled(self: &Arc<Self>, fh: &Fh, stateid: &Stateid) {
         if let Some(taken) = self.delegations.take_stateid(stateid) {
-            self.give_back(vec![taken]);
-            return Ok(());
+            return self.give_back(vec![taken]);
         }
-        // Perhaps the reply that grants it is under way, or came just now.
-        if !self.files.opens_under_way() && !self.owners.in_use() {
-            return Err(Nfsstat4::BAD_STATEID);
+        if self.files.opens_under_way() || self.owners.in_use() {
+            self.delegations.remember_recall(stateid);
         }
-        self.delegations.remember_recall(stateid);
-        if let Some(taken) = self.delegations.take_stateid(stateid) {
-            self.give_back(vec![taken]);
-        }
-        Ok(())
+        // It may have come just now.
+        let taken = self.delegations.take_stateid(stateid);
+        let unknown = Taken { fh: fh.clone(), stateid: *stateid, write: false };
+        self.give_back(vec![taken.unwrap_or(unknown)]);
     }
 
     /// The lease on attributes that a question sent at `asked` brought, when there is one.

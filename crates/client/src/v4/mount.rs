@@ -21,6 +21,7 @@ use hither_rpc::CallError;
 use hither_vfs::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -139,6 +140,8 @@ impl Core {
         let mut results = self.bare("CREATE_SESSION", op, None, deadline).await.map_err(SetupFail::Call)?;
         let ok = results.create_session().map_err(SetupFail::Op)?;
         let fore = ok.fore_chan_attrs;
+        // What the server was short of may be there again, and it may be another one.
+        self.ops_limit.store(usize::MAX, Ordering::Relaxed);
         let mut lease = self.lease.lock();
         lease.sequence = lease.sequence.wrapping_add(1);
         lease.epoch += 1;

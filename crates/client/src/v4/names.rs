@@ -247,12 +247,13 @@ impl Core {
         drop(inner);
         // Closed meanwhile.
         let core = self.clone();
-        tokio::spawn(async move { core.remove_silly(&silly).await });
+        let fh = file.fh.clone();
+        tokio::spawn(async move { core.remove_silly(&silly, Some(&fh)).await });
     }
 
-    /// Removes what is left of a file after its last close.
-    pub async fn remove_silly(self: &Arc<Self>, silly: &Silly) {
-        match self.remove(&self.own_cx(), &silly.dir, &silly.name, None).await {
+    /// Removes what is left of a file after its last close; `fh` when that is its last name.
+    pub async fn remove_silly(self: &Arc<Self>, silly: &Silly, fh: Option<&Fh>) {
+        match self.remove(&self.own_cx(), &silly.dir, &silly.name, fh).await {
             Ok(_) | Err(Fail::Nfs(Nfsstat4::NOENT | Nfsstat4::STALE)) => {}
             Err(f) => tracing::warn!(name = ?silly.name, "a removed file stays behind: {}", Error::from(f)),
         }
@@ -322,7 +323,7 @@ impl Core {
             if renamed.is_ok() {
                 self.hidden(&file, silly);
             } else {
-                self.remove_silly(&silly).await;
+                self.remove_silly(&silly, None).await;
             }
             return self.renamed(renamed?, from.0, to.0, answer).await;
         }

@@ -337,7 +337,7 @@ impl Core {
         }
         let Some(left) = self.files.leave(&state.file) else { return };
         if let Some(silly) = left.silly {
-            self.remove_silly(&silly).await;
+            self.remove_silly(&silly, Some(&state.file.fh)).await;
         }
     }
 

@@ -305,6 +305,27 @@ async fn a_recall_withdraws_before_it_returns() {
     }
 }
 
+/// A recall that overtakes the reply that grants the delegation counts: there is never a lease.
+#[tokio::test(start_paused = true)]
+async fn a_recall_before_the_grant() {
+    let (t, _told) = leased(&["f"], Duration::ZERO).await;
+    t.server.lock().hold = Some(NfsOpnum4::OPEN);
+    let server = t.server.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        server.recall(delegation("f"), "f");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        server.lock().hold = None;
+    });
+    let trail = t.walk(&["f"], WANT).await;
+    assert!(trail.along.first.is_some());
+    assert!(matches!(trail.steps[0].attrs.valid, Validity::Until(_)));
+    assert!(matches!(t.validity("f").await, Validity::Until(_)));
+    assert_eq!(t.server.lock().callbacks_answered, [Nfsstat4::OK]);
+    assert_eq!(t.server.count("DELEGRETURN"), 1);
+    t.check();
+}
+
 /// Without anybody to tell there is no lease.
 #[tokio::test(start_paused = true)]
 async fn no_lease_without_somebody_to_tell() {
