@@ -126,6 +126,8 @@ struct State {
     valid: Option<Validity>,
     /// Attributes last seen, with nothing of ours happening to the object since.
     known: Option<Attrs>,
+    /// What a symbolic link was last read to lead to.
+    target: Option<Bytes>,
     /// Until when the objects hold that came along with the last whole listing of this directory.
     listed: Option<Instant>,
     /// An error of written bytes that no program has been told yet.
@@ -214,6 +216,7 @@ impl Inode {
             sent_back: SmallVec::new(),
             valid: Some(node.attrs.valid),
             known: Some(node.attrs.clone()),
+            target: None,
             listed: None,
             error: None,
         };
@@ -289,10 +292,16 @@ impl Inode {
     }
 
     /// Notes that the kernel has a symbolic link's target in its page cache.
-    pub fn link_read(&self) {
+    pub fn link_read(&self, target: &Bytes) {
         let mut s = self.state.lock();
         s.opened = true;
         s.pages = s.told_change;
+        s.target = Some(Bytes::copy_from_slice(target));
+    }
+
+    /// Target of a symbolic link as the kernel read it last: it may go on there without asking.
+    pub fn link_target(&self) -> Option<Bytes> {
+        self.state.lock().target.clone()
     }
 
     /// Notes that a write up to `end` succeeded; the kernel extends the length likewise.

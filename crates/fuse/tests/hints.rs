@@ -236,6 +236,29 @@ fn symbolic_links_in_the_middle_continue_in_their_target() {
 }
 
 #[test]
+fn a_link_whose_target_the_kernel_has_cached_is_followed_as_well() {
+    for validity in [0, 100] {
+        let Some(m) = mounted(validity) else { return };
+        m.foreign_dirs("l/x/y/z");
+        m.foreign_symlink("l/x/down", "y");
+        m.foreign_write("l/x/y/z/f", 0, b"12345");
+        for _ in 0..4 {
+            assert_eq!(stat_walks(&m, "l/x/down/z/f", Ok(5)), ["l/x/down/z/f", "y/z/f"]);
+            common::pause(validity + 50);
+        }
+        assert_eq!(m.requests("READLINK"), 1, "the kernel keeps the target");
+        // Another client lets it lead elsewhere.
+        m.foreign_dirs("l/x/new/z");
+        m.foreign_write("l/x/new/z/f", 0, b"123");
+        m.foreign_unlink("l/x/down");
+        m.foreign_symlink("l/x/down", "new");
+        // The kernel asks twice when a name leads to another object.
+        assert_eq!(stat_walks(&m, "l/x/down/z/f", Ok(3)), ["l/x/down/z/f", "down/z/f", "new/z/f"]);
+        m.end();
+    }
+}
+
+#[test]
 fn symbolic_links_at_the_end_are_followed_or_not_as_the_call_says() {
     let Some(m) = mounted(LONG) else { return };
     tree(&m, "a");

@@ -17,7 +17,12 @@ impl Call {
         let found = self.look_up(&dir, &name).await;
         let (hints, tid) = (&self.session.hints, self.head.tid);
         match &found {
-            Ok((_, Some(inode))) => hints.advance(tid, dir.id, &name, *inode),
+            Ok((_, Some(inode))) => {
+                hints.advance(tid, dir.id, &name, *inode);
+                if let Some(target) = self.session.inodes.find(*inode).and_then(|i| i.link_target()) {
+                    hints.through_link(tid, *inode, &target);
+                }
+            }
             Ok((_, None)) => hints.missing(tid, dir.id, &name),
             Err(_) => hints.over(tid),
         }
@@ -115,7 +120,7 @@ impl Call {
         if target.len() > TARGET_MAX_BYTES {
             return Err(Error::new(libc::ENAMETOOLONG));
         }
-        inode.link_read();
+        inode.link_read(&target);
         self.session.hints.through_link(self.head.tid, inode.id, &target);
         Ok(Answer { body: Body::Data(target.into()), undo: Undo::Nothing })
     }
