@@ -155,7 +155,8 @@ impl Core {
         match op {
             CbOp::Recall(args) => {
                 tracing::debug!(fh = ?args.fh, "a delegation is recalled");
-                CbRes::Recall(Ok(self.recalled(&own_fh(&args.fh), &args.stateid)))
+                self.recalled(&own_fh(&args.fh), &args.stateid);
+                CbRes::Recall(Ok(()))
             }
             CbOp::RecallAny(args) => {
                 self.give_back(self.delegations.take_all_but(args.objects_to_keep as usize));
