@@ -410,3 +410,26 @@ fn a_read_only_mount_refuses_changes() {
     assert_eq!(fs::read(m.path("g")).unwrap(), b"there");
     m.end();
 }
+
+#[test]
+fn what_is_never_served_is_asked_for_once() {
+    let never = |c: &mut hither_fuse::Config| (c.xattrs, c.server_copy) = (false, false);
+    let Some(m) = common::mounted_with(600_000, never) else { return };
+    fs::write(m.path("f"), b"contents").unwrap();
+    fs::write(m.path("g"), b"").unwrap();
+    let path = std::ffi::CString::new(m.path("f").to_str().unwrap()).unwrap();
+    for _ in 0..3 {
+        // SAFETY: NUL-terminated strings; no buffer is written.
+        let n = unsafe { libc::getxattr(path.as_ptr(), c"user.x".as_ptr(), std::ptr::null_mut(), 0) };
+        assert_eq!((n, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EOPNOTSUPP)));
+        let (from, to) = (fs::File::open(m.path("f")).unwrap(), fs::File::create(m.path("g")).unwrap());
+        let copied = rustix::fs::copy_file_range(&from, None, &to, None, 8);
+        // Old kernels leave copying to the program, which does it.
+        assert!(copied == Ok(8) || copied == Err(rustix::io::Errno::OPNOTSUPP), "{copied:?}");
+    }
+    assert_eq!(m.requests("GETXATTR"), 1);
+    assert!(m.requests("COPY_FILE_RANGE") <= 1 && m.requests("COPY_FILE_RANGE_64") <= 1);
+    assert_ne!(m.requests("COPY_FILE_RANGE") + m.requests("COPY_FILE_RANGE_64"), 0);
+    assert_eq!((m.gate.calls("getxattr"), m.gate.calls("copy")), (0, 0));
+    m.end();
+}
