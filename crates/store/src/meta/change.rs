@@ -2,7 +2,7 @@
 
 use super::learn::Ticket;
 use super::moment::Moment;
-use super::names::{Bound, Id};
+use super::names::{Bound, Id, whole_seconds};
 use super::objects::{Dir, Pending};
 use super::{Meta, stats};
 use hither_vfs::{Attrs, ChangeInfo, Error, Fh, Name, Node, Validity};
@@ -242,8 +242,8 @@ impl Meta {
             Validity::Until(end) => self.clock.of(end),
             Validity::Once | Validity::Lease => asked,
         };
-        let valid_ms = u32::try_from(until.saturating_sub(asked) / 1_000_000).unwrap_or(u32::MAX);
-        Some(Bound { child, asked, valid_ms, labeled: valid != Validity::Once, cookie: None })
+        let valid_s = whole_seconds(asked, until);
+        Some(Bound { child, asked, valid_s, labeled: valid != Validity::Once, cookie: None })
     }
 }
 

@@ -3,7 +3,7 @@
 //! The rule is in the module's own documentation ([`meta`](super), "Which answers are kept").
 
 use super::moment::{LEASE, Moment};
-use super::names::{Bound, Id};
+use super::names::{Bound, Id, whole_seconds};
 use super::objects::{Listing, Object, When};
 use super::{LookupCache, Meta, stats};
 use hither_vfs::{Access, Attrs, Cred, Cx, DirPage, Fh, Name, Node, Read, Stop, Trail, Validity};
@@ -153,7 +153,7 @@ impl Meta {
             let bound = Bound {
                 child: found.child,
                 asked: found.asked,
-                valid_ms: u32::try_from(until.saturating_sub(found.asked) / 1_000_000).unwrap_or(u32::MAX),
+                valid_s: whole_seconds(found.asked, until),
                 labeled: label.is_some() && !once,
                 cookie: None,
             };
@@ -361,12 +361,12 @@ impl Meta {
                 Validity::Until(end) => self.clock.of(end),
                 Validity::Once | Validity::Lease => asked,
             };
-            let valid_ms = u32::try_from(until.saturating_sub(asked) / 1_000_000).unwrap_or(u32::MAX);
+            let valid_s = whole_seconds(asked, until);
             let once = node.attrs.valid == Validity::Once;
             let bound = Bound {
                 child: Some(*child),
                 asked,
-                valid_ms,
+                valid_s,
                 labeled: labeled && !once,
                 cookie: Some(entry.cookie),
             };

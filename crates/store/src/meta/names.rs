@@ -1,6 +1,6 @@
 //! Names of one directory: bound to objects, or absent.
 //!
-//! The bytes of all names stand in one buffer, entries in one vector, and a hash table holds their numbers: about 70 bytes
+//! The bytes of all names stand in one buffer, entries in one vector, and a hash table holds their numbers: about 60 bytes
 //! per name, and a directory of any size is dropped by giving back three blocks. Removed entries leave holes, which
 //! are squeezed out when they are the larger half.
 
@@ -36,18 +36,26 @@ pub(super) struct Bound {
     pub child: Option<Id>,
     /// When the question was sent.
     pub asked: Moment,
-    /// For how long from then on the answer itself was given.
-    pub valid_ms: u32,
+    /// For how long from then on the answer itself was given, in whole seconds: two bytes are enough for them.
+    pub valid_s: u16,
     /// Whether it holds as long as the directory's label.
     pub labeled: bool,
     /// The server's cookie after this entry, when it came from a listing.
     pub cookie: Option<u64>,
 }
 
+/// A second, in nanoseconds.
+const SECOND: u64 = 1_000_000_000;
+
+/// The whole seconds from a question to the end of its answer.
+pub(super) fn whole_seconds(asked: Moment, until: Moment) -> u16 {
+    u16::try_from(until.saturating_sub(asked) / SECOND).unwrap_or(u16::MAX)
+}
+
 impl Bound {
     /// End of the answer's own validity.
     pub fn until(&self) -> Moment {
-        self.asked.saturating_add(u64::from(self.valid_ms) * 1_000_000)
+        self.asked.saturating_add(u64::from(self.valid_s) * SECOND)
     }
 }
 
@@ -58,7 +66,7 @@ struct Entry {
     at: u32,
     slot: u32,
     generation: u32,
-    valid_ms: u32,
+    valid_s: u16,
     len: u8,
     flags: u8,
 }
@@ -69,7 +77,7 @@ impl Entry {
         Bound {
             child: (self.flags & ABSENT == 0).then_some(child),
             asked: self.asked,
-            valid_ms: self.valid_ms,
+            valid_s: self.valid_s,
             labeled: self.flags & LABELED != 0,
             cookie: (self.flags & HAS_COOKIE != 0).then_some(self.cookie),
         }
@@ -112,7 +120,7 @@ impl Names {
                     at,
                     slot: 0,
                     generation: 0,
-                    valid_ms: 0,
+                    valid_s: 0,
                     len,
                     flags: 0,
                 });
@@ -128,7 +136,7 @@ impl Names {
             .then_some(entry.cookie);
         let cookie = bound.cookie.or(kept);
         entry.asked = bound.asked;
-        entry.valid_ms = bound.valid_ms;
+        entry.valid_s = bound.valid_s;
         entry.slot = child.slot;
         entry.generation = child.generation;
         entry.cookie = cookie.unwrap_or(0);

@@ -287,6 +287,7 @@ impl Table {
 
     fn place(&self, fh: &Fh) -> (u64, usize) {
         let hash = self.hasher.hash_one(&fh.0[..]);
-        (hash, (hash >> 57) as usize % SHARDS)
+        // Not the bits that the hash tables use: the lowest for the place, the highest to tell entries apart.
+        (hash, (hash >> 40) as usize % SHARDS)
     }
 }
