@@ -409,7 +409,7 @@ async fn play(history: History) {
     let world = Arc::new(World { chronicle: chronicle.clone(), floors: Mutex::default(), top: top.clone() });
     let mut clients: Vec<Arc<dyn Vfs>> = Vec::new();
     for client in 0..3 {
-        let seed = (client < 2).then_some(history.seed.wrapping_add(client).max(1));
+        let seed = Some(history.seed.wrapping_add(client).max(1));
         let wire = Wire::slow(model.clone(), seed, DELAY);
         *wire.vague.lock() = history.vague;
         let (model, top, chronicle) = (model.clone(), top.clone(), chronicle.clone());
@@ -453,7 +453,7 @@ fn op() -> impl Strategy<Value = Op> {
     let (d, n) = (0..DIRS.len(), 0..NAMES.len());
     let at = (d.clone(), n.clone());
     prop_oneof![
-        3 => (0..2500u16).prop_map(Op::Wait),
+        7 => (0..4000u16).prop_map(Op::Wait),
         6 => at.clone().prop_map(|(d, n)| Op::Stat(d, n)),
         2 => at.clone().prop_map(|(d, n)| Op::StatAsUser(d, n)),
         2 => at.clone().prop_map(|(d, n)| Op::Getattr(d, n)),
@@ -481,7 +481,7 @@ fn history() -> impl Strategy<Value = History> {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: std::env::var("HITHER_HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(1500),
+        cases: std::env::var("HITHER_HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(1200),
         max_shrink_iters: 3000,
         failure_persistence: None,
         ..Default::default()
