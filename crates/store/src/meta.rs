@@ -32,8 +32,9 @@
 //!    and a gap in that chain means that somebody else changed the directory: its names go.
 //! 5. An object that is dropped from memory leaves its barrier to those who come into its shard.
 //! 6. A change whose end is not seen (its caller gave up, the server did not answer) keeps the object out of memory for a minute.
-//! 7. A change of ours to an object that is not known (a name was removed or renamed that is bound to nothing we know of, or in a
-//!    directory that somebody else changed meanwhile) makes all attributes expire that were asked for before it ended.
+//! 7. A change of ours to an object that is not known makes all attributes expire that were asked for before it ended. So it is when a
+//!    name is removed or renamed that is bound to nothing we know of, that another call is changing, too, or whose directory
+//!    somebody else changed meanwhile.
 //! 8. An answer under a lease counts only if no lease was withdrawn since it was asked for.
 //!
 //! What is asserted by these rules is checked by random histories of two clients in the tests.

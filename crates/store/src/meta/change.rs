@@ -145,6 +145,10 @@ impl Changing<'_> {
             let now = meta.clock.now();
             let dir = object.dir_mut();
             let meddled = take_flying(dir, self.names);
+            if takes && outcome.is_ok() && meddled.contains(&true) {
+                // What the name was bound to when it was taken is anybody's guess.
+                meta.raise_fence();
+            }
             let (mut believed, mut others, mut followed) = (false, false, None);
             match outcome {
                 Ok(changes) => {
