@@ -89,6 +89,8 @@ pub(crate) struct Core {
     pub stop: CancellationToken,
     /// Operations of one compound that the server was found to take, below what its limits say.
     pub ops_limit: AtomicUsize,
+    /// The server has no COPY.
+    pub no_copy: std::sync::atomic::AtomicBool,
     /// The server does not give the filehandle as an attribute.
     pub needs_getfh: AtomicBool,
     /// Files that hold until the server says otherwise.
@@ -113,6 +115,7 @@ impl Core {
             facts: OnceLock::new(),
             stop: CancellationToken::new(),
             ops_limit: AtomicUsize::new(usize::MAX),
+            no_copy: Default::default(),
             needs_getfh: AtomicBool::new(false),
             delegations: Delegations::default(),
             owners: Arc::default(),

@@ -13,6 +13,7 @@ use crate::writes::{self, Failure, Origin, Verifier, WriteReply};
 use async_trait::async_trait;
 use hither_proto::nfs4::{DataContent, Nfsstat4, Op, StableHow, Stateid, op};
 use hither_vfs::{Attrs, Cx, Data, Error, Fh, File, FileRange, FsStat, OpenId, Read, Seek, SetAttr};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use tokio::task::JoinSet;
 
@@ -235,6 +236,9 @@ impl Core {
     ) -> Answered<u64> {
         use hither_proto::nfs4::CopyArgs;
         self.needs_42()?;
+        if self.no_copy.load(Ordering::Relaxed) {
+            return Err(Error::new(libc::EOPNOTSUPP).into());
+        }
         if len == 0 {
             // COPY takes 0 for "to the end".
             return Ok(0);
@@ -275,7 +279,11 @@ impl Core {
                 }
                 return Err(match status {
                     // The caller copies by itself, as for a server that cannot do it at all.
-                    Nfsstat4::NOTSUPP | Nfsstat4::OFFLOAD_NO_REQS | Nfsstat4::OFFLOAD_DENIED => {
+                    Nfsstat4::NOTSUPP => {
+                        self.no_copy.store(true, Ordering::Relaxed);
+                        Error::new(libc::EOPNOTSUPP).into()
+                    }
+                    Nfsstat4::OFFLOAD_NO_REQS | Nfsstat4::OFFLOAD_DENIED => {
                         Error::new(libc::EOPNOTSUPP).into()
                     }
                     status => Fail::Nfs(status),

@@ -75,6 +75,9 @@ impl Core {
             false => None,
         };
         let state = self.files.start(fh, &cx.cred);
+        // A CLOSE of the same owner that is on its way: side by side, a server may close what this OPEN is granted (ganesha
+        // does). No new one begins, because an open is under way.
+        drop(state.closing.lock().await);
         let mut ops = vec![Op::Putfh(wire_fh(fh)), self.open_op(&state.owner, how, None, OpenClaim::Fh)];
         ops.extend(after_open(how));
         ops.push(Op::Getattr(NODE_ATTRS));
@@ -364,6 +367,8 @@ impl Core {
                     match closed {
                         Ok(_) => {
                             state.gone(&stateid);
+                            // An open by name has passed us, and the server closed that, too.
+                            self.open_again(state).await;
                             continue;
                         }
                         Err(f) => (stateid, f),

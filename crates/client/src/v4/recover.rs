@@ -210,6 +210,14 @@ impl Core {
         let _ = self.claim(&Via::Ordinary, state, Reclaim::Late).await;
     }
 
+    /// Opens again what is in use here and was closed at the server.
+    pub async fn open_again(self: &Arc<Self>, state: &Arc<OpenState>) {
+        let _alone = state.recovering.lock().await;
+        if state.is_bare() {
+            let _ = self.claim(&Via::Ordinary, state, Reclaim::Late).await;
+        }
+    }
+
     /// Asks the server which stateids it still honours, and recovers those that it does not.
     pub async fn test_states(self: &Arc<Self>) {
         let mut all: Vec<(Arc<OpenState>, Stateid)> = Vec::new();

@@ -299,6 +299,12 @@ impl OpenState {
         }
     }
 
+    /// In use here, and not open at the server.
+    pub fn is_bare(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.stateid.is_none() && inner.lost.is_none() && inner.needed() != 0
+    }
+
     /// The server downgraded to `access` (or will not do so, with `None`).
     pub fn downgraded(&self, access: u32, stateid: Option<Stateid>) {
         let mut inner = self.inner.lock();

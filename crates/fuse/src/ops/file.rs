@@ -218,8 +218,10 @@ impl Call {
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
         let result = self.session.vfs.commit(&self.cx_of(file.cred.clone()), at).await;
-        // An error is reported once; what it is about is gone.
-        file.inode.committed(writes);
+        // After an error the layer below knows what is left to do: it is asked again.
+        if result.is_ok() {
+            file.inode.committed(writes);
+        }
         result
     }
 
