@@ -555,3 +555,17 @@ async fn a_stale_handle_is_walked_again() {
     assert!(matches!(trail.stop, Stop::Complete), "{:?}", trail.stop);
     assert_eq!(trail.steps[0].fh, a);
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_equal_change_of_a_directory_just_changed_proves_nothing_where_clocks_make_it() {
+    for (coarse, calls) in [(true, "walk 1"), (false, "getattr_many 1")] {
+        let l = lab_with(MetaOptions { coarse_change: coarse, ..options() }, VALID).await;
+        tree(&l).await;
+        walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
+        assert!(peek(&l, &l.cx, "a/b/c/none").is_some(), "within its time");
+        tokio::time::advance(VALID).await;
+        l.wire.take();
+        walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
+        assert_eq!(l.wire.take(), calls);
+    }
+}
