@@ -137,6 +137,65 @@ fn noac_is_always_fresh() {
     }
 }
 
+/// Nothing is older than the bound, and within it nothing is asked.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn bounded_has_a_bound() {
+    let ganesha = Ganesha::start();
+    for version in VERSIONS {
+        let two = Two::mount(&ganesha, &format!("vers={version},consistency=bounded=2"));
+        let name = format!("bound{version}");
+        let (a, b) = (two.a.join(&name), two.b.join(&name));
+        std::fs::write(&a, "1").unwrap();
+        wait_for("the new name", 4, || b.exists());
+        assert_eq!(read(&b), "1");
+        std::fs::write(&a, "22").unwrap();
+        wait_for("the new contents", 4, || read(&b) == "22");
+        let calls = calls(&two.b);
+        let began = std::time::Instant::now();
+        for _ in 0..50 {
+            assert_eq!(read(&b), "22");
+        }
+        // The bound may have ended once meanwhile.
+        let most = 1 + began.elapsed().as_secs() / 2;
+        assert!(calls + 2 * most >= self::calls(&two.b), "vers={version}: opens asked");
+        two.unmount();
+    }
+}
+
+/// What was seen is not asked for again; what this mount changes is seen.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn frozen_asks_once() {
+    let ganesha = Ganesha::start();
+    for version in VERSIONS {
+        let two = Two::mount(&ganesha, &format!("vers={version},consistency=frozen"));
+        let name = format!("frozen{version}");
+        let (a, b) = (two.a.join(&name), two.b.join(&name));
+        std::fs::write(&a, "1").unwrap();
+        assert_eq!(read(&b), "1");
+        std::thread::sleep(std::time::Duration::from_secs(4));
+        let calls = calls(&two.b);
+        for _ in 0..20 {
+            assert_eq!(read(&b), "1");
+            assert_eq!(std::fs::metadata(&b).unwrap().len(), 1);
+        }
+        assert_eq!(calls, self::calls(&two.b), "vers={version}");
+        std::fs::write(&b, "own").unwrap();
+        assert_eq!(read(&b), "own");
+        two.unmount();
+    }
+}
+
+/// Calls to the server since the mount, lease renewals left out.
+fn calls(mnt: &Path) -> u64 {
+    let out = Command::new(HITHER).args(["stat", "--json"]).arg(mnt).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let operations = report["operations"].as_array().unwrap();
+    let counted = operations.iter().filter(|o| !matches!(o["name"].as_str(), Some("SEQUENCE" | "CLOSE")));
+    counted.map(|o| o["calls"].as_u64().unwrap()).sum()
+}
+
 /// With NFSv4 a lock holds between machines, with NFSv3 on this machine only.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
