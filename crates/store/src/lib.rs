@@ -3,7 +3,9 @@
 //! It knows nothing of NFS and FUSE.
 //!
 //! - [`meta`] answers from what is known of names, attributes, directories and small files while it holds.
+//! - [`disk`] keeps what was read of files on a local disk, for good.
 //! - [`dirty`] answers writes at once and sends them later, merged.
 
 pub mod dirty;
+pub mod disk;
 pub mod meta;

@@ -1,0 +1,398 @@
+//! What was read of files, kept on a local disk for good.
+//!
+//! It knows nothing of NFS and FUSE: it is a [`Vfs`] over a [`Vfs`]. A remote file has a sparse local file of its own length and a
+//! map of the blocks that are in it (`format`, `entry`); a directory of them is a shelf (`shelf`, `home`). Reads are answered from
+//! blocks that are here and ask below only for the others, once however many readers wait (`held`, `read`); what comes is handed
+//! up at once and written behind (`fill`). Names and attributes pass through (`pass`) and are looked at on their way (`live`).
+//!
+//! # Which bytes are answered
+//!
+//! 1. All that is here of a file stands under one *version*: change attribute and length. Bytes come under a version only if the
+//!    question for them was sent after an answer had told that version, and no other version was told before they came: they are
+//!    of that version or newer. When somebody is told that the file is still of that version, they are exactly that.
+//! 2. Another version in an answer that was asked for later drops all of the file. Answers asked for before the end of a
+//!    change of our own tell nothing; while such a change is running, all reads are passed on.
+//! 3. Bytes that are here are answered only while the attributes that told the version hold (or were asked for since the
+//!    call's [`Cx::fresh_since`](hither_vfs::Cx)); otherwise the file's attributes are asked for first.
+//! 4. A file that changed less than `cache_age` ago is not kept: `change` may be made of a clock whose tick hides a second change.
+//!    It is measured by this machine's clock, which may be ahead of the server's by less than `cache_age`; or by how
+//!    long the version has been known here.
+//! 5. A block is in the map only after its bytes are on stable storage. After a start it is compared with its
+//!    checksum before its first use. What is damaged is dropped and fetched again.
+//! 6. Nothing on the disk says that a version is the present one: after a start each file's version is asked for before use.
+//!
+//! A file is read only through opens: the server (or the layer above, [`OpenHow::known`](hither_vfs::OpenHow)) has allowed
+//! the opener to read it, whoever fetched the bytes.
+//!
+//! When the disk is full, read-only or broken, reads are passed on, and it is tried again later.
+
+mod changing;
+mod entry;
+mod fill;
+mod format;
+mod held;
+mod home;
+mod io;
+mod live;
+mod opens;
+mod pass;
+mod read;
+mod shelf;
+mod stats;
+#[cfg(test)]
+mod tests;
+
+pub use home::DiskError;
+pub use stats::DiskStats;
+
+use fill::Job;
+use hither_vfs::{BoxFuture, Env, Fh, Upcalls, Vfs};
+use live::Live;
+use parking_lot::{Mutex, RwLock};
+use shelf::{Limits, Shelf};
+use stats::Counters;
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, UNIX_EPOCH};
+use tokio::sync::{Semaphore, mpsc};
+
+/// Unit of the memory that is on its way to the disk, in bytes.
+const QUEUE_UNIT: u64 = 4 << 10;
+
+/// How much is kept, and what.
+#[derive(Debug, Clone)]
+pub struct DiskOptions {
+    /// Above so much the cleaner removes what was not used for longest, in bytes.
+    pub soft_bytes: u64,
+    /// Above so much nothing is added, in bytes.
+    pub hard_bytes: u64,
+    /// So much stays free in the file system of the cache, in bytes.
+    pub min_free_bytes: u64,
+    /// Smaller files are not kept, in bytes.
+    pub cache_min_file: u64,
+    /// Larger files are not kept, in bytes.
+    pub cache_max_file: u64,
+    /// Files that changed less long ago are not kept.
+    pub cache_age: Duration,
+    /// What is there is used, nothing is added.
+    pub read_only: bool,
+    /// Memory for bytes on their way to the disk and ahead of readers, in bytes.
+    pub queue_bytes: u64,
+    /// Most bytes asked for in one call below; a multiple of 64 KiB.
+    pub fetch_bytes: u64,
+    /// Farthest ahead of a sequential reader, in bytes.
+    pub ahead_max_bytes: u64,
+    /// After an error of the disk, so long nothing is added.
+    pub retry: Duration,
+}
+
+impl Default for DiskOptions {
+    fn default() -> Self {
+        Self {
+            soft_bytes: 9 << 30,
+            hard_bytes: 10 << 30,
+            min_free_bytes: 1 << 30,
+            cache_min_file: 1,
+            cache_max_file: 1 << 40,
+            cache_age: Duration::from_secs(30),
+            read_only: false,
+            queue_bytes: 64 << 20,
+            fetch_bytes: 1 << 20,
+            ahead_max_bytes: 16 << 20,
+            retry: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What is kept of one file.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct DiskEntry {
+    /// Filehandle in hexadecimal.
+    pub filehandle: String,
+    /// Change attribute of the version.
+    pub change: u64,
+    /// Length of the remote file.
+    pub size_bytes: u64,
+    /// How much of it is here.
+    pub cached_bytes: u64,
+    /// When it was last used, in seconds since 1970.
+    pub used_s: u64,
+}
+
+/// What [`Disk::check`] found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct DiskCheck {
+    /// Entries looked at.
+    pub entries: u64,
+    /// Blocks compared with their checksums.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Entries that were damaged, and dropped.
+    pub damaged: u64,
+}
+
+/// The cache.
+pub struct Disk {
+    me: Weak<Disk>,
+    below: Arc<dyn Vfs>,
+    options: DiskOptions,
+    env: Env,
+    /// `None` while another daemon has the directory.
+    shelf: RwLock<Option<Arc<Shelf>>>,
+    lives: Mutex<HashMap<Fh, Arc<Live>>>,
+    opens: opens::Opens,
+    /// Orders questions and the ends of changes of our own.
+    seq: AtomicU64,
+    /// The end of the last change of our own to any file.
+    fence: AtomicU64,
+    /// Leases that were withdrawn: answers asked for before are not under a lease.
+    withdrawals: AtomicU64,
+    queue: Arc<Semaphore>,
+    jobs: mpsc::UnboundedSender<Job>,
+    trouble: fill::Trouble,
+    /// Someone stopped this layer: nothing is added.
+    ended: AtomicBool,
+    /// Bounds what is asked of the pool of threads for disk calls.
+    pool: Semaphore,
+    counters: Arc<Counters>,
+    above: OnceLock<Arc<dyn Upcalls>>,
+    /// Held as long as the directory is ours.
+    lock: Mutex<Option<home::Home>>,
+}
+
+/// Disk calls at a time.
+const POOL: usize = 32;
+
+impl std::fmt::Debug for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Disk").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Disk {
+    /// A cache over `below` in `dir`, which several mounts may share; `identity` names the server and what of it is
+    /// mounted (handles of different identities are never mixed up). Without the cache for as long as another
+    /// daemon has the same identity in use. Blocks (it looks through the directory); called on a tokio runtime.
+    ///
+    /// # Errors
+    /// The directory cannot be used: a line for the user.
+    pub fn open(
+        below: Arc<dyn Vfs>,
+        dir: &Path,
+        identity: &[u8],
+        options: DiskOptions,
+        env: Env,
+    ) -> Result<Arc<Self>, DiskError> {
+        let home = home::Home::open(dir, identity, &env)?;
+        let disk = Self::new(below, None, options, env);
+        match home {
+            Some(home) => {
+                let shelf = disk.shelf_in(Arc::new(io::RealIo { dir: home.dir.clone() }));
+                let shelf = shelf.map_err(|e| DiskError::unusable(dir, &e))?;
+                *disk.shelf.write() = Some(shelf);
+                *disk.lock.lock() = Some(home);
+            }
+            None => tracing::warn!(
+                "disk cache: {} is in use by another mount of the same file system; going on without a cache",
+                dir.display()
+            ),
+        }
+        disk.clone().retry_lock(dir.to_path_buf(), identity.to_vec());
+        Ok(disk)
+    }
+
+    fn new(below: Arc<dyn Vfs>, io: Option<Arc<dyn io::Io>>, options: DiskOptions, env: Env) -> Arc<Self> {
+        let (jobs, received) = mpsc::unbounded_channel();
+        let queue = usize::try_from(options.queue_bytes / QUEUE_UNIT).unwrap_or(usize::MAX);
+        let disk = Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            below,
+            options,
+            env,
+            shelf: RwLock::new(None),
+            lives: Mutex::default(),
+            opens: opens::Opens::default(),
+            seq: AtomicU64::new(1),
+            fence: AtomicU64::new(0),
+            withdrawals: AtomicU64::new(0),
+            queue: Arc::new(Semaphore::new(queue.min(Semaphore::MAX_PERMITS))),
+            jobs,
+            trouble: fill::Trouble::default(),
+            ended: AtomicBool::new(false),
+            pool: Semaphore::new(POOL),
+            counters: Arc::default(),
+            above: OnceLock::new(),
+            lock: Mutex::default(),
+        });
+        if let Some(io) = io {
+            match disk.shelf_in(io) {
+                Ok(shelf) => *disk.shelf.write() = Some(shelf),
+                Err(e) => disk.trouble.note(&disk.counters, &e),
+            }
+        }
+        tokio::spawn(fill::run(Arc::downgrade(&disk), received));
+        disk.below.subscribe(Arc::new(Hearer(disk.me.clone())));
+        disk
+    }
+
+    fn shelf_in(&self, io: Arc<dyn io::Io>) -> std::io::Result<Arc<Shelf>> {
+        let o = &self.options;
+        let limits = Limits {
+            soft_bytes: o.soft_bytes.min(o.hard_bytes),
+            hard_bytes: o.hard_bytes,
+            min_free_bytes: o.min_free_bytes,
+        };
+        let shelf = Shelf::open(io, limits, self.counters.clone(), self.env.random.clone())?;
+        Ok(Arc::new(shelf))
+    }
+
+    /// While another daemon has the directory: looks now and then whether it has gone.
+    fn retry_lock(self: Arc<Self>, dir: std::path::PathBuf, identity: Vec<u8>) {
+        if self.shelf.read().is_some() {
+            return;
+        }
+        let (me, every) = (self.me.clone(), self.options.retry);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(every).await;
+                let Some(disk) = me.upgrade() else { return };
+                let (dir, identity) = (dir.clone(), identity.clone());
+                let taken = tokio::task::spawn_blocking(move || {
+                    let home = home::Home::open(&dir, &identity, &disk.env).ok().flatten()?;
+                    let shelf = disk.shelf_in(Arc::new(io::RealIo { dir: home.dir.clone() })).ok()?;
+                    *disk.shelf.write() = Some(shelf);
+                    *disk.lock.lock() = Some(home);
+                    tracing::info!("disk cache: {} is free now and in use", dir.display());
+                    Some(())
+                });
+                if matches!(taken.await, Ok(Some(()))) {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Counters so far.
+    pub fn stats(&self) -> DiskStats {
+        let (entries, entry_bytes) = self.shelf().map_or((0, 0), |shelf| shelf.size());
+        let free = self.queue.available_permits() as u64 * QUEUE_UNIT;
+        DiskStats {
+            entries,
+            entry_bytes,
+            queue_bytes: (self.options.queue_bytes / QUEUE_UNIT * QUEUE_UNIT).saturating_sub(free),
+            off: u64::from(!self.is_on()),
+            ..self.counters.snapshot()
+        }
+    }
+
+    /// Compares everything with its checksum and drops what differs. Takes as long as reading all of it does.
+    pub async fn check(&self) -> DiskCheck {
+        let Some(shelf) = self.shelf() else { return DiskCheck::default() };
+        let mut report = DiskCheck::default();
+        for key in shelf.keys() {
+            let shelf = shelf.clone();
+            let one = self.blocking(move || check_one(&shelf, key)).await;
+            let Ok((blocks, bytes, damaged)) = one else { break };
+            report.entries += 1;
+            report.blocks += blocks;
+            report.bytes += bytes;
+            report.damaged += u64::from(damaged);
+        }
+        report
+    }
+
+    /// What is kept, in no order.
+    pub async fn list(&self) -> Vec<DiskEntry> {
+        let Some(shelf) = self.shelf() else { return Vec::new() };
+        let all = move || {
+            let looked = shelf.keys().into_iter().filter_map(|key| shelf.look(key));
+            let told = looked.map(|(entry, _, used_s)| DiskEntry {
+                filehandle: entry.fh.0.iter().map(|b| format!("{b:02x}")).collect(),
+                change: entry.version.change,
+                size_bytes: entry.version.size,
+                cached_bytes: entry.bytes(),
+                used_s,
+            });
+            told.collect()
+        };
+        self.blocking(all).await.unwrap_or_default()
+    }
+
+    /// Drops what is kept of a file; tells whether there was anything.
+    pub fn evict(&self, fh: &Fh) -> bool {
+        self.shelf().is_some_and(|shelf| shelf.forget(format::Key::of(fh), None))
+    }
+
+    fn shelf(&self) -> Option<Arc<Shelf>> {
+        self.shelf.read().clone()
+    }
+
+    /// Whether something can be added now.
+    fn is_on(&self) -> bool {
+        self.shelf.read().is_some() && !self.trouble.is_on(self.options.retry) && !self.is_ended()
+    }
+
+    fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// The number of a question that is sent now.
+    fn ask(&self) -> u64 {
+        self.seq.fetch_add(1, Ordering::AcqRel)
+    }
+
+    fn now_s(&self) -> u64 {
+        (self.env.wall)().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+    }
+
+    /// Runs a disk call where it may block.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        f: impl FnOnce() -> T + Send + 'static,
+    ) -> std::io::Result<T> {
+        let _turn = self.pool.acquire().await.map_err(std::io::Error::other)?;
+        tokio::task::spawn_blocking(f).await.map_err(std::io::Error::other)
+    }
+}
+
+fn check_one(shelf: &Shelf, key: format::Key) -> (u64, u64, bool) {
+    let before = shelf.has(key);
+    let Some((entry, ..)) = shelf.look(key) else { return (0, 0, before) };
+    let (mut blocks, mut bytes) = (0, 0);
+    for block in entry.blocks() {
+        match entry.read_verified(block) {
+            Ok(data) => bytes += data.len() as u64,
+            Err(e) => {
+                shelf.damaged(key, entry.id, &e);
+                return (blocks, bytes, true);
+            }
+        }
+        blocks += 1;
+    }
+    (blocks, bytes, false)
+}
+
+/// Passes upcalls on, and lets go of what stood under a lease.
+struct Hearer(Weak<Disk>);
+
+impl Upcalls for Hearer {
+    fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
+        let Some(disk) = self.0.upgrade() else { return Box::pin(async {}) };
+        disk.withdrawals.fetch_add(1, Ordering::AcqRel);
+        let live = disk.lives.lock().get(fh).cloned();
+        if let Some(live) = live {
+            live.expire();
+        }
+        disk.above.get().map_or_else(|| Box::pin(async {}) as BoxFuture<()>, |above| above.withdraw(fh))
+    }
+
+    fn withdraw_all(&self) -> BoxFuture<()> {
+        let Some(disk) = self.0.upgrade() else { return Box::pin(async {}) };
+        disk.withdrawals.fetch_add(1, Ordering::AcqRel);
+        disk.lives.lock().values().for_each(|live| live.expire_lease());
+        disk.above.get().map_or_else(|| Box::pin(async {}) as BoxFuture<()>, |above| above.withdraw_all())
+    }
+}

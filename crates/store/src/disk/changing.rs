@@ -1,0 +1,78 @@
+//! Changes of our own: while one is running nothing is answered from here, and nothing of before is kept.
+
+use super::Disk;
+use super::live::Using;
+use super::stats::add;
+use hither_vfs::{Fh, Result};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A change whose end was not seen may still happen for so long.
+const UNSEEN: Duration = Duration::from_secs(60);
+
+/// A change that is running. Dropped without [`Changing::done`], its end was not seen.
+pub(super) struct Changing {
+    disk: Weak<Disk>,
+    using: Option<Arc<Using>>,
+    fh: Fh,
+}
+
+impl Changing {
+    pub fn begin(disk: &Disk, using: Using, fh: &Fh) -> Self {
+        {
+            let mut s = using.state.lock();
+            s.changing += 1;
+            s.known = None;
+            if let Some(held) = s.held.take() {
+                held.kill();
+            }
+        }
+        if disk.forget(fh) {
+            add(&disk.counters.dropped_by_write, 1);
+        }
+        Self { disk: disk.me.clone(), using: Some(Arc::new(using)), fh: fh.clone() }
+    }
+
+    /// The change is over as its outcome says.
+    pub fn done<T>(mut self, outcome: &Result<T>) {
+        let seen = match outcome {
+            Ok(_) => true,
+            Err(e) => !matches!(e.errno, libc::EINTR | libc::ETIMEDOUT | libc::EIO),
+        };
+        if seen && let (Some(disk), Some(using)) = (self.disk.upgrade(), self.using.take()) {
+            end(&disk, &using, &self.fh);
+        }
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        let Some(using) = self.using.take() else { return };
+        let (disk, fh) = (self.disk.clone(), self.fh.clone());
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            tokio::time::sleep(UNSEEN).await;
+            if let Some(disk) = disk.upgrade() {
+                end(&disk, &using, &fh);
+            }
+        });
+    }
+}
+
+fn end(disk: &Disk, using: &Using, fh: &Fh) {
+    let barrier = disk.ask();
+    disk.fence.fetch_max(barrier, Ordering::AcqRel);
+    {
+        let mut s = using.state.lock();
+        s.changing -= 1;
+        s.barrier = barrier;
+        s.barrier_at = Some(Instant::now());
+        s.known = None;
+        if let Some(held) = s.held.take() {
+            held.kill();
+        }
+    }
+    disk.forget(fh);
+}

@@ -1,0 +1,264 @@
+//! One version of one remote file, as far as it is here: a data file and its map.
+//!
+//! A block is readable here as soon as its bytes are in the data file; its record goes to the map after they are on stable storage
+//! (`sync`). A block that is here is never written again, so whoever reads needs no lock while reading. A block known from the
+//! map alone is compared with its checksum before its first use. Files are never cut: an entry that is given up is removed by name,
+//! and who has it open may go on reading.
+
+use super::format::{BLOCK, HEADER, Header, Key, RECORD, Record, Version, names, records, sum};
+use super::io::{Io, IoFile};
+use bytes::Bytes;
+use hither_vfs::Fh;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Most bytes of a map that are read: records of 32 TiB of data.
+const MAP_MAX: u64 = 16 << 30;
+
+/// Whether a block is here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Have {
+    /// No.
+    No,
+    /// Yes, if its checksum says so.
+    Unverified,
+    /// Yes.
+    Verified,
+}
+
+pub(super) struct Entry {
+    pub key: Key,
+    pub id: u64,
+    pub fh: Fh,
+    pub version: Version,
+    data: Arc<dyn IoFile>,
+    map: Arc<dyn IoFile>,
+    state: Mutex<State>,
+    /// One at a time appends to the map.
+    syncing: Mutex<u64>,
+    /// No further block is taken.
+    dead: AtomicBool,
+    /// When it was last used, in seconds since 1970.
+    pub used_s: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    blocks: HashMap<u64, Block>,
+    verified: u64,
+    unsynced: Vec<Record>,
+}
+
+#[derive(Clone, Copy)]
+struct Block {
+    sum: u64,
+    verified: bool,
+}
+
+fn damaged(what: &'static str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, what)
+}
+
+impl Entry {
+    /// Makes the files of a new entry.
+    pub fn create(io: &dyn Io, id: u64, fh: &Fh, version: Version) -> io::Result<Self> {
+        let key = Key::of(fh);
+        let header = Header { id, fh: fh.clone(), version };
+        let header = header.encode().ok_or_else(|| damaged("a filehandle of more than 128 bytes"))?;
+        let (data_name, map_name) = names(key, id);
+        let data = io.create(&data_name)?;
+        let made = data.set_len(version.size).and_then(|()| io.create(&map_name));
+        let made = made.and_then(|map| map.write_at(&header, 0).map(|()| map));
+        let map = match made {
+            Ok(map) => map,
+            Err(e) => {
+                // What is left of it is found and removed at the next start, if it cannot be removed now.
+                let _ = io.remove(&data_name);
+                let _ = io.remove(&map_name);
+                return Err(e);
+            }
+        };
+        Ok(Self::new(key, id, (fh.clone(), version), (data, map), HEADER as u64, State::default()))
+    }
+
+    /// Reads what the files of an entry say; `InvalidData` when they cannot be believed.
+    pub fn load(io: &dyn Io, key: Key, id: u64) -> io::Result<Self> {
+        let (data_name, map_name) = names(key, id);
+        let (data, map) = (io.open(&data_name)?, io.open(&map_name)?);
+        let len = map.len()?;
+        if len < HEADER as u64 || len > MAP_MAX {
+            return Err(damaged("a map of no sensible length"));
+        }
+        let mut bytes = vec![0; len as usize];
+        map.read_at(&mut bytes, 0)?;
+        let header = Header::decode(&bytes).ok_or_else(|| damaged("a map without a whole header"))?;
+        if header.id != id || Key::of(&header.fh) != key {
+            return Err(damaged("a map of another entry"));
+        }
+        let version = header.version;
+        if data.len()? != version.size {
+            return Err(damaged("data of another length than the map says"));
+        }
+        let known = records(&bytes[HEADER..], id, version);
+        let end = (HEADER + known.len() * RECORD) as u64;
+        if end != len {
+            // A torn end: what is appended later must follow the whole records.
+            map.set_len(end)?;
+        }
+        let blocks = known.iter().map(|r| (r.block, Block { sum: r.sum, verified: false })).collect();
+        let state = State { blocks, verified: 0, unsynced: Vec::new() };
+        Ok(Self::new(key, id, (header.fh, version), (data, map), end, state))
+    }
+
+    fn new(
+        key: Key,
+        id: u64,
+        what: (Fh, Version),
+        files: (Arc<dyn IoFile>, Arc<dyn IoFile>),
+        end: u64,
+        state: State,
+    ) -> Self {
+        Self {
+            key,
+            id,
+            fh: what.0,
+            version: what.1,
+            data: files.0,
+            map: files.1,
+            state: Mutex::new(state),
+            syncing: Mutex::new(end),
+            dead: AtomicBool::new(false),
+            used_s: AtomicU64::new(0),
+        }
+    }
+
+    /// Takes no further block.
+    pub fn kill(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+
+    /// Whether it was given up.
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// Whether a block is here.
+    pub fn have(&self, block: u64) -> Have {
+        match self.state.lock().blocks.get(&block) {
+            None => Have::No,
+            Some(b) if b.verified => Have::Verified,
+            Some(_) => Have::Unverified,
+        }
+    }
+
+    /// The first of at most `count` blocks from `first` on that is not here and verified.
+    pub fn verified_until(&self, first: u64, count: u64) -> u64 {
+        let s = self.state.lock();
+        (first..first + count).find(|b| !s.blocks.get(b).is_some_and(|b| b.verified)).unwrap_or(first + count)
+    }
+
+    /// Number of blocks here.
+    pub fn block_count(&self) -> u64 {
+        self.state.lock().blocks.len() as u64
+    }
+
+    /// Whether all blocks are here.
+    pub fn is_complete(&self) -> bool {
+        self.block_count() == self.version.blocks()
+    }
+
+    /// Whether there are blocks whose records are not in the map.
+    pub fn is_unsynced(&self) -> bool {
+        !self.state.lock().unsynced.is_empty()
+    }
+
+    /// Bytes that are here.
+    pub fn bytes(&self) -> u64 {
+        let s = self.state.lock();
+        s.blocks.keys().map(|b| self.version.extent(*b).1 as u64).sum()
+    }
+
+    /// Takes a block; tells whether it was new. One caller at a time.
+    pub fn put(&self, block: u64, data: &[u8]) -> io::Result<bool> {
+        let (at, len) = self.version.extent(block);
+        if self.is_dead() || data.len() != len || len == 0 || self.have(block) != Have::No {
+            return Ok(false);
+        }
+        let sum = sum(data);
+        self.data.write_at(data, at)?;
+        let mut s = self.state.lock();
+        s.blocks.insert(block, Block { sum, verified: true });
+        s.verified += 1;
+        s.unsynced.push(Record { block, sum });
+        Ok(true)
+    }
+
+    /// Makes what is here durable: first the bytes, then the records. After an error the entry is of no use.
+    pub fn sync(&self) -> io::Result<()> {
+        let mut end = self.syncing.lock();
+        let unsynced = std::mem::take(&mut self.state.lock().unsynced);
+        if unsynced.is_empty() || self.is_dead() {
+            return Ok(());
+        }
+        self.data.sync_data()?;
+        let mut log = Vec::with_capacity(unsynced.len() * RECORD);
+        unsynced.iter().for_each(|r| log.extend(r.encode(self.id)));
+        self.map.write_at(&log, *end)?;
+        *end += log.len() as u64;
+        Ok(())
+    }
+
+    /// Bytes of blocks that are all verified.
+    pub fn read(&self, at: u64, len: usize) -> io::Result<Bytes> {
+        let mut buf = vec![0; len];
+        self.data.read_at(&mut buf, at)?;
+        Ok(buf.into())
+    }
+
+    /// The same when it needs no disk.
+    pub fn read_now(&self, at: u64, len: usize) -> Option<Bytes> {
+        let mut buf = vec![0; len];
+        self.data.read_at_now(&mut buf, at).ok()?;
+        Some(buf.into())
+    }
+
+    /// A block, compared with its checksum; `InvalidData` when it differs.
+    pub fn read_verified(&self, block: u64) -> io::Result<Bytes> {
+        let expected = self.state.lock().blocks.get(&block).map(|b| b.sum);
+        let expected = expected.ok_or_else(|| damaged("a block that is not here"))?;
+        let (at, len) = self.version.extent(block);
+        let bytes = self.read(at, len)?;
+        if sum(&bytes) != expected {
+            return Err(damaged("a block that differs from its checksum"));
+        }
+        let mut s = self.state.lock();
+        if let Some(b) = s.blocks.get_mut(&block)
+            && !b.verified
+        {
+            b.verified = true;
+            s.verified += 1;
+        }
+        Ok(bytes)
+    }
+
+    /// Blocks here, in order.
+    pub fn blocks(&self) -> Vec<u64> {
+        let mut all: Vec<_> = self.state.lock().blocks.keys().copied().collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// The data file when all of it is here and was compared.
+    pub fn backing(&self) -> Option<Arc<std::fs::File>> {
+        let verified = self.state.lock().verified;
+        (verified == self.version.blocks() && verified > 0).then(|| self.data.backing()).flatten()
+    }
+}
+
+/// The block that holds an offset.
+pub(super) fn block_of(at: u64) -> u64 {
+    at / BLOCK
+}

@@ -1,0 +1,207 @@
+//! Writing behind: blocks go to the disk after they were handed up, and become durable a little later.
+//!
+//! One task takes blocks from the queue and writes them, another makes entries durable: both use threads for disk calls.
+//! The memory of the queue is bounded by a semaphore; who finds it exhausted does not add. An error of the disk drops the entry and
+//! stops adding for a while; the same task calls the cleaner, which no reader waits for.
+
+use super::entry::Entry;
+use super::held::Held;
+use super::shelf::Shelf;
+use super::stats::{Counters, add};
+use super::{Disk, QUEUE_UNIT};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::time::Instant;
+
+/// Blocks written in one turn.
+const BATCH: usize = 64;
+/// Entries are made durable so long after they were written, together.
+const SYNC_EVERY: Duration = Duration::from_secs(1);
+/// Entries that wait to be made durable (two open files each); the writer helps above this.
+const UNSYNCED_MAX: usize = 128;
+
+/// A block on its way.
+pub(super) struct Job {
+    pub held: Arc<Held>,
+    pub block: u64,
+    pub bytes: Bytes,
+    pub _room: OwnedSemaphorePermit,
+}
+
+/// Whether the disk fails.
+#[derive(Debug, Default)]
+pub(super) struct Trouble {
+    since: Mutex<Option<Instant>>,
+    told: AtomicBool,
+    /// The file system has less free than it should.
+    low: AtomicBool,
+}
+
+impl Trouble {
+    /// Counts an error, tells of the first, and stops adding.
+    pub fn note(&self, counters: &Counters, e: &io::Error) {
+        add(&counters.errors, 1);
+        *self.since.lock() = Some(Instant::now());
+        if !self.told.swap(true, Ordering::AcqRel) {
+            tracing::warn!("disk cache: {e}; going on without adding to it, trying again now and then");
+        }
+    }
+
+    /// Whether nothing is to be added now.
+    pub fn is_on(&self, retry: Duration) -> bool {
+        self.since.lock().is_some_and(|since| since.elapsed() < retry)
+    }
+
+    fn over(&self) {
+        *self.since.lock() = None;
+        if self.told.swap(false, Ordering::AcqRel) {
+            tracing::info!("disk cache: the disk works again");
+        }
+    }
+}
+
+/// Entries with blocks that are not durable.
+#[derive(Default)]
+struct Unsynced(Mutex<HashMap<u64, Arc<Entry>>>);
+
+/// Works until the cache is gone.
+pub(super) async fn run(disk: Weak<Disk>, mut jobs: mpsc::UnboundedReceiver<Job>) {
+    let unsynced = Arc::new(Unsynced::default());
+    let syncer = tokio::spawn(sync_now_and_then(disk.clone(), unsynced.clone()));
+    let mut batch = Vec::with_capacity(BATCH);
+    while jobs.recv_many(&mut batch, BATCH).await > 0 {
+        let Some(disk) = disk.upgrade() else { break };
+        let (todo, unsynced) = (std::mem::take(&mut batch), unsynced.clone());
+        let worked = disk.clone();
+        if disk.blocking(move || worked.write_batch(todo, &unsynced)).await.is_err() {
+            break;
+        }
+    }
+    syncer.abort();
+}
+
+async fn sync_now_and_then(disk: Weak<Disk>, unsynced: Arc<Unsynced>) {
+    loop {
+        tokio::time::sleep(SYNC_EVERY).await;
+        let Some(disk) = disk.upgrade() else { return };
+        let (worked, unsynced) = (disk.clone(), unsynced.clone());
+        if disk.blocking(move || worked.tidy(&unsynced)).await.is_err() {
+            return;
+        }
+    }
+}
+
+impl Disk {
+    /// Whether what comes from below is to be put on the disk.
+    pub(super) fn may_store(&self) -> bool {
+        !self.options.read_only
+            && self.is_on()
+            && !self.trouble.low.load(Ordering::Relaxed)
+            && self.shelf().is_some_and(|shelf| shelf.size().1 < self.options.hard_bytes)
+    }
+
+    fn write_batch(&self, batch: Vec<Job>, unsynced: &Unsynced) {
+        let Some(shelf) = self.shelf() else {
+            batch.iter().for_each(|job| job.held.unready(job.block));
+            return;
+        };
+        for job in batch {
+            if !job.held.is_dead() && self.is_on() {
+                match self.write(&shelf, &job) {
+                    Ok(Some(entry)) => {
+                        unsynced.0.lock().insert(entry.id, entry);
+                    }
+                    Ok(None) => {}
+                    Err(e) => self.failed(&shelf, &job.held, &e),
+                }
+            }
+            job.held.unready(job.block);
+        }
+        if unsynced.0.lock().len() >= UNSYNCED_MAX {
+            self.sync_all(&shelf, unsynced);
+        }
+        self.clean(&shelf);
+    }
+
+    fn write(&self, shelf: &Shelf, job: &Job) -> io::Result<Option<Arc<Entry>>> {
+        let held = &job.held;
+        let entry = match held.entry().filter(|e| !e.is_dead()) {
+            Some(entry) => entry,
+            None => {
+                let entry = shelf.create(&held.fh, held.version, self.now_s())?;
+                held.set_entry(&entry);
+                entry
+            }
+        };
+        Ok(shelf.put(&entry, job.block, &job.bytes)?.then_some(entry))
+    }
+
+    fn failed(&self, shelf: &Shelf, held: &Held, e: &io::Error) {
+        if let Some(entry) = held.entry() {
+            held.drop_entry(&entry);
+            shelf.forget(entry.key, Some(entry.id));
+        }
+        shelf.empty_trash();
+        self.trouble.note(&self.counters, e);
+    }
+
+    fn sync_all(&self, shelf: &Shelf, unsynced: &Unsynced) {
+        let todo = std::mem::take(&mut *unsynced.0.lock());
+        let mut worked = false;
+        for entry in todo.into_values() {
+            match entry.sync() {
+                Ok(()) => worked = true,
+                Err(e) => {
+                    // Nobody knows which of its bytes are on the disk.
+                    shelf.forget(entry.key, Some(entry.id));
+                    self.trouble.note(&self.counters, &e);
+                    return;
+                }
+            }
+        }
+        if worked && !self.trouble.is_on(self.options.retry) {
+            self.trouble.over();
+        }
+    }
+
+    fn tidy(&self, unsynced: &Unsynced) {
+        let Some(shelf) = self.shelf() else { return };
+        self.sync_all(&shelf, unsynced);
+        shelf.empty_trash();
+        self.clean(&shelf);
+    }
+
+    fn clean(&self, shelf: &Shelf) {
+        if !self.options.read_only {
+            shelf.clean();
+            self.trouble.low.store(!shelf.is_space_left(), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns when all that was on its way is on the disk, and durable a moment later, or after `within`.
+    pub(super) async fn drain(&self, within: Duration) {
+        let all = u32::try_from(self.options.queue_bytes / QUEUE_UNIT).unwrap_or(u32::MAX);
+        if tokio::time::timeout(within, self.queue.acquire_many(all)).await.is_err() {
+            tracing::debug!("disk cache: not all was written before the end");
+        }
+        let Some(shelf) = self.shelf() else { return };
+        let sync = move || {
+            for key in shelf.keys() {
+                if let Some(entry) = shelf.in_use(key)
+                    && entry.is_unsynced()
+                    && entry.sync().is_err()
+                {
+                    shelf.forget(key, Some(entry.id));
+                }
+            }
+            shelf.empty_trash();
+        };
+        let _ = self.blocking(sync).await;
+    }
+}

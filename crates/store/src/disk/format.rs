@@ -1,0 +1,169 @@
+//! What stands in an entry's two files.
+//!
+//! `KEY-ID.d` holds the bytes of the remote file at their own offsets, holes where nothing was read; its length is the remote
+//! file's. `KEY-ID.m` is its map: a header that says of which file and version, then a log of records, one per block that is on
+//! stable storage with its checksum. Every part carries a checksum that the entry's random id is mixed into, so that
+//! neither a torn write nor a piece of another file passes for a record. The log ends at the first record that is not whole.
+//! Integers are little-endian.
+
+use hither_vfs::Fh;
+use twox_hash::XxHash3_64;
+
+/// Bytes that are valid or not together, and have one checksum.
+pub(super) const BLOCK: u64 = 64 << 10;
+/// First bytes of a map; the last one is the version.
+const MAGIC: [u8; 8] = *b"hitherM\x01";
+/// Length of a map's header, in bytes.
+pub(super) const HEADER: usize = 256;
+/// Length of a record, in bytes.
+pub(super) const RECORD: usize = 32;
+/// Longest filehandle, in bytes (RFC 8881 section 3.2).
+const FH_MAX: usize = 128;
+
+/// Under which an entry is found: a hash of the filehandle. The handle itself is compared too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Key(pub u64, pub u64);
+
+impl Key {
+    pub fn of(fh: &Fh) -> Self {
+        Self(XxHash3_64::oneshot(&fh.0), XxHash3_64::oneshot_with_seed(1, &fh.0))
+    }
+}
+
+/// Which state of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Version {
+    /// The change attribute.
+    pub change: u64,
+    /// Length in bytes.
+    pub size: u64,
+}
+
+impl Version {
+    /// Number of blocks.
+    pub fn blocks(&self) -> u64 {
+        self.size.div_ceil(BLOCK)
+    }
+
+    /// Offset of a block and its length.
+    pub fn extent(&self, block: u64) -> (u64, usize) {
+        let at = block.saturating_mul(BLOCK);
+        (at, self.size.saturating_sub(at).min(BLOCK) as usize)
+    }
+}
+
+/// What a map says first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Header {
+    pub id: u64,
+    pub fh: Fh,
+    pub version: Version,
+}
+
+/// A block on stable storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Record {
+    pub block: u64,
+    pub sum: u64,
+}
+
+/// Checksum of a block's bytes.
+pub(super) fn sum(data: &[u8]) -> u64 {
+    XxHash3_64::oneshot(data)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes)
+}
+
+impl Header {
+    /// `None` when the handle is too long to be one.
+    pub fn encode(&self) -> Option<Vec<u8>> {
+        let fh = &self.fh.0;
+        if fh.len() > FH_MAX {
+            return None;
+        }
+        let mut out = Vec::with_capacity(HEADER);
+        out.extend(MAGIC);
+        out.extend(self.id.to_le_bytes());
+        out.extend((BLOCK as u32).to_le_bytes());
+        out.extend((fh.len() as u32).to_le_bytes());
+        out.extend(self.version.change.to_le_bytes());
+        out.extend(self.version.size.to_le_bytes());
+        out.extend_from_slice(fh);
+        out.resize(HEADER - 8, 0);
+        let check = XxHash3_64::oneshot(&out);
+        out.extend(check.to_le_bytes());
+        Some(out)
+    }
+
+    /// `None` when it is not whole, or of another kind.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes = bytes.get(..HEADER)?;
+        let check = XxHash3_64::oneshot(&bytes[..HEADER - 8]);
+        if bytes[..8] != MAGIC || u64_at(bytes, HEADER - 8)? != check {
+            return None;
+        }
+        let fh_len = u32_at(bytes, 20)? as usize;
+        if u64::from(u32_at(bytes, 16)?) != BLOCK || fh_len > FH_MAX {
+            return None;
+        }
+        Some(Self {
+            id: u64_at(bytes, 8)?,
+            version: Version { change: u64_at(bytes, 24)?, size: u64_at(bytes, 32)? },
+            fh: Fh(bytes::Bytes::copy_from_slice(&bytes[40..40 + fh_len])),
+        })
+    }
+}
+
+impl Record {
+    pub fn encode(&self, id: u64) -> [u8; RECORD] {
+        let mut out = [0; RECORD];
+        out[..8].copy_from_slice(&self.block.to_le_bytes());
+        out[8..16].copy_from_slice(&self.sum.to_le_bytes());
+        let check = XxHash3_64::oneshot_with_seed(id, &out[..24]);
+        out[24..].copy_from_slice(&check.to_le_bytes());
+        out
+    }
+
+    fn decode(bytes: &[u8], id: u64) -> Option<Self> {
+        let check = XxHash3_64::oneshot_with_seed(id, bytes.get(..24)?);
+        (u64_at(bytes, 24)? == check).then_some(())?;
+        Some(Self { block: u64_at(bytes, 0)?, sum: u64_at(bytes, 8)? })
+    }
+}
+
+/// The records of a log up to the first that is not whole or makes no sense.
+pub(super) fn records(log: &[u8], id: u64, version: Version) -> Vec<Record> {
+    let whole = log.chunks_exact(RECORD).map_while(|r| Record::decode(r, id));
+    whole.take_while(|r| r.block < version.blocks()).collect()
+}
+
+/// Names of an entry's files: data and map.
+pub(super) fn names(key: Key, id: u64) -> (String, String) {
+    let stem = format!("{:02x}/{:016x}{:016x}-{id:016x}", key.0 >> 56, key.0, key.1);
+    (format!("{stem}.d"), format!("{stem}.m"))
+}
+
+/// Key and id of a name, and whether it is the map's; `None` for names that are none of ours.
+pub(super) fn parse_name(name: &str) -> Option<(Key, u64, bool)> {
+    let (_, file) = name.split_once('/')?;
+    let (stem, suffix) = file.rsplit_once('.')?;
+    let (key, id) = stem.split_once('-')?;
+    if key.len() != 32 || id.len() != 16 || !key.is_ascii() {
+        return None;
+    }
+    let hex = |s: &str| u64::from_str_radix(s, 16).ok();
+    let key = Key(hex(&key[..16])?, hex(&key[16..])?);
+    let id = hex(id)?;
+    let (data, map) = names(key, id);
+    match suffix {
+        "d" if data == name => Some((key, id, false)),
+        "m" if map == name => Some((key, id, true)),
+        _ => None,
+    }
+}

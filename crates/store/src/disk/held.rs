@@ -1,0 +1,406 @@
+//! What is here of one version of one file: its entry on disk, blocks in memory on their way there, and calls for more.
+//!
+//! A block is in one of four places and moves on in this order: nowhere, in a call below (`fetching`), in memory (`ready`), in the
+//! entry. Each step is taken under one lock, the next place before the last is left, so that a reader always finds it. Whoever
+//! wants a block that is nowhere starts a call; whoever wants one in a call waits for it. Calls run to their end, whoever started
+//! them. When the version is over, what comes is handed to those who wait and kept nowhere.
+
+use super::entry::{Entry, Have};
+use super::fill::Job;
+use super::format::{BLOCK, Key, Version};
+use super::opens::Open;
+use super::stats::add;
+use super::{Disk, QUEUE_UNIT};
+use bytes::{Bytes, BytesMut};
+use hither_vfs::{Cx, Data, Error, Fh, File};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::{OwnedSemaphorePermit, watch};
+
+/// One version of a file.
+pub(super) struct Held {
+    pub fh: Fh,
+    pub version: Version,
+    dead: AtomicBool,
+    inner: Mutex<Inner>,
+    /// One looks on the disk, the others wait.
+    looking: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct Inner {
+    fetching: HashMap<u64, Arc<Fetch>>,
+    ready: HashMap<u64, Bytes>,
+    entry: Option<Arc<Entry>>,
+    /// The disk was looked at.
+    looked: bool,
+}
+
+/// A call below for a run of blocks.
+pub(super) struct Fetch {
+    first: u64,
+    count: u64,
+    done: watch::Receiver<Option<Came>>,
+}
+
+/// How a call below ended.
+#[derive(Debug, Clone)]
+pub(super) enum Came {
+    /// A buffer each block.
+    Blocks(Arc<[Bytes]>),
+    /// Not as many bytes as the version has: it is another one.
+    Odd,
+    /// It failed.
+    Failed(Error),
+}
+
+impl Fetch {
+    /// The block, when the call has ended.
+    pub async fn block(&self, block: u64) -> Result<Bytes, Came> {
+        let mut done = self.done.clone();
+        let Ok(came) = done.wait_for(Option::is_some).await else { return Err(Came::Odd) };
+        match came.as_ref() {
+            Some(Came::Blocks(blocks)) => {
+                block.checked_sub(self.first).and_then(|i| blocks.get(i as usize)).cloned().ok_or(Came::Odd)
+            }
+            Some(other) => Err(other.clone()),
+            None => Err(Came::Odd),
+        }
+    }
+}
+
+/// A call that is to be made.
+pub(super) struct Start {
+    fetch: Arc<Fetch>,
+    told: watch::Sender<Option<Came>>,
+}
+
+impl Start {
+    /// The blocks that it is for.
+    pub fn blocks(&self) -> std::ops::Range<u64> {
+        self.fetch.first..self.fetch.first + self.fetch.count
+    }
+}
+
+/// Where a block is.
+pub(super) enum Place {
+    /// In memory.
+    Ready(Bytes),
+    /// On disk.
+    Disk,
+    /// On its way.
+    Coming(Arc<Fetch>),
+}
+
+impl Held {
+    pub fn new(fh: &Fh, version: Version) -> Self {
+        Self {
+            fh: fh.clone(),
+            version,
+            dead: AtomicBool::new(false),
+            inner: Mutex::default(),
+            looking: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// The version is over.
+    pub fn kill(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// The entry on disk, if it is known here.
+    pub fn entry(&self) -> Option<Arc<Entry>> {
+        self.inner.lock().entry.clone()
+    }
+
+    pub fn set_entry(&self, entry: &Arc<Entry>) {
+        self.inner.lock().entry = Some(entry.clone());
+    }
+
+    /// The entry is of no use any more.
+    pub fn drop_entry(&self, entry: &Arc<Entry>) {
+        let mut inner = self.inner.lock();
+        if inner.entry.as_ref().is_some_and(|e| Arc::ptr_eq(e, entry)) {
+            inner.entry = None;
+        }
+    }
+
+    /// A block has left memory: it is in the entry, or given up.
+    pub fn unready(&self, block: u64) {
+        self.inner.lock().ready.remove(&block);
+    }
+
+    /// Whether there is nothing here at all.
+    pub fn is_bare(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.entry.is_none() && inner.ready.is_empty() && inner.fetching.is_empty()
+    }
+
+    /// Whether a block is here or on its way.
+    fn has(inner: &Inner, block: u64) -> bool {
+        inner.ready.contains_key(&block)
+            || inner.fetching.contains_key(&block)
+            || inner.entry.as_ref().is_some_and(|e| e.have(block) != Have::No)
+    }
+
+    /// Where each block of `first..=last` is. Blocks that are nowhere are put into calls of at most `most` blocks, to be made
+    /// by the caller. With `only_if_missing`, nothing happens and `None` is answered when any block is here.
+    pub fn places(
+        &self,
+        first: u64,
+        last: u64,
+        most: u64,
+        only_if_missing: bool,
+    ) -> Option<(Vec<Place>, Vec<Start>)> {
+        let mut inner = self.inner.lock();
+        let mut places: Vec<Option<Place>> = Vec::with_capacity((last - first + 1) as usize);
+        for block in first..=last {
+            places.push(if let Some(bytes) = inner.ready.get(&block) {
+                Some(Place::Ready(bytes.clone()))
+            } else if inner.entry.as_ref().is_some_and(|e| e.have(block) != Have::No) {
+                Some(Place::Disk)
+            } else {
+                inner.fetching.get(&block).map(|f| Place::Coming(f.clone()))
+            });
+        }
+        let here = |p: &Option<Place>| matches!(p, Some(Place::Ready(_) | Place::Disk | Place::Coming(_)));
+        if only_if_missing && places.iter().any(here) {
+            return None;
+        }
+        let (mut starts, mut at) = (Vec::new(), 0);
+        while let Some(from) = (at..places.len()).find(|i| places[*i].is_none()) {
+            let to = (from..places.len()).find(|i| places[*i].is_some() || (i - from) as u64 == most);
+            let to = to.unwrap_or(places.len());
+            let start = Self::start(&mut inner, first + from as u64, (to - from) as u64);
+            places[from..to].fill_with(|| Some(Place::Coming(start.fetch.clone())));
+            starts.push(start);
+            at = to;
+        }
+        Some((places.into_iter().flatten().collect(), starts))
+    }
+
+    /// Puts the blocks among `first..first + count` that are nowhere into calls.
+    pub fn missing(&self, first: u64, count: u64) -> Vec<Start> {
+        let mut inner = self.inner.lock();
+        let (mut starts, mut at) = (Vec::new(), first);
+        let end = first + count;
+        while let Some(from) = (at..end).find(|b| !Self::has(&inner, *b)) {
+            let to = (from..end).find(|b| Self::has(&inner, *b)).unwrap_or(end);
+            starts.push(Self::start(&mut inner, from, to - from));
+            at = to;
+        }
+        starts
+    }
+
+    fn start(inner: &mut Inner, first: u64, count: u64) -> Start {
+        let (told, done) = watch::channel(None);
+        let fetch = Arc::new(Fetch { first, count, done });
+        for block in first..first + count {
+            inner.fetching.insert(block, fetch.clone());
+        }
+        Start { fetch, told }
+    }
+
+    /// Takes a block that came with other answers into memory; `false` when it is here already.
+    fn take_ready(&self, block: u64, bytes: &Bytes) -> bool {
+        let mut inner = self.inner.lock();
+        if self.is_dead() || inner.ready.contains_key(&block) {
+            return false;
+        }
+        if inner.entry.as_ref().is_some_and(|e| e.have(block) != Have::No) {
+            return false;
+        }
+        inner.ready.insert(block, bytes.clone());
+        true
+    }
+
+    /// Looks on the disk once, and again when something was put there meanwhile.
+    pub async fn look(&self, disk: &Disk) {
+        let Some(shelf) = disk.shelf() else { return };
+        let wanted = || {
+            let inner = self.inner.lock();
+            inner.entry.is_none() && (!inner.looked || shelf.has(Key::of(&self.fh)))
+        };
+        if !wanted() || !shelf.has(Key::of(&self.fh)) {
+            self.inner.lock().looked = true;
+            return;
+        }
+        let _looking = self.looking.lock().await;
+        if !wanted() {
+            return;
+        }
+        let (shelf, fh, version, now_s) = (shelf.clone(), self.fh.clone(), self.version, disk.now_s());
+        let found = disk.blocking(move || shelf.find(&fh, version, now_s)).await.ok().flatten();
+        let mut inner = self.inner.lock();
+        inner.looked = true;
+        if inner.entry.is_none() && !self.is_dead() {
+            inner.entry = found;
+        }
+    }
+}
+
+impl Disk {
+    /// Makes a call below, in a task of its own. `room`: memory that was set aside for its blocks.
+    pub(super) fn fetch(
+        &self,
+        cx: &Cx,
+        open: &Arc<Open>,
+        held: &Arc<Held>,
+        start: Start,
+        room: Option<OwnedSemaphorePermit>,
+    ) {
+        let Some(disk) = self.me.upgrade() else { return };
+        add(&self.counters.fetches, 1);
+        let cx = Cx { fresh_since: None, deadline: None, ..Cx::new(cx.cred.clone()) };
+        let (open, held) = (open.clone(), held.clone());
+        tokio::spawn(async move {
+            let came = disk.ask_bytes(&cx, &open, &held, &start.fetch).await;
+            if matches!(came, Came::Odd) {
+                open.live.distrust(&held);
+            }
+            disk.arrived(&held, &start.fetch, &came, room);
+            let _ = start.told.send(Some(came));
+        });
+    }
+
+    async fn ask_bytes(&self, cx: &Cx, open: &Arc<Open>, held: &Held, fetch: &Fetch) -> Came {
+        let _busy = open.busy.clone().read_owned().await;
+        if open.closed.load(Ordering::Acquire) {
+            return Came::Failed(Error::new(libc::EBADF));
+        }
+        let at = fetch.first * BLOCK;
+        let len = (held.version.size - at).min(fetch.count * BLOCK);
+        let read = match self.real(open).await {
+            Ok(real) => self.below.read(cx, File { fh: &open.fh, open: Some(real) }, at, len as u32).await,
+            Err(e) => Err(e),
+        };
+        match read {
+            Ok(read) if read.data.len() as u64 == len => {
+                add(&self.counters.fetched_bytes, len);
+                Came::Blocks(split(&read.data, BLOCK as usize).into())
+            }
+            Ok(_) => Came::Odd,
+            Err(e) => Came::Failed(e),
+        }
+    }
+
+    /// What came goes into memory and towards the disk, as far as there is room.
+    fn arrived(&self, held: &Arc<Held>, fetch: &Fetch, came: &Came, room: Option<OwnedSemaphorePermit>) {
+        let mut jobs = Vec::new();
+        if let Came::Blocks(blocks) = came
+            && self.may_store()
+        {
+            let mut room = room;
+            for (block, bytes) in (fetch.first..).zip(blocks.iter()) {
+                let units = units(bytes.len());
+                let one = match room.as_mut() {
+                    Some(room) => room.split(units),
+                    None => self.queue.clone().try_acquire_many_owned(units as u32).ok(),
+                };
+                match one {
+                    Some(room) => {
+                        jobs.push(Job { held: held.clone(), block, bytes: bytes.clone(), _room: room })
+                    }
+                    None => add(&self.counters.queue_full, 1),
+                }
+            }
+        }
+        let mut inner = held.inner.lock();
+        let dead = held.is_dead();
+        for job in jobs {
+            if !dead {
+                inner.ready.insert(job.block, job.bytes.clone());
+                // Fails only when this layer has ended.
+                let _ = self.jobs.send(job);
+            }
+        }
+        for block in fetch.first..fetch.first + fetch.count {
+            inner.fetching.remove(&block);
+        }
+    }
+
+    /// Keeps bytes that came along with attributes of exactly this version, from the start of the file.
+    pub(super) fn keep_first(&self, held: &Arc<Held>, data: &Data) {
+        if !self.may_store() || data.len() as u64 > held.version.size {
+            return;
+        }
+        for (block, bytes) in (0..).zip(split(data, BLOCK as usize)) {
+            if bytes.len() != held.version.extent(block).1 {
+                return;
+            }
+            let Ok(room) = self.queue.clone().try_acquire_many_owned(units(bytes.len()) as u32) else {
+                add(&self.counters.queue_full, 1);
+                return;
+            };
+            // Not a slice of a reply with many other things in it.
+            let bytes = Bytes::copy_from_slice(&bytes);
+            if held.take_ready(block, &bytes) {
+                let _ = self.jobs.send(Job { held: held.clone(), block, bytes, _room: room });
+            }
+        }
+    }
+
+    /// Room for the blocks of a call ahead of its reader.
+    pub(super) fn room_for(&self, start: &Start, version: Version) -> Option<OwnedSemaphorePermit> {
+        let all: usize = start.blocks().map(|b| units(version.extent(b).1)).sum();
+        self.queue.clone().try_acquire_many_owned(all as u32).ok()
+    }
+
+    /// Calls that are not made after all.
+    pub(super) fn cancel(&self, held: &Arc<Held>, start: Start) {
+        self.arrived(held, &start.fetch, &Came::Odd, None);
+        let _ = start.told.send(Some(Came::Failed(Error::new(libc::EAGAIN))));
+    }
+}
+
+/// Memory of a block, in units of the queue.
+fn units(bytes: usize) -> usize {
+    bytes.div_ceil(QUEUE_UNIT as usize)
+}
+
+/// Cuts data into blocks; copies only blocks that stand in more than one buffer.
+fn split(data: &Data, block: usize) -> Vec<Bytes> {
+    let mut out = Vec::with_capacity(data.len().div_ceil(block));
+    let mut partial = BytesMut::new();
+    for part in data.parts() {
+        let mut part = part.clone();
+        while !part.is_empty() {
+            if partial.is_empty() && part.len() >= block {
+                out.push(part.split_to(block));
+                continue;
+            }
+            let piece = part.split_to(part.len().min(block - partial.len()));
+            partial.extend_from_slice(&piece);
+            if partial.len() == block {
+                out.push(partial.split().freeze());
+            }
+        }
+    }
+    if !partial.is_empty() {
+        out.push(partial.freeze());
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_is_cut_into_blocks_however_it_stands_in_buffers() {
+        let all: Vec<u8> = (0..=255).cycle().take(1000).collect();
+        for cut in [1, 7, 64, 100, 999] {
+            let mut data = Data::default();
+            all.chunks(cut).for_each(|c| data.push(Bytes::copy_from_slice(c)));
+            let blocks = split(&data, 64);
+            assert!(blocks[..15].iter().all(|b| b.len() == 64) && blocks[15].len() == 40);
+            assert_eq!(blocks.concat(), all);
+        }
+    }
+}

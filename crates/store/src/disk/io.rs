@@ -1,0 +1,163 @@
+//! The disk as the cache sees it: the lowest interface, through which tests inject faults and power cuts.
+//!
+//! Names are relative to one directory that belongs to the cache alone: `ab/name`, two levels. All calls block.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A file that was found.
+#[derive(Debug, Clone)]
+pub(super) struct Listed {
+    pub name: String,
+    /// Space it takes on the disk.
+    pub used_bytes: u64,
+    /// When its contents changed or it was touched, in seconds since 1970.
+    pub touched_s: u64,
+}
+
+/// A directory.
+pub(super) trait Io: Send + Sync + 'static {
+    /// A new file; fails when there is one.
+    fn create(&self, name: &str) -> io::Result<Arc<dyn IoFile>>;
+    /// A file that exists.
+    fn open(&self, name: &str) -> io::Result<Arc<dyn IoFile>>;
+    /// Removes a file; whoever has it open keeps it.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// All files.
+    fn list(&self) -> io::Result<Vec<Listed>>;
+    /// Sets the time that [`Listed::touched_s`] tells.
+    fn touch(&self, name: &str, at_s: u64) -> io::Result<()>;
+    /// Free space of the file system.
+    fn free_bytes(&self) -> io::Result<u64>;
+}
+
+/// An open file.
+pub(super) trait IoFile: Send + Sync + 'static {
+    /// Fills the buffer from an offset; `UnexpectedEof` when the file ends before.
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()>;
+    /// The same when it needs no disk: `WouldBlock` otherwise.
+    fn read_at_now(&self, buf: &mut [u8], at: u64) -> io::Result<()>;
+    /// Writes all.
+    fn write_at(&self, data: &[u8], at: u64) -> io::Result<()>;
+    /// Length in bytes.
+    fn len(&self) -> io::Result<u64>;
+    /// Cuts or lengthens.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+    /// Returns when what was written is on stable storage, with the length.
+    fn sync_data(&self) -> io::Result<()>;
+    /// The file itself, for others to read from.
+    fn backing(&self) -> Option<Arc<File>>;
+}
+
+/// A real directory.
+#[derive(Debug)]
+pub(super) struct RealIo {
+    pub dir: PathBuf,
+}
+
+impl Io for RealIo {
+    fn create(&self, name: &str) -> io::Result<Arc<dyn IoFile>> {
+        let path = self.dir.join(name);
+        let mut how = File::options();
+        how.read(true).write(true).create_new(true);
+        let file = match how.open(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                if let Some(parent) = path.parent() {
+                    match std::fs::create_dir(parent) {
+                        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+                        _ => {}
+                    }
+                }
+                how.open(&path)?
+            }
+            other => other?,
+        };
+        Ok(Arc::new(RealFile(Arc::new(file))))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn IoFile>> {
+        let file = File::options().read(true).write(true).open(self.dir.join(name))?;
+        Ok(Arc::new(RealFile(Arc::new(file))))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        std::fs::remove_file(self.dir.join(name))
+    }
+
+    fn list(&self) -> io::Result<Vec<Listed>> {
+        let mut out = Vec::new();
+        for sub in std::fs::read_dir(&self.dir)? {
+            let sub = sub?;
+            if !sub.file_type()?.is_dir() {
+                continue;
+            }
+            for entry in std::fs::read_dir(sub.path())? {
+                let entry = entry?;
+                let (Some(dir), Some(file)) = (
+                    sub.file_name().to_str().map(String::from),
+                    entry.file_name().to_str().map(String::from),
+                ) else {
+                    continue;
+                };
+                let Ok(meta) = entry.metadata() else { continue };
+                out.push(Listed {
+                    name: format!("{dir}/{file}"),
+                    used_bytes: meta.blocks() * 512,
+                    touched_s: meta.mtime().max(0) as u64,
+                });
+            }
+        }
+        Ok(out)
+    }
+
+    fn touch(&self, name: &str, at_s: u64) -> io::Result<()> {
+        let at = std::time::UNIX_EPOCH + std::time::Duration::from_secs(at_s);
+        File::open(self.dir.join(name))?.set_modified(at)
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        let stat = rustix::fs::statvfs(&self.dir)?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+}
+
+struct RealFile(Arc<File>);
+
+impl IoFile for RealFile {
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        self.0.read_exact_at(buf, at)
+    }
+
+    fn read_at_now(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        let len = buf.len();
+        let mut bufs = [io::IoSliceMut::new(buf)];
+        match rustix::io::preadv2(&*self.0, &mut bufs, at, rustix::io::ReadWriteFlags::NOWAIT) {
+            Ok(n) if n == len => Ok(()),
+            // Only the start is in memory, or this file system cannot tell.
+            _ => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    fn write_at(&self, data: &[u8], at: u64) -> io::Result<()> {
+        self.0.write_all_at(data, at)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn backing(&self) -> Option<Arc<File>> {
+        Some(self.0.clone())
+    }
+}

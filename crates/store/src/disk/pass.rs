@@ -1,0 +1,484 @@
+//! The calls, each passed on; attributes are looked at on their way up, and changes drop what is here of a file.
+
+use super::Disk;
+use super::live::Ticket;
+use super::opens::{Ahead, Open};
+use super::stats::add;
+use async_trait::async_trait;
+use bytes::Bytes;
+use hither_vfs::{
+    Access, Attrs, Backing, ChangeInfo, Create, Cx, Data, DirPage, Fetched, Fh, File, FileRange, FsStat,
+    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenAccess, OpenHow, OpenId, Opened, Read,
+    RenameFlags, Result, Seek, SetAttr, Special, Stability, Stop, Trail, Upcalls, Vfs, Want, Where, Wrote,
+    XattrMode,
+};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::sync::{OnceCell, RwLock};
+
+/// How long an orderly end waits for what is on its way to the disk.
+const DRAIN: Duration = Duration::from_secs(5);
+
+impl Disk {
+    /// The same file below; an open that has none there gets it.
+    async fn down<'a>(&self, file: File<'a>) -> Result<File<'a>> {
+        let open = match file.open {
+            Some(id) => Some(self.real(&*self.opens.find(id)?).await?),
+            None => None,
+        };
+        Ok(File { fh: file.fh, open })
+    }
+
+    /// The same for calls that can do without an open.
+    fn down_if_any<'a>(&self, file: File<'a>) -> Result<File<'a>> {
+        let open = match file.open {
+            Some(id) => self.opens.find(id)?.real.get().copied(),
+            None => None,
+        };
+        Ok(File { fh: file.fh, open })
+    }
+
+    /// Before a right or the last name of a file goes: what is open only here is opened below.
+    async fn secure(&self, fh: &Fh) {
+        let Some(live) = self.used(fh) else { return };
+        let ids = live.virtuals.lock().clone();
+        for id in ids {
+            if let Ok(open) = self.opens.find(id)
+                && let Err(e) = self.real(&open).await
+            {
+                tracing::debug!(?fh, "an open could not be kept: {e}");
+            }
+        }
+    }
+
+    fn learn_nodes<'a>(&self, nodes: impl IntoIterator<Item = &'a Node>, ticket: Ticket) {
+        for node in nodes {
+            self.learn(&node.fh, &node.attrs, ticket);
+        }
+    }
+
+    fn learn_page(&self, page: &DirPage, ticket: Ticket) {
+        self.learn_nodes(page.entries.iter().filter_map(|e| e.node.as_ref()), ticket);
+    }
+
+    /// A change to a file's bytes.
+    async fn change<T>(&self, fh: &Fh, call: impl Future<Output = Result<T>>) -> Result<T> {
+        let changing = self.changing(fh);
+        let outcome = call.await;
+        changing.done(&outcome);
+        outcome
+    }
+
+    /// First bytes that came with attributes of a file are kept.
+    fn keep_along(&self, fh: &Fh, attrs: &Attrs, read: &Read, ticket: Ticket) {
+        let _using = self.using(fh);
+        if let Some(held) = self.learn(fh, attrs, ticket)
+            && held.version.change == attrs.attr.change
+            && held.version.size == attrs.attr.size_bytes
+        {
+            self.keep_first(&held, &read.data);
+        }
+    }
+
+    async fn walk_on(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+        // Bytes that are here already need not come again: whether they are still right is told by the attributes.
+        let spare = at.path.is_empty()
+            && want.read_bytes > 0
+            && want.access.intersects(Access::READ | Access::EXECUTE)
+            && self.is_on_disk(at.base);
+        let below = if spare { Want { read_bytes: 0, ..want } } else { want };
+        let using = spare.then(|| self.using(at.base));
+        let ticket = self.ticket();
+        let mut trail = self.below.walk(cx, at, below).await?;
+        self.learn_nodes(&trail.steps, ticket);
+        if let Some(page) = &trail.along.listing {
+            self.learn_page(page, ticket);
+        }
+        let (Stop::Complete, Some(node)) = (&trail.stop, trail.steps.last()) else { return Ok(trail) };
+        if let Some(first) = &trail.along.first {
+            self.keep_along(&node.fh, &node.attrs, first, ticket);
+        } else if let Some(using) = using
+            && trail
+                .along
+                .access
+                .is_some_and(|have| have.contains(want.access & (Access::READ | Access::EXECUTE)))
+            && let Some((held, _)) = using.held(cx, ticket.at())
+        {
+            trail.along.first = self.first_here(&held, &node.attrs, want.read_bytes).await;
+        }
+        Ok(trail)
+    }
+
+    fn add_open(
+        &self,
+        cx: &Cx,
+        how: &OpenHow,
+        fh: &Fh,
+        real: Option<OpenId>,
+    ) -> (OpenId, Arc<super::live::Live>) {
+        let using = self.using(fh);
+        let live = using.arc().clone();
+        let is_virtual = real.is_none();
+        let id = self.opens.add(Open {
+            fh: fh.clone(),
+            cred: cx.cred.clone(),
+            execute: how.execute,
+            reads: how.access.contains(OpenAccess::READ),
+            real: real.map_or_else(OnceCell::new, |real| OnceCell::new_with(Some(real))),
+            busy: Arc::new(RwLock::new(())),
+            closed: false.into(),
+            ahead: Ahead::default().into(),
+            live: live.clone(),
+            _using: using,
+        });
+        if is_virtual {
+            live.virtuals.lock().push(id);
+        }
+        (id, live)
+    }
+
+    /// An open that nobody below hears of.
+    async fn open_virtual(&self, cx: &Cx, fh: &Fh, how: &OpenHow, known: &Attrs) -> Option<Opened> {
+        if !self.is_on_disk(fh) {
+            return None;
+        }
+        let using = self.using(fh);
+        let held = self.learn_known(fh, &using, known)?;
+        held.look(self).await;
+        let entry = held.entry().filter(|e| e.is_complete() && !held.is_dead())?;
+        let first = match how.first_bytes {
+            0 => None,
+            most => Some(self.first_here(&held, known, most).await?),
+        };
+        add(&self.counters.virtual_opens, 1);
+        let (open, _) = self.add_open(cx, how, fh, None);
+        let node = Node { fh: fh.clone(), attrs: known.clone() };
+        let backing = entry.backing().map(Backing);
+        Some(Opened { node, open, created: false, dir: None, first, backing })
+    }
+
+    async fn open_file(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+        let reads_only = how.access == OpenAccess::READ && !how.truncate && how.create == Create::No;
+        let by_handle = at.path.is_empty();
+        if let Some(known) = how.known.as_ref().filter(|_| reads_only && by_handle)
+            && let Some(opened) = self.open_virtual(cx, at.base, how, known).await
+        {
+            return Ok(opened);
+        }
+        let mut below = OpenHow { known: None, ..how.clone() };
+        if reads_only && by_handle && self.is_on_disk(at.base) {
+            below.first_bytes = 0;
+        }
+        let cut = (how.truncate && by_handle).then(|| self.changing(at.base));
+        let _using = by_handle.then(|| self.using(at.base));
+        let mut ticket = self.ticket();
+        let outcome = self.below.open(cx, at, &below).await;
+        if let Some(cut) = cut {
+            cut.done(&outcome);
+            // They tell of the time after the cut.
+            ticket = self.ticket();
+        }
+        let mut opened = outcome?;
+        let fh = opened.node.fh.clone();
+        if how.truncate && !by_handle {
+            self.changing(&fh).done(&Ok(()));
+            ticket = self.ticket();
+        }
+        let (open, live) = self.add_open(cx, how, &fh, Some(opened.open));
+        opened.open = open;
+        if let Some(first) = &opened.first {
+            self.keep_along(&fh, &opened.node.attrs, first, ticket);
+        }
+        let held = self.learn(&fh, &opened.node.attrs, ticket);
+        if let Some(held) = held.filter(|_| reads_only && self.is_on_disk(&fh)) {
+            if opened.first.is_none() && how.first_bytes > 0 {
+                opened.first = self.first_here(&held, &opened.node.attrs, how.first_bytes).await;
+            }
+            held.look(self).await;
+            let entry = held.entry().filter(|e| {
+                let v = e.version;
+                !e.is_dead()
+                    && v.change == opened.node.attrs.attr.change
+                    && v.size == opened.node.attrs.attr.size_bytes
+            });
+            opened.backing = entry.and_then(|e| e.backing()).map(Backing);
+        }
+        drop(live);
+        Ok(opened)
+    }
+
+    async fn close_file(&self, cx: &Cx, fh: &Fh, id: OpenId) -> Result<()> {
+        let open = self.opens.take(id)?;
+        open.live.virtuals.lock().retain(|v| *v != id);
+        // Calls ahead of the reader end before the open that they use.
+        let _alone = open.busy.write().await;
+        open.closed.store(true, Ordering::Release);
+        match open.real.get() {
+            Some(real) => self.below.close(cx, fh, *real).await,
+            None => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Vfs for Disk {
+    async fn root(&self, cx: &Cx) -> Result<Node> {
+        self.below.root(cx).await
+    }
+
+    fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+        self.below.peek(cx, at)
+    }
+
+    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+        self.walk_on(cx, at, want).await
+    }
+
+    async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
+        let below = self.down_if_any(file)?;
+        let ticket = self.ticket();
+        let attrs = self.below.getattr(cx, below).await?;
+        self.learn(file.fh, &attrs, ticket);
+        Ok(attrs)
+    }
+
+    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let ticket = self.ticket();
+        let answers = self.below.getattr_many(cx, objects).await;
+        for (fh, answer) in objects.iter().zip(&answers) {
+            if let Ok(attrs) = answer {
+                self.learn(fh, attrs, ticket);
+            }
+        }
+        answers
+    }
+
+    async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
+        let ticket = self.ticket();
+        let answers = self.below.read_many(cx, files, max_bytes).await;
+        for (fh, answer) in files.iter().zip(&answers) {
+            if let Ok(fetched) = answer {
+                self.keep_along(fh, &fetched.attrs, &fetched.read, ticket);
+            }
+        }
+        answers
+    }
+
+    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
+        let ticket = self.ticket();
+        let answers = self.below.list_many(cx, dirs, max_bytes).await;
+        answers.iter().flatten().for_each(|(_, page)| self.learn_page(page, ticket));
+        answers
+    }
+
+    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+        if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
+            self.secure(file.fh).await;
+        }
+        let below = self.down_if_any(file)?;
+        if set.size_bytes.is_some() {
+            return self.change(file.fh, self.below.setattr(cx, below, set)).await;
+        }
+        let ticket = self.ticket();
+        let attrs = self.below.setattr(cx, below, set).await?;
+        self.learn(file.fh, &attrs, ticket);
+        Ok(attrs)
+    }
+
+    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
+        self.below.access(cx, fh, want).await
+    }
+
+    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
+        self.below.readlink(cx, fh).await
+    }
+
+    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+        self.open_file(cx, at, how).await
+    }
+
+    async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
+        self.close_file(cx, fh, open).await
+    }
+
+    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
+        self.read_file(cx, file, offset_bytes, len_bytes).await
+    }
+
+    async fn write(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        offset_bytes: u64,
+        data: Data,
+        stability: Stability,
+    ) -> Result<Wrote> {
+        let below = self.down(file).await?;
+        self.change(file.fh, self.below.write(cx, below, offset_bytes, data, stability)).await
+    }
+
+    async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
+        self.below.commit(cx, self.down_if_any(file)?).await
+    }
+
+    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+        self.below.mkdir(cx, dir, name, set).await
+    }
+
+    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
+        self.below.mknod(cx, dir, name, what, set).await
+    }
+
+    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
+        self.below.symlink(cx, dir, name, target, set).await
+    }
+
+    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+        let ticket = self.ticket();
+        let made = self.below.link(cx, fh, dir, name).await?;
+        self.learn(&made.node.fh, &made.node.attrs, ticket);
+        Ok(made)
+    }
+
+    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
+        if let Some(fh) = target {
+            self.secure(fh).await;
+        }
+        self.below.unlink(cx, dir, name, target).await
+    }
+
+    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+        self.below.rmdir(cx, dir, name).await
+    }
+
+    async fn rename(
+        &self,
+        cx: &Cx,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        replaced: Option<&Fh>,
+        flags: RenameFlags,
+    ) -> Result<(ChangeInfo, ChangeInfo)> {
+        if let Some(fh) = replaced {
+            self.secure(fh).await;
+        }
+        self.below.rename(cx, from, to, replaced, flags).await
+    }
+
+    async fn readdir(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        verifier: [u8; 8],
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<DirPage> {
+        let ticket = self.ticket();
+        let page = self.below.readdir(cx, dir, cookie, verifier, max_bytes, nodes).await?;
+        self.learn_page(&page, ticket);
+        Ok(page)
+    }
+
+    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
+        self.below.statfs(cx, fh).await
+    }
+
+    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
+        self.below.getxattr(cx, fh, name).await
+    }
+
+    async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
+        // It may be an access control list.
+        self.secure(fh).await;
+        self.below.setxattr(cx, fh, name, value, mode).await
+    }
+
+    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
+        self.below.listxattr(cx, fh).await
+    }
+
+    async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
+        self.secure(fh).await;
+        self.below.removexattr(cx, fh, name).await
+    }
+
+    async fn lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+        wait: LockWait,
+    ) -> Result<()> {
+        self.below.lock(cx, self.down(file).await?, owner, kind, range, wait).await?;
+        // Whoever takes a lock wants to see what its last holder wrote.
+        if let Some(live) = self.used(file.fh) {
+            live.expire();
+        }
+        Ok(())
+    }
+
+    async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()> {
+        let below = self.down_if_any(file)?;
+        if file.open.is_some() && below.open.is_none() {
+            return Ok(());
+        }
+        self.below.unlock(cx, below, owner, range).await
+    }
+
+    async fn test_lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+    ) -> Result<Option<LockConflict>> {
+        self.below.test_lock(cx, self.down(file).await?, owner, kind, range).await
+    }
+
+    async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
+        self.below.seek(cx, self.down(file).await?, offset_bytes, what).await
+    }
+
+    async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+        let below = self.down(file).await?;
+        self.change(file.fh, self.below.allocate(cx, below, range)).await
+    }
+
+    async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+        let below = self.down(file).await?;
+        self.change(file.fh, self.below.deallocate(cx, below, range)).await
+    }
+
+    async fn copy(
+        &self,
+        cx: &Cx,
+        from: File<'_>,
+        from_offset_bytes: u64,
+        to: File<'_>,
+        to_offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<u64> {
+        let (source, sink) = (self.down(from).await?, self.down(to).await?);
+        let call = self.below.copy(cx, source, from_offset_bytes, sink, to_offset_bytes, len_bytes);
+        self.change(to.fh, call).await
+    }
+
+    fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
+        // Once, as the interface says; a second subscriber would be a mistake of who builds the stack.
+        let _ = self.above.set(upcalls);
+    }
+
+    async fn shutdown(&self, cx: &Cx) -> Result<()> {
+        self.drain(DRAIN).await;
+        self.ended.store(true, Ordering::Release);
+        // The next daemon may have the directory at once.
+        *self.shelf.write() = None;
+        *self.lock.lock() = None;
+        self.below.shutdown(cx).await
+    }
+}

@@ -1,0 +1,282 @@
+//! Reads: from what is here as far as it holds, from below for the rest, and ahead of sequential readers.
+//!
+//! The window ahead of a sequential reader doubles whenever the reader has to wait for a call all the same, so it comes to
+//! cover latency times bandwidth, whatever these are.
+
+use super::entry::{Entry, Have, block_of};
+use super::format::BLOCK;
+use super::held::{Came, Held, Place};
+use super::opens::Open;
+use super::stats::add;
+use super::{Disk, format};
+use bytes::Bytes;
+use hither_vfs::{Attrs, Cx, Data, Error, Fh, File, OpenAccess, OpenHow, OpenId, Read, Result, Where};
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// First window ahead, in bytes.
+const WINDOW: u64 = 512 << 10;
+/// Reads that are no farther apart than this are sequential: the kernel's own read-ahead comes out of order.
+const NEAR: u64 = 1 << 20;
+/// Tries to answer from here before the read is passed on.
+const TRIES: u32 = 4;
+
+enum Served {
+    /// The answer; whether the reader had to wait for a call below.
+    Yes(Read, bool),
+    /// The attributes hold no longer.
+    Expired,
+    /// Something changed meanwhile.
+    Again,
+    /// A call below failed: its error may be another reader's.
+    Failed,
+}
+
+impl Disk {
+    /// See [`Vfs::read`](hither_vfs::Vfs::read).
+    pub(super) async fn read_file(&self, cx: &Cx, file: File<'_>, at: u64, len: u32) -> Result<Read> {
+        let Some(id) = file.open else {
+            return self.below.read(cx, file, at, len).await;
+        };
+        let open = self.opens.find(id)?;
+        let began = Instant::now();
+        for _ in 0..TRIES {
+            if !open.reads || open.fh != *file.fh || len == 0 {
+                break;
+            }
+            let Some((held, holds)) = open.live.held(cx, began) else { break };
+            held.look(self).await;
+            if held.is_bare() && !self.may_store() {
+                break;
+            }
+            match self.serve(cx, &open, &held, (at, len), holds).await? {
+                Served::Yes(read, waited) => {
+                    self.ahead(cx, &open, &held, at, at + read.data.len() as u64, waited);
+                    return Ok(read);
+                }
+                Served::Expired => {
+                    let real = open.real.get().copied();
+                    self.revalidate(cx, &open.fh, &open.live, real, began).await?;
+                }
+                Served::Again => {}
+                Served::Failed => break,
+            }
+        }
+        add(&self.counters.passed_reads, 1);
+        let real = self.real(&open).await?;
+        self.below.read(cx, File { fh: file.fh, open: Some(real) }, at, len).await
+    }
+
+    async fn serve(
+        &self,
+        cx: &Cx,
+        open: &Arc<Open>,
+        held: &Arc<Held>,
+        (at, len): (u64, u32),
+        holds: bool,
+    ) -> Result<Served> {
+        let size = held.version.size;
+        if at >= size {
+            let nothing = Read { data: Data::default(), eof: true };
+            return Ok(if holds { Served::Yes(nothing, false) } else { Served::Expired });
+        }
+        let end = at.saturating_add(u64::from(len)).min(size);
+        if !holds && end - at < u64::from(len) {
+            // Whether the file ends there is not known any more.
+            return Ok(Served::Expired);
+        }
+        let (first, last) = (block_of(at), block_of(end - 1));
+        let most = (self.options.fetch_bytes / BLOCK).max(1);
+        let Some((places, starts)) = held.places(first, last, most, !holds) else {
+            return Ok(Served::Expired);
+        };
+        let asked = !starts.is_empty();
+        let own: Vec<_> = starts.iter().map(|start| start.blocks()).collect();
+        starts.into_iter().for_each(|start| self.fetch(cx, open, held, start, None));
+        let mut data = Data::default();
+        let (mut came, mut waited) = (0, asked);
+        let mut i = 0;
+        while i < places.len() {
+            let block = first + i as u64;
+            let cut = |bytes: &Bytes, block: u64| {
+                let start = block * BLOCK;
+                let from = at.saturating_sub(start) as usize;
+                let to = (end - start).min(bytes.len() as u64) as usize;
+                bytes.slice(from..to)
+            };
+            match &places[i] {
+                Place::Ready(bytes) => data.push(cut(bytes, block)),
+                Place::Coming(fetch) => {
+                    waited = true;
+                    let got = tokio::select! {
+                        got = fetch.block(block) => got,
+                        () = cx.cancel.cancelled() => return Err(Error::new(libc::EINTR)),
+                    };
+                    match got {
+                        Ok(bytes) => {
+                            let piece = cut(&bytes, block);
+                            came += piece.len() as u64;
+                            data.push(piece);
+                        }
+                        Err(Came::Failed(e)) if own.iter().any(|run| run.contains(&block)) => return Err(e),
+                        Err(Came::Failed(_)) => return Ok(Served::Failed),
+                        Err(_) => return Ok(Served::Again),
+                    }
+                }
+                Place::Disk => {
+                    let run = places[i..].iter().take_while(|p| matches!(p, Place::Disk)).count();
+                    let from = at.max(block * BLOCK);
+                    let to = end.min((block + run as u64) * BLOCK);
+                    let Some(bytes) = self.on_disk(held, from, to).await else {
+                        return Ok(Served::Again);
+                    };
+                    data.push(bytes);
+                    i += run;
+                    continue;
+                }
+            }
+            i += 1;
+        }
+        self.count(data.len() as u64, came, asked, waited);
+        Ok(Served::Yes(Read { eof: end == size, data }, waited))
+    }
+
+    fn count(&self, all: u64, came: u64, asked: bool, waited: bool) {
+        let c = &self.counters;
+        add(if asked { &c.misses } else { &c.hits }, 1);
+        add(&c.hit_bytes, all - came);
+        add(&c.miss_bytes, came);
+        add(&c.shared_fetches, u64::from(waited && !asked));
+    }
+
+    /// Bytes of blocks that are on disk; `None` when they are not, after all.
+    async fn on_disk(&self, held: &Arc<Held>, from: u64, to: u64) -> Option<Bytes> {
+        let entry = held.entry()?;
+        let (first, last) = (block_of(from), block_of(to - 1));
+        let verified = entry.verified_until(first, last - first + 1) > last;
+        let len = (to - from) as usize;
+        if verified && let Some(bytes) = entry.read_now(from, len) {
+            return Some(bytes);
+        }
+        let reader = entry.clone();
+        let read = move || match verified {
+            true => reader.read(from, len),
+            false => verify(&reader, from, to),
+        };
+        match self.blocking(read).await.and_then(|read| read) {
+            Ok(bytes) => Some(bytes),
+            Err(e) => {
+                held.drop_entry(&entry);
+                if let Some(shelf) = self.shelf() {
+                    shelf.damaged(entry.key, entry.id, &e);
+                }
+                None
+            }
+        }
+    }
+
+    /// Asks ahead of a sequential reader who has read `at..end`.
+    fn ahead(&self, cx: &Cx, open: &Arc<Open>, held: &Arc<Held>, at: u64, end: u64, waited: bool) {
+        if end <= at || !self.may_store() || self.options.ahead_max_bytes == 0 {
+            return;
+        }
+        let unit = self.options.fetch_bytes.max(BLOCK);
+        let (from, to) = {
+            let mut a = open.ahead.lock();
+            if at.abs_diff(a.next) > NEAR {
+                (a.next, a.run, a.window, a.upto) = (end, 0, 0, 0);
+                return;
+            }
+            a.next = a.next.max(end);
+            a.run = a.run.saturating_add(1);
+            if a.run < 2 {
+                return;
+            }
+            a.window = match a.window {
+                0 => WINDOW.min(self.options.ahead_max_bytes),
+                w if waited => (w * 2).min(self.options.ahead_max_bytes),
+                w => w,
+            };
+            let from = a.upto.max(a.next);
+            let goal = (a.next + a.window).min(held.version.size);
+            // Not in crumbs.
+            if goal <= from || (goal - from < (a.window / 2).min(unit) && goal < held.version.size) {
+                return;
+            }
+            a.upto = goal;
+            (block_of(from), goal.div_ceil(BLOCK))
+        };
+        let mut block = from;
+        while block < to {
+            let next = (block * BLOCK / unit + 1) * unit / BLOCK;
+            let count = next.min(to) - block;
+            for start in held.missing(block, count) {
+                match self.room_for(&start, held.version) {
+                    Some(room) => {
+                        add(&self.counters.ahead_fetches, 1);
+                        self.fetch(cx, open, held, start, Some(room));
+                    }
+                    None => self.cancel(held, start),
+                }
+            }
+            block += count;
+        }
+    }
+
+    /// The open below, made now if there is none.
+    pub(super) async fn real(&self, open: &Open) -> Result<OpenId> {
+        let make = || async {
+            let how = OpenHow {
+                access: OpenAccess::READ,
+                create: hither_vfs::Create::No,
+                truncate: false,
+                execute: open.execute,
+                first_bytes: 0,
+                known: None,
+            };
+            let cx = Cx::new(open.cred.clone());
+            let ticket = self.ticket();
+            let opened = self.below.open(&cx, Where::fh(&open.fh), &how).await?;
+            self.learn(&open.fh, &opened.node.attrs, ticket);
+            add(&self.counters.virtual_made_real, 1);
+            Ok(opened.open)
+        };
+        open.real.get_or_try_init(make).await.copied()
+    }
+
+    /// The first bytes of a file of exactly these attributes, when they are here.
+    pub(super) async fn first_here(&self, held: &Arc<Held>, attrs: &Attrs, most: u32) -> Option<Read> {
+        let size = attrs.attr.size_bytes;
+        if held.version.size != size || held.version.change != attrs.attr.change {
+            return None;
+        }
+        held.look(self).await;
+        let to = size.min(u64::from(most));
+        let entry = held.entry()?;
+        if to == 0 || (0..to.div_ceil(BLOCK)).any(|b| entry.have(b) == Have::No) {
+            return None;
+        }
+        let bytes = self.on_disk(held, 0, to).await?;
+        add(&self.counters.hits, 1);
+        add(&self.counters.hit_bytes, to);
+        Some(Read { data: bytes.into(), eof: to == size })
+    }
+
+    /// Whether something of a file is on the disk, of whatever version.
+    pub(super) fn is_on_disk(&self, fh: &Fh) -> bool {
+        self.shelf().is_some_and(|shelf| shelf.has(format::Key::of(fh)))
+    }
+}
+
+/// Reads `from..to`, comparing every block that it touches with its checksum.
+fn verify(entry: &Entry, from: u64, to: u64) -> io::Result<Bytes> {
+    let mut out = Vec::with_capacity((to - from) as usize);
+    for block in block_of(from)..=block_of(to - 1) {
+        let start = block * BLOCK;
+        let bytes = entry.read_verified(block)?;
+        let (a, b) = (from.saturating_sub(start) as usize, (to - start).min(bytes.len() as u64) as usize);
+        out.extend_from_slice(bytes.get(a..b).ok_or(ErrorKind::InvalidData)?);
+    }
+    Ok(out.into())
+}

@@ -1,0 +1,466 @@
+//! What is answered from here is what the server has, however often the cache, the disk or the power fails.
+
+mod crash;
+mod damage;
+mod histories;
+mod sim;
+#[path = "../meta/tests/wire.rs"]
+#[allow(dead_code, clippy::duplicate_mod, reason = "each of its users needs a part of it")]
+mod wire;
+
+use super::*;
+use bytes::Bytes;
+use hither_vfs::model::Model;
+use hither_vfs::*;
+use sim::Sim;
+use std::time::SystemTime;
+use tokio::time::Instant;
+use wire::Wire;
+
+const VALID: Duration = Duration::from_secs(3);
+const MIB: u64 = 1 << 20;
+
+/// A clock that stands `s` seconds after 1970 and goes on a millisecond a look.
+fn env_at(s: u64) -> Env {
+    let ticks = AtomicU64::new(s * 1000);
+    // Daemons that follow one another must not draw the same numbers.
+    static RANDOM: AtomicU64 = AtomicU64::new(99);
+    Env {
+        random: Arc::new(|| RANDOM.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)),
+        wall: Arc::new(move || {
+            SystemTime::UNIX_EPOCH + Duration::from_millis(ticks.fetch_add(1, Ordering::Relaxed))
+        }),
+    }
+}
+
+fn name(n: &str) -> Name {
+    Name::new(n.as_bytes().to_vec()).unwrap()
+}
+
+fn root_cx() -> Cx {
+    Cx::new(Arc::new(Cred::root()))
+}
+
+const READ: OpenHow = OpenHow {
+    access: OpenAccess::READ,
+    create: Create::No,
+    truncate: false,
+    execute: false,
+    first_bytes: 0,
+    known: None,
+};
+
+fn writing() -> OpenHow {
+    let set = SetAttr { mode: Some(0o644), ..Default::default() };
+    OpenHow { access: OpenAccess::READ | OpenAccess::WRITE, create: Create::IfMissing(set), ..READ }
+}
+
+fn pattern(seed: u64, len: u64) -> Bytes {
+    (0..len)
+        .map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ seed.wrapping_mul(131)) as u8)
+        .collect::<Vec<_>>()
+        .into()
+}
+
+/// A server, the wire to it, and the cache.
+struct Lab {
+    model: Arc<Model>,
+    wire: Arc<Wire>,
+    disk: Arc<Disk>,
+    io: Arc<Sim>,
+    top: Fh,
+    cx: Cx,
+}
+
+fn options() -> DiskOptions {
+    DiskOptions { min_free_bytes: 0, ..DiskOptions::default() }
+}
+
+impl Lab {
+    async fn new(options: DiskOptions) -> Self {
+        Self::slow(options, Duration::ZERO).await
+    }
+
+    async fn slow(options: DiskOptions, most: Duration) -> Self {
+        let model = Arc::new(Model::new(env_at(1), VALID, 1 << 40));
+        let io = Sim::new(5);
+        let (wire, disk) = Self::stack(&model, &io, options, most);
+        let cx = root_cx();
+        let top = disk.root(&cx).await.unwrap().fh;
+        wire.take();
+        Self { model, wire, disk, io, top, cx }
+    }
+
+    fn stack(
+        model: &Arc<Model>,
+        io: &Arc<Sim>,
+        options: DiskOptions,
+        most: Duration,
+    ) -> (Arc<Wire>, Arc<Disk>) {
+        let wire = Wire::slow(model.clone(), Some(12345), most);
+        let disk = Disk::new(wire.clone(), Some(io.clone()), options, env_at(100_000));
+        (wire, disk)
+    }
+
+    /// Another daemon, later, on the same disk.
+    async fn restart(&mut self, options: DiskOptions) {
+        self.disk.drain(Duration::from_secs(60)).await;
+        self.io = self.io.after_kill();
+        (self.wire, self.disk) = Self::stack(&self.model, &self.io, options, Duration::ZERO);
+    }
+
+    /// Another client makes a file.
+    async fn file(&self, n: &str, data: &Bytes) -> Fh {
+        let opened = self.model.open(&self.cx, Where::name(&self.top, &name(n)), &writing()).await.unwrap();
+        let file = File { fh: &opened.node.fh, open: Some(opened.open) };
+        self.model.write(&self.cx, file, 0, data.clone().into(), Stability::Stable).await.unwrap();
+        self.model.close(&self.cx, &opened.node.fh, opened.open).await.unwrap();
+        opened.node.fh
+    }
+
+    async fn open(&self, fh: &Fh) -> Opened {
+        self.disk.open(&self.cx, Where::fh(fh), &READ).await.unwrap()
+    }
+
+    async fn read(&self, o: &Opened, at: u64, len: u32) -> Bytes {
+        let file = File { fh: &o.node.fh, open: Some(o.open) };
+        self.disk.read(&self.cx, file, at, len).await.unwrap().data.into_bytes()
+    }
+
+    async fn close(&self, o: Opened) {
+        self.disk.close(&self.cx, &o.node.fh, o.open).await.unwrap();
+    }
+
+    /// Opens, reads all in pieces, closes.
+    async fn cat(&self, fh: &Fh, piece: u32) -> Bytes {
+        let o = self.open(fh).await;
+        let file = File { fh, open: Some(o.open) };
+        let (mut all, mut at) = (Vec::new(), 0);
+        loop {
+            let read = self.disk.read(&self.cx, file, at, piece).await.unwrap();
+            at += read.data.len() as u64;
+            all.extend_from_slice(&read.data.into_bytes());
+            if read.eof {
+                break;
+            }
+        }
+        self.close(o).await;
+        all.into()
+    }
+
+    async fn settle(&self) {
+        self.disk.drain(Duration::from_secs(60)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_read_is_not_read_again_nor_after_a_restart() {
+    let mut l = Lab::new(options()).await;
+    let data = pattern(1, 3 * MIB + 4567);
+    let fh = l.file("f", &data).await;
+    assert_eq!(l.cat(&fh, 131_072).await, data);
+    l.settle().await;
+    l.wire.take();
+    assert_eq!(l.cat(&fh, 131_072).await, data);
+    assert_eq!(l.wire.take(), "close 1, open 1");
+    l.restart(options()).await;
+    assert_eq!(l.cat(&fh, 100_000).await, data);
+    assert_eq!(l.wire.take(), "close 1, open 1");
+    let s = l.disk.stats();
+    assert_eq!((s.misses, s.hit_bytes, s.entries, s.errors), (0, data.len() as u64, 1, 0));
+    assert_eq!(l.disk.opens.len(), 0);
+    assert!(l.disk.lives.lock().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_that_was_read_survives_and_the_rest_is_asked_for() {
+    let mut l = Lab::new(options()).await;
+    let data = pattern(2, MIB);
+    let fh = l.file("f", &data).await;
+    let o = l.open(&fh).await;
+    assert_eq!(l.read(&o, 300_000, 4096).await, data[300_000..304_096]);
+    l.close(o).await;
+    l.restart(options()).await;
+    let o = l.open(&fh).await;
+    l.wire.take();
+    assert_eq!(l.read(&o, 290_000, 10_000).await, data[290_000..300_000]);
+    assert_eq!(l.wire.take(), "");
+    assert_eq!(l.read(&o, 200_000, 400_000).await, data[200_000..600_000]);
+    assert_eq!(l.wire.take(), "read 2");
+    l.close(o).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_that_changed_is_read_anew() {
+    let mut l = Lab::new(options()).await;
+    let (old, new) = (pattern(1, 300_000), pattern(2, 300_000));
+    let fh = l.file("f", &old).await;
+    assert_eq!(l.cat(&fh, 65536).await, old);
+    l.settle().await;
+    l.file("f", &new).await;
+    assert_eq!(l.cat(&fh, 65536).await, new);
+    l.settle().await;
+    l.file("f", &old).await;
+    l.restart(options()).await;
+    assert_eq!(l.cat(&fh, 65536).await, old);
+    assert_eq!(l.disk.stats().dropped_by_change, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_are_used_while_attributes_hold_and_asked_about_after() {
+    let l = Lab::new(options()).await;
+    let (old, new) = (pattern(1, 200_000), pattern(2, 200_000));
+    let fh = l.file("f", &old).await;
+    let o = l.open(&fh).await;
+    assert_eq!(l.read(&o, 0, 200_000).await, old);
+    l.settle().await;
+    l.wire.take();
+    assert_eq!(l.read(&o, 0, 200_000).await, old);
+    assert_eq!(l.wire.take(), "");
+    tokio::time::sleep(VALID + Duration::from_millis(1)).await;
+    assert_eq!(l.read(&o, 0, 1000).await, old[..1000]);
+    assert_eq!(l.wire.take(), "getattr 1");
+    l.file("f", &new).await;
+    tokio::time::sleep(VALID + Duration::from_millis(1)).await;
+    assert_eq!(l.read(&o, 5, 1000).await, new[5..1005]);
+    l.close(o).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_holds_until_it_is_withdrawn() {
+    let l = Lab::new(options()).await;
+    let data = pattern(1, 200_000);
+    let fh = l.file("f", &data).await;
+    l.wire.lease(true);
+    let o = l.open(&fh).await;
+    assert_eq!(l.read(&o, 0, 200_000).await, data);
+    l.settle().await;
+    tokio::time::sleep(Duration::from_secs(1000)).await;
+    l.wire.take();
+    assert_eq!(l.read(&o, 0, 200_000).await, data);
+    assert_eq!(l.wire.take(), "");
+    l.wire.upcalls.get().unwrap().withdraw(&fh).await;
+    l.file("f", &pattern(2, 200_000)).await;
+    assert_eq!(l.read(&o, 0, 200_000).await, pattern(2, 200_000));
+    l.close(o).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn own_writes_are_read_at_once() {
+    let l = Lab::new(options()).await;
+    let data = pattern(1, 200_000);
+    let fh = l.file("f", &data).await;
+    let w = l.disk.open(&l.cx, Where::fh(&fh), &OpenHow { create: Create::No, ..writing() }).await.unwrap();
+    let o = l.open(&fh).await;
+    assert_eq!(l.read(&o, 0, 200_000).await, data);
+    l.settle().await;
+    let file = File { fh: &fh, open: Some(w.open) };
+    l.disk.write(&l.cx, file, 70_000, Bytes::from_static(b"hello").into(), Stability::Stable).await.unwrap();
+    assert_eq!(l.read(&o, 70_000, 5).await, "hello");
+    assert_eq!(l.read(&w, 69_999, 7).await[1..6], b"hello"[..]);
+    let cut = SetAttr { size_bytes: Some(70_002), ..Default::default() };
+    l.disk.setattr(&l.cx, file, &cut).await.unwrap();
+    assert_eq!(l.read(&o, 70_000, 50).await, "he");
+    l.close(o).await;
+    l.close(w).await;
+    assert_eq!(l.disk.stats().dropped_by_write, 1);
+    assert!(l.disk.lives.lock().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_of_one_range_cause_one_call() {
+    let options = DiskOptions { ahead_max_bytes: 0, ..options() };
+    let l = Arc::new(Lab::slow(options, Duration::from_millis(50)).await);
+    let data = pattern(3, 900_000);
+    let fh = l.file("f", &data).await;
+    let opens = [l.open(&fh).await, l.open(&fh).await, l.open(&fh).await];
+    l.wire.take();
+    let mut readers = tokio::task::JoinSet::new();
+    for i in 0..30 {
+        let (l, o, data) = (l.clone(), opens[i % 3].clone(), data.clone());
+        readers.spawn(async move {
+            let at = (i * 7919 % 20_000) as u64;
+            assert_eq!(l.read(&o, at, 700_000).await, data[at as usize..at as usize + 700_000]);
+        });
+    }
+    readers.join_all().await;
+    let s = l.disk.stats();
+    assert_eq!(l.wire.take(), "read 1", "{s:?}");
+    assert_eq!((s.misses, s.shared_fetches, s.fetches), (1, 29, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sequential_reader_finds_bytes_before_it_asks() {
+    let l = Lab::slow(options(), Duration::from_millis(20)).await;
+    let data = pattern(3, 24 * MIB);
+    let fh = l.file("f", &data).await;
+    assert_eq!(l.cat(&fh, 131_072).await, data);
+    let s = l.disk.stats();
+    assert_eq!(s.fetched_bytes, data.len() as u64, "nothing twice, nothing beyond the end");
+    assert!(s.ahead_fetches > 20 && s.misses < 5, "{s:?}");
+    // 24 MiB in 128 KiB pieces, one after the other, would wait 192 times.
+    assert!(s.shared_fetches < 60, "{s:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_random_reader_causes_nothing_ahead() {
+    let l = Lab::new(options()).await;
+    let data = pattern(3, 16 * MIB);
+    let fh = l.file("f", &data).await;
+    let o = l.open(&fh).await;
+    for i in [9u64, 2, 14, 5, 12, 0, 7] {
+        let at = i * MIB;
+        assert_eq!(l.read(&o, at, 4096).await, data[at as usize..at as usize + 4096]);
+    }
+    l.close(o).await;
+    let s = l.disk.stats();
+    assert_eq!((s.ahead_fetches, s.fetched_bytes), (0, 7 * 65536));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_open_of_what_is_known_and_here_asks_nobody() {
+    let mut l = Lab::new(options()).await;
+    let data = pattern(1, 500_000);
+    let fh = l.file("f", &data).await;
+    assert_eq!(l.cat(&fh, 100_000).await, data);
+    l.restart(options()).await;
+    let known = l.disk.getattr(&l.cx, File { fh: &fh, open: None }).await.unwrap();
+    l.wire.take();
+    let how = OpenHow { known: Some(known.clone()), first_bytes: 1000, ..READ };
+    let o = l.disk.open(&l.cx, Where::fh(&fh), &how).await.unwrap();
+    assert_eq!(o.first.clone().unwrap().data.into_bytes(), data[..1000]);
+    assert_eq!(l.read(&o, 0, 500_000).await, data);
+    assert_eq!(l.wire.take(), "");
+    // A call that needs an open below makes it.
+    let file = File { fh: &fh, open: Some(o.open) };
+    assert_eq!(l.disk.seek(&l.cx, file, 0, Seek::Hole).await.unwrap(), 500_000);
+    assert_eq!(l.wire.take(), "open 1, seek 1");
+    l.close(o).await;
+    assert_eq!(l.wire.take(), "close 1");
+    // Of another version nothing is here: the server is asked.
+    let other = Attrs { attr: Attr { change: known.attr.change + 1, ..known.attr.clone() }, ..known };
+    let how = OpenHow { known: Some(other), ..READ };
+    let o = l.disk.open(&l.cx, Where::fh(&fh), &how).await.unwrap();
+    assert_eq!(l.wire.take(), "open 1");
+    assert_eq!(l.read(&o, 0, 500_000).await, data);
+    l.close(o).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn small_files_that_came_with_other_answers_are_kept() {
+    let mut l = Lab::new(options()).await;
+    let data = pattern(1, 5000);
+    let (a, b) = (l.file("a", &data).await, l.file("b", &data).await);
+    let want = Want { read_bytes: 65536, access: Access::READ, ..Default::default() };
+    l.disk.walk(&l.cx, Where::name(&l.top, &name("a")), want).await.unwrap();
+    l.disk.read_many(&l.cx, std::slice::from_ref(&b), 65536).await;
+    l.restart(options()).await;
+    for fh in [&a, &b] {
+        let trail = l.disk.walk(&l.cx, Where::fh(fh), want).await.unwrap();
+        assert_eq!(trail.along.first.unwrap().data.into_bytes(), data);
+        assert_eq!(l.cat(fh, 65536).await, data);
+    }
+    assert_eq!(l.wire.take(), "close 2, open 2, walk 2");
+    assert_eq!(l.disk.stats().fetches, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_that_are_young_small_or_large_are_passed_on() {
+    let options = DiskOptions { cache_min_file: 1000, cache_max_file: 200_000, ..options() };
+    let l = Lab::new(options.clone()).await;
+    let (small, large) = (l.file("s", &pattern(1, 999)).await, l.file("l", &pattern(1, 200_001)).await);
+    assert_eq!(l.cat(&small, 4096).await.len(), 999);
+    assert_eq!(l.cat(&large, 65536).await.len(), 200_001);
+    // The server's clock is ten seconds behind ours.
+    let model = Arc::new(Model::new(env_at(99_990), VALID, 1 << 40));
+    let (wire, disk) = Lab::stack(&model, &l.io, options, Duration::ZERO);
+    let top = disk.root(&l.cx).await.unwrap().fh;
+    let young = Lab { model, wire, disk, io: l.io.clone(), top, cx: root_cx() };
+    let fh = young.file("y", &pattern(4, 5000)).await;
+    assert_eq!(young.cat(&fh, 65536).await, pattern(4, 5000));
+    for l in [&l, &young] {
+        l.settle().await;
+        let s = l.disk.stats();
+        assert_eq!((s.entries, s.stored_bytes, s.fetches), (0, 0, 0), "{s:?}");
+        assert!(s.passed_reads > 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_cleaner_keeps_to_the_limit_and_removes_what_was_not_used() {
+    let options = DiskOptions { soft_bytes: 2 * MIB, hard_bytes: 3 * MIB, ..options() };
+    let l = Lab::new(options).await;
+    let favourite = l.file("favourite", &pattern(0, 100_000)).await;
+    let held = l.open(&favourite).await;
+    for i in 0..60u64 {
+        let fh = l.file(&format!("f{i}"), &pattern(i, 100_000)).await;
+        assert_eq!(l.cat(&fh, 50_000).await, pattern(i, 100_000));
+        l.cat(&favourite, 100_000).await;
+        l.settle().await;
+        assert!(l.disk.stats().entry_bytes <= 3 * MIB);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
+    let s = l.disk.stats();
+    assert!(s.evictions > 30 && s.entry_bytes <= 2 * MIB && s.entry_bytes > MIB, "{s:?}");
+    assert_eq!(l.read(&held, 0, 100_000).await, pattern(0, 100_000));
+    l.close(held).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_room_in_the_file_system_nothing_is_added_until_there_is() {
+    let options = DiskOptions { min_free_bytes: MIB, ..options() };
+    let l = Lab::new(options).await;
+    l.io.set_capacity(MIB / 2);
+    let (a, b) = (l.file("a", &pattern(1, 300_000)).await, l.file("b", &pattern(2, 300_000)).await);
+    l.cat(&a, 300_000).await;
+    l.settle().await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(l.cat(&b, 300_000).await, pattern(2, 300_000));
+    l.settle().await;
+    assert_eq!(l.disk.stats().entry_bytes, 0);
+    l.io.set_capacity(10 * MIB);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    l.cat(&b, 300_000).await;
+    l.settle().await;
+    assert_eq!(l.disk.stats().entries, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failing_disk_is_left_alone_and_tried_again() {
+    for errno in [libc::ENOSPC, libc::EIO, libc::EROFS] {
+        let l = Lab::new(options()).await;
+        let (a, b) = (l.file("a", &pattern(1, 300_000)).await, l.file("b", &pattern(2, 300_000)).await);
+        l.cat(&a, 300_000).await;
+        l.settle().await;
+        l.io.fail(Some(errno));
+        for _ in 0..3 {
+            assert_eq!(l.cat(&b, 65536).await, pattern(2, 300_000));
+            l.settle().await;
+        }
+        l.wire.take();
+        assert_eq!(l.cat(&a, 65536).await, pattern(1, 300_000), "what is there is used");
+        assert_eq!(l.wire.take(), "close 1, open 1");
+        let s = l.disk.stats();
+        assert!(s.errors > 0 && s.off == 1, "{s:?}");
+        l.io.fail(None);
+        tokio::time::sleep(Duration::from_secs(31)).await;
+        l.cat(&b, 65536).await;
+        l.settle().await;
+        let s = l.disk.stats();
+        assert_eq!((s.off, s.entries), (0, 2), "{s:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn read_only_uses_what_is_there_and_adds_nothing() {
+    let mut l = Lab::new(options()).await;
+    let (a, b) = (l.file("a", &pattern(1, 300_000)).await, l.file("b", &pattern(2, 300_000)).await);
+    l.cat(&a, 300_000).await;
+    l.restart(DiskOptions { read_only: true, ..options() }).await;
+    assert_eq!(l.cat(&a, 300_000).await, pattern(1, 300_000));
+    assert_eq!(l.wire.take(), "close 1, open 1");
+    assert_eq!(l.cat(&b, 300_000).await, pattern(2, 300_000));
+    l.settle().await;
+    let s = l.disk.stats();
+    assert_eq!((s.entries, s.stored_bytes), (1, 0));
+}

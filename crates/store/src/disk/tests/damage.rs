@@ -1,0 +1,224 @@
+//! Real directories: whose they are, what is wrong in them, and disks that are full.
+
+use super::*;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+/// A directory for one test.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new() -> Self {
+        static N: AtomicU64 = AtomicU64::new(0);
+        let n = N.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("hither-disk-{}-{n}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        Self(dir)
+    }
+
+    /// All files of entries.
+    fn files(&self) -> Vec<PathBuf> {
+        let mut out = Vec::new();
+        let mut todo = vec![self.0.clone()];
+        while let Some(dir) = todo.pop() {
+            for entry in std::fs::read_dir(dir).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    todo.push(path);
+                } else if matches!(path.extension().and_then(|e| e.to_str()), Some("d" | "m")) {
+                    out.push(path);
+                }
+            }
+        }
+        out.sort();
+        out
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A server and a cache in a real directory.
+async fn real(model: &Arc<Model>, dir: &Dir, options: DiskOptions) -> Lab {
+    let wire = Wire::new(model.clone());
+    let disk = Disk::open(wire.clone(), &dir.0, b"server:/export", options, env_at(100_000)).unwrap();
+    let top = disk.root(&root_cx()).await.unwrap().fh;
+    wire.take();
+    Lab { model: model.clone(), wire, disk, io: Sim::new(1), top, cx: root_cx() }
+}
+
+fn model() -> Arc<Model> {
+    Arc::new(Model::new(env_at(1), VALID, 1 << 40))
+}
+
+#[tokio::test]
+async fn a_real_directory_keeps_files_and_lends_them() {
+    let (dir, model) = (Dir::new(), model());
+    let data = pattern(1, 400_000);
+    {
+        let l = real(&model, &dir, options()).await;
+        let fh = l.file("f", &data).await;
+        assert_eq!(l.cat(&fh, 65536).await, data);
+        l.settle().await;
+        let o = l.open(&fh).await;
+        let backing = o.backing.clone().expect("all of it is here");
+        let mut bytes = vec![0; data.len()];
+        std::os::unix::fs::FileExt::read_exact_at(&*backing.0, &mut bytes, 0).unwrap();
+        assert_eq!(bytes, data);
+        assert!(l.disk.evict(&fh));
+        l.settle().await;
+        assert_eq!(dir.files(), Vec::<PathBuf>::new());
+        std::os::unix::fs::FileExt::read_exact_at(&*backing.0, &mut bytes, 0).unwrap();
+        assert_eq!(bytes, data, "who holds it keeps it");
+        l.close(o).await;
+        assert_eq!(l.cat(&fh, 65536).await, data);
+        l.disk.shutdown(&l.cx).await.unwrap();
+    }
+    let l = real(&model, &dir, options()).await;
+    assert_eq!(std::fs::metadata(&dir.0).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(l.disk.check().await, DiskCheck { entries: 1, blocks: 7, bytes: 400_000, damaged: 0 });
+    let list = l.disk.list().await;
+    assert_eq!((list.len(), list[0].size_bytes, list[0].cached_bytes), (1, 400_000, 400_000));
+    let fh = l.file("f", &Bytes::new()).await;
+    let o = l.open(&fh).await;
+    assert!(o.backing.is_none(), "it has changed");
+    l.close(o).await;
+}
+
+/// Any bit, any length, any foreign content, in any file: never a wrong byte, and the cache goes on.
+#[tokio::test]
+async fn damage_is_detected_and_mended() {
+    let (mut found, mut r) = (0, 88_172_645_463_325_252u64);
+    let mut random = |n: u64| {
+        r ^= r << 13;
+        r ^= r >> 7;
+        r ^= r << 17;
+        r % n
+    };
+    let (dir, model) = (Dir::new(), model());
+    let files: Vec<_> = (0..3u64).map(|i| pattern(i, 50_000 + i * 70_000)).collect();
+    for round in 0..60 {
+        let l = real(&model, &dir, options()).await;
+        let mut handles = Vec::new();
+        for (i, data) in files.iter().enumerate() {
+            handles.push(match round {
+                0 => l.file(&format!("f{i}"), data).await,
+                _ => {
+                    let n = name(&format!("f{i}"));
+                    let trail = l.model.walk(&l.cx, Where::name(&l.top, &n), Want::default()).await.unwrap();
+                    trail.steps[0].fh.clone()
+                }
+            });
+        }
+        if round % 7 == 3 {
+            found += l.disk.check().await.damaged;
+        }
+        for (fh, data) in handles.iter().zip(&files) {
+            assert_eq!(l.cat(fh, 30_000).await, data, "round {round}");
+        }
+        found += l.disk.stats().damaged;
+        l.disk.shutdown(&l.cx).await.unwrap();
+        drop(l);
+        let all = dir.files();
+        assert_eq!(all.len(), 6, "mended");
+        let victim = &all[random(6) as usize];
+        let mut bytes = std::fs::read(victim).unwrap();
+        let at = random(bytes.len() as u64) as usize;
+        match random(4) {
+            0 => bytes.truncate(at),
+            1 => bytes = std::fs::read(&all[random(6) as usize]).unwrap(),
+            2 => bytes.extend(vec![7; at]),
+            _ => bytes[at] ^= 1 << random(8),
+        }
+        std::fs::write(victim, bytes).unwrap();
+    }
+    assert!(found > 20, "{found}");
+}
+
+#[tokio::test]
+async fn one_daemon_an_identity() {
+    let (dir, model) = (Dir::new(), model());
+    let quick = DiskOptions { retry: Duration::from_millis(50), ..options() };
+    let first = real(&model, &dir, options()).await;
+    let second = real(&model, &dir, quick).await;
+    let other = Disk::open(first.wire.clone(), &dir.0, b"server:/other", options(), env_at(9)).unwrap();
+    assert_eq!((first.disk.stats().off, second.disk.stats().off, other.stats().off), (0, 1, 0));
+    let fh = first.file("f", &pattern(1, 100_000)).await;
+    assert_eq!(second.cat(&fh, 65536).await, pattern(1, 100_000));
+    drop(first);
+    for _ in 0..100 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        if second.disk.stats().off == 0 {
+            break;
+        }
+    }
+    assert_eq!(second.disk.stats().off, 0, "the first has gone");
+    assert_eq!(second.cat(&fh, 65536).await, pattern(1, 100_000));
+    second.settle().await;
+    assert_eq!(second.disk.stats().entries, 1);
+}
+
+#[tokio::test]
+async fn directories_that_are_not_ours_are_refused_or_set_aside() {
+    let wire: Arc<dyn Vfs> = Wire::new(model());
+    let open = |dir: &Dir| {
+        let opened = Disk::open(wire.clone(), &dir.0, b"server:/export", options(), env_at(5));
+        opened.map(drop).map_err(|e| e.to_string())
+    };
+    let foreign = Dir::new();
+    std::fs::create_dir(&foreign.0).unwrap();
+    std::fs::set_permissions(&foreign.0, PermissionsExt::from_mode(0o700)).unwrap();
+    std::fs::write(foreign.0.join("letter"), "dear").unwrap();
+    assert!(open(&foreign).unwrap_err().contains("holds other files"));
+    assert_eq!(std::fs::read_dir(&foreign.0).unwrap().count(), 1, "nothing was touched");
+    let public = Dir::new();
+    std::fs::create_dir(&public.0).unwrap();
+    std::fs::set_permissions(&public.0, PermissionsExt::from_mode(0o755)).unwrap();
+    assert!(open(&public).unwrap_err().contains("chmod 700"));
+    let newer = Dir::new();
+    open(&newer).unwrap();
+    let part = std::fs::read_dir(&newer.0).unwrap().map(|e| e.unwrap().path()).find(|p| p.is_dir()).unwrap();
+    std::fs::write(part.join("format"), "hither disk cache, version 2\n").unwrap();
+    open(&newer).unwrap();
+    let names = std::fs::read_dir(&newer.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    assert_eq!(names.filter(|n| n.contains(".aside-")).count(), 1);
+    assert!(std::fs::read(part.join("format")).unwrap().starts_with(b"hither disk cache, version 1"));
+}
+
+/// A file system of 1 MiB fills up in the middle: reads go on, nothing wrong is kept.
+#[tokio::test]
+async fn a_full_file_system() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not root: cannot mount a small file system");
+        return;
+    }
+    let (dir, model) = (Dir::new(), model());
+    std::fs::create_dir(&dir.0).unwrap();
+    let mount =
+        |args: &[&str]| std::process::Command::new(args[0]).args(&args[1..]).arg(&dir.0).status().unwrap();
+    if !mount(&["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs"]).success() {
+        eprintln!("may not mount a small file system");
+        return;
+    }
+    let l = real(&model, &dir, options()).await;
+    let mut all = Vec::new();
+    for i in 0..8u64 {
+        let fh = l.file(&format!("f{i}"), &pattern(i, 200_000)).await;
+        assert_eq!(l.cat(&fh, 65536).await, pattern(i, 200_000));
+        l.settle().await;
+        all.push(fh);
+    }
+    let s = l.disk.stats();
+    let check = l.disk.check().await;
+    for (i, fh) in all.iter().enumerate() {
+        assert_eq!(l.cat(fh, 65536).await, pattern(i as u64, 200_000));
+    }
+    drop(l);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    mount(&["umount", "-l"]);
+    assert!(s.errors > 0 && s.off == 1 && s.entries >= 3, "{s:?}");
+    assert_eq!(check.damaged, 0);
+}
