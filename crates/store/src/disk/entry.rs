@@ -15,9 +15,6 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Most bytes of a map that are read: records of 32 TiB of data.
-const MAP_MAX: u64 = 16 << 30;
-
 /// Whether a block is here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Have {
@@ -34,8 +31,8 @@ pub(super) struct Entry {
     pub id: u64,
     pub fh: Fh,
     pub version: Version,
+    io: Arc<dyn Io>,
     data: Arc<dyn IoFile>,
-    map: Arc<dyn IoFile>,
     state: Mutex<State>,
     /// One at a time appends to the map.
     syncing: Mutex<u64>,
@@ -64,37 +61,30 @@ fn damaged(what: &'static str) -> io::Error {
 
 impl Entry {
     /// Makes the files of a new entry.
-    pub fn create(io: &dyn Io, id: u64, fh: &Fh, version: Version) -> io::Result<Self> {
+    pub fn create(io: &Arc<dyn Io>, id: u64, fh: &Fh, version: Version) -> io::Result<Self> {
         let key = Key::of(fh);
         let header = Header { id, fh: fh.clone(), version };
         let header = header.encode().ok_or_else(|| damaged("a filehandle of more than 128 bytes"))?;
         let (data_name, map_name) = names(key, id);
         let data = io.create(&data_name)?;
         let made = data.set_len(version.size).and_then(|()| io.create(&map_name));
-        let made = made.and_then(|map| map.write_at(&header, 0).map(|()| map));
-        let map = match made {
-            Ok(map) => map,
-            Err(e) => {
-                // What is left of it is found and removed at the next start, if it cannot be removed now.
-                let _ = io.remove(&data_name);
-                let _ = io.remove(&map_name);
-                return Err(e);
-            }
-        };
-        Ok(Self::new(key, id, (fh.clone(), version), (data, map), HEADER as u64, State::default()))
+        let made = made.and_then(|map| map.write_at(&header, 0));
+        if let Err(e) = made {
+            // What is left of it is found and removed at the next start, if it cannot be removed now.
+            let _ = io.remove(&data_name);
+            let _ = io.remove(&map_name);
+            return Err(e);
+        }
+        Ok(Self::new(io, id, (fh.clone(), version), data, HEADER as u64, State::default()))
     }
 
     /// Reads what the files of an entry say; `InvalidData` when they cannot be believed.
-    pub fn load(io: &dyn Io, key: Key, id: u64) -> io::Result<Self> {
+    pub fn load(io: &Arc<dyn Io>, key: Key, id: u64) -> io::Result<Self> {
         let (data_name, map_name) = names(key, id);
         let (data, map) = (io.open(&data_name)?, io.open(&map_name)?);
-        let len = map.len()?;
-        if len < HEADER as u64 || len > MAP_MAX {
-            return Err(damaged("a map of no sensible length"));
-        }
-        let mut bytes = vec![0; len as usize];
-        map.read_at(&mut bytes, 0)?;
-        let header = Header::decode(&bytes).ok_or_else(|| damaged("a map without a whole header"))?;
+        let mut header = [0; HEADER];
+        map.read_at(&mut header, 0)?;
+        let header = Header::decode(&header).ok_or_else(|| damaged("a map without a whole header"))?;
         if header.id != id || Key::of(&header.fh) != key {
             return Err(damaged("a map of another entry"));
         }
@@ -102,7 +92,12 @@ impl Entry {
         if data.len()? != version.size {
             return Err(damaged("data of another length than the map says"));
         }
-        let known = records(&bytes[HEADER..], id, version);
+        let len = map.len()?;
+        // A block is recorded once: what is longer is no log of ours.
+        let most = version.blocks().saturating_mul(RECORD as u64);
+        let mut log = vec![0; len.saturating_sub(HEADER as u64).min(most) as usize];
+        map.read_at(&mut log, HEADER as u64)?;
+        let known = records(&log, id, version);
         let end = (HEADER + known.len() * RECORD) as u64;
         if end != len {
             // A torn end: what is appended later must follow the whole records.
@@ -110,24 +105,24 @@ impl Entry {
         }
         let blocks = known.iter().map(|r| (r.block, Block { sum: r.sum, verified: false })).collect();
         let state = State { blocks, verified: 0, unsynced: Vec::new() };
-        Ok(Self::new(key, id, (header.fh, version), (data, map), end, state))
+        Ok(Self::new(io, id, (header.fh, version), data, end, state))
     }
 
     fn new(
-        key: Key,
+        io: &Arc<dyn Io>,
         id: u64,
         what: (Fh, Version),
-        files: (Arc<dyn IoFile>, Arc<dyn IoFile>),
+        data: Arc<dyn IoFile>,
         end: u64,
         state: State,
     ) -> Self {
         Self {
-            key,
+            key: Key::of(&what.0),
             id,
             fh: what.0,
             version: what.1,
-            data: files.0,
-            map: files.1,
+            io: io.clone(),
+            data,
             state: Mutex::new(state),
             syncing: Mutex::new(end),
             dead: AtomicBool::new(false),
@@ -206,7 +201,13 @@ impl Entry {
         self.data.sync_data()?;
         let mut log = Vec::with_capacity(unsynced.len() * RECORD);
         unsynced.iter().for_each(|r| log.extend(r.encode(self.id)));
-        self.map.write_at(&log, *end)?;
+        // Opened for each time: a descriptor an entry is enough to keep.
+        match self.io.open(&names(self.key, self.id).1) {
+            Ok(map) => map.write_at(&log, *end)?,
+            // The cleaner was here.
+            Err(e) if e.kind() == ErrorKind::NotFound && self.is_dead() => return Ok(()),
+            Err(e) => return Err(e),
+        }
         *end += log.len() as u64;
         Ok(())
     }

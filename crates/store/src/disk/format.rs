@@ -167,3 +167,70 @@ pub(super) fn parse_name(name: &str) -> Option<(Key, u64, bool)> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn header(fh: Vec<u8>, id: u64, change: u64, size: u64) -> Header {
+        Header { id, fh: Fh(fh.into()), version: Version { change, size } }
+    }
+
+    proptest! {
+        #[test]
+        fn a_header_is_read_as_written_and_not_with_a_bit_changed(
+            fh in proptest::collection::vec(any::<u8>(), 0..=128),
+            id: u64, change: u64, size: u64, bit in 0..HEADER * 8,
+        ) {
+            let h = header(fh, id, change, size);
+            let mut bytes = h.encode().unwrap();
+            prop_assert_eq!(bytes.len(), HEADER);
+            prop_assert_eq!(Header::decode(&bytes), Some(h));
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert_eq!(Header::decode(&bytes), None);
+        }
+
+        #[test]
+        fn a_log_ends_where_it_is_not_whole(blocks in proptest::collection::vec(0..50u64, 0..20), id: u64, cut: u16, other: u64) {
+            let version = Version { change: 1, size: 50 * BLOCK };
+            let all: Vec<_> = blocks.iter().map(|b| Record { block: *b, sum: b ^ id }).collect();
+            let mut log: Vec<u8> = all.iter().flat_map(|r| r.encode(id)).collect();
+            prop_assert_eq!(&records(&log, id, version), &all);
+            if other != id {
+                prop_assert_eq!(records(&log, other, version), vec![]);
+            }
+            log.truncate(usize::from(cut) % (log.len() + 1));
+            prop_assert_eq!(&records(&log, id, version), &all[..log.len() / RECORD]);
+            if let Some(last) = log.last_mut() {
+                *last ^= 1;
+                let whole = (log.len() - 1) / RECORD;
+                prop_assert_eq!(&records(&log, id, version), &all[..whole]);
+            }
+        }
+
+        #[test]
+        fn whatever_is_found_is_no_danger(bytes in proptest::collection::vec(any::<u8>(), 0..600), name in "\\PC{0,60}") {
+            let _ = Header::decode(&bytes);
+            let _ = records(&bytes, 1, Version { change: 1, size: u64::MAX });
+            prop_assert_eq!(parse_name(&name), None);
+        }
+    }
+
+    #[test]
+    fn names_are_parsed_back_and_only_ours() {
+        let key = Key(0x12ab << 48, 7);
+        let (data, map) = names(key, 0xfeed);
+        assert_eq!(parse_name(&data), Some((key, 0xfeed, false)));
+        assert_eq!(parse_name(&map), Some((key, 0xfeed, true)));
+        assert_eq!(parse_name(&data.replace("12/", "13/")), None);
+        assert_eq!(parse_name(&map.replace(".m", ".x")), None);
+    }
+
+    #[test]
+    fn a_record_of_a_block_beyond_the_end_ends_the_log() {
+        let v = Version { change: 1, size: 2 * BLOCK };
+        let log: Vec<u8> = [0, 1, 2, 1].iter().flat_map(|b| Record { block: *b, sum: 0 }.encode(9)).collect();
+        assert_eq!(records(&log, 9, v).len(), 2);
+    }
+}

@@ -37,6 +37,7 @@ pub(super) struct Shelf {
     index: Mutex<Index>,
     makers: [Mutex<()>; LOCKS],
     trash: Mutex<Vec<String>>,
+    cleaning: Mutex<()>,
     limits: Limits,
     counters: Arc<Counters>,
     random: Arc<dyn Fn() -> u64 + Send + Sync>,
@@ -84,6 +85,7 @@ impl Shelf {
             index: Mutex::default(),
             makers: Default::default(),
             trash: Mutex::default(),
+            cleaning: Mutex::default(),
             limits,
             counters,
             random,
@@ -150,7 +152,7 @@ impl Shelf {
             }
             slot.id
         };
-        match Entry::load(&*self.io, key, id) {
+        match Entry::load(&self.io, key, id) {
             Ok(entry) => {
                 let entry = Arc::new(entry);
                 let mut index = self.index.lock();
@@ -159,8 +161,19 @@ impl Shelf {
                 slot.entry = Arc::downgrade(&entry);
                 Some(entry)
             }
-            Err(e) => {
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::NotFound
+                ) =>
+            {
                 self.damaged(key, id, &e);
+                None
+            }
+            Err(e) => {
+                // Out of descriptors or memory, or the disk fails: it may be all right.
+                add(&self.counters.errors, 1);
+                tracing::debug!("disk cache: cannot look at {}: {e}", names(key, id).0);
                 None
             }
         }
@@ -189,7 +202,7 @@ impl Shelf {
             self.forget(key, Some(entry.id));
         }
         let id = (self.random)();
-        let entry = Arc::new(Entry::create(&*self.io, id, fh, version)?);
+        let entry = Arc::new(Entry::create(&self.io, id, fh, version)?);
         entry.used_s.store(now_s, Ordering::Relaxed);
         let slot = Slot { id, bytes: ENTRY_COST, used_s: now_s, entry: Arc::downgrade(&entry) };
         let mut index = self.index.lock();
@@ -257,6 +270,7 @@ impl Shelf {
     /// Removes what was not used for longest when there is too much, or too little is free: down to the soft limit and at
     /// least a tenth. Tells how many entries went.
     pub fn clean(&self) -> u64 {
+        let Some(_alone) = self.cleaning.try_lock() else { return 0 };
         let bytes = self.size().1;
         let free = self.io.free_bytes().unwrap_or(u64::MAX);
         let over = bytes.saturating_sub(self.limits.soft_bytes);
