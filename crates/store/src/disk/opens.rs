@@ -14,6 +14,7 @@ pub(super) struct Open {
     pub cred: Arc<Cred>,
     pub execute: bool,
     pub reads: bool,
+    pub writes: bool,
     /// The open below.
     pub real: OnceCell<OpenId>,
     /// Held for reading by calls below under this open, for writing by its close.

@@ -125,6 +125,7 @@ impl Disk {
             cred: cx.cred.clone(),
             execute: how.execute,
             reads: how.access.contains(OpenAccess::READ),
+            writes: how.access.contains(OpenAccess::WRITE),
             real: real.map_or_else(OnceCell::new, |real| OnceCell::new_with(Some(real))),
             busy: Arc::new(RwLock::new(())),
             closed: false.into(),
@@ -212,8 +213,28 @@ impl Disk {
         let open = self.opens.take(id)?;
         open.live.virtuals.lock().retain(|v| *v != id);
         // Calls ahead of the reader end before the open that they use.
-        let _alone = open.busy.write().await;
         open.closed.store(true, Ordering::Release);
+        if let Ok(_alone) = open.busy.clone().try_write_owned() {
+            return self.close_real(cx, fh, &open).await;
+        }
+        if open.writes {
+            let _alone = open.busy.write().await;
+            return self.close_real(cx, fh, &open).await;
+        }
+        // Nobody waits for them: what was only read has nothing to tell at its close.
+        let (disk, cx) = (self.me.upgrade(), Cx::new(cx.cred.clone()));
+        tokio::spawn(async move {
+            let _alone = open.busy.write().await;
+            if let Some(disk) = disk
+                && let Err(e) = disk.close_real(&cx, &open.fh, &open).await
+            {
+                tracing::debug!(fh = ?open.fh, "a file that was read could not be closed: {e}");
+            }
+        });
+        Ok(())
+    }
+
+    async fn close_real(&self, cx: &Cx, fh: &Fh, open: &Open) -> Result<()> {
         match open.real.get() {
             Some(real) => self.below.close(cx, fh, *real).await,
             None => Ok(()),

@@ -464,3 +464,68 @@ async fn read_only_uses_what_is_there_and_adds_nothing() {
     let s = l.disk.stats();
     assert_eq!((s.entries, s.stored_bytes), (1, 0));
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_of_before_an_own_write_tells_nothing_after_it() {
+    let l = Lab::new(options()).await;
+    let fh = l.file("f", &pattern(1, 100_000)).await;
+    let o = l.open(&fh).await;
+    assert_eq!(l.read(&o, 0, 100_000).await.len(), 100_000);
+    // Asked before the write; the reply is slow.
+    let late = l.disk.ticket();
+    let old = l.model.getattr(&l.cx, File { fh: &fh, open: None }).await.unwrap();
+    let w = l.disk.open(&l.cx, Where::fh(&fh), &OpenHow { create: Create::No, ..writing() }).await.unwrap();
+    let file = File { fh: &fh, open: Some(w.open) };
+    l.disk.write(&l.cx, file, 100_000, Bytes::from_static(b"more").into(), Stability::Stable).await.unwrap();
+    assert!(l.disk.learn(&fh, &old, late).is_none());
+    assert_eq!(l.read(&o, 100_000, 10).await, "more");
+    // Nor when everything was closed in between, nor when somebody above still believes it.
+    l.close(o).await;
+    l.close(w).await;
+    let using = l.disk.using(&fh);
+    assert!(l.disk.learn(&fh, &old, late).is_none());
+    drop(using);
+    let how = OpenHow { known: Some(old), ..READ };
+    let o = l.disk.open(&l.cx, Where::fh(&fh), &how).await.unwrap();
+    assert_eq!(l.read(&o, 99_999, 10).await.len(), 5);
+    l.close(o).await;
+    assert_eq!(l.disk.stats().virtual_opens, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_whose_end_was_not_seen_keeps_the_file_out() {
+    let l = Lab::slow(options(), Duration::from_secs(2)).await;
+    let fh = l.file("f", &pattern(1, 100_000)).await;
+    let w = l.disk.open(&l.cx, Where::fh(&fh), &OpenHow { create: Create::No, ..writing() }).await.unwrap();
+    {
+        let file = File { fh: &fh, open: Some(w.open) };
+        let call = l.disk.write(&l.cx, file, 0, Bytes::from_static(b"x").into(), Stability::Stable);
+        assert!(tokio::time::timeout(Duration::from_millis(1), call).await.is_err());
+    }
+    l.cat(&fh, 65536).await;
+    l.settle().await;
+    assert_eq!((l.disk.stats().fetches, l.disk.stats().entries), (0, 0));
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    l.cat(&fh, 65536).await;
+    l.settle().await;
+    assert_eq!(l.disk.stats().entries, 1);
+    l.close(w).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_close_does_not_wait_for_what_was_asked_ahead() {
+    let l = Lab::slow(options(), Duration::from_millis(400)).await;
+    let fh = l.file("f", &pattern(1, 8 * MIB)).await;
+    let o = l.open(&fh).await;
+    for i in 0..3 {
+        l.read(&o, i * 131_072, 131_072).await;
+    }
+    tokio::time::sleep(Duration::from_micros(1)).await;
+    assert!(l.disk.stats().ahead_fetches > 1);
+    l.wire.take();
+    let began = Instant::now();
+    l.close(o).await;
+    assert!(began.elapsed() < Duration::from_millis(1), "{:?}", began.elapsed());
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!((l.wire.take().as_str(), l.model.open_count()), ("close 1", 0));
+}
