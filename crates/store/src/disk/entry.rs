@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether a block is here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,8 +38,6 @@ pub(super) struct Entry {
     syncing: Mutex<u64>,
     /// No further block is taken.
     dead: AtomicBool,
-    /// When it was last used, in seconds since 1970.
-    pub used_s: AtomicU64,
 }
 
 #[derive(Default)]
@@ -126,7 +124,6 @@ impl Entry {
             state: Mutex::new(state),
             syncing: Mutex::new(end),
             dead: AtomicBool::new(false),
-            used_s: AtomicU64::new(0),
         }
     }
 

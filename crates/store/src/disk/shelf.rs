@@ -14,13 +14,14 @@ use std::collections::HashMap;
 #[cfg(test)]
 use std::collections::HashSet;
 use std::io::{self, ErrorKind};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 /// What an entry takes besides its blocks, in bytes: two inodes and a map.
 const ENTRY_COST: u64 = 8 << 10;
 /// Locks over makers and loaders of entries.
 const LOCKS: usize = 16;
+/// The time of an entry's last use is noted on the disk when it was noted so long ago.
+const TOUCH_EVERY_S: u64 = 60;
 /// Of what is cached, the part that the cleaner removes at least: P0's oldest 10 %.
 const CLEAN_PART: u64 = 10;
 
@@ -57,12 +58,6 @@ struct Slot {
     bytes: u64,
     used_s: u64,
     entry: Weak<Entry>,
-}
-
-impl Slot {
-    fn used_s(&self) -> u64 {
-        self.entry.upgrade().map_or(0, |e| e.used_s.load(Ordering::Relaxed)).max(self.used_s)
-    }
 }
 
 impl Shelf {
@@ -137,9 +132,15 @@ impl Shelf {
             self.forget(key, Some(entry.id));
             return None;
         }
-        entry.used_s.store(now_s, Ordering::Relaxed);
-        // The order of use survives a restart; nothing is lost when it does not.
-        let _ = self.io.touch(&names(key, entry.id).1, now_s);
+        let before_s = {
+            let mut index = self.index.lock();
+            let slot = index.slots.get_mut(&key)?;
+            std::mem::replace(&mut slot.used_s, now_s)
+        };
+        if now_s >= before_s.saturating_add(TOUCH_EVERY_S) {
+            // The order of use survives a restart; nothing is lost when it does not.
+            let _ = self.io.touch(&names(key, entry.id).1, now_s);
+        }
         Some(entry)
     }
 
@@ -157,7 +158,6 @@ impl Shelf {
                 let entry = Arc::new(entry);
                 let mut index = self.index.lock();
                 let slot = index.slots.get_mut(&key).filter(|slot| slot.id == id)?;
-                entry.used_s.store(slot.used_s, Ordering::Relaxed);
                 slot.entry = Arc::downgrade(&entry);
                 Some(entry)
             }
@@ -203,7 +203,6 @@ impl Shelf {
         }
         let id = (self.random)();
         let entry = Arc::new(Entry::create(&self.io, id, fh, version)?);
-        entry.used_s.store(now_s, Ordering::Relaxed);
         let slot = Slot { id, bytes: ENTRY_COST, used_s: now_s, entry: Arc::downgrade(&entry) };
         let mut index = self.index.lock();
         index.bytes += ENTRY_COST;
@@ -279,13 +278,17 @@ impl Shelf {
             return 0;
         }
         let goal = over.max(short).max(bytes / CLEAN_PART);
+        // What somebody has open goes last.
         let mut all: Vec<_> = {
             let index = self.index.lock();
-            index.slots.iter().map(|(key, slot)| (slot.used_s(), *key, slot.id, slot.bytes)).collect()
+            let each = |(key, slot): (&Key, &Slot)| {
+                (slot.entry.strong_count() > 0, slot.used_s, *key, slot.id, slot.bytes)
+            };
+            index.slots.iter().map(each).collect()
         };
         all.sort_unstable();
         let (mut freed, mut gone) = (0, 0);
-        for (_, key, id, bytes) in all {
+        for (_, _, key, id, bytes) in all {
             if freed >= goal {
                 break;
             }
@@ -321,7 +324,7 @@ impl Shelf {
         let entry = self.load(key)?;
         let index = self.index.lock();
         let slot = index.slots.get(&key)?;
-        Some((entry, slot.bytes, slot.used_s()))
+        Some((entry, slot.bytes, slot.used_s))
     }
 
     /// Names of files that belong to no entry of the index, as a test wants to know.

@@ -32,9 +32,9 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Reads answered wholly from here.
+    /// Reads that asked for nothing below: what they wanted was here or on its way.
     hits,
-    /// Bytes answered from here.
+    /// Bytes answered from what was here.
     hit_bytes,
     /// Reads that needed bytes from below.
     misses,

@@ -20,15 +20,16 @@ use wire::Wire;
 const VALID: Duration = Duration::from_secs(3);
 const MIB: u64 = 1 << 20;
 
-/// A clock that stands `s` seconds after 1970 and goes on a millisecond a look.
+/// A clock that begins `s` seconds after 1970, and goes on a millisecond a look besides.
 fn env_at(s: u64) -> Env {
-    let ticks = AtomicU64::new(s * 1000);
+    let (ticks, began) = (AtomicU64::new(s * 1000), Instant::now());
     // Daemons that follow one another must not draw the same numbers.
     static RANDOM: AtomicU64 = AtomicU64::new(99);
     Env {
         random: Arc::new(|| RANDOM.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)),
         wall: Arc::new(move || {
-            SystemTime::UNIX_EPOCH + Duration::from_millis(ticks.fetch_add(1, Ordering::Relaxed))
+            let tick = Duration::from_millis(ticks.fetch_add(1, Ordering::Relaxed));
+            SystemTime::UNIX_EPOCH + began.elapsed() + tick
         }),
     }
 }
@@ -392,15 +393,18 @@ async fn the_cleaner_keeps_to_the_limit_and_removes_what_was_not_used() {
     let l = Lab::new(options).await;
     let favourite = l.file("favourite", &pattern(0, 100_000)).await;
     let held = l.open(&favourite).await;
+    let often = l.file("often", &pattern(7, 100_000)).await;
     for i in 0..60u64 {
         let fh = l.file(&format!("f{i}"), &pattern(i, 100_000)).await;
         assert_eq!(l.cat(&fh, 50_000).await, pattern(i, 100_000));
-        l.cat(&favourite, 100_000).await;
+        l.cat(&often, 100_000).await;
         l.settle().await;
         assert!(l.disk.stats().entry_bytes <= 3 * MIB);
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
     let s = l.disk.stats();
+    l.cat(&often, 100_000).await;
+    assert_eq!(l.disk.stats().fetches, s.fetches, "it was used all the time");
     assert!(s.evictions > 30 && s.entry_bytes <= 2 * MIB && s.entry_bytes > MIB, "{s:?}");
     assert_eq!(l.read(&held, 0, 100_000).await, pattern(0, 100_000));
     l.close(held).await;
