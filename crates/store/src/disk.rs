@@ -76,7 +76,7 @@ pub struct DiskOptions {
     pub cache_max_file: u64,
     /// Files that changed less long ago are not kept.
     pub cache_age: Duration,
-    /// What is there is used, nothing is added.
+    /// What is there is used; nothing is added or removed.
     pub read_only: bool,
     /// Memory for bytes on their way to the disk and ahead of readers, in bytes.
     pub queue_bytes: u64,
@@ -244,6 +244,7 @@ impl Disk {
             soft_bytes: o.soft_bytes.min(o.hard_bytes),
             hard_bytes: o.hard_bytes,
             min_free_bytes: o.min_free_bytes,
+            read_only: o.read_only,
         };
         let shelf = Shelf::open(io, limits, self.counters.clone(), self.env.random.clone())?;
         Ok(Arc::new(shelf))

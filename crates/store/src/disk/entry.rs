@@ -76,8 +76,8 @@ impl Entry {
         Ok(Self::new(io, id, (fh.clone(), version), data, HEADER as u64, State::default()))
     }
 
-    /// Reads what the files of an entry say; `InvalidData` when they cannot be believed.
-    pub fn load(io: &Arc<dyn Io>, key: Key, id: u64) -> io::Result<Self> {
+    /// Reads what the files of an entry say; `InvalidData` when they cannot be believed. `mend`: a torn end is cut off.
+    pub fn load(io: &Arc<dyn Io>, key: Key, id: u64, mend: bool) -> io::Result<Self> {
         let (data_name, map_name) = names(key, id);
         let (data, map) = (io.open(&data_name)?, io.open(&map_name)?);
         let mut header = [0; HEADER];
@@ -97,7 +97,7 @@ impl Entry {
         map.read_at(&mut log, HEADER as u64)?;
         let known = records(&log, id, version);
         let end = (HEADER + known.len() * RECORD) as u64;
-        if end != len {
+        if end != len && mend {
             // A torn end: what is appended later must follow the whole records.
             map.set_len(end)?;
         }

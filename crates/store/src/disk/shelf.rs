@@ -31,6 +31,8 @@ pub(super) struct Limits {
     pub soft_bytes: u64,
     pub hard_bytes: u64,
     pub min_free_bytes: u64,
+    /// Nothing on the disk is touched.
+    pub read_only: bool,
 }
 
 pub(super) struct Shelf {
@@ -137,7 +139,7 @@ impl Shelf {
             let slot = index.slots.get_mut(&key)?;
             std::mem::replace(&mut slot.used_s, now_s)
         };
-        if now_s >= before_s.saturating_add(TOUCH_EVERY_S) {
+        if !self.limits.read_only && now_s >= before_s.saturating_add(TOUCH_EVERY_S) {
             // The order of use survives a restart; nothing is lost when it does not.
             let _ = self.io.touch(&names(key, entry.id).1, now_s);
         }
@@ -153,7 +155,7 @@ impl Shelf {
             }
             slot.id
         };
-        match Entry::load(&self.io, key, id) {
+        match Entry::load(&self.io, key, id, !self.limits.read_only) {
             Ok(entry) => {
                 let entry = Arc::new(entry);
                 let mut index = self.index.lock();
@@ -248,6 +250,9 @@ impl Shelf {
     }
 
     fn throw_away(&self, key: Key, id: u64) {
+        if self.limits.read_only {
+            return;
+        }
         let (data, map) = names(key, id);
         self.trash.lock().extend([map, data]);
     }

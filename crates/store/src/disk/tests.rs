@@ -467,6 +467,13 @@ async fn read_only_uses_what_is_there_and_adds_nothing() {
     l.settle().await;
     let s = l.disk.stats();
     assert_eq!((s.entries, s.stored_bytes), (1, 0));
+    // Not even what is of no use any more goes: somebody else may look after the directory.
+    let files = || io::Io::list(&*l.io).unwrap().len();
+    assert_eq!(files(), 2);
+    l.file("a", &pattern(3, 300_000)).await;
+    assert_eq!(l.cat(&a, 300_000).await, pattern(3, 300_000));
+    l.settle().await;
+    assert_eq!((l.disk.stats().entries, files()), (0, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -532,4 +539,40 @@ async fn a_close_does_not_wait_for_what_was_asked_ahead() {
     assert!(began.elapsed() < Duration::from_millis(1), "{:?}", began.elapsed());
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!((l.wire.take().as_str(), l.model.open_count()), ("close 1", 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn under_the_metadata_cache_bytes_come_once_and_changes_are_seen() {
+    use crate::meta::{Meta, MetaOptions};
+    let mut l = Lab::new(options()).await;
+    let (small, large) = (pattern(1, 20_000), pattern(2, 3 * MIB));
+    let handles = [l.file("small", &small).await, l.file("large", &large).await];
+    for life in 0..3 {
+        let meta = Meta::new(l.disk.clone(), MetaOptions::default(), env_at(100_000));
+        for (fh, data) in handles.iter().zip([&small, &large]) {
+            let fresh = l.cx.fresh(Instant::now());
+            let o = meta.open(&fresh, Where::fh(fh), &READ).await.unwrap();
+            let file = File { fh, open: Some(o.open) };
+            for (i, piece) in data.chunks(131_072).enumerate() {
+                let read = meta.read(&l.cx, file, i as u64 * 131_072, 131_072).await.unwrap();
+                assert_eq!(read.data.into_bytes(), piece);
+            }
+            meta.close(&l.cx, fh, o.open).await.unwrap();
+        }
+        let fetched = l.disk.stats().fetched_bytes;
+        assert!(life == 0 || !l.wire.take().contains("read"));
+        assert_eq!(
+            fetched,
+            if life == 0 { large.len() as u64 + small.len() as u64 } else { 0 },
+            "life {life}"
+        );
+        l.restart(options()).await;
+    }
+    let meta = Meta::new(l.disk.clone(), MetaOptions::default(), env_at(100_000));
+    l.file("large", &pattern(9, 3 * MIB)).await;
+    let o = meta.open(&l.cx.fresh(Instant::now()), Where::fh(&handles[1]), &READ).await.unwrap();
+    let file = File { fh: &handles[1], open: Some(o.open) };
+    let read = meta.read(&l.cx, file, 1000, 4096).await.unwrap();
+    assert_eq!(read.data.into_bytes(), pattern(9, 3 * MIB)[1000..5096]);
+    meta.close(&l.cx, &handles[1], o.open).await.unwrap();
 }

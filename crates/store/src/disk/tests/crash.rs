@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const FILES: u64 = 5;
-const LIMITS: Limits = Limits { soft_bytes: 1 << 20, hard_bytes: 2 << 20, min_free_bytes: 0 };
+const LIMITS: Limits =
+    Limits { soft_bytes: 1 << 20, hard_bytes: 2 << 20, min_free_bytes: 0, read_only: false };
 
 struct Random(u64);
 
