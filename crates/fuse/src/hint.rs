@@ -284,6 +284,15 @@ impl Hints {
         reading.iter_mut().filter(stuck).map(|u| u.written_off = true).count()
     }
 
+    /// The last part of the path of the open that thread `tid` is in, as it was given.
+    pub fn last_part(&self, tid: u32) -> Option<Bytes> {
+        let _reading = self.reading().ok()?;
+        let caller = Caller::open(tid).ok()?;
+        let call = caller.call().ok()?;
+        let (paths, _) = read_paths(tid, &call).ok()?;
+        (caller.call().ok()? == call).then(|| paths.first()?.parts.last().cloned())?
+    }
+
     /// Takes note of what the walk of a hint found, asked at `asked`; before its look-up is answered.
     pub fn walked(&self, tid: u32, dir: u64, cred: &Arc<Cred>, hint: Hint, trail: &Trail, asked: Moment) {
         self.ahead.fetch_add(hint.names.len() as u64 - 1, Ordering::Relaxed);

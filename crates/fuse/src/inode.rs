@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-pub(crate) use table::{Ambiguous, Inodes};
+pub(crate) use table::{Ambiguous, Inodes, Named};
 
 /// How long a thread that was sent back to look up a file takes to come again, at most.
 const SENT_BACK: Duration = Duration::from_secs(2);
@@ -242,7 +242,8 @@ impl Inode {
         std::iter::once(&s.fh).chain(&s.aliases).cloned().collect()
     }
 
-    fn knows(&self, fh: &Fh) -> bool {
+    /// Whether a handle is one of its own.
+    pub fn knows(&self, fh: &Fh) -> bool {
         let s = self.state.lock();
         s.fh == *fh || s.aliases.contains(fh)
     }

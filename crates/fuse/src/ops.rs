@@ -172,7 +172,9 @@ impl Call {
             // Another handle for a known identity: an alias while the old handle is good, else a new
             // object whose number was used before.
             let fh = known.fh();
-            match self.session.vfs.getattr(&self.cx(), File { fh: &fh, open: None }).await {
+            // What is known of the old one is from when it was good.
+            let cx = self.cx().fresh(Instant::now());
+            match self.session.vfs.getattr(&cx, File { fh: &fh, open: None }).await {
                 Ok(a) if crate::inode::Ident::of(&a.attr) == known.ident && a.attr.kind == known.kind => {
                     inodes.add_alias(&known, &node.fh);
                 }

@@ -15,6 +15,7 @@ use crate::inode::{Ident, Inode, Inodes};
 use crate::lease::Leases;
 use crate::mount::Config;
 use crate::ops::Call;
+use crate::sent_back::SentBack;
 use crate::stats::Stats;
 use bytes::Bytes;
 use hither_vfs::{Attr, Attrs, Cred, Cx, Fh, File, FsStat, Result, Vfs};
@@ -64,6 +65,8 @@ pub(crate) struct Session {
     pub stats: Stats,
     pub creds: Creds,
     pub hints: Hints,
+    /// Opens that came by a name which leads elsewhere by now.
+    pub sent_back: SentBack,
     pub leases: Leases,
     /// The server has no file capabilities; known after the first question.
     pub no_capabilities: AtomicBool,
@@ -125,6 +128,7 @@ impl Session {
             creds: Creds::default(),
             leases: Leases::default(),
             // One thread always comes back to read.
+            sent_back: SentBack::default(),
             hints: Hints::new(if config.hints { config.threads.max(2) - 1 } else { 0 }, at),
             no_capabilities: AtomicBool::new(false),
             last_root,

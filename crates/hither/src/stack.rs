@@ -102,6 +102,7 @@ impl Client {
                 LookupCache::None => hither_store::meta::LookupCache::None,
             },
             close_to_open: w.close_to_open,
+            stateless_opens: connected.version == Version::V3,
             // Linux file systems stamp by the tick of a clock, and servers make `change` of the stamps.
             coarse_change: true,
             ..MetaOptions::default()

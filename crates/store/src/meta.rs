@@ -113,6 +113,9 @@ pub struct MetaOptions {
     pub lookup_cache: LookupCache,
     /// Whether an open asks the server (its caller sets [`Cx::fresh_since`](hither_vfs::Cx)).
     pub close_to_open: bool,
+    /// Opens below leave no state at the server, and by name cost a question more than by handle (NFSv3): both questions
+    /// are then asked side by side.
+    pub stateless_opens: bool,
     /// Whether `change` is made of a clock, whose tick may hide a change.
     pub coarse_change: bool,
 }
@@ -128,6 +131,7 @@ impl Default for MetaOptions {
             batch_objects: 40,
             lookup_cache: LookupCache::All,
             close_to_open: true,
+            stateless_opens: false,
             coarse_change: true,
         }
     }

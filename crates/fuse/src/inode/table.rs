@@ -40,6 +40,17 @@ struct Entry {
     names: SmallVec<[(u64, Name); 1]>,
 }
 
+/// The name by which the kernel came to an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Named {
+    /// This one, in the directory with this handle.
+    By(Fh, Name),
+    /// One of several: nobody knows which.
+    ByOneOf,
+    /// It was not found by a name, or the name is gone.
+    No,
+}
+
 /// Another handle carries the identity of an object known here: is it the same object, or a new one whose
 /// number was used before? Only the server can tell.
 #[derive(Debug)]
@@ -227,6 +238,31 @@ impl Inodes {
         }
         if let (true, Some(id)) = (exchange, target) {
             t.bind(from.0, from.1, id);
+        }
+    }
+
+    /// The name by which the kernel came to an inode: where several are known, the only one that is `last`, the last part of the
+    /// caller's path.
+    pub fn named(&self, id: u64, last: impl FnOnce() -> Option<Bytes>) -> Named {
+        let names = match self.table.lock().by_id.get(&id) {
+            Some(entry) => entry.names.clone(),
+            None => return Named::No,
+        };
+        let (dir, name) = match &names[..] {
+            [] => return Named::No,
+            [only] => only,
+            several => {
+                let Some(last) = last() else { return Named::ByOneOf };
+                let mut same = several.iter().filter(|(_, name)| *name.bytes() == last);
+                match (same.next(), same.next()) {
+                    (Some(only), None) => only,
+                    _ => return Named::ByOneOf,
+                }
+            }
+        };
+        match self.find(*dir) {
+            Some(dir) => Named::By(dir.fh(), name.clone()),
+            None => Named::No,
         }
     }
 

@@ -4,7 +4,7 @@ use super::Call;
 use crate::abi::{OPEN_FOR_EXEC, Out, RELEASE_FLOCK_UNLOCK, WRITE_CACHE, fopen, open_out};
 use crate::call::{Answer, Body, Undo};
 use crate::handles::OpenFile;
-use crate::inode::Inode;
+use crate::inode::{Inode, Named};
 use bytes::Bytes;
 use hither_vfs::{
     Create, Cx, Data, Error, File, FileRange, LockOwner, Name, OpenAccess, OpenHow, Opened, Read, Result,
@@ -27,8 +27,7 @@ impl Call {
         let (how, cx, brought) = self.prepare_open(&inode, flags);
         let modifying = how.truncate.then(|| inode.modify(&self.session.inodes.clock));
         let asked = self.asked();
-        let fh = inode.fh();
-        let opened = self.session.vfs.open(&cx, Where::fh(&fh), &how).await?;
+        let (opened, looked_up) = self.open_named(&inode, &cx, &how).await?;
         if how.truncate {
             inode.resized(0);
         }
@@ -37,11 +36,12 @@ impl Call {
         let id = self.add_open(inode.clone(), &opened, how.access, brought);
         let undo = Undo::Close { file: id, forget: None };
         let appends = flags & (O_APPEND | O_TRUNC) == O_APPEND;
-        let came_back = appends && inode.came_back(self.head.tid, Instant::now());
+        let came_back = appends && (inode.came_back(self.head.tid, Instant::now()) || looked_up);
         if appends && !came_back && on_open.size_unknown && inode.send_back(self.head.tid, Instant::now()) {
             // The kernel appends at the length it knows, which may be wrong by now. ESTALE makes it look the path up
             // again, with fresh attributes, and open once more. Attributes that come together with an
             // invalidation are ignored, so what has to go goes before.
+            self.session.sent_back.send(self.head.tid, self.pending.started, Instant::now());
             self.session.undo(undo).await;
             if !on_open.keep && self.session.drop_pages(inode.id).await {
                 inode.pages_dropped(opened.node.attrs.attr.change, asked);
@@ -59,6 +59,35 @@ impl Call {
         let mut out = Out::with_capacity(16);
         open_out(&mut out, id, self.open_flags(flags, on_open.keep));
         Ok(Answer::bytes(out.into_vec()).or(undo))
+    }
+
+    /// Opens the file by the name under which the kernel has it, as far as close-to-open matters: elsewhere the name may have been
+    /// given to another file meanwhile, and that one is meant. Then, and when one of several names may be meant, the
+    /// kernel has to look the path up again. True when it has just done that.
+    async fn open_named(&self, inode: &Inode, cx: &Cx, how: &OpenHow) -> Result<(Opened, bool)> {
+        let (session, tid, fh) = (&self.session, self.head.tid, inode.fh());
+        let by_handle = async |cx: &Cx| session.vfs.open(cx, Where::fh(&fh), how).await;
+        if let Some(since) = session.sent_back.over(tid, self.pending.started) {
+            let since = cx.fresh_since.map(|_| since);
+            return Ok((by_handle(&Cx { fresh_since: since, ..cx.clone() }).await?, true));
+        }
+        let Some(since) = cx.fresh_since else { return Ok((by_handle(cx).await?, false)) };
+        match &session.inodes.named(inode.id, || session.hints.last_part(tid)) {
+            Named::No => return Ok((by_handle(cx).await?, false)),
+            Named::By(dir, name) => match session.vfs.open(cx, Where::name(dir, name), how).await {
+                Ok(opened) if inode.knows(&opened.node.fh) => return Ok((opened, false)),
+                Ok(other) => {
+                    let _ = session.vfs.close(cx, &other.node.fh, other.open).await;
+                }
+                Err(e) if !may_be_another(&e) => return Err(e),
+                Err(_) => {}
+            },
+            Named::ByOneOf => {}
+        }
+        match session.sent_back.send(tid, since, Instant::now()) {
+            true => Err(Error::new(libc::ESTALE)),
+            false => Ok((by_handle(cx).await?, false)),
+        }
     }
 
     /// How to open, with what the call's own look-ups brought: first bytes, and the moment since when they are new.
@@ -257,6 +286,13 @@ impl Call {
         }
         Ok(Answer::empty())
     }
+}
+
+/// Whether opening by name may fail so when opening the file that was found under it does not.
+fn may_be_another(e: &Error) -> bool {
+    let another = [libc::ENOENT, libc::ENOTDIR, libc::EISDIR, libc::ELOOP, libc::ENXIO, libc::EINVAL];
+    // The directory may not be searched any more: that matters to a path, and not to a name in /proc/self/fd.
+    another.contains(&e.errno) || matches!(e.errno, libc::ESTALE | libc::EACCES)
 }
 
 /// How to open with open(2)'s flags.

@@ -26,13 +26,20 @@ impl Call {
             Ok((_, None)) => hints.missing(tid, dir.id, &name),
             Err(_) => hints.over(tid),
         }
+        if !matches!(&found, Ok((_, Some(_)))) {
+            // The path ends here: no open comes back.
+            self.session.sent_back.over(tid, Instant::now());
+        }
         found.map(|(answer, _)| answer)
     }
 
     /// The answer, and the inode it names.
     async fn look_up(&self, dir: &Inode, name: &Name) -> Result<(Answer, Option<u64>)> {
         let (vfs, hints, tid) = (&self.session.vfs, &self.session.hints, self.head.tid);
-        let (fh, asked, cx) = (dir.fh(), self.asked(), self.cx());
+        let (fh, asked, mut cx) = (dir.fh(), self.asked(), self.cx());
+        if let Some(since) = self.session.sent_back.since(tid, self.pending.started) {
+            cx.fresh_since = Some(since);
+        }
         let at = Where::name(&fh, name);
         if let Some(trail) = vfs.peek(&cx, at) {
             return self.found(dir, name, &trail, asked).await;

@@ -107,7 +107,7 @@ impl Meta {
         if object.asked > asked && until & LEASE == 0 {
             return;
         }
-        object.set_attr(packed, until, asked, ours);
+        object.set_attr(packed, (until, self.clock.now()), asked, ours);
     }
 
     pub(super) fn relieve(&self) {

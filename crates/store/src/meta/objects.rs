@@ -153,6 +153,8 @@ pub(super) struct Right {
 #[derive(Debug, Default)]
 pub(super) struct Extra {
     rights: SmallVec<[Right; 2]>,
+    /// When the present lease was asked for, and when it was known here.
+    pub leased: (Moment, Moment),
     /// Target of a symbolic link, with the `change` it belongs to.
     pub target: Option<(u64, Bytes)>,
     /// Nothing is kept until then: something of our own may still be on its way to the server.
@@ -369,11 +371,22 @@ impl Object {
         self.extra.as_mut()?.dir.as_deref_mut()
     }
 
+    /// Whether a name that was proven to lead here at that moment still does, because a lease has been held since: servers recall
+    /// it before a file gets another name (RFC 8881 section 10.4.4).
+    pub fn keeps_name(&self, proven: Moment, when: &When) -> bool {
+        let Some(extra) = &self.extra else { return false };
+        let (asked, known) = extra.leased;
+        self.until & LEASE != 0 && self.holds(when) && (proven == asked || proven >= known)
+    }
+
     /// Replaces the attributes. With another `change`, what belonged to the old one goes; `ours` when the
-    /// change is our own and rights stay.
-    pub fn set_attr(&mut self, attr: Packed, until: Moment, asked: Moment, ours: bool) {
+    /// change is our own and rights stay. It is `now`.
+    pub fn set_attr(&mut self, attr: Packed, (until, now): (Moment, Moment), asked: Moment, ours: bool) {
         let changed = self.asked == 0 || self.attr.change != attr.change;
         let same_mode = self.attr.same_owner_and_mode(&attr);
+        if until & LEASE != 0 && self.until != until {
+            self.extra().leased = (asked, now);
+        }
         self.attr = attr;
         self.asked = asked;
         self.until = until;

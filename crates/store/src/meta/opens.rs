@@ -4,12 +4,13 @@
 //! nothing from the server: it gets a number here. The first call that needs more makes it real, once, with the rights of
 //! its opener. Before something of ours takes away what a later real open would need (a name, a right), it is made real.
 
+use super::learn::{Found, Ticket};
 use super::moment::LEASE;
 use super::objects::When;
 use super::{Meta, stats};
 use hither_vfs::{
-    Access, Create, Cred, Cx, Error, Fh, File, FileKind, Node, OpenAccess, OpenHow, OpenId, Opened, Read,
-    Result, Want, Where,
+    Access, Create, Cred, Cx, Error, Fh, File, FileKind, Name, Node, OpenAccess, OpenHow, OpenId, Opened,
+    Read, Result, Stop, Want, Where,
 };
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -85,11 +86,13 @@ impl Meta {
         if !reads_only {
             return self.open_changing(cx, at, how).await;
         }
-        if at.path.is_empty() {
-            return self.open_reading(cx, at.base, how).await;
+        match at.path {
+            [] => return self.open_reading(cx, at.base, how).await,
+            [name] => return self.open_named(cx, at.base, name, how).await,
+            _ => {}
         }
         if let Some(trail) = self.peek_known(cx, at)
-            && let (hither_vfs::Stop::Complete, Some(node)) = (&trail.stop, trail.steps.last())
+            && let (Stop::Complete, Some(node)) = (&trail.stop, trail.steps.last())
         {
             return self.open_reading(cx, &node.fh, how).await;
         }
@@ -103,32 +106,122 @@ impl Meta {
         if let Some(opened) = self.open_virtual(cx, fh, how, right, &When { since: None, ..when }) {
             return Ok(opened);
         }
-        let cred = self.cred(&cx.cred);
-        let any = when.any_age();
-        let known = self.table.with(fh, |_, o| {
-            let small = o.attr.size_bytes <= u64::from(self.options.small_file_bytes);
-            let usual = o.asked != 0 && o.attr.kind() == FileKind::Regular;
-            let lasts = o.until & LEASE != 0 || o.until > o.asked || o.until == 0;
-            let may = o.rights(cred, right, &When { now: 0, ..any }) == Some(right);
-            let read = o.extra.as_ref().is_some_and(|e| e.read_change == Some(o.attr.change));
-            (usual && lasts, small, may, read || self.contents.has(fh, o.version()))
-        });
-        let (usual, small, may, read) = known.unwrap_or((false, false, false, false));
-        // What was read before under this `change` is in the kernel's memory, or here: asking whether it is still that is
-        // enough. A small file comes whole in the same question.
-        if usual && (may && read || small) {
-            let bytes = if read { 0 } else { self.options.small_file_bytes };
-            if may && read {
+        if let Some(want) = self.question(cx, fh, how, right, &when) {
+            if want == Want::default() {
                 self.ask_attrs(cx, File { fh, open: None }).await?;
             } else {
-                let want = Want { listing_bytes: 0, read_bytes: bytes, access: right };
-                self.ask_walk(cx, Where::fh(fh), want).await?;
+                self.ask_exactly(cx, Where::fh(fh), want).await?;
             }
             if let Some(opened) = self.open_virtual(cx, fh, how, right, &when) {
                 return Ok(opened);
             }
         }
         self.open_real(cx, Where::fh(fh), how).await
+    }
+
+    /// What to ask before a file can be opened virtually, beside its attributes; `None` when it is not worth trying.
+    fn question(&self, cx: &Cx, fh: &Fh, how: &OpenHow, right: Access, when: &When) -> Option<Want> {
+        let cred = self.cred(&cx.cred);
+        let any = when.any_age();
+        let (usual, small, may, read) = self.table.with(fh, |_, o| {
+            let small = o.attr.size_bytes <= u64::from(self.options.small_file_bytes);
+            let usual = o.asked != 0 && o.attr.kind() == FileKind::Regular;
+            let lasts = o.until & LEASE != 0 || o.until > o.asked || o.until == 0;
+            let may = o.rights(cred, right, &When { now: 0, ..any }) == Some(right);
+            let read = o.extra.as_ref().is_some_and(|e| e.read_change == Some(o.attr.change));
+            (usual && lasts, small, may, read || self.contents.has(fh, o.version()))
+        })?;
+        // What was read before under this `change` is in the kernel's memory, or here: asking whether it is still that is
+        // enough. A small file comes whole in the same question, if its bytes are wanted.
+        let wanted = how.first_bytes > 0 && !read;
+        let read_bytes = if wanted { self.options.small_file_bytes.max(how.first_bytes) } else { 0 };
+        match usual && (may && read || small) {
+            true if may && read => Some(Want::default()),
+            true => Some(Want { listing_bytes: 0, read_bytes, access: right }),
+            false => None,
+        }
+    }
+
+    /// An open for reading by a name: in the one question that it needs, the name is looked up as well. What it was bound to
+    /// before only says what else to ask.
+    async fn open_named(&self, cx: &Cx, dir: &Fh, name: &Name, how: &OpenHow) -> Result<Opened> {
+        let right = if how.execute { Access::EXECUTE } else { Access::READ };
+        let when = self.when(cx).beginning();
+        let Some(known) = self.child_of(dir, name) else {
+            return self.open_real(cx, Where::name(dir, name), how).await;
+        };
+        self.prefetch(cx, &known).await;
+        if let Some(fh) = self.leads_still(cx, dir, name) {
+            return self.open_reading(cx, &fh, how).await;
+        }
+        let fh = match self.question(cx, &known, how, right, &when) {
+            Some(want) => self.ask_name(cx, dir, name, &known, want).await?,
+            None if self.options.stateless_opens => {
+                let (fh, opened) = tokio::join!(
+                    self.ask_name(cx, dir, name, &known, Want::default()),
+                    self.open_real(cx, Where::fh(&known), how)
+                );
+                return self.agreed(cx, &known, fh, opened).await;
+            }
+            None => return self.open_real(cx, Where::name(dir, name), how).await,
+        };
+        match self.open_virtual(cx, &fh, how, right, &when) {
+            Some(opened) => Ok(opened),
+            None => self.open_real(cx, Where::fh(&fh), how).await,
+        }
+    }
+
+    /// An open by the handle that a name was known to lead to, if the name still does.
+    async fn agreed(&self, cx: &Cx, known: &Fh, now: Result<Fh>, opened: Result<Opened>) -> Result<Opened> {
+        match now {
+            Ok(fh) if fh == *known => opened,
+            other => {
+                if let Ok(opened) = opened {
+                    let _ = self.close_file(cx, known, opened.open).await;
+                }
+                Err(other.err().unwrap_or_else(|| Error::new(libc::ESTALE)))
+            }
+        }
+    }
+
+    /// What a name is known to lead to, as freshly as the caller asks, or under a lease on that object.
+    fn leads_still(&self, cx: &Cx, dir: &Fh, name: &Name) -> Option<Fh> {
+        let when = &self.when(cx);
+        let hash = self.table.hash(name.as_bytes());
+        let cred = self.cred(&cx.cred);
+        let answer = self.table.with(dir, |_, o| {
+            // Who was let in before: whether he still is shows when he looks the name up.
+            let may = o.rights(cred, Access::LOOKUP, &When { now: 0, ..when.any_age() });
+            (may == Some(Access::LOOKUP)).then(|| o.dir()?.answer(hash, name.as_bytes()))?
+        })??;
+        let fits = match self.trusts_names(false) {
+            true => when.fits(answer.until, answer.asked),
+            false => when.just_asked(answer.asked),
+        };
+        self.table.with_id(answer.child?, |o| {
+            let leads = fits || self.trusts_names(false) && o.keeps_name(answer.asked, when);
+            leads.then(|| super::handle(o))
+        })?
+    }
+
+    /// Asks what a name leads to, with what is wanted of that; `known` is what it led to before.
+    async fn ask_name(&self, cx: &Cx, dir: &Fh, name: &Name, known: &Fh, want: Want) -> Result<Fh> {
+        let at = Where::name(dir, name);
+        let aside = self.options.stateless_opens && want != Want::default();
+        let trail = match aside {
+            false => self.ask_exactly(cx, at, want).await?,
+            true => {
+                let known = self.ask_exactly(cx, Where::fh(known), want);
+                tokio::join!(self.ask_exactly(cx, at, Want::default()), known).0?
+            }
+        };
+        match (trail.stop, trail.steps.into_iter().next()) {
+            (Stop::Failed(e), _) => Err(e),
+            (_, Some(node)) => Ok(node.fh),
+            (Stop::Missing(_), None) => Err(Error::new(libc::ENOENT)),
+            (Stop::NotDirectory | Stop::Symlink, None) => Err(Error::new(libc::ENOTDIR)),
+            (_, None) => Err(Error::because(libc::EIO, "a walk of one name brought nothing")),
+        }
     }
 
     /// An open that needs nothing from below.
@@ -157,13 +250,44 @@ impl Meta {
 
     /// Opens below something that exists, for nothing but what it is.
     async fn open_real(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+        let label = self.label(at.base);
         let ticket = self.ticket();
-        let opened = self.below.open(cx, at, how).await.map_err(|e| self.failed(at.base, e))?;
+        let outcome = self.below.open(cx, at, how).await;
+        self.learn_opened_name(cx, at, label, outcome.as_ref(), &ticket);
+        let opened = outcome.map_err(|e| self.failed(at.base, e))?;
         self.learn_opened(cx, &opened, how, &ticket);
         Ok(self.adopt(cx, opened, how))
     }
 
-    fn learn_opened(&self, cx: &Cx, opened: &Opened, how: &OpenHow, ticket: &super::learn::Ticket) {
+    /// Keeps what an open by name, which created nothing, tells of the name.
+    fn learn_opened_name(
+        &self,
+        cx: &Cx,
+        at: Where<'_>,
+        label: Option<u64>,
+        outcome: std::result::Result<&Opened, &Error>,
+        ticket: &Ticket,
+    ) {
+        let [name] = at.path else { return };
+        match outcome {
+            Ok(Opened { node, .. }) => {
+                let child = Some(self.learn_attrs(&node.fh, &node.attrs, ticket));
+                let (asked, valid) = (self.clock.of(node.attrs.asked), node.attrs.valid);
+                let found = Found { name, child, asked, valid };
+                self.learn_name(self.cred(&cx.cred), at.base, label, &found, ticket);
+            }
+            Err(e) if matches!(e.errno, libc::EACCES | libc::EPERM) => {}
+            Err(_) => {
+                self.table.with(at.base, |_, o| {
+                    if let Some(dir) = o.known_dir() {
+                        self.doubt(dir, name);
+                    }
+                });
+            }
+        }
+    }
+
+    fn learn_opened(&self, cx: &Cx, opened: &Opened, how: &OpenHow, ticket: &Ticket) {
         stats::add(&self.counters.real_opens, 1);
         let node = &opened.node;
         let id = self.learn_attrs(&node.fh, &node.attrs, ticket);
@@ -200,6 +324,18 @@ impl Meta {
             parent = self.parent_of(cx, at.base, above).await?;
             at = Where { base: &parent, path: &at.path[above.len()..] };
         }
+        if let [name] = at.path
+            && self.options.stateless_opens
+            && how.create == Create::No
+            && !how.truncate
+            && let Some(known) = self.child_of(at.base, name)
+        {
+            let (fh, opened) = tokio::join!(
+                self.ask_name(cx, at.base, name, &known, Want::default()),
+                self.open_real(cx, Where::fh(&known), how)
+            );
+            return self.agreed(cx, &known, fh, opened).await;
+        }
         let target = match at.path {
             [] => Some(at.base.clone()),
             [name, ..] => self.child_of(at.base, name),
@@ -209,8 +345,12 @@ impl Meta {
             [name, ..] if how.create != Create::No => Some((name, self.renaming(at.base, &[name]))),
             _ => None,
         };
+        let label = self.label(at.base);
         let ticket = self.ticket();
         let outcome = self.below.open(cx, at, how).await;
+        if how.create == Create::No {
+            self.learn_opened_name(cx, at, label, outcome.as_ref(), &ticket);
+        }
         if let Some(cut) = cut {
             // Another file may be behind the name by now: then this one's attributes are only unknown.
             let same = outcome.as_ref().ok().filter(|o| Some(&o.node.fh) == target.as_ref());
@@ -234,12 +374,7 @@ impl Meta {
         }
     }
 
-    fn created(
-        &self,
-        creating: super::change::Changing<'_>,
-        name: &hither_vfs::Name,
-        outcome: &Result<Opened>,
-    ) {
+    fn created(&self, creating: super::change::Changing<'_>, name: &Name, outcome: &Result<Opened>) {
         use super::change::Renamed;
         match outcome {
             Ok(opened) => match &opened.dir {
@@ -252,8 +387,7 @@ impl Meta {
     }
 
     /// The directory at the end of a path.
-    async fn parent_of(&self, cx: &Cx, base: &Fh, above: &[hither_vfs::Name]) -> Result<Fh> {
-        use hither_vfs::Stop;
+    async fn parent_of(&self, cx: &Cx, base: &Fh, above: &[Name]) -> Result<Fh> {
         let cx = Cx { fresh_since: None, ..cx.clone() };
         let trail = self.walk_on(&cx, Where { base, path: above }, Want::default()).await?;
         let errno = match (trail.stop, trail.steps.last()) {
@@ -268,7 +402,7 @@ impl Meta {
     }
 
     /// The object that a name was last known to be bound to.
-    pub(super) fn child_of(&self, dir: &Fh, name: &hither_vfs::Name) -> Option<Fh> {
+    pub(super) fn child_of(&self, dir: &Fh, name: &Name) -> Option<Fh> {
         let hash = self.table.hash(name.as_bytes());
         let bound = self.table.with(dir, |_, o| o.dir()?.names.find(hash, name.as_bytes()))??;
         self.fh_of(bound.child?)

@@ -215,6 +215,137 @@ async fn a_warm_open_asks_once_under_close_to_open_and_not_at_all_without() {
     assert_eq!(l.model.open_count(), 0);
 }
 
+async fn read_named(v: &dyn Vfs, cx: &Cx, dir: &Fh, n: &str) -> Result<(Fh, String)> {
+    let opened = v.open(cx, Where::name(dir, &name(n)), &READ).await?;
+    let fh = opened.node.fh;
+    let file = File { fh: &fh, open: Some(opened.open) };
+    let text = v.read(cx, file, 0, 1 << 20).await?.data.into_bytes();
+    v.close(cx, &fh, opened.open).await?;
+    Ok((fh, String::from_utf8(text.to_vec()).unwrap()))
+}
+
+/// As another client rotates logs.
+async fn rotate(l: &Lab, dir: &Fh, n: &str, text: &str) -> Fh {
+    let (from, to) = (name(n), name(&format!("{n}.1")));
+    l.model.rename(&l.cx, (dir, &from), (dir, &to), None, RenameFlags::empty()).await.unwrap();
+    make_file(&*l.model, &l.cx, dir, n, text).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_warm_open_by_name_asks_once_and_follows_the_name() {
+    for (stateless, moved) in [(false, "open 1, walk 1"), (true, "open 1, walk 1")] {
+        let l = lab_with(MetaOptions { stateless_opens: stateless, ..options() }, VALID).await;
+        tree(&l).await;
+        let c = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[2].fh.clone();
+        let old = read_named(&*l.meta, &l.cx, &c, "f").await.unwrap().0;
+        for _ in 0..3 {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            l.wire.take();
+            let fresh = l.cx.fresh(Instant::now());
+            assert_eq!(read_named(&*l.meta, &fresh, &c, "f").await.unwrap(), (old.clone(), "one".into()));
+            assert_eq!(l.wire.take(), "walk 1");
+            assert_eq!(read_named(&*l.meta, &l.cx, &c, "f").await.unwrap().1, "one");
+            assert_eq!(l.wire.take(), "", "without close-to-open validity decides");
+        }
+        let new = rotate(&l, &c, "f", "other").await;
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let fresh = l.cx.fresh(Instant::now());
+        let opened = l.meta.open(&fresh, Where::name(&c, &name("f")), &READ).await.unwrap();
+        assert_eq!(l.wire.take(), moved);
+        assert_eq!(opened.node.fh, new);
+        l.meta.close(&l.cx, &new, opened.open).await.unwrap();
+        // A look-up that must be as new as the open is answered.
+        let again = l.meta.peek(&fresh, Where::name(&c, &name("f"))).unwrap();
+        assert_eq!(again.steps[0].fh, new);
+        assert_eq!(read_named(&*l.meta, &fresh, &c, "f.1").await.unwrap().1, "one");
+        assert_eq!(read_all(&*l.meta, &fresh, &old).await.unwrap(), "one");
+        // And gone.
+        l.model.unlink(&l.cx, &c, &name("f"), None).await.unwrap();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let fresh = l.cx.fresh(Instant::now());
+        let gone = read_named(&*l.meta, &fresh, &c, "f").await.unwrap_err();
+        assert_eq!(gone.errno, libc::ENOENT);
+        assert!(matches!(l.meta.peek(&l.cx, Where::name(&c, &name("f"))).unwrap().stop, Stop::Missing(_)));
+        assert_eq!(l.model.open_count(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn opens_of_big_files_and_for_writing_follow_their_names_in_one_round_trip() {
+    let write = OpenHow { access: OpenAccess::WRITE, first_bytes: 0, ..READ };
+    let big = "x".repeat(100_000);
+    for (stateless, how, calls) in [
+        (false, READ, "open 1"),
+        (true, READ, "open 1, walk 1"),
+        (false, write.clone(), "open 1"),
+        (true, write, "open 1, walk 1"),
+    ] {
+        let l = lab_with(MetaOptions { stateless_opens: stateless, ..options() }, VALID).await;
+        let old = make_file(&*l.model, &l.cx, &l.top, "log", &big).await;
+        walk(&*l.meta, &l.cx, &l.top, "log").await;
+        tokio::time::advance(Duration::from_secs(1)).await;
+        l.wire.take();
+        let at = name("log");
+        let fresh = l.cx.fresh(Instant::now());
+        let opened = l.meta.open(&fresh, Where::name(&l.top, &at), &how).await.unwrap();
+        assert_eq!(l.wire.take(), calls);
+        assert_eq!(opened.node.fh, old);
+        l.meta.close(&l.cx, &old, opened.open).await.unwrap();
+        let new = rotate(&l, &l.top, "log", &big).await;
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let fresh = l.cx.fresh(Instant::now());
+        match l.meta.open(&fresh, Where::name(&l.top, &at), &how).await {
+            Ok(opened) => {
+                assert_eq!(opened.node.fh, new);
+                l.meta.close(&l.cx, &new, opened.open).await.unwrap();
+            }
+            Err(e) => assert!(stateless && e.errno == libc::ESTALE, "{e}"),
+        }
+        l.wire.take();
+        assert_eq!(l.meta.peek(&fresh, Where::name(&l.top, &at)).unwrap().steps[0].fh, new);
+        assert_eq!(l.model.open_count(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_is_covered_by_a_lease_that_was_held_when_it_was_proven() {
+    let l = lab().await;
+    tree(&l).await;
+    let c = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[2].fh.clone();
+    read_named(&*l.meta, &l.cx, &c, "f").await.unwrap();
+    tokio::time::advance(Duration::from_secs(1)).await;
+    // The lease comes without the name: whether it is still the file's is not known.
+    l.wire.lease(true);
+    let fh = l.meta.child_of(&c, &name("f")).unwrap();
+    let fresh = l.cx.fresh(Instant::now());
+    l.meta.getattr(&fresh, File { fh: &fh, open: None }).await.unwrap();
+    tokio::time::advance(Duration::from_secs(1)).await;
+    l.wire.take();
+    for calls in ["walk 1", "", ""] {
+        tokio::time::advance(VALID * 2).await;
+        let fresh = l.cx.fresh(Instant::now());
+        assert_eq!(read_named(&*l.meta, &fresh, &c, "f").await.unwrap().1, "one");
+        assert_eq!(l.wire.take(), calls);
+    }
+    l.wire.upcalls.get().unwrap().withdraw(&fh).await;
+    rotate(&l, &c, "f", "new").await;
+    let fresh = l.cx.fresh(Instant::now());
+    assert_eq!(read_named(&*l.meta, &fresh, &c, "f").await.unwrap().1, "new");
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_that_nobody_wants_are_not_asked_for() {
+    let l = lab().await;
+    tree(&l).await;
+    let c = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[2].fh.clone();
+    let fresh = l.cx.fresh(Instant::now());
+    let how = OpenHow { first_bytes: 0, ..READ };
+    let opened = l.meta.open(&fresh, Where::name(&c, &name("f")), &how).await.unwrap();
+    l.meta.close(&l.cx, &opened.node.fh, opened.open).await.unwrap();
+    assert_eq!(l.meta.contents.memory_bytes(), 0);
+    assert_eq!(l.model.open_count(), 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn under_a_lease_nothing_is_asked_until_it_is_withdrawn() {
     let l = lab().await;

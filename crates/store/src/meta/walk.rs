@@ -255,7 +255,6 @@ impl Meta {
 
     /// Asks below, once, and keeps the answer.
     pub(super) async fn ask_walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
-        let label = self.label(at.base);
         let mut asked = want;
         if at.path.len() == 1 {
             let ask = self.table.with(at.base, |_, o| wants_listing(o)).unwrap_or(true);
@@ -264,6 +263,13 @@ impl Meta {
         } else if !at.path.is_empty() {
             asked.listing_bytes = want.listing_bytes.max(self.options.listing_bytes);
         }
+        self.ask_exactly(cx, at, asked).await
+    }
+
+    /// The same, without a listing that nobody wished for.
+    pub(super) async fn ask_exactly(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+        let label = self.label(at.base);
+        let mut asked = want;
         if !want.access.is_empty() || want.read_bytes > 0 {
             asked.access = want.access | Access::READ | Access::EXECUTE;
         }

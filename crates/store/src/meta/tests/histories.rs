@@ -24,8 +24,9 @@ enum Op {
     StatAsUser(usize, usize),
     Getattr(usize, usize),
     List(usize),
-    Read { dir: usize, name: usize, fresh: bool, pause_ms: u16 },
+    Read { dir: usize, name: usize, fresh: bool, named: bool, pause_ms: u16 },
     Write(usize, usize, u8),
+    WriteNamed(usize, usize, u8),
     Create(usize, usize),
     Exclusive(usize, usize),
     Mkdir(usize, usize),
@@ -43,6 +44,7 @@ struct History {
     memory: usize,
     vague: bool,
     prefetch: bool,
+    stateless: bool,
     steps: Vec<(usize, Op)>,
 }
 
@@ -274,7 +276,9 @@ impl Program {
                 self.world.check_attrs(&call, self.oldest(&call), &node.fh, &attrs.attr, "getattr");
             }
             Op::List(d) => self.list(d).await?,
-            Op::Read { dir, name, fresh, pause_ms } => self.read(dir, name, fresh, pause_ms).await?,
+            Op::Read { dir, name, fresh, named, pause_ms } => {
+                self.read((dir, name), fresh, named, pause_ms).await?
+            }
             Op::Write(d, n, byte) => {
                 let node = self.node(&cx, &call, d, n).await?;
                 let how = OpenHow { access: OpenAccess::WRITE, truncate: byte % 3 == 0, ..READ };
@@ -284,6 +288,7 @@ impl Program {
                 let _ = v.write(&cx, file, 0, data.into(), Stability::Unstable).await;
                 let _ = v.close(&cx, &node.fh, opened.open).await;
             }
+            Op::WriteNamed(d, n, byte) => self.write_named(d, n, byte).await?,
             Op::Create(d, n) | Op::Exclusive(d, n) => {
                 let dir = self.dir(&cx, &call, d).await?;
                 let mut how = creating(0o644);
@@ -342,6 +347,32 @@ impl Program {
         }
     }
 
+    /// The directory that holds the last name of a path.
+    fn parent(&self, trail: &Trail, path: &[Name]) -> Fh {
+        let above = path.len().checked_sub(2).and_then(|i| trail.steps.get(i));
+        above.map_or(&self.world.top, |node| &node.fh).clone()
+    }
+
+    /// Opens for writing by a cached name: what is opened must be under the name now.
+    async fn write_named(&self, d: usize, n: usize, byte: u8) -> Option<()> {
+        let (cx, call) = (root_cx(), self.world.begin(self.client));
+        let path = path_of(d, n);
+        let trail = self.find(&cx, &call, &path, self.oldest(&call)).await?;
+        let (parent, last) = (self.parent(&trail, &path), &path[path.len() - 1]);
+        tokio::time::sleep(Duration::from_millis(u64::from(byte) * 10)).await;
+        let call = self.world.begin(self.client);
+        let how = OpenHow { access: OpenAccess::WRITE, truncate: byte.is_multiple_of(3), ..READ };
+        let fresh = cx.fresh(call.began);
+        let opened = self.vfs.open(&fresh, Where::name(&parent, last), &how).await.ok()?;
+        let fh = &opened.node.fh;
+        self.world.check_name(&call, call.began, &parent, last, Some(fh), "open by name for writing");
+        let file = File { fh, open: Some(opened.open) };
+        let data = Bytes::from(vec![byte; 1 + usize::from(byte % 7)]);
+        let _ = self.vfs.write(&cx, file, 0, data.into(), Stability::Unstable).await;
+        let _ = self.vfs.close(&cx, fh, opened.open).await;
+        Some(())
+    }
+
     async fn list(&self, d: usize) -> Option<()> {
         let (cx, call) = (root_cx(), self.world.begin(self.client));
         let dir = self.dir(&cx, &call, d).await?;
@@ -367,7 +398,7 @@ impl Program {
         Some(())
     }
 
-    async fn read(&self, dir: usize, n: usize, fresh: bool, pause_ms: u16) -> Option<()> {
+    async fn read(&self, (dir, n): (usize, usize), fresh: bool, named: bool, pause_ms: u16) -> Option<()> {
         let (mut cx, call) = (root_cx(), self.world.begin(self.client));
         let mut since = self.oldest(&call);
         if fresh {
@@ -376,8 +407,18 @@ impl Program {
         }
         let path = path_of(dir, n);
         let trail = self.find(&cx, &call, &path, since).await?;
-        let fh = trail.steps.get(path.len() - 1)?.fh.clone();
-        let opened = self.vfs.open(&cx, Where::fh(&fh), &READ).await.ok()?;
+        let mut fh = trail.steps.get(path.len() - 1)?.fh.clone();
+        let opened = match named {
+            false => self.vfs.open(&cx, Where::fh(&fh), &READ).await.ok()?,
+            true => {
+                // As with a name that a kernel has cached: nobody looks it up before.
+                let (parent, last) = (self.parent(&trail, &path), &path[path.len() - 1]);
+                let opened = self.vfs.open(&cx, Where::name(&parent, last), &READ).await.ok()?;
+                fh = opened.node.fh.clone();
+                self.world.check_name(&call, since, &parent, last, Some(&fh), "open by name");
+                opened
+            }
+        };
         self.world.check_attrs(&call, since, &fh, &opened.node.attrs.attr, "open");
         let key = Key::Object(fh.clone());
         if let Some(first) = &opened.first {
@@ -421,7 +462,12 @@ async fn play(history: History) {
             }
         }));
         let prefetch = if history.prefetch { Prefetch::Small } else { Prefetch::Off };
-        let options = MetaOptions { memory_bytes: history.memory, prefetch, ..options() };
+        let options = MetaOptions {
+            memory_bytes: history.memory,
+            prefetch,
+            stateless_opens: history.stateless,
+            ..options()
+        };
         clients.push(if client < 2 { Meta::new(wire, options, env()) } else { wire });
     }
     let programs = (0..5).map(|program| {
@@ -458,8 +504,9 @@ fn op() -> impl Strategy<Value = Op> {
         2 => at.clone().prop_map(|(d, n)| Op::StatAsUser(d, n)),
         2 => at.clone().prop_map(|(d, n)| Op::Getattr(d, n)),
         3 => d.clone().prop_map(Op::List),
-        5 => (d.clone(), n.clone(), any::<bool>(), prop_oneof![Just(0), 0..4000u16])
-            .prop_map(|(dir, name, fresh, pause_ms)| Op::Read { dir, name, fresh, pause_ms }),
+        5 => (d.clone(), n.clone(), any::<bool>(), any::<bool>(), prop_oneof![Just(0), 0..4000u16])
+            .prop_map(|(dir, name, fresh, named, pause_ms)| Op::Read { dir, name, fresh, named, pause_ms }),
+        3 => (d.clone(), n.clone(), any::<u8>()).prop_map(|(d, n, b)| Op::WriteNamed(d, n, b)),
         3 => (d.clone(), n.clone(), any::<u8>()).prop_map(|(d, n, b)| Op::Write(d, n, b)),
         3 => at.clone().prop_map(|(d, n)| Op::Create(d, n)),
         1 => at.clone().prop_map(|(d, n)| Op::Exclusive(d, n)),
@@ -475,8 +522,17 @@ fn op() -> impl Strategy<Value = Op> {
 
 fn history() -> impl Strategy<Value = History> {
     let memory = prop_oneof![4 => Just(1usize << 20), 1 => Just(1500usize)];
-    (any::<u64>(), memory, any::<bool>(), any::<bool>(), prop::collection::vec((0..5usize, op()), 5..60))
-        .prop_map(|(seed, memory, vague, prefetch, steps)| History { seed, memory, vague, prefetch, steps })
+    let flags = any::<(bool, bool, bool)>();
+    (any::<u64>(), memory, flags, prop::collection::vec((0..5usize, op()), 5..60)).prop_map(
+        |(seed, memory, (vague, prefetch, stateless), steps)| History {
+            seed,
+            memory,
+            vague,
+            prefetch,
+            stateless,
+            steps,
+        },
+    )
 }
 
 proptest! {

@@ -54,13 +54,13 @@ impl Wire {
         std::mem::take(&mut *self.calls.lock()).values().sum()
     }
 
-    /// From now on all attributes are under a lease.
+    /// From now on attributes of files are under a lease, as with delegations.
     pub fn lease(&self, on: bool) {
         *self.lease.lock() = on;
     }
 
     fn leased(&self, attrs: &mut Attrs) {
-        if *self.lease.lock() {
+        if *self.lease.lock() && attrs.attr.kind == FileKind::Regular {
             attrs.valid = Validity::Lease;
         }
     }
