@@ -39,11 +39,13 @@ mod pass;
 mod read;
 mod shelf;
 mod stats;
+mod survey;
 #[cfg(test)]
 mod tests;
 
 pub use home::DiskError;
 pub use stats::DiskStats;
+pub use survey::{DiskPart, survey};
 
 use fill::Job;
 use hither_vfs::{BoxFuture, Env, Fh, Upcalls, Vfs};
@@ -296,11 +298,8 @@ impl Disk {
         for key in shelf.keys() {
             let shelf = shelf.clone();
             let one = self.blocking(move || check_one(&shelf, key)).await;
-            let Ok((blocks, bytes, damaged)) = one else { break };
-            report.entries += 1;
-            report.blocks += blocks;
-            report.bytes += bytes;
-            report.damaged += u64::from(damaged);
+            let Ok(one) = one else { break };
+            report.add(one);
         }
         report
     }
@@ -310,14 +309,7 @@ impl Disk {
         let Some(shelf) = self.shelf() else { return Vec::new() };
         let all = move || {
             let looked = shelf.keys().into_iter().filter_map(|key| shelf.look(key));
-            let told = looked.map(|(entry, _, used_s)| DiskEntry {
-                filehandle: entry.fh.0.iter().map(|b| format!("{b:02x}")).collect(),
-                change: entry.version.change,
-                size_bytes: entry.version.size,
-                cached_bytes: entry.bytes(),
-                used_s,
-            });
-            told.collect()
+            looked.map(|(entry, _, used_s)| entry_told(&entry, used_s)).collect()
         };
         self.blocking(all).await.unwrap_or_default()
     }
@@ -359,6 +351,26 @@ impl Disk {
     }
 }
 
+impl DiskCheck {
+    fn add(&mut self, (blocks, bytes, damaged): (u64, u64, bool)) {
+        self.entries += 1;
+        self.blocks += blocks;
+        self.bytes += bytes;
+        self.damaged += u64::from(damaged);
+    }
+}
+
+fn entry_told(entry: &entry::Entry, used_s: u64) -> DiskEntry {
+    DiskEntry {
+        filehandle: entry.fh.0.iter().map(|b| format!("{b:02x}")).collect(),
+        change: entry.version.change,
+        size_bytes: entry.version.size,
+        cached_bytes: entry.bytes(),
+        used_s,
+    }
+}
+
+/// Compares an entry with its checksums and drops it if it differs: blocks and bytes that were right, and whether it differed.
 fn check_one(shelf: &Shelf, key: format::Key) -> (u64, u64, bool) {
     let before = shelf.has(key);
     let Some((entry, ..)) = shelf.look(key) else { return (0, 0, before) };

@@ -40,7 +40,7 @@ impl Home {
         let unusable = |e: io::Error| DiskError::unusable(dir, &e);
         private(dir)?;
         mark(dir)?;
-        let hash = format!("{:016x}", XxHash3_64::oneshot(identity));
+        let hash = hash_of(identity);
         let lock = dir.join(format!("{hash}.lock"));
         let lock = File::options().create(true).truncate(false).write(true).open(lock).map_err(unusable)?;
         match lock.try_lock() {
@@ -103,6 +103,34 @@ fn mark(dir: &Path) -> Result<(), DiskError> {
         )));
     }
     write_whole(&dir.join(MARK), b"a disk cache of hither\n").map_err(unusable)
+}
+
+/// The identities that have a part in a cache directory.
+pub(super) fn identities(dir: &Path) -> Result<Vec<Vec<u8>>, DiskError> {
+    let unusable = |e: io::Error| DiskError::unusable(dir, &e);
+    if !dir.join(MARK).exists() {
+        return Err(DiskError(format!("cache directory {}: there is no disk cache in it", dir.display())));
+    }
+    let mut out = Vec::new();
+    for part in std::fs::read_dir(dir).map_err(unusable)? {
+        let part = part.map_err(unusable)?.path();
+        let Ok(text) = std::fs::read(part.join(FORMAT)) else { continue };
+        let identity = identity_of(&text).filter(|identity| part == dir.join(hash_of(identity)));
+        out.extend(identity);
+    }
+    out.sort();
+    Ok(out)
+}
+
+fn hash_of(identity: &[u8]) -> String {
+    format!("{:016x}", XxHash3_64::oneshot(identity))
+}
+
+fn identity_of(text: &[u8]) -> Option<Vec<u8>> {
+    let hex = text.rsplit(|b| *b == b' ').next()?.strip_suffix(b"\n")?;
+    let pairs = hex.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
+    let identity: Vec<u8> = pairs.collect::<Option<_>>()?;
+    (format_text(&identity) == text).then_some(identity)
 }
 
 enum State {

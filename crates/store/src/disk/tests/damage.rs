@@ -80,12 +80,29 @@ async fn a_real_directory_keeps_files_and_lends_them() {
     let l = real(&model, &dir, options()).await;
     assert_eq!(std::fs::metadata(&dir.0).unwrap().permissions().mode() & 0o777, 0o700);
     assert_eq!(l.disk.check().await, DiskCheck { entries: 1, blocks: 7, bytes: 400_000, damaged: 0 });
+    let parts = survey(&dir.0, false, &env_at(7)).unwrap();
+    assert!(parts.len() == 1 && parts[0].in_use && parts[0].identity == b"server:/export");
     let list = l.disk.list().await;
     assert_eq!((list.len(), list[0].size_bytes, list[0].cached_bytes), (1, 400_000, 400_000));
-    let fh = l.file("f", &Bytes::new()).await;
+    let fh = l.file("f", &pattern(2, 10)).await;
     let o = l.open(&fh).await;
     assert!(o.backing.is_none(), "it has changed");
     l.close(o).await;
+    assert_eq!(l.cat(&fh, 65536).await.len(), 400_000);
+    l.disk.shutdown(&l.cx).await.unwrap();
+    let data = dir.files().into_iter().find(|f| f.extension().unwrap() == "d").unwrap();
+    let parts = survey(&dir.0, false, &env_at(7)).unwrap();
+    assert_eq!(
+        (parts[0].entries.len(), parts[0].entries[0].cached_bytes, &parts[0].check),
+        (1, 400_000, &None)
+    );
+    let mut bytes = std::fs::read(&data).unwrap();
+    bytes[70_000] ^= 1;
+    std::fs::write(&data, bytes).unwrap();
+    let parts = survey(&dir.0, true, &env_at(7)).unwrap();
+    assert_eq!(parts[0].check, Some(DiskCheck { entries: 1, blocks: 1, bytes: 65536, damaged: 1 }));
+    assert_eq!((parts[0].entries.len(), dir.files().len()), (0, 0));
+    assert!(survey(&std::env::temp_dir(), false, &env_at(7)).is_err());
 }
 
 /// Any bit, any length, any foreign content, in any file: never a wrong byte, and the cache goes on.
