@@ -148,6 +148,8 @@ pub struct Meta {
     seq: AtomicU64,
     /// Grows when all leases are lost.
     leases: AtomicU64,
+    /// When an answer last came under a lease.
+    leased: AtomicU64,
     /// Attributes that were asked for before this moment do not hold: a call of ours changed an object that nobody knows.
     fence: AtomicU64,
     creds: Mutex<(HashMap<Arc<Cred>, u32>, u32)>,
@@ -178,6 +180,7 @@ impl Meta {
             clock: Clock::new(),
             seq: AtomicU64::new(1),
             leases: AtomicU64::new(0),
+            leased: AtomicU64::new(0),
             fence: AtomicU64::new(0),
             creds: Mutex::default(),
             flights: Flights::default(),

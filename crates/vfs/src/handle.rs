@@ -44,6 +44,15 @@ impl Name {
         Ok(Self(name))
     }
 
+    /// Whether servers may find an object under this name although no listing shows it: the snapshots of several file systems
+    /// are hidden, and names beyond ASCII may be found in another normal form. The absence of such a name shows when it is looked
+    /// up. (File systems without regard to case are another matter.)
+    pub fn may_be_unlisted(&self) -> bool {
+        const HIDDEN: [&[u8]; 7] =
+            [b".snapshot", b".snapshots", b"~snapshot", b".zfs", b".snap", b".snaps", b".ckpt"];
+        !self.0.is_ascii() || HIDDEN.contains(&&self.0[..])
+    }
+
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0

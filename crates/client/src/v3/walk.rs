@@ -23,9 +23,6 @@ use tokio::time::Instant;
 /// Most names of one walk: the interface allows to stop and go on.
 const WALK_MAX: usize = 64;
 
-/// Names that servers find although they list them nowhere: the snapshots of several file systems.
-const HIDDEN: [&[u8]; 6] = [b".snapshot", b".snapshots", b".zfs", b".snap", b".snaps", b".ckpt"];
-
 /// What is known of a last name.
 struct Last {
     found: Result<Option<Node>>,
@@ -124,8 +121,7 @@ impl V3 {
     /// find a file as well: without regard to case as PATHCONF says it (for the root's file system), or in
     /// another normal form, which only concerns names beyond ASCII.
     fn listed_if_present(&self, name: &Name) -> bool {
-        let name = name.as_bytes();
-        self.exact_names && name.is_ascii() && !HIDDEN.contains(&name)
+        self.exact_names && !name.may_be_unlisted()
     }
 
     async fn look_up_with(&self, cx: &Cx, dir: &Fh, name: &Name, want: Want) -> Last {

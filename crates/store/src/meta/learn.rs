@@ -6,7 +6,7 @@ use super::moment::{LEASE, Moment};
 use super::names::{Bound, Id, whole_seconds};
 use super::objects::{Listing, Object, When};
 use super::{LookupCache, Meta, stats};
-use hither_vfs::{Access, Attrs, Cred, Cx, DirPage, Fh, Name, Node, Read, Stop, Trail, Validity};
+use hither_vfs::{Access, Attrs, Cred, Cx, DirPage, Fh, FileKind, Name, Node, Read, Stop, Trail, Validity};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
@@ -104,6 +104,9 @@ impl Meta {
         let asked = self.clock.of(attrs.asked);
         let Some(packed) = self.table.pack(&attrs.attr) else { return };
         let until = self.end(ticket, &attrs.valid, asked);
+        if until & LEASE != 0 {
+            self.leased.fetch_max(self.clock.now(), Ordering::Relaxed);
+        }
         if object.asked > asked && until & LEASE == 0 {
             return;
         }
@@ -394,6 +397,24 @@ impl Meta {
             dir.reset(label, now);
             dir.tried = Some(label);
         }
+    }
+
+    /// Keeps that a directory that was just made has no names.
+    pub(super) fn learn_empty(&self, node: &Node, ticket: &Ticket) {
+        let change = node.attrs.attr.change;
+        self.table.with(&node.fh, |_, object| {
+            let same = object.asked != 0 && object.attr.kind() == FileKind::Directory;
+            if !same || object.attr.change != change || !self.may_keep(object, ticket) {
+                return;
+            }
+            let young = self.is_young(object);
+            let dir = object.dir_mut();
+            if dir.label == Some(change) && dir.listing.is_none() && dir.names.len() == 0 {
+                // Complete, in no order that the server knows: listing it asks.
+                dir.listing = Some(Listing { verifier: [0; 8], eof: true, next: u64::MAX });
+                dir.unproven |= young;
+            }
+        });
     }
 
     /// Whether names may be answered from memory for their time.

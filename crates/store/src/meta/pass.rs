@@ -293,7 +293,10 @@ impl Vfs for Meta {
     }
 
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
-        self.make(dir, name, self.below.mkdir(cx, dir, name, set)).await
+        let ticket = self.ticket();
+        let made = self.make(dir, name, self.below.mkdir(cx, dir, name, set)).await?;
+        self.learn_empty(&made.node, &ticket);
+        Ok(made)
     }
 
     async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {

@@ -1,8 +1,9 @@
 //! Small files fetched before they are asked for: when a second file of a directory is opened for reading, the others will most
 //! likely follow. Where that proved right, the first open is sign enough.
 //!
-//! Under close-to-open an open has to ask the server in any case, and the answer may as well carry the bytes; so files are
-//! fetched ahead only for callers who do not insist on fresh attributes.
+//! Under close-to-open an open has to ask the server in any case, and the answer may as well carry the bytes; so for callers who
+//! insist on fresh attributes, files are fetched ahead only where the server has been granting leases: what is fetched under one is
+//! opened without a question.
 
 use super::objects::When;
 use super::{Meta, Prefetch, stats};
@@ -11,6 +12,8 @@ use std::sync::atomic::Ordering;
 
 /// Opens in one directory within this time are a burst.
 const BURST_NANOS: u64 = 10_000_000_000;
+/// A server that granted a lease within this time will most likely grant another.
+const LATELY_NANOS: u64 = 60_000_000_000;
 /// Most files and bytes of one fetch.
 const FILES: usize = 256;
 const BYTES: u64 = 4 << 20;
@@ -18,10 +21,12 @@ const BYTES: u64 = 4 << 20;
 impl Meta {
     /// Before `fh` is opened for reading: fetches it with its neighbours if this is a burst.
     pub(super) async fn prefetch(&self, cx: &Cx, fh: &Fh) {
-        if self.options.prefetch == Prefetch::Off || cx.fresh_since.is_some() {
+        let when = self.when(cx);
+        let leased = self.leased.load(Ordering::Relaxed);
+        let leases = leased != 0 && when.now.saturating_sub(leased) < LATELY_NANOS;
+        if self.options.prefetch == Prefetch::Off || cx.fresh_since.is_some() && !leases {
             return;
         }
-        let when = self.when(cx);
         let Some((slot, files)) = self.neighbours(fh, &when) else { return };
         let _fetching = Fetching { meta: self, slot };
         let ticket = self.ticket();

@@ -1,6 +1,7 @@
 //! How often the layer below is asked, and that nothing is answered that does not hold.
 
 mod histories;
+mod passing;
 mod wire;
 
 use super::*;
@@ -698,5 +699,68 @@ async fn an_equal_change_of_a_directory_just_changed_proves_nothing_where_clocks
         l.wire.take();
         walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
         assert_eq!(l.wire.take(), calls);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_directory_that_was_just_made_is_known_to_be_empty() {
+    let l = lab().await;
+    let d = make_dir(&*l.meta, &l.cx, &l.top, "new").await;
+    l.wire.take();
+    for i in 0..20 {
+        let n = format!("f{i}");
+        assert!(matches!(walk(&*l.meta, &l.cx, &d, &n).await.stop, Stop::Missing(_)));
+        // The first one proves that the caller may search.
+        assert_eq!(l.wire.take(), if i == 0 { "walk 1" } else { "" });
+        make_file(&*l.meta, &l.cx, &d, &n, "text").await;
+        l.wire.take();
+    }
+    l.meta.unlink(&l.cx, &d, &name("f3"), None).await.unwrap();
+    l.wire.take();
+    assert!(matches!(walk(&*l.meta, &l.cx, &d, "f3").await.stop, Stop::Missing(_)));
+    assert_eq!(l.wire.take(), "");
+    // Listing it asks: nobody knows the server's cookies.
+    let page = l.meta.readdir(&l.cx, &d, 0, [0; 8], 1 << 20, true).await.unwrap();
+    assert_eq!((page.entries.len(), page.eof), (19, true));
+    assert_ne!(l.wire.take(), "");
+    // Somebody else's name is found when the directory's time is over.
+    make_file(&*l.model, &l.cx, &d, "theirs", "").await;
+    tokio::time::advance(VALID).await;
+    assert!(matches!(walk(&*l.meta, &l.cx, &d, "theirs").await.stop, Stop::Complete));
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_that_no_listing_shows_are_looked_up() {
+    let l = lab().await;
+    tree(&l).await;
+    walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
+    l.wire.take();
+    for (n, calls) in [(".snapshot", "walk 1"), ("\u{e4}", "walk 1"), ("plain", "")] {
+        walk(&*l.meta, &l.cx, &l.top, &format!("a/b/c/{n}")).await;
+        assert_eq!(l.wire.take(), calls, "{n}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn under_leases_a_page_of_small_files_is_fetched_ahead_of_its_opens() {
+    let l = lab_with(MetaOptions { prefetch: Prefetch::Small, ..options() }, VALID).await;
+    forest(&l).await;
+    l.wire.lease(true);
+    for (most, wasted) in [(125, 0), (0, 0)] {
+        for d in 0..40 {
+            let path = names(&format!("d{d}/none"));
+            if peek(&l, &l.cx, &format!("d{d}/none")).is_none() {
+                l.meta.walk(&l.cx, Where { base: &l.top, path: &path }, Want::default()).await.unwrap();
+            }
+            let dir = peek(&l, &l.cx, &format!("d{d}")).unwrap().steps[0].fh.clone();
+            for f in 0..5 {
+                tokio::time::advance(Duration::from_millis(1)).await;
+                let fresh = l.cx.fresh(Instant::now());
+                assert_eq!(read_named(&*l.meta, &fresh, &dir, &format!("f{f}")).await.unwrap().1, "text");
+            }
+        }
+        let calls = l.wire.total();
+        assert!(calls <= most, "{calls} calls");
+        assert_eq!(l.meta.stats().prefetch_wasted_bytes, wasted);
     }
 }

@@ -147,6 +147,9 @@ impl Meta {
         let Some(answer) = names.answer(self.table.hash(name.as_bytes()), name.as_bytes()) else {
             return Step::Unknown;
         };
+        if answer.complete && name.may_be_unlisted() {
+            return Step::Unknown;
+        }
         let trusted = self.trusts_names(answer.child.is_none());
         let fits =
             if trusted { when.fits(answer.until, answer.asked) } else { when.just_asked(answer.asked) };
