@@ -391,11 +391,13 @@ impl Inode {
         s.mode = attr.mode;
         if s.modifying > 0 || s.modified > asked {
             s.known = None;
-            return OnOpen { keep: false, attrs_stale: false, size_unknown: true };
+            return OnOpen { keep: false, attrs_stale: true, size_unknown: true };
         }
         let size_differs =
             self.kind == FileKind::Regular && s.told_size.is_some_and(|t| t != attr.size_bytes);
-        let attrs_stale = size_differs || s.told_change.is_some_and(|c| c != attr.change);
+        // What the kernel was told is only known when it is noted: in doubt it asks again, or it would end reads
+        // at an old length.
+        let attrs_stale = s.told_size != Some(attr.size_bytes) || s.told_change != Some(attr.change);
         let keep = s.pages == Some(attr.change) && !size_differs;
         s.pages = Some(attr.change);
         OnOpen { keep, attrs_stale, size_unknown: s.told_size != Some(attr.size_bytes) }

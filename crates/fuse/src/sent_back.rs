@@ -81,7 +81,7 @@ mod tests {
         }
         assert!(!back.send(u32::MAX, since, Instant::now()), "no room");
         tokio::time::advance(AWAY_MAX).await;
-        assert_eq!(back.over(3, Instant::now()), None, "too late");
+        assert_eq!(back.since(3, Instant::now()), None, "too late");
         assert!(back.send(u32::MAX, since, Instant::now()));
         assert_eq!(back.threads.lock().len(), 1, "those who never came are forgotten");
     }

@@ -323,8 +323,11 @@ fn errors_of_the_server_reach_the_program() {
     f.write_all_at(b"x", 0).unwrap();
     m.gate.fail("commit", libc::EDQUOT);
     assert_eq!(errno(f.sync_all()), libc::EDQUOT);
-    // Told once; nothing new was written since.
+    // What is left to do, and what has been told, is for the layer below to know: it is asked again.
+    assert_eq!(errno(f.sync_all()), libc::EDQUOT);
+    m.gate.fail("commit", 0);
     f.sync_all().unwrap();
+    m.gate.fail("commit", libc::EDQUOT);
     f.write_all_at(b"y", 0).unwrap();
     assert_eq!(close(f), libc::EDQUOT);
     m.gate.fail("commit", 0);

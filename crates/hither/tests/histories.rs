@@ -37,6 +37,15 @@ struct World {
     log: Vec<String>,
 }
 
+impl Drop for World {
+    /// After a failed test: nothing of the fixture can be removed while its mounts wait for its server.
+    fn drop(&mut self) {
+        for mnt in &self.mounts {
+            let _ = Command::new("umount").arg("-l").arg(mnt).stderr(std::process::Stdio::null()).status();
+        }
+    }
+}
+
 impl World {
     fn some_file(&mut self) -> String {
         let n = self.random.below(self.files.len() as u64) as usize;
