@@ -1,7 +1,7 @@
 //! The promises of docs/SEMANTICS.md, kept by real mounts of a real server: two mounts are two clients.
 //!
 //! They need root and nfs-ganesha: `cargo test -p hither -- --include-ignored` (`make test` does).
-#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
 
