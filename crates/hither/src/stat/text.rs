@@ -223,9 +223,10 @@ mod tests {
         assert_eq!(lines[2], "age         1 d 01:01:01, daemon 7");
         assert!(lines[3].starts_with("connection  port 800, connected, idle 1 s, lost 1 times"));
         assert_eq!(lines[4], "requests    LOOKUP 5");
+        assert_eq!(lines[5], "meta        hits 3, memory 2.0 KiB");
         let fields = |line: &str| line.split_whitespace().map(String::from).collect::<Vec<_>>().join(" ");
-        assert_eq!(fields(lines[7]), "LOOKUP 10 1 0 2 2.0 KiB 3.0 MiB 150 µs 1.5 ms 2.5 s 3.0 s");
-        assert_eq!(fields(lines[9]), "all 11 2 0 4 4.0 KiB 6.0 MiB");
+        assert_eq!(fields(lines[8]), "LOOKUP 10 1 0 2 2.0 KiB 3.0 MiB 150 µs 1.5 ms 2.5 s 3.0 s");
+        assert_eq!(fields(lines[10]), "all 11 2 0 4 4.0 KiB 6.0 MiB");
     }
 
     #[test]
