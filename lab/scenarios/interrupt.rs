@@ -13,7 +13,7 @@ pub const SCENARIO: Scenario = Scenario { name: "interrupt", versions: EVERY, qu
 
 /// A name, what comes before the fault, and a call that needs the server.
 const CALLS: [(&str, &str, &str); 7] = [
-    ("stat", "", "os.stat(d + '/never-seen')"),
+    ("stat", "", "os.stat(d + '/never-seen-é')"),
     ("open", "", "open(d + '/file2')"),
     ("create", "", "open(d + '/new', 'w')"),
     ("readdir", "", "os.listdir(d + '/sub')"),

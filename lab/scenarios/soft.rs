@@ -17,7 +17,7 @@ fn play(stage: &Stage<'_>) -> Res<()> {
         stage.server().freeze(true)?;
         let program = format!(
             "import os, errno\n\
-             try: os.stat('{}/never-seen')\n\
+             try: os.stat('{}/never-seen-é')\n\
              except OSError as e: print(errno.errorcode[e.errno])",
             dir.display()
         );

@@ -22,7 +22,7 @@ fn play(stage: &Stage<'_>) -> Res<()> {
         let before = daemons(&mount)?;
         stage.server().freeze(true)?;
         let waiter =
-            busy.then(|| Job::start(&mount, &format!("echo pid $$; exec stat {}/never-seen", dir.display())));
+            busy.then(|| Job::start(&mount, &format!("echo pid $$; exec touch {}/new", dir.display())));
         clock::pause(Duration::from_secs(2));
         // The kernel's own client asks the server at the end; only -f gives up on it.
         let command = if mount.is_kernel() { what.replace("umount", "umount -f") } else { what.to_string() };
