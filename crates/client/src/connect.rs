@@ -6,7 +6,7 @@
 
 use crate::error::MountError;
 use crate::v4::V4;
-use crate::{Options, Version, v3};
+use crate::{LookupCache, Options, Version, v3};
 use hither_rpc::{Connect, Endpoint, Stats, TcpConnect};
 use hither_vfs::{Env, Vfs};
 use std::net::SocketAddr;
@@ -34,6 +34,8 @@ pub struct Connected {
     pub rsize_bytes: u32,
     /// Most bytes of one WRITE.
     pub wsize_bytes: u32,
+    /// Which names may be remembered: what was asked for, and no absent ones where the server ignores case.
+    pub lookup_cache: LookupCache,
     /// What the mount counts.
     pub stats: Arc<Stats>,
 }
@@ -90,9 +92,9 @@ async fn negotiate(options: &Options, env: &Env) -> Result<Connected, MountError
 async fn connect_version(options: &Options, env: &Env, version: Version) -> Result<Connected, MountError> {
     let stats = Arc::new(Stats::new());
     if version == Version::V3 {
-        let v3::Mount3 { vfs, server, rsize_bytes, wsize_bytes } =
+        let v3::Mount3 { vfs, server, rsize_bytes, wsize_bytes, lookup_cache } =
             v3::connect_v3(options, env, stats.clone()).await?;
-        return Ok(Connected { vfs, version, server, rsize_bytes, wsize_bytes, stats });
+        return Ok(Connected { vfs, version, server, rsize_bytes, wsize_bytes, lookup_cache, stats });
     }
     let mut refused = None;
     for &addr in &options.addrs {
@@ -108,8 +110,9 @@ async fn connect_version(options: &Options, env: &Env, version: Version) -> Resu
         match V4::mount(options.clone(), version, env.clone(), stats.clone(), connect, server).await {
             Ok(v4) => {
                 let (rsize_bytes, wsize_bytes) = v4.transfer_sizes();
+                let lookup_cache = v4.lookup_cache();
                 let vfs: Arc<dyn Vfs> = Arc::new(v4);
-                return Ok(Connected { vfs, version, server, rsize_bytes, wsize_bytes, stats });
+                return Ok(Connected { vfs, version, server, rsize_bytes, wsize_bytes, lookup_cache, stats });
             }
             Err(e) if e.is_transient() => refused = Some(e),
             Err(e) => return Err(e),

@@ -42,7 +42,7 @@ mod walk;
 mod xattr;
 
 use crate::error::{MountError, Service};
-use crate::{Options, Version};
+use crate::{LookupCache, Options, Version};
 use ::core::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -119,6 +119,11 @@ impl V4 {
     pub fn transfer_sizes(&self) -> (u32, u32) {
         let facts = self.core.facts();
         (facts.rsize, facts.wsize)
+    }
+
+    /// Which names may be remembered.
+    pub fn lookup_cache(&self) -> LookupCache {
+        self.core.valid.lookup_cache()
     }
 }
 

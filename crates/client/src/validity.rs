@@ -14,6 +14,7 @@ use crate::{AttrCache, LookupCache, Options};
 use hither_vfs::{Attr, Attrs, Fh, FileKind, Validity};
 use parking_lot::Mutex;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -26,6 +27,8 @@ const SHARDS: usize = 16;
 pub struct ValidityRules {
     times: AttrCache,
     names: LookupCache,
+    /// The server finds a name under other spellings, too.
+    ignores_case: AtomicBool,
     hasher: RandomState,
     shards: Vec<Mutex<Vec<Option<Slot>>>>,
 }
@@ -48,8 +51,23 @@ impl ValidityRules {
         Self {
             times: options.attr_cache,
             names: options.lookup_cache,
+            ignores_case: AtomicBool::new(false),
             hasher: RandomState::new(),
             shards: (0..SHARDS).map(|_| Mutex::new(vec![None; SLOTS / SHARDS])).collect(),
+        }
+    }
+
+    /// The server is one that does not tell `a` from `A`: a name that was absent may be there as soon as another spelling
+    /// is created, so absence is not remembered (nor by the Linux client).
+    pub fn ignore_case(&self) {
+        self.ignores_case.store(true, Ordering::Relaxed);
+    }
+
+    /// Which names may be remembered.
+    pub fn lookup_cache(&self) -> LookupCache {
+        match self.names {
+            LookupCache::All if self.ignores_case.load(Ordering::Relaxed) => LookupCache::Positive,
+            names => names,
         }
     }
 
@@ -67,17 +85,17 @@ impl ValidityRules {
     /// `lookupcache=none` has every name looked up again.
     pub fn named(&self, fh: &Fh, attr: Attr, asked: Instant) -> Attrs {
         let mut attrs = self.attrs(fh, attr, asked);
-        if self.names == LookupCache::None {
+        if self.lookup_cache() == LookupCache::None {
             attrs.valid = Validity::Once;
         }
         attrs
     }
 
     /// How long a name stays absent that a question sent at `asked` did not find in directory `dir`:
-    /// as long as the directory's attributes would. Nothing is remembered unless `lookupcache=all`.
+    /// as long as the directory's attributes would, and `acnegmax` at most. Nothing is remembered unless `lookupcache=all`.
     pub fn missing(&self, dir: &Fh, asked: Instant) -> Validity {
         let (least, most) = self.bounds(FileKind::Directory);
-        if self.names != LookupCache::All || most.is_zero() {
+        if self.lookup_cache() != LookupCache::All || most.is_zero() {
             return Validity::Once;
         }
         let (tag, shard, index) = self.place(dir);

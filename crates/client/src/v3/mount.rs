@@ -8,7 +8,7 @@ use crate::error::{MountError, Service};
 use crate::mountd;
 use crate::validity::ValidityRules;
 use crate::writes::{Limits, Uncommitted};
-use crate::{Options, Recovery};
+use crate::{LookupCache, Options, Recovery};
 use bytes::Bytes;
 use hither_proto::nfs3::{FsinfoArgs, FsinfoOk, GetattrArgs, PORT, PathconfArgs, fsf};
 use hither_rpc::{CallError, Client, ClientConfig, Connect, Endpoint, Mode, RetryPolicy, Stats, TcpConnect};
@@ -37,6 +37,8 @@ pub struct Mount3 {
     pub rsize_bytes: u32,
     /// Most bytes of one WRITE.
     pub wsize_bytes: u32,
+    /// Which names may be remembered.
+    pub lookup_cache: LookupCache,
 }
 
 /// Mounts `opts.path` with NFSv3. The addresses are tried in their order until one answers. Must be called inside
@@ -81,7 +83,8 @@ async fn connect_to(
     match v3 {
         Ok(v3) => {
             let Sizes { rsize_bytes, wsize_bytes, .. } = v3.caller.sizes;
-            Ok(Mount3 { vfs: Arc::new(v3), server: addr, rsize_bytes, wsize_bytes })
+            let lookup_cache = v3.caller.rules.lookup_cache();
+            Ok(Mount3 { vfs: Arc::new(v3), server: addr, rsize_bytes, wsize_bytes, lookup_cache })
         }
         Err(e) => {
             mounted.unmount().await;
@@ -164,6 +167,9 @@ impl V3 {
         let info = info?.map_err(|(status, _)| fail(format!("FSINFO: NFS3ERR_{status:?}")))?;
         // Servers may refuse PATHCONF; then the usual limits hold.
         let limits = limits?.ok();
+        if limits.as_ref().is_some_and(|l| l.case_insensitive) {
+            caller.rules.ignore_case();
+        }
         let exact_names = limits.as_ref().is_some_and(|l| !l.case_insensitive);
         caller.sizes = sizes(opts, &info, limits.map(|l| l.name_max));
         if info.properties & fsf::CANSETTIME == 0 {

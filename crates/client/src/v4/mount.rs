@@ -188,6 +188,7 @@ impl Core {
             .with(attr::MAXWRITE)
             .with(attr::SUPPATTR_EXCLCREAT)
             .with(attr::ACLSUPPORT)
+            .with(attr::CASE_INSENSITIVE)
             .with(attr::XATTR_SUPPORT);
         let names: Vec<&[u8]> =
             self.opts.path.as_bytes().split(|&b| b == b'/').filter(|n| !n.is_empty()).collect();
@@ -220,6 +221,9 @@ impl Core {
         }
         if let Some(&secs) = attrs.lease_time() {
             self.lease.lock().time = Duration::from_secs(u64::from(secs.clamp(1, 3600)));
+        }
+        if attrs.case_insensitive().copied().unwrap_or(false) {
+            self.valid.ignore_case();
         }
         let room = |bytes: u32| bytes.saturating_sub(OVERHEAD_BYTES).max(4096);
         let size = |asked: Option<u32>, server: Option<&u64>, room: u32| {

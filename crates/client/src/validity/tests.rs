@@ -91,3 +91,28 @@ fn an_absence_lasts_as_its_directory_does() {
     rules.attrs(&fh(1), attr(FileKind::Directory, 7), later);
     assert_eq!(secs(rules.missing(&fh(1), later), later), 60);
 }
+
+/// Where one name has several spellings, absence is not remembered, whatever `lookupcache` says.
+#[test]
+fn servers_that_ignore_case_have_no_absences_remembered() {
+    let now = Instant::now();
+    let of = |lookup_cache| ValidityRules::new(&Options { lookup_cache, ..test_options() });
+    let rules = of(LookupCache::All);
+    rules.ignore_case();
+    assert_eq!(rules.lookup_cache(), LookupCache::Positive);
+    assert_eq!(rules.missing(&fh(2), now), Validity::Once);
+    assert_eq!(secs(rules.named(&fh(1), attr(FileKind::Regular, 7), now).valid, now), 3);
+    let rules = of(LookupCache::None);
+    rules.ignore_case();
+    assert_eq!(rules.lookup_cache(), LookupCache::None);
+}
+
+/// `acnegmax` bounds how long a name is believed to be absent.
+#[test]
+fn absences_have_a_bound_of_their_own() {
+    let now = Instant::now();
+    let times = |secs| AttrCache { negative_max: Duration::from_secs(secs), ..AttrCache::default() };
+    let of = |secs| ValidityRules::new(&Options { attr_cache: times(secs), ..test_options() });
+    assert_eq!(secs(of(5).missing(&fh(2), now), now), 5);
+    assert_eq!(of(0).missing(&fh(2), now), Validity::Once);
+}
