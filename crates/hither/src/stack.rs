@@ -90,19 +90,26 @@ fn env() -> Env {
 
 impl Client {
     fn stacked(job: &Job, connected: Connected, options: Options) -> Self {
-        let w = &job.wanted;
+        let (w, v3) = (&job.wanted, connected.version == Version::V3);
+        // Listings that nobody asked for, for what comes along with them.
+        let listings = w.chains && w.readdirplus;
         let meta = MetaOptions {
             memory_bytes: usize::try_from(w.meta_cache_bytes).unwrap_or(usize::MAX),
             prefetch: if w.prefetch { Prefetch::Small } else { Prefetch::Off },
-            // Without listings there is nothing to bring along.
-            listing_bytes: if w.chains && w.readdirplus { MetaOptions::default().listing_bytes } else { 0 },
-            lookup_cache: match w.lookup_cache {
+            listing_bytes: if listings { MetaOptions::default().listing_bytes } else { 0 },
+            lookup_cache: match connected.lookup_cache {
                 LookupCache::All => hither_store::meta::LookupCache::All,
                 LookupCache::Positive => hither_store::meta::LookupCache::Positive,
                 LookupCache::None => hither_store::meta::LookupCache::None,
             },
-            close_to_open: w.close_to_open,
-            stateless_opens: connected.version == Version::V3,
+            stateless_opens: v3,
+            // NFSv4 asks about many objects in one message, NFSv3 with a call each.
+            batch_objects: if v3 { 16 } else { MetaOptions::default().batch_objects },
+            worth_listing: match (listings, v3) {
+                (false, _) => usize::MAX,
+                (true, true) => 3,
+                (true, false) => MetaOptions::default().worth_listing,
+            },
             // Linux file systems stamp by the tick of a clock, and servers make `change` of the stamps.
             coarse_change: true,
             ..MetaOptions::default()
@@ -162,8 +169,8 @@ impl Client {
             (!o.close_to_open, "nocto"),
             (!o.readdirplus, "nordirplus"),
             (!o.acl, "noacl"),
-            (o.lookup_cache == LookupCache::Positive, "lookupcache=pos"),
-            (o.lookup_cache == LookupCache::None, "lookupcache=none"),
+            (c.lookup_cache == LookupCache::Positive, "lookupcache=pos"),
+            (c.lookup_cache == LookupCache::None, "lookupcache=none"),
             (o.attr_cache == AttrCache::NONE, "noac"),
         ] {
             if on {

@@ -109,10 +109,11 @@ pub struct MetaOptions {
     pub listing_bytes: u32,
     /// Expired objects that are asked about in one question; 1: no guesses.
     pub batch_objects: usize,
+    /// A directory is listed again, instead of asking about its entries one by one in a question, when so many of them have
+    /// expired: as many as one message asks about.
+    pub worth_listing: usize,
     /// Which names may be answered from memory.
     pub lookup_cache: LookupCache,
-    /// Whether an open asks the server (its caller sets [`Cx::fresh_since`](hither_vfs::Cx)).
-    pub close_to_open: bool,
     /// Opens below leave no state at the server, and by name cost a question more than by handle (NFSv3): both questions
     /// are then asked side by side.
     pub stateless_opens: bool,
@@ -128,9 +129,9 @@ impl Default for MetaOptions {
             prefetch: Prefetch::Small,
             small_file_bytes: 64 << 10,
             listing_bytes: 32 << 10,
-            batch_objects: 40,
+            batch_objects: 80,
+            worth_listing: 24,
             lookup_cache: LookupCache::All,
-            close_to_open: true,
             stateless_opens: false,
             coarse_change: true,
         }

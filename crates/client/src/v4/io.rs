@@ -225,6 +225,16 @@ impl Core {
         Ok(())
     }
 
+    /// Why a COPY failed: where the server will not do it, the caller copies by itself.
+    fn copy_refused(&self, status: Nfsstat4) -> Fail {
+        match status {
+            Nfsstat4::NOTSUPP => self.no_copy.store(true, Ordering::Relaxed),
+            Nfsstat4::OFFLOAD_NO_REQS | Nfsstat4::OFFLOAD_DENIED => {}
+            status => return Fail::Nfs(status),
+        }
+        Error::new(libc::EOPNOTSUPP).into()
+    }
+
     /// Copies on the server, synchronously. What is copied is committed at once: its bytes are not here to be sent
     /// again should the server lose them.
     pub async fn copy(
@@ -277,17 +287,7 @@ impl Core {
                     self.state_lost(&source, &src_stateid).await;
                     return Err(Error::new(libc::EOPNOTSUPP).into());
                 }
-                return Err(match status {
-                    // The caller copies by itself, as for a server that cannot do it at all.
-                    Nfsstat4::NOTSUPP => {
-                        self.no_copy.store(true, Ordering::Relaxed);
-                        Error::new(libc::EOPNOTSUPP).into()
-                    }
-                    Nfsstat4::OFFLOAD_NO_REQS | Nfsstat4::OFFLOAD_DENIED => {
-                        Error::new(libc::EOPNOTSUPP).into()
-                    }
-                    status => Fail::Nfs(status),
-                });
+                return Err(self.copy_refused(status));
             }
         };
         if ok.response.callback_id.is_some() {

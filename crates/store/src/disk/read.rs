@@ -99,14 +99,8 @@ impl Disk {
         let mut i = 0;
         while i < places.len() {
             let block = first + i as u64;
-            let cut = |bytes: &Bytes, block: u64| {
-                let start = block * BLOCK;
-                let from = at.saturating_sub(start) as usize;
-                let to = (end - start).min(bytes.len() as u64) as usize;
-                bytes.slice(from..to)
-            };
             match &places[i] {
-                Place::Ready(bytes) => data.push(cut(bytes, block)),
+                Place::Ready(bytes) => data.push(cut(bytes, block, at, end)),
                 Place::Coming(fetch) => {
                     waited = true;
                     let got = tokio::select! {
@@ -115,7 +109,7 @@ impl Disk {
                     };
                     match got {
                         Ok(bytes) => {
-                            let piece = cut(&bytes, block);
+                            let piece = cut(&bytes, block, at, end);
                             came += piece.len() as u64;
                             data.push(piece);
                         }
@@ -279,4 +273,11 @@ fn verify(entry: &Entry, from: u64, to: u64) -> io::Result<Bytes> {
         out.extend_from_slice(bytes.get(a..b).ok_or(ErrorKind::InvalidData)?);
     }
     Ok(out.into())
+}
+
+/// The part of a block's bytes that is in a range.
+fn cut(bytes: &Bytes, block: u64, at_bytes: u64, end_bytes: u64) -> Bytes {
+    let start = block * BLOCK;
+    let to = (end_bytes - start).min(bytes.len() as u64) as usize;
+    bytes.slice(at_bytes.saturating_sub(start) as usize..to)
 }

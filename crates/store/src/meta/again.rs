@@ -1,11 +1,10 @@
 //! Asking again: expired objects together, in one question.
 //!
 //! A ring remembers in which order objects were used. When one that has expired is needed, those that were used after it
-//! last time will most likely be needed next: they are asked about in the same question. Where several of them are in one
-//! directory that is known as a whole and small, the directory is listed instead, which brings the attributes of all
-//! its entries.
+//! last time will most likely be needed next: they are asked about in the same question. Where so many of them are in one
+//! directory, known as a whole and small, that a message of their own would be filled, the directory is listed instead,
+//! which brings the attributes of all its entries.
 
-use super::moment::Moment;
 use super::names::Id;
 use super::objects::When;
 use super::{Meta, stats};
@@ -23,8 +22,6 @@ const RECENT: u32 = 64;
 /// Directories that are listed in one question, and the most names that each has.
 const LISTINGS: usize = 24;
 const LISTED_NAMES: usize = 400;
-/// A directory is listed when so many of its entries are asked for.
-const WORTH_LISTING: usize = 3;
 
 /// Order of use.
 #[derive(Debug)]
@@ -73,7 +70,7 @@ struct Plan {
 
 impl Meta {
     /// Notes that an object was used.
-    pub(super) fn note_use(&self, id: Id, _now: Moment) {
+    pub(super) fn note_use(&self, id: Id) {
         let next = self.ring.next.load(Ordering::Relaxed);
         let recent = self.table.with_id(id, |o| next.wrapping_sub(o.used) < RECENT);
         if recent == Some(false) {
@@ -111,7 +108,7 @@ impl Meta {
             let answer = answer.map_err(|e| self.failed(fh, e));
             if let Ok(attrs) = &answer {
                 let id = self.learn_attrs(fh, attrs, &ticket);
-                self.note_use(id, ticket.asked);
+                self.note_use(id);
             }
             if fh == first {
                 out = Some(answer);
@@ -202,7 +199,8 @@ impl Meta {
                 let dir = o.dir()?;
                 let small = dir.is_complete() && dir.names.len() <= LISTED_NAMES;
                 let itself = usize::from(wanted.contains(&id));
-                (may && small && members.len() + itself >= WORTH_LISTING).then_some((id, members))
+                (may && small && members.len() + itself >= self.options.worth_listing)
+                    .then_some((id, members))
             })?
         };
         by_parent.into_iter().filter_map(worth).collect()

@@ -157,15 +157,7 @@ impl Changing<'_> {
                         meta.raise_fence();
                     }
                     others = met != Met::Nobody;
-                    for (i, (name, bound)) in ids.into_iter().enumerate() {
-                        match bound.filter(|_| !meddled[i.min(1)]) {
-                            Some(bound) => {
-                                let bound = Bound { labeled: bound.labeled && label.is_some(), ..bound };
-                                meta.put_name(dir, name, bound);
-                            }
-                            None => meta.doubt(dir, name),
-                        }
-                    }
+                    meta.bind(dir, label, ids, meddled);
                     followed = label;
                 }
                 Err(e) if is_unknown(e) => dir.reset(None, now),
@@ -204,6 +196,25 @@ impl Changing<'_> {
 }
 
 impl Meta {
+    /// Puts in what a call of ours bound its names to, except where another one meddled.
+    fn bind(
+        &self,
+        dir: &mut Dir,
+        label: Option<u64>,
+        names: Vec<(&Name, Option<Bound>)>,
+        meddled: [bool; 2],
+    ) {
+        for (i, (name, bound)) in names.into_iter().enumerate() {
+            match bound.filter(|_| !meddled[i.min(1)]) {
+                Some(bound) => {
+                    let bound = Bound { labeled: bound.labeled && label.is_some(), ..bound };
+                    self.put_name(dir, name, bound);
+                }
+                None => self.doubt(dir, name),
+            }
+        }
+    }
+
     /// Forgets what is known about a name, and that everything is known.
     pub(super) fn doubt(&self, dir: &mut Dir, name: &Name) {
         dir.names.remove(&self.table.hasher, name.as_bytes());

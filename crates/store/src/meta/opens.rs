@@ -291,7 +291,7 @@ impl Meta {
         stats::add(&self.counters.real_opens, 1);
         let node = &opened.node;
         let id = self.learn_attrs(&node.fh, &node.attrs, ticket);
-        self.note_use(id, ticket.asked);
+        self.note_use(id);
         if how.access.contains(OpenAccess::READ) && !opened.created {
             let right = if how.execute { Access::EXECUTE } else { Access::READ };
             self.learn_rights(&cx.cred, (&node.fh, node.attrs.attr.change), right, right, ticket);

@@ -559,7 +559,7 @@ async fn expired_objects_are_asked_for_together() {
     for fh in &files {
         l.meta.getattr(&l.cx, File { fh, open: None }).await.unwrap();
     }
-    assert_eq!(l.wire.take(), "getattr_many 5");
+    assert_eq!(l.wire.take(), "getattr_many 3");
 }
 
 #[tokio::test(start_paused = true)]

@@ -44,7 +44,7 @@ impl Meta {
     pub(super) fn known_attrs(&self, fh: &Fh, when: &When) -> Option<Attrs> {
         let (id, attrs) = self.table.with(fh, |id, o| (id, o.holds(when).then(|| self.attrs_of(o, when))))?;
         let attrs = attrs?;
-        self.note_use(id, when.now);
+        self.note_use(id);
         Some(attrs)
     }
 
@@ -109,7 +109,7 @@ impl Meta {
         match old {
             Some(_) => out.again = old,
             None => {
-                self.note_use(dir, when.now);
+                self.note_use(dir);
                 out.stop = Some(Stop::Complete);
             }
         }
