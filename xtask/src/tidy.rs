@@ -15,7 +15,11 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("crates/client", &["hither-proto", "hither-rpc", "hither-vfs"]),
     ("crates/fuse", &["hither-vfs"]),
     ("crates/store", &["hither-vfs"]),
-    ("crates/hither", &["hither-client", "hither-fuse", "hither-rpc", "hither-store", "hither-vfs"]),
+    ("crates/server", &["hither-proto", "hither-rpc", "hither-vfs"]),
+    (
+        "crates/hither",
+        &["hither-client", "hither-fuse", "hither-rpc", "hither-server", "hither-store", "hither-vfs"],
+    ),
     ("lab", &["hither-proto"]),
     ("xtask", &[]),
 ];
