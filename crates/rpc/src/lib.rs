@@ -8,6 +8,8 @@
 //! a server with a reply cache executes each of them once. [`RetryPolicy`] says when a caller is
 //! told that the server does not answer (nfs(5) `timeo`, `retrans`, `soft`, `softerr`, `hard`).
 //!
+//! A [`server::Acceptor`] is the other side: it hands the calls of many clients to a service.
+//!
 //! Transports are made by a [`Connect`]: [`TcpConnect`] for the world, `sim::Net` for tests on
 //! virtual time.
 
@@ -19,6 +21,7 @@ mod connection;
 mod error;
 mod policy;
 mod portmap;
+pub mod server;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod stats;

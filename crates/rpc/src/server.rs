@@ -1,0 +1,253 @@
+//! The other side: a socket on which clients make calls.
+//!
+//! It knows no program: a [`Service`] names those it has and answers their calls. Each connection has a task that reads
+//! records, one that writes replies, and one for each call that is being answered; replies go out in whatever order they come.
+//! RPC's own errors (no such program, other versions, credentials that nobody can read) are answered here.
+//!
+//! A client may be slow or hostile. Records and their fragments are limited; a record that has begun must go on; a connection has
+//! so many calls at a time, and no further call is read while replies wait for it to read; replies that it does not take end
+//! it; all connections together have so many bytes of calls, and when too many replies wait the connection with a large share
+//! of them goes. The server calls its clients (NFSv4's backchannel) on the connections that they made ([`Peer::call`]).
+
+mod connection;
+
+use crate::transport::BoxFuture;
+use bytes::Bytes;
+pub use connection::{CallBack, Peer};
+use connection::{Shared, serve_streams};
+use hither_proto::rpc::{AuthStat, AuthSys};
+use hither_proto::xdr::Enc;
+use parking_lot::Mutex;
+use socket2::{SockRef, TcpKeepalive};
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+/// An idle connection is probed after this time.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+/// Time between probes.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Pause after a failure to accept a connection (no descriptors left).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Unit in which memory for calls is counted, in bytes.
+const MEMORY_UNIT_BYTES: usize = 1024;
+
+/// A program of a service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Program {
+    /// Number.
+    pub number: u32,
+    /// Lowest version.
+    pub low: u32,
+    /// Highest version.
+    pub high: u32,
+}
+
+/// Who calls, as far as the credential says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Caller {
+    /// AUTH_NONE: nobody in particular.
+    Nobody,
+    /// AUTH_SYS: numbers, believed as far as the service believes the address.
+    Sys(AuthSys),
+}
+
+/// A call to answer.
+#[derive(Debug)]
+pub struct Incoming {
+    /// Program number, one of the service's.
+    pub prog: u32,
+    /// Version, in the program's range.
+    pub vers: u32,
+    /// Procedure number, any.
+    pub proc: u32,
+    /// Transaction id: a call that is sent again has the same.
+    pub xid: u32,
+    /// Who calls.
+    pub caller: Caller,
+    /// Encoded arguments: a slice of the receive buffer.
+    pub args: Bytes,
+    /// The connection that it came on.
+    pub peer: Arc<Peer>,
+}
+
+/// What becomes of a call.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Executed; the results.
+    Done(Enc),
+    /// There is no such procedure.
+    ProcUnavail,
+    /// The arguments cannot be decoded.
+    GarbageArgs,
+    /// The server failed.
+    SystemErr,
+    /// The caller is refused.
+    Refused(AuthStat),
+    /// No answer: the client will call again.
+    Silence,
+}
+
+/// Answers calls.
+pub trait Service: Send + Sync + 'static {
+    /// What is served.
+    fn programs(&self) -> &[Program];
+
+    /// Answers one call. Many run at a time. The future is not dropped when the connection ends: a call that came is executed.
+    fn call(self: Arc<Self>, call: Incoming) -> BoxFuture<'static, Outcome>;
+
+    /// A connection has ended.
+    fn closed(&self, peer: &Peer);
+}
+
+/// What clients may ask of this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerLimits {
+    /// Longest call.
+    pub record_max_bytes: usize,
+    /// Calls of one connection at a time; more wait unread.
+    pub calls_max: usize,
+    /// Connections; more are refused.
+    pub connections_max: usize,
+    /// Bytes of calls of all connections that are being answered; and bytes of replies that wait to be sent.
+    pub memory_max_bytes: usize,
+    /// Bytes of replies that wait for one connection; no call is read meanwhile.
+    pub queued_max_bytes: usize,
+    /// Longest time in which a connection takes nothing of what is sent to it, or sends nothing of a record that has begun.
+    pub stall: Duration,
+}
+
+impl Default for ServerLimits {
+    fn default() -> Self {
+        Self {
+            record_max_bytes: (1 << 20) + (64 << 10),
+            calls_max: 128,
+            connections_max: 4096,
+            memory_max_bytes: 512 << 20,
+            queued_max_bytes: 8 << 20,
+            stall: Duration::from_secs(60),
+        }
+    }
+}
+
+/// What all connections of a server share.
+pub(crate) struct Global {
+    pub service: Arc<dyn Service>,
+    pub limits: ServerLimits,
+    /// [`MEMORY_UNIT_BYTES`] each.
+    memory: Arc<Semaphore>,
+    queued_bytes: AtomicUsize,
+    next_id: AtomicU64,
+    peers: Mutex<HashMap<u64, Arc<Shared>>>,
+}
+
+/// Accepts connections for a [`Service`]. Dropping it lets connections go on; [`Acceptor::shutdown`] ends them.
+pub struct Acceptor {
+    global: Arc<Global>,
+    stop: CancellationToken,
+}
+
+impl std::fmt::Debug for Acceptor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Acceptor").field("connections", &self.connections()).finish_non_exhaustive()
+    }
+}
+
+impl Acceptor {
+    /// An acceptor that listens nowhere yet.
+    pub fn new(service: Arc<dyn Service>, limits: ServerLimits) -> Self {
+        let units = (limits.memory_max_bytes / MEMORY_UNIT_BYTES).clamp(1024, Semaphore::MAX_PERMITS);
+        let global = Global {
+            service,
+            limits,
+            memory: Arc::new(Semaphore::new(units)),
+            queued_bytes: AtomicUsize::new(0),
+            next_id: AtomicU64::new(1),
+            peers: Mutex::default(),
+        };
+        Self { global: Arc::new(global), stop: CancellationToken::new() }
+    }
+
+    /// Number of connections.
+    pub fn connections(&self) -> usize {
+        self.global.peers.lock().len()
+    }
+
+    /// Accepts connections on `listener` until [`Acceptor::shutdown`].
+    pub async fn listen(&self, listener: TcpListener) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = self.stop.cancelled() => return,
+            };
+            match accepted {
+                Ok((stream, peer)) if self.connections() < self.global.limits.connections_max => {
+                    if let Err(error) = self.take(stream, peer) {
+                        tracing::debug!(%peer, %error, "connection lost at once");
+                    }
+                }
+                Ok((_, peer)) => {
+                    tracing::warn!(
+                        "connection from {peer} refused: {} are open, which is the limit",
+                        self.global.limits.connections_max
+                    );
+                }
+                Err(error) => {
+                    tracing::warn!("cannot accept a connection: {error}");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn take(&self, stream: TcpStream, addr: SocketAddr) -> io::Result<()> {
+        stream.set_nodelay(true)?;
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+        let socket = SockRef::from(&stream);
+        socket.set_tcp_keepalive(&keepalive)?;
+        socket.set_tcp_user_timeout(Some(self.global.limits.stall))?;
+        let local = stream.local_addr()?;
+        let (reader, writer) = stream.into_split();
+        self.serve(reader, writer, addr, local);
+        Ok(())
+    }
+
+    /// Serves a connection that was made elsewhere.
+    pub fn serve<R, W>(&self, reader: R, writer: W, addr: SocketAddr, local: SocketAddr)
+    where
+        R: tokio::io::AsyncRead + Send + Unpin + 'static,
+        W: tokio::io::AsyncWrite + Send + Unpin + 'static,
+    {
+        let id = self.global.next_id.fetch_add(1, Relaxed);
+        let shared = Arc::new(Shared::new(id, addr, local, &self.stop));
+        self.global.peers.lock().insert(id, shared.clone());
+        tokio::spawn(serve_streams(self.global.clone(), shared, reader, writer));
+    }
+
+    /// Ends the listeners and all connections; calls that are being answered run to their end.
+    pub fn shutdown(&self) {
+        self.stop.cancel();
+    }
+}
+
+impl Global {
+    /// The program of a call, or how it is answered.
+    fn program(&self, prog: u32, vers: u32) -> Result<(), Mismatch> {
+        match self.service.programs().iter().find(|p| p.number == prog) {
+            None => Err(Mismatch::Program),
+            Some(p) if (p.low..=p.high).contains(&vers) => Ok(()),
+            Some(p) => Err(Mismatch::Version(p.low, p.high)),
+        }
+    }
+}
+
+enum Mismatch {
+    Program,
+    Version(u32, u32),
+}

@@ -1,0 +1,484 @@
+//! One connection of a server: what was read, what is being answered, what waits to be written.
+//!
+//! It knows neither listeners nor programs. The permit for a call travels with its reply and comes back when that is written, so
+//! that a client that does not read its replies soon has no permits left. Locks: the queue's and the table of calls to the
+//! client are leaves, never held across an await.
+
+use super::{Caller, Global, Incoming, MEMORY_UNIT_BYTES, Mismatch, Outcome};
+use crate::error::CallError;
+use bytes::Bytes;
+use hither_proto::record::{self, Limits};
+use hither_proto::rpc::{
+    AcceptStat, AuthFlavor, AuthStat, CallHeader, DeniedReply, Message, OpaqueAuth, RPC_VERSION, ReplyBody,
+    ReplyHeader, VersionRange,
+};
+use hither_proto::xdr::Enc;
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+/// Most bytes and segments of one vectored write, except that one message is always taken.
+const BATCH_MAX_BYTES: usize = 1 << 20;
+const BATCH_MAX_SEGMENTS: usize = 64;
+/// A connection that holds more than this share of the replies that may wait goes first.
+const LARGE_SHARE: usize = 16;
+
+/// A client's connection, as services see it.
+#[derive(Clone)]
+pub struct Peer {
+    /// Number of the connection; never used again.
+    pub id: u64,
+    /// The client's address and port.
+    pub addr: SocketAddr,
+    /// The address and port that it connected to.
+    pub local: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}#{}", self.addr, self.id)
+    }
+}
+
+/// A call to a client: a program of its own choice.
+#[derive(Debug)]
+pub struct CallBack {
+    /// Program number.
+    pub prog: u32,
+    /// Version.
+    pub vers: u32,
+    /// Procedure.
+    pub proc: u32,
+    /// The server's credential.
+    pub cred: OpaqueAuth,
+    /// Encoded arguments.
+    pub args: Enc,
+}
+
+impl Peer {
+    /// Calls the client on its own connection (RFC 8881 section 2.10.3.1). The results, or why there are none within `within`.
+    ///
+    /// # Errors
+    /// The connection has ended, or the client refuses the call or does not answer in time.
+    pub async fn call(&self, call: CallBack, within: Duration) -> Result<Bytes, CallError> {
+        let xid = self.shared.next_xid.fetch_add(1, Relaxed);
+        let (tx, rx) = oneshot::channel();
+        self.shared.calls.lock().insert(xid, tx);
+        let message = hither_proto::rpc::call(xid, call.prog, call.vers, call.proc, &call.cred, call.args);
+        if self.shared.push(Outgoing { segments: record::frame(message), bytes: 0, permit: None }).is_none() {
+            self.shared.calls.lock().remove(&xid);
+            return Err(CallError::Shutdown);
+        }
+        let answer = tokio::select! {
+            answer = timeout(within, rx) => answer,
+            () = self.shared.ended.cancelled() => Ok(Ok(Err(CallError::Shutdown))),
+        };
+        self.shared.calls.lock().remove(&xid);
+        match answer {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(CallError::Shutdown),
+            Err(_) => Err(CallError::DeadlinePassed),
+        }
+    }
+
+    /// Ends the connection.
+    pub fn close(&self) {
+        self.shared.ended.cancel();
+    }
+
+    /// Whether the connection has ended.
+    pub fn is_closed(&self) -> bool {
+        self.shared.ended.is_cancelled()
+    }
+}
+
+/// A connection's state.
+pub(crate) struct Shared {
+    id: u64,
+    addr: SocketAddr,
+    local: SocketAddr,
+    queue: Mutex<Queue>,
+    /// Something is queued.
+    work: Notify,
+    /// Something was written.
+    written: Notify,
+    ended: CancellationToken,
+    /// Our calls to the client, by xid.
+    calls: Mutex<HashMap<u32, oneshot::Sender<Result<Bytes, CallError>>>>,
+    next_xid: AtomicU32,
+}
+
+#[derive(Default)]
+struct Queue {
+    messages: VecDeque<Outgoing>,
+    bytes: usize,
+    closed: bool,
+}
+
+struct Outgoing {
+    segments: Vec<Bytes>,
+    bytes: usize,
+    /// Comes back when the message is written.
+    #[expect(dead_code, reason = "held, not used")]
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Shared {
+    pub fn new(id: u64, addr: SocketAddr, local: SocketAddr, stop: &CancellationToken) -> Self {
+        Self {
+            id,
+            addr,
+            local,
+            queue: Mutex::default(),
+            work: Notify::new(),
+            written: Notify::new(),
+            ended: stop.child_token(),
+            calls: Mutex::default(),
+            // Calls and replies are told apart by their type, so these xids need not differ from the client's.
+            next_xid: AtomicU32::new(1),
+        }
+    }
+
+    /// Queues a message, unless the connection has ended. The bytes that wait now.
+    fn push(&self, message: Outgoing) -> Option<usize> {
+        let mut queue = self.queue.lock();
+        if queue.closed {
+            return None;
+        }
+        queue.bytes += message.bytes;
+        queue.messages.push_back(message);
+        let bytes = queue.bytes;
+        drop(queue);
+        self.work.notify_one();
+        Some(bytes)
+    }
+
+    fn peer(self: &Arc<Self>) -> Arc<Peer> {
+        Arc::new(Peer { id: self.id, addr: self.addr, local: self.local, shared: self.clone() })
+    }
+
+    fn queued_bytes(&self) -> usize {
+        self.queue.lock().bytes
+    }
+}
+
+/// Serves one connection until it ends.
+pub(crate) async fn serve_streams<R, W>(global: Arc<Global>, shared: Arc<Shared>, reader: R, writer: W)
+where
+    R: AsyncRead + Send + Unpin + 'static,
+    W: AsyncWrite + Send + Unpin + 'static,
+{
+    let peer = shared.peer();
+    tracing::debug!(peer = %shared.addr, "connected");
+    let inbound = Inbound {
+        calls: Arc::new(Semaphore::new(global.limits.calls_max.max(1))),
+        global: global.clone(),
+        shared: shared.clone(),
+        peer: peer.clone(),
+    };
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(inbound.read(reader));
+    tasks.spawn(write(global.clone(), shared.clone(), writer));
+    let why = tokio::select! {
+        ended = tasks.join_next() => match ended {
+            Some(Ok(why)) => why,
+            _ => Ended::Io(io::Error::other("a connection's task failed")),
+        },
+        () = shared.ended.cancelled() => Ended::Closed,
+    };
+    shared.ended.cancel();
+    tasks.shutdown().await;
+    let left = {
+        let mut queue = shared.queue.lock();
+        queue.closed = true;
+        queue.messages.clear();
+        std::mem::take(&mut queue.bytes)
+    };
+    global.queued_bytes.fetch_sub(left, Relaxed);
+    global.peers.lock().remove(&shared.id);
+    match why {
+        Ended::Closed => tracing::debug!(peer = %shared.addr, "disconnected"),
+        Ended::Io(error) => tracing::debug!(peer = %shared.addr, %error, "connection lost"),
+        Ended::Misbehaved(what) => tracing::warn!("connection from {} dropped: it {what}", shared.addr),
+    }
+    global.service.closed(&peer);
+}
+
+enum Ended {
+    Closed,
+    Io(io::Error),
+    Misbehaved(&'static str),
+}
+
+/// What arrives.
+struct Inbound {
+    global: Arc<Global>,
+    shared: Arc<Shared>,
+    peer: Arc<Peer>,
+    /// Calls at a time.
+    calls: Arc<Semaphore>,
+}
+
+impl Inbound {
+    async fn read<R: AsyncRead + Send + Unpin>(self, mut stream: R) -> Ended {
+        let limits = &self.global.limits;
+        let mut records =
+            record::Reader::new(Limits { record_max_bytes: limits.record_max_bytes, ..Limits::default() });
+        loop {
+            loop {
+                match records.next_record() {
+                    Ok(Some(record)) => {
+                        if let Err(why) = self.handle(record).await {
+                            return why;
+                        }
+                    }
+                    Ok(None) => break,
+                    Err(_) => return Ended::Misbehaved("sent a record beyond the limits"),
+                }
+            }
+            let between = records.is_between_records();
+            let mut space = records.space();
+            let read = stream.read_buf(&mut space);
+            let read = match between {
+                true => read.await,
+                false => match timeout(limits.stall, read).await {
+                    Ok(read) => read,
+                    Err(_) => return Ended::Misbehaved("left a record unfinished"),
+                },
+            };
+            match read {
+                Ok(0) => return Ended::Closed,
+                Ok(_) => {}
+                Err(e) => return Ended::Io(e),
+            }
+        }
+    }
+
+    async fn handle(&self, record: Bytes) -> Result<(), Ended> {
+        match Message::decode(&record) {
+            Ok(Message::Call(header, args)) => self.call(header, args, record.len()).await,
+            Ok(Message::Reply(header, body)) => {
+                // Late answers have nobody who waits.
+                if let Some(waiting) = self.shared.calls.lock().remove(&header.xid) {
+                    let _ = waiting.send(results(header.body, body));
+                }
+                Ok(())
+            }
+            Ok(Message::UnknownVersion { xid, .. }) => {
+                let permit = self.permit().await?;
+                let versions = VersionRange { low: RPC_VERSION, high: RPC_VERSION };
+                let header = ReplyHeader::denied(xid, DeniedReply::RpcMismatch(versions));
+                reply(&self.global, &self.shared, Enc::of(&header), permit);
+                Ok(())
+            }
+            Err(_) => Err(Ended::Misbehaved("sent a message that is not RPC")),
+        }
+    }
+
+    /// The right to have one more call answered, when replies do not pile up.
+    async fn permit(&self) -> Result<OwnedSemaphorePermit, Ended> {
+        loop {
+            let written = self.shared.written.notified();
+            if self.shared.queued_bytes() <= self.global.limits.queued_max_bytes {
+                break;
+            }
+            written.await;
+        }
+        self.calls.clone().acquire_owned().await.map_err(|_| Ended::Closed)
+    }
+
+    async fn call(&self, header: CallHeader, args: Bytes, bytes: usize) -> Result<(), Ended> {
+        let permit = self.permit().await?;
+        let accepted = |stat| Enc::of(&ReplyHeader::accepted(header.xid, stat));
+        let refused = |stat| Enc::of(&ReplyHeader::denied(header.xid, DeniedReply::AuthError(stat)));
+        let answer = match self.global.program(header.prog, header.vers) {
+            Err(Mismatch::Program) => Some(accepted(AcceptStat::ProgUnavail)),
+            Err(Mismatch::Version(low, high)) => {
+                Some(accepted(AcceptStat::ProgMismatch(VersionRange { low, high })))
+            }
+            Ok(()) => None,
+        };
+        let caller = match answer {
+            Some(answer) => Err(answer),
+            None => caller(&header.cred, header.proc).map_err(refused),
+        };
+        let caller = match caller {
+            Ok(caller) => caller,
+            Err(answer) => {
+                reply(&self.global, &self.shared, answer, permit);
+                return Ok(());
+            }
+        };
+        let units = (bytes / MEMORY_UNIT_BYTES + 1) as u32;
+        let memory = self.global.memory.clone().acquire_many_owned(units).await;
+        let memory = memory.map_err(|_| Ended::Closed)?;
+        let incoming = Incoming {
+            prog: header.prog,
+            vers: header.vers,
+            proc: header.proc,
+            xid: header.xid,
+            caller,
+            args,
+            peer: self.peer.clone(),
+        };
+        let (global, shared) = (self.global.clone(), self.shared.clone());
+        let mut failure = OnFailure { global, shared, xid: header.xid, permit: Some(permit) };
+        let answer = self.global.service.clone().call(incoming);
+        tokio::spawn(async move {
+            let outcome = answer.await;
+            drop(memory);
+            failure.answer(outcome);
+        });
+        Ok(())
+    }
+}
+
+/// Who calls.
+fn caller(cred: &OpaqueAuth, proc: u32) -> Result<Caller, AuthStat> {
+    match cred.flavor {
+        AuthFlavor::NONE => Ok(Caller::Nobody),
+        AuthFlavor::SYS => match cred.as_sys() {
+            Ok(Some(sys)) => Ok(Caller::Sys(sys)),
+            _ => Err(AuthStat::BADCRED),
+        },
+        // A probe for TLS: an answer without its verifier says that there is none (RFC 9289 section 4.1).
+        AuthFlavor::TLS if proc == 0 => Ok(Caller::Nobody),
+        AuthFlavor::SHORT => Err(AuthStat::REJECTEDCRED),
+        _ => Err(AuthStat::TOOWEAK),
+    }
+}
+
+/// Answers a call; one whose task failed is answered SYSTEM_ERR instead of never.
+struct OnFailure {
+    global: Arc<Global>,
+    shared: Arc<Shared>,
+    xid: u32,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl OnFailure {
+    fn answer(&mut self, outcome: Outcome) {
+        let Some(permit) = self.permit.take() else { return };
+        let accepted = |stat| Enc::of(&ReplyHeader::accepted(self.xid, stat));
+        let message = match outcome {
+            Outcome::Done(results) => hither_proto::rpc::reply(self.xid, results),
+            Outcome::ProcUnavail => accepted(AcceptStat::ProcUnavail),
+            Outcome::GarbageArgs => accepted(AcceptStat::GarbageArgs),
+            Outcome::SystemErr => accepted(AcceptStat::SystemErr),
+            Outcome::Refused(stat) => Enc::of(&ReplyHeader::denied(self.xid, DeniedReply::AuthError(stat))),
+            Outcome::Silence => return,
+        };
+        reply(&self.global, &self.shared, message, permit);
+    }
+}
+
+impl Drop for OnFailure {
+    fn drop(&mut self) {
+        self.answer(Outcome::SystemErr);
+    }
+}
+
+/// Queues a reply. When too many wait on all connections, one with a large share of them ends: this one, if it has one.
+fn reply(global: &Global, shared: &Arc<Shared>, message: Enc, permit: OwnedSemaphorePermit) {
+    let bytes = message.len();
+    let most = global.limits.memory_max_bytes;
+    let all = global.queued_bytes.fetch_add(bytes, Relaxed) + bytes;
+    match shared.push(Outgoing { segments: record::frame(message), bytes, permit: Some(permit) }) {
+        None => {
+            global.queued_bytes.fetch_sub(bytes, Relaxed);
+        }
+        Some(waiting) if all > most && waiting > most / LARGE_SHARE => {
+            tracing::warn!("connection from {} dropped: it does not read its replies", shared.addr);
+            shared.ended.cancel();
+        }
+        Some(_) => {}
+    }
+}
+
+async fn write<W: AsyncWrite + Send + Unpin>(
+    global: Arc<Global>,
+    shared: Arc<Shared>,
+    mut stream: W,
+) -> Ended {
+    let mut batch: Vec<Outgoing> = Vec::new();
+    let stall = global.limits.stall;
+    loop {
+        let work = shared.work.notified();
+        let bytes = {
+            let queue = &mut *shared.queue.lock();
+            let (mut bytes, mut segments) = (0, 0);
+            while let Some(next) = queue.messages.front() {
+                segments += next.segments.len();
+                bytes += next.bytes;
+                if !batch.is_empty() && (bytes > BATCH_MAX_BYTES || segments > BATCH_MAX_SEGMENTS) {
+                    break;
+                }
+                batch.extend(queue.messages.pop_front());
+            }
+            batch.iter().map(|m| m.bytes).sum::<usize>()
+        };
+        if batch.is_empty() {
+            work.await;
+            continue;
+        }
+        let written = write_all(&mut stream, &batch, stall).await;
+        batch.clear();
+        shared.queue.lock().bytes -= bytes;
+        global.queued_bytes.fetch_sub(bytes, Relaxed);
+        shared.written.notify_waiters();
+        if let Err(e) = written {
+            return match e.kind() {
+                io::ErrorKind::TimedOut => Ended::Misbehaved("does not read its replies"),
+                _ => Ended::Io(e),
+            };
+        }
+    }
+}
+
+/// Writes all segments, as many at a time as the stream takes; each step within `stall`.
+async fn write_all<W: AsyncWrite + Send + Unpin>(
+    stream: &mut W,
+    batch: &[Outgoing],
+    stall: Duration,
+) -> io::Result<()> {
+    let mut slices: Vec<IoSlice<'_>> =
+        batch.iter().flat_map(|m| &m.segments).map(|s| IoSlice::new(s)).collect();
+    let mut left = &mut slices[..];
+    IoSlice::advance_slices(&mut left, 0);
+    while !left.is_empty() {
+        match timeout(stall, stream.write_vectored(left)).await.map_err(|_| io::ErrorKind::TimedOut)?? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            n => IoSlice::advance_slices(&mut left, n),
+        }
+    }
+    stream.flush().await
+}
+
+/// What the client made of our call.
+fn results(reply: ReplyBody, body: Bytes) -> Result<Bytes, CallError> {
+    match reply {
+        ReplyBody::Accepted(accepted) => match accepted.stat {
+            AcceptStat::Success => Ok(body),
+            AcceptStat::ProgUnavail => Err(CallError::ProgUnavail),
+            AcceptStat::ProgMismatch(VersionRange { low, high }) => {
+                Err(CallError::ProgMismatch { low, high })
+            }
+            AcceptStat::ProcUnavail => Err(CallError::ProcUnavail),
+            AcceptStat::GarbageArgs => Err(CallError::GarbageArgs),
+            AcceptStat::SystemErr | AcceptStat::Other(_) => Err(CallError::SystemErr),
+        },
+        ReplyBody::Denied(DeniedReply::AuthError(stat)) => Err(CallError::Denied(stat)),
+        ReplyBody::Denied(DeniedReply::RpcMismatch(VersionRange { low, high })) => {
+            Err(CallError::RpcMismatch { low, high })
+        }
+    }
+}
