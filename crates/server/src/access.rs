@@ -1,0 +1,177 @@
+//! Who may use an export, and as whom.
+//!
+//! It knows neither files nor the syntax of exports(5): an export's [`Admit`] says from a client's address what it may do
+//! ([`Rights`]), and [`Rights::cred`] makes the identity under which a call runs of what the client claims to be.
+
+use hither_rpc::server::Caller;
+use hither_vfs::Cred;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Nobody, when an export names no other.
+pub const NOBODY: u32 = 65_534;
+/// Ports below this need privileges at the client.
+const PRIVILEGED_PORTS: u16 = 1024;
+/// How long a user's groups are believed, and how many users are remembered.
+const GROUPS_TTL: Duration = Duration::from_secs(600);
+const GROUPS_MAX: usize = 16_384;
+
+/// Whose identity a client's users lose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Squash {
+    /// Nobody's: the client is trusted.
+    None,
+    /// The superuser's.
+    Root,
+    /// Everybody's.
+    All,
+}
+
+/// What a client may do with an export.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rights {
+    /// Nothing is changed.
+    pub read_only: bool,
+    /// Who becomes the anonymous user.
+    pub squash: Squash,
+    /// The anonymous user.
+    pub anon_uid: u32,
+    /// His group.
+    pub anon_gid: u32,
+    /// Calls must come from a privileged port.
+    pub secure: bool,
+    /// A user's groups are those that this machine knows, not those that the client sends.
+    pub manage_gids: bool,
+}
+
+impl Default for Rights {
+    /// As in exports(5): read-only, `root_squash`, `secure`.
+    fn default() -> Self {
+        Self {
+            read_only: true,
+            squash: Squash::Root,
+            anon_uid: NOBODY,
+            anon_gid: NOBODY,
+            secure: true,
+            manage_gids: false,
+        }
+    }
+}
+
+/// What a client at an address may do; `None`: it may not know the export. Must not block.
+pub type Admit = dyn Fn(IpAddr) -> Option<Rights> + Send + Sync;
+
+/// Groups of a user on this machine, primary one first; may block. `None`: unknown user.
+pub type GroupsOf = dyn Fn(u32) -> Option<Vec<u32>> + Send + Sync;
+
+impl Rights {
+    /// Whether a client's port is good enough.
+    pub fn port_suffices(&self, peer: &SocketAddr) -> bool {
+        !self.secure || peer.port() < PRIVILEGED_PORTS
+    }
+
+    /// The identity of a caller. `groups` are those of [`Groups`], when they are managed.
+    pub fn cred(&self, caller: &Caller, groups: Option<&[u32]>) -> Cred {
+        let anonymous = Cred { uid: self.anon_uid, gid: self.anon_gid, groups: SmallVec::new() };
+        let Caller::Sys(sys) = caller else { return anonymous };
+        match self.squash {
+            Squash::All => anonymous,
+            Squash::Root if sys.uid == 0 => anonymous,
+            squash => {
+                let map = |gid: u32| if squash == Squash::Root && gid == 0 { self.anon_gid } else { gid };
+                match groups {
+                    Some(groups) => Cred {
+                        uid: sys.uid,
+                        gid: map(groups.first().copied().unwrap_or(sys.gid)),
+                        groups: groups.iter().copied().map(map).collect(),
+                    },
+                    None => Cred {
+                        uid: sys.uid,
+                        gid: map(sys.gid),
+                        groups: sys.gids.iter().copied().map(map).collect(),
+                    },
+                }
+            }
+        }
+    }
+}
+
+/// Groups of users, looked up on this machine and remembered for a while.
+pub struct Groups {
+    look_up: Option<Arc<GroupsOf>>,
+    known: Mutex<HashMap<u32, Known>>,
+}
+
+/// When and what.
+type Known = (Instant, Option<Arc<[u32]>>);
+
+impl Groups {
+    /// Groups that `look_up` tells.
+    pub fn new(look_up: Option<Arc<GroupsOf>>) -> Self {
+        Self { look_up, known: Mutex::default() }
+    }
+
+    /// The groups of a user; `None` when this machine does not know him.
+    pub async fn of(&self, uid: u32) -> Option<Arc<[u32]>> {
+        let look_up = self.look_up.clone()?;
+        let now = Instant::now();
+        if let Some((at, groups)) = self.known.lock().get(&uid)
+            && now.duration_since(*at) < GROUPS_TTL
+        {
+            return groups.clone();
+        }
+        let found = tokio::task::spawn_blocking(move || look_up(uid)).await.ok().flatten();
+        let groups: Option<Arc<[u32]>> = found.map(Arc::from);
+        let mut known = self.known.lock();
+        if known.len() >= GROUPS_MAX {
+            known.clear();
+        }
+        known.insert(uid, (now, groups.clone()));
+        groups
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hither_proto::rpc::AuthSys;
+
+    fn caller(uid: u32, gid: u32, gids: &[u32]) -> Caller {
+        let (stamp, machinename) = (0, Default::default());
+        Caller::Sys(AuthSys { stamp, machinename, uid, gid, gids: gids.to_vec().into() })
+    }
+
+    fn rights(squash: Squash) -> Rights {
+        Rights { squash, anon_uid: 7, anon_gid: 8, ..Rights::default() }
+    }
+
+    #[test]
+    fn squashing_takes_away_what_it_says() {
+        let root = caller(0, 0, &[0, 5]);
+        let user = caller(1000, 0, &[0, 5]);
+        assert_eq!(rights(Squash::None).cred(&root, None).uid, 0);
+        assert_eq!(rights(Squash::Root).cred(&root, None), rights(Squash::All).cred(&user, None));
+        let kept = rights(Squash::Root).cred(&user, None);
+        assert_eq!((kept.uid, kept.gid, &kept.groups[..]), (1000, 8, &[8, 5][..]));
+        assert_eq!(rights(Squash::None).cred(&Caller::Nobody, None).uid, 7);
+    }
+
+    #[test]
+    fn managed_groups_replace_those_of_the_client() {
+        let cred = rights(Squash::Root).cred(&caller(1000, 0, &[0, 5]), Some(&[100, 101, 102]));
+        assert_eq!((cred.gid, &cred.groups[..]), (100, &[100, 101, 102][..]));
+    }
+
+    #[test]
+    fn secure_means_privileged_ports() {
+        let at = |port| SocketAddr::new(IpAddr::from([127, 0, 0, 1]), port);
+        assert!(Rights::default().port_suffices(&at(1023)));
+        assert!(!Rights::default().port_suffices(&at(1024)));
+        assert!(Rights { secure: false, ..Rights::default() }.port_suffices(&at(1024)));
+    }
+}

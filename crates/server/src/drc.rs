@@ -1,0 +1,155 @@
+//! The reply cache of NFSv3: a call that is sent again is answered again, not executed again.
+//!
+//! It knows nothing of procedures. A call is recognised by its client's address, its transaction id, its program and a checksum of
+//! its arguments, so that a transaction id that is used anew is no repetition. A repetition of a call that is still being
+//! executed waits for its reply. Entries go when there are too many, oldest first; those being executed stay.
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use tokio::sync::watch;
+use twox_hash::XxHash3_64;
+
+/// Most replies that are remembered. At a hundred bytes each they are few megabytes; a client that sends a call again does
+/// so within a minute or two, in which a busy server executes about this many.
+const ENTRIES_MAX: usize = 65_536;
+/// Bytes of the arguments that the checksum covers: names and the first bytes of what is written.
+const SUM_BYTES: usize = 4096;
+
+/// What makes two calls the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    client: IpAddr,
+    xid: u32,
+    prog: u32,
+    vers: u32,
+    proc: u32,
+    len: usize,
+    sum: u64,
+}
+
+impl Key {
+    /// The key of a call.
+    pub fn of(call: &hither_rpc::server::Incoming) -> Self {
+        Self {
+            client: call.peer.addr.ip(),
+            xid: call.xid,
+            prog: call.prog,
+            vers: call.vers,
+            proc: call.proc,
+            len: call.args.len(),
+            sum: XxHash3_64::oneshot(&call.args[..call.args.len().min(SUM_BYTES)]),
+        }
+    }
+}
+
+enum Entry {
+    Running(watch::Receiver<Option<Bytes>>),
+    Done(Bytes),
+}
+
+#[derive(Default)]
+struct Inner {
+    entries: HashMap<Key, Entry>,
+    /// Finished ones, oldest first.
+    order: VecDeque<Key>,
+}
+
+/// The cache.
+#[derive(Default)]
+pub(crate) struct ReplyCache {
+    inner: Mutex<Inner>,
+}
+
+/// Whether a call is new.
+pub(crate) enum Seen {
+    /// It is: execute it and say so.
+    New(Turn),
+    /// It was executed: this was its reply.
+    Before(Bytes),
+    /// It was seen, but its execution failed before there was a reply.
+    Lost,
+}
+
+/// The execution of a call.
+pub(crate) struct Turn {
+    key: Key,
+    done: watch::Sender<Option<Bytes>>,
+}
+
+impl ReplyCache {
+    /// Looks a call up; waits when it is being executed.
+    pub async fn look_up(&self, key: Key) -> Seen {
+        let mut running = {
+            let mut inner = self.inner.lock();
+            match inner.entries.get(&key) {
+                Some(Entry::Done(reply)) => return Seen::Before(reply.clone()),
+                Some(Entry::Running(running)) => running.clone(),
+                None => {
+                    let (done, running) = watch::channel(None);
+                    inner.entries.insert(key, Entry::Running(running));
+                    return Seen::New(Turn { key, done });
+                }
+            }
+        };
+        match running.wait_for(Option::is_some).await {
+            Ok(reply) => reply.clone().map_or(Seen::Lost, Seen::Before),
+            Err(_) => {
+                self.inner.lock().entries.remove(&key);
+                Seen::Lost
+            }
+        }
+    }
+
+    /// Remembers the reply of an executed call.
+    pub fn finish(&self, turn: Turn, reply: Bytes) {
+        let mut inner = self.inner.lock();
+        inner.entries.insert(turn.key, Entry::Done(reply.clone()));
+        inner.order.push_back(turn.key);
+        while inner.order.len() > ENTRIES_MAX {
+            if let Some(old) = inner.order.pop_front() {
+                inner.entries.remove(&old);
+            }
+        }
+        drop(inner);
+        turn.done.send_replace(Some(reply));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    fn key(xid: u32) -> Key {
+        Key { client: IpAddr::from([1, 2, 3, 4]), xid, prog: 1, vers: 3, proc: 9, len: 4, sum: 5 }
+    }
+
+    #[tokio::test]
+    async fn a_repetition_gets_the_first_reply() {
+        let cache = Arc::new(ReplyCache::default());
+        let Seen::New(turn) = cache.look_up(key(1)).await else { panic!("it is new") };
+        let waits = tokio::spawn({
+            let cache = cache.clone();
+            async move { cache.look_up(key(1)).await }
+        });
+        tokio::task::yield_now().await;
+        cache.finish(turn, Bytes::from_static(b"reply"));
+        assert!(matches!(waits.await.unwrap(), Seen::Before(r) if &r[..] == b"reply"));
+        assert!(matches!(cache.look_up(key(1)).await, Seen::Before(_)));
+        assert!(matches!(cache.look_up(key(2)).await, Seen::New(_)));
+    }
+
+    #[tokio::test]
+    async fn the_oldest_replies_go() {
+        let cache = ReplyCache::default();
+        for xid in 0..=ENTRIES_MAX as u32 {
+            let Seen::New(turn) = cache.look_up(key(xid)).await else { panic!("it is new") };
+            cache.finish(turn, Bytes::new());
+        }
+        assert!(matches!(cache.look_up(key(0)).await, Seen::New(_)));
+        assert!(matches!(cache.look_up(key(2)).await, Seen::Before(_)));
+        assert_eq!(cache.inner.lock().order.len(), ENTRIES_MAX);
+    }
+}

@@ -1,0 +1,87 @@
+//! MOUNT version 3 (RFC 1813 appendix I): a path becomes NFSv3's first filehandle.
+//!
+//! It knows nothing of NFS procedures. Nothing is remembered of who mounts what: lists of that kind are never true.
+
+use crate::error::stat3;
+use crate::handle;
+use crate::server::{Request, Server};
+use crate::table::Export;
+use hither_proto::mount::{
+    Dirpath, Exportnode, MntArgs, MntOk, MntRes, MountCall, MountProc, MountReply, Mountstat3,
+    Name as HostName,
+};
+use hither_proto::nfs3;
+use hither_proto::rpc::AuthFlavor;
+use hither_proto::xdr::{Chain, Enc};
+use hither_rpc::server::{Incoming, Outcome};
+use hither_vfs::{FileKind, Node, Stop, Want, Where};
+use std::sync::Arc;
+
+/// Answers a call.
+pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
+    let args = match MountCall::decode(MountProc(call.proc), &call.args) {
+        Ok(Some(args)) => args,
+        Ok(None) => return Outcome::ProcUnavail,
+        Err(_) => return Outcome::GarbageArgs,
+    };
+    let request =
+        Request { server: server.clone(), table: server.table(), peer: call.peer, caller: call.caller };
+    let reply = match args {
+        MountCall::Null(_) => MountReply::Null(()),
+        MountCall::Mnt(args) => MountReply::Mnt(mnt(&request, &args).await),
+        MountCall::Dump(_) => MountReply::Dump(Chain::default()),
+        MountCall::Umnt(_) => MountReply::Umnt(()),
+        MountCall::Umntall(_) => MountReply::Umntall(()),
+        MountCall::Export(_) => MountReply::Export(Chain(exports(&request))),
+    };
+    let mut out = Enc::new();
+    reply.encode(&mut out);
+    Outcome::Done(out)
+}
+
+async fn mnt(request: &Request, args: &MntArgs) -> MntRes {
+    match root(request, args).await {
+        Ok(ok) => MntRes::Granted(ok),
+        Err(status) => {
+            tracing::info!("{} may not mount {}: {status:?}", request.peer.addr, args.dirpath.escape_ascii());
+            MntRes::Refused(status.0)
+        }
+    }
+}
+
+async fn root(request: &Request, args: &MntArgs) -> Result<MntOk, Mountstat3> {
+    let (export, names) = request.table.find(&args.dirpath).ok_or(Mountstat3::NOENT)?;
+    let (cx, _) = request.enter(export).await.map_err(|_| Mountstat3::ACCES)?;
+    let failed = |e: hither_vfs::Error| Mountstat3(stat3(&e).0);
+    let mut node: Node = export.root().await.map_err(failed)?;
+    if !names.is_empty() {
+        let trail = export.vfs.walk(&cx, Where { base: &node.fh, path: &names }, Want::default()).await;
+        let trail = trail.map_err(failed)?;
+        match (trail.stop, trail.steps.into_iter().last()) {
+            (Stop::Complete, Some(last)) => node = last,
+            (Stop::Symlink | Stop::NotDirectory, _) => return Err(Mountstat3::NOTDIR),
+            (Stop::Failed(e), _) => return Err(failed(e)),
+            _ => return Err(Mountstat3::NOENT),
+        }
+    }
+    if node.attrs.attr.kind != FileKind::Directory {
+        return Err(Mountstat3::NOTDIR);
+    }
+    let wire = handle::object(export.number, &node.fh);
+    if wire.len() > nfs3::FH_MAX_BYTES {
+        tracing::error!("{}: filehandles of this file system are too long for NFSv3", export.path);
+        return Err(Mountstat3::NOTSUPP);
+    }
+    Ok(MntOk { fhandle: wire.into(), auth_flavors: vec![AuthFlavor::SYS].into() })
+}
+
+/// What this client may mount. Who else may is not its business.
+fn exports(request: &Request) -> Vec<Exportnode> {
+    let client = request.peer.addr.ip();
+    let may = |e: &&Arc<Export>| e.rights(client).is_some();
+    let node = |e: &Arc<Export>| Exportnode {
+        dir: Dirpath::copy(e.path.as_bytes()),
+        groups: Chain(Vec::<HostName>::new()),
+    };
+    request.table.exports().iter().filter(may).map(node).collect()
+}

@@ -1,0 +1,197 @@
+//! The server: programs, and what their calls share.
+//!
+//! It knows no procedure. A call finds its program here and gets a [`Request`]: the exports as they are now, the client's
+//! address, and what it claims to be.
+
+use crate::access::{Groups, GroupsOf, Rights};
+use crate::drc::ReplyCache;
+use crate::table::{Export, Table};
+use crate::{mountd, v3, v4};
+use hither_proto::{mount, nfs3, nfs4};
+use hither_rpc::BoxFuture;
+use hither_rpc::server::{Caller, Incoming, Outcome, Peer, Program, Service};
+use hither_vfs::{Cx, Env, Error};
+use parking_lot::RwLock;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// How a server behaves.
+#[derive(Clone)]
+pub struct Options {
+    /// Longest READ and WRITE.
+    pub io_max_bytes: u32,
+    /// NFSv3 and MOUNT are offered.
+    pub v3: bool,
+    /// NFSv4.1 and 4.2 are offered.
+    pub v4: bool,
+    /// How long a silent client of NFSv4 keeps what it holds for sure.
+    pub lease: Duration,
+    /// How long clients may take back what they held before a restart.
+    pub grace: Duration,
+    /// How long a client that is silent beyond its lease keeps what nobody else asks for.
+    pub courtesy: Duration,
+    /// Most clients of NFSv4.
+    pub clients_max: usize,
+    /// Most opens and locks of all clients of NFSv4.
+    pub states_max: usize,
+    /// Where the names of clients are kept that may reclaim after a restart; `None`: nowhere, so they may not.
+    pub state_dir: Option<PathBuf>,
+    /// A user's groups, for exports with `manage-gids`.
+    pub groups: Option<Arc<GroupsOf>>,
+    /// Randomness and wall clock.
+    pub env: Env,
+}
+
+impl Options {
+    /// The usual behaviour.
+    pub fn new(env: Env) -> Self {
+        Self {
+            io_max_bytes: 1 << 20,
+            v3: true,
+            v4: true,
+            lease: Duration::from_secs(90),
+            grace: Duration::from_secs(90),
+            courtesy: Duration::from_secs(24 * 3600),
+            clients_max: 16_384,
+            states_max: 1 << 20,
+            state_dir: None,
+            groups: None,
+            env,
+        }
+    }
+}
+
+/// An NFS server over any number of exports. Give it to an [`hither_rpc::server::Acceptor`].
+pub struct Server {
+    pub(crate) options: Options,
+    programs: Vec<Program>,
+    table: RwLock<Arc<Table>>,
+    groups: Groups,
+    pub(crate) replies: ReplyCache,
+    verifier: AtomicU64,
+    pub(crate) v4: v4::Nfs4,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("programs", &self.programs).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// A server of `table`. Reads which clients may reclaim what they held before.
+    ///
+    /// # Errors
+    /// The directory for the names of clients cannot be used.
+    pub fn new(options: Options, table: Table) -> std::io::Result<Arc<Self>> {
+        let (low, high) = (if options.v3 { 3 } else { 4 }, if options.v4 { 4 } else { 3 });
+        let mut programs = vec![Program { number: nfs3::PROGRAM, low, high }];
+        if options.v3 {
+            let version = mount::VERSION;
+            programs.push(Program { number: mount::PROGRAM, low: version, high: version });
+        }
+        let v4 = v4::Nfs4::new(&options)?;
+        Ok(Arc::new(Self {
+            programs,
+            table: RwLock::new(Arc::new(table)),
+            groups: Groups::new(options.groups.clone()),
+            replies: ReplyCache::default(),
+            verifier: AtomicU64::new((options.env.random)()),
+            v4,
+            options,
+        }))
+    }
+
+    /// Work that time brings: ends what silent clients hold. Runs until it is dropped.
+    pub async fn tend(self: Arc<Self>) {
+        self.v4.tend(&self).await;
+    }
+
+    /// Exports something else from now on. Filehandles of exports that stay remain valid.
+    pub fn replace(&self, table: Table) {
+        *self.table.write() = Arc::new(table);
+        self.v4.exports_changed();
+    }
+
+    /// The exports now.
+    pub fn table(&self) -> Arc<Table> {
+        self.table.read().clone()
+    }
+
+    /// Says to clients whether unstable data may have been lost.
+    pub(crate) fn write_verifier(&self) -> [u8; 8] {
+        self.verifier.load(Relaxed).to_be_bytes()
+    }
+
+    /// Bytes that were acknowledged but not committed are lost: clients have to write them again.
+    pub(crate) fn bytes_lost(&self, error: &Error) {
+        tracing::error!("written data cannot be made stable: {error}; clients will send it again");
+        self.verifier.store((self.options.env.random)(), Relaxed);
+    }
+
+    async fn dispatch(self: Arc<Self>, call: Incoming) -> Outcome {
+        match (call.prog, call.vers, call.proc) {
+            (_, _, 0) => Outcome::Done(Default::default()),
+            (mount::PROGRAM, ..) => mountd::answer(&self, call).await,
+            (nfs3::PROGRAM, nfs3::VERSION, _) => v3::answer(&self, call).await,
+            (nfs4::PROGRAM, nfs4::VERSION, nfs4_proc) if nfs4_proc == nfs4::Proc4::COMPOUND.0 => {
+                v4::answer(&self, call).await
+            }
+            _ => Outcome::ProcUnavail,
+        }
+    }
+}
+
+impl Service for Server {
+    fn programs(&self) -> &[Program] {
+        &self.programs
+    }
+
+    fn call(self: Arc<Self>, call: Incoming) -> BoxFuture<'static, Outcome> {
+        Box::pin(self.dispatch(call))
+    }
+
+    fn closed(&self, peer: &Peer) {
+        self.v4.closed(peer);
+    }
+}
+
+/// What the parts of one call share.
+pub(crate) struct Request {
+    pub server: Arc<Server>,
+    pub table: Arc<Table>,
+    pub peer: Arc<Peer>,
+    pub caller: Caller,
+}
+
+/// Why an export may not be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Denied {
+    /// Not by this client.
+    Client,
+    /// Not from this port.
+    Port,
+}
+
+impl Request {
+    /// The identity under which a call uses an export.
+    pub async fn enter(&self, export: &Export) -> Result<(Cx, Rights), Denied> {
+        let rights = export.rights(self.peer.addr.ip()).ok_or(Denied::Client)?;
+        if !rights.port_suffices(&self.peer.addr) {
+            tracing::debug!(
+                "{}: {} is refused because it does not call from a privileged port; `insecure` allows it",
+                export.path,
+                self.peer.addr
+            );
+            return Err(Denied::Port);
+        }
+        let groups = match &self.caller {
+            Caller::Sys(sys) if rights.manage_gids => self.server.groups.of(sys.uid).await,
+            _ => None,
+        };
+        let cred = rights.cred(&self.caller, groups.as_deref());
+        Ok((Cx::new(Arc::new(cred)), rights))
+    }
+}

@@ -1,0 +1,248 @@
+//! The exports of a server, and the directories that lead to them.
+//!
+//! It knows nothing of protocols. NFSv4 has one tree with one root (RFC 8881 section 7.3): where no export is, directories that
+//! exist nowhere else join the exports. A table never changes; a reload makes another one, whose exports have the same
+//! numbers because numbers are made of paths.
+
+use crate::access::{Admit, Rights};
+use crate::handle::NUMBERS;
+use hither_vfs::{Cred, Cx, Error, Fh, Name, Node, Vfs};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+use twox_hash::XxHash3_64;
+
+/// What is to be exported.
+#[derive(Clone)]
+pub struct ExportSpec {
+    /// Its name for clients: an absolute path, `/` or `/srv/data`.
+    pub path: String,
+    /// Further paths under which NFSv3 clients may ask for it.
+    pub aliases: Vec<String>,
+    /// The files.
+    pub vfs: Arc<dyn Vfs>,
+    /// Who may use it.
+    pub admit: Arc<Admit>,
+}
+
+/// An export.
+pub struct Export {
+    /// Its number in filehandles.
+    pub number: u32,
+    /// Its name for clients.
+    pub path: String,
+    aliases: Vec<String>,
+    /// The files.
+    pub vfs: Arc<dyn Vfs>,
+    admit: Arc<Admit>,
+    root: Mutex<Option<Fh>>,
+}
+
+impl std::fmt::Debug for Export {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Export")
+            .field("path", &self.path)
+            .field("number", &self.number)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Export {
+    /// What a client may do; `None`: it may not know of the export.
+    pub fn rights(&self, client: IpAddr) -> Option<Rights> {
+        (self.admit)(client.to_canonical())
+    }
+
+    /// The root directory.
+    ///
+    /// # Errors
+    /// Those of the `Vfs`.
+    pub async fn root(&self) -> hither_vfs::Result<Node> {
+        let node = self.vfs.root(&Cx::new(Arc::new(Cred::root()))).await?;
+        *self.root.lock() = Some(node.fh.clone());
+        Ok(node)
+    }
+
+    /// Whether a handle is the root's, as far as it was asked for.
+    pub fn is_root(&self, fh: &Fh) -> bool {
+        self.root.lock().as_ref() == Some(fh)
+    }
+
+    /// File system numbers of different exports differ, so that clients do not take one for the other.
+    pub fn fsid(&self, of: (u64, u64)) -> (u64, u64) {
+        (of.0 ^ u64::from(self.number) << 40, of.1)
+    }
+}
+
+/// A place in the tree above the exports.
+#[derive(Debug)]
+pub struct Above {
+    /// Its number in filehandles.
+    pub number: u32,
+    /// Index of its parent; its own for the root.
+    pub parent: usize,
+    /// Its name in its parent.
+    pub name: Vec<u8>,
+    /// What is below it: indices of places.
+    pub children: BTreeMap<Vec<u8>, usize>,
+    /// The export that begins here.
+    pub export: Option<Arc<Export>>,
+}
+
+/// All exports.
+#[derive(Debug, Default)]
+pub struct Table {
+    exports: Vec<Arc<Export>>,
+    by_number: HashMap<u32, Arc<Export>>,
+    /// The first is the root.
+    places: Vec<Above>,
+    place_by_number: HashMap<u32, usize>,
+    place_of_export: HashMap<u32, usize>,
+}
+
+impl Table {
+    /// A table of exports.
+    ///
+    /// # Errors
+    /// `EINVAL` and the reason: a path that is not absolute, or is there twice, or lies inside another export.
+    pub fn new(specs: Vec<ExportSpec>) -> Result<Self, Error> {
+        let mut table = Self::default();
+        table.add_place(0, Vec::new(), "/");
+        for spec in specs {
+            table.add(spec)?;
+        }
+        for export in &table.exports {
+            let at = table.place_of_export[&export.number];
+            if !table.places[at].children.is_empty() {
+                return Err(invalid(format!(
+                    "{} is exported and so is a directory inside it: clients of NFSv4 could not see the latter; \
+                     export one of them",
+                    export.path
+                )));
+            }
+        }
+        Ok(table)
+    }
+
+    fn add(&mut self, spec: ExportSpec) -> Result<(), Error> {
+        if !spec.path.starts_with('/') {
+            return Err(invalid(format!("export {}: the path must begin with /", spec.path)));
+        }
+        let (mut at, mut path) = (0, String::new());
+        for name in spec.path.split('/').filter(|n| !n.is_empty()) {
+            if name == "." || name == ".." {
+                return Err(invalid(format!("export {}: '.' and '..' have no place in the path", spec.path)));
+            }
+            path.push('/');
+            path.push_str(name);
+            at = match self.places[at].children.get(name.as_bytes()) {
+                Some(child) => *child,
+                None => self.add_place(at, name.as_bytes().to_vec(), &path),
+            };
+        }
+        if path.is_empty() {
+            path.push('/');
+        }
+        let number = free(path.as_bytes(), |n| self.by_number.contains_key(&n));
+        let export = Arc::new(Export {
+            number,
+            path,
+            aliases: spec.aliases,
+            vfs: spec.vfs,
+            admit: spec.admit,
+            root: Mutex::new(None),
+        });
+        if self.places[at].export.replace(export.clone()).is_some() {
+            return Err(invalid(format!("{} is exported twice", export.path)));
+        }
+        self.place_of_export.insert(number, at);
+        self.by_number.insert(number, export.clone());
+        self.exports.push(export);
+        Ok(())
+    }
+
+    fn add_place(&mut self, parent: usize, name: Vec<u8>, path: &str) -> usize {
+        let at = self.places.len();
+        let number = free(path.as_bytes(), |n| self.place_by_number.contains_key(&n));
+        self.places.push(Above {
+            number,
+            parent,
+            name: name.clone(),
+            children: BTreeMap::new(),
+            export: None,
+        });
+        self.place_by_number.insert(number, at);
+        if at != parent {
+            self.places[parent].children.insert(name, at);
+        }
+        at
+    }
+
+    /// All exports.
+    pub fn exports(&self) -> &[Arc<Export>] {
+        &self.exports
+    }
+
+    /// The export of that number.
+    pub fn export(&self, number: u32) -> Option<&Arc<Export>> {
+        self.by_number.get(&number)
+    }
+
+    /// A place by its index.
+    pub fn place(&self, at: usize) -> &Above {
+        &self.places[at]
+    }
+
+    /// Index of the place of that number.
+    pub fn place_numbered(&self, number: u32) -> Option<usize> {
+        self.place_by_number.get(&number).copied()
+    }
+
+    /// Index of the place where an export begins.
+    pub fn place_of(&self, export: &Export) -> usize {
+        self.place_of_export.get(&export.number).copied().unwrap_or(0)
+    }
+
+    /// Whether a client may know a place: it leads to an export that the client may use.
+    pub fn is_visible(&self, at: usize, client: IpAddr) -> bool {
+        let place = &self.places[at];
+        place.export.as_ref().is_some_and(|e| e.rights(client).is_some())
+            || place.children.values().any(|c| self.is_visible(*c, client))
+    }
+
+    /// The export that a path is in, and the names below its root.
+    pub fn find(&self, path: &[u8]) -> Option<(&Arc<Export>, Vec<Name>)> {
+        let wanted: Vec<&[u8]> = path.split(|b| *b == b'/').filter(|n| !n.is_empty()).collect();
+        let below = |of: &str| {
+            let mut names = wanted.iter();
+            of.split('/')
+                .filter(|n| !n.is_empty())
+                .all(|n| names.next() == Some(&n.as_bytes()))
+                .then(|| names.copied().collect::<Vec<_>>())
+        };
+        let candidates = self
+            .exports
+            .iter()
+            .flat_map(|e| std::iter::once(&e.path).chain(&e.aliases).filter_map(move |p| Some((e, p))));
+        let mut found: Vec<(&Arc<Export>, Vec<&[u8]>)> =
+            candidates.filter_map(|(e, p)| Some((e, below(p)?))).collect();
+        found.sort_by_key(|(_, names)| names.len());
+        let (export, names) = found.into_iter().next()?;
+        let names = names.into_iter().map(|n| Name::new(bytes::Bytes::copy_from_slice(n)));
+        Some((export, names.collect::<Result<_, _>>().ok()?))
+    }
+}
+
+/// A number made of a path, the next free one when it is taken.
+fn free(path: &[u8], taken: impl Fn(u32) -> bool) -> u32 {
+    let mut number = XxHash3_64::oneshot(path) as u32 % NUMBERS;
+    while taken(number) {
+        number = (number + 1) % NUMBERS;
+    }
+    number
+}
+
+fn invalid(why: String) -> Error {
+    Error::because(libc::EINVAL, why)
+}

@@ -1,0 +1,196 @@
+//! NFSv3 (RFC 1813) over a `Vfs`: arguments in, results out, a function for each procedure.
+//!
+//! It knows nothing of connections. Nothing is kept between calls but the replies of those that change something
+//! (`drc`). Weak cache consistency data say what an object was before a call only where the `Vfs` knows that nobody came in
+//! between; clients then trust what they know.
+//!
+//! Locks are not offered (NLM is a protocol of its own): clients mount with `nolock` (Linux) and lock among themselves.
+
+mod change;
+mod convert;
+mod list;
+mod read;
+
+use crate::access::Rights;
+use crate::drc::{Key, Seen};
+use crate::error::stat3;
+use crate::handle::{self, Handle};
+use crate::server::{Request, Server};
+use crate::table::Export;
+use convert::fattr;
+use hither_proto::nfs3::{
+    Call3, Diropargs3, Fattr3, Fh3, Name3, Nfsstat3, PostOpAttr, Proc3, Reply3, WccAttr, WccData,
+};
+use hither_proto::xdr::Enc;
+use hither_rpc::server::{Incoming, Outcome};
+use hither_vfs::{Attr, ChangeInfo, Cx, Fh, File, Name};
+use std::sync::Arc;
+
+/// Answers a call.
+pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
+    let args = match Call3::decode(Proc3(call.proc), &call.args) {
+        Ok(Some(args)) => args,
+        Ok(None) => return Outcome::ProcUnavail,
+        Err(_) => return Outcome::GarbageArgs,
+    };
+    let key = changes_something(&args).then(|| Key::of(&call));
+    let request =
+        Request { server: server.clone(), table: server.table(), peer: call.peer, caller: call.caller };
+    let run = async {
+        let mut out = Enc::new();
+        execute(&request, args).await.encode(&mut out);
+        out
+    };
+    let Some(key) = key else { return Outcome::Done(run.await) };
+    match server.replies.look_up(key).await {
+        Seen::New(turn) => {
+            let reply = run.await.to_bytes();
+            server.replies.finish(turn, reply.clone());
+            Outcome::Done(raw(&reply))
+        }
+        Seen::Before(reply) => Outcome::Done(raw(&reply)),
+        Seen::Lost => Outcome::SystemErr,
+    }
+}
+
+fn raw(reply: &[u8]) -> Enc {
+    let mut out = Enc::new();
+    out.raw(reply);
+    out
+}
+
+/// Executed twice, these could do harm.
+fn changes_something(call: &Call3) -> bool {
+    matches!(
+        call,
+        Call3::Setattr(_)
+            | Call3::Write(_)
+            | Call3::Create(_)
+            | Call3::Mkdir(_)
+            | Call3::Symlink(_)
+            | Call3::Mknod(_)
+            | Call3::Remove(_)
+            | Call3::Rmdir(_)
+            | Call3::Rename(_)
+            | Call3::Link(_)
+    )
+}
+
+async fn execute(r: &Request, call: Call3) -> Reply3 {
+    match call {
+        Call3::Null(_) => Reply3::Null(()),
+        Call3::Getattr(a) => Reply3::Getattr(read::getattr(r, &a).await),
+        Call3::Setattr(a) => Reply3::Setattr(change::setattr(r, &a).await),
+        Call3::Lookup(a) => Reply3::Lookup(read::lookup(r, &a).await),
+        Call3::Access(a) => Reply3::Access(read::access(r, &a).await),
+        Call3::Readlink(a) => Reply3::Readlink(read::readlink(r, &a).await),
+        Call3::Read(a) => Reply3::Read(read::read(r, &a).await),
+        Call3::Write(a) => Reply3::Write(change::write(r, a).await),
+        Call3::Create(a) => Reply3::Create(change::create(r, &a).await),
+        Call3::Mkdir(a) => Reply3::Mkdir(change::mkdir(r, &a).await),
+        Call3::Symlink(a) => Reply3::Symlink(change::symlink(r, &a).await),
+        Call3::Mknod(a) => Reply3::Mknod(change::mknod(r, &a).await),
+        Call3::Remove(a) => Reply3::Remove(change::remove(r, &a.object, false).await),
+        Call3::Rmdir(a) => Reply3::Rmdir(change::remove(r, &a.object, true).await),
+        Call3::Rename(a) => Reply3::Rename(change::rename(r, &a).await),
+        Call3::Link(a) => Reply3::Link(change::link(r, &a).await),
+        Call3::Readdir(a) => Reply3::Readdir(list::readdir(r, &a).await),
+        Call3::Readdirplus(a) => Reply3::Readdirplus(list::readdirplus(r, &a).await),
+        Call3::Fsstat(a) => Reply3::Fsstat(read::fsstat(r, &a).await),
+        Call3::Fsinfo(a) => Reply3::Fsinfo(read::fsinfo(r, &a).await),
+        Call3::Pathconf(a) => Reply3::Pathconf(read::pathconf(r, &a).await),
+        Call3::Commit(a) => Reply3::Commit(change::commit(r, &a).await),
+    }
+}
+
+/// An object that a call is about, and as whom.
+struct At {
+    export: Arc<Export>,
+    fh: Fh,
+    cx: Cx,
+    rights: Rights,
+}
+
+impl At {
+    /// The object of a filehandle.
+    async fn of(r: &Request, fh: &Fh3) -> Result<Self, Nfsstat3> {
+        let (number, fh) = match Handle::read(fh) {
+            Some(Handle::Object(number, fh)) => (number, fh),
+            Some(Handle::Above(_)) => return Err(Nfsstat3::STALE),
+            None => return Err(Nfsstat3::BADHANDLE),
+        };
+        let export = r.table.export(number).ok_or(Nfsstat3::STALE)?.clone();
+        let (cx, rights) = r.enter(&export).await.map_err(|_| Nfsstat3::ACCES)?;
+        Ok(Self { export, fh, cx, rights })
+    }
+
+    /// The same to change it.
+    async fn to_change(r: &Request, fh: &Fh3) -> Result<Self, Nfsstat3> {
+        let at = Self::of(r, fh).await?;
+        if at.rights.read_only { Err(Nfsstat3::ROFS) } else { Ok(at) }
+    }
+
+    fn file(&self) -> File<'_> {
+        File { fh: &self.fh, open: None }
+    }
+
+    async fn attr(&self) -> Result<Attr, Nfsstat3> {
+        match self.export.vfs.getattr(&self.cx, self.file()).await {
+            Ok(attrs) => Ok(attrs.attr),
+            Err(e) => Err(stat3(&e)),
+        }
+    }
+
+    fn wire(&self, attr: &Attr) -> Fattr3 {
+        fattr(attr, &self.export)
+    }
+
+    /// Attributes after a call, when they can be had.
+    async fn after(&self) -> PostOpAttr {
+        self.attr().await.ok().map(|a| self.wire(&a))
+    }
+
+    /// The wire handle of another object of the export.
+    fn handle(&self, fh: &Fh) -> Option<Fh3> {
+        let wire = handle::object(self.export.number, fh);
+        (wire.len() <= hither_proto::nfs3::FH_MAX_BYTES).then(|| wire.into())
+    }
+
+    /// What a directory was before and is after a change in it.
+    async fn wcc(&self, before: Option<&Attr>, change: Option<&ChangeInfo>) -> WccData {
+        let known = change.and_then(|c| c.attrs.as_ref()).map(|a| a.attr.clone());
+        let after = match known {
+            Some(attr) => Some(attr),
+            None => self.attr().await.ok(),
+        };
+        let exact = match (change, before, &after) {
+            (Some(c), Some(b), Some(a)) => c.atomic && c.before == b.change && c.after == a.change,
+            // Nothing happened, so nothing came in between either, unless it shows.
+            (None, Some(b), Some(a)) => b.change == a.change,
+            _ => false,
+        };
+        let before = before.filter(|_| exact).map(|b| {
+            let b = self.wire(b);
+            WccAttr { size: b.size, mtime: b.mtime, ctime: b.ctime }
+        });
+        WccData { before, after: after.map(|a| self.wire(&a)) }
+    }
+}
+
+/// Nothing is known of an object before or after.
+const UNKNOWN: WccData = WccData { before: None, after: None };
+
+/// A name that an entry may have.
+fn name(n: &Name3) -> Result<Name, Nfsstat3> {
+    match &n[..] {
+        b"." | b".." => Err(Nfsstat3::EXIST),
+        [] => Err(Nfsstat3::ACCES),
+        _ => Name::new(bytes::Bytes::copy_from_slice(n)).map_err(|e| stat3(&e)),
+    }
+}
+
+/// Directory and name of an entry to change.
+async fn entry(r: &Request, what: &Diropargs3) -> Result<(At, Name), Nfsstat3> {
+    let dir = At::to_change(r, &what.dir).await?;
+    Ok((dir, name(&what.name)?))
+}

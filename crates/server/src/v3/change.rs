@@ -1,0 +1,314 @@
+//! The procedures that change something.
+
+use super::convert::{set, to_wire};
+use super::{At, UNKNOWN, entry};
+use crate::error::stat3;
+use crate::server::Request;
+use hither_proto::nfs3::*;
+use hither_vfs::{
+    Attr, Data, FileKind, Made, Name, Node, RenameFlags, SetAttr, SetTime, Special, Stability, Stop, Time,
+    Want, Where,
+};
+
+/// Verifiers of exclusive creations are kept in two times, which hold 31 bits of seconds on every file system.
+const VERIFIER_BITS: u32 = 0x7fff_ffff;
+
+pub(super) async fn setattr(r: &Request, a: &SetattrArgs) -> SetattrRes {
+    let at = match At::to_change(r, &a.object).await {
+        Ok(at) => at,
+        Err(status) => return Res::Err(status, UNKNOWN),
+    };
+    let before = match at.attr().await {
+        Ok(attr) => attr,
+        Err(status) => return Res::Err(status, UNKNOWN),
+    };
+    if a.guard.is_some_and(|ctime| ctime != to_wire(before.ctime)) {
+        return Res::Err(Nfsstat3::NOT_SYNC, at.wcc(Some(&before), None).await);
+    }
+    let Some(set) = set(&a.new_attributes) else {
+        return Res::Err(Nfsstat3::INVAL, at.wcc(Some(&before), None).await);
+    };
+    match at.export.vfs.setattr(&at.cx, at.file(), &set).await {
+        Ok(attrs) => Res::Ok(WccData { before: None, after: Some(at.wire(&attrs.attr)) }),
+        Err(e) => Res::Err(stat3(&e), at.wcc(None, None).await),
+    }
+}
+
+pub(super) async fn write(r: &Request, a: WriteArgs) -> WriteRes {
+    let at = match At::to_change(r, &a.file).await {
+        Ok(at) => at,
+        Err(status) => return Res::Err(status, UNKNOWN),
+    };
+    let most = r.server.options.io_max_bytes;
+    if a.count as usize > a.data.len() || a.stable.name().is_none() {
+        return Res::Err(Nfsstat3::INVAL, at.wcc(None, None).await);
+    }
+    let len = a.count.min(most) as usize;
+    let (stability, committed) = match a.stable {
+        StableHow::UNSTABLE => (Stability::Unstable, StableHow::UNSTABLE),
+        _ => (Stability::Stable, StableHow::FILE_SYNC),
+    };
+    // Taken before the write: a verifier that changes meanwhile must not vouch for these bytes.
+    let verf = r.server.write_verifier();
+    let data = Data::from(a.data.0.slice(..len));
+    match at.export.vfs.write(&at.cx, at.file(), a.offset, data, stability).await {
+        Ok(wrote) => {
+            let after = match wrote.attrs {
+                Some(attrs) => Some(at.wire(&attrs.attr)),
+                None => at.after().await,
+            };
+            let file_wcc = WccData { before: None, after };
+            Res::Ok(WriteOk { file_wcc, count: wrote.bytes as u32, committed, verf })
+        }
+        Err(e) => Res::Err(stat3(&e), at.wcc(None, None).await),
+    }
+}
+
+pub(super) async fn commit(r: &Request, a: &CommitArgs) -> CommitRes {
+    let at = match At::to_change(r, &a.file).await {
+        Ok(at) => at,
+        Err(status) => return Res::Err(status, UNKNOWN),
+    };
+    let verf = r.server.write_verifier();
+    match at.export.vfs.commit(&at.cx, at.file()).await {
+        Ok(()) => Res::Ok(CommitOk { file_wcc: at.wcc(None, None).await, verf }),
+        Err(e) => {
+            if matches!(e.errno, libc::EIO | libc::ENOSPC | libc::EDQUOT) {
+                r.server.bytes_lost(&e);
+            }
+            Res::Err(stat3(&e), at.wcc(None, None).await)
+        }
+    }
+}
+
+pub(super) async fn create(r: &Request, a: &CreateArgs) -> CreateRes {
+    let (dir, name) = match entry(r, &a.r#where).await {
+        Ok(found) => found,
+        Err(status) => return Res::Err(status, UNKNOWN),
+    };
+    let before = dir.attr().await.ok();
+    let result = match &a.how {
+        Createhow3::Unchecked(sattr) => unchecked(&dir, &name, sattr).await,
+        Createhow3::Guarded(sattr) => guarded(&dir, &name, sattr).await,
+        Createhow3::Exclusive(verf) => exclusive(&dir, &name, verf).await,
+    };
+    created(&dir, before, result).await
+}
+
+/// A new object, or an old one that will do.
+enum Got {
+    New(Made),
+    Old(Node),
+}
+
+async fn guarded(dir: &At, name: &Name, sattr: &Sattr3) -> Result<Got, Nfsstat3> {
+    let set = set(sattr).ok_or(Nfsstat3::INVAL)?;
+    let first = SetAttr { size_bytes: None, ..set };
+    let made = dir.export.vfs.mknod(&dir.cx, &dir.fh, name, &Special::Regular, &first).await;
+    let mut made = made.map_err(|e| stat3(&e))?;
+    if set.size_bytes.is_some_and(|size| size > 0) {
+        resize(dir, &mut made.node, set.size_bytes).await?;
+    }
+    Ok(Got::New(made))
+}
+
+async fn resize(dir: &At, node: &mut Node, size_bytes: Option<u64>) -> Result<(), Nfsstat3> {
+    let set = SetAttr { size_bytes, ..SetAttr::default() };
+    let file = hither_vfs::File { fh: &node.fh, open: None };
+    node.attrs = dir.export.vfs.setattr(&dir.cx, file, &set).await.map_err(|e| stat3(&e))?;
+    Ok(())
+}
+
+async fn unchecked(dir: &At, name: &Name, sattr: &Sattr3) -> Result<Got, Nfsstat3> {
+    match guarded(dir, name, sattr).await {
+        Err(Nfsstat3::EXIST) => {}
+        other => return other,
+    }
+    let mut old = existing(dir, name).await?;
+    if old.attrs.attr.kind != FileKind::Regular {
+        return Err(Nfsstat3::EXIST);
+    }
+    if sattr.size.is_some() {
+        resize(dir, &mut old, sattr.size).await?;
+    }
+    Ok(Got::Old(old))
+}
+
+async fn existing(dir: &At, name: &Name) -> Result<Node, Nfsstat3> {
+    let trail = dir.export.vfs.walk(&dir.cx, Where::name(&dir.fh, name), Want::default()).await;
+    let trail = trail.map_err(|e| stat3(&e))?;
+    match (trail.steps.into_iter().next(), trail.stop) {
+        (Some(node), _) => Ok(node),
+        (None, Stop::Failed(e)) => Err(stat3(&e)),
+        (None, _) => Err(Nfsstat3::NOENT),
+    }
+}
+
+async fn exclusive(dir: &At, name: &Name, verf: &Createverf3) -> Result<Got, Nfsstat3> {
+    let (atime, mtime) = verifier_times(verf);
+    let set = SetAttr {
+        mode: Some(0o600),
+        atime: Some(SetTime::To(atime)),
+        mtime: Some(SetTime::To(mtime)),
+        ..SetAttr::default()
+    };
+    match dir.export.vfs.mknod(&dir.cx, &dir.fh, name, &Special::Regular, &set).await {
+        Ok(made) => return Ok(Got::New(made)),
+        Err(e) if e.errno == libc::EEXIST => {}
+        Err(e) => return Err(stat3(&e)),
+    }
+    let old = existing(dir, name).await?;
+    if is_of_verifier(&old.attrs.attr, verf) { Ok(Got::Old(old)) } else { Err(Nfsstat3::EXIST) }
+}
+
+/// The two times that keep a verifier until the client sets its own.
+pub(crate) fn verifier_times(verf: &[u8; 8]) -> (Time, Time) {
+    let half = |b: &[u8]| {
+        let word = b.iter().fold(0u32, |w, b| w << 8 | u32::from(*b));
+        Time { secs: i64::from(word & VERIFIER_BITS), nanos: 0 }
+    };
+    (half(&verf[..4]), half(&verf[4..]))
+}
+
+/// Whether a file is what an exclusive creation with this verifier made, and nobody has used since.
+pub(crate) fn is_of_verifier(attr: &Attr, verf: &[u8; 8]) -> bool {
+    let (atime, mtime) = verifier_times(verf);
+    attr.kind == FileKind::Regular && attr.size_bytes == 0 && attr.atime == atime && attr.mtime == mtime
+}
+
+async fn created(dir: &At, before: Option<Attr>, result: Result<Got, Nfsstat3>) -> CreateRes {
+    match result {
+        Ok(Got::New(made)) => Res::Ok(CreateOk {
+            obj: dir.handle(&made.node.fh),
+            obj_attributes: Some(dir.wire(&made.node.attrs.attr)),
+            dir_wcc: dir.wcc(before.as_ref(), Some(&made.dir)).await,
+        }),
+        Ok(Got::Old(node)) => Res::Ok(CreateOk {
+            obj: dir.handle(&node.fh),
+            obj_attributes: Some(dir.wire(&node.attrs.attr)),
+            dir_wcc: dir.wcc(before.as_ref(), None).await,
+        }),
+        Err(status) => Res::Err(status, dir.wcc(before.as_ref(), None).await),
+    }
+}
+
+/// An object to make.
+enum What {
+    Dir,
+    Symlink(bytes::Bytes),
+    Special(Special),
+}
+
+pub(super) async fn mkdir(r: &Request, a: &MkdirArgs) -> CreateRes {
+    make(r, &a.r#where, &a.attributes, What::Dir).await
+}
+
+pub(super) async fn symlink(r: &Request, a: &SymlinkArgs) -> CreateRes {
+    // A copy: the text may be kept for longer than the message.
+    let target = bytes::Bytes::copy_from_slice(&a.symlink_data);
+    let attributes = Sattr3 { mode: None, ..a.symlink_attributes };
+    make(r, &a.r#where, &attributes, What::Symlink(target)).await
+}
+
+pub(super) async fn mknod(r: &Request, a: &MknodArgs) -> CreateRes {
+    let device = |d: &Devicedata3| (d.spec.specdata1, d.spec.specdata2);
+    let (what, attributes) = match &a.what {
+        Mknoddata3::Blk(d) => (Special::BlockDevice(device(d).0, device(d).1), &d.dev_attributes),
+        Mknoddata3::Chr(d) => (Special::CharDevice(device(d).0, device(d).1), &d.dev_attributes),
+        Mknoddata3::Sock(attributes) => (Special::Socket, attributes),
+        Mknoddata3::Fifo(attributes) => (Special::Fifo, attributes),
+        Mknoddata3::Other(_) => return Res::Err(Nfsstat3::BADTYPE, UNKNOWN),
+    };
+    make(r, &a.r#where, attributes, What::Special(what)).await
+}
+
+async fn make(r: &Request, at: &Diropargs3, attributes: &Sattr3, what: What) -> CreateRes {
+    let (dir, name) = match entry(r, at).await {
+        Ok(found) => found,
+        Err(status) => return Res::Err(status, UNKNOWN),
+    };
+    let before = dir.attr().await.ok();
+    let Some(set) = set(&Sattr3 { size: None, ..*attributes }) else {
+        return Res::Err(Nfsstat3::INVAL, dir.wcc(before.as_ref(), None).await);
+    };
+    let vfs = &dir.export.vfs;
+    let made = match &what {
+        What::Dir => vfs.mkdir(&dir.cx, &dir.fh, &name, &set).await,
+        What::Symlink(target) => vfs.symlink(&dir.cx, &dir.fh, &name, target, &set).await,
+        What::Special(what) => vfs.mknod(&dir.cx, &dir.fh, &name, what, &set).await,
+    };
+    created(&dir, before, made.map(Got::New).map_err(|e| stat3(&e))).await
+}
+
+pub(super) async fn remove(r: &Request, what: &Diropargs3, is_dir: bool) -> RemoveRes {
+    let (dir, name) = match entry(r, what).await {
+        Ok(found) => found,
+        // '.' and '..' are never removed.
+        Err(Nfsstat3::EXIST) => return Res::Err(Nfsstat3::INVAL, UNKNOWN),
+        Err(status) => return Res::Err(status, UNKNOWN),
+    };
+    let before = dir.attr().await.ok();
+    let vfs = &dir.export.vfs;
+    let result = match is_dir {
+        true => vfs.rmdir(&dir.cx, &dir.fh, &name).await,
+        false => vfs.unlink(&dir.cx, &dir.fh, &name, None).await,
+    };
+    match result {
+        Ok(change) => Res::Ok(dir.wcc(before.as_ref(), Some(&change)).await),
+        Err(e) => Res::Err(stat3(&e), dir.wcc(before.as_ref(), None).await),
+    }
+}
+
+pub(super) async fn rename(r: &Request, a: &RenameArgs) -> RenameRes {
+    let nothing = RenameWcc { fromdir_wcc: UNKNOWN, todir_wcc: UNKNOWN };
+    let both = async { Ok::<_, Nfsstat3>((entry(r, &a.from).await?, entry(r, &a.to).await?)) };
+    let ((from, old), (to, new)) = match both.await {
+        Ok(both) => both,
+        Err(Nfsstat3::EXIST) => return Res::Err(Nfsstat3::INVAL, nothing),
+        Err(status) => return Res::Err(status, nothing),
+    };
+    if from.export.number != to.export.number {
+        return Res::Err(Nfsstat3::XDEV, nothing);
+    }
+    let before = (from.attr().await.ok(), to.attr().await.ok());
+    let vfs = &from.export.vfs;
+    let result = vfs.rename(&from.cx, (&from.fh, &old), (&to.fh, &new), None, RenameFlags::empty()).await;
+    let (changes, error) = match result {
+        Ok((a, b)) => (Some((a, b)), None),
+        Err(e) => (None, Some(stat3(&e))),
+    };
+    let wcc = RenameWcc {
+        fromdir_wcc: from.wcc(before.0.as_ref(), changes.as_ref().map(|c| &c.0)).await,
+        todir_wcc: to.wcc(before.1.as_ref(), changes.as_ref().map(|c| &c.1)).await,
+    };
+    match error {
+        None => Res::Ok(wcc),
+        Some(status) => Res::Err(status, wcc),
+    }
+}
+
+pub(super) async fn link(r: &Request, a: &LinkArgs) -> LinkRes {
+    let nothing = LinkWcc { file_attributes: None, linkdir_wcc: UNKNOWN };
+    let both = async { Ok::<_, Nfsstat3>((At::to_change(r, &a.file).await?, entry(r, &a.link).await?)) };
+    let (file, (dir, name)) = match both.await {
+        Ok(both) => both,
+        Err(status) => return Res::Err(status, nothing),
+    };
+    if file.export.number != dir.export.number {
+        return Res::Err(Nfsstat3::XDEV, nothing);
+    }
+    let before = dir.attr().await.ok();
+    match dir.export.vfs.link(&dir.cx, &file.fh, &dir.fh, &name).await {
+        Ok(made) => Res::Ok(LinkWcc {
+            file_attributes: Some(file.wire(&made.node.attrs.attr)),
+            linkdir_wcc: dir.wcc(before.as_ref(), Some(&made.dir)).await,
+        }),
+        Err(e) => Res::Err(
+            stat3(&e),
+            LinkWcc {
+                file_attributes: file.after().await,
+                linkdir_wcc: dir.wcc(before.as_ref(), None).await,
+            },
+        ),
+    }
+}

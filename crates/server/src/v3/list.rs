@@ -1,0 +1,160 @@
+//! READDIR and READDIRPLUS.
+//!
+//! The protocol's listings begin with `.` and `..`, which a `Vfs` leaves out: they have the cookies 1 and 2, and those of the
+//! `Vfs` are shifted by two. The number of `..` is not known; nobody relies on it, and the directory's own is given.
+
+use super::At;
+use crate::error::stat3;
+use crate::server::Request;
+use hither_proto::nfs3::*;
+use hither_proto::xdr::Chain;
+use hither_vfs::{Attr, DirPage, Node};
+
+/// Longest listing that is sent.
+const REPLY_MAX_BYTES: u32 = 1 << 20;
+/// Bytes of a reply besides its entries: status, attributes, verifier, end of list, end of directory.
+const HEAD_BYTES: usize = 4 + 88 + 8 + 4 + 4;
+/// Bytes of an entry besides its name: marker, number, length of the name, cookie.
+const ENTRY_BYTES: usize = 4 + 8 + 4 + 8;
+/// What attributes and the head of a handle add.
+const PLUS_BYTES: usize = 88 + 8;
+/// Cookies of `.` and `..`.
+pub(crate) const DOT: u64 = 1;
+pub(crate) const DOTDOT: u64 = 2;
+
+/// An entry on its way out.
+struct Item {
+    fileid: u64,
+    name: Name3,
+    cookie: u64,
+    node: Option<Node>,
+}
+
+/// What a listing may take.
+struct Room {
+    /// All of the reply.
+    reply: usize,
+    /// Names and cookies.
+    names: usize,
+}
+
+struct Listing {
+    attr: Attr,
+    verifier: [u8; 8],
+    items: Vec<Item>,
+    eof: bool,
+}
+
+pub(super) async fn readdir(r: &Request, a: &ReaddirArgs) -> ReaddirRes {
+    let dir = match At::of(r, &a.dir).await {
+        Ok(dir) => dir,
+        Err(status) => return Res::Err(status, None),
+    };
+    let reply = a.count.min(REPLY_MAX_BYTES) as usize;
+    match list(&dir, a.cookie, a.cookieverf, &Room { reply, names: usize::MAX }, false).await {
+        Ok(l) => Res::Ok(ReaddirOk {
+            dir_attributes: Some(dir.wire(&l.attr)),
+            cookieverf: l.verifier,
+            entries: Chain(
+                l.items
+                    .into_iter()
+                    .map(|i| Entry3 { fileid: i.fileid, name: i.name, cookie: i.cookie })
+                    .collect(),
+            ),
+            eof: l.eof,
+        }),
+        Err(status) => Res::Err(status, dir.after().await),
+    }
+}
+
+pub(super) async fn readdirplus(r: &Request, a: &ReaddirplusArgs) -> ReaddirplusRes {
+    let dir = match At::of(r, &a.dir).await {
+        Ok(dir) => dir,
+        Err(status) => return Res::Err(status, None),
+    };
+    let room = Room { reply: a.maxcount.min(REPLY_MAX_BYTES) as usize, names: a.dircount as usize };
+    match list(&dir, a.cookie, a.cookieverf, &room, true).await {
+        Ok(l) => Res::Ok(ReaddirplusOk {
+            dir_attributes: Some(dir.wire(&l.attr)),
+            cookieverf: l.verifier,
+            entries: Chain(l.items.into_iter().map(|i| plus(&dir, i)).collect()),
+            eof: l.eof,
+        }),
+        Err(status) => Res::Err(status, dir.after().await),
+    }
+}
+
+fn plus(dir: &At, i: Item) -> Entryplus3 {
+    Entryplus3 {
+        fileid: i.fileid,
+        name: i.name,
+        cookie: i.cookie,
+        name_attributes: i.node.as_ref().map(|n| dir.wire(&n.attrs.attr)),
+        name_handle: i.node.and_then(|n| dir.handle(&n.fh)),
+    }
+}
+
+async fn list(
+    dir: &At,
+    cookie: u64,
+    verifier: [u8; 8],
+    room: &Room,
+    nodes: bool,
+) -> Result<Listing, Nfsstat3> {
+    let attr = dir.attr().await?;
+    let from = cookie.saturating_sub(DOTDOT);
+    let most = room.reply.saturating_sub(HEAD_BYTES).clamp(64, u32::MAX as usize) as u32;
+    let verifier = if from == 0 { [0; 8] } else { verifier };
+    let page = dir.export.vfs.readdir(&dir.cx, &dir.fh, from, verifier, most, nodes).await;
+    let page = page.map_err(|e| stat3(&e))?;
+    let verifier = page.verifier;
+    let all_of_page = page.eof;
+    let mut items = Vec::with_capacity(page.entries.len() + 2);
+    let (mut reply, mut names) = (HEAD_BYTES, 0);
+    let mut eof = true;
+    for item in dots(dir, &attr, cookie).into_iter().chain(entries(page)) {
+        let name = ENTRY_BYTES + item.name.len().next_multiple_of(4);
+        reply += name + if nodes { PLUS_BYTES + FH_MAX_BYTES } else { 0 };
+        names += name;
+        if reply > room.reply || (names > room.names && !items.is_empty()) {
+            eof = false;
+            break;
+        }
+        items.push(item);
+    }
+    if items.is_empty() && !eof {
+        return Err(Nfsstat3::TOOSMALL);
+    }
+    Ok(Listing { attr, verifier, items, eof: eof && all_of_page })
+}
+
+/// `.` and `..`, as far as the cookie has not passed them.
+fn dots(dir: &At, attr: &Attr, cookie: u64) -> Vec<Item> {
+    let item = |name: &[u8], cookie| Item {
+        fileid: attr.fileid,
+        name: Name3::copy(name),
+        cookie,
+        node: (cookie == DOT).then(|| Node {
+            fh: dir.fh.clone(),
+            attrs: hither_vfs::Attrs {
+                attr: attr.clone(),
+                valid: hither_vfs::Validity::Once,
+                asked: tokio::time::Instant::now(),
+            },
+        }),
+    };
+    match cookie {
+        0 => vec![item(b".", DOT), item(b"..", DOTDOT)],
+        DOT => vec![item(b"..", DOTDOT)],
+        _ => Vec::new(),
+    }
+}
+
+fn entries(page: DirPage) -> impl Iterator<Item = Item> {
+    page.entries.into_iter().map(|e| Item {
+        fileid: e.fileid,
+        name: Name3::from(e.name.bytes().clone()),
+        cookie: e.cookie.saturating_add(DOTDOT),
+        node: e.node,
+    })
+}

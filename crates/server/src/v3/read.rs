@@ -1,0 +1,182 @@
+//! The procedures that change nothing, but for READDIR and READDIRPLUS.
+
+use super::{At, name};
+use crate::error::stat3;
+use crate::server::Request;
+use hither_proto::nfs3::*;
+use hither_vfs::{Access, Stop, Want, Where};
+
+/// Preferred size of a READDIR reply.
+const LISTING_BYTES: u32 = 64 << 10;
+/// READ and WRITE sizes should be multiples of this.
+const BLOCK_BYTES: u32 = 4096;
+/// Longest file.
+const FILE_MAX_BYTES: u64 = i64::MAX as u64;
+/// Most hard links: what ext4 takes, the least of the usual file systems.
+pub(crate) const LINK_MAX: u32 = 65_000;
+
+pub(super) async fn getattr(r: &Request, a: &GetattrArgs) -> GetattrRes {
+    match At::of(r, &a.object).await {
+        Ok(at) => match at.attr().await {
+            Ok(attr) => Res::Ok(at.wire(&attr)),
+            Err(status) => Res::Err(status, ()),
+        },
+        Err(status) => Res::Err(status, ()),
+    }
+}
+
+pub(super) async fn lookup(r: &Request, a: &LookupArgs) -> LookupRes {
+    let dir = match At::of(r, &a.what.dir).await {
+        Ok(dir) => dir,
+        Err(status) => return Res::Err(status, None),
+    };
+    match look(&dir, &a.what.name).await {
+        Ok(ok) => Res::Ok(ok),
+        Err((status, attr)) => Res::Err(status, attr),
+    }
+}
+
+async fn look(dir: &At, wanted: &Name3) -> Result<LookupOk, (Nfsstat3, PostOpAttr)> {
+    // The root of an export is its own parent; of other directories the parent is unknown.
+    let itself = &wanted[..] == b"." || (&wanted[..] == b".." && dir.export.is_root(&dir.fh));
+    if itself {
+        let attr = dir.attr().await.map_err(|status| (status, None))?;
+        let object = dir.handle(&dir.fh).ok_or((Nfsstat3::SERVERFAULT, None))?;
+        let wire = Some(dir.wire(&attr));
+        return Ok(LookupOk { object, obj_attributes: wire, dir_attributes: wire });
+    }
+    if &wanted[..] == b".." {
+        return Err((Nfsstat3::NOTSUPP, dir.after().await));
+    }
+    let wanted = name(wanted).map_err(|status| (status, None))?;
+    let at = Where::name(&dir.fh, &wanted);
+    let trail = dir.export.vfs.walk(&dir.cx, at, Want::default()).await.map_err(|e| (stat3(&e), None))?;
+    let base = match trail.along.base {
+        Some(base) => Some(dir.wire(&base.attr)),
+        None => dir.after().await,
+    };
+    let status = match (trail.stop, trail.steps.first()) {
+        (Stop::Complete | Stop::Limit, Some(node)) => {
+            let object = dir.handle(&node.fh).ok_or((Nfsstat3::SERVERFAULT, base))?;
+            let obj_attributes = Some(dir.wire(&node.attrs.attr));
+            return Ok(LookupOk { object, obj_attributes, dir_attributes: base });
+        }
+        (Stop::Missing(_), _) => Nfsstat3::NOENT,
+        (Stop::Symlink | Stop::NotDirectory, _) => Nfsstat3::NOTDIR,
+        (Stop::Failed(e), _) => stat3(&e),
+        (Stop::Complete | Stop::Limit, None) => Nfsstat3::SERVERFAULT,
+    };
+    Err((status, base))
+}
+
+pub(super) async fn access(r: &Request, a: &AccessArgs) -> AccessRes {
+    let at = match At::of(r, &a.object).await {
+        Ok(at) => at,
+        Err(status) => return Res::Err(status, None),
+    };
+    let mut want = Access::from_bits_truncate(a.access);
+    if at.rights.read_only {
+        want -= Access::MODIFY | Access::EXTEND | Access::DELETE;
+    }
+    match at.export.vfs.access(&at.cx, &at.fh, want).await {
+        Ok(may) => Res::Ok(AccessOk { obj_attributes: at.after().await, access: (may & want).bits() }),
+        Err(e) => Res::Err(stat3(&e), at.after().await),
+    }
+}
+
+pub(super) async fn readlink(r: &Request, a: &ReadlinkArgs) -> ReadlinkRes {
+    let at = match At::of(r, &a.symlink).await {
+        Ok(at) => at,
+        Err(status) => return Res::Err(status, None),
+    };
+    match at.export.vfs.readlink(&at.cx, &at.fh).await {
+        Ok(data) if data.len() <= PATH_MAX_BYTES => {
+            Res::Ok(ReadlinkOk { symlink_attributes: at.after().await, data: data.into() })
+        }
+        Ok(_) => Res::Err(Nfsstat3::NAMETOOLONG, at.after().await),
+        Err(e) => Res::Err(stat3(&e), at.after().await),
+    }
+}
+
+pub(super) async fn read(r: &Request, a: &ReadArgs) -> ReadRes {
+    let at = match At::of(r, &a.file).await {
+        Ok(at) => at,
+        Err(status) => return Res::Err(status, None),
+    };
+    let count = a.count.min(r.server.options.io_max_bytes);
+    match at.export.vfs.read(&at.cx, at.file(), a.offset, count).await {
+        Ok(read) => {
+            let data = read.data.into_bytes();
+            Res::Ok(ReadOk {
+                file_attributes: at.after().await,
+                count: data.len() as u32,
+                eof: read.eof,
+                data: data.into(),
+            })
+        }
+        Err(e) => Res::Err(stat3(&e), at.after().await),
+    }
+}
+
+pub(super) async fn fsstat(r: &Request, a: &FsstatArgs) -> FsstatRes {
+    let at = match At::of(r, &a.fsroot).await {
+        Ok(at) => at,
+        Err(status) => return Res::Err(status, None),
+    };
+    match at.export.vfs.statfs(&at.cx, &at.fh).await {
+        Ok(s) => Res::Ok(FsstatOk {
+            obj_attributes: at.after().await,
+            tbytes: s.total_bytes,
+            fbytes: s.free_bytes,
+            abytes: s.avail_bytes,
+            tfiles: s.total_files,
+            ffiles: s.free_files,
+            afiles: s.avail_files,
+            invarsec: 0,
+        }),
+        Err(e) => Res::Err(stat3(&e), at.after().await),
+    }
+}
+
+pub(super) async fn fsinfo(r: &Request, a: &FsinfoArgs) -> FsinfoRes {
+    let at = match At::of(r, &a.fsroot).await {
+        Ok(at) => at,
+        Err(status) => return Res::Err(status, None),
+    };
+    let most = r.server.options.io_max_bytes;
+    match at.attr().await {
+        Ok(attr) => Res::Ok(FsinfoOk {
+            obj_attributes: Some(at.wire(&attr)),
+            rtmax: most,
+            rtpref: most,
+            rtmult: BLOCK_BYTES,
+            wtmax: most,
+            wtpref: most,
+            wtmult: BLOCK_BYTES,
+            dtpref: LISTING_BYTES,
+            maxfilesize: FILE_MAX_BYTES,
+            time_delta: Nfstime3 { seconds: 0, nseconds: 1 },
+            properties: fsf::LINK | fsf::SYMLINK | fsf::HOMOGENEOUS | fsf::CANSETTIME,
+        }),
+        Err(status) => Res::Err(status, None),
+    }
+}
+
+pub(super) async fn pathconf(r: &Request, a: &PathconfArgs) -> PathconfRes {
+    let at = match At::of(r, &a.object).await {
+        Ok(at) => at,
+        Err(status) => return Res::Err(status, None),
+    };
+    match at.export.vfs.statfs(&at.cx, &at.fh).await {
+        Ok(s) => Res::Ok(PathconfOk {
+            obj_attributes: at.after().await,
+            linkmax: LINK_MAX,
+            name_max: s.name_max_bytes,
+            no_trunc: true,
+            chown_restricted: true,
+            case_insensitive: false,
+            case_preserving: true,
+        }),
+        Err(e) => Res::Err(stat3(&e), at.after().await),
+    }
+}
