@@ -68,12 +68,11 @@ impl Core {
         if !entry.access.contains(needed) {
             return Err(Error::new(libc::EBADF).into());
         }
-        let lock = lock_state(&entry.state, owner);
         let mut backoff = Backoff::LOCK;
         loop {
             // Listening begins before the attempt, or a wake-up between the two would be missed.
             let woken = self.files.lock_freed.notified();
-            match self.try_lock(cx, &entry.state, &lock, kind, range, wait).await? {
+            match self.try_lock(cx, &entry.state, owner, kind, range, wait).await? {
                 Attempt::Granted => return Ok(()),
                 Attempt::Taken if wait == LockWait::No => return Err(Error::new(libc::EAGAIN).into()),
                 Attempt::Taken => {}
@@ -90,14 +89,20 @@ impl Core {
         self: &Arc<Self>,
         cx: &Cx,
         state: &Arc<OpenState>,
-        lock: &Arc<LockState>,
+        owner: LockOwner,
         kind: LockKind,
         range: FileRange,
         wait: LockWait,
     ) -> Answered<Attempt> {
-        let _one = lock.serial.lock().await;
         for _ in 0..STATE_TRIES {
-            let (locker, used) = self.locker(state, lock)?;
+            // Closed under us, because our open by name passed a CLOSE.
+            if state.is_bare() {
+                self.open_again(state).await;
+            }
+            // Anew each time: what an owner had at the server ends with the open that it was for.
+            let lock = lock_state(state, owner);
+            let _one = lock.serial.lock().await;
+            let (locker, used) = self.locker(state, &lock)?;
             let args = LockArgs {
                 locktype: lock_type(kind, wait),
                 reclaim: false,
@@ -113,6 +118,8 @@ impl Core {
                     let mut inner = lock.inner.lock();
                     inner.stateid = Some(stateid);
                     inner.ranges.lock(range, kind);
+                    drop(inner);
+                    state.inner.lock().locks.entry(owner).or_insert_with(|| lock.clone());
                     return Ok(Attempt::Granted);
                 }
                 Err(LockFail::Denied(_)) => return Ok(Attempt::Taken),

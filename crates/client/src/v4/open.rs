@@ -129,15 +129,35 @@ impl Core {
         if creates && before.is_empty() {
             ops.extend([Op::Putfh(wire_fh(base)), Op::Getattr(NODE_ATTRS)]);
         }
-        let mut answer = self.compound(cx, self.with_first_bytes(ops, how)).await?;
-        let results = &mut answer.results;
-        results.putfh()?;
-        for _ in before {
-            results.lookup()?;
+        let guess = match before {
+            [] => self.guess(base, name, cx).await,
+            _ => None,
+        };
+        let granted = self.compound(cx, self.with_first_bytes(ops, how)).await.and_then(|mut answer| {
+            let results = &mut answer.results;
+            results.putfh()?;
+            for _ in before {
+                results.lookup()?;
+            }
+            let ok = results.open()?;
+            let fh = own_fh(&results.getfh()?);
+            Ok((answer, ok, fh))
+        });
+        let state = match (&granted, guess) {
+            (Ok((_, _, fh)), Some(state)) if state.file.fh == *fh => Ok(state),
+            (_, wrong) => {
+                let state = granted.as_ref().map(|(_, _, fh)| self.files.start(fh, &cx.cred));
+                if let Some(wrong) = wrong {
+                    self.files.abandoned(&wrong);
+                    self.release(&wrong).await;
+                }
+                state.map_err(Fail::clone)
+            }
+        }?;
+        let (mut answer, ok, fh) = granted?;
+        if before.is_empty() {
+            self.files.note_name(&state.file, base, name);
         }
-        let ok = results.open()?;
-        let fh = own_fh(&results.getfh()?);
-        let state = self.files.start(&fh, &cx.cred);
         let (id, granted) = self.granted(&state, how.access, &ok);
         if how.truncate {
             self.writes().truncating(&fh, 0).await.done();
@@ -170,6 +190,15 @@ impl Core {
         };
         let (node, first, dir) = self.or_close(id, rest).await?;
         Ok(Opened { node, open: id, created, dir, first, backing: None })
+    }
+
+    /// The file that was opened here by this name and is still open is most likely meant again: its CLOSE must not pass this
+    /// OPEN, as for opens by handle.
+    async fn guess(&self, dir: &Fh, name: &Name, cx: &Cx) -> Option<Arc<OpenState>> {
+        let fh = self.files.by_name(dir, name)?;
+        let state = self.files.start(&fh, &cx.cred);
+        drop(state.closing.lock().await);
+        Some(state)
     }
 
     /// `ops` of an OPEN, and READ behind them when first bytes are wanted and can be had.

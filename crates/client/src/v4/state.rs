@@ -47,6 +47,16 @@ struct Table {
     files: HashMap<Fh, Arc<FileState>>,
     opens: HashMap<OpenId, Arc<OpenEntry>>,
     owners: HashMap<Arc<Cred>, Bytes>,
+    /// Open files by the directory and name that they were last opened by.
+    named: HashMap<(Fh, Name), Fh>,
+}
+
+impl Table {
+    fn forget_name(&mut self, named: &(Fh, Name), fh: &Fh) {
+        if self.named.get(named) == Some(fh) {
+            self.named.remove(named);
+        }
+    }
 }
 
 /// An open file.
@@ -62,6 +72,8 @@ pub(crate) struct FileState {
 #[derive(Default)]
 pub(crate) struct FileInner {
     pub states: HashMap<Arc<Cred>, Arc<OpenState>>,
+    /// Its entry in `Table::named`.
+    named: Option<(Fh, Name)>,
     /// Where it went when its last known name was removed.
     pub silly: Option<Silly>,
     /// The server keeps it while it is open (OPEN4_RESULT_PRESERVE_UNLINKED).
@@ -174,6 +186,24 @@ impl Files {
         state.clone()
     }
 
+    /// The file that is open here and was opened by this name. It may have another by now.
+    pub fn by_name(&self, dir: &Fh, name: &Name) -> Option<Fh> {
+        self.table.lock().named.get(&(dir.clone(), name.clone())).cloned()
+    }
+
+    /// An open file was opened by this name.
+    pub fn note_name(&self, file: &FileState, dir: &Fh, name: &Name) {
+        let mut table = self.table.lock();
+        let key = (dir.clone(), name.clone());
+        let mut inner = file.inner.lock();
+        if inner.named.as_ref() != Some(&key)
+            && let Some(old) = inner.named.replace(key.clone())
+        {
+            table.forget_name(&old, &file.fh);
+        }
+        table.named.insert(key, file.fh.clone());
+    }
+
     /// The open that began with [`Files::start`] succeeded.
     pub fn opened(&self, state: &Arc<OpenState>, access: OpenAccess) -> OpenId {
         let id = OpenId(self.next_open.fetch_add(1, Ordering::Relaxed));
@@ -209,6 +239,9 @@ impl Files {
         table.files.remove(&file.fh);
         let mut inner = file.inner.lock();
         inner.states.clear();
+        if let Some(named) = inner.named.take() {
+            table.forget_name(&named, &file.fh);
+        }
         let silly = inner.silly.take();
         if silly.is_some() {
             self.silly.fetch_sub(1, Ordering::Relaxed);
@@ -295,7 +328,14 @@ impl OpenState {
         if inner.stateid.is_some_and(|s| s.other == stateid.other) {
             inner.stateid = None;
             inner.held = 0;
-            inner.locks.clear();
+            // A lock that is held went with it: its owner must hear of that, not go on without.
+            inner.locks.retain(|_, lock| {
+                let mut lock = lock.inner.lock();
+                lock.stateid = None;
+                lock.lost |= !lock.ranges.is_empty();
+                lock.ranges.clear();
+                lock.lost
+            });
         }
     }
 

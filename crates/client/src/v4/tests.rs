@@ -369,6 +369,50 @@ async fn downgrade_and_close() {
     t.check();
 }
 
+/// An open by a name that is being closed waits for that CLOSE: a server that sees them side by side may close both.
+#[tokio::test(start_paused = true)]
+async fn an_open_by_name_does_not_pass_the_close_of_its_file() {
+    let t = Test::new().await;
+    let (a, n) = (t.create("a").await, name("a"));
+    t.server.lock().hold = Some(NfsOpnum4::CLOSE);
+    let cx = cx();
+    let close = t.v4.close(&cx, &a.node.fh, a.open);
+    let open = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        t.v4.open(&cx, Where::name(&t.root, &n), &how(Create::No)).await.unwrap()
+    };
+    let watch = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!((t.server.count("CLOSE"), t.server.count("OPEN")), (1, 1));
+        t.server.lock().hold = None;
+    };
+    let (closed, b, ()) = tokio::join!(close, open, watch);
+    closed.unwrap();
+    assert_eq!(t.server.count("OPEN"), 2);
+    t.lock(&b).await;
+    t.v4.close(&cx, &b.node.fh, b.open).await.unwrap();
+    assert_eq!(t.server.lock().opens.len(), 0);
+    t.check();
+}
+
+/// A waiting locker whose open was closed at the server goes on under the open that replaced it.
+#[tokio::test(start_paused = true)]
+async fn a_lock_goes_on_after_its_open_was_closed_at_the_server() {
+    let t = Test::new().await;
+    let a = t.create("a").await;
+    t.lock(&a).await;
+    t.v4.unlock(&cx(), file(&a), ME, ALL).await.unwrap();
+    {
+        let mut s = t.server.lock();
+        s.opens.clear();
+        s.locks.clear();
+    }
+    t.lock(&a).await;
+    assert_eq!(t.server.lock().locks.len(), 1);
+    t.v4.close(&cx(), &a.node.fh, a.open).await.unwrap();
+    t.check();
+}
+
 /// An open that the server grants and that fails afterwards (no right to execute) is closed, by name and by handle.
 #[tokio::test(start_paused = true)]
 async fn failure_after_the_open() {
