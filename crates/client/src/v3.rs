@@ -35,9 +35,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hither_proto::nfs3::FsstatArgs;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Fetched, Fh, File, FileRange, FsStat, LockConflict,
-    LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
-    Seek, SetAttr, Special, Stability, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
+    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Fh, File, FileRange, FsStat, LockConflict, LockKind,
+    LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr,
+    Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
 };
 use listing_sizes::ListingSizes;
 use open::Opens;
@@ -96,8 +96,9 @@ impl Vfs for V3 {
         self.attributes_of_many(cx, objects).await
     }
 
-    async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
-        self.starts_of_many(cx, files, max_bytes).await
+    async fn read_many(&self, cx: &Cx, files: &[Fh], _: Option<&Fh>, max_bytes: u32) -> Starts {
+        // There are no leases that names could be covered by: the holder's attributes are worth no call.
+        Starts { files: self.starts_of_many(cx, files, max_bytes).await, holder: None }
     }
 
     async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {

@@ -51,10 +51,9 @@ use core::Core;
 use hither_proto::nfs4::{CreateType, Nfsstat4};
 use hither_rpc::{Client, ClientConfig, Connect, Mode, RetryPolicy, Stats};
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Env, Error, Fetched, Fh, File, FileRange, FsStat,
-    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read,
-    RenameFlags, Result, Seek, SetAttr, Special, Stability, Trail, Upcalls, Vfs, Want, Where, Wrote,
-    XattrMode,
+    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Env, Error, Fh, File, FileRange, FsStat, LockConflict,
+    LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
+    Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -176,13 +175,18 @@ impl Vfs for V4 {
         each(answers, objects)
     }
 
-    async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
-        let own = files.to_vec();
+    async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
+        let (own, holder) = (files.to_vec(), holder.cloned());
         let max_bytes = max_bytes.min(self.core.facts().rsize);
         let answers = detached!(self, cx, |core, cx| async {
-            core.many(&cx, own, || many::Reads { max_bytes, turn: core.turn() }).await
+            let parts = || many::Reads { max_bytes, turn: core.turn() };
+            core.many_and(&cx, own, holder.as_ref(), parts).await
         });
-        each(answers, files)
+        let (files, holder) = match answers {
+            Ok((answers, holder)) => (each(Ok(answers), files), holder),
+            Err(e) => (each(Err(e), files), None),
+        };
+        Starts { files, holder }
     }
 
     async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {

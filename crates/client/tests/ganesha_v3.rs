@@ -399,7 +399,7 @@ async fn check_many(lab: &Lab, dir: &Fh) {
     let attrs = fs.getattr_many(cx, &files).await;
     assert_eq!(lab.calls() - calls, 5);
     let calls = lab.calls();
-    let starts = fs.read_many(cx, &files, 4096).await;
+    let starts = fs.read_many(cx, &files, None, 4096).await.files;
     assert_eq!(lab.calls() - calls, 5, "attributes come with the bytes");
     for ((entry, attrs), start) in page.entries.iter().zip(attrs).zip(starts) {
         let number = &entry.name.as_bytes()[1..];

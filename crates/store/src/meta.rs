@@ -2,7 +2,8 @@
 //!
 //! It knows nothing of NFS and FUSE: it is a [`Vfs`] over a [`Vfs`]. Objects stand in a table by filehandle
 //! (`table`, `objects`), names in their directories (`names`); a walk goes as far as memory is valid and asks below once for the
-//! rest (`walk`); expired objects are asked about together (`again`); opens for reading may stay here (`opens`), and with them
+//! rest (`walk`); expired objects are asked about together (`again`); directories are listed from memory
+//! (`list`, `own`); opens for reading may stay here (`opens`), and with them
 //! contents of small files (`contents`, `prefetch`).
 //!
 //! # Which answers are used
@@ -49,6 +50,7 @@ mod moment;
 mod names;
 mod objects;
 mod opens;
+mod own;
 mod pass;
 mod prefetch;
 mod stats;
@@ -159,6 +161,7 @@ pub struct Meta {
     contents: Contents,
     ring: again::Ring,
     readers: list::Readers,
+    mark: own::Mark,
     counters: Counters,
     above: OnceLock<Arc<dyn Upcalls>>,
 }
@@ -177,7 +180,6 @@ impl Meta {
             contents: Contents::new(options.contents_bytes),
             below,
             options,
-            env,
             clock: Clock::new(),
             seq: AtomicU64::new(1),
             leases: AtomicU64::new(0),
@@ -188,6 +190,8 @@ impl Meta {
             opens: opens::Opens::default(),
             ring: again::Ring::new(),
             readers: list::Readers::default(),
+            mark: own::Mark::new((env.random)()),
+            env,
             counters: Counters::default(),
             above: OnceLock::new(),
         });

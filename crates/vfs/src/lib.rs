@@ -25,5 +25,5 @@ pub use handle::{Fh, Name, Where};
 pub use ops::{
     Access, Along, Backing, BoxFuture, Create, DirEntry, DirPage, Fetched, File, FileRange, LockConflict,
     LockKind, LockOwner, LockWait, Made, Node, OpenAccess, OpenHow, OpenId, Opened, Read, RenameFlags, Seek,
-    Special, Stability, Stop, Trail, Upcalls, Vfs, Want, Wrote, XattrMode,
+    Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Wrote, XattrMode,
 };

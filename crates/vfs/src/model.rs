@@ -16,8 +16,8 @@ mod tests;
 use crate::{
     Access, Along, Attrs, ChangeInfo, Create, Cx, Data, DirEntry, DirPage, Env, Error, Fetched, Fh, File,
     FileKind, FileRange, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenAccess,
-    OpenHow, OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Stop, Time, Trail,
-    Upcalls, Validity, Vfs, Want, Where, Wrote, XattrMode,
+    OpenHow, OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop,
+    Time, Trail, Upcalls, Validity, Vfs, Want, Where, Wrote, XattrMode,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -297,14 +297,18 @@ impl Vfs for Model {
         out
     }
 
-    async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
-        let mut out = Vec::with_capacity(files.len());
+    async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
+        let mut all = Vec::with_capacity(files.len());
         for fh in files {
             let read = self.read(cx, File { fh, open: None }, 0, max_bytes).await;
             let attrs = self.getattr(cx, File { fh, open: None }).await;
-            out.push(read.and_then(|read| Ok(Fetched { attrs: attrs?, read })));
+            all.push(read.and_then(|read| Ok(Fetched { attrs: attrs?, read })));
         }
-        out
+        let holder = match holder {
+            Some(fh) => self.getattr(cx, File { fh, open: None }).await.ok(),
+            None => None,
+        };
+        Starts { files: all, holder }
     }
 
     async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {

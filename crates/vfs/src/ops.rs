@@ -69,6 +69,16 @@ pub struct Fetched {
     pub read: Read,
 }
 
+/// Starts of many files, in the order of the question ([`Vfs::read_many`]).
+#[derive(Debug, Clone)]
+pub struct Starts {
+    /// Each file's.
+    pub files: Vec<Result<Fetched>>,
+    /// Attributes of the directory that was named as their holder, asked for when all the files had been looked at (and leases
+    /// granted): names found in it under this `change` led to the files then. `None` where that would cost a round trip.
+    pub holder: Option<Attrs>,
+}
+
 /// Why a walk ended.
 #[derive(Debug, Clone)]
 pub enum Stop {
@@ -357,8 +367,9 @@ pub trait Vfs: Send + Sync + 'static {
     /// Attributes of many objects in as few round trips as possible, in order.
     async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>>;
 
-    /// At most `max_bytes` of the start of each of many regular files in as few round trips as possible, in order.
-    async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>>;
+    /// At most `max_bytes` of the start of each of many regular files in as few round trips as possible, in order, and
+    /// then attributes of `holder`, a directory that all of them are in.
+    async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts;
 
     /// The first pages with nodes, at most about `max_bytes` each, of many directories in as few round trips as possible,
     /// with the directories' own attributes from the same moment, in order.

@@ -56,8 +56,23 @@ impl Core {
         objects: Vec<Fh>,
         parts: impl Fn() -> P + Send + Sync,
     ) -> Answered<Vec<Result<P::Out>>> {
+        Ok(self.many_and(cx, objects, None, parts).await?.0)
+    }
+
+    /// The same, and then for the attributes of `last`, if one compound has room for everything: they are newer than all other
+    /// answers.
+    pub async fn many_and<P: Parts>(
+        self: &Arc<Self>,
+        cx: &Cx,
+        objects: Vec<Fh>,
+        last: Option<&Fh>,
+        parts: impl Fn() -> P + Send + Sync,
+    ) -> Answered<(Vec<Result<P::Out>>, Option<Attrs>)> {
+        let at_once = self.objects_at_once(&parts(), 0).await?;
+        if last.is_some() && objects.len() <= self.objects_at_once(&parts(), Stats::OPS).await? {
+            return Ok(self.some(cx, &objects, &parts(), at_once, last).await);
+        }
         let mut out: Vec<Option<Result<P::Out>>> = objects.iter().map(|_| None).collect();
-        let at_once = self.objects_at_once(&parts()).await?;
         let mut running = JoinSet::new();
         let mut start = 0;
         while start < objects.len() || !running.is_empty() {
@@ -65,7 +80,7 @@ impl Core {
                 let end = objects.len().min(start + at_once);
                 let (core, cx, some, parts) =
                     (self.clone(), cx.clone(), objects[start..end].to_vec(), parts());
-                running.spawn(async move { (start, core.some(&cx, &some, &parts, at_once).await) });
+                running.spawn(async move { (start, core.some(&cx, &some, &parts, at_once, None).await.0) });
                 start = end;
             }
             let Some(Ok((at, answers))) = running.join_next().await else { continue };
@@ -74,35 +89,41 @@ impl Core {
             }
         }
         let lost = || Err(Error::because(libc::EIO, "a task of the client ended early"));
-        Ok(out.into_iter().map(|answer| answer.unwrap_or_else(lost)).collect())
+        Ok((out.into_iter().map(|answer| answer.unwrap_or_else(lost)).collect(), None))
     }
 
-    async fn objects_at_once<P: Parts>(&self, parts: &P) -> Answered<usize> {
+    /// Objects of one compound beside `others` operations.
+    async fn objects_at_once<P: Parts>(&self, parts: &P, others: usize) -> Answered<usize> {
         let limits = self.ready().await?.limits;
         if !self.opts.chains {
             return Ok(1);
         }
         let ops = (limits.max_ops as usize).min(self.ops_limit.load(Ordering::Relaxed));
-        let by_ops = ops.saturating_sub(1) / P::OPS;
-        let by_reply = limits.max_response_bytes.saturating_sub(1024) / parts.reply_bytes().max(1);
+        let by_ops = ops.saturating_sub(1 + others) / P::OPS;
+        let by_reply = limits.max_response_bytes.saturating_sub(2048) / parts.reply_bytes().max(1);
         let by_request = limits.max_request_bytes.saturating_sub(1024) / (256 * P::OPS as u32);
         Ok(by_ops.min(by_reply as usize).min(by_request as usize).min(P::MOST).max(1))
     }
 
-    /// One compound after the other until there is an answer about each of `objects`.
+    /// One compound after the other until there is an answer about each of `objects`; the last of them asks about `last`, too.
     async fn some<P: Parts>(
         self: &Arc<Self>,
         cx: &Cx,
         objects: &[Fh],
         parts: &P,
         mut at_once: usize,
-    ) -> Vec<Result<P::Out>> {
+        last: Option<&Fh>,
+    ) -> (Vec<Result<P::Out>>, Option<Attrs>) {
         let mut out = Vec::with_capacity(objects.len());
-        let mut halvings = 0;
+        let (mut halvings, mut last_attrs) = (0, None);
         while out.len() < objects.len() {
             let these = &objects[out.len()..objects.len().min(out.len() + at_once)];
             let mut ops = Vec::with_capacity(these.len() * P::OPS);
             these.iter().for_each(|fh| parts.ops(fh, &mut ops));
+            let last = last.filter(|_| out.len() + these.len() == objects.len());
+            if let Some(last) = last {
+                Stats.ops(last, &mut ops);
+            }
             let sent = ops.len();
             // A wish must not wait for one object that is busy.
             let c = Compound::new(P::LABEL, ops).wishes_from(0).uncached();
@@ -137,12 +158,15 @@ impl Core {
                     }
                 }
             }
+            if let Some(last) = last.filter(|_| out.len() == objects.len()) {
+                last_attrs = Stats.take(self, last, &mut answer).await.ok();
+            }
             if too_long && out.len() == done {
                 self.found_too_long(sent);
                 at_once = at_once.div_ceil(2);
             }
         }
-        out
+        (out, last_attrs)
     }
 }
 

@@ -87,7 +87,7 @@ async fn many_at_once() {
     files.insert(20, link.node.fh);
     let before = calls(&m);
     let attrs = m.vfs.getattr_many(&m.cx, &files).await;
-    let reads = m.vfs.read_many(&m.cx, &files, 4096).await;
+    let reads = m.vfs.read_many(&m.cx, &files, None, 4096).await.files;
     let lists = m.vfs.list_many(&m.cx, &[m.dir.clone(), m.root.clone(), files[0].clone()], 32768).await;
     if is_v4(&m) {
         let snap = m.connected.stats.snapshot();
@@ -300,7 +300,7 @@ async fn leases_are_never_stale() {
         let before: Vec<u64> = files.iter().map(|fh| cache.withdrawals(fh)).collect();
         if asked.is_multiple_of(3) {
             for ((fh, before), read) in
-                files.iter().zip(&before).zip(m.vfs.read_many(&m.cx, &files, 100).await)
+                files.iter().zip(&before).zip(m.vfs.read_many(&m.cx, &files, None, 100).await.files)
             {
                 read.iter().for_each(|read| cache.put(fh, *before, &read.attrs));
             }

@@ -242,8 +242,8 @@ macro_rules! pass_on {
                 self.below.getattr_many(cx, objects).await
             }
 
-            async fn read_many(&self, cx: &Cx, files: &[Fh], max: u32) -> Vec<Result<Fetched>> {
-                self.below.read_many(cx, files, max).await
+            async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max: u32) -> Starts {
+                self.below.read_many(cx, files, holder, max).await
             }
 
             async fn list_many(&self, cx: &Cx, dirs: &[Fh], max: u32) -> Vec<Result<(Attrs, DirPage)>> {

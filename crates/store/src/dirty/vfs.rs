@@ -426,14 +426,14 @@ impl Vfs for Dirty {
         all
     }
 
-    async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
+    async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
         for fh in files {
             if let Err(e) = self.flush_first(cx, fh, First::Try).await {
-                return files.iter().map(|_| Err(e.clone())).collect();
+                return Starts { files: files.iter().map(|_| Err(e.clone())).collect(), holder: None };
             }
         }
-        let mut all = self.below.read_many(cx, files, max_bytes).await;
-        for (fh, fetched) in files.iter().zip(&mut all) {
+        let mut all = self.below.read_many(cx, files, holder, max_bytes).await;
+        for (fh, fetched) in files.iter().zip(&mut all.files) {
             let (Some(file), Ok(f)) = (self.known(fh), &mut *fetched) else { continue };
             self.show(fh, &mut f.attrs);
             if !file.state.lock().is_plain() {

@@ -7,9 +7,9 @@ use super::stats::add;
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, Backing, ChangeInfo, Create, Cx, Data, DirPage, Fetched, Fh, File, FileRange, FsStat,
-    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenAccess, OpenHow, OpenId, Opened, Read,
-    RenameFlags, Result, Seek, SetAttr, Special, Stability, Stop, Trail, Upcalls, Vfs, Want, Where, Wrote,
+    Access, Attrs, Backing, ChangeInfo, Create, Cx, Data, DirPage, Fh, File, FileRange, FsStat, LockConflict,
+    LockKind, LockOwner, LockWait, Made, Name, Node, OpenAccess, OpenHow, OpenId, Opened, Read, RenameFlags,
+    Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Where, Wrote,
     XattrMode,
 };
 use std::sync::Arc;
@@ -275,10 +275,10 @@ impl Vfs for Disk {
         answers
     }
 
-    async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
+    async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
         let ticket = self.ticket();
-        let answers = self.below.read_many(cx, files, max_bytes).await;
-        for (fh, answer) in files.iter().zip(&answers) {
+        let answers = self.below.read_many(cx, files, holder, max_bytes).await;
+        for (fh, answer) in files.iter().zip(&answers.files) {
             if let Ok(fetched) = answer {
                 self.keep_along(fh, &fetched.attrs, &fetched.read, ticket);
             }

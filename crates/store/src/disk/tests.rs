@@ -354,7 +354,7 @@ async fn small_files_that_came_with_other_answers_are_kept() {
     let (a, b) = (l.file("a", &data).await, l.file("b", &data).await);
     let want = Want { read_bytes: 65536, access: Access::READ, ..Default::default() };
     l.disk.walk(&l.cx, Where::name(&l.top, &name("a")), want).await.unwrap();
-    l.disk.read_many(&l.cx, std::slice::from_ref(&b), 65536).await;
+    l.disk.read_many(&l.cx, std::slice::from_ref(&b), None, 65536).await;
     l.restart(options()).await;
     for fh in [&a, &b] {
         let trail = l.disk.walk(&l.cx, Where::fh(fh), want).await.unwrap();

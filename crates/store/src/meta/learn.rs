@@ -399,18 +399,26 @@ impl Meta {
         }
     }
 
-    /// Keeps that a directory that was just made has no names.
-    pub(super) fn learn_empty(&self, node: &Node, ticket: &Ticket) {
+    /// Keeps that a directory that was just made has no names, and that who made it and owns it may do what the owner's bits
+    /// say.
+    pub(super) fn learn_empty(&self, cx: &Cx, node: &Node, ticket: &Ticket) {
         let change = node.attrs.attr.change;
+        let owner = cx.cred.uid == node.attrs.attr.uid && node.attrs.attr.mode & 0o500 == 0o500;
+        let cred = self.cred(&cx.cred);
         self.table.with(&node.fh, |_, object| {
             let same = object.asked != 0 && object.attr.kind() == FileKind::Directory;
             if !same || object.attr.change != change || !self.may_keep(object, ticket) {
                 return;
             }
+            if owner {
+                let rights = Access::READ | Access::LOOKUP;
+                let until = if object.until & LEASE == 0 { object.until } else { 0 };
+                object.grant(cred, rights, rights, until, ticket.asked);
+            }
             let young = self.is_young(object);
             let dir = object.dir_mut();
             if dir.label == Some(change) && dir.listing.is_none() && dir.names.len() == 0 {
-                // Complete, in no order that the server knows: listing it asks.
+                // Complete, in no order that the server knows.
                 dir.listing = Some(Listing { verifier: [0; 8], eof: true, next: u64::MAX });
                 dir.unproven |= young;
             }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 
 /// What one entry is taken to cost in a page, besides its name, with and without handle and attributes, in bytes.
-const NODE_ENTRY_BYTES: usize = 160;
+pub(super) const NODE_ENTRY_BYTES: usize = 160;
 const ENTRY_BYTES: usize = 32;
 /// A page is asked for with at least so many bytes, when memory can keep what is not wanted yet.
 const PAGE_BYTES: u32 = 64 << 10;
@@ -38,11 +38,11 @@ impl Readers {
 }
 
 /// An entry as memory has it.
-struct Listed {
-    at: usize,
-    name: Vec<u8>,
-    cookie: u64,
-    child: Id,
+pub(super) struct Listed {
+    pub at: usize,
+    pub name: Vec<u8>,
+    pub cookie: u64,
+    pub child: Id,
 }
 
 impl Meta {
@@ -57,8 +57,21 @@ impl Meta {
         nodes: bool,
     ) -> Result<DirPage> {
         let when = self.when(cx).beginning();
+        let place = self.mark.place(cookie, verifier).filter(|_| cookie != 0);
+        if let Some(after) = place {
+            let page = self.list_own(cx, dir, Some(after), (max_bytes, nodes), &when);
+            return match page {
+                Some(page) => Ok(page),
+                None => self.list_in_order(cx, dir, after, (max_bytes, nodes), &when).await,
+            };
+        }
         if let Some(page) = self.list_known(cx, dir, cookie, max_bytes, nodes, &when) {
             stats::add(&self.counters.listing_hits, 1);
+            return Ok(page);
+        }
+        if cookie == 0
+            && let Some(page) = self.list_own(cx, dir, None, (max_bytes, nodes), &when)
+        {
             return Ok(page);
         }
         stats::add(&self.counters.listing_misses, 1);
@@ -71,7 +84,7 @@ impl Meta {
     }
 
     /// A page from below.
-    async fn ask_page(
+    pub(super) async fn ask_page(
         &self,
         cx: &Cx,
         dir: &Fh,
@@ -156,7 +169,7 @@ impl Meta {
         Some(DirPage { entries, verifier, eof })
     }
 
-    fn entry(&self, l: &Listed, nodes: bool, when: &When) -> Option<DirEntry> {
+    pub(super) fn entry(&self, l: &Listed, nodes: bool, when: &When) -> Option<DirEntry> {
         let name = Name::new(l.name.clone()).ok()?;
         self.table.with_id(l.child, |object| {
             if object.asked == 0 || nodes && !object.holds(when) {

@@ -195,6 +195,15 @@ impl Names {
         })
     }
 
+    /// All names that are there, in no order.
+    pub fn present(&self) -> impl Iterator<Item = (&[u8], Id)> {
+        let here = |e: &&Entry| e.flags & (ABSENT | DEAD) == 0;
+        self.entries.iter().filter(here).map(|e| {
+            let child = Id { slot: e.slot, generation: e.generation };
+            (name_of(&self.bytes, e), child)
+        })
+    }
+
     /// Gives back what the vectors hold in reserve.
     pub fn settle(&mut self, hasher: &RandomState) {
         self.bytes.shrink_to_fit();

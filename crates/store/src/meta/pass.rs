@@ -5,10 +5,9 @@ use super::{Meta, stats};
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Fetched, Fh, File, FileKind, FileRange, FsStat,
-    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read,
-    RenameFlags, Result, Seek, SetAttr, Special, Stability, Trail, Upcalls, Vfs, Want, Where, Wrote,
-    XattrMode,
+    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Fh, File, FileKind, FileRange, FsStat, LockConflict,
+    LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
+    Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
 };
 use std::sync::Arc;
 
@@ -234,14 +233,17 @@ impl Vfs for Meta {
         known.into_iter().map(|k| k.map_or_else(|| answers.next().unwrap_or_else(none), Ok)).collect()
     }
 
-    async fn read_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
+    async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
         let ticket = self.ticket();
-        let answers = self.below.read_many(cx, files, max_bytes).await;
-        for (fh, answer) in files.iter().zip(&answers) {
+        let answers = self.below.read_many(cx, files, holder, max_bytes).await;
+        for (fh, answer) in files.iter().zip(&answers.files) {
             if let Ok(fetched) = answer {
                 self.learn_attrs(fh, &fetched.attrs, &ticket);
                 self.learn_contents(fh, &fetched.attrs, &fetched.read, &ticket, false);
             }
+        }
+        if let (Some(fh), Some(attrs)) = (holder, &answers.holder) {
+            self.learn_attrs(fh, attrs, &ticket);
         }
         answers
     }
@@ -295,7 +297,7 @@ impl Vfs for Meta {
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let ticket = self.ticket();
         let made = self.make(dir, name, self.below.mkdir(cx, dir, name, set)).await?;
-        self.learn_empty(&made.node, &ticket);
+        self.learn_empty(cx, &made.node, &ticket);
         Ok(made)
     }
 

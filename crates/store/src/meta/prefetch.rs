@@ -1,13 +1,15 @@
 //! Small files fetched before they are asked for: when a second file of a directory is opened for reading, the others will most
-//! likely follow. Where that proved right, the first open is sign enough.
+//! likely follow. In a directory with few bytes the first open is sign enough, as long as such guesses have proved right: its
+//! files come with the one question that the open needs anyway.
 //!
 //! Under close-to-open an open has to ask the server in any case, and the answer may as well carry the bytes; so for callers who
 //! insist on fresh attributes, files are fetched ahead only where the server has been granting leases: what is fetched under one is
-//! opened without a question.
+//! opened without a question. The directory's own attributes come behind the files and prove that its names led to them
+//! when the leases were there.
 
 use super::objects::When;
 use super::{Meta, Prefetch, stats};
-use hither_vfs::{Access, Cx, Fh, FileKind};
+use hither_vfs::{Access, Cx, Fh, File, FileKind, Validity};
 use std::sync::atomic::Ordering;
 
 /// Opens in one directory within this time are a burst.
@@ -17,6 +19,23 @@ const LATELY_NANOS: u64 = 60_000_000_000;
 /// Most files and bytes of one fetch.
 const FILES: usize = 256;
 const BYTES: u64 = 4 << 20;
+/// The same for a fetch at the first open in a directory.
+const FIRST_FILES: usize = 16;
+const FIRST_BYTES: u64 = 256 << 10;
+/// Guesses are bold until so many bytes were fetched and not read.
+const UNREAD_BYTES: u64 = 4 << 20;
+/// A READ is never for less.
+const READ_BYTES: u64 = 4096;
+
+/// What to fetch.
+struct Fetch {
+    /// The directory's slot, and its handle.
+    slot: u32,
+    dir: Fh,
+    files: Vec<Fh>,
+    /// The longest of them.
+    longest_bytes: u64,
+}
 
 impl Meta {
     /// Before `fh` is opened for reading: fetches it with its neighbours if this is a burst.
@@ -27,13 +46,18 @@ impl Meta {
         if self.options.prefetch == Prefetch::Off || cx.fresh_since.is_some() && !leases {
             return;
         }
-        let Some((slot, files)) = self.neighbours(fh, &when) else { return };
+        let Some(Fetch { slot, dir, files, longest_bytes }) = self.neighbours(fh, &when) else { return };
         let _fetching = Fetching { meta: self, slot };
         let ticket = self.ticket();
-        let fetched = self.below.read_many(cx, &files, self.options.small_file_bytes).await;
-        for (fh, fetched) in files.iter().zip(fetched) {
+        let holder = cx.fresh_since.map(|_| &dir);
+        // As many as fit into one reply; a file that has grown meanwhile is not kept.
+        let most = u32::try_from(longest_bytes.max(READ_BYTES)).unwrap_or(u32::MAX);
+        let fetched = self.below.read_many(cx, &files, holder, most).await;
+        let mut leased = false;
+        for (fh, fetched) in files.iter().zip(fetched.files) {
             let Ok(fetched) = fetched.map_err(|e| self.failed(fh, e)) else { continue };
             self.learn_attrs(fh, &fetched.attrs, &ticket);
+            leased |= fetched.attrs.valid == Validity::Lease;
             // Servers let the owner of a file read it by handle whatever its mode says, so that alone does not prove that
             // he may open it.
             if fetched.attrs.attr.mode & 0o400 != 0 {
@@ -45,24 +69,33 @@ impl Meta {
                 stats::add(&self.counters.prefetched_bytes, fetched.read.data.len() as u64);
             }
         }
+        match &fetched.holder {
+            Some(attrs) => drop(self.learn_attrs(&dir, attrs, &ticket)),
+            // Too many for one message: then the names are proven by another.
+            None if holder.is_some() && leased => {
+                drop(self.ask_attrs(cx, File { fh: &dir, open: None }).await)
+            }
+            None => {}
+        }
     }
 
-    /// Whether most of what was fetched ahead was read: then the first open of a directory is sign enough.
+    /// Whether most of what was fetched ahead was read, or little was fetched yet: then the first open in a directory is sign
+    /// enough.
     fn guesses_well(&self) -> bool {
         let fetched = self.counters.prefetched_bytes.load(Ordering::Relaxed);
         let used = self.counters.prefetch_used_bytes.load(Ordering::Relaxed);
-        fetched > 0 && used * 2 >= fetched
+        fetched.saturating_sub(used) <= UNREAD_BYTES.max(used)
     }
 
     /// Files to fetch: this one and small ones of its directory that are not held; `None` when there is no burst, or another
     /// call is fetching.
-    fn neighbours(&self, fh: &Fh, when: &When) -> Option<(u32, Vec<Fh>)> {
+    fn neighbours(&self, fh: &Fh, when: &When) -> Option<Fetch> {
         let (me, parent) = self.table.with(fh, |id, o| (id, o.parent))?;
         if parent == u32::MAX {
             return None;
         }
         let enough = if self.guesses_well() { 1 } else { 2 };
-        let children = self.table.with_slot(parent, |_, o| {
+        let (dir, first, children) = self.table.with_slot(parent, |_, o| {
             let dir = o.known_dir()?;
             let (last, count) = dir.opened;
             let count = if when.now.saturating_sub(last) > BURST_NANOS { 1 } else { count.saturating_add(1) };
@@ -72,9 +105,11 @@ impl Meta {
             }
             dir.prefetching = true;
             let listed = dir.names.listed(0).filter_map(|(_, _, bound)| bound.child);
-            Some(listed.take(FILES * 4).collect::<Vec<_>>())
+            let children = listed.take(FILES * 4).collect::<Vec<_>>();
+            Some((super::handle(o), count < 2, children))
         })??;
-        let mut bytes = 0;
+        let (most_files, most_bytes) = if first { (FIRST_FILES, FIRST_BYTES) } else { (FILES, BYTES) };
+        let (mut bytes, mut longest_bytes) = (0, 0);
         let mut files = Vec::new();
         let mut mine = false;
         for id in children {
@@ -86,10 +121,13 @@ impl Meta {
                 (small && regular && !held).then_some((fh, o.attr.size_bytes))
             });
             let Some(Some((fh, size))) = small else { continue };
-            bytes += size;
-            if bytes > BYTES || files.len() >= FILES {
+            if bytes + size > most_bytes || files.len() >= most_files {
+                // All of a directory at the first open, or none.
+                mine &= !first;
                 break;
             }
+            bytes += size;
+            longest_bytes = longest_bytes.max(size);
             mine |= id == me;
             files.push(fh);
         }
@@ -97,7 +135,7 @@ impl Meta {
             drop(Fetching { meta: self, slot: parent });
             return None;
         }
-        Some((parent, files))
+        Some(Fetch { slot: parent, dir, files, longest_bytes })
     }
 }
 

@@ -343,7 +343,7 @@ async fn old_contents_never_have_new_attributes() {
     let (top, long) = (root(), names("d/e/f"));
     let by_name = fs.open(&cx(), Where { base: &top, path: &long }, &READ).await.unwrap();
     assert!(by_name.first.is_none());
-    assert_eq!(fs.read_many(&cx(), &[f], 1000).await.remove(0).unwrap_err().errno, libc::EAGAIN);
+    assert_eq!(fs.read_many(&cx(), &[f], None, 1000).await.files.remove(0).unwrap_err().errno, libc::EAGAIN);
     let change = async |fh: &Fh| fs.getattr(&cx(), File { fh, open: None }).await.unwrap().attr.change;
     let e = Fh("d/e".into());
     let listed = fs.list_many(&cx(), std::slice::from_ref(&e), 32 << 10).await.remove(0).unwrap().0;
@@ -419,9 +419,9 @@ async fn many_objects_need_one_call_each() {
     let (got, calls, trips) = cost(&server, fs.getattr_many(&cx(), &files)).await;
     assert_eq!((calls, trips), (vec!["GETATTR"; 200], 4));
     assert!(got.iter().all(|a| a.as_ref().is_ok_and(|a| a.attr.kind == FileKind::Regular)));
-    let (got, calls, trips) = cost(&server, fs.read_many(&cx(), &files, 4096)).await;
+    let (got, calls, trips) = cost(&server, fs.read_many(&cx(), &files, None, 4096)).await;
     assert_eq!((calls, trips), (vec!["READ"; 200], 4));
-    for (i, fetched) in got.into_iter().enumerate() {
+    for (i, fetched) in got.files.into_iter().enumerate() {
         let Fetched { attrs, read } = fetched.unwrap();
         assert_eq!(attrs.attr.size_bytes, read.data.len() as u64);
         assert_eq!(bytes(Some(read)), Some((format!("file {i}").into_bytes(), true)));
@@ -460,21 +460,24 @@ async fn long_starts_belong_to_their_attributes() {
     server.put("f", b"old");
     let fs = hard(&server).await;
     let long = [Fh("long".into())];
-    let got = fs.read_many(&cx(), &long, 1 << 20).await.remove(0).unwrap();
+    let got = fs.read_many(&cx(), &long, None, 1 << 20).await.files.remove(0).unwrap();
     assert_eq!(bytes(Some(got.read)), Some((vec![7; 10_000], true)));
-    let got = fs.read_many(&cx(), &long, 4096).await.remove(0).unwrap();
+    let got = fs.read_many(&cx(), &long, None, 4096).await.files.remove(0).unwrap();
     assert_eq!(bytes(Some(got.read)), Some((vec![7; 4096], false)));
     // Changed since its attributes were seen: read again, because the bytes may be from before.
     let f = [Fh("f".into())];
     fs.getattr_many(&cx(), &f).await.remove(0).unwrap();
     server.put("f", b"newer");
-    let (got, calls, _) = cost(&server, fs.read_many(&cx(), &f, 4096)).await;
+    let (got, calls, _) = cost(&server, fs.read_many(&cx(), &f, None, 4096)).await;
     assert_eq!(calls, ["READ", "READ"]);
-    assert_eq!(bytes(Some(got.into_iter().next().unwrap().unwrap().read)), Some((b"newer".to_vec(), true)));
+    assert_eq!(
+        bytes(Some(got.files.into_iter().next().unwrap().unwrap().read)),
+        Some((b"newer".to_vec(), true))
+    );
     server.bare();
-    let (got, calls, _) = cost(&server, fs.read_many(&cx(), &f, 4096)).await;
+    let (got, calls, _) = cost(&server, fs.read_many(&cx(), &f, None, 4096)).await;
     assert_eq!(calls, ["READ", "GETATTR", "READ"]);
-    assert_eq!(got.into_iter().next().unwrap().unwrap().attrs.attr.size_bytes, 5);
+    assert_eq!(got.files.into_iter().next().unwrap().unwrap().attrs.attr.size_bytes, 5);
 }
 
 /// Listings bring the directories' attributes. Those are made to differ from any later ones unless they were seen

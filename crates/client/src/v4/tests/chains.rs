@@ -105,7 +105,7 @@ async fn what_was_opened_in_passing_is_closed() {
     let t = tree(|_| {}, &[], &["f", "g"]).await;
     t.server.lock().fail = vec![(NfsOpnum4::READ, Nfsstat4::IO), (NfsOpnum4::READ, Nfsstat4::IO)];
     assert!(t.walk(&["f"], WANT).await.along.first.is_none());
-    let reads = t.v4.read_many(&cx(), &[fh("f"), fh("g")], 100).await;
+    let reads = t.v4.read_many(&cx(), &[fh("f"), fh("g")], None, 100).await.files;
     assert!(reads[0].is_err());
     assert_eq!(bytes(&reads[1].as_ref().unwrap().read), b"data of g");
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -178,7 +178,7 @@ async fn a_lost_reply_that_was_not_kept() {
         });
         match op {
             NfsOpnum4::LOOKUP => assert_eq!(t.walk(&["a", "f"], WANT).await.steps.len(), 2),
-            NfsOpnum4::OPEN => assert!(t.v4.read_many(&cx(), &[fh("f")], 9).await[0].is_ok()),
+            NfsOpnum4::OPEN => assert!(t.v4.read_many(&cx(), &[fh("f")], None, 9).await.files[0].is_ok()),
             _ => drop(t.v4.getattr(&cx(), File { fh: &fh("f"), open: None }).await.unwrap()),
         }
         assert_eq!(t.server.lock().lose_uncached, None);
@@ -202,7 +202,7 @@ async fn many_objects_in_few_compounds() {
     let attrs = t.v4.getattr_many(&cx(), &all).await;
     assert_eq!(attrs.iter().filter(|a| a.is_err()).count(), 1);
     assert_eq!((errno(attrs[3].clone()), t.sent().len()), (libc::ESTALE, 4));
-    let reads = t.v4.read_many(&cx(), &all, 6).await;
+    let reads = t.v4.read_many(&cx(), &all, None, 6).await.files;
     for (i, read) in reads.iter().enumerate() {
         match (i, read) {
             (3 | 40, read) => assert!(read.is_err()),
@@ -219,7 +219,7 @@ async fn many_objects_in_few_compounds() {
     // A busy object is no reason to wait.
     t.server.lock().fail = vec![(NfsOpnum4::OPEN, Nfsstat4::DELAY)];
     let began = Instant::now();
-    let reads = t.v4.read_many(&cx(), &all[..3], 6).await;
+    let reads = t.v4.read_many(&cx(), &all[..3], None, 6).await.files;
     assert!(reads.iter().filter(|r| r.is_err()).count() == 1 && began.elapsed() < Duration::from_millis(10));
     t.check();
 }
@@ -345,7 +345,7 @@ async fn delegations_are_kept_and_bounded() {
     let opened = t.v4.open(&cx(), Where::fh(&all[0]), &how(Create::No)).await.unwrap();
     t.v4.close(&cx(), &all[0], opened.open).await.unwrap();
     assert_eq!(t.validity("f0").await, Validity::Lease);
-    for (fh, read) in all.iter().zip(t.v4.read_many(&cx(), &all, 5).await) {
+    for (fh, read) in all.iter().zip(t.v4.read_many(&cx(), &all, None, 5).await.files) {
         assert_eq!(read.unwrap().attrs.valid, Validity::Lease, "{fh:?}");
     }
     t.sent();

@@ -232,11 +232,11 @@ async fn local_size_and_times_are_shown_everywhere() {
     let opened = s.dirty.open(&cx(), Where::fh(&f.0), &OpenHow { create: Create::No, ..how(false) }).await;
     check(&opened.unwrap().node.attrs);
     tokio::time::sleep(Duration::from_millis(1)).await;
-    let many = s.dirty.read_many(&cx(), std::slice::from_ref(&f.0), 4096).await;
+    let many = s.dirty.read_many(&cx(), std::slice::from_ref(&f.0), None, 4096).await.files;
     let error = many[0].as_ref().unwrap_err().errno;
     assert_eq!(error, libc::EAGAIN, "bytes from about the time of the flush are not trusted");
     tokio::time::sleep(Duration::from_millis(1)).await;
-    let many = s.dirty.read_many(&cx(), std::slice::from_ref(&f.0), 4096).await;
+    let many = s.dirty.read_many(&cx(), std::slice::from_ref(&f.0), None, 4096).await.files;
     assert_eq!(many[0].as_ref().unwrap().read.data.len(), 1000);
 }
 

@@ -162,8 +162,10 @@ pass_on! {
     fn getattr(file: File<'_>) -> Result<Attrs>, |w, out, at| if let Ok(a) = out { stamp(w, a, at) };
     fn getattr_many(objects: &[Fh]) -> Vec<Result<Attrs>>,
         |w, out, at| out.iter_mut().flatten().for_each(|a| stamp(w, a, at));
-    fn read_many(files: &[Fh], max: u32) -> Vec<Result<Fetched>>,
-        |w, out, at| out.iter_mut().flatten().for_each(|f| stamp(w, &mut f.attrs, at));
+    fn read_many(files: &[Fh], holder: Option<&Fh>, max: u32) -> Starts, |w, out, at| {
+        out.files.iter_mut().flatten().for_each(|f| stamp(w, &mut f.attrs, at));
+        out.holder.iter_mut().for_each(|a| stamp(w, a, at));
+    };
     fn list_many(dirs: &[Fh], max: u32) -> Vec<Result<(Attrs, DirPage)>>,
         |w, out, at| out.iter_mut().flatten().for_each(|(a, p)| { stamp(w, a, at); page(w, p, at) });
     fn setattr(file: File<'_>, set: &SetAttr) -> Result<Attrs>,

@@ -1,0 +1,142 @@
+//! Listings in an order of our own, of directories all of whose names are known although nobody listed them: those that
+//! were made here, or changed here since they were listed.
+//!
+//! The server's cookies of such names are not known, so the order is that of a hash of the names, and the hash is the cookie. Whoever
+//! goes on from such a cookie gets the names behind it, from memory or, when that has been lost, out of a new listing by
+//! the server put into the same order: so every name that is there all the time comes exactly once. A cookie of ours is
+//! known by 31 random bits, and by the verifier where the reader still has that.
+
+use super::list::{Listed, NODE_ENTRY_BYTES};
+use super::objects::When;
+use super::{Meta, stats};
+use hither_vfs::{Access, Cx, DirEntry, DirPage, Fh, Result};
+
+/// Larger directories are listed by the server: sorting them takes time.
+const NAMES_MAX: usize = 10_000;
+/// Bits of the hash in a cookie.
+const HASH_BITS: u32 = 32;
+
+/// What tells cookies and verifiers of ours.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mark {
+    high: u64,
+    verifier: [u8; 8],
+}
+
+impl Mark {
+    /// A mark made of random bits.
+    pub fn new(random: u64) -> Self {
+        // The highest bit is free: offsets in directories are signed. The next is set: small numbers are the server's.
+        let high = (random << HASH_BITS & !(1 << 63)) | 1 << 62;
+        Self { high, verifier: (random | 1).to_le_bytes() }
+    }
+
+    fn cookie(&self, hash: u32) -> u64 {
+        self.high | u64::from(hash)
+    }
+
+    /// The hash of the name that was last, if a reader goes on from a cookie of ours.
+    pub fn place(&self, cookie: u64, verifier: [u8; 8]) -> Option<u32> {
+        let ours = cookie >> HASH_BITS == self.high >> HASH_BITS;
+        (ours && (verifier == self.verifier || verifier == [0; 8])).then_some(cookie as u32)
+    }
+}
+
+impl Meta {
+    fn order(&self, name: &[u8]) -> u32 {
+        (self.table.hash(name) >> (u64::BITS - HASH_BITS)) as u32
+    }
+
+    /// A page of what is known, if that is everything. `after`: the name that was last; `None` from the start.
+    pub(super) fn list_own(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        after: Option<u32>,
+        (max_bytes, nodes): (u32, bool),
+        when: &When,
+    ) -> Option<DirPage> {
+        let cred = self.cred(&cx.cred);
+        let mut names = self.table.with(dir, |_, object| {
+            let may = object.rights(cred, Access::READ, when) == Some(Access::READ);
+            let names = object.dir()?;
+            let known = names.is_complete() && when.fits(names.until, names.asked);
+            if !may || !known || after.is_none() && names.names.len() > NAMES_MAX {
+                return None;
+            }
+            let mut all = Vec::with_capacity(names.names.len());
+            for (name, child) in names.names.present() {
+                let hash = self.order(name);
+                if after.is_none_or(|after| hash > after) {
+                    all.push((hash, name.to_vec(), child));
+                }
+            }
+            Some(all)
+        })??;
+        names.sort_unstable_by_key(|n| n.0);
+        if after.is_none() && names.windows(2).any(|two| two[0].0 == two[1].0) {
+            // A reader could not stop between the two.
+            return None;
+        }
+        let (mut entries, mut bytes) = (Vec::new(), 0);
+        for (hash, name, child) in &names {
+            bytes += NODE_ENTRY_BYTES + name.len();
+            let fits = entries.is_empty() || bytes <= max_bytes as usize;
+            let listed = Listed { at: 0, name: name.clone(), cookie: self.mark.cookie(*hash), child: *child };
+            let Some(entry) = fits.then(|| self.entry(&listed, nodes, when)).flatten() else { break };
+            entries.push(entry);
+        }
+        if entries.is_empty() && !names.is_empty() {
+            return None;
+        }
+        stats::add(&self.counters.listing_hits, 1);
+        let eof = entries.len() == names.len();
+        Some(DirPage { entries, verifier: self.mark.verifier, eof })
+    }
+
+    /// The same from below, when memory has lost what it had at the beginning of the listing.
+    pub(super) async fn list_in_order(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        after: u32,
+        (max_bytes, nodes): (u32, bool),
+        when: &When,
+    ) -> Result<DirPage> {
+        stats::add(&self.counters.listing_misses, 1);
+        let most = (max_bytes as usize / NODE_ENTRY_BYTES).max(1);
+        let mut found: Vec<(u32, DirEntry)> = Vec::new();
+        let (mut cookie, mut verifier, mut eof) = (0, [0; 8], true);
+        loop {
+            let page = self.ask_page(cx, dir, cookie, verifier, max_bytes, when).await?;
+            let last = page.entries.last().map(|e| e.cookie);
+            for entry in page.entries {
+                let hash = self.order(entry.name.as_bytes());
+                if hash > after {
+                    let node = entry.node.filter(|_| nodes);
+                    found.push((hash, DirEntry { cookie: self.mark.cookie(hash), node, ..entry }));
+                }
+            }
+            if found.len() > 2 * most {
+                eof &= first(&mut found, most);
+            }
+            match last {
+                Some(last) if !page.eof => (cookie, verifier) = (last, page.verifier),
+                _ => break,
+            }
+        }
+        eof &= first(&mut found, most);
+        let entries = found.into_iter().map(|(_, entry)| entry).collect();
+        Ok(DirPage { entries, verifier: self.mark.verifier, eof })
+    }
+}
+
+/// Keeps about `most` of the first, and all with the hash of the last; whether that is all.
+fn first(found: &mut Vec<(u32, DirEntry)>, most: usize) -> bool {
+    found.sort_by_key(|f| f.0);
+    let Some(last) = found.get(most - 1).map(|f| f.0) else { return true };
+    let keep = found.partition_point(|f| f.0 <= last);
+    let all = keep == found.len();
+    found.truncate(keep);
+    all
+}

@@ -1,0 +1,107 @@
+//! Listings of directories that were made or changed here.
+
+use super::*;
+use std::collections::BTreeMap;
+
+/// Goes on with a listing as a reader does; how often each name came.
+async fn rest(l: &Lab, dir: &Fh, mut at: (u64, [u8; 8]), most_bytes: u32) -> BTreeMap<String, usize> {
+    let mut seen = BTreeMap::new();
+    loop {
+        let page = l.meta.readdir(&l.cx, dir, at.0, at.1, most_bytes, true).await.unwrap();
+        for e in &page.entries {
+            *seen.entry(String::from_utf8(e.name.as_bytes().to_vec()).unwrap()).or_default() += 1;
+            assert!(e.node.is_some());
+        }
+        if page.eof {
+            return seen;
+        }
+        at = (page.entries.last().unwrap().cookie, page.verifier);
+    }
+}
+
+async fn made(l: &Lab, count: usize) -> Fh {
+    let d = make_dir(&*l.meta, &l.cx, &l.top, "made").await;
+    for i in 0..count {
+        make_file(&*l.meta, &l.cx, &d, &format!("f{i:03}"), "text").await;
+    }
+    l.wire.take();
+    d
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_made_here_is_listed_without_a_question() {
+    let l = lab().await;
+    let d = made(&l, 100).await;
+    for most_bytes in [1 << 20, 2000, 1] {
+        let seen = rest(&l, &d, (0, [0; 8]), most_bytes).await;
+        assert_eq!((seen.len(), seen.values().max()), (100, Some(&1)), "{most_bytes}");
+    }
+    // Also a directory that was listed and then changed here.
+    assert_eq!(l.wire.take(), "");
+    tokio::time::advance(VALID).await;
+    rest(&l, &d, (0, [0; 8]), 1 << 20).await;
+    assert_eq!(l.wire.take(), "list_many 1");
+    make_file(&*l.meta, &l.cx, &d, "new", "text").await;
+    l.meta.unlink(&l.cx, &d, &name("f000"), None).await.unwrap();
+    l.wire.take();
+    let seen = rest(&l, &d, (0, [0; 8]), 2000).await;
+    assert!(seen.len() == 100 && seen.contains_key("new") && !seen.contains_key("f000"));
+    assert_eq!(l.wire.take(), "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_in_the_middle_of_an_own_listing_misses_nothing_and_sees_nothing_twice() {
+    for how in 0..4 {
+        let l = lab().await;
+        let d = made(&l, 60).await;
+        let mut seen = BTreeMap::new();
+        let page = l.meta.readdir(&l.cx, &d, 0, [0; 8], 3000, true).await.unwrap();
+        assert!(!page.eof && page.entries.len() > 5);
+        for e in &page.entries {
+            seen.insert(String::from_utf8(e.name.as_bytes().to_vec()).unwrap(), 1);
+        }
+        let mut at = (page.entries.last().unwrap().cookie, page.verifier);
+        match how {
+            // Memory has lost the directory.
+            0 => l.meta.table.forget(&d, l.meta.next_seq()),
+            // Somebody else adds a name, and the time is over.
+            1 => {
+                make_file(&*l.model, &l.cx, &d, "theirs", "").await;
+                tokio::time::advance(VALID).await;
+            }
+            // The reader does not know the verifier any more.
+            2 => at.1 = [0; 8],
+            // What was seen is removed meanwhile, and more is added.
+            _ => {
+                for (i, n) in seen.keys().enumerate() {
+                    l.meta.unlink(&l.cx, &d, &name(n), None).await.unwrap();
+                    make_file(&*l.meta, &l.cx, &d, &format!("more{i}"), "").await;
+                }
+            }
+        }
+        for (n, count) in rest(&l, &d, at, 3000).await {
+            *seen.entry(n).or_default() += count;
+        }
+        for i in 0..60 {
+            assert_eq!(seen.get(&format!("f{i:03}")), Some(&1), "{how}");
+        }
+        assert!(seen.values().all(|&n| n == 1), "{how}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn cookies_of_the_server_are_passed_on() {
+    let l = lab().await;
+    let d = make_dir(&*l.model, &l.cx, &l.top, "theirs").await;
+    for i in 0..40 {
+        make_file(&*l.model, &l.cx, &d, &format!("f{i:03}"), "").await;
+    }
+    let page = l.meta.readdir(&l.cx, &d, 0, [0; 8], 2000, true).await.unwrap();
+    let mut seen: Vec<_> = page.entries.iter().map(|e| e.name.clone()).collect();
+    // A name of our own between two pages: memory has no order any more, the reader has the server's.
+    make_file(&*l.meta, &l.cx, &d, "zzz", "").await;
+    let rest = rest(&l, &d, (page.entries.last().unwrap().cookie, page.verifier), 2000).await;
+    seen.extend(rest.keys().map(|n| name(n)));
+    let all: std::collections::BTreeSet<_> = seen.iter().collect();
+    assert_eq!((all.len(), seen.len()), (41, 41));
+}
