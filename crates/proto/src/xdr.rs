@@ -132,6 +132,13 @@ impl Enc {
         self.fixed(b);
     }
 
+    /// Appends encoded bytes as a segment of their own.
+    pub fn push_segment(&mut self, segment: Bytes) {
+        self.flush_head();
+        self.done_bytes += segment.len();
+        self.done.push(segment);
+    }
+
     /// Appends another message's bytes, keeping its segments.
     pub fn append(&mut self, other: Enc) {
         if other.done.is_empty() || self.copy_only {

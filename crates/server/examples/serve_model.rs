@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let vfs = Arc::new(Model::new(env.clone(), Duration::ZERO, 1 << 33));
     let rights = Rights { read_only: false, squash: Squash::None, secure: false, ..Rights::default() };
     let admit = Arc::new(move |_| Some(rights.clone()));
-    let table = Table::new(vec![ExportSpec { path: "/".into(), aliases: vec![], vfs, admit }])?;
+    let table = Table::new(vec![ExportSpec { path: "/".into(), aliases: vec![], vfs, admit, epoch: None }])?;
     let options = Options { state_dir: std::env::args().nth(2).map(Into::into), ..Options::new(env) };
     let server = Server::new(options, table)?;
     tokio::spawn(server.clone().tend());

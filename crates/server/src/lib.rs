@@ -13,6 +13,7 @@
 pub mod access;
 mod drc;
 mod error;
+mod exclusive;
 pub mod handle;
 mod mountd;
 mod server;

@@ -120,15 +120,17 @@ impl Server {
         self.table.read().clone()
     }
 
-    /// Says to clients whether unstable data may have been lost.
-    pub(crate) fn write_verifier(&self) -> [u8; 8] {
-        self.verifier.load(Relaxed).to_be_bytes()
+    /// Says to clients whether unstable data of an export may have been lost.
+    pub(crate) fn write_verifier(&self, export: &Export) -> [u8; 8] {
+        (self.verifier.load(Relaxed) ^ export.epoch().rotate_left(32)).to_be_bytes()
     }
 
-    /// Bytes that were acknowledged but not committed are lost: clients have to write them again.
-    pub(crate) fn bytes_lost(&self, error: &Error) {
-        tracing::error!("written data cannot be made stable: {error}; clients will send it again");
-        self.verifier.store((self.options.env.random)(), Relaxed);
+    /// A COMMIT failed. When the bytes may be lost, clients have to write them again.
+    pub(crate) fn commit_failed(&self, e: &Error) {
+        if matches!(e.errno, libc::EIO | libc::ENOSPC | libc::EDQUOT) {
+            tracing::error!("written data cannot be made stable: {e}; clients will send them again");
+            self.verifier.store((self.options.env.random)(), Relaxed);
+        }
     }
 
     async fn dispatch(self: Arc<Self>, call: Incoming) -> Outcome {

@@ -24,7 +24,12 @@ pub struct ExportSpec {
     pub vfs: Arc<dyn Vfs>,
     /// Who may use it.
     pub admit: Arc<Admit>,
+    /// A number that changes when the files' layer has lost unstable data; `None`: it loses them only with the process.
+    pub epoch: Option<Arc<Epoch>>,
 }
+
+/// See [`ExportSpec::epoch`].
+pub type Epoch = dyn Fn() -> u64 + Send + Sync;
 
 /// An export.
 pub struct Export {
@@ -36,6 +41,7 @@ pub struct Export {
     /// The files.
     pub vfs: Arc<dyn Vfs>,
     admit: Arc<Admit>,
+    epoch: Option<Arc<Epoch>>,
     root: Mutex<Option<Fh>>,
 }
 
@@ -62,6 +68,11 @@ impl Export {
         let node = self.vfs.root(&Cx::new(Arc::new(Cred::root()))).await?;
         *self.root.lock() = Some(node.fh.clone());
         Ok(node)
+    }
+
+    /// Changes when the files' layer has lost unstable data.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.as_ref().map_or(0, |epoch| epoch())
     }
 
     /// Whether a handle is the root's, as far as it was asked for.
@@ -151,6 +162,7 @@ impl Table {
             aliases: spec.aliases,
             vfs: spec.vfs,
             admit: spec.admit,
+            epoch: spec.epoch,
             root: Mutex::new(None),
         });
         if self.places[at].export.replace(export.clone()).is_some() {

@@ -1,22 +1,322 @@
-//! NFSv4.1 and 4.2.
+//! NFSv4.1 and 4.2 (RFC 8881, 7862, 8276) over a `Vfs`.
+//!
+//! It knows nothing of connections but that calls come on them and can go back. A compound is executed operation by operation
+//! ([`exec`]); a run of LOOKUPs is one walk of the `Vfs`. What clients hold is in [`clients`], [`session`] and [`state`]; what
+//! of it outlives a restart in [`stable`]. After a restart in which clients held something there is a grace period: they
+//! take it back before anybody else gets anything that could be in its way.
+//!
+//! NFSv4.0 is not offered. Delegations are not given.
 
-use crate::server::{Options, Server};
+mod attrs;
+mod clients;
+mod exec;
+mod io;
+mod list;
+mod lock;
+mod names;
+mod open;
+mod ranges;
+mod session;
+mod setup;
+mod stable;
+mod state;
+mod xattr;
+
+use crate::server::{Options, Request, Server};
+use bytes::Bytes;
+use clients::{Client, Clients};
+use exec::Exec;
+use hither_proto::nfs4::{Compound, CompoundReply, Nfsstat4, Op, OpRes, SequenceArgs};
+use hither_proto::xdr::{Dec, Enc, Xdr};
 use hither_rpc::server::{Incoming, Outcome, Peer};
+use hither_vfs::{Cred, Cx};
+use parking_lot::Mutex;
+use session::{Session, Slotted};
+use stable::Stable;
+use state::{Locks, Registry};
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::time::Instant;
+use twox_hash::XxHash3_64;
 
-pub(crate) struct Nfs4;
+/// Bytes of a call that its checksum covers: enough to tell two calls apart, little enough for a WRITE of a megabyte.
+const SUM_BYTES: usize = 4096;
+/// Bytes of a reply that are left for the results of operations whose size is not checked.
+const ROOM_BYTES: usize = 512;
 
-impl Nfs4 {
-    pub fn new(_: &Options) -> std::io::Result<Self> {
-        Ok(Self)
-    }
-    pub async fn tend(&self, _: &Arc<Server>) {
-        std::future::pending().await
-    }
-    pub fn exports_changed(&self) {}
-    pub fn closed(&self, _: &Peer) {}
+/// What NFSv4 remembers.
+pub(crate) struct Nfs4 {
+    clients: Clients,
+    registry: Registry,
+    stable: Stable,
+    /// The server's name, and the scope of its filehandles and state.
+    name: Bytes,
+    /// Who held something before the restart and has not said that there is nothing more to reclaim.
+    reclaimers: Mutex<HashSet<Bytes>>,
+    grace_end: Instant,
+    lease: Duration,
+    courtesy: Duration,
+    clients_max: usize,
+    /// Changes with the exports.
+    generation: AtomicU64,
 }
 
-pub(crate) async fn answer(_: &Arc<Server>, _: Incoming) -> Outcome {
-    Outcome::ProcUnavail
+impl Nfs4 {
+    /// Reads who may reclaim.
+    pub fn new(options: &Options) -> std::io::Result<Self> {
+        let dir = options.state_dir.as_deref();
+        let (stable, reclaimers) = Stable::open(dir)?;
+        let boot = (options.env.random)() as u32;
+        if !reclaimers.is_empty() {
+            tracing::info!(
+                "{} clients may reclaim what they held before the restart, within {} s",
+                reclaimers.len(),
+                options.grace.as_secs()
+            );
+        }
+        let wall = (options.env.wall)().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Ok(Self {
+            clients: Clients::new(boot),
+            registry: Registry::new(boot, options.states_max),
+            stable,
+            name: Stable::name(dir, || (options.env.random)())?,
+            reclaimers: Mutex::new(reclaimers),
+            grace_end: Instant::now() + options.grace,
+            lease: options.lease,
+            courtesy: options.courtesy,
+            clients_max: options.clients_max,
+            generation: AtomicU64::new(wall.as_nanos() as u64),
+        })
+    }
+
+    /// Whether others than those who reclaim have to wait.
+    fn in_grace(&self) -> bool {
+        Instant::now() < self.grace_end && !self.reclaimers.lock().is_empty()
+    }
+
+    /// The exports have changed, and with them the directories that lead to them.
+    pub fn exports_changed(&self) {
+        self.generation.fetch_add(1, Relaxed);
+    }
+
+    /// A connection has ended.
+    pub fn closed(&self, peer: &Peer) {
+        self.clients.closed(peer);
+    }
+
+    /// Ends what clients hold that are silent for too long, and the grace period. Runs until it is dropped.
+    pub async fn tend(&self, _server: &Arc<Server>) {
+        let mut every = tokio::time::interval((self.lease / 4).max(Duration::from_millis(100)));
+        loop {
+            every.tick().await;
+            if Instant::now() >= self.grace_end {
+                let late: Vec<Bytes> = self.reclaimers.lock().drain().collect();
+                for owner in late {
+                    tracing::info!("client {} did not come back in time", owner.escape_ascii());
+                    self.stable.forget(owner);
+                }
+            }
+            let now = self.clients.now();
+            let crowded = self.registry.count() > self.registry_limit()
+                || self.clients.count() > self.clients_max / 4 * 3;
+            for client in self.clients.all() {
+                let silent = client.silent(now);
+                let confirmed = client.confirmed.load(Relaxed);
+                let patience = if confirmed && !crowded { self.lease + self.courtesy } else { self.lease };
+                if silent > patience {
+                    tracing::info!(
+                        "client {} has been silent for {} s: what it holds ends",
+                        client.owner.escape_ascii(),
+                        silent.as_secs()
+                    );
+                    self.expire(&client).await;
+                }
+            }
+            self.registry.tidy();
+        }
+    }
+
+    fn registry_limit(&self) -> usize {
+        self.registry.max() / 4 * 3
+    }
+
+    /// Whether a client's lease has run out, so that what it holds gives way.
+    fn is_courtesy(&self, client: &Client) -> bool {
+        client.silent(self.clients.now()) > self.lease
+    }
+
+    /// Ends a client and what it holds.
+    async fn expire(&self, client: &Arc<Client>) {
+        self.clients.remove(client);
+        let locks = self.registry.end_all(client);
+        unlock_below(&locks).await;
+        if client.confirmed.load(Relaxed) {
+            self.stable.forget(client.owner.clone());
+        }
+    }
+
+    /// Ends a former life of a client that has begun another.
+    async fn end_former(&self, client: &Arc<Client>) {
+        self.clients.remove(client);
+        let locks = self.registry.end_all(client);
+        unlock_below(&locks).await;
+    }
+}
+
+/// Tells the layer below that locks are gone.
+async fn unlock_below(locks: &[Arc<Locks>]) {
+    let all = hither_vfs::FileRange { start_bytes: 0, end_bytes: u64::MAX };
+    let cx = Cx::new(Arc::new(Cred::root()));
+    for l in locks {
+        let file = hither_vfs::File { fh: &l.open.file.key.1, open: None };
+        let owner = hither_vfs::LockOwner { id: l.number, flock: false };
+        let _ = l.open.file.export.vfs.unlock(&cx, file, owner, all).await;
+    }
+}
+
+/// Answers a COMPOUND.
+pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
+    let Ok(compound) = Dec::all::<Compound>(&call.args) else { return Outcome::GarbageArgs };
+    let sum =
+        XxHash3_64::oneshot_with_seed(call.args.len() as u64, &call.args[..call.args.len().min(SUM_BYTES)]);
+    let len = call.args.len();
+    let request =
+        Request { server: server.clone(), table: server.table(), peer: call.peer, caller: call.caller };
+    if !(1..=2).contains(&compound.minorversion) {
+        return whole(&compound, Nfsstat4::MINOR_VERS_MISMATCH, vec![]);
+    }
+    let Some(first) = compound.ops.first() else { return whole(&compound, Nfsstat4::OK, vec![]) };
+    match first {
+        Op::Sequence(args) => in_session(&request, &compound, *args, sum, len).await,
+        _ => outside_session(&request, &compound).await,
+    }
+}
+
+fn whole(compound: &Compound, status: Nfsstat4, results: Vec<OpRes>) -> Outcome {
+    Outcome::Done(Enc::of(&CompoundReply { status, tag: compound.tag.clone(), results: results.into() }))
+}
+
+fn failed(compound: &Compound, op: &Op, status: Nfsstat4) -> Outcome {
+    whole(compound, status, vec![OpRes::failed(op.number(), status)])
+}
+
+/// Operations that make sessions stand alone.
+async fn outside_session(request: &Request, compound: &Compound) -> Outcome {
+    let op = &compound.ops[0];
+    let alone = matches!(
+        op,
+        Op::ExchangeId(_)
+            | Op::CreateSession(_)
+            | Op::DestroySession(_)
+            | Op::BindConnToSession(_)
+            | Op::DestroyClientid(_)
+    );
+    match (op, alone, compound.ops.len()) {
+        (Op::Illegal(_), ..) => {
+            whole(compound, Nfsstat4::OP_ILLEGAL, vec![OpRes::Illegal(Nfsstat4::OP_ILLEGAL)])
+        }
+        (_, false, _) => failed(compound, op, Nfsstat4::OP_NOT_IN_SESSION),
+        (_, true, 2..) => failed(compound, op, Nfsstat4::NOT_ONLY_OP),
+        (_, true, _) => {
+            let mut exec = Exec::new(request, compound.minorversion);
+            let result = exec.execute(op, &[]).await;
+            whole(compound, result.status(), vec![result])
+        }
+    }
+}
+
+async fn in_session(
+    request: &Request,
+    compound: &Compound,
+    args: SequenceArgs,
+    sum: u64,
+    len: usize,
+) -> Outcome {
+    let nfs = &request.server.v4;
+    let refuse = |status| failed(compound, &compound.ops[0], status);
+    let Some(session) = nfs.clients.session(&args.sessionid) else { return refuse(Nfsstat4::BADSESSION) };
+    let Some(client) = session.client.upgrade().filter(|c| !c.is_gone()) else {
+        return refuse(Nfsstat4::BADSESSION);
+    };
+    if compound.ops.len() > session.fore.maxoperations as usize {
+        return refuse(Nfsstat4::TOO_MANY_OPS);
+    }
+    if len > session.fore.maxrequestsize as usize {
+        return refuse(Nfsstat4::REQ_TOO_BIG);
+    }
+    match session.begin(&args, sum).await {
+        Err(status) => return refuse(status),
+        Ok(Slotted::Again(reply)) => {
+            client.heard(nfs.clients.now());
+            return Outcome::Done(segments(reply));
+        }
+        Ok(Slotted::New) => {}
+    }
+    client.heard(nfs.clients.now());
+    let running = Running { session: session.clone(), args };
+    let mut exec = Exec::new(request, compound.minorversion);
+    exec.begin(session.clone(), client.clone(), &args);
+    let reply = run(&mut exec, compound, &session, &args).await.finish();
+    session.finish(&args, &reply);
+    drop(running);
+    // Calls that take long renew the lease when they end, too.
+    client.heard(nfs.clients.now());
+    Outcome::Done(segments(reply))
+}
+
+/// A slot whose call is being executed; one that fails leaves it without a reply, not busy for ever.
+struct Running {
+    session: Arc<Session>,
+    args: SequenceArgs,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.session.abandon(&self.args);
+    }
+}
+
+fn segments(reply: Vec<Bytes>) -> Enc {
+    let mut out = Enc::new();
+    for part in reply {
+        out.push_segment(part);
+    }
+    out
+}
+
+/// Executes operations up to the first that fails.
+async fn run(exec: &mut Exec<'_>, compound: &Compound, session: &Session, args: &SequenceArgs) -> Enc {
+    let mut results = Enc::new();
+    let (mut status, mut count) = (Nfsstat4::OK, 0u32);
+    let head = 12 + compound.tag.len().next_multiple_of(4);
+    let most = session.fore.maxresponsesize as usize;
+    let most_cached = session.fore.maxresponsesize_cached as usize;
+    for (i, op) in compound.ops.iter().enumerate() {
+        let used = head + results.len() + ROOM_BYTES;
+        exec.room_bytes = most.saturating_sub(used);
+        let cached_room = most_cached.saturating_sub(used);
+        let result = match op {
+            Op::Sequence(_) if i == 0 => exec.sequence(args),
+            Op::Sequence(_) => OpRes::failed(op.number(), Nfsstat4::SEQUENCE_POS),
+            _ if exec.room_bytes == 0 => OpRes::failed(op.number(), Nfsstat4::REP_TOO_BIG),
+            _ if args.cachethis && exec::reply_bytes(op) > cached_room => {
+                OpRes::failed(op.number(), Nfsstat4::REP_TOO_BIG_TO_CACHE)
+            }
+            _ => exec.execute(op, &compound.ops[i + 1..]).await,
+        };
+        status = result.status();
+        result.enc(&mut results);
+        count += 1;
+        if status != Nfsstat4::OK {
+            break;
+        }
+    }
+    let mut reply = Enc::new();
+    status.enc(&mut reply);
+    compound.tag.enc(&mut reply);
+    reply.u32(count);
+    reply.append(results);
+    reply
 }

@@ -3,15 +3,13 @@
 use super::convert::{set, to_wire};
 use super::{At, UNKNOWN, entry};
 use crate::error::stat3;
+use crate::exclusive::{is_of_verifier, verifier_times};
 use crate::server::Request;
 use hither_proto::nfs3::*;
 use hither_vfs::{
-    Attr, Data, FileKind, Made, Name, Node, RenameFlags, SetAttr, SetTime, Special, Stability, Stop, Time,
-    Want, Where,
+    Attr, Data, FileKind, Made, Name, Node, RenameFlags, SetAttr, SetTime, Special, Stability, Stop, Want,
+    Where,
 };
-
-/// Verifiers of exclusive creations are kept in two times, which hold 31 bits of seconds on every file system.
-const VERIFIER_BITS: u32 = 0x7fff_ffff;
 
 pub(super) async fn setattr(r: &Request, a: &SetattrArgs) -> SetattrRes {
     let at = match At::to_change(r, &a.object).await {
@@ -49,7 +47,7 @@ pub(super) async fn write(r: &Request, a: WriteArgs) -> WriteRes {
         _ => (Stability::Stable, StableHow::FILE_SYNC),
     };
     // Taken before the write: a verifier that changes meanwhile must not vouch for these bytes.
-    let verf = r.server.write_verifier();
+    let verf = r.server.write_verifier(&at.export);
     let data = Data::from(a.data.0.slice(..len));
     match at.export.vfs.write(&at.cx, at.file(), a.offset, data, stability).await {
         Ok(wrote) => {
@@ -69,13 +67,11 @@ pub(super) async fn commit(r: &Request, a: &CommitArgs) -> CommitRes {
         Ok(at) => at,
         Err(status) => return Res::Err(status, UNKNOWN),
     };
-    let verf = r.server.write_verifier();
+    let verf = r.server.write_verifier(&at.export);
     match at.export.vfs.commit(&at.cx, at.file()).await {
         Ok(()) => Res::Ok(CommitOk { file_wcc: at.wcc(None, None).await, verf }),
         Err(e) => {
-            if matches!(e.errno, libc::EIO | libc::ENOSPC | libc::EDQUOT) {
-                r.server.bytes_lost(&e);
-            }
+            r.server.commit_failed(&e);
             Res::Err(stat3(&e), at.wcc(None, None).await)
         }
     }
@@ -159,21 +155,6 @@ async fn exclusive(dir: &At, name: &Name, verf: &Createverf3) -> Result<Got, Nfs
     }
     let old = existing(dir, name).await?;
     if is_of_verifier(&old.attrs.attr, verf) { Ok(Got::Old(old)) } else { Err(Nfsstat3::EXIST) }
-}
-
-/// The two times that keep a verifier until the client sets its own.
-pub(crate) fn verifier_times(verf: &[u8; 8]) -> (Time, Time) {
-    let half = |b: &[u8]| {
-        let word = b.iter().fold(0u32, |w, b| w << 8 | u32::from(*b));
-        Time { secs: i64::from(word & VERIFIER_BITS), nanos: 0 }
-    };
-    (half(&verf[..4]), half(&verf[4..]))
-}
-
-/// Whether a file is what an exclusive creation with this verifier made, and nobody has used since.
-pub(crate) fn is_of_verifier(attr: &Attr, verf: &[u8; 8]) -> bool {
-    let (atime, mtime) = verifier_times(verf);
-    attr.kind == FileKind::Regular && attr.size_bytes == 0 && attr.atime == atime && attr.mtime == mtime
 }
 
 async fn created(dir: &At, before: Option<Attr>, result: Result<Got, Nfsstat3>) -> CreateRes {

@@ -1,0 +1,334 @@
+//! Attributes between the `Vfs` interface and the wire, and which of them there are.
+//!
+//! It knows nothing of operations. Owners are decimal numbers, which all clients take with AUTH_SYS (RFC 8881 section 5.9).
+
+use crate::table::Export;
+use hither_proto::nfs4::{self, Attrs as Wire, Bitmap4, Fsid, Ftype, Nfsstat4, Specdata, attr};
+use hither_vfs::{Attr, FileKind, FsStat, SetAttr, SetTime, Time};
+
+/// Longest file.
+const FILE_MAX_BYTES: u64 = i64::MAX as u64;
+/// Most hard links: what ext4 takes.
+const LINK_MAX: u32 = 65_000;
+/// Granularity of times.
+const NANOSECOND: nfs4::Time = nfs4::Time { seconds: 0, nseconds: 1 };
+
+/// Attributes that can be set.
+pub(crate) const SETTABLE: Bitmap4 = Bitmap4::of(&[
+    attr::SIZE,
+    attr::MODE,
+    attr::OWNER,
+    attr::OWNER_GROUP,
+    attr::TIME_ACCESS_SET,
+    attr::TIME_MODIFY_SET,
+]);
+
+/// Those of an exclusive creation, which keeps its verifier in the times.
+pub(crate) const SETTABLE_EXCLUSIVELY: Bitmap4 = Bitmap4::of(&[attr::MODE, attr::OWNER, attr::OWNER_GROUP]);
+
+/// Those of the file system, which cost a question more.
+const OF_FILE_SYSTEM: Bitmap4 = Bitmap4::of(&[
+    attr::FILES_AVAIL,
+    attr::FILES_FREE,
+    attr::FILES_TOTAL,
+    attr::MAXNAME,
+    attr::SPACE_AVAIL,
+    attr::SPACE_FREE,
+    attr::SPACE_TOTAL,
+]);
+
+/// Those that an object has of its own or that follow from which object it is.
+const OF_OBJECT: Bitmap4 = Bitmap4::of(&[
+    attr::SUPPORTED_ATTRS,
+    attr::TYPE,
+    attr::FH_EXPIRE_TYPE,
+    attr::CHANGE,
+    attr::SIZE,
+    attr::LINK_SUPPORT,
+    attr::SYMLINK_SUPPORT,
+    attr::NAMED_ATTR,
+    attr::FSID,
+    attr::UNIQUE_HANDLES,
+    attr::LEASE_TIME,
+    attr::RDATTR_ERROR,
+    attr::CANSETTIME,
+    attr::CASE_INSENSITIVE,
+    attr::CASE_PRESERVING,
+    attr::CHOWN_RESTRICTED,
+    attr::FILEHANDLE,
+    attr::FILEID,
+    attr::HOMOGENEOUS,
+    attr::MAXFILESIZE,
+    attr::MAXLINK,
+    attr::MAXREAD,
+    attr::MAXWRITE,
+    attr::MODE,
+    attr::NO_TRUNC,
+    attr::NUMLINKS,
+    attr::OWNER,
+    attr::OWNER_GROUP,
+    attr::RAWDEV,
+    attr::SPACE_USED,
+    attr::TIME_ACCESS,
+    attr::TIME_ACCESS_SET,
+    attr::TIME_DELTA,
+    attr::TIME_METADATA,
+    attr::TIME_MODIFY,
+    attr::TIME_MODIFY_SET,
+    attr::MOUNTED_ON_FILEID,
+    attr::SUPPATTR_EXCLCREAT,
+    attr::XATTR_SUPPORT,
+]);
+
+/// Those of a READDIR entry that need no look at the object.
+pub(crate) const OF_ENTRY: Bitmap4 =
+    Bitmap4::of(&[attr::RDATTR_ERROR, attr::FILEID, attr::MOUNTED_ON_FILEID]);
+
+/// Attributes that there are, in a minor version.
+pub(crate) const fn supported(minor: u32) -> Bitmap4 {
+    let all = OF_OBJECT.union(OF_FILE_SYSTEM);
+    if minor < 2 { all.without(attr::XATTR_SUPPORT) } else { all }
+}
+
+/// Whether a question about these attributes needs the file system's.
+pub(crate) fn needs_fsstat(wanted: Bitmap4) -> bool {
+    !wanted.intersection(OF_FILE_SYSTEM).is_empty()
+}
+
+/// What attributes are made of.
+pub(crate) struct Source<'a> {
+    pub attr: &'a Attr,
+    pub fsid: (u64, u64),
+    /// The wire handle.
+    pub handle: &'a bytes::Bytes,
+    /// Number of what the export covers, for its root.
+    pub mounted_on: Option<u64>,
+    pub fs: Option<FsStat>,
+    pub minor: u32,
+    pub io_max_bytes: u32,
+    pub lease_s: u32,
+}
+
+impl Source<'_> {
+    /// The attributes in `wanted` that there are.
+    pub fn wire(&self, wanted: Bitmap4) -> Wire {
+        let a = self.attr;
+        let mut out = Wire {
+            ftype: Some(kind(a.kind)),
+            change: Some(a.change),
+            size: Some(a.size_bytes),
+            fsid: Some(Fsid { major: self.fsid.0, minor: self.fsid.1 }),
+            filehandle: wanted.has(attr::FILEHANDLE).then(|| self.handle.clone().into()),
+            fileid: Some(a.fileid),
+            mode: Some(a.mode & 0o7777),
+            numlinks: Some(a.nlink),
+            owner: wanted.has(attr::OWNER).then(|| number(a.uid)),
+            owner_group: wanted.has(attr::OWNER_GROUP).then(|| number(a.gid)),
+            rawdev: Some(Specdata { major: a.rdev.0, minor: a.rdev.1 }),
+            space_used: Some(a.used_bytes),
+            time_access: Some(time(a.atime)),
+            time_metadata: Some(time(a.ctime)),
+            time_modify: Some(time(a.mtime)),
+            mounted_on_fileid: Some(self.mounted_on.unwrap_or(a.fileid)),
+            // Only an entry whose attributes cannot be had has an error.
+            rdattr_error: Some(Nfsstat4::OK),
+            ..Wire::default()
+        };
+        if wanted.iter().any(|n| out_of_the_ordinary(n)) {
+            self.rare(&mut out);
+        }
+        out.retain(wanted.intersection(supported(self.minor)));
+        out
+    }
+
+    fn rare(&self, out: &mut Wire) {
+        let rare = out.rare_mut();
+        rare.supported_attrs = Some(supported(self.minor));
+        rare.fh_expire_type = Some(0);
+        rare.link_support = Some(true);
+        rare.symlink_support = Some(true);
+        rare.named_attr = Some(false);
+        rare.unique_handles = Some(true);
+        rare.lease_time = Some(self.lease_s);
+        rare.cansettime = Some(true);
+        rare.case_insensitive = Some(false);
+        rare.case_preserving = Some(true);
+        rare.chown_restricted = Some(true);
+        rare.homogeneous = Some(true);
+        rare.maxfilesize = Some(FILE_MAX_BYTES);
+        rare.maxlink = Some(LINK_MAX);
+        rare.maxread = Some(u64::from(self.io_max_bytes));
+        rare.maxwrite = Some(u64::from(self.io_max_bytes));
+        rare.no_trunc = Some(true);
+        rare.time_delta = Some(NANOSECOND);
+        rare.suppattr_exclcreat = Some(SETTABLE_EXCLUSIVELY);
+        rare.xattr_support = Some(true);
+        if let Some(fs) = &self.fs {
+            rare.files_avail = Some(fs.avail_files);
+            rare.files_free = Some(fs.free_files);
+            rare.files_total = Some(fs.total_files);
+            rare.maxname = Some(fs.name_max_bytes);
+            rare.space_avail = Some(fs.avail_bytes);
+            rare.space_free = Some(fs.free_bytes);
+            rare.space_total = Some(fs.total_bytes);
+        }
+    }
+}
+
+/// Attributes of an entry about which nothing but its number is known.
+pub(crate) fn bare_entry(fileid: u64, wanted: Bitmap4, error: Nfsstat4) -> Wire {
+    let mut out = Wire {
+        rdattr_error: Some(error),
+        fileid: Some(fileid),
+        mounted_on_fileid: Some(fileid),
+        ..Wire::default()
+    };
+    out.retain(wanted);
+    out
+}
+
+fn out_of_the_ordinary(n: u32) -> bool {
+    const ORDINARY: Bitmap4 = Bitmap4::of(&[
+        attr::TYPE,
+        attr::CHANGE,
+        attr::SIZE,
+        attr::FSID,
+        attr::RDATTR_ERROR,
+        attr::FILEHANDLE,
+        attr::FILEID,
+        attr::MODE,
+        attr::NUMLINKS,
+        attr::OWNER,
+        attr::OWNER_GROUP,
+        attr::RAWDEV,
+        attr::SPACE_USED,
+        attr::TIME_ACCESS,
+        attr::TIME_METADATA,
+        attr::TIME_MODIFY,
+        attr::MOUNTED_ON_FILEID,
+    ]);
+    !ORDINARY.has(n)
+}
+
+fn kind(kind: FileKind) -> Ftype {
+    match kind {
+        FileKind::Regular => Ftype::REG,
+        FileKind::Directory => Ftype::DIR,
+        FileKind::Symlink => Ftype::LNK,
+        FileKind::BlockDevice => Ftype::BLK,
+        FileKind::CharDevice => Ftype::CHR,
+        FileKind::Socket => Ftype::SOCK,
+        FileKind::Fifo => Ftype::FIFO,
+    }
+}
+
+fn time(t: Time) -> nfs4::Time {
+    nfs4::Time { seconds: t.secs, nseconds: t.nanos }
+}
+
+fn number(id: u32) -> nfs4::OwnerName {
+    bytes::Bytes::from(id.to_string()).into()
+}
+
+/// What SETATTR or a creation sets.
+///
+/// # Errors
+/// ATTRNOTSUPP: not among `settable` nor known; INVAL: cannot be set; BADOWNER: an owner that is not a number.
+pub(crate) fn to_set(wire: &Wire, settable: Bitmap4, minor: u32) -> Result<SetAttr, Nfsstat4> {
+    let mask = wire.mask();
+    if !mask.is_subset(supported(minor)) {
+        return Err(Nfsstat4::ATTRNOTSUPP);
+    }
+    if !mask.is_subset(settable) {
+        return Err(Nfsstat4::INVAL);
+    }
+    let time = |t: Option<nfs4::SetTime>| match t {
+        None => Ok(None),
+        Some(nfs4::SetTime::Server) => Ok(Some(SetTime::Now)),
+        Some(nfs4::SetTime::Client(t)) if t.nseconds < 1_000_000_000 => {
+            Ok(Some(SetTime::To(Time { secs: t.seconds, nanos: t.nseconds })))
+        }
+        Some(nfs4::SetTime::Client(_)) => Err(Nfsstat4::INVAL),
+    };
+    let owner = |o: &Option<nfs4::OwnerName>| o.as_ref().map(|o| id(o)).transpose();
+    Ok(SetAttr {
+        mode: wire.mode.map(|m| m & 0o7777),
+        uid: owner(&wire.owner)?,
+        gid: owner(&wire.owner_group)?,
+        size_bytes: wire.size,
+        atime: time(wire.time_access_set.clone())?,
+        mtime: time(wire.time_modify_set.clone())?,
+    })
+}
+
+fn id(owner: &[u8]) -> Result<u32, Nfsstat4> {
+    let text = std::str::from_utf8(owner).map_err(|_| Nfsstat4::BADOWNER)?;
+    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let id = if digits { text.parse().ok() } else { None };
+    // -1 would leave an owner as it is.
+    id.filter(|id| *id != u32::MAX).ok_or(Nfsstat4::BADOWNER)
+}
+
+/// File system number of an object of an export.
+pub(crate) fn fsid(attr: &Attr, export: &Export) -> (u64, u64) {
+    export.fsid(attr.fsid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_are_numbers() {
+        assert_eq!(id(b"1000"), Ok(1000));
+        for bad in [&b""[..], b"root@x", b"-1", b"4294967295", b"4294967296", b"\xff"] {
+            assert_eq!(id(bad), Err(Nfsstat4::BADOWNER));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_set_is_told_from_what_is_not_there() {
+        let change = Wire { change: Some(1), ..Wire::default() };
+        assert_eq!(to_set(&change, SETTABLE, 2), Err(Nfsstat4::INVAL));
+        let mut hidden = Wire::default();
+        hidden.rare_mut().hidden = Some(true);
+        assert_eq!(to_set(&hidden, SETTABLE, 2), Err(Nfsstat4::ATTRNOTSUPP));
+        let mode = Wire { mode: Some(0o17777), ..Wire::default() };
+        assert_eq!(to_set(&mode, SETTABLE, 2).map(|s| s.mode), Ok(Some(0o7777)));
+    }
+
+    /// Whatever is announced can be asked for.
+    #[test]
+    fn what_is_announced_is_there() {
+        let attr = Attr {
+            kind: FileKind::Regular,
+            mode: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: (0, 0),
+            size_bytes: 0,
+            used_bytes: 0,
+            fsid: (0, 0),
+            fileid: 1,
+            atime: Time::default(),
+            mtime: Time::default(),
+            ctime: Time::default(),
+            change: 1,
+        };
+        let source = Source {
+            attr: &attr,
+            fsid: (1, 2),
+            handle: &bytes::Bytes::from_static(b"h"),
+            mounted_on: None,
+            fs: Some(FsStat::default()),
+            minor: 2,
+            io_max_bytes: 1 << 20,
+            lease_s: 90,
+        };
+        let set_only = Bitmap4::of(&[attr::TIME_ACCESS_SET, attr::TIME_MODIFY_SET]);
+        assert_eq!(source.wire(supported(2)).mask(), supported(2).difference(set_only));
+        let sent = hither_proto::xdr::Enc::of(&source.wire(supported(2))).to_bytes();
+        assert!(hither_proto::xdr::Dec::all::<Wire>(&sent).is_ok());
+    }
+}

@@ -1,0 +1,312 @@
+//! Clients of NFSv4: who they are, their sessions, and how long they have been silent (RFC 8881 sections 2.4, 8.3, 18.35, 18.36).
+//!
+//! It knows nothing of files. A client introduces itself with a name and a verifier that changes when it restarts; it is
+//! confirmed by its first session. A confirmed client that is silent for longer than its lease keeps what it holds out of
+//! courtesy, until somebody else wants it, or a day has passed, or room is needed.
+
+use super::session::{Back, Session};
+use super::state::State;
+use bytes::Bytes;
+use hither_proto::nfs4::{ChannelAttrs, Clientid, CreateSessionOk, Nfsstat4, Sessionid, Verifier};
+use hither_rpc::server::Peer;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Most sessions of a client; one with many connections still has one.
+const SESSIONS_MAX: usize = 64;
+
+/// Who a client is to the server: the flavor and user of its EXCHANGE_ID.
+pub(crate) type Principal = Option<u32>;
+
+/// A client in one of its lives.
+pub(crate) struct Client {
+    pub id: Clientid,
+    /// Its own name.
+    pub owner: Bytes,
+    pub verifier: Verifier,
+    pub principal: Principal,
+    pub confirmed: AtomicBool,
+    /// It may take back what it held before the server restarted.
+    pub may_reclaim: bool,
+    /// It has said that there is nothing more to take back.
+    pub reclaim_done: AtomicBool,
+    /// Nothing of it counts any more.
+    pub gone: AtomicBool,
+    /// When it was heard last, in milliseconds since the server began.
+    heard_ms: AtomicU64,
+    /// CREATE_SESSION is executed once, too: its last sequence number and answer.
+    pub creation: tokio::sync::Mutex<Creation>,
+    sessions: Mutex<HashMap<Sessionid, Arc<Session>>>,
+    /// What it holds.
+    pub states: Mutex<HashMap<[u8; 12], State>>,
+}
+
+/// The last CREATE_SESSION of a client.
+#[derive(Default)]
+pub(crate) struct Creation {
+    pub sequence: u32,
+    pub answer: Option<Result<CreateSessionOk, Nfsstat4>>,
+}
+
+impl Client {
+    pub fn heard(&self, at: Moment) {
+        self.heard_ms.store(at.0, Relaxed);
+    }
+
+    /// How long it has been silent.
+    pub fn silent(&self, now: Moment) -> Duration {
+        Duration::from_millis(now.0.saturating_sub(self.heard_ms.load(Relaxed)))
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Relaxed)
+    }
+
+    pub fn sessions(&self) -> Vec<Arc<Session>> {
+        self.sessions.lock().values().cloned().collect()
+    }
+
+    pub fn holds_anything(&self) -> bool {
+        !self.states.lock().is_empty()
+    }
+}
+
+/// Milliseconds since the server began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Moment(pub u64);
+
+/// All clients and sessions.
+pub(crate) struct Clients {
+    began: Instant,
+    /// Distinguishes the client numbers of this run from those of others.
+    boot: u32,
+    inner: Mutex<Inner>,
+    sessions: Mutex<HashMap<Sessionid, Arc<Session>>>,
+}
+
+#[derive(Default)]
+struct Inner {
+    by_id: HashMap<Clientid, Arc<Client>>,
+    by_owner: HashMap<Bytes, Lives>,
+    next: u32,
+    next_session: u32,
+}
+
+/// The lives of a client that matter: the confirmed one, and one that has only introduced itself.
+#[derive(Default, Clone)]
+struct Lives {
+    confirmed: Option<Arc<Client>>,
+    introduced: Option<Arc<Client>>,
+}
+
+/// A client that introduces itself.
+pub(crate) struct Introduction {
+    pub owner: Bytes,
+    pub verifier: Verifier,
+    pub principal: Principal,
+    /// It says that it is confirmed already.
+    pub update: bool,
+    pub may_reclaim: bool,
+}
+
+impl Clients {
+    pub fn new(boot: u32) -> Self {
+        Self { began: Instant::now(), boot, inner: Mutex::default(), sessions: Mutex::default() }
+    }
+
+    pub fn now(&self) -> Moment {
+        Moment(self.began.elapsed().as_millis() as u64)
+    }
+
+    pub fn count(&self) -> usize {
+        self.inner.lock().by_id.len()
+    }
+
+    pub fn all(&self) -> Vec<Arc<Client>> {
+        self.inner.lock().by_id.values().cloned().collect()
+    }
+
+    pub fn by_id(&self, id: Clientid) -> Option<Arc<Client>> {
+        self.inner.lock().by_id.get(&id).cloned()
+    }
+
+    pub fn session(&self, id: &Sessionid) -> Option<Arc<Session>> {
+        self.sessions.lock().get(id).cloned()
+    }
+
+    /// EXCHANGE_ID (RFC 8881 section 18.35.4). `lease`: a client that was silent for longer can be replaced by anybody.
+    pub fn introduce(&self, who: Introduction, lease: Duration) -> Result<Arc<Client>, Nfsstat4> {
+        let now = self.now();
+        let mut inner = self.inner.lock();
+        let lives = inner.by_owner.get(&who.owner).cloned().unwrap_or_default();
+        if let Some(client) = &lives.confirmed {
+            let same = client.principal == who.principal;
+            match (who.update, client.verifier == who.verifier, same) {
+                (true, false, _) => return Err(Nfsstat4::NOT_SAME),
+                (true, true, false) => return Err(Nfsstat4::PERM),
+                (_, true, true) => {
+                    client.heard(now);
+                    return Ok(client.clone());
+                }
+                (false, _, false) if client.holds_anything() && client.silent(now) <= lease => {
+                    return Err(Nfsstat4::CLID_INUSE);
+                }
+                (false, ..) => {}
+            }
+        } else if who.update {
+            return Err(Nfsstat4::NOENT);
+        }
+        if let Some(old) = lives.introduced {
+            inner.by_id.remove(&old.id);
+        }
+        inner.next += 1;
+        let client = Arc::new(Client {
+            id: u64::from(self.boot) << 32 | u64::from(inner.next),
+            owner: who.owner.clone(),
+            verifier: who.verifier,
+            principal: who.principal,
+            confirmed: AtomicBool::new(false),
+            may_reclaim: who.may_reclaim,
+            reclaim_done: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            heard_ms: AtomicU64::new(now.0),
+            creation: Default::default(),
+            sessions: Mutex::default(),
+            states: Mutex::default(),
+        });
+        inner.by_id.insert(client.id, client.clone());
+        inner.by_owner.entry(who.owner).or_default().introduced = Some(client.clone());
+        Ok(client)
+    }
+
+    /// Confirms a client that makes its first session; returns its former life, whose state ends.
+    pub fn confirm(&self, client: &Arc<Client>) -> Option<Arc<Client>> {
+        let mut inner = self.inner.lock();
+        if client.confirmed.swap(true, Relaxed) {
+            return None;
+        }
+        let lives = inner.by_owner.entry(client.owner.clone()).or_default();
+        if lives.introduced.as_ref().is_some_and(|c| c.id == client.id) {
+            lives.introduced = None;
+        }
+        let former = lives.confirmed.replace(client.clone());
+        if let Some(former) = &former {
+            inner.by_id.remove(&former.id);
+        }
+        former
+    }
+
+    /// Makes a session of a confirmed client.
+    pub fn add_session(
+        &self,
+        client: &Arc<Client>,
+        fore: ChannelAttrs,
+        back: Back,
+        random: u32,
+    ) -> Result<Arc<Session>, Nfsstat4> {
+        if client.sessions.lock().len() >= SESSIONS_MAX {
+            return Err(Nfsstat4::RESOURCE);
+        }
+        let number = {
+            let mut inner = self.inner.lock();
+            inner.next_session = inner.next_session.wrapping_add(1);
+            inner.next_session
+        };
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&client.id.to_be_bytes());
+        id[8..12].copy_from_slice(&number.to_be_bytes());
+        id[12..].copy_from_slice(&random.to_be_bytes());
+        let session = Arc::new(Session::new(id, client, fore, back));
+        client.sessions.lock().insert(id, session.clone());
+        self.sessions.lock().insert(id, session.clone());
+        Ok(session)
+    }
+
+    /// Ends a session.
+    pub fn remove_session(&self, id: &Sessionid) -> Option<Arc<Session>> {
+        let session = self.sessions.lock().remove(id)?;
+        if let Some(client) = session.client.upgrade() {
+            client.sessions.lock().remove(id);
+        }
+        Some(session)
+    }
+
+    /// Forgets a client and its sessions. Its state is ended by whoever calls.
+    pub fn remove(&self, client: &Arc<Client>) {
+        client.gone.store(true, Relaxed);
+        let sessions: Vec<Sessionid> = client.sessions.lock().drain().map(|(id, _)| id).collect();
+        {
+            let mut all = self.sessions.lock();
+            sessions.iter().for_each(|id| drop(all.remove(id)));
+        }
+        let mut inner = self.inner.lock();
+        inner.by_id.remove(&client.id);
+        if let Some(lives) = inner.by_owner.get_mut(&client.owner) {
+            let is_it = |c: &Option<Arc<Client>>| c.as_ref().is_some_and(|c| c.id == client.id);
+            if is_it(&lives.confirmed) {
+                lives.confirmed = None;
+            }
+            if is_it(&lives.introduced) {
+                lives.introduced = None;
+            }
+            if lives.confirmed.is_none() && lives.introduced.is_none() {
+                inner.by_owner.remove(&client.owner);
+            }
+        }
+    }
+
+    /// A connection has ended: no calls go back on it.
+    pub fn closed(&self, peer: &Peer) {
+        // Only sessions whose way back it was remember it; there are as many sessions as clients.
+        let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
+        for session in sessions {
+            let mut back = session.back.lock();
+            if back.peer.as_ref().is_some_and(|p| p.id == peer.id) {
+                back.peer = None;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(90);
+
+    fn who(verifier: u8, principal: u32, update: bool) -> Introduction {
+        Introduction {
+            owner: Bytes::from_static(b"client"),
+            verifier: [verifier; 8],
+            principal: Some(principal),
+            update,
+            may_reclaim: false,
+        }
+    }
+
+    /// The cases of RFC 8881 section 18.35.4.
+    #[tokio::test]
+    async fn introductions() {
+        let clients = Clients::new(1);
+        assert_eq!(clients.introduce(who(1, 0, true), LEASE).err(), Some(Nfsstat4::NOENT));
+        let first = clients.introduce(who(1, 0, false), LEASE).unwrap();
+        let again = clients.introduce(who(1, 0, false), LEASE).unwrap();
+        assert_ne!(first.id, again.id, "an unconfirmed life is replaced");
+        assert!(clients.by_id(first.id).is_none());
+        assert!(clients.confirm(&again).is_none());
+        assert_eq!(clients.introduce(who(1, 0, false), LEASE).unwrap().id, again.id);
+        assert_eq!(clients.introduce(who(1, 0, true), LEASE).unwrap().id, again.id);
+        assert_eq!(clients.introduce(who(2, 0, true), LEASE).err(), Some(Nfsstat4::NOT_SAME));
+        assert_eq!(clients.introduce(who(1, 9, true), LEASE).err(), Some(Nfsstat4::PERM));
+        let restarted = clients.introduce(who(2, 0, false), LEASE).unwrap();
+        assert!(clients.by_id(again.id).is_some(), "the old life lasts until the new one is confirmed");
+        assert_eq!(clients.confirm(&restarted).map(|c| c.id), Some(again.id));
+        assert!(clients.by_id(again.id).is_none());
+        clients.remove(&restarted);
+        assert_eq!(clients.count(), 0);
+    }
+}

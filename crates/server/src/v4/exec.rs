@@ -1,0 +1,440 @@
+//! A compound while it is executed: where it is, and one operation after the other.
+//!
+//! It knows nothing of slots or replies. The current filehandle is an object of an export, with the caller's identity there, or a
+//! directory above the exports. Names that a walk has found ahead of their LOOKUPs wait in `ahead`; attributes that came with an
+//! object are used until an operation of this compound changes something.
+
+use super::Nfs4;
+use super::attrs::{self, Source};
+use super::clients::Client;
+use super::session::Session;
+use crate::access::Rights;
+use crate::error::stat4;
+use crate::handle::{self, Handle};
+use crate::server::Request;
+use crate::table::Export;
+use bytes::Bytes;
+use hither_proto::nfs4::{
+    Attrs as Wire, Bitmap4, Nfsstat4, Op, OpRes, Secinfo, SequenceArgs, SequenceOk, Stateid, attr,
+    seq4_status,
+};
+use hither_proto::rpc::AuthFlavor;
+use hither_vfs::{Attr, Attrs, Cx, Fh, File, FileKind, Node, OpenId, Stop, Time};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// File system of the directories above the exports.
+const ABOVE_FSID: (u64, u64) = (0x6869_7468_6572, 0);
+
+/// An object of an export, and as whom it is used.
+#[derive(Clone)]
+pub(super) struct Object {
+    pub export: Arc<Export>,
+    pub fh: Fh,
+    pub cx: Cx,
+    pub rights: Rights,
+    /// Attributes that came along and still hold.
+    pub known: Option<Attrs>,
+}
+
+impl Object {
+    pub fn file(&self, open: Option<OpenId>) -> File<'_> {
+        File { fh: &self.fh, open }
+    }
+
+    /// The same, to change it.
+    pub fn writable(self) -> Result<Self, Nfsstat4> {
+        if self.rights.read_only { Err(Nfsstat4::ROFS) } else { Ok(self) }
+    }
+
+    /// Another object of the same export.
+    pub fn with(&self, node: Node) -> Self {
+        Self { fh: node.fh, known: Some(node.attrs), ..self.clone() }
+    }
+
+    pub fn key(&self) -> (u32, Fh) {
+        (self.export.number, self.fh.clone())
+    }
+}
+
+/// A current filehandle.
+#[derive(Clone)]
+pub(super) enum Here {
+    /// A directory above the exports, by its index.
+    Above(usize),
+    Object(Object),
+}
+
+/// A compound under way.
+pub(super) struct Exec<'a> {
+    pub r: &'a Request,
+    pub nfs: &'a Nfs4,
+    pub minor: u32,
+    pub session: Option<Arc<Session>>,
+    pub client: Option<Arc<Client>>,
+    pub current: Option<Here>,
+    pub saved: Option<Here>,
+    pub stateid: Option<Stateid>,
+    saved_stateid: Option<Stateid>,
+    pub ahead: VecDeque<Node>,
+    pub ahead_stop: Option<Stop>,
+    /// Bytes that a result may still take.
+    pub room_bytes: usize,
+}
+
+/// What an operation's result may take in a reply that is to be kept, when that is much.
+pub(super) fn reply_bytes(op: &Op) -> usize {
+    match op {
+        Op::Read(a) => a.count as usize,
+        Op::Readdir(a) => a.maxcount as usize,
+        Op::Listxattrs(a) => a.maxcount as usize,
+        _ => 0,
+    }
+}
+
+impl<'a> Exec<'a> {
+    pub fn new(r: &'a Request, minor: u32) -> Self {
+        Self {
+            r,
+            nfs: &r.server.v4,
+            minor,
+            session: None,
+            client: None,
+            current: None,
+            saved: None,
+            stateid: None,
+            saved_stateid: None,
+            ahead: VecDeque::new(),
+            ahead_stop: None,
+            room_bytes: 1 << 16,
+        }
+    }
+
+    /// The compound belongs to a session.
+    pub fn begin(&mut self, session: Arc<Session>, client: Arc<Client>, _args: &SequenceArgs) {
+        (self.session, self.client) = (Some(session), Some(client));
+    }
+
+    /// The result of SEQUENCE.
+    pub fn sequence(&self, args: &SequenceArgs) -> OpRes {
+        let Some(session) = &self.session else { return OpRes::Sequence(Err(Nfsstat4::BADSESSION)) };
+        let highest = session.highest_slot();
+        let status_flags = if session.back_is_down() { seq4_status::CB_PATH_DOWN_SESSION } else { 0 };
+        OpRes::Sequence(Ok(SequenceOk {
+            sessionid: args.sessionid,
+            sequenceid: args.sequenceid,
+            slotid: args.slotid,
+            highest_slotid: highest,
+            target_highest_slotid: highest,
+            status_flags,
+        }))
+    }
+
+    /// Executes an operation; `rest` are those behind it.
+    pub async fn execute(&mut self, op: &Op, rest: &[Op]) -> OpRes {
+        match op {
+            Op::Getattr(mask) => OpRes::Getattr(self.getattr(*mask).await),
+            Op::Putfh(fh) => OpRes::Putfh(self.putfh(fh).await),
+            Op::Lookup(name) => OpRes::Lookup(self.lookup(name, rest).await),
+            Op::Getfh => OpRes::Getfh(self.getfh()),
+            Op::Access(a) => OpRes::Access(self.access(*a).await),
+            Op::Read(a) => OpRes::Read(self.read(a).await),
+            Op::Write(a) => OpRes::Write(self.write(a).await),
+            Op::Commit(a) => OpRes::Commit(self.commit(a).await),
+            Op::Open(a) => OpRes::Open(self.open(a).await),
+            Op::Close(a) => OpRes::Close(self.close(a).await),
+            Op::OpenDowngrade(a) => OpRes::OpenDowngrade(self.open_downgrade(a)),
+            Op::Readdir(a) => OpRes::Readdir(self.readdir(a).await),
+            Op::Readlink => OpRes::Readlink(self.readlink().await),
+            Op::Setattr(a) => OpRes::Setattr(self.setattr(a).await.map_err(Into::into)),
+            Op::Create(a) => OpRes::Create(self.create(a).await),
+            Op::Remove(name) => OpRes::Remove(self.remove(name).await),
+            Op::Rename(a) => OpRes::Rename(self.rename(a).await),
+            Op::Link(name) => OpRes::Link(self.link(name).await),
+            Op::Lock(a) => OpRes::Lock(self.lock(a).await),
+            Op::Lockt(a) => OpRes::Lockt(self.lockt(a).await),
+            Op::Locku(a) => OpRes::Locku(self.locku(a).await),
+            Op::Savefh => OpRes::Savefh(self.savefh()),
+            Op::Restorefh => OpRes::Restorefh(self.restorefh()),
+            Op::Putrootfh => OpRes::Putrootfh(self.putrootfh().await),
+            Op::Putpubfh => OpRes::Putpubfh(self.putrootfh().await),
+            Op::Lookupp => OpRes::Lookupp(self.lookupp()),
+            Op::Verify(a) => OpRes::Verify(self.verify(a, true).await),
+            Op::Nverify(a) => OpRes::Nverify(self.verify(a, false).await),
+            Op::Secinfo(name) => OpRes::Secinfo(self.secinfo(name).await),
+            Op::SecinfoNoName(_) => OpRes::SecinfoNoName(self.secinfo_no_name()),
+            Op::ExchangeId(a) => OpRes::ExchangeId(self.exchange_id(a)),
+            Op::CreateSession(a) => OpRes::CreateSession(self.create_session(a).await),
+            Op::DestroySession(id) => OpRes::DestroySession(self.destroy_session(id)),
+            Op::BindConnToSession(a) => OpRes::BindConnToSession(self.bind_conn_to_session(a)),
+            Op::DestroyClientid(id) => OpRes::DestroyClientid(self.destroy_clientid(*id).await),
+            Op::ReclaimComplete(one_fs) => OpRes::ReclaimComplete(self.reclaim_complete(*one_fs).await),
+            Op::BackchannelCtl(a) => OpRes::BackchannelCtl(self.backchannel_ctl(a)),
+            Op::TestStateid(ids) => OpRes::TestStateid(self.test_stateid(ids)),
+            Op::FreeStateid(id) => OpRes::FreeStateid(self.free_stateid(id)),
+            _ if self.minor >= 2 => self.execute_42(op).await,
+            _ => self.not_here(op),
+        }
+    }
+
+    async fn execute_42(&mut self, op: &Op) -> OpRes {
+        match op {
+            Op::Seek(a) => OpRes::Seek(self.seek(a).await),
+            Op::Allocate(a) => OpRes::Allocate(self.allocate(a, true).await),
+            Op::Deallocate(a) => OpRes::Deallocate(self.allocate(a, false).await),
+            Op::Copy(a) => OpRes::Copy(self.copy(a).await.map_err(Into::into)),
+            Op::IoAdvise(_) => OpRes::IoAdvise(Ok(Bitmap4::EMPTY)),
+            Op::Getxattr(name) => OpRes::Getxattr(self.getxattr(name).await),
+            Op::Setxattr(a) => OpRes::Setxattr(self.setxattr(a).await),
+            Op::Listxattrs(a) => OpRes::Listxattrs(self.listxattrs(a).await),
+            Op::Removexattr(name) => OpRes::Removexattr(self.removexattr(name).await),
+            _ => self.not_here(op),
+        }
+    }
+
+    /// Operations that this server does not have.
+    fn not_here(&self, op: &Op) -> OpRes {
+        const FIRST_OF_42: u32 = 59;
+        match op {
+            Op::Illegal(_) => OpRes::Illegal(Nfsstat4::OP_ILLEGAL),
+            _ if self.minor < 2 && op.number().0 >= FIRST_OF_42 => OpRes::Illegal(Nfsstat4::OP_ILLEGAL),
+            Op::Delegreturn(_) => OpRes::failed(op.number(), Nfsstat4::BAD_STATEID),
+            _ => OpRes::failed(op.number(), Nfsstat4::NOTSUPP),
+        }
+    }
+
+    /// The current filehandle.
+    pub fn here(&self) -> Result<&Here, Nfsstat4> {
+        self.current.as_ref().ok_or(Nfsstat4::NOFILEHANDLE)
+    }
+
+    /// The current object; `above` is the answer where directories above exports cannot have what is asked.
+    pub fn object(&self, above: Nfsstat4) -> Result<Object, Nfsstat4> {
+        match self.here()? {
+            Here::Object(o) => Ok(o.clone()),
+            Here::Above(_) => Err(above),
+        }
+    }
+
+    pub fn saved_object(&self) -> Result<Object, Nfsstat4> {
+        match self.saved.as_ref().ok_or(Nfsstat4::NOFILEHANDLE)? {
+            Here::Object(o) => Ok(o.clone()),
+            Here::Above(_) => Err(Nfsstat4::ROFS),
+        }
+    }
+
+    pub fn client(&self) -> Result<Arc<Client>, Nfsstat4> {
+        self.client.clone().ok_or(Nfsstat4::OP_NOT_IN_SESSION)
+    }
+
+    /// Goes to another filehandle.
+    pub fn go(&mut self, here: Here) {
+        self.current = Some(here);
+        self.stateid = None;
+        self.ahead.clear();
+        self.ahead_stop = None;
+    }
+
+    /// Something was changed: attributes that came along hold no more.
+    pub fn changed(&mut self) {
+        for here in [&mut self.current, &mut self.saved].into_iter().flatten() {
+            if let Here::Object(o) = here {
+                o.known = None;
+            }
+        }
+    }
+
+    async fn putfh(&mut self, fh: &Bytes) -> Result<(), Nfsstat4> {
+        let here = match Handle::read(fh).ok_or(Nfsstat4::BADHANDLE)? {
+            Handle::Above(number) => {
+                let at = self.r.table.place_numbered(number).ok_or(Nfsstat4::STALE)?;
+                if !self.r.table.is_visible(at, self.r.peer.addr.ip()) {
+                    return Err(Nfsstat4::ACCESS);
+                }
+                Here::Above(at)
+            }
+            Handle::Object(number, fh) => {
+                let export = self.r.table.export(number).ok_or(Nfsstat4::STALE)?.clone();
+                Here::Object(self.enter(export, fh, None).await?)
+            }
+        };
+        self.go(here);
+        Ok(())
+    }
+
+    /// An object of an export, as the caller may use it.
+    async fn enter(&self, export: Arc<Export>, fh: Fh, known: Option<Attrs>) -> Result<Object, Nfsstat4> {
+        let (cx, rights) = self.r.enter(&export).await.map_err(|_| Nfsstat4::ACCESS)?;
+        Ok(Object { export, fh, cx, rights, known })
+    }
+
+    async fn putrootfh(&mut self) -> Result<(), Nfsstat4> {
+        let here = self.at_place(0).await?;
+        self.go(here);
+        Ok(())
+    }
+
+    /// A place above the exports, or the root of the export that begins there.
+    pub async fn at_place(&self, at: usize) -> Result<Here, Nfsstat4> {
+        let Some(export) = self.r.table.place(at).export.clone() else { return Ok(Here::Above(at)) };
+        let root = export.root().await.map_err(|e| stat4(&e))?;
+        Ok(Here::Object(self.enter(export, root.fh, Some(root.attrs)).await?))
+    }
+
+    fn getfh(&self) -> Result<hither_proto::nfs4::Fh, Nfsstat4> {
+        Ok(match self.here()? {
+            Here::Above(at) => Handle::Above(self.r.table.place(*at).number).write().into(),
+            Here::Object(o) => handle::object(o.export.number, &o.fh).into(),
+        })
+    }
+
+    fn savefh(&mut self) -> Result<(), Nfsstat4> {
+        self.saved = Some(self.here()?.clone());
+        self.saved_stateid = self.stateid;
+        Ok(())
+    }
+
+    fn restorefh(&mut self) -> Result<(), Nfsstat4> {
+        let saved = self.saved.clone().ok_or(Nfsstat4::NOFILEHANDLE)?;
+        self.go(saved);
+        self.stateid = self.saved_stateid;
+        Ok(())
+    }
+
+    fn lookupp(&mut self) -> Result<(), Nfsstat4> {
+        let at = match self.here()? {
+            Here::Above(0) => return Err(Nfsstat4::NOENT),
+            Here::Above(at) => *at,
+            Here::Object(o) if o.export.is_root(&o.fh) => match self.r.table.place_of(&o.export) {
+                0 => return Err(Nfsstat4::NOENT),
+                at => at,
+            },
+            // The interface below has no way up: names are looked up from where they were found.
+            Here::Object(_) => return Err(Nfsstat4::NOTSUPP),
+        };
+        self.go(Here::Above(self.r.table.place(at).parent));
+        Ok(())
+    }
+
+    /// Attributes of the current object as the machine has them.
+    pub async fn attrs(&self, o: &Object) -> Result<Attrs, Nfsstat4> {
+        match &o.known {
+            Some(known) => Ok(known.clone()),
+            None => o.export.vfs.getattr(&o.cx, o.file(None)).await.map_err(|e| stat4(&e)),
+        }
+    }
+
+    async fn getattr(&mut self, wanted: Bitmap4) -> Result<Wire, Nfsstat4> {
+        match self.here()?.clone() {
+            Here::Above(at) => Ok(self.above_attrs(at, wanted)),
+            Here::Object(o) => {
+                let attrs = self.attrs(&o).await?;
+                if let Some(Here::Object(here)) = &mut self.current {
+                    here.known = Some(attrs.clone());
+                }
+                self.object_attrs(&o, &attrs.attr, wanted).await
+            }
+        }
+    }
+
+    /// Wire attributes of an object.
+    pub async fn object_attrs(&self, o: &Object, attr: &Attr, wanted: Bitmap4) -> Result<Wire, Nfsstat4> {
+        let fs = match attrs::needs_fsstat(wanted) {
+            true => Some(o.export.vfs.statfs(&o.cx, &o.fh).await.map_err(|e| stat4(&e))?),
+            false => None,
+        };
+        let mut source = self.source(&o.export, attr, &o.fh, wanted);
+        source.fs = fs;
+        let handle = handle_if(wanted, &o.export, &o.fh);
+        source.handle = &handle;
+        Ok(source.wire(wanted))
+    }
+
+    /// What attributes of an object are made of, without the file system's and the handle.
+    pub fn source<'s>(&self, export: &Export, attr: &'s Attr, fh: &Fh, wanted: Bitmap4) -> Source<'s> {
+        static NONE: Bytes = Bytes::new();
+        let covers = wanted.has(attr::MOUNTED_ON_FILEID) && export.is_root(fh);
+        let place = self.r.table.place_of(export);
+        Source {
+            attr,
+            fsid: attrs::fsid(attr, export),
+            handle: &NONE,
+            mounted_on: (covers && place != 0).then(|| u64::from(self.r.table.place(place).number)),
+            fs: None,
+            minor: self.minor,
+            io_max_bytes: self.r.server.options.io_max_bytes,
+            lease_s: self.nfs.lease.as_secs().max(1) as u32,
+        }
+    }
+
+    /// Attributes of a directory above the exports.
+    pub fn above_attrs(&self, at: usize, wanted: Bitmap4) -> Wire {
+        let place = self.r.table.place(at);
+        let generation = self.nfs.generation.load(Relaxed);
+        let time =
+            Time { secs: (generation / 1_000_000_000) as i64, nanos: (generation % 1_000_000_000) as u32 };
+        let attr = Attr {
+            kind: FileKind::Directory,
+            mode: 0o555,
+            nlink: 2 + place.children.len() as u32,
+            uid: 0,
+            gid: 0,
+            rdev: (0, 0),
+            size_bytes: 0,
+            used_bytes: 0,
+            fsid: ABOVE_FSID,
+            fileid: u64::from(place.number),
+            atime: time,
+            mtime: time,
+            ctime: time,
+            change: generation,
+        };
+        let handle = Handle::Above(place.number).write();
+        let fs = hither_vfs::FsStat { name_max_bytes: 255, ..Default::default() };
+        let source = Source {
+            attr: &attr,
+            fsid: ABOVE_FSID,
+            handle: &handle,
+            mounted_on: None,
+            fs: Some(fs),
+            minor: self.minor,
+            io_max_bytes: self.r.server.options.io_max_bytes,
+            lease_s: self.nfs.lease.as_secs().max(1) as u32,
+        };
+        source.wire(wanted)
+    }
+
+    /// VERIFY (`same`) and NVERIFY.
+    async fn verify(&mut self, given: &Wire, same: bool) -> Result<(), Nfsstat4> {
+        let mask = given.mask();
+        if !mask.is_subset(attrs::supported(self.minor)) {
+            return Err(Nfsstat4::ATTRNOTSUPP);
+        }
+        if [attr::RDATTR_ERROR, attr::TIME_ACCESS_SET, attr::TIME_MODIFY_SET].iter().any(|n| mask.has(*n)) {
+            return Err(Nfsstat4::INVAL);
+        }
+        let equal = self.getattr(mask).await? == *given;
+        match (same, equal) {
+            (true, false) => Err(Nfsstat4::NOT_SAME),
+            (false, true) => Err(Nfsstat4::SAME),
+            _ => Ok(()),
+        }
+    }
+
+    async fn secinfo(&mut self, name: &Bytes) -> Result<hither_proto::nfs4::SecinfoOk, Nfsstat4> {
+        self.lookup(name, &[]).await?;
+        self.secinfo_no_name()
+    }
+
+    fn secinfo_no_name(&mut self) -> Result<hither_proto::nfs4::SecinfoOk, Nfsstat4> {
+        self.here()?;
+        self.current = None;
+        Ok(vec![Secinfo::Flavor(AuthFlavor::SYS.0)].into())
+    }
+}
+
+/// The wire handle, when it is asked for.
+pub(super) fn handle_if(wanted: Bitmap4, export: &Export, fh: &Fh) -> Bytes {
+    if wanted.has(attr::FILEHANDLE) { handle::object(export.number, fh) } else { Bytes::new() }
+}

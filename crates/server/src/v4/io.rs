@@ -1,0 +1,172 @@
+//! READ, WRITE, COMMIT, SEEK, ALLOCATE, DEALLOCATE and COPY.
+
+use super::exec::{Exec, Object};
+use super::state::VfsOpen;
+use crate::error::stat4;
+use hither_proto::nfs4::{
+    CommitArgs, CopyArgs, CopyOk, CopyRequirements, DataContent, Nfsstat4, RangeArgs, ReadArgs, ReadOk,
+    SeekArgs, SeekOk, StableHow, Stateid, Verifier, WriteArgs, WriteOk, WriteResponse, open,
+};
+use hither_vfs::{Data, Error, FileRange, OpenAccess, Seek, Stability};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Longest time that one COPY takes; the client asks for the rest.
+const COPY_AT_MOST: Duration = Duration::from_secs(2);
+
+impl Exec<'_> {
+    /// The open of the `Vfs` under which a stateid allows to use a file; `None`: without one, with the caller's own rights.
+    pub(super) fn open_for(
+        &self,
+        o: &Object,
+        id: &Stateid,
+        need: OpenAccess,
+    ) -> Result<Option<Arc<VfsOpen>>, Nfsstat4> {
+        let id = self.actual(id)?;
+        if id == Stateid::ANONYMOUS || id == Stateid::READ_BYPASS {
+            return self.without_open(o, id == Stateid::READ_BYPASS, need).map(|()| None);
+        }
+        if id.is_special() {
+            return Err(Nfsstat4::BAD_STATEID);
+        }
+        let client = self.client()?;
+        let state = self.nfs.registry.find(&client, &id)?;
+        let open = state.open();
+        if open.file.key != o.key() {
+            return Err(Nfsstat4::BAD_STATEID);
+        }
+        if need.contains(OpenAccess::WRITE) && open.inner.lock().access & open::SHARE_ACCESS_WRITE == 0 {
+            return Err(Nfsstat4::OPENMODE);
+        }
+        // Clients read what they open for writing only, to complete pages; then the caller's own right counts.
+        Ok(open.below(need))
+    }
+
+    /// I/O without an open: others may have denied it.
+    fn without_open(&self, o: &Object, bypass: bool, need: OpenAccess) -> Result<(), Nfsstat4> {
+        if self.nfs.in_grace() {
+            return Err(Nfsstat4::GRACE);
+        }
+        let Some(file) = self.nfs.registry.file(&o.key()) else { return Ok(()) };
+        let denied = |bit| file.opens.lock().iter().any(|open| open.inner.lock().deny & bit != 0);
+        let read = need.contains(OpenAccess::READ) && !bypass && denied(open::SHARE_DENY_READ);
+        let write = need.contains(OpenAccess::WRITE) && denied(open::SHARE_DENY_WRITE);
+        if read || write { Err(Nfsstat4::LOCKED) } else { Ok(()) }
+    }
+
+    pub(super) async fn read(&mut self, a: &ReadArgs) -> Result<ReadOk, Nfsstat4> {
+        let o = self.object(Nfsstat4::ISDIR)?;
+        let open = self.open_for(&o, &a.stateid, OpenAccess::READ)?;
+        let most = (self.room_bytes.min(self.r.server.options.io_max_bytes as usize)) as u32;
+        let file = o.file(open.as_ref().map(|b| b.id));
+        let read = o.export.vfs.read(&o.cx, file, a.offset, a.count.min(most)).await;
+        let read = read.map_err(|e| io_stat(&e))?;
+        Ok(ReadOk { eof: read.eof, data: read.data.into_bytes().into() })
+    }
+
+    pub(super) async fn write(&mut self, a: &WriteArgs) -> Result<WriteOk, Nfsstat4> {
+        let o = self.object(Nfsstat4::ISDIR)?.writable()?;
+        let open = self.open_for(&o, &a.stateid, OpenAccess::WRITE)?;
+        let (stability, committed) = match a.stable {
+            StableHow::UNSTABLE => (Stability::Unstable, StableHow::UNSTABLE),
+            StableHow::DATA_SYNC | StableHow::FILE_SYNC => (Stability::Stable, StableHow::FILE_SYNC),
+            _ => return Err(Nfsstat4::INVAL),
+        };
+        self.changed();
+        // Taken before the write: a verifier that changes meanwhile must not vouch for these bytes.
+        let writeverf = self.r.server.write_verifier(&o.export);
+        let file = o.file(open.as_ref().map(|b| b.id));
+        let data = Data::from(a.data.0.clone());
+        let wrote = o.export.vfs.write(&o.cx, file, a.offset, data, stability).await;
+        let wrote = wrote.map_err(|e| io_stat(&e))?;
+        Ok(WriteOk { count: wrote.bytes as u32, committed, writeverf })
+    }
+
+    pub(super) async fn commit(&mut self, _: &CommitArgs) -> Result<Verifier, Nfsstat4> {
+        let o = self.object(Nfsstat4::ISDIR)?.writable()?;
+        let verifier = self.r.server.write_verifier(&o.export);
+        match o.export.vfs.commit(&o.cx, o.file(None)).await {
+            Ok(()) => Ok(verifier),
+            Err(e) => {
+                self.r.server.commit_failed(&e);
+                Err(io_stat(&e))
+            }
+        }
+    }
+
+    pub(super) async fn seek(&mut self, a: &SeekArgs) -> Result<SeekOk, Nfsstat4> {
+        let o = self.object(Nfsstat4::ISDIR)?;
+        let open = self.open_for(&o, &a.stateid, OpenAccess::READ)?;
+        let file = o.file(open.as_ref().map(|b| b.id));
+        let what = match a.what {
+            DataContent::DATA => Seek::Data,
+            DataContent::HOLE => Seek::Hole,
+            _ => return Err(Nfsstat4::UNION_NOTSUPP),
+        };
+        let size = o.export.vfs.getattr(&o.cx, file).await.map_err(|e| stat4(&e))?.attr.size_bytes;
+        match o.export.vfs.seek(&o.cx, file, a.offset, what).await {
+            Ok(offset) => Ok(SeekOk { eof: offset >= size, offset }),
+            // Nothing but a hole until the end.
+            Err(e) if e.errno == libc::ENXIO && a.offset < size => Ok(SeekOk { eof: true, offset: size }),
+            Err(e) => Err(io_stat(&e)),
+        }
+    }
+
+    pub(super) async fn allocate(&mut self, a: &RangeArgs, reserve: bool) -> Result<(), Nfsstat4> {
+        let o = self.object(Nfsstat4::WRONG_TYPE)?.writable()?;
+        let open = self.open_for(&o, &a.stateid, OpenAccess::WRITE)?;
+        let end_bytes = a.offset.checked_add(a.length).filter(|_| a.length > 0).ok_or(Nfsstat4::INVAL)?;
+        let range = FileRange { start_bytes: a.offset, end_bytes };
+        self.changed();
+        let file = o.file(open.as_ref().map(|b| b.id));
+        let result = match reserve {
+            true => o.export.vfs.allocate(&o.cx, file, range).await,
+            false => o.export.vfs.deallocate(&o.cx, file, range).await,
+        };
+        result.map_err(|e| io_stat(&e))
+    }
+
+    pub(super) async fn copy(&mut self, a: &CopyArgs) -> Result<CopyOk, Nfsstat4> {
+        let to = self.object(Nfsstat4::WRONG_TYPE)?.writable()?;
+        let from = self.saved_object()?;
+        if !a.source_server.is_empty() || from.export.number != to.export.number {
+            return Err(Nfsstat4::NOTSUPP);
+        }
+        let source = self.open_for(&from, &a.src_stateid, OpenAccess::READ)?;
+        let target = self.open_for(&to, &a.dst_stateid, OpenAccess::WRITE)?;
+        self.changed();
+        let (source, target) =
+            (from.file(source.as_ref().map(|b| b.id)), to.file(target.as_ref().map(|b| b.id)));
+        let vfs = &to.export.vfs;
+        let size = vfs.getattr(&from.cx, source).await.map_err(|e| stat4(&e))?.attr.size_bytes;
+        let left = size.checked_sub(a.src_offset).ok_or(Nfsstat4::INVAL)?;
+        let wanted = if a.count == 0 { left } else { a.count.min(left) };
+        let writeverf = self.r.server.write_verifier(&to.export);
+        let (begun, mut done) = (Instant::now(), 0);
+        while done < wanted {
+            let (at, to_at) = (a.src_offset + done, a.dst_offset.saturating_add(done));
+            match vfs.copy(&to.cx, source, at, target, to_at, wanted - done).await {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if done == 0 => return Err(io_stat(&e)),
+                Err(_) => break,
+            }
+            if begun.elapsed() > COPY_AT_MOST {
+                break;
+            }
+        }
+        let response =
+            WriteResponse { callback_id: None, count: done, committed: StableHow::UNSTABLE, writeverf };
+        let requirements = CopyRequirements { consecutive: true, synchronous: true };
+        Ok(CopyOk { response, requirements })
+    }
+}
+
+/// I/O on what is no regular file, or at places that no file has.
+fn io_stat(e: &Error) -> Nfsstat4 {
+    match e.errno {
+        libc::EBADF => Nfsstat4::OPENMODE,
+        _ => stat4(e),
+    }
+}

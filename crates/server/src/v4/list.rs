@@ -1,0 +1,135 @@
+//! READDIR.
+//!
+//! Cookies 1 and 2 mean nothing in NFSv4 (RFC 8881 section 18.23.3), so those of the `Vfs` are shifted by two.
+
+use super::attrs::{OF_ENTRY, bare_entry};
+use super::exec::{Exec, Here, Object, handle_if};
+use crate::error::stat4;
+use hither_proto::nfs4::{
+    Attrs as Wire, Bitmap4, Entry, Nfsstat4, READDIR_MAX_ENTRIES, ReaddirArgs, ReaddirOk, attr,
+};
+use hither_proto::xdr::{Chain, Enc};
+use hither_vfs::DirEntry;
+
+/// Cookies that mean nothing.
+const RESERVED: u64 = 2;
+/// Bytes of the result besides entries: verifier, end of list, end of directory.
+const HEAD_BYTES: usize = 8 + 4 + 4;
+/// Least that the `Vfs` is asked for.
+const PAGE_MIN_BYTES: u32 = 256;
+
+impl Exec<'_> {
+    pub(super) async fn readdir(&mut self, a: &ReaddirArgs) -> Result<ReaddirOk, Nfsstat4> {
+        let max = (a.maxcount as usize).min(self.room_bytes);
+        if a.cookie == 1 || a.cookie == 2 {
+            return Err(Nfsstat4::BAD_COOKIE);
+        }
+        if [attr::TIME_ACCESS_SET, attr::TIME_MODIFY_SET].iter().any(|n| a.attr_request.has(*n)) {
+            return Err(Nfsstat4::INVAL);
+        }
+        match self.here()?.clone() {
+            Here::Above(at) => self.readdir_above(at, a, max).await,
+            Here::Object(dir) => self.readdir_object(&dir, a, max).await,
+        }
+    }
+
+    async fn readdir_object(&self, dir: &Object, a: &ReaddirArgs, max: usize) -> Result<ReaddirOk, Nfsstat4> {
+        let from = a.cookie.saturating_sub(RESERVED);
+        let nodes = !a.attr_request.is_subset(OF_ENTRY);
+        let verifier = if from == 0 { [0; 8] } else { a.cookieverf };
+        let bytes = (max.saturating_sub(HEAD_BYTES) as u32).max(PAGE_MIN_BYTES);
+        let page = dir.export.vfs.readdir(&dir.cx, &dir.fh, from, verifier, bytes, nodes).await;
+        let page = page.map_err(|e| stat4(&e))?;
+        let mut list = List::new(max);
+        for entry in page.entries {
+            let attrs = self.entry_attrs(dir, &entry, a.attr_request).await?;
+            let cookie = entry.cookie.saturating_add(RESERVED);
+            if !list.add(Entry { cookie, name: entry.name.bytes().clone().into(), attrs }) {
+                break;
+            }
+        }
+        list.finish(page.verifier, page.eof)
+    }
+
+    async fn entry_attrs(&self, dir: &Object, entry: &DirEntry, wanted: Bitmap4) -> Result<Wire, Nfsstat4> {
+        if let Some(node) = &entry.node {
+            if super::attrs::needs_fsstat(wanted) {
+                return self.object_attrs(&dir.with(node.clone()), &node.attrs.attr, wanted).await;
+            }
+            let mut source = self.source(&dir.export, &node.attrs.attr, &node.fh, wanted);
+            let handle = handle_if(wanted, &dir.export, &node.fh);
+            source.handle = &handle;
+            return Ok(source.wire(wanted));
+        }
+        match wanted.is_subset(OF_ENTRY) {
+            true => Ok(bare_entry(entry.fileid, wanted, Nfsstat4::OK)),
+            false if wanted.has(attr::RDATTR_ERROR) => Ok(bare_entry(entry.fileid, wanted, Nfsstat4::ACCESS)),
+            false => Err(Nfsstat4::ACCESS),
+        }
+    }
+
+    /// The directories above the exports, and the roots of exports among them.
+    async fn readdir_above(&self, at: usize, a: &ReaddirArgs, max: usize) -> Result<ReaddirOk, Nfsstat4> {
+        let table = &self.r.table;
+        let mut list = List::new(max);
+        let from = a.cookie.saturating_sub(RESERVED) as usize;
+        for (i, (name, child)) in table.place(at).children.iter().enumerate().skip(from) {
+            if !table.is_visible(*child, self.r.peer.addr.ip()) {
+                continue;
+            }
+            let attrs = match self.at_place(*child).await {
+                Ok(Here::Above(child)) => Ok(self.above_attrs(child, a.attr_request)),
+                Ok(Here::Object(o)) => match self.attrs(&o).await {
+                    Ok(attrs) => self.object_attrs(&o, &attrs.attr, a.attr_request).await,
+                    Err(status) => Err(status),
+                },
+                Err(status) => Err(status),
+            };
+            let number = u64::from(table.place(*child).number);
+            let attrs = match attrs {
+                Ok(attrs) => attrs,
+                Err(status) if a.attr_request.has(attr::RDATTR_ERROR) => {
+                    bare_entry(number, a.attr_request, status)
+                }
+                Err(status) => return Err(status),
+            };
+            let cookie = i as u64 + 1 + RESERVED;
+            let name = bytes::Bytes::copy_from_slice(name).into();
+            if !list.add(Entry { cookie, name, attrs }) {
+                break;
+            }
+        }
+        list.finish([0; 8], true)
+    }
+}
+
+/// Entries as far as they fit.
+struct List {
+    entries: Vec<Entry>,
+    bytes: usize,
+    max: usize,
+    full: bool,
+}
+
+impl List {
+    fn new(max: usize) -> Self {
+        Self { entries: Vec::new(), bytes: HEAD_BYTES, max, full: false }
+    }
+
+    /// Adds an entry; false when there is no room.
+    fn add(&mut self, entry: Entry) -> bool {
+        self.bytes += 4 + Enc::of(&entry).len();
+        self.full = self.bytes > self.max || self.entries.len() >= READDIR_MAX_ENTRIES;
+        if !self.full {
+            self.entries.push(entry);
+        }
+        !self.full
+    }
+
+    fn finish(self, cookieverf: [u8; 8], eof: bool) -> Result<ReaddirOk, Nfsstat4> {
+        if self.full && self.entries.is_empty() {
+            return Err(Nfsstat4::TOOSMALL);
+        }
+        Ok(ReaddirOk { cookieverf, entries: Chain(self.entries), eof: eof && !self.full })
+    }
+}

@@ -1,0 +1,220 @@
+//! Operations on names and attributes: LOOKUP, ACCESS, READLINK, CREATE, REMOVE, RENAME, LINK, SETATTR.
+//!
+//! A run of LOOKUPs is one walk: operations that only look at what was found (GETFH, GETATTR, ACCESS, READDIR, VERIFY, SAVEFH) may
+//! stand between them, as clients that want to know a whole path send them.
+
+use super::attrs::{SETTABLE, to_set};
+use super::exec::{Exec, Here, Object};
+use crate::error::stat4;
+use bytes::Bytes;
+use hither_proto::nfs4::{
+    AccessOk, Bitmap4, ChangeInfo as WireChange, Component, CreateArgs, CreateOk, CreateType, Linktext,
+    Nfsstat4, Op, RenameArgs, RenameOk, SetattrArgs, access, attr,
+};
+use hither_vfs::{Access, ChangeInfo, Name, OpenAccess, RenameFlags, SetAttr, Special, Stop, Want, Where};
+
+/// Longest run of LOOKUPs that is walked at once.
+const WALK_MAX: usize = 256;
+
+/// Rights that a client may ask about, in the words of the `Vfs`.
+const RIGHTS: u32 =
+    access::READ | access::LOOKUP | access::MODIFY | access::EXTEND | access::DELETE | access::EXECUTE;
+/// Extended attributes are read and written as data are (RFC 8276 section 8.4.1).
+const XATTR_READ: u32 = access::XAREAD | access::XALIST;
+
+/// A name that an object may have.
+pub(super) fn name(wire: &Bytes) -> Result<Name, Nfsstat4> {
+    match &wire[..] {
+        [] => Err(Nfsstat4::INVAL),
+        b"." | b".." => Err(Nfsstat4::BADNAME),
+        name if name.iter().any(|b| *b == b'/' || *b == 0) => Err(Nfsstat4::BADCHAR),
+        _ => Name::new(Bytes::copy_from_slice(wire)).map_err(|e| stat4(&e)),
+    }
+}
+
+/// A directory's change on the wire.
+pub(super) fn wire_change(c: &ChangeInfo) -> WireChange {
+    WireChange { atomic: c.atomic, before: c.before, after: c.after }
+}
+
+impl Exec<'_> {
+    pub(super) async fn lookup(&mut self, wanted: &Bytes, rest: &[Op]) -> Result<(), Nfsstat4> {
+        let dir = match self.here()?.clone() {
+            Here::Above(at) => return self.lookup_above(at, wanted).await,
+            Here::Object(dir) => dir,
+        };
+        let first = name(wanted)?;
+        if self.ahead.is_empty() && self.ahead_stop.is_none() {
+            self.walk(&dir, first, rest).await?;
+        }
+        if let Some(node) = self.ahead.pop_front() {
+            self.stateid = None;
+            self.current = Some(Here::Object(dir.with(node)));
+            return Ok(());
+        }
+        match self.ahead_stop.take() {
+            Some(Stop::Missing(_)) => Err(Nfsstat4::NOENT),
+            Some(Stop::Symlink) => Err(Nfsstat4::SYMLINK),
+            Some(Stop::NotDirectory) => Err(Nfsstat4::NOTDIR),
+            Some(Stop::Failed(e)) => Err(stat4(&e)),
+            Some(Stop::Complete | Stop::Limit) | None => Err(Nfsstat4::SERVERFAULT),
+        }
+    }
+
+    /// Looks up the name and those of the LOOKUPs that follow.
+    async fn walk(&mut self, dir: &Object, first: Name, rest: &[Op]) -> Result<(), Nfsstat4> {
+        let mut path = vec![first];
+        for op in rest {
+            match op {
+                Op::Lookup(wire) if path.len() < WALK_MAX => match name(wire) {
+                    Ok(name) => path.push(name),
+                    Err(_) => break,
+                },
+                Op::Getfh
+                | Op::Getattr(_)
+                | Op::Access(_)
+                | Op::Readdir(_)
+                | Op::Verify(_)
+                | Op::Nverify(_)
+                | Op::Savefh => {}
+                _ => break,
+            }
+        }
+        let at = Where { base: &dir.fh, path: &path };
+        let trail = dir.export.vfs.walk(&dir.cx, at, Want::default()).await.map_err(|e| stat4(&e))?;
+        self.ahead = trail.steps.into();
+        self.ahead_stop = match trail.stop {
+            Stop::Complete | Stop::Limit => None,
+            stop => Some(stop),
+        };
+        Ok(())
+    }
+
+    async fn lookup_above(&mut self, at: usize, wanted: &Bytes) -> Result<(), Nfsstat4> {
+        name(wanted)?;
+        let child = self.r.table.place(at).children.get(&wanted[..]).copied();
+        let visible = child.filter(|c| self.r.table.is_visible(*c, self.r.peer.addr.ip()));
+        let here = self.at_place(visible.ok_or(Nfsstat4::NOENT)?).await?;
+        self.go(here);
+        Ok(())
+    }
+
+    pub(super) async fn access(&mut self, asked: u32) -> Result<AccessOk, Nfsstat4> {
+        let xattrs = if self.minor >= 2 { XATTR_READ | access::XAWRITE } else { 0 };
+        let supported = asked & (RIGHTS | xattrs);
+        let o = match self.here()?.clone() {
+            Here::Above(_) => {
+                let access = supported & (access::READ | access::LOOKUP | XATTR_READ);
+                return Ok(AccessOk { supported, access });
+            }
+            Here::Object(o) => o,
+        };
+        let mut want = Access::from_bits_truncate(supported & RIGHTS);
+        want.set(Access::READ, supported & (access::READ | XATTR_READ) != 0);
+        want.set(Access::MODIFY, supported & (access::MODIFY | access::XAWRITE) != 0);
+        let mut may = o.export.vfs.access(&o.cx, &o.fh, want).await.map_err(|e| stat4(&e))?;
+        if o.rights.read_only {
+            may -= Access::MODIFY | Access::EXTEND | Access::DELETE;
+        }
+        let mut access = may.bits() & RIGHTS;
+        if may.contains(Access::READ) {
+            access |= XATTR_READ;
+        }
+        if may.contains(Access::MODIFY) {
+            access |= access::XAWRITE;
+        }
+        Ok(AccessOk { supported, access: access & supported })
+    }
+
+    pub(super) async fn readlink(&mut self) -> Result<Linktext, Nfsstat4> {
+        let o = self.object(Nfsstat4::WRONG_TYPE)?;
+        let text = o.export.vfs.readlink(&o.cx, &o.fh).await;
+        text.map(Into::into).map_err(|e| match e.errno {
+            libc::EINVAL => Nfsstat4::WRONG_TYPE,
+            _ => stat4(&e),
+        })
+    }
+
+    pub(super) async fn setattr(&mut self, a: &SetattrArgs) -> Result<Bitmap4, Nfsstat4> {
+        let o = self.object(Nfsstat4::ROFS)?.writable()?;
+        let set = to_set(&a.attrs, SETTABLE, self.minor)?;
+        let open = match set.size_bytes {
+            Some(_) => self.open_for(&o, &a.stateid, OpenAccess::WRITE)?,
+            None => None,
+        };
+        self.changed();
+        let attrs = o.export.vfs.setattr(&o.cx, o.file(open.as_ref().map(|b| b.id)), &set).await;
+        let attrs = attrs.map_err(|e| stat4(&e))?;
+        if let Some(Here::Object(here)) = &mut self.current {
+            here.known = Some(attrs);
+        }
+        Ok(a.attrs.mask())
+    }
+
+    pub(super) async fn create(&mut self, a: &CreateArgs) -> Result<CreateOk, Nfsstat4> {
+        let dir = self.object(Nfsstat4::ROFS)?.writable()?;
+        let name = name(&a.objname)?;
+        let set = to_set(&a.createattrs, SETTABLE.without(attr::SIZE), self.minor)?;
+        let vfs = &dir.export.vfs;
+        let special = |what| Some((what, set.clone()));
+        let special = match &a.objtype {
+            CreateType::Block(d) => special(Special::BlockDevice(d.major, d.minor)),
+            CreateType::Char(d) => special(Special::CharDevice(d.major, d.minor)),
+            CreateType::Socket => special(Special::Socket),
+            CreateType::Fifo => special(Special::Fifo),
+            CreateType::Dir | CreateType::Link(_) => None,
+            CreateType::Other(_) => return Err(Nfsstat4::BADTYPE),
+        };
+        let made = match (&a.objtype, special) {
+            (_, Some((what, set))) => vfs.mknod(&dir.cx, &dir.fh, &name, &what, &set).await,
+            (CreateType::Link(text), _) => {
+                let set = SetAttr { mode: None, ..set };
+                vfs.symlink(&dir.cx, &dir.fh, &name, &Bytes::copy_from_slice(text), &set).await
+            }
+            _ => vfs.mkdir(&dir.cx, &dir.fh, &name, &set).await,
+        };
+        let made = made.map_err(|e| stat4(&e))?;
+        self.changed();
+        self.go(Here::Object(dir.with(made.node)));
+        Ok(CreateOk { cinfo: wire_change(&made.dir), attrset: a.createattrs.mask() })
+    }
+
+    pub(super) async fn remove(&mut self, wanted: &Component) -> Result<WireChange, Nfsstat4> {
+        let dir = self.object(Nfsstat4::ROFS)?.writable()?;
+        let name = name(wanted)?;
+        let vfs = &dir.export.vfs;
+        let change = match vfs.unlink(&dir.cx, &dir.fh, &name, None).await {
+            Err(e) if e.errno == libc::EISDIR => vfs.rmdir(&dir.cx, &dir.fh, &name).await,
+            other => other,
+        };
+        self.changed();
+        change.map(|c| wire_change(&c)).map_err(|e| stat4(&e))
+    }
+
+    pub(super) async fn rename(&mut self, a: &RenameArgs) -> Result<RenameOk, Nfsstat4> {
+        let to = self.object(Nfsstat4::ROFS)?.writable()?;
+        let from = self.saved_object()?.writable()?;
+        let (old, new) = (name(&a.oldname)?, name(&a.newname)?);
+        if from.export.number != to.export.number {
+            return Err(Nfsstat4::XDEV);
+        }
+        let vfs = &to.export.vfs;
+        let flags = RenameFlags::empty();
+        let result = vfs.rename(&to.cx, (&from.fh, &old), (&to.fh, &new), None, flags).await;
+        self.changed();
+        let (source, target) = result.map_err(|e| stat4(&e))?;
+        Ok(RenameOk { source_cinfo: wire_change(&source), target_cinfo: wire_change(&target) })
+    }
+
+    pub(super) async fn link(&mut self, wanted: &Component) -> Result<WireChange, Nfsstat4> {
+        let dir = self.object(Nfsstat4::ROFS)?.writable()?;
+        let file = self.saved_object()?.writable()?;
+        let name = name(wanted)?;
+        if file.export.number != dir.export.number {
+            return Err(Nfsstat4::XDEV);
+        }
+        let made = dir.export.vfs.link(&dir.cx, &file.fh, &dir.fh, &name).await;
+        self.changed();
+        made.map(|m| wire_change(&m.dir)).map_err(|e| stat4(&e))
+    }
+}

@@ -1,0 +1,354 @@
+//! OPEN, CLOSE and OPEN_DOWNGRADE.
+//!
+//! The `Vfs` opens the file with the caller's rights; then share reservations are compared with those of others. An open-owner has
+//! one stateid for a file, however often he opens it: access and denials add up.
+
+use super::attrs::{SETTABLE, SETTABLE_EXCLUSIVELY, to_set};
+use super::exec::{Exec, Here, Object};
+use super::names::{name, wire_change};
+use super::state::{Open, OpenInner, State, VfsOpen, access, excludes, next};
+use super::unlock_below;
+use crate::error::stat4;
+use crate::exclusive::{is_of_verifier, verifier_times};
+use bytes::Bytes;
+use hither_proto::nfs4::{
+    Bitmap4, ChangeInfo as WireChange, CloseArgs, CreateHow, Nfsstat4, OpenArgs, OpenClaim, OpenDelegation,
+    OpenDowngradeArgs, OpenOk, Stateid, WhyNoDelegation, attr, open,
+};
+use hither_vfs::{Create, Cred, Cx, Name, Node, OpenHow, Opened, SetAttr, SetTime, Want, Where};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Wishes that may stand beside the access.
+const WANTS: u32 = open::WANT_DELEG_MASK
+    | open::WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL
+    | open::WANT_PUSH_DELEG_WHEN_UNCONTENDED
+    | open::WANT_DELEG_TIMESTAMPS
+    | open::WANT_OPEN_XOR_DELEGATION;
+/// What tells a client that the times are not those of the file yet.
+const VERIFIER_ATTRS: Bitmap4 =
+    Bitmap4::of(&[attr::TIME_ACCESS, attr::TIME_ACCESS_SET, attr::TIME_MODIFY, attr::TIME_MODIFY_SET]);
+
+/// What the `Vfs` has opened.
+struct Got {
+    opened: Opened,
+    /// Attributes that the creation set.
+    set: Bitmap4,
+    /// The length to cut an existing file to.
+    cut: Option<u64>,
+}
+
+impl Exec<'_> {
+    pub(super) async fn open(&mut self, a: &OpenArgs) -> Result<OpenOk, Nfsstat4> {
+        let client = self.client()?;
+        let share = a.share_access & open::SHARE_ACCESS_BOTH;
+        if share == 0
+            || a.share_access & !(open::SHARE_ACCESS_BOTH | WANTS) != 0
+            || a.share_deny > open::SHARE_DENY_BOTH
+        {
+            return Err(Nfsstat4::INVAL);
+        }
+        self.check_grace(matches!(a.claim, OpenClaim::Previous(_)))?;
+        if self.nfs.registry.is_full() {
+            return Err(Nfsstat4::DELAY);
+        }
+        let at = self.object(Nfsstat4::ISDIR)?;
+        let changes = share & open::SHARE_ACCESS_WRITE != 0 || a.how.is_some();
+        let at = if changes { at.writable()? } else { at };
+        let (got, cinfo) = match &a.claim {
+            OpenClaim::Null(wanted) => self.open_name(&at, &name(wanted)?, a, share).await?,
+            OpenClaim::Fh | OpenClaim::Previous(_) if a.how.is_some() => return Err(Nfsstat4::INVAL),
+            OpenClaim::Fh => (self.open_handle(&at, share, false).await?, WireChange::default()),
+            OpenClaim::Previous(_) => (self.open_handle(&at, share, true).await?, WireChange::default()),
+            OpenClaim::DelegateCur(_) | OpenClaim::DelegCurFh(_) => return Err(Nfsstat4::BAD_STATEID),
+            OpenClaim::DelegatePrev(_) | OpenClaim::DelegPrevFh => return Err(Nfsstat4::NOTSUPP),
+        };
+        let Got { opened, set, cut } = got;
+        let below = Arc::new(VfsOpen {
+            export: at.export.clone(),
+            fh: opened.node.fh.clone(),
+            id: opened.open,
+            access: access(share),
+        });
+        let file = at.with(opened.node);
+        let owner = Bytes::copy_from_slice(&a.owner.owner);
+        let opened = self.register(&file, owner, share, a.share_deny, below.clone()).await?;
+        self.changed();
+        let mut file = file;
+        if let Some(size) = cut {
+            let size = SetAttr { size_bytes: Some(size), ..SetAttr::default() };
+            match at.export.vfs.setattr(&at.cx, file.file(Some(below.id)), &size).await {
+                Ok(attrs) => file.known = Some(attrs),
+                Err(e) => {
+                    // The open was new, or it goes on as it was with a sequence number more.
+                    if opened.inner.lock().seqid == 1 {
+                        unlock_below(&self.nfs.registry.close(&opened)).await;
+                    }
+                    return Err(stat4(&e));
+                }
+            }
+        }
+        self.go(Here::Object(file));
+        let stateid = opened.stateid();
+        self.stateid = Some(stateid);
+        let rflags = open::RESULT_LOCKTYPE_POSIX;
+        drop(client);
+        Ok(OpenOk { stateid, cinfo, rflags, attrset: set, delegation: no_delegation(a.share_access) })
+    }
+
+    /// Whether state may be made now: during the grace period only what is taken back.
+    pub(super) fn check_grace(&self, reclaim: bool) -> Result<(), Nfsstat4> {
+        let client = self.client()?;
+        let done = client.reclaim_done.load(Relaxed);
+        match (reclaim, self.nfs.in_grace()) {
+            (true, true) if client.may_reclaim && !done => Ok(()),
+            (true, _) => Err(Nfsstat4::NO_GRACE),
+            (false, true) => Err(Nfsstat4::GRACE),
+            (false, false) if !done => Err(Nfsstat4::GRACE),
+            (false, false) => Ok(()),
+        }
+    }
+
+    async fn open_name(
+        &self,
+        dir: &Object,
+        name: &Name,
+        a: &OpenArgs,
+        share: u32,
+    ) -> Result<(Got, WireChange), Nfsstat4> {
+        let (create, set, verf) = match &a.how {
+            None => (Create::No, Bitmap4::EMPTY, None),
+            Some(CreateHow::Unchecked(attrs)) => {
+                let set = to_set(attrs, SETTABLE, self.minor)?;
+                (Create::IfMissing(set), attrs.mask(), None)
+            }
+            Some(CreateHow::Guarded(attrs)) => {
+                let set = to_set(attrs, SETTABLE, self.minor)?;
+                (Create::Exclusive(set), attrs.mask(), None)
+            }
+            Some(CreateHow::Exclusive(verf)) => {
+                let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+                (Create::Exclusive(with_verifier(set, verf)), VERIFIER_ATTRS, Some(verf))
+            }
+            Some(CreateHow::Exclusive41(c)) => {
+                let set = to_set(&c.attrs, SETTABLE_EXCLUSIVELY, self.minor)?;
+                let create = Create::Exclusive(with_verifier(set, &c.verf));
+                (create, c.attrs.mask().union(VERIFIER_ATTRS), Some(&c.verf))
+            }
+        };
+        let size = match &create {
+            Create::No => None,
+            Create::IfMissing(set) | Create::Exclusive(set) => set.size_bytes,
+        };
+        let create = match create {
+            Create::IfMissing(set) => Create::IfMissing(SetAttr { size_bytes: None, ..set }),
+            Create::Exclusive(set) => Create::Exclusive(SetAttr { size_bytes: None, ..set }),
+            Create::No => Create::No,
+        };
+        let creates = a.how.is_some();
+        let how = how(share, create);
+        let vfs = &dir.export.vfs;
+        let opened = match vfs.open(&dir.cx, Where::name(&dir.fh, name), &how).await {
+            Ok(opened) => opened,
+            Err(e) if e.errno == libc::EEXIST && verf.is_some() => {
+                let verf = verf.unwrap_or(&[0; 8]);
+                self.open_again(dir, name, share, verf).await?
+            }
+            Err(e) if e.errno == libc::EACCES && !creates && share == open::SHARE_ACCESS_READ => {
+                // What may be executed may be read by the client that executes it.
+                let how = OpenHow { execute: true, ..how };
+                let again = vfs.open(&dir.cx, Where::name(&dir.fh, name), &how).await;
+                again.map_err(|_| Nfsstat4::ACCESS)?
+            }
+            Err(e) => return Err(stat_of_open(&e)),
+        };
+        let cinfo = match (&opened.dir, opened.created) {
+            (Some(change), true) => wire_change(change),
+            _ => {
+                let attrs = vfs.getattr(&dir.cx, dir.file(None)).await.map_err(|e| stat4(&e))?;
+                WireChange { atomic: true, before: attrs.attr.change, after: attrs.attr.change }
+            }
+        };
+        let cut = size.filter(|size| if opened.created { *size > 0 } else { true });
+        let set = match opened.created || verf.is_some() {
+            true => set,
+            false if cut.is_some() => Bitmap4::of(&[attr::SIZE]),
+            false => Bitmap4::EMPTY,
+        };
+        Ok((Got { opened, set, cut }, cinfo))
+    }
+
+    /// A file that an exclusive creation finds: its own, when the verifier is in it.
+    async fn open_again(
+        &self,
+        dir: &Object,
+        name: &Name,
+        share: u32,
+        verf: &[u8; 8],
+    ) -> Result<Opened, Nfsstat4> {
+        let vfs = &dir.export.vfs;
+        let at = Where::name(&dir.fh, name);
+        let trail = vfs.walk(&dir.cx, at, Want::default()).await.map_err(|e| stat4(&e))?;
+        let node: Node = trail.steps.into_iter().next().ok_or(Nfsstat4::EXIST)?;
+        if !is_of_verifier(&node.attrs.attr, verf) {
+            return Err(Nfsstat4::EXIST);
+        }
+        let file = dir.with(node);
+        Ok(self.open_handle(&file, share, true).await?.opened)
+    }
+
+    /// Opens the object itself. `held`: it was open before, or was just made, so its owner needs no right.
+    async fn open_handle(&self, file: &Object, share: u32, held: bool) -> Result<Got, Nfsstat4> {
+        let vfs = &file.export.vfs;
+        let at = Where::fh(&file.fh);
+        let mut opened = vfs.open(&file.cx, at, &how(share, Create::No)).await;
+        if let Err(e) = &opened
+            && e.errno == libc::EACCES
+        {
+            let attr = self.attrs(file).await?.attr;
+            if held && attr.uid == file.cx.cred.uid {
+                let root = Cx::new(Arc::new(Cred::root()));
+                opened = vfs.open(&root, at, &how(share, Create::No)).await;
+            } else if share == open::SHARE_ACCESS_READ {
+                let how = OpenHow { execute: true, ..how(share, Create::No) };
+                opened = vfs.open(&file.cx, at, &how).await;
+            }
+        }
+        let opened = opened.map_err(|e| stat_of_open(&e))?;
+        Ok(Got { opened, set: Bitmap4::EMPTY, cut: None })
+    }
+
+    /// Adds an open to what the client holds.
+    async fn register(
+        &self,
+        file: &Object,
+        owner: Bytes,
+        share: u32,
+        deny: u32,
+        below: Arc<VfsOpen>,
+    ) -> Result<Arc<Open>, Nfsstat4> {
+        let client = self.client()?;
+        let registry = &self.nfs.registry;
+        loop {
+            let state = registry.file_or_new(&file.export, &file.fh);
+            let in_the_way = {
+                let mut opens = state.opens.lock();
+                let is_own = |o: &Arc<Open>| o.client.id == client.id && o.owner == owner;
+                let conflict = opens.iter().filter(|o| !is_own(o)).find(|o| {
+                    let other = o.inner.lock();
+                    excludes((share, deny), (other.access, other.deny))
+                });
+                match conflict {
+                    Some(open) => open.client.clone(),
+                    None => {
+                        if let Some(open) = opens.iter().find(|o| is_own(o)) {
+                            let mut inner = open.inner.lock();
+                            inner.seqid = next(inner.seqid);
+                            inner.access |= share;
+                            inner.deny |= deny;
+                            if !inner.below.iter().any(|b| b.access.contains(below.access)) {
+                                inner.below.push(below);
+                            }
+                            return Ok(open.clone());
+                        }
+                        let inner = OpenInner {
+                            seqid: 1,
+                            access: share,
+                            deny,
+                            below: smallvec::smallvec![below],
+                            closed: false,
+                        };
+                        let open = Arc::new(Open {
+                            other: registry.other(),
+                            client: client.clone(),
+                            owner,
+                            file: state.clone(),
+                            inner: Mutex::new(inner),
+                        });
+                        registry.add(State::Open(open.clone()))?;
+                        opens.push(open.clone());
+                        return Ok(open);
+                    }
+                }
+            };
+            if in_the_way.id == client.id || !self.nfs.is_courtesy(&in_the_way) {
+                return Err(Nfsstat4::SHARE_DENIED);
+            }
+            self.nfs.expire(&in_the_way).await;
+        }
+    }
+
+    /// The open that a stateid names on the current file.
+    fn open_of(&self, id: &Stateid) -> Result<Arc<Open>, Nfsstat4> {
+        let o = self.object(Nfsstat4::BAD_STATEID)?;
+        match self.nfs.registry.find(&*self.client()?, &self.actual(id)?)? {
+            State::Open(open) if open.file.key == o.key() => Ok(open),
+            _ => Err(Nfsstat4::BAD_STATEID),
+        }
+    }
+
+    /// A stateid, with the compound's current one put in (RFC 8881 section 16.2.3.1.2).
+    pub(super) fn actual(&self, id: &Stateid) -> Result<Stateid, Nfsstat4> {
+        if *id == Stateid::CURRENT {
+            return self.stateid.ok_or(Nfsstat4::BAD_STATEID);
+        }
+        Ok(*id)
+    }
+
+    pub(super) async fn close(&mut self, a: &CloseArgs) -> Result<Stateid, Nfsstat4> {
+        let open = self.open_of(&a.stateid)?;
+        let locks = self.nfs.registry.close(&open);
+        unlock_below(&locks).await;
+        self.stateid = None;
+        Ok(Stateid::INVALID)
+    }
+
+    pub(super) fn open_downgrade(&mut self, a: &OpenDowngradeArgs) -> Result<Stateid, Nfsstat4> {
+        let open = self.open_of(&a.stateid)?;
+        let share = a.share_access & open::SHARE_ACCESS_BOTH;
+        {
+            let mut inner = open.inner.lock();
+            if share == 0 || share & !inner.access != 0 || a.share_deny & !inner.deny != 0 {
+                return Err(Nfsstat4::INVAL);
+            }
+            inner.access = share;
+            inner.deny = a.share_deny;
+            inner.seqid = next(inner.seqid);
+            // Opens of the file below that are used for nothing any more; one that can do what is left stays.
+            let need = access(share);
+            if let Some(exact) = inner.below.iter().position(|b| b.access == need) {
+                let keep = inner.below.swap_remove(exact);
+                inner.below = smallvec::smallvec![keep];
+            }
+        }
+        let stateid = open.stateid();
+        self.stateid = Some(stateid);
+        Ok(stateid)
+    }
+}
+
+fn how(share: u32, create: Create) -> OpenHow {
+    OpenHow { access: access(share), create, truncate: false, execute: false, first_bytes: 0, known: None }
+}
+
+/// Objects that OPEN cannot open have statuses of their own (RFC 8881 section 18.16.3).
+fn stat_of_open(e: &hither_vfs::Error) -> Nfsstat4 {
+    match e.errno {
+        libc::EINVAL | libc::ENXIO | libc::ENODEV => Nfsstat4::WRONG_TYPE,
+        _ => stat4(e),
+    }
+}
+
+fn no_delegation(share_access: u32) -> OpenDelegation {
+    match share_access & open::WANT_DELEG_MASK {
+        open::WANT_NO_PREFERENCE => OpenDelegation::None,
+        open::WANT_NO_DELEG | open::WANT_CANCEL => OpenDelegation::NoneExt(WhyNoDelegation::NotWanted),
+        _ => OpenDelegation::NoneExt(WhyNoDelegation::Resource(false)),
+    }
+}
+
+fn with_verifier(set: SetAttr, verf: &[u8; 8]) -> SetAttr {
+    let (atime, mtime) = verifier_times(verf);
+    SetAttr { atime: Some(SetTime::To(atime)), mtime: Some(SetTime::To(mtime)), ..set }
+}

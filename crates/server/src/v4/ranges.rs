@@ -1,0 +1,163 @@
+//! Byte-range locks of one file: who holds what, and who is in whose way.
+//!
+//! It knows nothing of stateids or clients: owners are numbers. Locks of one owner never overlap; a new one replaces what he held
+//! in its range, as POSIX has it, so that a part can be upgraded, downgraded or given up.
+
+use hither_vfs::{FileRange, LockKind};
+
+/// Most locks of a file; a program that locks single bytes meets this end before the server's memory does.
+const LOCKS_MAX: usize = 16_384;
+
+/// A lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub owner: u64,
+    pub kind: LockKind,
+    pub range: FileRange,
+}
+
+/// All locks of a file, by first byte.
+#[derive(Debug, Default)]
+pub(crate) struct Ranges {
+    held: Vec<Held>,
+}
+
+impl Ranges {
+    /// A lock of somebody else that forbids `kind` on `range`.
+    pub fn conflict(&self, owner: u64, kind: LockKind, range: FileRange) -> Option<Held> {
+        let forbids = |h: &&Held| h.kind == LockKind::Write || kind == LockKind::Write;
+        let before_its_end = self.held.partition_point(|h| h.range.start_bytes < range.end_bytes);
+        self.held[..before_its_end]
+            .iter()
+            .filter(forbids)
+            .find(|h| h.owner != owner && h.range.end_bytes > range.start_bytes)
+            .copied()
+    }
+
+    /// Whether one more lock (which may split another in three) finds room.
+    pub fn has_room(&self) -> bool {
+        self.held.len() + 2 <= LOCKS_MAX
+    }
+
+    /// Takes a lock that [`Ranges::conflict`] allows.
+    pub fn take(&mut self, owner: u64, kind: LockKind, mut range: FileRange) {
+        self.release(owner, range);
+        // Neighbours of the same kind become one, so that locking byte by byte does not cost a lock each.
+        self.held.retain(|h| {
+            let touches = h.range.end_bytes == range.start_bytes || h.range.start_bytes == range.end_bytes;
+            let joins = h.owner == owner && h.kind == kind && touches;
+            if joins {
+                range.start_bytes = range.start_bytes.min(h.range.start_bytes);
+                range.end_bytes = range.end_bytes.max(h.range.end_bytes);
+            }
+            !joins
+        });
+        self.insert(Held { owner, kind, range });
+    }
+
+    /// Gives up what an owner holds in a range; returns whether there was any.
+    pub fn release(&mut self, owner: u64, range: FileRange) -> bool {
+        let mut rest: Vec<Held> = Vec::new();
+        let before = self.held.len();
+        self.held.retain(|h| {
+            let r = h.range;
+            if h.owner != owner || r.end_bytes <= range.start_bytes || r.start_bytes >= range.end_bytes {
+                return true;
+            }
+            let mut keep = |start_bytes, end_bytes| {
+                if start_bytes < end_bytes {
+                    rest.push(Held { range: FileRange { start_bytes, end_bytes }, ..*h });
+                }
+            };
+            keep(r.start_bytes, range.start_bytes.min(r.end_bytes));
+            keep(range.end_bytes.max(r.start_bytes), r.end_bytes);
+            false
+        });
+        let released = self.held.len() != before;
+        rest.into_iter().for_each(|h| self.insert(h));
+        released
+    }
+
+    /// Whether an owner holds anything.
+    pub fn holds(&self, owner: u64) -> bool {
+        self.held.iter().any(|h| h.owner == owner)
+    }
+
+    fn insert(&mut self, held: Held) {
+        let at = self.held.partition_point(|h| h.range.start_bytes <= held.range.start_bytes);
+        self.held.insert(at, held);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use LockKind::{Read, Write};
+
+    fn r(start_bytes: u64, end_bytes: u64) -> FileRange {
+        FileRange { start_bytes, end_bytes }
+    }
+
+    #[test]
+    fn readers_share_and_writers_do_not() {
+        let mut l = Ranges::default();
+        l.take(1, Read, r(0, 10));
+        assert_eq!(l.conflict(2, Read, r(0, 10)), None);
+        assert_eq!(l.conflict(2, Write, r(9, 12)).map(|h| h.owner), Some(1));
+        assert_eq!(l.conflict(2, Write, r(10, 12)), None);
+        assert_eq!(l.conflict(1, Write, r(0, 10)), None);
+    }
+
+    #[test]
+    fn a_part_can_change_or_go() {
+        let mut l = Ranges::default();
+        l.take(1, Write, r(0, 100));
+        l.take(1, Read, r(40, 60));
+        assert_eq!(l.conflict(2, Read, r(45, 50)), None);
+        assert!(l.conflict(2, Read, r(39, 40)).is_some() && l.conflict(2, Read, r(60, 61)).is_some());
+        assert!(l.release(1, r(0, 50)));
+        assert_eq!(l.conflict(2, Write, r(0, 50)), None);
+        assert!(l.conflict(2, Write, r(50, 51)).is_some());
+        assert!(l.release(1, r(0, u64::MAX)) && !l.holds(1) && !l.release(1, r(0, u64::MAX)));
+    }
+
+    #[test]
+    fn neighbours_become_one() {
+        let mut l = Ranges::default();
+        (0..1000).for_each(|i| l.take(1, Write, r(i, i + 1)));
+        assert_eq!(l.held, [Held { owner: 1, kind: Write, range: r(0, 1000) }]);
+    }
+
+    /// Compared with a byte-by-byte table, for many small histories.
+    #[test]
+    fn it_is_what_a_table_of_bytes_says() {
+        let mut seed = 1u64;
+        let mut next = move |n: u64| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (seed >> 33) % n
+        };
+        for _ in 0..200 {
+            let (mut l, mut bytes) = (Ranges::default(), [[None::<LockKind>; 16]; 3]);
+            for _ in 0..40 {
+                let (owner, a, b) = (next(3), next(16), next(16));
+                let range = r(a.min(b), a.max(b) + 1);
+                let kind = if next(2) == 0 { Read } else { Write };
+                let inside = range.start_bytes as usize..range.end_bytes as usize;
+                let clash = (0..3)
+                    .filter(|o| *o != owner as usize)
+                    .any(|o| bytes[o][inside.clone()].iter().flatten().any(|k| *k == Write || kind == Write));
+                assert_eq!(l.conflict(owner, kind, range).is_some(), clash);
+                let set = if next(3) == 0 {
+                    l.release(owner, range);
+                    None
+                } else if !clash {
+                    l.take(owner, kind, range);
+                    Some(kind)
+                } else {
+                    continue;
+                };
+                bytes[owner as usize][inside].fill(set);
+            }
+        }
+    }
+}

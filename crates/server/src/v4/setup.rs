@@ -1,0 +1,227 @@
+//! Operations that make and end clients and sessions: EXCHANGE_ID, CREATE_SESSION, BIND_CONN_TO_SESSION and their opposites.
+
+use super::clients::{Introduction, Principal};
+use super::exec::Exec;
+use super::session::{Back, Session};
+use bytes::Bytes;
+use hither_proto::nfs4::{
+    BackchannelCtlArgs, BindConnToSessionArgs, BindConnToSessionOk, CallbackSec, ChannelAttrs,
+    ChannelDirFromClient, ChannelDirFromServer, CreateSessionArgs, CreateSessionOk, ExchangeIdArgs,
+    ExchangeIdOk, Nfsstat4, ServerOwner, Sessionid, StateProtectArgs, StateProtectOk, create_session,
+    exchgid,
+};
+use hither_proto::rpc::OpaqueAuth;
+use hither_rpc::server::Caller;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Bytes of a call or reply beside the largest READ or WRITE.
+const OVERHEAD_BYTES: u32 = 64 << 10;
+/// A session that cannot carry this is of no use.
+const REQUEST_MIN_BYTES: u32 = 1024;
+/// Most operations of a compound.
+const OPS_MAX: u32 = 512;
+/// Most slots.
+const SLOTS_MAX: u32 = 64;
+/// Most bytes of a reply that is kept: with all slots full, four megabytes for a session.
+const CACHED_MAX_BYTES: u32 = 64 << 10;
+
+const FLAGS: u32 = exchgid::SUPP_MOVED_REFER
+    | exchgid::SUPP_MOVED_MIGR
+    | exchgid::SUPP_FENCE_OPS
+    | exchgid::BIND_PRINC_STATEID
+    | exchgid::MASK_PNFS
+    | exchgid::UPD_CONFIRMED_REC_A;
+
+impl Exec<'_> {
+    fn principal(&self) -> Principal {
+        match &self.r.caller {
+            Caller::Nobody => None,
+            Caller::Sys(sys) => Some(sys.uid),
+        }
+    }
+
+    pub(super) fn exchange_id(&mut self, a: &ExchangeIdArgs) -> Result<ExchangeIdOk, Nfsstat4> {
+        if a.flags & !FLAGS != 0 {
+            return Err(Nfsstat4::INVAL);
+        }
+        match a.state_protect {
+            StateProtectArgs::None => {}
+            // Both need RPCSEC_GSS.
+            StateProtectArgs::MachCred(_) => return Err(Nfsstat4::INVAL),
+            StateProtectArgs::Ssv(_) => return Err(Nfsstat4::ENCR_ALG_UNSUPP),
+        }
+        if self.nfs.clients.count() >= self.nfs.clients_max {
+            return Err(Nfsstat4::DELAY);
+        }
+        let owner = Bytes::copy_from_slice(&a.clientowner.ownerid);
+        let who = Introduction {
+            may_reclaim: self.nfs.reclaimers.lock().contains(&owner),
+            owner,
+            verifier: a.clientowner.verifier,
+            principal: self.principal(),
+            update: a.flags & exchgid::UPD_CONFIRMED_REC_A != 0,
+        };
+        let client = self.nfs.clients.introduce(who, self.nfs.lease)?;
+        let confirmed = client.confirmed.load(Relaxed);
+        // A creation that is under way moves the number on; a client does not send both at a time.
+        let sequence = client.creation.try_lock().map_or(0, |c| c.sequence);
+        Ok(ExchangeIdOk {
+            clientid: client.id,
+            sequenceid: sequence.wrapping_add(1),
+            flags: exchgid::USE_NON_PNFS | if confirmed { exchgid::CONFIRMED_R } else { 0 },
+            state_protect: StateProtectOk::None,
+            server_owner: ServerOwner { minor_id: 0, major_id: self.nfs.name.clone().into() },
+            server_scope: self.nfs.name.clone().into(),
+            impl_id: None,
+        })
+    }
+
+    pub(super) async fn create_session(
+        &mut self,
+        a: &CreateSessionArgs,
+    ) -> Result<CreateSessionOk, Nfsstat4> {
+        let client = self.nfs.clients.by_id(a.clientid).ok_or(Nfsstat4::STALE_CLIENTID)?;
+        let mut creation = client.creation.lock().await;
+        if a.sequence == creation.sequence
+            && let Some(answer) = creation.answer
+        {
+            return answer;
+        }
+        if a.sequence != creation.sequence.wrapping_add(1) {
+            return Err(Nfsstat4::SEQ_MISORDERED);
+        }
+        if !client.confirmed.load(Relaxed) && client.principal != self.principal() {
+            return Err(Nfsstat4::CLID_INUSE);
+        }
+        let answer = self.make_session(a, &client).await;
+        creation.sequence = a.sequence;
+        creation.answer = Some(answer);
+        answer
+    }
+
+    async fn make_session(
+        &self,
+        a: &CreateSessionArgs,
+        client: &Arc<super::clients::Client>,
+    ) -> Result<CreateSessionOk, Nfsstat4> {
+        let known = create_session::PERSIST | create_session::CONN_BACK_CHAN | create_session::CONN_RDMA;
+        if a.flags & !known != 0 {
+            return Err(Nfsstat4::INVAL);
+        }
+        let fore = self.fore(&a.fore_chan_attrs)?;
+        let back_attrs = ChannelAttrs { headerpadsize: 0, rdma_ird: None, ..a.back_chan_attrs };
+        let wanted = a.flags & create_session::CONN_BACK_CHAN != 0;
+        let back = Back {
+            prog: a.cb_program,
+            cred: callback_cred(&a.sec_parms)?,
+            wanted,
+            peer: wanted.then(|| self.r.peer.clone()),
+        };
+        if let Some(former) = self.nfs.clients.confirm(client) {
+            self.nfs.end_former(&former).await;
+        }
+        client.heard(self.nfs.clients.now());
+        let random = (self.r.server.options.env.random)() as u32;
+        let session: Arc<Session> = self.nfs.clients.add_session(client, fore, back, random)?;
+        Ok(CreateSessionOk {
+            sessionid: session.id,
+            sequence: a.sequence,
+            flags: if wanted { create_session::CONN_BACK_CHAN } else { 0 },
+            fore_chan_attrs: fore,
+            back_chan_attrs: back_attrs,
+        })
+    }
+
+    /// What is granted of the limits that a client wishes.
+    fn fore(&self, wish: &ChannelAttrs) -> Result<ChannelAttrs, Nfsstat4> {
+        let most = self.r.server.options.io_max_bytes + OVERHEAD_BYTES;
+        let fore = ChannelAttrs {
+            headerpadsize: 0,
+            maxrequestsize: wish.maxrequestsize.min(most),
+            maxresponsesize: wish.maxresponsesize.min(most),
+            maxresponsesize_cached: wish.maxresponsesize_cached.min(CACHED_MAX_BYTES),
+            maxoperations: wish.maxoperations.min(OPS_MAX),
+            maxrequests: wish.maxrequests.clamp(1, SLOTS_MAX),
+            rdma_ird: None,
+        };
+        let too_small = fore.maxrequestsize < REQUEST_MIN_BYTES
+            || fore.maxresponsesize < REQUEST_MIN_BYTES
+            || fore.maxoperations < 2;
+        if too_small { Err(Nfsstat4::TOOSMALL) } else { Ok(fore) }
+    }
+
+    pub(super) fn destroy_session(&mut self, id: &Sessionid) -> Result<(), Nfsstat4> {
+        self.nfs.clients.remove_session(id).map(drop).ok_or(Nfsstat4::BADSESSION)
+    }
+
+    pub(super) fn bind_conn_to_session(
+        &mut self,
+        a: &BindConnToSessionArgs,
+    ) -> Result<BindConnToSessionOk, Nfsstat4> {
+        let session = self.nfs.clients.session(&a.sessionid).ok_or(Nfsstat4::BADSESSION)?;
+        let dir = match a.dir {
+            ChannelDirFromClient::FORE => ChannelDirFromServer::FORE,
+            ChannelDirFromClient::BACK => ChannelDirFromServer::BACK,
+            ChannelDirFromClient::FORE_OR_BOTH | ChannelDirFromClient::BACK_OR_BOTH => {
+                ChannelDirFromServer::BOTH
+            }
+            _ => return Err(Nfsstat4::INVAL),
+        };
+        if dir != ChannelDirFromServer::FORE {
+            let mut back = session.back.lock();
+            back.wanted = true;
+            back.peer = Some(self.r.peer.clone());
+        }
+        Ok(BindConnToSessionOk { sessionid: a.sessionid, dir, use_conn_in_rdma_mode: false })
+    }
+
+    pub(super) async fn destroy_clientid(&mut self, id: u64) -> Result<(), Nfsstat4> {
+        let client = self.nfs.clients.by_id(id).ok_or(Nfsstat4::STALE_CLIENTID)?;
+        if !client.sessions().is_empty() || client.holds_anything() {
+            return Err(Nfsstat4::CLIENTID_BUSY);
+        }
+        self.nfs.expire(&client).await;
+        Ok(())
+    }
+
+    pub(super) async fn reclaim_complete(&mut self, one_fs: bool) -> Result<(), Nfsstat4> {
+        let client = self.client()?;
+        if one_fs {
+            // Only migration makes clients reclaim a file system by itself.
+            return self.here().map(drop);
+        }
+        if client.reclaim_done.load(Relaxed) {
+            return Err(Nfsstat4::COMPLETE_ALREADY);
+        }
+        // On stable storage before the client may hold anything new.
+        if let Err(e) = self.nfs.stable.remember(client.owner.clone()).await {
+            tracing::error!("the record of a client cannot be written, so it may hold nothing: {e}");
+            return Err(Nfsstat4::DELAY);
+        }
+        client.reclaim_done.store(true, Relaxed);
+        self.nfs.reclaimers.lock().remove(&client.owner);
+        Ok(())
+    }
+
+    pub(super) fn backchannel_ctl(&mut self, a: &BackchannelCtlArgs) -> Result<(), Nfsstat4> {
+        let session = self.session.as_ref().ok_or(Nfsstat4::OP_NOT_IN_SESSION)?;
+        let cred = callback_cred(&a.sec_parms)?;
+        let mut back = session.back.lock();
+        (back.prog, back.cred) = (a.cb_program, cred);
+        Ok(())
+    }
+}
+
+/// How we may say who we are to a client: the first flavor that we know.
+fn callback_cred(wishes: &[CallbackSec]) -> Result<OpaqueAuth, Nfsstat4> {
+    if wishes.is_empty() {
+        return Ok(OpaqueAuth::none());
+    }
+    let known = wishes.iter().find_map(|w| match w {
+        CallbackSec::None => Some(OpaqueAuth::none()),
+        CallbackSec::Sys(sys) => Some(OpaqueAuth::sys(sys)),
+        CallbackSec::Gss(_) => None,
+    });
+    known.ok_or(Nfsstat4::INVAL)
+}

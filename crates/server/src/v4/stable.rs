@@ -1,0 +1,140 @@
+//! What NFSv4 remembers across restarts: the server's own name, and which clients may reclaim (RFC 8881 section 8.4.2.1).
+//!
+//! It knows nothing of sessions. A client's record is a file that holds the client's own name, called by a checksum of it; it is
+//! on stable storage before the client is told that it has nothing more to reclaim. Without a directory nothing is remembered:
+//! clients find that what they held is lost.
+
+use bytes::Bytes;
+use std::collections::HashSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use twox_hash::XxHash3_64;
+
+/// Longest name of a client (`NFS4_OPAQUE_LIMIT`).
+const OWNER_MAX_BYTES: u64 = 1024;
+/// Most records that are read.
+const RECORDS_MAX: usize = 65_536;
+
+/// The records of one server.
+#[derive(Debug, Clone)]
+pub(crate) struct Stable {
+    dir: Option<Arc<Path>>,
+}
+
+impl Stable {
+    /// Opens the directory; makes it when it is not there. Also returns who held something at the end of the last run.
+    pub fn open(dir: Option<&Path>) -> io::Result<(Self, HashSet<Bytes>)> {
+        let Some(dir) = dir else { return Ok((Self { dir: None }, HashSet::new())) };
+        let clients = dir.join("clients");
+        fs::create_dir_all(&clients)?;
+        let mut owners = HashSet::new();
+        for entry in fs::read_dir(&clients)?.take(RECORDS_MAX) {
+            let path = entry?.path();
+            if path.extension().is_some() {
+                // Was being written when the server ended.
+                let _ = fs::remove_file(&path);
+                continue;
+            }
+            let mut owner = Vec::new();
+            File::open(&path)?.take(OWNER_MAX_BYTES).read_to_end(&mut owner)?;
+            if file_name(&owner)
+                == path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
+            {
+                owners.insert(owner.into());
+            } else {
+                tracing::warn!("{}: this record of a client is damaged and is ignored", path.display());
+            }
+        }
+        Ok((Self { dir: Some(clients.into()) }, owners))
+    }
+
+    /// The server's name for itself: the same after a restart, different from all others.
+    pub fn name(dir: Option<&Path>, random: impl Fn() -> u64) -> io::Result<Bytes> {
+        let fresh = || format!("hither-{:016x}{:016x}", random(), random());
+        let Some(dir) = dir else { return Ok(fresh().into()) };
+        fs::create_dir_all(dir)?;
+        let path = dir.join("server-name");
+        match fs::read(&path) {
+            Ok(name) if !name.is_empty() && name.len() <= 128 => Ok(name.into()),
+            Ok(_) => {
+                write_durably(dir, &path, fresh().as_bytes()).and_then(|()| fs::read(&path)).map(Bytes::from)
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                write_durably(dir, &path, fresh().as_bytes()).and_then(|()| fs::read(&path)).map(Bytes::from)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Remembers that a client holds something.
+    pub async fn remember(&self, owner: Bytes) -> io::Result<()> {
+        let Some(dir) = self.dir.clone() else { return Ok(()) };
+        let work = move || {
+            let path = dir.join(file_name(&owner));
+            if path.exists() { Ok(()) } else { write_durably(&dir, &path, &owner) }
+        };
+        tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+    }
+
+    /// Forgets a client. One that is not forgotten because the disk fails is one that may reclaim nothing the next time.
+    pub fn forget(&self, owner: Bytes) {
+        let Some(dir) = self.dir.clone() else { return };
+        tokio::task::spawn_blocking(move || {
+            let path = dir.join(file_name(&owner));
+            match fs::remove_file(&path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!("{}: the record of a client cannot be removed: {e}", path.display());
+                }
+                _ => {}
+            }
+        });
+    }
+}
+
+fn file_name(owner: &[u8]) -> String {
+    format!("{:016x}{:016x}", XxHash3_64::oneshot(owner), XxHash3_64::oneshot_with_seed(1, owner))
+}
+
+fn write_durably(dir: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let part: PathBuf = path.with_extension("part");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&part)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&part, path)?;
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn clients_are_remembered_until_they_are_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let (stable, old) = Stable::open(Some(dir.path())).unwrap();
+        assert!(old.is_empty());
+        stable.remember(Bytes::from_static(b"one")).await.unwrap();
+        stable.remember(Bytes::from_static(b"two")).await.unwrap();
+        let (stable, old) = Stable::open(Some(dir.path())).unwrap();
+        assert_eq!(old.len(), 2);
+        stable.forget(Bytes::from_static(b"one"));
+        let gone = dir.path().join("clients").join(file_name(b"one"));
+        while gone.exists() {
+            tokio::task::yield_now().await;
+        }
+        fs::write(dir.path().join("clients/garbage"), b"x").unwrap();
+        fs::write(dir.path().join("clients/x.part"), b"x").unwrap();
+        let (_, old) = Stable::open(Some(dir.path())).unwrap();
+        assert_eq!(old, HashSet::from([Bytes::from_static(b"two")]));
+    }
+
+    #[test]
+    fn the_name_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = Stable::name(Some(dir.path()), || 7).unwrap();
+        assert_eq!(Stable::name(Some(dir.path()), || 8).unwrap(), name);
+        assert_ne!(Stable::name(None, || 8).unwrap(), name);
+    }
+}

@@ -1,0 +1,342 @@
+//! What clients hold: opens with their share reservations, and byte-range locks (RFC 8881 sections 8 and 9).
+//!
+//! It knows nothing of operations on the wire. A stateid is a number of the server, the same for all changes of one open or one
+//! owner's locks on a file; its sequence number grows with each. A file with opens has an entry that knows them all, so that
+//! share reservations and locks of different clients meet there. The opens of the `Vfs` below live as long as a call uses
+//! them, even when the client closes the file meanwhile.
+//!
+//! Locks: `Registry::files`, then a file's `opens` or `lockers`, then a client's `states`, then `Registry::states`; a file's `order` is
+//! held across awaits and taken first.
+
+use super::clients::Client;
+use super::ranges::Ranges;
+use crate::table::Export;
+use bytes::Bytes;
+use hither_proto::nfs4::{Nfsstat4, Stateid, open};
+use hither_vfs::{Cred, Cx, Fh, OpenAccess, OpenId};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+
+/// Which file: export and handle.
+pub(crate) type FileKey = (u32, Fh);
+
+/// An open of the `Vfs`; closed when nobody uses it any more.
+pub(crate) struct VfsOpen {
+    pub export: Arc<Export>,
+    pub fh: Fh,
+    pub id: OpenId,
+    pub access: OpenAccess,
+}
+
+impl Drop for VfsOpen {
+    fn drop(&mut self) {
+        let (export, fh, id) = (self.export.clone(), self.fh.clone(), self.id);
+        // Outside of a runtime the process ends, and opens with it.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            let cx = Cx::new(Arc::new(Cred::root()));
+            if let Err(e) = export.vfs.close(&cx, &fh, id).await {
+                tracing::warn!("closing a file of {}: {e}", export.path);
+            }
+        });
+    }
+}
+
+/// A file that somebody has open.
+pub(crate) struct FileState {
+    pub key: FileKey,
+    pub export: Arc<Export>,
+    pub opens: Mutex<Vec<Arc<Open>>>,
+    /// Owners with locks; they end with their open.
+    pub lockers: Mutex<Vec<Arc<Locks>>>,
+    pub ranges: Mutex<Ranges>,
+    /// Changes of locks, one after the other: the table here and the layer below change together.
+    pub order: tokio::sync::Mutex<()>,
+}
+
+/// An open of a client: one for each file and open-owner.
+pub(crate) struct Open {
+    pub other: [u8; 12],
+    pub client: Arc<Client>,
+    pub owner: Bytes,
+    pub file: Arc<FileState>,
+    pub inner: Mutex<OpenInner>,
+}
+
+pub(crate) struct OpenInner {
+    pub seqid: u32,
+    /// `SHARE_ACCESS_*`.
+    pub access: u32,
+    /// `SHARE_DENY_*`.
+    pub deny: u32,
+    pub below: SmallVec<[Arc<VfsOpen>; 1]>,
+    pub closed: bool,
+}
+
+/// The locks of one owner on one file.
+pub(crate) struct Locks {
+    pub other: [u8; 12],
+    pub client: Arc<Client>,
+    /// The client's name for the owner.
+    pub owner: Bytes,
+    /// Our number for it.
+    pub number: u64,
+    pub open: Arc<Open>,
+    pub seqid: Mutex<u32>,
+}
+
+/// What a stateid names.
+#[derive(Clone)]
+pub(crate) enum State {
+    Open(Arc<Open>),
+    Locks(Arc<Locks>),
+}
+
+impl State {
+    pub fn client(&self) -> &Arc<Client> {
+        match self {
+            Self::Open(o) => &o.client,
+            Self::Locks(l) => &l.client,
+        }
+    }
+
+    /// The open under which I/O is done.
+    pub fn open(&self) -> &Arc<Open> {
+        match self {
+            Self::Open(o) => o,
+            Self::Locks(l) => &l.open,
+        }
+    }
+
+    pub fn seqid(&self) -> u32 {
+        match self {
+            Self::Open(o) => o.inner.lock().seqid,
+            Self::Locks(l) => *l.seqid.lock(),
+        }
+    }
+}
+
+impl Open {
+    pub fn stateid(&self) -> Stateid {
+        Stateid { seqid: self.inner.lock().seqid, other: self.other }
+    }
+
+    /// An open of the `Vfs` for some use, when this open has one.
+    pub fn below(&self, access: OpenAccess) -> Option<Arc<VfsOpen>> {
+        self.inner.lock().below.iter().find(|b| b.access.contains(access)).cloned()
+    }
+}
+
+impl Locks {
+    /// Moves on to the next sequence number.
+    pub fn changed(&self) -> Stateid {
+        let mut seqid = self.seqid.lock();
+        *seqid = next(*seqid);
+        Stateid { seqid: *seqid, other: self.other }
+    }
+}
+
+/// Sequence numbers of stateids skip zero, which means "whatever it is".
+pub(crate) fn next(seqid: u32) -> u32 {
+    match seqid.wrapping_add(1) {
+        0 => 1,
+        n => n,
+    }
+}
+
+/// All state of all clients.
+pub(crate) struct Registry {
+    boot: u32,
+    next: AtomicU64,
+    files: Mutex<HashMap<FileKey, Weak<FileState>>>,
+    states: Mutex<HashMap<[u8; 12], State>>,
+    count: AtomicUsize,
+    max: usize,
+}
+
+impl Registry {
+    pub fn new(boot: u32, max: usize) -> Self {
+        Self {
+            boot,
+            next: AtomicU64::new(1),
+            files: Mutex::default(),
+            states: Mutex::default(),
+            count: AtomicUsize::new(0),
+            max,
+        }
+    }
+
+    /// How many opens and locks there are.
+    pub fn count(&self) -> usize {
+        self.count.load(Relaxed)
+    }
+
+    pub fn max(&self) -> usize {
+        self.max
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.count() >= self.max
+    }
+
+    /// A number that was never given out: for stateids and lock owners.
+    pub fn number(&self) -> u64 {
+        self.next.fetch_add(1, Relaxed)
+    }
+
+    pub fn other(&self) -> [u8; 12] {
+        let mut other = [0; 12];
+        other[..4].copy_from_slice(&self.boot.to_be_bytes());
+        other[4..].copy_from_slice(&self.number().to_be_bytes());
+        other
+    }
+
+    /// The entry of a file, when somebody has it open.
+    pub fn file(&self, key: &FileKey) -> Option<Arc<FileState>> {
+        self.files.lock().get(key).and_then(Weak::upgrade)
+    }
+
+    /// The entry of a file, made when there is none.
+    pub fn file_or_new(&self, export: &Arc<Export>, fh: &Fh) -> Arc<FileState> {
+        let key = (export.number, fh.clone());
+        let mut files = self.files.lock();
+        if let Some(file) = files.get(&key).and_then(Weak::upgrade) {
+            return file;
+        }
+        let file = Arc::new(FileState {
+            key: key.clone(),
+            export: export.clone(),
+            opens: Mutex::default(),
+            lockers: Mutex::default(),
+            ranges: Mutex::default(),
+            order: tokio::sync::Mutex::new(()),
+        });
+        files.insert(key, Arc::downgrade(&file));
+        file
+    }
+
+    /// Adds state of a client.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub fn add(&self, state: State) -> Result<(), Nfsstat4> {
+        let other = match &state {
+            State::Open(o) => o.other,
+            State::Locks(l) => l.other,
+        };
+        let client = state.client().clone();
+        let mut of_client = client.states.lock();
+        if client.is_gone() {
+            return Err(Nfsstat4::EXPIRED);
+        }
+        of_client.insert(other, state.clone());
+        self.states.lock().insert(other, state);
+        self.count.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn forget(&self, client: &Client, other: &[u8; 12]) {
+        client.states.lock().remove(other);
+        if self.states.lock().remove(other).is_some() {
+            self.count.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// The state that a client means by a stateid (RFC 8881 section 8.2.4).
+    pub fn find(&self, client: &Client, id: &Stateid) -> Result<State, Nfsstat4> {
+        let state = self.states.lock().get(&id.other).cloned();
+        let Some(state) = state else {
+            let of_this_run = id.other[..4] == self.boot.to_be_bytes();
+            return Err(if of_this_run { Nfsstat4::BAD_STATEID } else { Nfsstat4::STALE_STATEID });
+        };
+        if state.client().id != client.id {
+            return Err(Nfsstat4::BAD_STATEID);
+        }
+        match state.seqid() {
+            _ if id.seqid == 0 => Ok(state),
+            now if now == id.seqid => Ok(state),
+            now if id.seqid.wrapping_sub(now) < 1 << 31 => Err(Nfsstat4::BAD_STATEID),
+            _ => Err(Nfsstat4::OLD_STATEID),
+        }
+    }
+
+    /// Ends an open and the locks under it. Returns the locks' owners, to be told to the layer below.
+    pub fn close(&self, open: &Arc<Open>) -> Vec<Arc<Locks>> {
+        let below = {
+            let mut inner = open.inner.lock();
+            inner.closed = true;
+            std::mem::take(&mut inner.below)
+        };
+        open.file.opens.lock().retain(|o| !Arc::ptr_eq(o, open));
+        let of_open: Vec<Arc<Locks>> =
+            open.file.lockers.lock().iter().filter(|l| Arc::ptr_eq(&l.open, open)).cloned().collect();
+        for locks in &of_open {
+            self.release_locks(locks);
+        }
+        self.forget(&open.client, &open.other);
+        drop(below);
+        self.forget_file(&open.file);
+        of_open
+    }
+
+    /// Ends all locks of an owner on a file.
+    pub fn release_locks(&self, locks: &Arc<Locks>) {
+        let all = hither_vfs::FileRange { start_bytes: 0, end_bytes: u64::MAX };
+        locks.open.file.ranges.lock().release(locks.number, all);
+        locks.open.file.lockers.lock().retain(|l| !Arc::ptr_eq(l, locks));
+        self.forget(&locks.client, &locks.other);
+    }
+
+    /// The locks of an owner on a file.
+    pub fn locks_of(&self, client: &Client, file: &Arc<FileState>, owner: &[u8]) -> Option<Arc<Locks>> {
+        let lockers = file.lockers.lock();
+        lockers.iter().find(|l| l.client.id == client.id && l.owner == owner).cloned()
+    }
+
+    /// Removes the entry of a file that nobody has open.
+    fn forget_file(&self, file: &Arc<FileState>) {
+        let mut files = self.files.lock();
+        // This one and the caller's open hold it; whoever else does has just found it and will use it.
+        let is_this = files.get(&file.key).and_then(Weak::upgrade).is_some_and(|f| Arc::ptr_eq(&f, file));
+        if is_this && file.opens.lock().is_empty() && Arc::strong_count(file) <= 2 {
+            files.remove(&file.key);
+        }
+    }
+
+    /// Ends everything that a client holds.
+    pub fn end_all(&self, client: &Arc<Client>) -> Vec<Arc<Locks>> {
+        let opens: Vec<Arc<Open>> = {
+            let states = client.states.lock();
+            states
+                .values()
+                .filter_map(|s| if let State::Open(o) = s { Some(o.clone()) } else { None })
+                .collect()
+        };
+        opens.iter().flat_map(|o| self.close(o)).collect()
+    }
+
+    /// Drops entries of files that nobody has open any more.
+    pub fn tidy(&self) {
+        self.files.lock().retain(|_, file| file.strong_count() > 0);
+    }
+}
+
+/// Whether two opens exclude each other (RFC 8881 section 9.7).
+pub(crate) fn excludes(a: (u32, u32), b: (u32, u32)) -> bool {
+    a.0 & b.1 != 0 || b.0 & a.1 != 0
+}
+
+/// What an open's access means to the `Vfs`.
+pub(crate) fn access(share: u32) -> OpenAccess {
+    let mut access = OpenAccess::empty();
+    if share & open::SHARE_ACCESS_READ != 0 {
+        access |= OpenAccess::READ;
+    }
+    if share & open::SHARE_ACCESS_WRITE != 0 {
+        access |= OpenAccess::WRITE;
+    }
+    access
+}
