@@ -20,6 +20,7 @@ pub use table::{Act, Arg, Def, GROUPS, Group, OPTIONS};
 use hither_client::{AttrCache, LookupCache, Recovery, Version};
 use rustix::mount::MountFlags;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// How long a foreground mount is tried (nfs(5), `retry`).
@@ -58,6 +59,49 @@ pub enum Consistency {
     Bounded(Duration),
     /// Nothing ever changes.
     Frozen,
+}
+
+/// `cache` and what begins with `cache-`.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    /// The directory; `None`: nothing is kept on a disk.
+    pub dir: Option<PathBuf>,
+    /// `cache-size=`.
+    pub size_bytes: u64,
+    /// `cache-min-free=`.
+    pub min_free_bytes: u64,
+    /// `cache-min-file=`.
+    pub min_file_bytes: u64,
+    /// `cache-max-file=`.
+    pub max_file_bytes: u64,
+    /// `cache-age=`.
+    pub age: Duration,
+    /// `cache-read-only`.
+    pub read_only: bool,
+    /// The first option that says something about a cache: it needs one.
+    said: Option<&'static str>,
+}
+
+impl Cache {
+    fn detail(&mut self, name: &'static str) -> Result<(), String> {
+        self.said.get_or_insert(name);
+        Ok(())
+    }
+}
+
+impl Default for Cache {
+    fn default() -> Self {
+        Self {
+            dir: None,
+            size_bytes: 10 << 30,
+            min_free_bytes: 1 << 30,
+            min_file_bytes: 1,
+            max_file_bytes: 1 << 40,
+            age: Duration::from_secs(30),
+            read_only: false,
+            said: None,
+        }
+    }
 }
 
 /// A mount's options, checked one by one and against each other; the server's name is not resolved
@@ -112,6 +156,8 @@ pub struct Wanted {
     pub dirty_max_bytes: u64,
     /// `dirty-age=`.
     pub dirty_age: Duration,
+    /// `cache` and its details.
+    pub cache: Cache,
     /// `rdirplus`.
     pub readdirplus: bool,
     /// `acl`.
@@ -163,6 +209,7 @@ impl Default for Wanted {
             meta_cache_bytes: 256 << 20,
             dirty_max_bytes: 256 << 20,
             dirty_age: Duration::from_secs(5),
+            cache: Cache::default(),
             readdirplus: true,
             acl: true,
             idmap_domain: None,
@@ -255,6 +302,9 @@ impl Wanted {
                 let (min, max) = (min.as_secs(), max.as_secs());
                 return Err(format!("{what}min={min} exceeds {what}max={max}: give a larger {what}max"));
             }
+        }
+        if let (None, Some(name)) = (&self.cache.dir, self.cache.said) {
+            return Err(format!("option '{name}' says something about a disk cache: give 'cache' as well"));
         }
         if self.versions == Versions::Only(Version::V3) && self.chosen.get("lock") == Some(&"lock") {
             return Err(

@@ -23,7 +23,7 @@ pub struct Report {
     /// Requests of the kernel, by name.
     pub fuse: BTreeMap<String, u64>,
     /// What the layers between counted, by layer: `hints` (paths read from callers), `meta` (names, attributes and small files
-    /// answered from memory), `dirty` (delayed writes).
+    /// answered from memory), `dirty` (delayed writes), `disk` (contents kept on the local disk).
     #[serde(default)]
     pub layers: BTreeMap<String, Counters>,
 }
@@ -67,6 +67,12 @@ pub struct MountPart {
     pub age_s: u64,
     /// The daemon.
     pub pid: u32,
+    /// Directory of the disk cache.
+    #[serde(default)]
+    pub cache: Option<String>,
+    /// Why the disk cache takes nothing now.
+    #[serde(default)]
+    pub cache_trouble: Option<String>,
 }
 
 /// One TCP connection.

@@ -1,4 +1,6 @@
-//! The stack of a mount: `fuse(delayed writes(metadata cache(nfs client)))`. What is put on what is here and nowhere else.
+//! The stack of a mount: `fuse(delayed writes(metadata cache(disk cache(nfs client))))`. What is put on what is here and nowhere else.
+
+mod cache;
 
 use crate::exit::Failure;
 use crate::mount::Job;
@@ -7,6 +9,7 @@ use crate::options::{Versions, Wanted};
 use crate::report::{Counters, MountPart, Report};
 use hither_client::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
 use hither_store::dirty::{Dirty, DirtyOptions};
+use hither_store::disk::Disk;
 use hither_store::meta::{Meta, MetaOptions, Prefetch};
 use hither_vfs::{Cred, Cx, Env, Vfs};
 use std::collections::BTreeMap;
@@ -24,6 +27,7 @@ const MAX_IO_BYTES: u32 = 1 << 20;
 pub struct Client {
     connected: Connected,
     options: Options,
+    disk: Option<Arc<Disk>>,
     meta: Arc<Meta>,
     dirty: Arc<Dirty>,
 }
@@ -43,7 +47,7 @@ pub async fn connect(job: &Job, addrs: Vec<SocketAddr>) -> Result<Client, MountE
     for version in versions {
         options.version = *version;
         match hither_client::connect(&options, env()).await {
-            Ok(connected) => return Ok(Client::stacked(job, connected, options)),
+            Ok(connected) => return Ok(Client::stacked(job, connected, options).await),
             Err(e) if e.other_version_may_work() => refused = Some(e),
             Err(e) => return Err(e),
         }
@@ -89,7 +93,7 @@ fn env() -> Env {
 }
 
 impl Client {
-    fn stacked(job: &Job, connected: Connected, options: Options) -> Self {
+    async fn stacked(job: &Job, connected: Connected, options: Options) -> Self {
         let (w, v3) = (&job.wanted, connected.version == Version::V3);
         // Listings that nobody asked for, for what comes along with them.
         let listings = w.chains && w.readdirplus;
@@ -122,9 +126,14 @@ impl Client {
             file_max_bytes: w.dirty_max_bytes / 2,
             ..DirtyOptions::default()
         };
-        let meta = Meta::new(connected.vfs.clone(), meta, env());
+        let disk = cache::disk(job, &connected).await;
+        let below = disk.clone().map_or_else(|| connected.vfs.clone(), |disk| disk as Arc<dyn Vfs>);
+        let meta = Meta::new(below, meta, env());
+        if let Some(disk) = &disk {
+            meta.keeper(disk.clone());
+        }
         let dirty = Dirty::new(meta.clone(), env(), dirty);
-        Self { connected, options, meta, dirty }
+        Self { connected, options, disk, meta, dirty }
     }
 
     /// For the log: `NFS 4.2, server 10.0.0.1:2049, rsize=1048576,...`.
@@ -231,6 +240,7 @@ pub struct Teller {
     part: MountPart,
     stats: Arc<hither_rpc::Stats>,
     mounted: Arc<hither_fuse::Mounted>,
+    disk: Option<Arc<Disk>>,
     meta: Arc<Meta>,
     dirty: Arc<Dirty>,
 }
@@ -249,14 +259,18 @@ impl Teller {
             wsize_bytes: c.wsize_bytes,
             age_s: 0,
             pid: std::process::id(),
+            cache: job.wanted.cache.dir.as_ref().map(|dir| dir.to_string_lossy().into_owned()),
+            cache_trouble: None,
         };
-        Self { part, stats: c.stats.clone(), mounted, meta: client.meta.clone(), dirty: client.dirty.clone() }
+        let (disk, meta, dirty) = (client.disk.clone(), client.meta.clone(), client.dirty.clone());
+        Self { part, stats: c.stats.clone(), mounted, disk, meta, dirty }
     }
 
     /// Everything.
     pub fn report(&self) -> Report {
         let rpc = self.stats.snapshot();
-        let part = MountPart { age_s: rpc.age_s, ..self.part.clone() };
+        let cache_trouble = self.disk.as_ref().and_then(|disk| disk.trouble());
+        let part = MountPart { age_s: rpc.age_s, cache_trouble, ..self.part.clone() };
         Report::new(part, &rpc, self.requests(), self.layers())
     }
 
@@ -268,11 +282,12 @@ impl Teller {
     }
 
     fn layers(&self) -> BTreeMap<String, Counters> {
-        let layers = [
+        let mut layers = vec![
             ("hints", Counters::of(&self.mounted.hints())),
             ("meta", Counters::of(&self.meta.stats())),
             ("dirty", Counters::of(&self.dirty.stats())),
         ];
+        layers.extend(self.disk.as_ref().map(|disk| ("disk", Counters::of(&disk.stats()))));
         layers.into_iter().map(|(name, counters)| (name.to_string(), counters)).collect()
     }
 

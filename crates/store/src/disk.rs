@@ -54,11 +54,11 @@ use parking_lot::{Mutex, RwLock};
 use shelf::{Limits, Shelf};
 use stats::Counters;
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, UNIX_EPOCH};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 /// Unit of the memory that is on its way to the disk, in bytes.
 const QUEUE_UNIT: u64 = 4 << 10;
@@ -163,10 +163,14 @@ pub struct Disk {
     above: OnceLock<Arc<dyn Upcalls>>,
     /// Held as long as the directory is ours.
     lock: Mutex<Option<home::Home>>,
+    /// Why the directory is not in use.
+    off: Mutex<Option<String>>,
 }
 
 /// Disk calls at a time.
 const POOL: usize = 32;
+/// How long a mount waits for its cache directory.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 impl std::fmt::Debug for Disk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -176,34 +180,86 @@ impl std::fmt::Debug for Disk {
 
 impl Disk {
     /// A cache over `below` in `dir`, which several mounts may share; `identity` names the server and what of it is
-    /// mounted (handles of different identities are never mixed up). Without the cache for as long as another
-    /// daemon has the same identity in use. Blocks (it looks through the directory); called on a tokio runtime.
-    ///
-    /// # Errors
-    /// The directory cannot be used: a line for the user.
-    pub fn open(
+    /// mounted (handles of different identities are never mixed up). Whatever is wrong with the directory, there is a layer:
+    /// it goes on without keeping anything, says why ([`Disk::trouble`]), and looks now and then whether it can. So it does
+    /// while another daemon has the same identity in use. A directory that takes long to look through is waited for a
+    /// moment only.
+    pub async fn start(
         below: Arc<dyn Vfs>,
         dir: &Path,
         identity: &[u8],
         options: DiskOptions,
         env: Env,
-    ) -> Result<Arc<Self>, DiskError> {
-        let home = home::Home::open(dir, identity, &env)?;
+    ) -> Arc<Self> {
         let disk = Self::new(below, None, options, env);
-        match home {
-            Some(home) => {
-                let shelf = disk.shelf_in(Arc::new(io::RealIo { dir: home.dir.clone() }));
-                let shelf = shelf.map_err(|e| DiskError::unusable(dir, &e))?;
-                *disk.shelf.write() = Some(shelf);
-                *disk.lock.lock() = Some(home);
+        let (dir, identity) = (dir.to_path_buf(), identity.to_vec());
+        *disk.off.lock() = Some("the cache directory is being looked through".into());
+        let (told, mut settled) = watch::channel(false);
+        tokio::spawn(Self::settle(disk.me.clone(), dir, identity, disk.options.retry, told));
+        let _ = tokio::time::timeout(PATIENCE, settled.wait_for(|done| *done)).await;
+        disk
+    }
+
+    /// Tries to take the directory until that is settled.
+    async fn settle(
+        me: Weak<Self>,
+        dir: PathBuf,
+        identity: Vec<u8>,
+        every: Duration,
+        told: watch::Sender<bool>,
+    ) {
+        loop {
+            let Some(disk) = me.upgrade().filter(|disk| !disk.is_ended()) else { return };
+            let (dir, identity) = (dir.clone(), identity.clone());
+            let taken = tokio::task::spawn_blocking(move || disk.take(&dir, &identity)).await;
+            told.send_replace(true);
+            if taken.unwrap_or(true) {
+                return;
             }
-            None => tracing::warn!(
-                "disk cache: {} is in use by another mount of the same file system; going on without a cache",
-                dir.display()
-            ),
+            tokio::time::sleep(every).await;
         }
-        disk.clone().retry_lock(dir.to_path_buf(), identity.to_vec());
-        Ok(disk)
+    }
+
+    /// Takes the directory into use, if it can be; blocks. Whether that is settled.
+    fn take(&self, dir: &Path, identity: &[u8]) -> bool {
+        let why = match self.try_take(dir, identity) {
+            Ok(true) => {
+                let before = self.off.lock().take();
+                tracing::info!(?before, "disk cache: {} is in use", dir.display());
+                return true;
+            }
+            Ok(false) => {
+                format!("cache directory {}: in use by another mount of the same export", dir.display())
+            }
+            Err(e) => e.to_string(),
+        };
+        let mut off = self.off.lock();
+        if off.as_ref() != Some(&why) {
+            tracing::warn!("{why}; going on without a disk cache");
+            *off = Some(why);
+        }
+        self.is_ended()
+    }
+
+    fn try_take(&self, dir: &Path, identity: &[u8]) -> Result<bool, DiskError> {
+        let Some(home) = home::Home::open(dir, identity, &self.env)? else { return Ok(false) };
+        let shelf = self.shelf_in(Arc::new(io::RealIo { dir: home.dir.clone() }));
+        let shelf = shelf.map_err(|e| DiskError::unusable(dir, &e))?;
+        let mut lock = self.lock.lock();
+        if !self.is_ended() {
+            *self.shelf.write() = Some(shelf);
+            *lock = Some(home);
+        }
+        Ok(true)
+    }
+
+    /// Why nothing is added now, in a line for the user; `None` when all is well.
+    pub fn trouble(&self) -> Option<String> {
+        let off = self.off.lock().clone();
+        off.or_else(|| self.trouble.line(self.options.retry)).or_else(|| {
+            let full = !self.options.read_only && self.shelf.read().is_some() && !self.may_store();
+            full.then(|| "the disk cache, or the file system that it is in, is full".into())
+        })
     }
 
     fn new(below: Arc<dyn Vfs>, io: Option<Arc<dyn io::Io>>, options: DiskOptions, env: Env) -> Arc<Self> {
@@ -228,6 +284,7 @@ impl Disk {
             counters: Arc::default(),
             above: OnceLock::new(),
             lock: Mutex::default(),
+            off: Mutex::default(),
         });
         if let Some(io) = io {
             match disk.shelf_in(io) {
@@ -250,32 +307,6 @@ impl Disk {
         };
         let shelf = Shelf::open(io, limits, self.counters.clone(), self.env.random.clone())?;
         Ok(Arc::new(shelf))
-    }
-
-    /// While another daemon has the directory: looks now and then whether it has gone.
-    fn retry_lock(self: Arc<Self>, dir: std::path::PathBuf, identity: Vec<u8>) {
-        if self.shelf.read().is_some() {
-            return;
-        }
-        let (me, every) = (self.me.clone(), self.options.retry);
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(every).await;
-                let Some(disk) = me.upgrade() else { return };
-                let (dir, identity) = (dir.clone(), identity.clone());
-                let taken = tokio::task::spawn_blocking(move || {
-                    let home = home::Home::open(&dir, &identity, &disk.env).ok().flatten()?;
-                    let shelf = disk.shelf_in(Arc::new(io::RealIo { dir: home.dir.clone() })).ok()?;
-                    *disk.shelf.write() = Some(shelf);
-                    *disk.lock.lock() = Some(home);
-                    tracing::info!("disk cache: {} is free now and in use", dir.display());
-                    Some(())
-                });
-                if matches!(taken.await, Ok(Some(()))) {
-                    return;
-                }
-            }
-        });
     }
 
     /// Counters so far.
@@ -386,6 +417,16 @@ fn check_one(shelf: &Shelf, key: format::Key) -> (u64, u64, bool) {
         blocks += 1;
     }
     (blocks, bytes, false)
+}
+
+impl crate::meta::Near for Disk {
+    fn has(&self, fh: &Fh) -> bool {
+        self.is_on_disk(fh)
+    }
+
+    fn has_all(&self, fh: &Fh, size_bytes: u64) -> bool {
+        self.shelf().is_some_and(|shelf| shelf.has_all(format::Key::of(fh), size_bytes))
+    }
 }
 
 /// Passes upcalls on, and lets go of what stood under a lease.

@@ -48,6 +48,7 @@ mod learn;
 mod list;
 mod moment;
 mod names;
+mod near;
 mod objects;
 mod opens;
 mod own;
@@ -59,6 +60,7 @@ mod table;
 mod tests;
 mod walk;
 
+pub use near::Near;
 pub use stats::MetaStats;
 
 use bytes::Bytes;
@@ -164,6 +166,7 @@ pub struct Meta {
     mark: own::Mark,
     counters: Counters,
     above: OnceLock<Arc<dyn Upcalls>>,
+    near: OnceLock<Arc<dyn Near>>,
 }
 
 impl std::fmt::Debug for Meta {
@@ -194,6 +197,7 @@ impl Meta {
             env,
             counters: Counters::default(),
             above: OnceLock::new(),
+            near: OnceLock::new(),
         });
         meta.below.subscribe(Arc::new(Hearer(Arc::downgrade(&meta))));
         meta

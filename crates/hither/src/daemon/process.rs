@@ -9,13 +9,17 @@ use tokio::runtime::Runtime;
 const OOM_SCORE_ADJ: &str = "-500";
 /// Threads of the runtime: they do sockets and protocol, a few microseconds each.
 const WORKERS_MAX: usize = 8;
-/// Threads for what blocks: name service, unmounting. The data path uses none.
-const BLOCKING_MAX: usize = 8;
+/// Threads for what blocks: name service, unmounting, and the disk cache, which uses at most 32 of them at a time.
+const BLOCKING_MAX: usize = 40;
+/// Open files: the disk cache has one for each file in use.
+const OPEN_FILES: u64 = 1 << 20;
 
 /// Prepares this process; what does not work is not worth failing for.
 pub fn prepare() {
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let more = maximum.map(|maximum| maximum.max(OPEN_FILES));
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: more, maximum: more });
+    if let Err(e) = raised.or_else(|_| setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })) {
         tracing::debug!("raising the limit of open files: {e}");
     }
     if let Err(e) = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {

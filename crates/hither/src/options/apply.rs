@@ -306,6 +306,57 @@ pub fn meta_cache_size(w: &mut Wanted, value: &str) -> Done {
     Ok(())
 }
 
+/// Where the cache is when nobody says.
+pub const CACHE_DIR: &str = "/var/cache/hither";
+
+pub fn cache(w: &mut Wanted, value: &str) -> Done {
+    let dir = if value.is_empty() { CACHE_DIR } else { value };
+    if !dir.starts_with('/') {
+        return Err("expected an absolute path".into());
+    }
+    w.cache.dir = Some(dir.into());
+    Ok(())
+}
+
+pub fn fsc(w: &mut Wanted, _: &str) -> Done {
+    cache(w, "")
+}
+
+pub fn nocache(w: &mut Wanted, _: &str) -> Done {
+    w.cache.dir = None;
+    Ok(())
+}
+
+pub fn cache_size(w: &mut Wanted, value: &str) -> Done {
+    w.cache.size_bytes = size(value, 1 << 20, 1 << 50)?;
+    w.cache.detail("cache-size")
+}
+
+pub fn cache_min_free(w: &mut Wanted, value: &str) -> Done {
+    w.cache.min_free_bytes = size(value, 0, 1 << 50)?;
+    w.cache.detail("cache-min-free")
+}
+
+pub fn cache_min_file(w: &mut Wanted, value: &str) -> Done {
+    w.cache.min_file_bytes = size(value, 0, 1 << 50)?;
+    w.cache.detail("cache-min-file")
+}
+
+pub fn cache_max_file(w: &mut Wanted, value: &str) -> Done {
+    w.cache.max_file_bytes = size(value, 0, 1 << 50)?;
+    w.cache.detail("cache-max-file")
+}
+
+pub fn cache_age(w: &mut Wanted, value: &str) -> Done {
+    w.cache.age = Duration::from_secs(number(value, 0, 86400).map_err(|why| format!("{why} seconds"))?);
+    w.cache.detail("cache-age")
+}
+
+pub fn cache_read_only(w: &mut Wanted, _: &str) -> Done {
+    w.cache.read_only = true;
+    w.cache.detail("cache-read-only")
+}
+
 pub fn dirty_max(w: &mut Wanted, value: &str) -> Done {
     w.dirty_max_bytes = size(value, 1 << 20, 1 << 36)?;
     Ok(())

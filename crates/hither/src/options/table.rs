@@ -37,6 +37,8 @@ pub enum Group {
     Attributes,
     /// Round trips saved: what is asked together, brought ahead, sent later.
     Latency,
+    /// What is kept on a local disk.
+    Disk,
     /// Identity, ACLs, locks.
     Access,
     /// The mount command.
@@ -56,6 +58,7 @@ pub const GROUPS: &[(Group, &str)] = &[
     (Group::Transfer, "Transfer sizes"),
     (Group::Attributes, "Attributes and names kept by the client"),
     (Group::Latency, "Round trips"),
+    (Group::Disk, "The disk cache"),
     (Group::Access, "Access and identity"),
     (Group::Command, "The mount command"),
     (Group::Generic, "The mount point (mount(8))"),
@@ -127,7 +130,7 @@ impl Def {
     }
 }
 
-use Group::{Access, Attributes, Command, Generic, Latency, Reach, Recovery, Transfer};
+use Group::{Access, Attributes, Command, Disk, Generic, Latency, Reach, Recovery, Transfer};
 
 /// The table.
 pub const OPTIONS: &[Def] = &[
@@ -230,6 +233,24 @@ pub const OPTIONS: &[Def] = &[
         .help("bytes written here that wait to be sent; writers wait beyond that"),
     valued("dirty-age", "SECONDS", "5", Latency, apply::dirty_age)
         .help("time after which written bytes are sent even when nobody asks"),
+    // The disk cache.
+    keyword("cache", Disk, apply::cache)
+        .optional("DIR")
+        .rivals("cache")
+        .help("what was read is kept on a local disk, in DIR (/var/cache/hither), and used after the server said it is unchanged"),
+    keyword("nocache", Disk, apply::nocache).rivals("cache").default("on").help("nothing is kept on a local disk"),
+    keyword("fsc", Disk, apply::fsc).optional("TAG").rivals("cache").help("as cache, without a directory of its own"),
+    keyword("nofsc", Disk, apply::nocache).rivals("cache").help("as nocache"),
+    valued("cache-size", "SIZE", "10G", Disk, apply::cache_size)
+        .help("most that this mount keeps; from nine tenths of it on, what was not used for longest goes"),
+    valued("cache-min-free", "SIZE", "1G", Disk, apply::cache_min_free)
+        .help("space that the cache leaves free in the file system it is in"),
+    valued("cache-min-file", "SIZE", "1", Disk, apply::cache_min_file).help("smaller files are not kept"),
+    valued("cache-max-file", "SIZE", "1T", Disk, apply::cache_max_file).help("larger files are not kept"),
+    valued("cache-age", "SECONDS", "30", Disk, apply::cache_age)
+        .help("files that changed less long ago are not kept: the server's clock may hide that they change again"),
+    keyword("cache-read-only", Disk, apply::cache_read_only)
+        .help("what the cache has is used; nothing is added or removed"),
     // Access and identity.
     valued("sec", "FLAVOR", "sys", Access, apply::sec).help("security flavor: sys, or a list that has it"),
     keyword("acl", Access, apply::acl)
@@ -308,14 +329,12 @@ pub const OPTIONS: &[Def] = &[
     harmless("nosharecache", "every mount has a cache of its own").rivals("sharecache"),
     harmless("sharecache", "every mount has a cache of its own").rivals("sharecache"),
     harmless("nosoftreval", "nothing is served from a cache past its time"),
-    harmless("nofsc", "nothing is kept on the local disk"),
     harmless("migration", "accepted for NFSv4.0's sake").also(&["nomigration"]),
     harmless("notrunkdiscovery", "one server address is used").also(&["trunkdiscovery"]),
     harmless("allow_other", "all users have access, as their permissions at the server say"),
     // Refused.
     refused("udp", "NFS over UDP loses data under load; use proto=tcp"),
     refused("rdma", "there is no RDMA transport; use proto=tcp"),
-    refused("fsc", "there is no disk cache yet; leave it out"),
     refused(
         "softreval",
         "kept attributes are not used past their time; leave it out, or give larger ac* times",

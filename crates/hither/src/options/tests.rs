@@ -127,7 +127,9 @@ fn refusals_name_the_right_option() {
         ("proto=udp", "option 'proto=udp': NFS over UDP is not supported: use proto=tcp"),
         ("proto=rdma", "option 'proto=rdma': NFS over RDMA is not supported: use proto=tcp"),
         ("udp", "option 'udp' is not supported: NFS over UDP loses data under load; use proto=tcp"),
-        ("fsc", "option 'fsc' is not supported: there is no disk cache yet; leave it out"),
+        ("cache=here", "option 'cache=here': expected an absolute path"),
+        ("cache-age=1", "option 'cache-age' says something about a disk cache: give 'cache' as well"),
+        ("cache,nofsc", "options 'cache' and 'nofsc' contradict each other: keep one"),
         ("mountvers=1", "option 'mountvers=1': only MOUNT version 3 is spoken: use mountvers=3"),
         ("acregmin=90", "acregmin=90 exceeds acregmax=60: give a larger acregmax"),
         ("acdirmin=50,acdirmax=40", "acdirmin=50 exceeds acdirmax=40: give a larger acdirmax"),
@@ -220,4 +222,21 @@ fn sizes_have_units() {
     {
         assert!(parse(bad).is_err(), "{bad}");
     }
+}
+
+#[test]
+fn the_disk_cache_is_off_until_it_is_asked_for() {
+    assert_eq!(parse("").unwrap().cache.dir, None);
+    assert_eq!(parse("nofsc").unwrap().cache.dir, None);
+    for list in ["cache", "fsc", "fsc=tag"] {
+        assert_eq!(parse(list).unwrap().cache.dir.unwrap().to_str(), Some("/var/cache/hither"));
+    }
+    let w = parse(
+        "cache=/c,cache-size=5G,cache-min-free=2M,cache-min-file=4K,cache-max-file=1g,cache-age=0,cache-read-only",
+    );
+    let c = w.unwrap().cache;
+    assert_eq!(c.dir.unwrap().to_str(), Some("/c"));
+    assert_eq!((c.size_bytes, c.min_free_bytes), (5 << 30, 2 << 20));
+    assert_eq!((c.min_file_bytes, c.max_file_bytes, c.age), (4096, 1 << 30, Duration::ZERO));
+    assert!(c.read_only);
 }

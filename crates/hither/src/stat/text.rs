@@ -8,6 +8,10 @@ pub fn whole(report: &Report) -> String {
     let m = &report.mount;
     let mut out = format!("{} on {}: NFS {}, server {}\n", m.source, m.dir, m.nfs_version, m.server);
     let _ = writeln!(out, "options     {}", m.options);
+    if let Some(dir) = &m.cache {
+        let trouble = m.cache_trouble.as_ref().map_or_else(String::new, |why| format!("; off: {why}"));
+        let _ = writeln!(out, "disk cache  {dir}{trouble}");
+    }
     let _ = writeln!(out, "age         {}, daemon {}", age(m.age_s), m.pid);
     for c in &report.connections {
         let state = if c.connected { "connected" } else { "not connected" };
@@ -194,6 +198,8 @@ mod tests {
                 wsize_bytes: 1 << 20,
                 age_s: 90_061,
                 pid: 7,
+                cache: Some("/c".into()),
+                cache_trouble: Some("it is full".into()),
             },
             connections: vec![Connection {
                 connected: true,
@@ -220,13 +226,14 @@ mod tests {
         let text = whole(&report(vec![op("READ", 1), op("LOOKUP", 10)]));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "s:/x on /mnt: NFS 4.2, server 10.0.0.1:2049");
-        assert_eq!(lines[2], "age         1 d 01:01:01, daemon 7");
-        assert!(lines[3].starts_with("connection  port 800, connected, idle 1 s, lost 1 times"));
-        assert_eq!(lines[4], "requests    LOOKUP 5");
-        assert_eq!(lines[5], "meta        hits 3, memory 2.0 KiB");
+        assert_eq!(lines[2], "disk cache  /c; off: it is full");
+        assert_eq!(lines[3], "age         1 d 01:01:01, daemon 7");
+        assert!(lines[4].starts_with("connection  port 800, connected, idle 1 s, lost 1 times"));
+        assert_eq!(lines[5], "requests    LOOKUP 5");
+        assert_eq!(lines[6], "meta        hits 3, memory 2.0 KiB");
         let fields = |line: &str| line.split_whitespace().map(String::from).collect::<Vec<_>>().join(" ");
-        assert_eq!(fields(lines[8]), "LOOKUP 10 1 0 2 2.0 KiB 3.0 MiB 150 µs 1.5 ms 2.5 s 3.0 s");
-        assert_eq!(fields(lines[10]), "all 11 2 0 4 4.0 KiB 6.0 MiB");
+        assert_eq!(fields(lines[9]), "LOOKUP 10 1 0 2 2.0 KiB 3.0 MiB 150 µs 1.5 ms 2.5 s 3.0 s");
+        assert_eq!(fields(lines[11]), "all 11 2 0 4 4.0 KiB 6.0 MiB");
     }
 
     #[test]

@@ -237,7 +237,7 @@ impl Dirty {
             s.view.opened(clean, fresh.0);
             s.show(&mut opened.node.attrs, fresh.1);
             if !s.is_plain() {
-                opened.first = None;
+                (opened.first, opened.backing) = (None, None);
             }
             return;
         }

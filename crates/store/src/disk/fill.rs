@@ -37,7 +37,7 @@ pub(super) struct Job {
 /// Whether the disk fails.
 #[derive(Debug, Default)]
 pub(super) struct Trouble {
-    since: Mutex<Option<Instant>>,
+    since: Mutex<Option<(Instant, String)>>,
     told: AtomicBool,
     /// The file system has less free than it should.
     low: AtomicBool,
@@ -47,7 +47,7 @@ impl Trouble {
     /// Counts an error, tells of the first, and stops adding.
     pub fn note(&self, counters: &Counters, e: &io::Error) {
         add(&counters.errors, 1);
-        *self.since.lock() = Some(Instant::now());
+        *self.since.lock() = Some((Instant::now(), e.to_string()));
         if !self.told.swap(true, Ordering::AcqRel) {
             tracing::warn!("disk cache: {e}; going on without adding to it, trying again now and then");
         }
@@ -55,7 +55,14 @@ impl Trouble {
 
     /// Whether nothing is to be added now.
     pub fn is_on(&self, retry: Duration) -> bool {
-        self.since.lock().is_some_and(|since| since.elapsed() < retry)
+        self.since.lock().as_ref().is_some_and(|(since, _)| since.elapsed() < retry)
+    }
+
+    /// What is wrong, for the user.
+    pub fn line(&self, retry: Duration) -> Option<String> {
+        let since = self.since.lock();
+        let (_, what) = since.as_ref().filter(|(since, _)| since.elapsed() < retry)?;
+        Some(format!("the disk of the cache fails: {what}"))
     }
 
     fn over(&self) {

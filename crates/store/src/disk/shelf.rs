@@ -58,6 +58,8 @@ type Half = (u64, u64);
 struct Slot {
     id: u64,
     bytes: u64,
+    /// Of these, the data file's: all of the remote file, or less.
+    data_bytes: u64,
     used_s: u64,
     entry: Weak<Entry>,
 }
@@ -95,7 +97,7 @@ impl Shelf {
                     shelf.throw_away(key, id);
                     continue;
                 };
-                let slot = Slot { id, bytes: data + map, used_s, entry: Weak::new() };
+                let slot = Slot { id, bytes: data + map, data_bytes: data, used_s, entry: Weak::new() };
                 if let Some(older) = index.slots.get(&key)
                     && older.used_s > slot.used_s
                 {
@@ -122,6 +124,11 @@ impl Shelf {
     /// Whether there is something of a file, of whatever version.
     pub fn has(&self, key: Key) -> bool {
         self.index.lock().slots.contains_key(&key)
+    }
+
+    /// Whether there is, most likely, all of a file of this length.
+    pub fn has_all(&self, key: Key, size_bytes: u64) -> bool {
+        self.index.lock().slots.get(&key).is_some_and(|slot| slot.data_bytes >= size_bytes)
     }
 
     /// The entry of a version of a file. One of another version goes.
@@ -205,7 +212,8 @@ impl Shelf {
         }
         let id = (self.random)();
         let entry = Arc::new(Entry::create(&self.io, id, fh, version)?);
-        let slot = Slot { id, bytes: ENTRY_COST, used_s: now_s, entry: Arc::downgrade(&entry) };
+        let slot =
+            Slot { id, bytes: ENTRY_COST, data_bytes: 0, used_s: now_s, entry: Arc::downgrade(&entry) };
         let mut index = self.index.lock();
         index.bytes += ENTRY_COST;
         if let Some(other) = index.slots.insert(key, slot) {
@@ -227,6 +235,7 @@ impl Shelf {
         let mut index = self.index.lock();
         if let Some(slot) = index.slots.get_mut(&entry.key).filter(|slot| slot.id == entry.id) {
             slot.bytes += data.len() as u64;
+            slot.data_bytes += data.len() as u64;
             index.bytes += data.len() as u64;
         }
         add(&self.counters.stored_bytes, data.len() as u64);

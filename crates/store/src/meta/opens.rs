@@ -9,8 +9,8 @@ use super::moment::LEASE;
 use super::objects::When;
 use super::{Meta, stats};
 use hither_vfs::{
-    Access, Create, Cred, Cx, Error, Fh, File, FileKind, Name, Node, OpenAccess, OpenHow, OpenId, Opened,
-    Read, Result, Stop, Want, Where,
+    Access, Backing, Create, Cred, Cx, Error, Fh, File, FileKind, Name, Node, OpenAccess, OpenHow, OpenId,
+    Opened, Read, Result, Stop, Want, Where,
 };
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -27,6 +27,22 @@ pub(super) struct Open {
     /// The open below, once there is one.
     real: OnceLock<OpenId>,
     making: tokio::sync::Mutex<()>,
+}
+
+/// An open below, and what came with it when it was made.
+pub(super) struct Real {
+    pub id: OpenId,
+    pub first: Option<Read>,
+    pub backing: Option<Backing>,
+    /// `change` of the file that these belong to.
+    pub change: Option<u64>,
+}
+
+impl Real {
+    /// One that was made before.
+    fn of(id: OpenId) -> Self {
+        Self { id, first: None, backing: None, change: None }
+    }
 }
 
 /// All opens.
@@ -104,7 +120,7 @@ impl Meta {
         let when = self.when(cx).beginning();
         self.prefetch(cx, fh).await;
         if let Some(opened) = self.open_virtual(cx, fh, how, right, &When { since: None, ..when }) {
-            return Ok(opened);
+            return Ok(self.brought_near(opened, how).await);
         }
         if let Some(want) = self.question(cx, fh, how, right, &when) {
             if want == Want::default() {
@@ -113,7 +129,7 @@ impl Meta {
                 self.ask_exactly(cx, Where::fh(fh), want).await?;
             }
             if let Some(opened) = self.open_virtual(cx, fh, how, right, &when) {
-                return Ok(opened);
+                return Ok(self.brought_near(opened, how).await);
             }
         }
         self.open_real(cx, Where::fh(fh), how).await
@@ -123,16 +139,17 @@ impl Meta {
     fn question(&self, cx: &Cx, fh: &Fh, how: &OpenHow, right: Access, when: &When) -> Option<Want> {
         let cred = self.cred(&cx.cred);
         let any = when.any_age();
+        let near = self.is_near(fh);
         let (usual, small, may, read) = self.table.with(fh, |_, o| {
             let small = o.attr.size_bytes <= u64::from(self.options.small_file_bytes);
             let usual = o.asked != 0 && o.attr.kind() == FileKind::Regular;
             let lasts = o.until & LEASE != 0 || o.until > o.asked || o.until == 0;
             let may = o.rights(cred, right, &When { now: 0, ..any }) == Some(right);
             let read = o.extra.as_ref().is_some_and(|e| e.read_change == Some(o.attr.change));
-            (usual && lasts, small, may, read || self.contents.has(fh, o.version()))
+            (usual && lasts, small || near, may, read || near || self.contents.has(fh, o.version()))
         })?;
-        // What was read before under this `change` is in the kernel's memory, or here: asking whether it is still that is
-        // enough. A small file comes whole in the same question, if its bytes are wanted.
+        // What was read before under this `change` is in the kernel's memory, here or below: asking whether it is still that
+        // is enough. A small file comes whole in the same question, if its bytes are wanted.
         let wanted = how.first_bytes > 0 && !read;
         let read_bytes = if wanted { self.options.small_file_bytes.max(how.first_bytes) } else { 0 };
         match usual && (may && read || small) {
@@ -166,7 +183,7 @@ impl Meta {
             None => return self.open_real(cx, Where::name(dir, name), how).await,
         };
         match self.open_virtual(cx, &fh, how, right, &when) {
-            Some(opened) => Ok(opened),
+            Some(opened) => Ok(self.brought_near(opened, how).await),
             None => self.open_real(cx, Where::fh(&fh), how).await,
         }
     }
@@ -409,14 +426,14 @@ impl Meta {
     }
 
     /// The open below of an open here, made now if there is none; with the first bytes that came along.
-    pub(super) async fn make_real(&self, id: OpenId, first_bytes: u32) -> Result<(OpenId, Option<Read>)> {
+    pub(super) async fn make_real(&self, id: OpenId, first_bytes: u32) -> Result<Real> {
         let open = self.opens.find(id)?;
         if let Some(real) = open.real.get() {
-            return Ok((*real, None));
+            return Ok(Real::of(*real));
         }
         let _making = open.making.lock().await;
         if let Some(real) = open.real.get() {
-            return Ok((*real, None));
+            return Ok(Real::of(*real));
         }
         let how = OpenHow {
             access: OpenAccess::READ,
@@ -439,7 +456,8 @@ impl Meta {
             let _ = self.below.close(&cx, &open.fh, real).await;
             return Err(Error::new(libc::EBADF));
         }
-        Ok((real, opened.first))
+        let change = Some(opened.node.attrs.attr.change);
+        Ok(Real { id: real, first: opened.first, backing: opened.backing, change })
     }
 
     /// The attributes that an open is known to be allowed under, if they hold.
@@ -465,7 +483,7 @@ impl Meta {
     /// The address below of an open file; a virtual open is made real.
     pub(super) async fn real(&self, file: File<'_>) -> Result<Option<OpenId>> {
         match file.open {
-            Some(id) => Ok(Some(self.make_real(id, 0).await?.0)),
+            Some(id) => Ok(Some(self.make_real(id, 0).await?.id)),
             None => Ok(None),
         }
     }
@@ -507,7 +525,7 @@ impl Meta {
                 }
             }
         }
-        let (real, first) = self.make_real(id, if at == 0 { len } else { 0 }).await?;
+        let Real { id: real, first, .. } = self.make_real(id, if at == 0 { len } else { 0 }).await?;
         if let Some(first) = first.filter(|f| at == 0 && (f.eof || f.data.len() >= len as usize)) {
             self.note_read(file.fh);
             return Ok(first);

@@ -44,7 +44,7 @@ impl Drop for Dir {
 /// A server and a cache in a real directory.
 async fn real(model: &Arc<Model>, dir: &Dir, options: DiskOptions) -> Lab {
     let wire = Wire::new(model.clone());
-    let disk = Disk::open(wire.clone(), &dir.0, b"server:/export", options, env_at(100_000)).unwrap();
+    let disk = Disk::start(wire.clone(), &dir.0, b"server:/export", options, env_at(100_000)).await;
     let top = disk.root(&root_cx()).await.unwrap().fh;
     wire.take();
     Lab { model: model.clone(), wire, disk, io: Sim::new(1), top, cx: root_cx() }
@@ -161,7 +161,8 @@ async fn one_daemon_an_identity() {
     let quick = DiskOptions { retry: Duration::from_millis(50), ..options() };
     let first = real(&model, &dir, options()).await;
     let second = real(&model, &dir, quick).await;
-    let other = Disk::open(first.wire.clone(), &dir.0, b"server:/other", options(), env_at(9)).unwrap();
+    let other = Disk::start(first.wire.clone(), &dir.0, b"server:/other", options(), env_at(9)).await;
+    assert!(second.disk.trouble().unwrap().contains("in use by another mount"));
     assert_eq!((first.disk.stats().off, second.disk.stats().off, other.stats().off), (0, 1, 0));
     let fh = first.file("f", &pattern(1, 100_000)).await;
     assert_eq!(second.cat(&fh, 65536).await, pattern(1, 100_000));
@@ -181,25 +182,25 @@ async fn one_daemon_an_identity() {
 #[tokio::test]
 async fn directories_that_are_not_ours_are_refused_or_set_aside() {
     let wire: Arc<dyn Vfs> = Wire::new(model());
-    let open = |dir: &Dir| {
-        let opened = Disk::open(wire.clone(), &dir.0, b"server:/export", options(), env_at(5));
-        opened.map(drop).map_err(|e| e.to_string())
+    let open = async |dir: &Dir| {
+        let opened = Disk::start(wire.clone(), &dir.0, b"server:/export", options(), env_at(5)).await;
+        opened.trouble()
     };
     let foreign = Dir::new();
     std::fs::create_dir(&foreign.0).unwrap();
     std::fs::set_permissions(&foreign.0, PermissionsExt::from_mode(0o700)).unwrap();
     std::fs::write(foreign.0.join("letter"), "dear").unwrap();
-    assert!(open(&foreign).unwrap_err().contains("holds other files"));
+    assert!(open(&foreign).await.unwrap().contains("holds other files"));
     assert_eq!(std::fs::read_dir(&foreign.0).unwrap().count(), 1, "nothing was touched");
     let public = Dir::new();
     std::fs::create_dir(&public.0).unwrap();
     std::fs::set_permissions(&public.0, PermissionsExt::from_mode(0o755)).unwrap();
-    assert!(open(&public).unwrap_err().contains("chmod 700"));
+    assert!(open(&public).await.unwrap().contains("chmod 700"));
     let newer = Dir::new();
-    open(&newer).unwrap();
+    assert_eq!(open(&newer).await, None);
     let part = std::fs::read_dir(&newer.0).unwrap().map(|e| e.unwrap().path()).find(|p| p.is_dir()).unwrap();
     std::fs::write(part.join("format"), "hither disk cache, version 2\n").unwrap();
-    open(&newer).unwrap();
+    assert_eq!(open(&newer).await, None);
     let names = std::fs::read_dir(&newer.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
     assert_eq!(names.filter(|n| n.contains(".aside-")).count(), 1);
     assert!(std::fs::read(part.join("format")).unwrap().starts_with(b"hither disk cache, version 1"));

@@ -1,0 +1,44 @@
+//! The disk cache of a mount: what its options say, and whose contents it holds.
+
+use super::env;
+use crate::mount::Job;
+use hither_client::{Connected, Version};
+use hither_store::disk::{Disk, DiskOptions};
+use hither_vfs::{Cred, Cx};
+use std::sync::Arc;
+
+/// The layer, when one is wanted.
+pub async fn disk(job: &Job, connected: &Connected) -> Option<Arc<Disk>> {
+    let cache = &job.wanted.cache;
+    let dir = cache.dir.as_ref()?;
+    let options = DiskOptions {
+        soft_bytes: cache.size_bytes / 10 * 9,
+        hard_bytes: cache.size_bytes,
+        min_free_bytes: cache.min_free_bytes,
+        cache_min_file: cache.min_file_bytes,
+        cache_max_file: cache.max_file_bytes,
+        cache_age: cache.age,
+        read_only: cache.read_only,
+        ..DiskOptions::default()
+    };
+    let identity = identity(job, connected).await;
+    Some(Disk::start(connected.vfs.clone(), dir, &identity, options, env()).await)
+}
+
+/// The server as it was named, what of it is mounted, and the handle of that: handles of another server, of a file system
+/// made anew, or of another protocol (NFSv3 and NFSv4 make them differently) are never taken for these.
+async fn identity(job: &Job, connected: &Connected) -> Vec<u8> {
+    let family = if connected.version == Version::V3 { "3" } else { "4" };
+    let root = connected.vfs.root(&Cx::new(Arc::new(Cred::root()))).await;
+    let (handle, fsid) = match &root {
+        Ok(node) => (node.fh.0.to_vec(), node.attrs.attr.fsid),
+        // Nobody may look at it: the mount will say so.
+        Err(_) => (Vec::new(), (0, 0)),
+    };
+    let words = format!("nfs{family} {} port {} ", job.source.shown(), connected.server.port());
+    let mut identity = words.into_bytes();
+    identity.extend(fsid.0.to_be_bytes());
+    identity.extend(fsid.1.to_be_bytes());
+    identity.extend(handle);
+    identity
+}
