@@ -6,8 +6,9 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZ_SECONDS ?= 60
 SOAK_HOURS ?= 8
+CRASHES ?= 1000
 
-.PHONY: demo test check unit quick test-lab soak bench bench-meta fuzz install uninstall build packages toolchain deny
+.PHONY: demo test check unit quick test-lab soak crashes bench bench-meta fuzz install uninstall build packages toolchain deny
 
 demo: packages build
 	lab/demo.sh
@@ -37,6 +38,10 @@ test-lab: packages build
 soak: packages build
 	end=$$((SECONDS + $(SOAK_HOURS) * 3600)); \
 	while [ $$SECONDS -lt $$end ]; do lab/full.sh all || exit 1; done
+
+# The disk cache under CRASHES kills of its daemon, with every byte compared.
+crashes: packages toolchain
+	HITHER_CRASHES=$(CRASHES) $(CARGO) test -p hither --test crashes -- --ignored --nocapture
 
 # Side by side with the kernel's client; the table goes to bench/.
 bench: packages build

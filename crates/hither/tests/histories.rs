@@ -142,11 +142,13 @@ fn whoever_opens_sees_what_was_closed() {
     let seed = number("HITHER_SEED").unwrap_or_else(rand::random);
     let steps = number("HITHER_STEPS").unwrap_or(800);
     println!("HITHER_SEED={seed}");
-    for version in ["4.2", "3"] {
+    for (version, cached) in [("4.2", false), ("3", false), ("4.2", true), ("3", true)] {
         let mounts = [ganesha.mnt(), ganesha.dir.path().join("mnt2")];
         let _ = std::fs::create_dir(&mounts[1]);
-        for mnt in &mounts {
-            ganesha.mount(&format!("vers={version}"), mnt).ok();
+        for (i, mnt) in mounts.iter().enumerate() {
+            let cache = ganesha.dir.path().join(format!("cache{i}"));
+            let cache = format!(",cache={},cache-age=0", cache.display());
+            ganesha.mount(&format!("vers={version}{}", if cached { &cache } else { "" }), mnt).ok();
         }
         let mut world =
             World { mounts, files: BTreeMap::new(), random: Random(seed), written: 0, log: Vec::new() };
