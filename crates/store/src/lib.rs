@@ -5,7 +5,9 @@
 //! - [`meta`] answers from what is known of names, attributes, directories and small files while it holds.
 //! - [`disk`] keeps what was read of files on a local disk, for good.
 //! - [`dirty`] answers writes at once and sends them later, merged.
+//! - [`local`] serves a directory of this machine.
 
 pub mod dirty;
 pub mod disk;
+pub mod local;
 pub mod meta;

@@ -1,0 +1,144 @@
+//! Filehandles that nobody else can make.
+//!
+//! A filehandle is a byte that says how the object is found, a byte with the type of the kernel's handle, the kernel's handle
+//! (inode number and generation, in the file system's own form: 8 bytes on ext4, 12 on xfs and tmpfs, 20 on btrfs), and 8 bytes of
+//! SipHash-2-4 over these, keyed with a secret and bound to the number of the export and the UUID of the file
+//! system. So a client has handles only of objects that were given out to it, or to somebody it got them from, and a handle
+//! says nothing in another export.
+//!
+//! The secret is in the state directory; who loses it makes all handles stale, who reads it can make handles.
+
+use super::sys::KernelHandle;
+use hither_vfs::{Env, Error, Fh, Result};
+use rustix::fs::Mode;
+use siphasher::sip::SipHasher24;
+use smallvec::SmallVec;
+use std::fs::File;
+use std::hash::Hasher;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+/// First byte of a handle that contains the kernel's.
+const KERNEL: u8 = 1;
+/// Length of the authenticator.
+const MAC_BYTES: usize = 8;
+/// Longest filehandle: NFSv3's (RFC 1813 section 2.4).
+const FH_MAX_BYTES: usize = 64;
+/// Name of the secret in the state directory.
+const KEY_FILE: &str = "handle-key";
+/// What the secret's file starts with.
+const KEY_MAGIC: &[u8; 8] = b"hithkey1";
+
+/// Makes and checks filehandles.
+pub(super) struct Sealer {
+    keyed: SipHasher24,
+}
+
+impl Sealer {
+    /// For one export of one file system.
+    pub fn new(key: &[u8; 16], export_id: u64, fs_id: &[u8; 16]) -> Self {
+        let mut keyed = SipHasher24::new_with_key(key);
+        keyed.write(&export_id.to_be_bytes());
+        keyed.write(fs_id);
+        Self { keyed }
+    }
+
+    fn mac(&self, bytes: &[u8]) -> [u8; MAC_BYTES] {
+        let mut hasher = self.keyed;
+        hasher.write(bytes);
+        hasher.finish().to_be_bytes()
+    }
+
+    /// Filehandle with the kernel's handle; `None` when that one is too long.
+    pub fn seal(&self, handle: &KernelHandle) -> Option<Fh> {
+        let kind = u8::try_from(handle.kind()).ok()?;
+        let mut out: SmallVec<[u8; FH_MAX_BYTES]> = SmallVec::from_slice(&[KERNEL, kind]);
+        out.extend_from_slice(handle.bytes());
+        self.finish(out)
+    }
+
+    fn finish(&self, mut out: SmallVec<[u8; FH_MAX_BYTES]>) -> Option<Fh> {
+        let mac = self.mac(&out);
+        out.extend_from_slice(&mac);
+        (out.len() <= FH_MAX_BYTES).then(|| Fh(bytes::Bytes::copy_from_slice(&out)))
+    }
+
+    /// The kernel's handle in a filehandle.
+    ///
+    /// # Errors
+    /// `ESTALE` for one that was not made here: of another export, of another file system, with another secret, by somebody else.
+    pub fn open(&self, fh: &Fh) -> Result<KernelHandle> {
+        let stale = || Error::new(libc::ESTALE);
+        let split = fh.0.len().checked_sub(MAC_BYTES).ok_or_else(stale)?;
+        let (bytes, mac) = fh.0.split_at(split);
+        if fh.0.len() > FH_MAX_BYTES || !same(&self.mac(bytes), mac) {
+            return Err(stale());
+        }
+        match bytes {
+            [KERNEL, kind, handle @ ..] => KernelHandle::new(i32::from(*kind), handle).ok_or_else(stale),
+            _ => Err(stale()),
+        }
+    }
+}
+
+/// Compares without telling by the time it takes where the difference is.
+fn same(a: &[u8; MAC_BYTES], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (x, y)| differ | (x ^ y)) == 0
+}
+
+/// The secret in `state_dir`, made when there is none.
+///
+/// # Errors
+/// Those of the file system; `InvalidData` for a file that is no secret of ours or that others may read.
+pub(super) fn secret(state_dir: &Path, env: &Env) -> io::Result<[u8; 16]> {
+    let path = state_dir.join(KEY_FILE);
+    let invalid = |why: &str| io::Error::new(ErrorKind::InvalidData, format!("{}: {why}", path.display()));
+    match File::open(&path) {
+        Ok(mut file) => {
+            if file.metadata()?.permissions().mode() & 0o077 != 0 {
+                return Err(invalid(
+                    "others may read it; chmod 600, or remove it to make all filehandles stale",
+                ));
+            }
+            let mut raw = Vec::new();
+            (&mut file).take(64).read_to_end(&mut raw)?;
+            let key = raw.strip_prefix(KEY_MAGIC).and_then(|key| key.try_into().ok());
+            return key.ok_or_else(|| invalid("damaged; remove it to make all filehandles stale"));
+        }
+        Err(e) if e.kind() == ErrorKind::NotFound => {}
+        Err(e) => return Err(e),
+    }
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&(env.random)().to_ne_bytes());
+    key[8..].copy_from_slice(&(env.random)().to_ne_bytes());
+    let name = format!("{KEY_FILE}.{:016x}", (env.random)());
+    let new = state_dir.join(name);
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.write_all(KEY_MAGIC)?;
+    file.write_all(&key)?;
+    file.sync_all()?;
+    // Another server may have made one meanwhile: the first one counts.
+    let linked = std::fs::hard_link(&new, &path);
+    std::fs::remove_file(&new)?;
+    match linked {
+        Ok(()) => File::open(state_dir)?.sync_all()?,
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => return secret(state_dir, env),
+        Err(e) => return Err(e),
+    }
+    Ok(key)
+}
+
+/// Makes the state directory when there is none; only its owner may look into it.
+pub(super) fn make_state_dir(dir: &Path) -> io::Result<()> {
+    match rustix::fs::mkdir(dir, Mode::RWXU) {
+        Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(rustix::io::Errno::NOENT) => {
+            if let Some(parent) = dir.parent() {
+                std::fs::create_dir_all(parent)?;
+            }
+            Ok(rustix::fs::mkdir(dir, Mode::RWXU)?)
+        }
+        other => Ok(other?),
+    }
+}

@@ -1,0 +1,113 @@
+//! Listings.
+//!
+//! A cookie is the kernel's own position in the directory (`d_off` of getdents64(2)), which file systems keep stable while
+//! others come and go. The values 0, 1 and 2, which NFS reserves (RFC 8881 section 18.23.3), are shown as others.
+
+use super::Inner;
+use super::attr::file_kind;
+use super::object::{Object, os};
+use super::pool::Worker;
+use hither_vfs::{Attrs, DirEntry, DirPage, Error, Fh, Name, Result};
+use rustix::fd::AsFd;
+use rustix::fs::{OFlags, RawDir, SeekFrom};
+use std::sync::Arc;
+
+/// What one entry is taken to cost in a page, besides its name, in bytes.
+const ENTRY_BYTES: usize = 32;
+/// The same with handle and attributes.
+const NODE_ENTRY_BYTES: usize = 160;
+/// Most bytes read of a directory at once.
+const BUF_MAX_BYTES: usize = 64 << 10;
+/// Fewest: the longest entry fits.
+const BUF_MIN_BYTES: usize = 1 << 10;
+/// Stands in for the cookies 0, 1 and 2; no file system counts so far, hashes are below or at the very top.
+const RESERVED: u64 = 0x7fff_fff0_0000_0000;
+
+fn cookie_of(d_off: u64) -> u64 {
+    if d_off <= 2 { RESERVED | d_off } else { d_off }
+}
+
+fn d_off_of(cookie: u64) -> u64 {
+    if cookie & !3 == RESERVED { cookie & 3 } else { cookie }
+}
+
+impl Inner {
+    pub(super) fn readdir(
+        &self,
+        worker: &mut Worker,
+        dir: &Fh,
+        cookie: u64,
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<DirPage> {
+        let dir = self.resolve(worker, dir)?;
+        self.page(worker, &dir, cookie, max_bytes, nodes)
+    }
+
+    /// The first page, with attributes of the directory from before.
+    pub(super) fn list(&self, worker: &mut Worker, dir: &Fh, max_bytes: u32) -> Result<(Attrs, DirPage)> {
+        let dir = self.resolve(worker, dir)?;
+        let attrs = self.attrs(&dir)?;
+        Ok((attrs, self.page(worker, &dir, 0, max_bytes, true)?))
+    }
+
+    /// A part of a directory that the caller may read.
+    pub(super) fn page(
+        &self,
+        worker: &mut Worker,
+        dir: &Arc<Object>,
+        cookie: u64,
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<DirPage> {
+        dir.need_dir()?;
+        let fd = worker.caller(|| dir.reopen(self.proc_fd.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY))?;
+        if cookie != 0 {
+            let at = d_off_of(cookie);
+            if at > i64::MAX as u64 {
+                return Err(Error::new(libc::EINVAL));
+            }
+            rustix::fs::seek(&fd, SeekFrom::Start(at)).map_err(os)?;
+        }
+        let nodes = nodes && worker.caller(|| dir.access(1)).is_ok();
+        let each = if nodes { NODE_ENTRY_BYTES } else { ENTRY_BYTES };
+        let (mut entries, mut bytes) = (Vec::new(), 0);
+        let mut buf = Vec::with_capacity((max_bytes as usize).clamp(BUF_MIN_BYTES, BUF_MAX_BYTES));
+        let mut raw = RawDir::new(&fd, buf.spare_capacity_mut());
+        let eof = loop {
+            let entry = match raw.next() {
+                None => break true,
+                Some(Err(rustix::io::Errno::NOENT)) => return Err(Error::new(libc::ESTALE)),
+                Some(entry) => entry.map_err(os)?,
+            };
+            let name = entry.file_name().to_bytes();
+            if name == b"." || name == b".." {
+                continue;
+            }
+            bytes += each + name.len();
+            if bytes > max_bytes as usize && !entries.is_empty() {
+                break false;
+            }
+            // A name that no client could use is not shown.
+            let Ok(name) = Name::new(name.to_vec()) else { continue };
+            entries.push(DirEntry {
+                name,
+                cookie: cookie_of(entry.next_entry_cookie()),
+                fileid: entry.ino(),
+                kind: file_kind(entry.file_type()),
+                node: None,
+            });
+        };
+        if nodes {
+            for entry in &mut entries {
+                // It may have gone meanwhile.
+                entry.node = self.glance(worker, dir, &entry.name).ok();
+                if let Some(node) = &entry.node {
+                    entry.fileid = node.attrs.attr.fileid;
+                    entry.kind = Some(node.attrs.attr.kind);
+                }
+            }
+        }
+        Ok(DirPage { entries, verifier: [0; 8], eof })
+    }
+}

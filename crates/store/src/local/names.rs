@@ -1,0 +1,386 @@
+//! Names: finding, making, linking, removing, renaming.
+//!
+//! A name is looked up alone, below the descriptor of its directory, and not followed: there is no path that could lead out.
+
+use super::object::{Object, os, stat};
+use super::pool::Worker;
+use super::{Inner, sys};
+use bytes::Bytes;
+use hither_vfs::{
+    ChangeInfo, Cx, Error, Fh, FileKind, Made, Name, Node, RenameFlags, Result, SetAttr, Special, Stop,
+    Trail, Validity, Where,
+};
+use rustix::fd::AsFd;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
+use std::ffi::CString;
+use std::sync::Arc;
+
+/// How a name is opened: for its own sake, without following it, without leaving the directory.
+pub(super) fn resolve_flags(crosses: bool) -> ResolveFlags {
+    let flags = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    if crosses { flags } else { flags | ResolveFlags::NO_XDEV }
+}
+
+fn c_name(name: &Name) -> Result<CString> {
+    CString::new(name.as_bytes()).map_err(|_| Error::new(libc::EINVAL))
+}
+
+impl Inner {
+    /// How names are resolved. In a mount of our own there is nothing to cross.
+    pub(super) fn resolve_flags(&self) -> ResolveFlags {
+        resolve_flags(self.mount.is_none())
+    }
+
+    /// The object under a name, as the caller; `None` when there is none.
+    pub(super) fn lookup(
+        &self,
+        worker: &mut Worker,
+        dir: &Object,
+        name: &Name,
+    ) -> Result<Option<Arc<Object>>> {
+        dir.need_dir()?;
+        let found = worker.caller(|| self.find_name(dir, name))?;
+        if found.is_none() && dir.stat()?.stx_nlink == 0 {
+            return Err(Error::new(libc::ESTALE));
+        }
+        Ok(found)
+    }
+
+    /// The object under a name, as whoever this thread acts for.
+    fn find_name(&self, dir: &Object, name: &Name) -> Result<Option<Arc<Object>>> {
+        let missing = |e: Error| if e.errno == libc::ENOENT { Ok(None) } else { Err(e) };
+        let (handle, mount) = match sys::name_to_handle(dir.path(), &c_name(name)?) {
+            Ok(found) => found,
+            Err(e) => return missing(e),
+        };
+        if self.mount.is_some_and(|ours| ours != mount) {
+            return Err(Error::new(libc::EXDEV));
+        }
+        if let Some(object) = self.sealer.seal(&handle).and_then(|fh| self.objects.find(&fh)) {
+            return Ok(Some(object));
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened =
+            rustix::fs::openat2(dir.path(), name.as_bytes(), flags, Mode::empty(), self.resolve_flags());
+        match opened {
+            Ok(fd) => self.adopt(fd).map(Some),
+            Err(e) => missing(os(e)),
+        }
+    }
+
+    /// The object behind an `O_PATH` descriptor.
+    pub(super) fn adopt(&self, fd: rustix::fd::OwnedFd) -> Result<Arc<Object>> {
+        let (handle, _) = sys::name_to_handle(fd.as_fd(), c"")?;
+        let fh = self.sealer.seal(&handle).ok_or_else(|| {
+            Error::because(libc::EOVERFLOW, "the file system's handle does not fit into a filehandle")
+        })?;
+        let stat = stat(fd.as_fd())?;
+        self.objects.add(fh, fd, &stat)
+    }
+
+    /// Walks a path, noting each step.
+    pub(super) fn steps(&self, worker: &mut Worker, at: &Path) -> Result<(Vec<Arc<Object>>, Trail)> {
+        let base = self.resolve(worker, &at.base)?;
+        if at.path.is_empty() {
+            let node = self.node(&base)?;
+            return Ok((vec![base], Trail::new(vec![node], Stop::Complete)));
+        }
+        let before = self.attrs(&base)?;
+        let (mut objects, mut nodes) = (Vec::new(), Vec::new());
+        let mut here = base;
+        let mut stop = Stop::Complete;
+        for name in &at.path {
+            let next = match here.kind {
+                FileKind::Directory => self.lookup(worker, &here, name),
+                FileKind::Symlink => {
+                    stop = Stop::Symlink;
+                    break;
+                }
+                _ => {
+                    stop = Stop::NotDirectory;
+                    break;
+                }
+            };
+            let node = match next {
+                Ok(Some(object)) => {
+                    here = object;
+                    self.node(&here)
+                }
+                Ok(None) => {
+                    stop = Stop::Missing(self.validity());
+                    break;
+                }
+                Err(e) => Err(e),
+            };
+            match node {
+                Ok(node) => nodes.push(node),
+                Err(e) => {
+                    stop = Stop::Failed(e);
+                    break;
+                }
+            }
+            objects.push(here.clone());
+        }
+        let mut trail = Trail::new(nodes, stop);
+        trail.along.base = Some(before);
+        Ok((objects, trail))
+    }
+
+    pub(super) fn validity(&self) -> Validity {
+        match self.options.validity {
+            std::time::Duration::ZERO => Validity::Once,
+            time => Validity::Until(tokio::time::Instant::now() + time),
+        }
+    }
+
+    /// The directory that holds the last name of a path, and that name.
+    pub(super) fn parent<'a>(&self, worker: &mut Worker, at: &'a Path) -> Result<(Arc<Object>, &'a Name)> {
+        let (last, above) = at.path.split_last().ok_or_else(|| Error::new(libc::EINVAL))?;
+        let mut dir = self.resolve(worker, &at.base)?;
+        for name in above {
+            if dir.kind == FileKind::Symlink {
+                return Err(Error::new(libc::ELOOP));
+            }
+            dir = self.lookup(worker, &dir, name)?.ok_or_else(|| Error::new(libc::ENOENT))?;
+        }
+        dir.need_dir()?;
+        Ok((dir, last))
+    }
+
+    /// Makes an object by `act`, sets the attributes that `act` did not set, and makes it stable.
+    fn make(
+        &self,
+        worker: &mut Worker,
+        dir: &Fh,
+        name: &Name,
+        set: &SetAttr,
+        act: impl FnOnce(&Object) -> rustix::io::Result<()>,
+    ) -> Result<Made> {
+        let dir = self.resolve(worker, dir)?;
+        dir.need_dir()?;
+        self.check_new(worker.cred(), set)?;
+        let before = self.attributer.before(&dir)?;
+        let made = {
+            let _changing = dir.changes.begin();
+            worker.caller(|| act(&dir).map_err(os))?;
+            let found = worker.caller(|| self.find_name(&dir, name))?;
+            found.ok_or_else(|| {
+                Error::because(libc::EIO, "a new object was removed at once by somebody else")
+            })?
+        };
+        let touched = self.apply(worker, &made, set)?;
+        match touched {
+            true => self.sync(worker, &[&dir, &made])?,
+            false => self.sync(worker, &[&made, &dir])?,
+        }
+        Ok(Made { node: self.node(&made)?, dir: self.attributer.change_info(&dir, &before)? })
+    }
+
+    pub(super) fn mkdir(&self, worker: &mut Worker, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+        let mode = set.mode.unwrap_or(0o777);
+        // mkdir(2) leaves set-id bits out.
+        let rest = SetAttr { mode: (mode & 0o6000 != 0).then_some(mode), size_bytes: None, ..set.clone() };
+        self.make(worker, dir, name, &rest, |dir| {
+            rustix::fs::mkdirat(dir.path(), name.as_bytes(), Mode::from_raw_mode(mode & 0o1777))
+        })
+    }
+
+    pub(super) fn mknod(
+        &self,
+        worker: &mut Worker,
+        dir: &Fh,
+        name: &Name,
+        what: &Special,
+        set: &SetAttr,
+    ) -> Result<Made> {
+        let (kind, dev) = match *what {
+            Special::Fifo => (FileType::Fifo, 0),
+            Special::Socket => (FileType::Socket, 0),
+            Special::CharDevice(major, minor) => {
+                (FileType::CharacterDevice, rustix::fs::makedev(major, minor))
+            }
+            Special::BlockDevice(major, minor) => (FileType::BlockDevice, rustix::fs::makedev(major, minor)),
+            Special::Regular => (FileType::RegularFile, 0),
+        };
+        let mode = Mode::from_raw_mode(set.mode.unwrap_or(0o666) & 0o7777);
+        let size_bytes = set.size_bytes.filter(|_| kind == FileType::RegularFile);
+        let rest = SetAttr { mode: None, size_bytes, ..set.clone() };
+        self.make(worker, dir, name, &rest, |dir| {
+            rustix::fs::mknodat(dir.path(), name.as_bytes(), kind, mode, dev)
+        })
+    }
+
+    pub(super) fn symlink(
+        &self,
+        worker: &mut Worker,
+        dir: &Fh,
+        name: &Name,
+        target: &Bytes,
+        set: &SetAttr,
+    ) -> Result<Made> {
+        if target.is_empty() {
+            return Err(Error::new(libc::ENOENT));
+        }
+        let rest = SetAttr { mode: None, size_bytes: None, ..set.clone() };
+        self.make(worker, dir, name, &rest, |dir| {
+            rustix::fs::symlinkat(&target[..], dir.path(), name.as_bytes())
+        })
+    }
+
+    pub(super) fn link(&self, worker: &mut Worker, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+        let (object, dir) = (self.resolve(worker, fh)?, self.resolve(worker, dir)?);
+        dir.need_dir()?;
+        if object.kind == FileKind::Directory {
+            return Err(Error::new(libc::EPERM));
+        }
+        let before = self.attributer.before(&dir)?;
+        {
+            let _changing = dir.changes.begin();
+            let from = object.proc_name();
+            // Followed: from the entry in /proc to the object, and not further should that be a symbolic link.
+            let link = || {
+                rustix::fs::linkat(
+                    self.proc_fd.as_fd(),
+                    from,
+                    dir.path(),
+                    name.as_bytes(),
+                    AtFlags::SYMLINK_FOLLOW,
+                )
+            };
+            worker.caller(|| link().map_err(os))?;
+        }
+        self.sync(worker, &[&object, &dir])?;
+        Ok(Made { node: self.node(&object)?, dir: self.attributer.change_info(&dir, &before)? })
+    }
+
+    /// The known object under a name, to be forgotten when that was its last name.
+    fn known(&self, worker: &mut Worker, dir: &Object, name: &Name) -> Option<Arc<Object>> {
+        let name = c_name(name).ok()?;
+        let (handle, _) = worker.caller(|| sys::name_to_handle(dir.path(), &name)).ok()?;
+        self.objects.find(&self.sealer.seal(&handle)?)
+    }
+
+    pub(super) fn remove(
+        &self,
+        worker: &mut Worker,
+        dir: &Fh,
+        name: &Name,
+        is_dir: bool,
+    ) -> Result<ChangeInfo> {
+        let dir = self.resolve(worker, dir)?;
+        dir.need_dir()?;
+        let before = self.attributer.before(&dir)?;
+        let victim = self.known(worker, &dir, name);
+        {
+            let _changing = dir.changes.begin();
+            let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+            worker.caller(|| rustix::fs::unlinkat(dir.path(), name.as_bytes(), flags).map_err(os))?;
+        }
+        if let Some(victim) = victim {
+            self.objects.forget_if_gone(&victim);
+        }
+        self.sync(worker, &[&dir])?;
+        self.attributer.change_info(&dir, &before)
+    }
+
+    pub(super) fn rename(
+        &self,
+        worker: &mut Worker,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        flags: RenameFlags,
+    ) -> Result<(ChangeInfo, ChangeInfo)> {
+        let from_dir = self.resolve(worker, from.0)?;
+        let to_dir = self.resolve(worker, to.0)?;
+        from_dir.need_dir()?;
+        to_dir.need_dir()?;
+        let same = Arc::ptr_eq(&from_dir, &to_dir);
+        let before = (self.attributer.before(&from_dir)?, self.attributer.before(&to_dir)?);
+        let replaced = self.known(worker, &to_dir, to.1);
+        {
+            let _changing = (from_dir.changes.begin(), (!same).then(|| to_dir.changes.begin()));
+            let mut how = rustix::fs::RenameFlags::empty();
+            how.set(rustix::fs::RenameFlags::NOREPLACE, flags.contains(RenameFlags::NOREPLACE));
+            how.set(rustix::fs::RenameFlags::EXCHANGE, flags.contains(RenameFlags::EXCHANGE));
+            let (a, b) = (from.1.as_bytes(), to.1.as_bytes());
+            let rename = || rustix::fs::renameat_with(from_dir.path(), a, to_dir.path(), b, how);
+            worker.caller(|| rename().map_err(os))?;
+        }
+        if let Some(replaced) = replaced {
+            self.objects.forget_if_gone(&replaced);
+        }
+        match same {
+            true => self.sync(worker, &[&to_dir])?,
+            false => self.sync(worker, &[&from_dir, &to_dir])?,
+        }
+        let info = |dir: &Object, before| self.attributer.change_info(dir, before);
+        Ok((info(&from_dir, &before.0)?, info(&to_dir, &before.1)?))
+    }
+
+    pub(super) fn readlink(&self, worker: &mut Worker, fh: &Fh) -> Result<Bytes> {
+        let object = self.resolve(worker, fh)?;
+        if object.kind != FileKind::Symlink {
+            return Err(Error::new(libc::EINVAL));
+        }
+        let target = rustix::fs::readlinkat(object.path(), c"", Vec::new()).map_err(os)?;
+        Ok(target.into_bytes().into())
+    }
+
+    /// What a listing tells of a name, without keeping a descriptor of it.
+    pub(super) fn glance(&self, worker: &mut Worker, dir: &Object, name: &Name) -> Result<Node> {
+        let asked = tokio::time::Instant::now();
+        let raw = c_name(name)?;
+        worker.caller(|| {
+            let (handle, mount) = sys::name_to_handle(dir.path(), &raw)?;
+            if self.mount.is_some_and(|ours| ours != mount) {
+                return Err(Error::new(libc::EXDEV));
+            }
+            let fh = self.sealer.seal(&handle).ok_or_else(|| Error::new(libc::EOVERFLOW))?;
+            if let Some(object) = self.objects.find(&fh) {
+                return self.node(&object);
+            }
+            let stat = super::stat_name(dir.path(), name.as_bytes())?;
+            if says_ino(&handle, stat.stx_ino) {
+                return Ok(Node { fh, attrs: self.attributer.new_found(&stat, asked)? });
+            }
+            // The name may mean another object by now: both of one descriptor.
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let fd = rustix::fs::openat2(dir.path(), &raw, flags, Mode::empty(), self.resolve_flags());
+            let fd = fd.map_err(os)?;
+            let (handle, _) = sys::name_to_handle(fd.as_fd(), c"")?;
+            let fh = self.sealer.seal(&handle).ok_or_else(|| Error::new(libc::EOVERFLOW))?;
+            Ok(Node { fh, attrs: self.attributer.new_found(&stat_of(&fd)?, asked)? })
+        })
+    }
+}
+
+fn stat_of(fd: &rustix::fd::OwnedFd) -> Result<rustix::fs::Statx> {
+    stat(fd.as_fd())
+}
+
+/// Whether a handle is of a form that contains the inode number (FILEID_INO32_GEN of ext4, the 64-bit form of xfs), and
+/// contains this one.
+fn says_ino(handle: &sys::KernelHandle, ino: u64) -> bool {
+    match (handle.kind(), handle.bytes()) {
+        (1, [a, b, c, d, ..]) => u64::from(u32::from_ne_bytes([*a, *b, *c, *d])) == ino,
+        (0x81, [a, b, c, d, e, f, g, h, ..]) => u64::from_ne_bytes([*a, *b, *c, *d, *e, *f, *g, *h]) == ino,
+        _ => false,
+    }
+}
+
+/// An address, owned: what a job takes along.
+pub(super) struct Path {
+    pub base: Fh,
+    pub path: Vec<Name>,
+}
+
+impl From<Where<'_>> for Path {
+    fn from(at: Where<'_>) -> Self {
+        Self { base: at.base.clone(), path: at.path.to_vec() }
+    }
+}
+
+/// Whether a call is still wanted: what only reads need not be begun otherwise.
+pub(super) fn wanted(cx: &Cx) -> Result<()> {
+    if cx.cancel.is_cancelled() { Err(Error::new(libc::EINTR)) } else { Ok(()) }
+}

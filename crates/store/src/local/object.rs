@@ -1,0 +1,345 @@
+//! Objects of the directory that are known: a descriptor each, kept as long as there is room.
+//!
+//! An object is found by its filehandle and holds an `O_PATH` descriptor, which pins the inode: the number is not used again
+//! while we have it. Regular files get descriptors for reading and writing as well, opened by the superuser when first needed
+//! and shared by all; who may use them is decided with each open and call. Nothing else is remembered: attributes and contents
+//! are asked of the kernel each time, so that what others do to the directory is seen at once.
+//!
+//! Open objects stay until their last close, also when their last name is gone; of the others the ones that were not used
+//! for the longest time go (CLOCK). Files with unsynced writes stay until they are synced: an error of the disk is reported only to
+//! those who had the file open when it happened.
+
+use super::sys;
+use hither_vfs::{Error, Fh, FileKind, Result};
+use parking_lot::Mutex;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Parts of the table, each with its own lock.
+const SHARDS: usize = 16;
+/// Objects looked at to find one that may go.
+const TRIES: usize = 16;
+
+/// Errno of rustix as ours.
+pub(super) fn os(e: rustix::io::Errno) -> Error {
+    Error::new(e.raw_os_error())
+}
+
+/// One object.
+pub(super) struct Object {
+    pub fh: Fh,
+    pub kind: FileKind,
+    path: OwnedFd,
+    io: Mutex<Io>,
+    /// Opens that were not closed.
+    pub opens: AtomicU32,
+    /// Changes begun and ended through us: attributes that were taken while one was going on may be older than the data.
+    pub changes: Changes,
+    /// Whether there are writes that were not synced.
+    pub unsynced: AtomicBool,
+    used: AtomicBool,
+}
+
+#[derive(Default)]
+struct Io {
+    read: Option<Arc<OwnedFd>>,
+    write: Option<Arc<OwnedFd>>,
+    used: bool,
+}
+
+/// Counts changes.
+#[derive(Default)]
+pub(super) struct Changes {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+impl Changes {
+    /// Begins a change, which ends when the result is dropped.
+    pub fn begin(&self) -> Changing<'_> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        Changing(self)
+    }
+
+    /// Number of changes begun, when none is going on.
+    pub fn quiet(&self) -> Option<u64> {
+        let ended = self.ended.load(Ordering::SeqCst);
+        (self.begun.load(Ordering::SeqCst) == ended).then_some(ended)
+    }
+
+    /// Whether no change was begun since there were so many.
+    pub fn still(&self, begun: u64) -> bool {
+        self.begun.load(Ordering::SeqCst) == begun
+    }
+}
+
+/// A change that is going on.
+pub(super) struct Changing<'a>(&'a Changes);
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Object {
+    /// Attributes as the kernel has them now.
+    pub fn stat(&self) -> Result<Statx> {
+        stat(self.path.as_fd())
+    }
+
+    /// The `O_PATH` descriptor.
+    pub fn path(&self) -> BorrowedFd<'_> {
+        self.path.as_fd()
+    }
+
+    /// A descriptor to read (or also to write) with, opened as whoever asks; `proc_fd` is /proc/self/fd.
+    pub fn reopen(&self, proc_fd: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd> {
+        let name = self.path.as_raw_fd().to_string();
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        rustix::fs::openat(proc_fd, name, flags, Mode::empty()).map_err(os)
+    }
+
+    /// Name of the descriptor in /proc/self/fd.
+    pub fn proc_name(&self) -> String {
+        self.path.as_raw_fd().to_string()
+    }
+
+    /// A descriptor without rights of what another one is open on.
+    pub fn path_of(fd: &OwnedFd, proc_fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+        let name = fd.as_raw_fd().to_string();
+        rustix::fs::openat(proc_fd, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(os)
+    }
+
+    /// Keeps a descriptor for writing unless there is one.
+    pub fn keep_io(&self, fd: OwnedFd) {
+        self.io.lock().write.get_or_insert(Arc::new(fd));
+    }
+
+    /// A descriptor of a regular file for reading or writing, if there is one.
+    pub fn io_now(&self, write: bool) -> Option<Arc<OwnedFd>> {
+        let mut io = self.io.lock();
+        io.used = true;
+        match write {
+            true => io.write.clone(),
+            false => io.read.clone().or_else(|| io.write.clone()),
+        }
+    }
+
+    /// A descriptor of a regular file for reading or writing. To be called as the superuser.
+    ///
+    /// # Errors
+    /// `EISDIR` and `EINVAL` for what is no regular file; those of open(2).
+    pub fn io(&self, proc_fd: BorrowedFd<'_>, write: bool) -> Result<Arc<OwnedFd>> {
+        self.need_regular()?;
+        if let Some(fd) = self.io_now(write) {
+            return Ok(fd);
+        }
+        let flags = if write { OFlags::RDWR } else { OFlags::RDONLY };
+        let fd = Arc::new(self.reopen(proc_fd, flags)?);
+        let mut io = self.io.lock();
+        // The first one stays: it is the one that errors of the disk will be reported to.
+        let slot = if write { &mut io.write } else { &mut io.read };
+        Ok(slot.get_or_insert(fd).clone())
+    }
+
+    /// Fails unless this is a regular file.
+    pub fn need_regular(&self) -> Result<()> {
+        match self.kind {
+            FileKind::Regular => Ok(()),
+            FileKind::Directory => Err(Error::new(libc::EISDIR)),
+            _ => Err(Error::new(libc::EINVAL)),
+        }
+    }
+
+    /// Fails unless this is a directory.
+    pub fn need_dir(&self) -> Result<()> {
+        if self.kind == FileKind::Directory { Ok(()) } else { Err(Error::new(libc::ENOTDIR)) }
+    }
+
+    /// Whether the caller has all of `bits` (rwx as 4, 2, 1).
+    pub fn access(&self, bits: u32) -> Result<()> {
+        sys::access(self.path.as_fd(), bits)
+    }
+
+    /// Closes descriptors for reading and writing that nobody used since the last call: a file open for writing
+    /// cannot be executed.
+    fn rest(&self) {
+        if self.opens.load(Ordering::Relaxed) > 0 || self.unsynced.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut io = self.io.lock();
+        if !std::mem::take(&mut io.used) {
+            *io = Io::default();
+        }
+    }
+}
+
+/// Attributes of what a descriptor stands for.
+pub(super) fn stat(fd: BorrowedFd<'_>) -> Result<Statx> {
+    let want = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, want).map_err(os)
+}
+
+/// All objects that are known.
+pub(super) struct Objects {
+    shards: [Mutex<Shard>; SHARDS],
+    hasher: RandomState,
+    shard_max: usize,
+}
+
+#[derive(Default)]
+struct Shard {
+    known: HashMap<Fh, Arc<Object>>,
+    /// All of `known`, and some that went already, from the longest known on.
+    ring: VecDeque<Fh>,
+}
+
+impl Objects {
+    /// At most about so many objects that are not open.
+    pub fn new(max: usize) -> Self {
+        Self { shards: Default::default(), hasher: RandomState::new(), shard_max: (max / SHARDS).max(4) }
+    }
+
+    fn shard(&self, fh: &Fh) -> &Mutex<Shard> {
+        &self.shards[self.hasher.hash_one(fh) as usize % SHARDS]
+    }
+
+    /// A known object.
+    pub fn find(&self, fh: &Fh) -> Option<Arc<Object>> {
+        let object = self.shard(fh).lock().known.get(fh)?.clone();
+        object.used.store(true, Ordering::Relaxed);
+        Some(object)
+    }
+
+    /// The object behind a descriptor whose filehandle is known; when there is one already, that one.
+    pub fn add(&self, fh: Fh, fd: OwnedFd, stat: &Statx) -> Result<Arc<Object>> {
+        let kind = super::attr::kind(stat)?;
+        let mut dropped = Vec::new();
+        let object = {
+            let mut shard = self.shard(&fh).lock();
+            if let Some(object) = shard.known.get(&fh) {
+                object.used.store(true, Ordering::Relaxed);
+                let object = object.clone();
+                drop(shard);
+                return Ok(object);
+            }
+            while shard.known.len() >= self.shard_max {
+                match shard.evict() {
+                    Some(object) => dropped.push(object),
+                    None => break,
+                }
+            }
+            let object = Arc::new(Object {
+                fh: fh.clone(),
+                kind,
+                path: fd,
+                io: Mutex::default(),
+                opens: AtomicU32::new(0),
+                changes: Changes::default(),
+                unsynced: AtomicBool::new(false),
+                used: AtomicBool::new(false),
+            });
+            shard.known.insert(fh.clone(), object.clone());
+            shard.ring.push_back(fh);
+            object
+        };
+        // Closed without the lock: the last descriptor of an unlinked file frees its blocks.
+        drop(dropped);
+        Ok(object)
+    }
+
+    /// Counts an open. From then on the object stays known.
+    pub fn open(&self, object: &Arc<Object>) -> Arc<Object> {
+        let mut shard = self.shard(&object.fh).lock();
+        // It may have gone between being found and being opened.
+        let known = match shard.known.get(&object.fh) {
+            Some(known) => known.clone(),
+            None => {
+                shard.known.insert(object.fh.clone(), object.clone());
+                shard.ring.push_back(object.fh.clone());
+                object.clone()
+            }
+        };
+        known.opens.fetch_add(1, Ordering::SeqCst);
+        known
+    }
+
+    /// Forgets an object without names, unless it is open.
+    pub fn forget_if_gone(&self, object: &Arc<Object>) {
+        if object.stat().is_ok_and(|s| s.stx_nlink == 0) {
+            self.forget(object);
+        }
+    }
+
+    /// Forgets an object unless it is open.
+    pub fn forget(&self, object: &Arc<Object>) {
+        let mut shard = self.shard(&object.fh).lock();
+        if object.opens.load(Ordering::SeqCst) > 0 {
+            return;
+        }
+        let same = shard.known.get(&object.fh).is_some_and(|known| Arc::ptr_eq(known, object));
+        let gone = if same { shard.known.remove(&object.fh) } else { None };
+        drop(shard);
+        drop(gone);
+    }
+
+    /// Number of objects known.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|s| s.lock().known.len()).sum()
+    }
+
+    /// Looks at some of the objects: closes what was not used, forgets what has no names. Returns files whose writes are
+    /// to be synced.
+    pub fn tidy(&self, each_max: usize) -> Vec<Arc<Object>> {
+        let mut unsynced = Vec::new();
+        for shard in &self.shards {
+            let some: Vec<Arc<Object>> = {
+                let mut shard = shard.lock();
+                let count = shard.ring.len().min(each_max);
+                (0..count).filter_map(|_| shard.turn()).collect()
+            };
+            for object in some {
+                object.rest();
+                if object.unsynced.load(Ordering::SeqCst) && !object.used.swap(false, Ordering::Relaxed) {
+                    unsynced.push(object);
+                } else if object.opens.load(Ordering::SeqCst) == 0 {
+                    self.forget_if_gone(&object);
+                }
+            }
+        }
+        unsynced
+    }
+}
+
+impl Shard {
+    /// The longest known object goes to the end; `None` when it is not known any more.
+    fn turn(&mut self) -> Option<Arc<Object>> {
+        let fh = self.ring.pop_front()?;
+        let object = self.known.get(&fh)?.clone();
+        self.ring.push_back(fh);
+        Some(object)
+    }
+
+    fn evict(&mut self) -> Option<Arc<Object>> {
+        for _ in 0..TRIES {
+            if self.ring.is_empty() {
+                return None;
+            }
+            let Some(object) = self.turn() else { continue };
+            let used = object.used.swap(false, Ordering::Relaxed);
+            // Two here: the table's and this one. Whoever else has it is at work with it.
+            let busy = Arc::strong_count(&object) > 2 || object.opens.load(Ordering::SeqCst) > 0;
+            if used || busy || object.unsynced.load(Ordering::SeqCst) {
+                continue;
+            }
+            self.ring.pop_back();
+            return self.known.remove(&object.fh);
+        }
+        None
+    }
+}

@@ -1,0 +1,226 @@
+//! Threads that wait for the disk in the caller's place and with the caller's identity.
+//!
+//! A thread of the pool has no capabilities but those that file systems ask for, and no umask. What it does for a caller happens
+//! within [`Worker::caller`], with his file-system uid, gid and groups, and without capabilities unless he is the superuser, as
+//! the kernel arranges for a file-system uid other than 0; what needs the superuser (opening by handle) within
+//! [`Worker::root`]. The identity is changed only when it differs from the one the thread has. A job that was begun is run to its
+//! end although nobody waits for it any more.
+
+use super::object::os;
+use super::sys;
+use hither_vfs::{Cred, Error, Result};
+use parking_lot::{Condvar, Mutex};
+use rustix::thread::CapabilitySet;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, oneshot};
+
+/// A thread without work ends after so long.
+const IDLE: Duration = Duration::from_secs(10);
+
+type Job = Box<dyn FnOnce(&mut Worker) + Send>;
+
+/// The threads.
+pub(super) struct Pool {
+    shared: Arc<Shared>,
+    room: Arc<Semaphore>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+    threads_max: usize,
+    many_identities: bool,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+    closed: bool,
+}
+
+impl Pool {
+    /// At most `threads_max` threads and `queue_max` jobs. Without `many_identities` everything happens as this process.
+    pub fn new(threads_max: usize, queue_max: usize, many_identities: bool) -> Self {
+        let shared = Shared {
+            state: Mutex::default(),
+            work: Condvar::new(),
+            threads_max: threads_max.max(1),
+            many_identities,
+        };
+        Self { shared: Arc::new(shared), room: Arc::new(Semaphore::new(queue_max.max(1))) }
+    }
+
+    /// Runs `job` on a thread for `cred` and returns its answer. Waits while there are too many jobs.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        cred: Arc<Cred>,
+        job: impl FnOnce(&mut Worker) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let room = self.room.clone().acquire_owned().await.map_err(|_| closed())?;
+        let (answer, answered) = oneshot::channel();
+        self.push(Box::new(move |worker| {
+            worker.caller = cred;
+            let result = job(worker);
+            drop(room);
+            // Whoever asked may have gone.
+            let _ = answer.send(result);
+        }))?;
+        answered.await.map_err(|_| closed())?
+    }
+
+    fn push(&self, job: Job) -> Result<()> {
+        let mut state = self.shared.state.lock();
+        if state.closed {
+            return Err(closed());
+        }
+        state.jobs.push_back(job);
+        if state.idle >= state.jobs.len() || state.threads == self.shared.threads_max {
+            drop(state);
+            self.shared.work.notify_one();
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        let spawned = std::thread::Builder::new().name("hither-local".into()).spawn(move || serve(&shared));
+        match spawned {
+            Ok(_) => state.threads += 1,
+            // Those that are there will do it.
+            Err(_) if state.threads > 0 => {}
+            Err(e) => {
+                state.jobs.pop_back();
+                return Err(Error::because(libc::EAGAIN, format!("cannot start a thread: {e}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.state.lock().closed = true;
+        self.shared.work.notify_all();
+    }
+}
+
+fn closed() -> Error {
+    Error::because(libc::EIO, "the local directory is no longer served")
+}
+
+fn serve(shared: &Shared) {
+    let mut worker = Worker::new(shared.many_identities);
+    let mut state = shared.state.lock();
+    loop {
+        if let Some(job) = state.jobs.pop_front() {
+            parking_lot::MutexGuard::unlocked(&mut state, || {
+                // A job that panics is a bug of ours: its caller gets an error, the others go on.
+                if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(&mut worker))).is_err() {
+                    tracing::error!("a call of the local directory panicked");
+                }
+                worker.caller = worker.nobody.clone();
+            });
+            continue;
+        }
+        if state.closed {
+            break;
+        }
+        state.idle += 1;
+        let timed_out = shared.work.wait_for(&mut state, IDLE).timed_out();
+        state.idle -= 1;
+        if timed_out && state.jobs.is_empty() {
+            break;
+        }
+    }
+    state.threads -= 1;
+}
+
+/// A thread of the pool, with the identity it has at the moment.
+pub(super) struct Worker {
+    /// On whose behalf the job is.
+    caller: Arc<Cred>,
+    nobody: Arc<Cred>,
+    /// What the thread's file-system uid is; gid and groups are those of `whose`. `None`: not known.
+    uid: Option<u32>,
+    whose: Option<Arc<Cred>>,
+    many_identities: bool,
+    /// Why the thread is not fit to act for anybody.
+    unfit: Option<Error>,
+}
+
+impl Worker {
+    fn new(many_identities: bool) -> Self {
+        let nobody = Arc::new(Cred { uid: 65534, gid: 65534, groups: Default::default() });
+        let unfit =
+            if many_identities { sys::own_umask().and_then(|()| drop_capabilities()).err() } else { None };
+        Self { caller: nobody.clone(), nobody, uid: None, whose: None, many_identities, unfit }
+    }
+
+    /// Whose call this is.
+    pub fn cred(&self) -> &Arc<Cred> {
+        &self.caller
+    }
+
+    /// Does something as the caller.
+    pub fn caller<T>(&mut self, act: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.become_caller()?;
+        act()
+    }
+
+    /// Does something as the superuser.
+    pub fn root<T>(&mut self, act: impl FnOnce() -> Result<T>) -> Result<T> {
+        if self.many_identities {
+            self.set_uid(0)?;
+        }
+        act()
+    }
+
+    fn become_caller(&mut self) -> Result<()> {
+        if !self.many_identities {
+            return Ok(());
+        }
+        if let Some(unfit) = &self.unfit {
+            return Err(unfit.clone());
+        }
+        let cred = self.caller.clone();
+        let same = self
+            .whose
+            .as_ref()
+            .is_some_and(|w| Arc::ptr_eq(w, &cred) || (w.gid == cred.gid && w.groups == cred.groups));
+        if !same {
+            // As nobody in particular if this fails half-way.
+            self.whose = None;
+            sys::set_groups(&cred.groups)?;
+            sys::set_fs_gid(cred.gid)?;
+            self.whose = Some(cred.clone());
+        }
+        self.set_uid(cred.uid)
+    }
+
+    fn set_uid(&mut self, uid: u32) -> Result<()> {
+        if self.uid != Some(uid) {
+            self.uid = None;
+            sys::set_fs_uid(uid)?;
+            self.uid = Some(uid);
+        }
+        Ok(())
+    }
+}
+
+/// Leaves the thread the capabilities that file systems ask for, and those to change its identity.
+fn drop_capabilities() -> Result<()> {
+    let keep = CapabilitySet::CHOWN
+        | CapabilitySet::DAC_OVERRIDE
+        | CapabilitySet::DAC_READ_SEARCH
+        | CapabilitySet::FOWNER
+        | CapabilitySet::FSETID
+        | CapabilitySet::MKNOD
+        | CapabilitySet::SETUID
+        | CapabilitySet::SETGID;
+    let mut sets = rustix::thread::capabilities(None).map_err(os)?;
+    sets.permitted &= keep;
+    sets.effective &= keep;
+    sets.inheritable = CapabilitySet::empty();
+    rustix::thread::set_capabilities(None, sets).map_err(os)
+}

@@ -1,0 +1,123 @@
+//! Changing attributes, and who may.
+
+use super::object::{Object, os};
+use super::pool::Worker;
+use super::{Inner, sys};
+use hither_vfs::{Attrs, Cred, Error, Fh, FileKind, OpenAccess, OpenId, Result, SetAttr, SetTime};
+use rustix::fd::AsFd;
+use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Inner {
+    pub(super) fn setattr(
+        &self,
+        worker: &mut Worker,
+        fh: &Fh,
+        open: Option<OpenId>,
+        set: &SetAttr,
+    ) -> Result<Attrs> {
+        let object = self.resolve(worker, fh)?;
+        let may_write = open.is_some_and(|open| self.find_open(fh, open, OpenAccess::WRITE).is_ok());
+        if set.size_bytes.is_some() {
+            self.check_size(worker, &object, set, may_write)?;
+        }
+        if self.apply(worker, &object, set)? {
+            self.sync(worker, &[&object])?;
+        }
+        self.attrs(&object)
+    }
+
+    /// Who may change the length; and who changes other things with it, so that it is not done by halves.
+    fn check_size(&self, worker: &mut Worker, object: &Object, set: &SetAttr, may_write: bool) -> Result<()> {
+        object.need_regular()?;
+        let cred = worker.cred().clone();
+        let owns = cred.uid == 0 || object.stat()?.stx_uid == cred.uid;
+        if !(may_write || owns && self.options.owner_may_resize) {
+            worker.caller(|| object.access(2))?;
+        }
+        let explicit = |t: Option<SetTime>| matches!(t, Some(SetTime::To(_)));
+        let others = set.uid.is_some() || set.gid.is_some() || set.mode.is_some();
+        if (others || explicit(set.atime) || explicit(set.mtime)) && !owns {
+            return Err(Error::new(libc::EPERM));
+        }
+        self.check_ids(&cred, set)
+    }
+
+    /// Whether attributes of a new object can be set by its maker: checked before, so that nothing is left half made.
+    pub(super) fn check_new(&self, cred: &Cred, set: &SetAttr) -> Result<()> {
+        if set.uid.is_some_and(|uid| uid != cred.uid && cred.uid != 0) {
+            return Err(Error::new(libc::EPERM));
+        }
+        self.check_ids(cred, set)
+    }
+
+    fn check_ids(&self, cred: &Cred, set: &SetAttr) -> Result<()> {
+        if set.uid == Some(u32::MAX) || set.gid == Some(u32::MAX) {
+            return Err(Error::new(libc::EINVAL));
+        }
+        let foreign = |gid| cred.gid != gid && !cred.groups.contains(&gid) && cred.uid != 0;
+        if set.gid.is_some_and(foreign) { Err(Error::new(libc::EPERM)) } else { Ok(()) }
+    }
+
+    /// Sets attributes as the caller; the length without asking. Returns whether anything was to be set.
+    pub(super) fn apply(&self, worker: &mut Worker, object: &Arc<Object>, set: &SetAttr) -> Result<bool> {
+        if *set == SetAttr::default() {
+            return Ok(false);
+        }
+        // The numbers that mean "no change" to the kernel.
+        if set.uid == Some(u32::MAX) || set.gid == Some(u32::MAX) {
+            return Err(Error::new(libc::EINVAL));
+        }
+        let _changing = object.changes.begin();
+        if let Some(size) = set.size_bytes {
+            self.resize(worker, object, size)?;
+        }
+        if set.uid.is_some() || set.gid.is_some() {
+            let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
+            let chown = || rustix::fs::chownat(object.path(), c"", uid, gid, AtFlags::EMPTY_PATH).map_err(os);
+            worker.caller(chown)?;
+        }
+        if let Some(mode) = set.mode {
+            worker.caller(|| self.chmod(object, mode & 0o7777))?;
+        }
+        if set.atime.is_some() || set.mtime.is_some() {
+            let times = Timestamps { last_access: time(set.atime), last_modification: time(set.mtime) };
+            let touch = || rustix::fs::utimensat(object.path(), c"", &times, AtFlags::EMPTY_PATH).map_err(os);
+            worker.caller(touch)?;
+        }
+        Ok(true)
+    }
+
+    /// Cuts or lengthens a file as the caller, who was found to have the right to.
+    pub(super) fn resize(&self, worker: &mut Worker, object: &Object, size: u64) -> Result<()> {
+        if size > i64::MAX as u64 {
+            return Err(Error::new(libc::EFBIG));
+        }
+        let fd = worker.root(|| object.io(self.proc_fd.as_fd(), true))?;
+        if !self.options.stable {
+            object.unsynced.store(true, Ordering::SeqCst);
+        }
+        worker.caller(|| rustix::fs::ftruncate(&*fd, size).map_err(os))
+    }
+
+    fn chmod(&self, object: &Object, mode: u32) -> Result<()> {
+        match sys::chmod(object.path(), mode) {
+            Err(e) if e.errno == libc::ENOSYS && object.kind != FileKind::Symlink => {
+                let mode = Mode::from_raw_mode(mode);
+                rustix::fs::chmodat(self.proc_fd.as_fd(), object.proc_name(), mode, AtFlags::empty())
+                    .map_err(os)
+            }
+            other => other,
+        }
+    }
+}
+
+fn time(set: Option<SetTime>) -> Timespec {
+    match set {
+        None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        Some(SetTime::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        // Out of range for the kernel is out of range for the caller: it answers EINVAL.
+        Some(SetTime::To(t)) => Timespec { tv_sec: t.secs, tv_nsec: t.nanos.min(999_999_999).into() },
+    }
+}

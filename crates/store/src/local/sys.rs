@@ -1,0 +1,228 @@
+//! The system calls that no safe wrapper has: handles of the kernel, a thread's file-system identity, rights by descriptor,
+//! private mounts.
+//!
+//! Thin: each function is one call, its errors are the kernel's errnos.
+
+use hither_vfs::{Data, Error, Result};
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ffi::CStr;
+use std::io::IoSlice;
+
+/// Longest handle that the kernel makes (`MAX_HANDLE_SZ`), in bytes.
+const HANDLE_MAX_BYTES: usize = 128;
+
+/// A handle as the kernel's file systems make it (name_to_handle_at(2)).
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct KernelHandle {
+    len: libc::c_uint,
+    kind: libc::c_int,
+    raw: [u8; HANDLE_MAX_BYTES],
+}
+
+impl KernelHandle {
+    /// From its parts; `None` when too long.
+    pub fn new(kind: i32, bytes: &[u8]) -> Option<Self> {
+        let mut raw = [0; HANDLE_MAX_BYTES];
+        raw.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(Self { len: bytes.len() as libc::c_uint, kind, raw })
+    }
+
+    /// The file system's own type.
+    pub fn kind(&self) -> i32 {
+        self.kind
+    }
+
+    /// What is in it.
+    pub fn bytes(&self) -> &[u8] {
+        self.raw.get(..self.len as usize).unwrap_or_default()
+    }
+}
+
+fn last_error() -> Error {
+    Error::new(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}
+
+fn done(ret: libc::c_long) -> Result<libc::c_long> {
+    if ret < 0 { Err(last_error()) } else { Ok(ret) }
+}
+
+fn owned(ret: libc::c_long) -> Result<OwnedFd> {
+    let fd = done(ret)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Handle of `name` in `dir` without following a symbolic link (of `dir` itself for an empty name), and the number of its mount.
+pub(super) fn name_to_handle(dir: BorrowedFd<'_>, name: &CStr) -> Result<(KernelHandle, i32)> {
+    let mut handle = KernelHandle { len: HANDLE_MAX_BYTES as u32, kind: 0, raw: [0; HANDLE_MAX_BYTES] };
+    let mut mount = 0;
+    let flags = if name.is_empty() { libc::AT_EMPTY_PATH } else { 0 };
+    // SAFETY: `handle` is laid out as the kernel's file_handle with room for `len` bytes, `name` ends in NUL, and all live
+    // through the call.
+    let ret = unsafe {
+        libc::name_to_handle_at(
+            dir.as_raw_fd(),
+            name.as_ptr(),
+            (&raw mut handle).cast(),
+            &raw mut mount,
+            flags,
+        )
+    };
+    done(ret.into())?;
+    Ok((handle, mount))
+}
+
+/// Opens the object behind a handle in the file system that `mount` is in.
+pub(super) fn open_by_handle(mount: BorrowedFd<'_>, handle: &KernelHandle, flags: i32) -> Result<OwnedFd> {
+    let mut handle = *handle;
+    // SAFETY: `handle` is laid out as the kernel's file_handle, `len` of its bytes are there, and it lives through the call.
+    let ret = unsafe {
+        libc::open_by_handle_at(mount.as_raw_fd(), (&raw mut handle).cast(), flags | libc::O_CLOEXEC)
+    };
+    owned(ret.into())
+}
+
+/// Makes `uid` this thread's file-system user. The kernel takes the file-system capabilities away with user 0 and gives them
+/// back with it (capabilities(7)).
+pub(super) fn set_fs_uid(uid: u32) -> Result<()> {
+    // The number that means "no change" to the kernel is nobody's.
+    if uid == u32::MAX {
+        return Err(Error::new(libc::EACCES));
+    }
+    // SAFETY: changes nothing but this thread's credentials. The second call tells whether the first one worked.
+    let now = unsafe {
+        libc::setfsuid(uid);
+        libc::setfsuid(u32::MAX)
+    };
+    if now as u32 == uid { Ok(()) } else { Err(refused()) }
+}
+
+/// Makes `gid` this thread's file-system group.
+pub(super) fn set_fs_gid(gid: u32) -> Result<()> {
+    if gid == u32::MAX {
+        return Err(Error::new(libc::EACCES));
+    }
+    // SAFETY: as in `set_fs_uid`.
+    let now = unsafe {
+        libc::setfsgid(gid);
+        libc::setfsgid(u32::MAX)
+    };
+    if now as u32 == gid { Ok(()) } else { Err(refused()) }
+}
+
+fn refused() -> Error {
+    Error::because(libc::EACCES, "this process may not act for other users (CAP_SETUID, CAP_SETGID)")
+}
+
+/// Sets this thread's supplementary groups.
+pub(super) fn set_groups(groups: &[u32]) -> Result<()> {
+    // The system call, not the function of libc: that one changes all threads.
+    // SAFETY: the pointer and length are those of a slice of gid_t that lives through the call.
+    let ret = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
+    done(ret).map(drop)
+}
+
+/// Gives this thread a umask of its own: none.
+pub(super) fn own_umask() -> Result<()> {
+    // SAFETY: the thread's working directory and umask become its own; nothing in this process relies on their being shared.
+    done(unsafe { libc::unshare(libc::CLONE_FS) }.into())?;
+    rustix::process::umask(rustix::fs::Mode::empty());
+    Ok(())
+}
+
+/// Whether this thread's file-system identity has all of `bits` (rwx as 4, 2, 1) on an object.
+pub(super) fn access(fd: BorrowedFd<'_>, bits: u32) -> Result<()> {
+    let flags = libc::AT_EMPTY_PATH | libc::AT_EACCESS;
+    // SAFETY: the path ends in NUL; plain numbers otherwise.
+    let ret = unsafe {
+        libc::syscall(libc::SYS_faccessat2, fd.as_raw_fd(), c"".as_ptr(), bits as libc::c_int, flags)
+    };
+    done(ret).map(drop)
+}
+
+/// Permission bits of any object by descriptor. `ENOSYS` before Linux 6.6.
+pub(super) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<()> {
+    // SAFETY: the path ends in NUL; plain numbers otherwise.
+    let ret = unsafe {
+        libc::syscall(libc::SYS_fchmodat2, fd.as_raw_fd(), c"".as_ptr(), mode, libc::AT_EMPTY_PATH)
+    };
+    done(ret).map(drop)
+}
+
+/// A second, private mount of the tree at `dir`, without the mounts below it, on which devices and set-id bits mean nothing.
+pub(super) fn private_mount(dir: BorrowedFd<'_>) -> Result<OwnedFd> {
+    const OPEN_TREE_CLONE: libc::c_int = 1;
+    let flags = OPEN_TREE_CLONE | libc::O_CLOEXEC | libc::AT_EMPTY_PATH;
+    // SAFETY: the path ends in NUL; plain numbers otherwise.
+    let tree = owned(unsafe { libc::syscall(libc::SYS_open_tree, dir.as_raw_fd(), c"".as_ptr(), flags) })?;
+    // struct mount_attr: set, clear, propagation, userns_fd. NOSUID, NODEV, NOSYMFOLLOW.
+    let attr: [u64; 4] = [0x2 | 0x4 | 0x0020_0000, 0, 0, 0];
+    // SAFETY: `attr` is laid out as struct mount_attr and lives through the call.
+    let ret = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            attr.as_ptr(),
+            size_of_val(&attr),
+        )
+    };
+    done(ret)?;
+    Ok(tree)
+}
+
+/// The file system's own UUID; `None` when it has none or cannot tell (before Linux 6.9).
+pub(super) fn fs_uuid(fd: BorrowedFd<'_>) -> Option<[u8; 16]> {
+    const FS_IOC_GETFSUUID: libc::c_ulong = 0x8011_1500;
+    // struct fsuuid2: length, then 16 bytes.
+    let mut out = [0_u8; 17];
+    // SAFETY: the kernel writes at most the 17 bytes of struct fsuuid2.
+    let ret = unsafe { libc::ioctl(fd.as_raw_fd(), FS_IOC_GETFSUUID, out.as_mut_ptr()) };
+    let uuid: [u8; 16] = out.get(1..)?.try_into().ok()?;
+    (ret == 0 && out.first() == Some(&16) && uuid != [0; 16]).then_some(uuid)
+}
+
+/// Reads into the spare room of `buf` and makes it longer by what came; at most `len` bytes.
+/// With `now`, `EAGAIN` when the disk would have to be asked.
+pub(super) fn read(fd: BorrowedFd<'_>, buf: &mut Vec<u8>, at: u64, len: usize, now: bool) -> Result<usize> {
+    let at = libc::off_t::try_from(at).map_err(|_| Error::new(libc::EINVAL))?;
+    let room = buf.spare_capacity_mut();
+    let iov = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: len.min(room.len()) };
+    let flags = if now { libc::RWF_NOWAIT } else { 0 };
+    // SAFETY: the one vector is within the spare room of `buf`, which lives through the call.
+    let got = done(unsafe { libc::preadv2(fd.as_raw_fd(), &raw const iov, 1, at, flags) } as libc::c_long)?;
+    let got = got as usize;
+    // SAFETY: the kernel has filled `got` bytes of the spare room.
+    unsafe { buf.set_len(buf.len() + got) };
+    Ok(got)
+}
+
+/// Writes all of `data` at `at`; with `sync`, it and all metadata are on stable storage then. Fewer bytes when the
+/// disk fills up in the middle.
+pub(super) fn write(fd: BorrowedFd<'_>, data: &Data, at: u64, sync: bool) -> Result<u64> {
+    let flags = if sync { libc::RWF_SYNC } else { 0 };
+    let mut slices: Vec<IoSlice<'_>> = data.parts().iter().map(|p| IoSlice::new(p)).collect();
+    let mut rest = slices.as_mut_slice();
+    IoSlice::advance_slices(&mut rest, 0);
+    let mut total = 0;
+    while !rest.is_empty() {
+        let offset = at.checked_add(total).and_then(|o| libc::off_t::try_from(o).ok());
+        let offset = offset.ok_or_else(|| Error::new(libc::EFBIG))?;
+        let count = rest.len().min(libc::UIO_MAXIOV as usize) as libc::c_int;
+        // SAFETY: IoSlice has the layout of iovec, and the slices live through the call.
+        let ret = unsafe { libc::pwritev2(fd.as_raw_fd(), rest.as_ptr().cast(), count, offset, flags) };
+        match done(ret as libc::c_long) {
+            Ok(0) => break,
+            Ok(n) => {
+                total += n as u64;
+                IoSlice::advance_slices(&mut rest, n as usize);
+            }
+            Err(e) if e.errno == libc::EINTR => {}
+            Err(e) if total > 0 && matches!(e.errno, libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(total)
+}

@@ -1,0 +1,353 @@
+//! [`Vfs`] of a [`Local`]: each call takes what it needs along to a thread of the pool.
+
+use super::Local;
+use super::names::{Path, wanted};
+use super::object::os;
+use async_trait::async_trait;
+use bytes::Bytes;
+use hither_vfs::{
+    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Fh, File, FileKind, FileRange, FsStat, LockConflict,
+    LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
+    Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
+};
+use rustix::fd::AsFd;
+use std::sync::Arc;
+
+fn owned(file: File<'_>) -> super::io::FileAt {
+    (file.fh.clone(), file.open)
+}
+
+#[async_trait]
+impl Vfs for Local {
+    async fn root(&self, _cx: &Cx) -> Result<Node> {
+        self.inner.node(&self.inner.root)
+    }
+
+    fn peek(&self, _cx: &Cx, _at: Where<'_>) -> Option<Trail> {
+        None
+    }
+
+    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+        wanted(cx)?;
+        let at = Path::from(at);
+        self.run(cx, move |inner, worker| {
+            let (objects, mut trail) = inner.steps(worker, &at)?;
+            let last = at.path.len().checked_sub(1);
+            if want.listing_bytes > 0
+                && let Some(last) = last.filter(|&last| objects.len() >= last)
+            {
+                let dir = match last.checked_sub(1) {
+                    Some(above) => objects.get(above).cloned(),
+                    None => inner.resolve(worker, &at.base).ok(),
+                };
+                let page = dir.and_then(|dir| inner.page(worker, &dir, 0, want.listing_bytes, true).ok());
+                trail.along.listing = page;
+            }
+            if let (Stop::Complete, Some(object)) = (&trail.stop, objects.last()) {
+                if !want.access.is_empty() {
+                    trail.along.access = inner.rights(worker, object, want.access).ok();
+                }
+                if want.read_bytes > 0
+                    && object.kind == FileKind::Regular
+                    && let Some(node) = trail.steps.last()
+                {
+                    let first = inner.first(worker, object, want.read_bytes).ok();
+                    // They belong to the step's attributes: not when the file changed meanwhile.
+                    let same = inner.attrs(object).is_ok_and(|a| a.attr.change == node.attrs.attr.change);
+                    trail.along.first = first.filter(|_| same);
+                }
+            }
+            Ok(trail)
+        })
+        .await
+    }
+
+    async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
+        // Of an object that is held this needs no disk, and everybody may.
+        if let Some(object) = self.inner.objects.find(file.fh) {
+            return self.inner.attrs(&object);
+        }
+        wanted(cx)?;
+        let fh = file.fh.clone();
+        self.run(cx, move |inner, worker| {
+            let object = inner.resolve(worker, &fh)?;
+            inner.attrs(&object)
+        })
+        .await
+    }
+
+    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let objects = objects.to_vec();
+        let count = objects.len();
+        let all = self.run(cx, move |inner, worker| {
+            let attrs = |fh: &Fh| inner.resolve(worker, fh).and_then(|object| inner.attrs(&object));
+            Ok(objects.iter().map(attrs).collect())
+        });
+        each(all.await, count)
+    }
+
+    async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
+        let (files, holder) = (files.to_vec(), holder.cloned());
+        let count = files.len();
+        let all = self.run(cx, move |inner, worker| {
+            let files = files.into_iter().map(|fh| inner.start(worker, fh, max_bytes)).collect();
+            let holder = holder.and_then(|fh| {
+                let holder = inner.resolve(worker, &fh).ok()?;
+                inner.attrs(&holder).ok()
+            });
+            Ok(Starts { files, holder })
+        });
+        all.await.unwrap_or_else(|e| Starts { files: each(Err(e), count), holder: None })
+    }
+
+    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
+        let dirs = dirs.to_vec();
+        let count = dirs.len();
+        let all = self.run(cx, move |inner, worker| {
+            Ok(dirs.iter().map(|dir| inner.list(worker, dir, max_bytes)).collect())
+        });
+        each(all.await, count)
+    }
+
+    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+        let ((fh, open), set) = (owned(file), set.clone());
+        self.run(cx, move |inner, worker| inner.setattr(worker, &fh, open, &set)).await
+    }
+
+    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
+        wanted(cx)?;
+        let fh = fh.clone();
+        self.run(cx, move |inner, worker| inner.access(worker, &fh, want)).await
+    }
+
+    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
+        wanted(cx)?;
+        let fh = fh.clone();
+        self.run(cx, move |inner, worker| inner.readlink(worker, &fh)).await
+    }
+
+    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+        let (at, how) = (Path::from(at), how.clone());
+        self.run(cx, move |inner, worker| inner.open_file(worker, &at, &how)).await
+    }
+
+    async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
+        let fh = fh.clone();
+        self.run(cx, move |inner, worker| inner.close(worker, &fh, open)).await
+    }
+
+    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
+        let file = owned(file);
+        if let Some(read) = self.inner.read_now(&file, offset_bytes, len_bytes) {
+            return Ok(read);
+        }
+        wanted(cx)?;
+        self.run(cx, move |inner, worker| inner.read(worker, &file, offset_bytes, len_bytes)).await
+    }
+
+    async fn write(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        offset_bytes: u64,
+        data: Data,
+        stability: Stability,
+    ) -> Result<Wrote> {
+        let file = owned(file);
+        self.run(cx, move |inner, worker| inner.write(worker, &file, offset_bytes, &data, stability)).await
+    }
+
+    async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
+        let file = owned(file);
+        self.run(cx, move |inner, worker| inner.commit(worker, &file)).await
+    }
+
+    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+        let (dir, name, set) = (dir.clone(), name.clone(), set.clone());
+        self.run(cx, move |inner, worker| inner.mkdir(worker, &dir, &name, &set)).await
+    }
+
+    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
+        let (dir, name, what, set) = (dir.clone(), name.clone(), what.clone(), set.clone());
+        self.run(cx, move |inner, worker| inner.mknod(worker, &dir, &name, &what, &set)).await
+    }
+
+    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
+        let (dir, name, target, set) = (dir.clone(), name.clone(), target.clone(), set.clone());
+        self.run(cx, move |inner, worker| inner.symlink(worker, &dir, &name, &target, &set)).await
+    }
+
+    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+        let (fh, dir, name) = (fh.clone(), dir.clone(), name.clone());
+        self.run(cx, move |inner, worker| inner.link(worker, &fh, &dir, &name)).await
+    }
+
+    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, _target: Option<&Fh>) -> Result<ChangeInfo> {
+        let (dir, name) = (dir.clone(), name.clone());
+        self.run(cx, move |inner, worker| inner.remove(worker, &dir, &name, false)).await
+    }
+
+    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+        let (dir, name) = (dir.clone(), name.clone());
+        self.run(cx, move |inner, worker| inner.remove(worker, &dir, &name, true)).await
+    }
+
+    async fn rename(
+        &self,
+        cx: &Cx,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        _replaced: Option<&Fh>,
+        flags: RenameFlags,
+    ) -> Result<(ChangeInfo, ChangeInfo)> {
+        let (from, to) = ((from.0.clone(), from.1.clone()), (to.0.clone(), to.1.clone()));
+        self.run(cx, move |inner, worker| inner.rename(worker, (&from.0, &from.1), (&to.0, &to.1), flags))
+            .await
+    }
+
+    async fn readdir(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        _verifier: [u8; 8],
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<DirPage> {
+        wanted(cx)?;
+        let dir = dir.clone();
+        self.run(cx, move |inner, worker| inner.readdir(worker, &dir, cookie, max_bytes, nodes)).await
+    }
+
+    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
+        wanted(cx)?;
+        let fh = fh.clone();
+        self.run(cx, move |inner, worker| {
+            let object = inner.resolve(worker, &fh)?;
+            let fs = rustix::fs::fstatvfs(object.path()).map_err(os)?;
+            let blocks = |n: u64| n.saturating_mul(fs.f_frsize);
+            Ok(FsStat {
+                total_bytes: blocks(fs.f_blocks),
+                free_bytes: blocks(fs.f_bfree),
+                avail_bytes: blocks(fs.f_bavail),
+                total_files: fs.f_files,
+                free_files: fs.f_ffree,
+                avail_files: fs.f_favail,
+                name_max_bytes: fs.f_namemax as u32,
+            })
+        })
+        .await
+    }
+
+    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
+        let (fh, name) = (fh.clone(), name.to_vec());
+        self.run(cx, move |inner, worker| inner.getxattr(worker, &fh, &name)).await
+    }
+
+    async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
+        let (fh, name, value) = (fh.clone(), name.to_vec(), value.clone());
+        self.run(cx, move |inner, worker| inner.setxattr(worker, &fh, &name, &value, mode)).await
+    }
+
+    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
+        let fh = fh.clone();
+        self.run(cx, move |inner, worker| inner.listxattr(worker, &fh)).await
+    }
+
+    async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
+        let (fh, name) = (fh.clone(), name.to_vec());
+        self.run(cx, move |inner, worker| inner.removexattr(worker, &fh, &name)).await
+    }
+
+    async fn lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+        wait: LockWait,
+    ) -> Result<()> {
+        self.check_lockable(cx, file).await?;
+        self.inner.locks.lock(cx, file.fh, owner, kind, range, wait).await
+    }
+
+    async fn unlock(&self, _cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()> {
+        self.inner.locks.unlock(file.fh, owner, range);
+        Ok(())
+    }
+
+    async fn test_lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+    ) -> Result<Option<LockConflict>> {
+        self.check_lockable(cx, file).await?;
+        Ok(self.inner.locks.test(file.fh, owner, kind, range))
+    }
+
+    async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
+        let file = owned(file);
+        self.run(cx, move |inner, worker| inner.seek(worker, &file, offset_bytes, what)).await
+    }
+
+    async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+        let file = owned(file);
+        self.run(cx, move |inner, worker| inner.space(worker, &file, range, false)).await
+    }
+
+    async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+        let file = owned(file);
+        self.run(cx, move |inner, worker| inner.space(worker, &file, range, true)).await
+    }
+
+    async fn copy(
+        &self,
+        cx: &Cx,
+        from: File<'_>,
+        from_offset_bytes: u64,
+        to: File<'_>,
+        to_offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<u64> {
+        let (from, to) = (owned(from), owned(to));
+        self.run(cx, move |inner, worker| {
+            inner.copy(worker, (&from, from_offset_bytes), (&to, to_offset_bytes), len_bytes)
+        })
+        .await
+    }
+
+    fn subscribe(&self, _upcalls: Arc<dyn Upcalls>) {
+        // Nothing holds longer than its validity.
+    }
+
+    async fn shutdown(&self, cx: &Cx) -> Result<()> {
+        self.run(cx, |inner, worker| {
+            inner.opens.lock().clear();
+            let synced = worker.root(|| rustix::fs::syncfs(inner.top.as_fd()).map_err(os));
+            synced.inspect_err(|e| inner.lost(e))
+        })
+        .await
+    }
+}
+
+impl Local {
+    /// Locks are of objects that exist.
+    async fn check_lockable(&self, cx: &Cx, file: File<'_>) -> Result<()> {
+        if self.inner.objects.find(file.fh).is_some() {
+            return Ok(());
+        }
+        self.getattr(cx, file).await.map(drop)
+    }
+}
+
+/// One answer each: that of the whole when it failed.
+fn each<T>(all: Result<Vec<Result<T>>>, count: usize) -> Vec<Result<T>> {
+    match all {
+        Ok(all) => all,
+        Err(e) => (0..count).map(|_| Err(e.clone())).collect(),
+    }
+}
