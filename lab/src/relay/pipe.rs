@@ -3,13 +3,17 @@
 //! A direction is a reader thread and, while there is a delay, a writer thread that lets each chunk
 //! go when its time has come. Without delay the reader writes itself: a hand-over between threads
 //! would cost more than the network it stands for.
+//!
+//! The server sees the client's port number: servers know a repeated NFSv3 call by it, and clients keep it when they connect
+//! again.
 
 use super::count::Conversation;
 use super::{Shared, lock};
 use crate::clock;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::collections::VecDeque;
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
@@ -46,6 +50,8 @@ impl Line {
         let open: Vec<_> = lock(&self.live).drain(..).filter_map(|w| w.upgrade()).collect();
         for pair in &open {
             let _ = pair.0.shutdown(Shutdown::Both);
+            // A reset, so that no TIME_WAIT keeps the port from the next connection.
+            let _ = rustix::net::connect_unspec(&pair.1);
             let _ = pair.1.shutdown(Shutdown::Both);
         }
         open.len()
@@ -69,7 +75,10 @@ impl Line {
 /// Carries one accepted connection until both sides have closed.
 pub fn carry(client: TcpStream, line: &Arc<Line>, shared: &Arc<Shared>) -> std::io::Result<()> {
     line.pass();
-    let server = TcpStream::connect(&line.target)?;
+    let server = match connect_from(client.peer_addr()?.port(), &line.target) {
+        Ok(server) => server,
+        Err(_) => TcpStream::connect(&line.target)?,
+    };
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     lock(&shared.stats).connections += 1;
@@ -83,6 +92,21 @@ pub fn carry(client: TcpStream, line: &Arc<Line>, shared: &Arc<Shared>) -> std::
     direction(&pair.0, &pair.1, line, shared, &talk, true);
     let _ = back.join();
     Ok(())
+}
+
+/// Connects from the given source port.
+fn connect_from(port: u16, target: &str) -> std::io::Result<TcpStream> {
+    let target: SocketAddr = target.parse().map_err(std::io::Error::other)?;
+    let any: SocketAddr = match target {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, port).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, port).into(),
+    };
+    let family = if target.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, &any)?;
+    rustix::net::connect(&socket, &target)?;
+    Ok(socket.into())
 }
 
 /// Chunks that wait for their time.
@@ -259,5 +283,28 @@ mod tests {
         assert_eq!(line.close_all(), 1);
         assert_eq!(c.read(&mut [0; 4]).unwrap_or(0), 0);
         assert_eq!(line.close_all(), 0);
+    }
+
+    /// A client that comes back from its old port is known to the server by it, straight after a break.
+    #[test]
+    fn the_server_sees_the_port_of_the_client() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpListener::bind("127.0.0.1:0").unwrap();
+        let line =
+            Arc::new(Line::new(near.local_addr().unwrap().port(), server.local_addr().unwrap().to_string()));
+        let shared = Arc::new(Shared { delay_us: AtomicU64::new(0), stats: Mutex::new(Stats::default()) });
+        let mut port = 0;
+        for _ in 0..3 {
+            let client = connect_from(port, &near.local_addr().unwrap().to_string()).unwrap();
+            port = client.local_addr().unwrap().port();
+            let (accepted, l, s) = (near.accept().unwrap().0, line.clone(), shared.clone());
+            let carried = thread::spawn(move || carry(accepted, &l, &s));
+            let (served, seen) = server.accept().unwrap();
+            assert_eq!(seen.port(), port);
+            rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+            line.close_all();
+            drop((client, served));
+            carried.join().unwrap().unwrap();
+        }
     }
 }
