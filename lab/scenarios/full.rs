@@ -61,7 +61,7 @@ impl<'a> Disk<'a> {
     fn small(stage: &'a Stage<'a>) -> Res<Self> {
         let disk = Self { stage };
         let made = match stage.kind {
-            Kind::Ganesha => disk.cover(),
+            Kind::Ganesha | Kind::Hither => disk.cover(),
             // As root sees it: with the blocks that are reserved for root.
             Kind::Knfsd => disk.in_guest(&format!(
                 "rm -f /srv/ballast; free=$(($(stat -f -c '%f * %S' /srv) >> 20)); \
@@ -89,7 +89,7 @@ impl<'a> Disk<'a> {
     /// Gives space back.
     fn free(&self) -> Res<()> {
         match self.stage.kind {
-            Kind::Ganesha => {
+            Kind::Ganesha | Kind::Hither => {
                 sh(&format!("rm '{}/ballast'", self.stage.server().export_dir()?.display())).map(|_| ())
             }
             Kind::Knfsd => self.in_guest("rm /srv/ballast"),
@@ -99,7 +99,7 @@ impl<'a> Disk<'a> {
     /// The server as it was before; it is not started.
     fn large_again(&self) -> Res<()> {
         match self.stage.kind {
-            Kind::Ganesha => {
+            Kind::Ganesha | Kind::Hither => {
                 let server = self.stage.server();
                 server.stop()?;
                 let dir = server.export_dir()?;

@@ -13,7 +13,7 @@ pub const SCENARIO: Scenario = Scenario { name: "isolation", versions: EVERY, qu
 fn play(stage: &Stage<'_>) -> Res<()> {
     let alive = match stage.kind {
         Kind::Ganesha => Kind::Knfsd,
-        Kind::Knfsd => Kind::Ganesha,
+        Kind::Knfsd | Kind::Hither => Kind::Ganesha,
     };
     Server::new(stage.lab, alive).start(&Options::default(), true)?;
     let dead = stage.mount(0, "")?;

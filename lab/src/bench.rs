@@ -251,7 +251,7 @@ fn prepare(lab: &Lab, kind: Kind, workload: &str) -> Res<()> {
 /// Runs a shell command where the server's files are; it is told their directory.
 fn on_server(lab: &Lab, kind: Kind, script: impl Fn(&str) -> String) -> Res<()> {
     match kind {
-        Kind::Ganesha => {
+        Kind::Ganesha | Kind::Hither => {
             let dir = Server::new(lab, kind).export_dir()?.join("bench");
             sh(&script(&quote(&dir.display().to_string()))).map(drop)
         }

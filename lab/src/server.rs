@@ -1,6 +1,6 @@
-//! The NFS servers: nfs-ganesha on the host's end of the bridge, and the kernel's nfsd in a guest.
+//! The NFS servers: nfs-ganesha and hither on the host's end of the bridge, and the kernel's nfsd in a guest.
 //!
-//! Both keep what a restarted server must remember (client records, exported data) below the run
+//! All keep what a restarted server must remember (client records, exported data) below the run
 //! directory, so that `kill9` followed by `start` is a real server restart.
 
 use crate::args::Args;
@@ -27,18 +27,20 @@ pub enum Kind {
     Ganesha,
     /// The Linux kernel's nfsd over ext4.
     Knfsd,
+    /// `hither serve` over a directory of the host.
+    Hither,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Ganesha, Self::Knfsd];
+    pub const ALL: [Self; 3] = [Self::Ganesha, Self::Knfsd, Self::Hither];
 
     /// By its name on the command line.
     pub fn parse(name: &str) -> Res<Self> {
         Self::ALL
             .into_iter()
             .find(|k| k.name() == name)
-            .ok_or_else(|| Fail(format!("no server {name:?}: ganesha or knfsd")))
+            .ok_or_else(|| Fail(format!("no server {name:?}: ganesha, knfsd or hither")))
     }
 
     /// Its name.
@@ -46,16 +48,18 @@ impl Kind {
         match self {
             Self::Ganesha => "ganesha",
             Self::Knfsd => "knfsd",
+            Self::Hither => "hither",
         }
     }
 
     /// Where it listens itself.
     pub fn direct(self) -> Endpoint {
-        let ip = match self {
-            Self::Ganesha => HOST_IP,
-            Self::Knfsd => KNFSD_IP,
+        let (ip, port, mountport) = match self {
+            Self::Ganesha => (HOST_IP, 2049, 20048),
+            Self::Knfsd => (KNFSD_IP, 2049, 20048),
+            Self::Hither => (HOST_IP, 5049, 5049),
         };
-        Endpoint { kind: self, ip, port: 2049, mountport: 20048 }
+        Endpoint { kind: self, ip, port, mountport }
     }
 
     /// The relay in front of it.
@@ -63,6 +67,7 @@ impl Kind {
         let port = match self {
             Self::Ganesha => 3049,
             Self::Knfsd => 4049,
+            Self::Hither => 6049,
         };
         Endpoint { kind: self, ip: HOST_IP, port, mountport: port - 1 }
     }
@@ -87,7 +92,7 @@ impl Endpoint {
         match (self.kind, vers) {
             (Kind::Ganesha, _) => "/export",
             (Kind::Knfsd, "3") => "/srv",
-            (Kind::Knfsd, _) => "/",
+            (Kind::Knfsd | Kind::Hither, _) => "/",
         }
     }
 }
@@ -138,13 +143,14 @@ impl<'a> Server<'a> {
         let c = match self.kind {
             Kind::Ganesha => self.ganesha(options)?,
             Kind::Knfsd => self.knfsd(options)?,
+            Kind::Hither => self.hither()?,
         };
         fs::write(dir.join("options"), format!("{} {}\n", options.mode, options.delegations))?;
         let log = dir.join("console");
         self.daemon().start(c, &log)?;
         let at = self.kind.direct();
         let agent = Agent { ip: KNFSD_IP };
-        let up = || listens(&at) && (self.kind == Kind::Ganesha || agent.alive());
+        let up = || listens(&at) && (self.kind != Kind::Knfsd || agent.alive());
         let limit = Duration::from_secs(60);
         if !clock::wait_until(limit, || !self.running() || up()) || !self.running() {
             return Err(Fail(format!("{} did not come up; see {}", self.kind.name(), log.display())));
@@ -161,7 +167,7 @@ impl<'a> Server<'a> {
             return self.stop_rpcbind();
         }
         match self.kind {
-            Kind::Ganesha => {
+            Kind::Ganesha | Kind::Hither => {
                 self.daemon().stop(Duration::from_secs(15))?;
                 self.stop_rpcbind()
             }
@@ -203,9 +209,19 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Where the exported files are on this machine, if they are (ganesha only).
+    /// Where the exported files are on this machine, if they are (not those of knfsd).
     pub fn export_dir(&self) -> Res<PathBuf> {
-        self.lab.dir("ganesha/export")
+        self.lab.dir(&format!("{}/export", self.kind.name()))
+    }
+
+    fn hither(&self) -> Res<Command> {
+        let (export, state) = (self.export_dir()?, self.lab.dir("hither/state")?);
+        let at = self.kind.direct();
+        let mut c = command(&[&self.lab.hither().display().to_string(), "serve"]);
+        c.arg(export).arg("--listen").arg(format!("{}:{}", at.ip, at.port));
+        c.args(["-o", "rw,no_root_squash", "--lease", &LEASE_S.to_string(), "--grace", &GRACE_S.to_string()]);
+        c.arg("--state-dir").arg(state);
+        Ok(c)
     }
 
     fn ganesha(&self, options: &Options) -> Res<Command> {
@@ -269,7 +285,7 @@ impl<'a> Server<'a> {
     fn stop_rpcbind(&self) -> Res<()> {
         match self.kind {
             Kind::Ganesha => self.rpcbind().stop(Duration::from_secs(3)),
-            Kind::Knfsd => Ok(()),
+            Kind::Knfsd | Kind::Hither => Ok(()),
         }
     }
 
@@ -328,7 +344,7 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     }
     let no_wait = args.flag("--no-wait");
     args.no_more_options()?;
-    let usage = || Fail("server start|stop|kill9|restart|sigstop|sigcont|status ganesha|knfsd".into());
+    let usage = || Fail("server start|stop|kill9|restart|sigstop|sigcont|status ganesha|knfsd|hither".into());
     let verb = args.word().ok_or_else(usage)?;
     let server = Server::new(lab, Kind::parse(&args.word().ok_or_else(usage)?)?);
     match verb.as_str() {

@@ -2,9 +2,10 @@
 
 use crate::exit::Failure;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Mounts NFS servers (versions 4.2, 4.1 and 3) through FUSE.
+/// Mounts NFS servers (versions 4.2, 4.1 and 3) through FUSE, and serves directories to NFS clients.
 #[derive(Parser)]
 #[command(name = "hither", version, disable_help_subcommand = false, max_term_width = 100)]
 #[command(
@@ -26,6 +27,8 @@ pub enum Command {
     Umount(UmountArgs),
     /// Show what a mount has asked of its server, and how fast it answered
     Stat(StatArgs),
+    /// Serve a directory of this machine to NFS clients (versions 3, 4.1 and 4.2)
+    Serve(ServeArgs),
 }
 
 /// `hither mount`.
@@ -102,6 +105,51 @@ pub struct StatArgs {
     /// Show again every N seconds what was added since, until interrupted
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub watch: Option<u64>,
+}
+
+/// `hither serve`.
+#[derive(Debug, Args, Clone)]
+pub struct ServeArgs {
+    /// The directory; clients mount it as HOST:/
+    #[arg(value_name = "DIR", required_unless_present = "memory")]
+    pub dir: Option<PathBuf>,
+    /// Where to listen, on one port for everything; may be given several times
+    #[arg(short, long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:2049")]
+    pub listen: Vec<SocketAddr>,
+    /// What clients may do, in the words of exports(5), separated by commas: rw, ro, root_squash, no_root_squash,
+    /// all_squash, anonuid=N, anongid=N, secure, insecure. Usually `rw,root_squash,secure`; on loopback addresses alone
+    /// `rw,no_root_squash,secure`
+    #[arg(short, long = "options", value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    /// Networks and addresses whose clients may come; usually all that can reach the address
+    #[arg(long, value_name = "ADDRESS[/BITS]")]
+    pub allow: Vec<String>,
+    /// NFS versions to offer
+    #[arg(long, value_name = "LIST", default_value = "3,4", value_parser = ["3", "4", "3,4", "4,3"])]
+    pub versions: String,
+    /// Seconds that a silent client keeps what it has open and locked
+    #[arg(long, value_name = "SECONDS", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub lease: u64,
+    /// Seconds after a restart in which clients take back what they held; the lease unless given
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=3600))]
+    pub grace: Option<u64>,
+    /// Where the server remembers what a restart must not lose; /var/lib/hither/serve-PORT unless given
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Longest READ and WRITE in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(4096..=16 << 20))]
+    pub max_io: u32,
+    /// Most connections
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections: u32,
+    /// Most memory in MiB for calls and replies under way
+    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(16..=1 << 20))]
+    pub max_memory: u32,
+    /// Serve an empty file system in memory, which ends with the server: for trying clients
+    #[arg(long, conflicts_with = "dir")]
+    pub memory: bool,
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 /// Formats of `hither stat`.

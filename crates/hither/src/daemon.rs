@@ -5,7 +5,7 @@
 //! control socket; the word to the command that waits; then nothing but waiting for the end of
 //! the mount or a signal; at last everything is written within a deadline.
 
-mod process;
+pub mod process;
 mod voice;
 
 use crate::cli::MountArgs;

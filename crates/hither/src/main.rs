@@ -1,4 +1,4 @@
-//! The hither binary: `hither mount`, `umount` and `stat`, and the helpers `mount.hither` and
+//! The hither binary: `hither mount`, `umount`, `stat` and `serve`, and the helpers `mount.hither` and
 //! `umount.hither` of mount(8).
 //!
 //! Architecture Invariant: only this crate sees the client and FUSE at once; what it stacks is in
@@ -15,6 +15,7 @@ mod mountinfo;
 mod mountstats;
 mod options;
 mod report;
+mod serve;
 mod source;
 mod stack;
 mod stat;
@@ -76,6 +77,7 @@ fn main_command() -> ExitCode {
             Command::Mount(args) => mount::run(args, "hither"),
             Command::Umount(args) => umount::run(args),
             Command::Stat(args) => stat::run(args),
+            Command::Serve(args) => serve::run(args),
         },
     )
 }

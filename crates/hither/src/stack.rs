@@ -86,7 +86,7 @@ fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Options {
 }
 
 /// The machine's randomness and clock.
-fn env() -> Env {
+pub fn env() -> Env {
     #[expect(clippy::disallowed_methods, reason = "the one place where the clock comes from")]
     let wall = || std::time::SystemTime::now();
     Env { random: Arc::new(rand::random), wall: Arc::new(wall) }

@@ -1,0 +1,46 @@
+//! The word to systemd, as sd_notify(3) has it: one datagram with lines to the socket named in `NOTIFY_SOCKET`.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// Whom to tell; nobody, when nobody asked.
+pub struct Notify(Option<(UnixDatagram, SocketAddr)>);
+
+impl Notify {
+    /// As the environment says.
+    pub fn from_environment() -> Self {
+        let name = std::env::var_os("NOTIFY_SOCKET");
+        let addr = name.and_then(|name| match name.as_bytes() {
+            [b'@', name @ ..] => SocketAddr::from_abstract_name(name).ok(),
+            [b'/', ..] => SocketAddr::from_pathname(&name).ok(),
+            _ => None,
+        });
+        Self(addr.and_then(|addr| Some((UnixDatagram::unbound().ok()?, addr))))
+    }
+
+    /// Clients can come.
+    pub fn ready(&self) {
+        self.say("READY=1");
+    }
+
+    /// The configuration is read again.
+    pub fn reloading(&self) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let micros = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
+        self.say(&format!("RELOADING=1\nMONOTONIC_USEC={micros}"));
+    }
+
+    /// The end has begun.
+    pub fn stopping(&self) {
+        self.say("STOPPING=1");
+    }
+
+    fn say(&self, words: &str) {
+        if let Some((socket, addr)) = &self.0
+            && let Err(e) = socket.send_to_addr(words.as_bytes(), addr)
+        {
+            tracing::warn!("telling systemd: {e}");
+        }
+    }
+}
