@@ -11,11 +11,12 @@ const FILE_MAX_LINES: usize = 800;
 const MAY_KNOW: &[(&str, &[&str])] = &[
     ("crates/proto", &[]),
     ("crates/vfs", &[]),
+    ("crates/lease", &[]),
     ("crates/rpc", &["hither-proto"]),
     ("crates/client", &["hither-proto", "hither-rpc", "hither-vfs"]),
     ("crates/fuse", &["hither-vfs"]),
     ("crates/store", &["hither-vfs"]),
-    ("crates/server", &["hither-proto", "hither-rpc", "hither-vfs"]),
+    ("crates/server", &["hither-lease", "hither-proto", "hither-rpc", "hither-vfs"]),
     (
         "crates/hither",
         &["hither-client", "hither-fuse", "hither-rpc", "hither-server", "hither-store", "hither-vfs"],

@@ -1,0 +1,381 @@
+//! The records and how they hang together.
+//!
+//! A lease is found by client and file through one hash table, and hangs in two lists: those of its file, and those of
+//! its client. A file counts its leases by kind, so that whether an operation is in conflict is known without a look at
+//! them; nothing walks a list except to do something to each of its elements.
+
+use super::{Access, Table, Ticket};
+use crate::heap::{OUT, Timed};
+use crate::{ClientId, FileKey, Kind, Ms};
+
+/// No record.
+pub(super) const NONE: u32 = u32::MAX;
+/// Deadline of what has none.
+pub(super) const NEVER: Ms = Ms::MAX;
+
+/// One lease of one client on one file, caching or not.
+#[derive(Debug, Clone)]
+pub(super) struct LeaseRec {
+    /// When it expires, before clock skew; of a lease without end, [`NEVER`] until it is revoked.
+    pub expiry_ms: Ms,
+    /// When it is to be looked at next.
+    pub deadline_ms: Ms,
+    /// When it was called back first.
+    pub evict_ms: Ms,
+    pub file: u32,
+    pub client: u32,
+    pub next_in_file: u32,
+    pub prev_in_file: u32,
+    pub next_in_client: u32,
+    pub prev_in_client: u32,
+    pub place: u32,
+    pub seq: u32,
+    pub kind: Kind,
+    pub cachable: bool,
+    pub state: LeaseState,
+    /// Evictions sent.
+    pub attempts: u8,
+}
+
+/// What is going on with a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct LeaseState(u8);
+
+impl LeaseState {
+    /// Lasts as long as its client is heard of.
+    pub const HELD: Self = Self(1);
+    /// Called back: it is not renewed.
+    pub const EVICTING: Self = Self(2);
+    /// Was held and is revoked: it has an end.
+    pub const REVOKED: Self = Self(4);
+    /// Its holder also writes through: it will be a non-caching lease for writing.
+    pub const WRITES: Self = Self(8);
+
+    pub fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+    pub fn set(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+    pub fn bits(self) -> u8 {
+        self.0
+    }
+}
+
+impl Timed for LeaseRec {
+    fn deadline_ms(&self) -> Ms {
+        self.deadline_ms
+    }
+    fn place(&mut self) -> &mut u32 {
+        &mut self.place
+    }
+}
+
+/// A file that is leased, waited for, being written, or whose modify revision is remembered.
+#[derive(Debug, Clone)]
+pub(super) struct FileRec {
+    pub key: FileKey,
+    pub revision: u64,
+    pub last_write_ms: Ms,
+    /// First lease; of an idle file, the next idle one.
+    pub leases: u32,
+    /// Last of those who wait, in a ring; of an idle file, the previous idle one.
+    pub waiters: u32,
+    /// The caching write lease.
+    pub writer: u32,
+    /// Caching read leases.
+    pub readers: u32,
+    /// Non-caching leases of readers.
+    pub sharing_readers: u32,
+    /// Non-caching leases of writers.
+    pub sharing_writers: u32,
+    /// Whose changes are under way: a client, [`MANY`], or anybody without leases ([`NONE`]).
+    pub in_flight_client: u32,
+    /// Changes under way.
+    pub in_flight: u16,
+    pub idle: bool,
+    /// All its caching leases are being called back.
+    pub evicted_all: bool,
+    /// Has an entry in [`Table::quiet`].
+    pub quiet: bool,
+}
+
+/// Changes of several clients are under way.
+pub(super) const MANY: u32 = u32::MAX - 1;
+
+/// One incarnation of a client.
+#[derive(Debug, Clone)]
+pub(super) struct ClientRec {
+    pub id: ClientId,
+    /// It is renewed, not just the holder of a lease.
+    pub known: bool,
+    pub term_ms: u32,
+    pub renewed_ms: Ms,
+    pub leases: u32,
+}
+
+/// An operation that waits.
+#[derive(Debug, Clone)]
+pub(super) struct Waiter {
+    pub access: Access,
+    /// The number of its ticket; odd slots are told from their earlier users by it.
+    pub number: u32,
+    pub live: bool,
+    /// The file whose ring it is in, or [`NONE`]: it waits for a lease record.
+    pub file: u32,
+    pub next: u32,
+    pub prev: u32,
+}
+
+/// A file that was taken from its holders lately.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Quiet {
+    /// Until then it is given to nobody.
+    pub until_ms: Ms,
+    /// When it was taken last.
+    pub taken_ms: Ms,
+    /// How many times it was taken in short order.
+    pub times: u8,
+}
+
+impl Table {
+    fn mix(&self, words: [u64; 2]) -> u64 {
+        let mut h = self.config.hash_seed;
+        for w in words {
+            h = (h ^ w).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            h ^= h >> 31;
+        }
+        h.wrapping_mul(0x94d0_49bb_1331_11eb) ^ (h >> 29)
+    }
+
+    fn owner_hash(&self, client: u32, file: u32) -> u64 {
+        self.mix([u64::from(client), u64::from(file)])
+    }
+
+    pub(super) fn file(&self, key: FileKey) -> Option<u32> {
+        self.by_key.find(self.mix(key.0), |&f| self.files[f].key == key).copied()
+    }
+
+    pub(super) fn client(&self, id: ClientId) -> Option<u32> {
+        self.by_client.find(self.mix([u64::from(id.0), 1]), |&c| self.clients[c].id == id).copied()
+    }
+
+    pub(super) fn lease_at(&self, client: u32, file: u32) -> Option<u32> {
+        let same = |&i: &u32| self.leases[i].client == client && self.leases[i].file == file;
+        self.by_owner.find(self.owner_hash(client, file), same).copied()
+    }
+
+    pub(super) fn lease_of(&self, client: ClientId, file: FileKey) -> Option<u32> {
+        self.lease_at(self.client(client)?, self.file(file)?)
+    }
+
+    /// The record of a file, made if need be; `None` when there is no room.
+    pub(super) fn file_or_insert(&mut self, key: FileKey) -> Option<u32> {
+        if let Some(f) = self.file(key) {
+            self.wake_from_idle(f);
+            return Some(f);
+        }
+        if self.files.is_full() {
+            self.forget_idle_file()?;
+        }
+        let revision = self.revisions.floor();
+        let f = self.files.add(FileRec {
+            key,
+            revision,
+            last_write_ms: 0,
+            leases: NONE,
+            waiters: NONE,
+            writer: NONE,
+            readers: 0,
+            sharing_readers: 0,
+            sharing_writers: 0,
+            in_flight_client: NONE,
+            in_flight: 0,
+            idle: false,
+            evicted_all: false,
+            quiet: false,
+        })?;
+        let hash = self.mix(key.0);
+        let mut index = std::mem::take(&mut self.by_key);
+        index.insert_unique(hash, f, |&f| self.mix(self.files[f].key.0));
+        self.by_key = index;
+        Some(f)
+    }
+
+    /// The record of a client, made if need be; `None` when there is no room.
+    pub(super) fn client_or_insert(&mut self, id: ClientId) -> Option<u32> {
+        if let Some(c) = self.client(id) {
+            return Some(c);
+        }
+        let c = self.clients.add(ClientRec { id, known: false, term_ms: 0, renewed_ms: 0, leases: NONE })?;
+        let hash = self.mix([u64::from(id.0), 1]);
+        let mut index = std::mem::take(&mut self.by_client);
+        index.insert_unique(hash, c, |&c| self.mix([u64::from(self.clients[c].id.0), 1]));
+        self.by_client = index;
+        Some(c)
+    }
+
+    pub(super) fn drop_client_if_unused(&mut self, c: u32) {
+        if self.clients[c].known || self.clients[c].leases != NONE {
+            return;
+        }
+        let hash = self.mix([u64::from(self.clients[c].id.0), 1]);
+        if let Ok(entry) = self.by_client.find_entry(hash, |&x| x == c) {
+            entry.remove();
+        }
+        self.clients.remove(c);
+    }
+
+    /// Adds a lease to its file and client. There is room: the caller has looked.
+    pub(super) fn add_lease(&mut self, mut lease: LeaseRec) -> Option<u32> {
+        let (c, f) = (lease.client, lease.file);
+        lease.place = OUT;
+        (lease.prev_in_file, lease.next_in_file) = (NONE, self.files[f].leases);
+        (lease.prev_in_client, lease.next_in_client) = (NONE, self.clients[c].leases);
+        let i = self.leases.add(lease)?;
+        if self.files[f].leases != NONE {
+            let next = self.files[f].leases;
+            self.leases[next].prev_in_file = i;
+        }
+        if self.clients[c].leases != NONE {
+            let next = self.clients[c].leases;
+            self.leases[next].prev_in_client = i;
+        }
+        self.files[f].leases = i;
+        self.clients[c].leases = i;
+        let hash = self.owner_hash(c, f);
+        let mut index = std::mem::take(&mut self.by_owner);
+        index.insert_unique(hash, i, |&i| self.owner_hash(self.leases[i].client, self.leases[i].file));
+        self.by_owner = index;
+        self.count(i, true);
+        Some(i)
+    }
+
+    /// Takes a lease out of everything.
+    pub(super) fn remove_lease(&mut self, i: u32) {
+        self.count(i, false);
+        self.timers.take(&mut self.leases, i);
+        let l = self.leases[i].clone();
+        match l.prev_in_file {
+            NONE => self.files[l.file].leases = l.next_in_file,
+            prev => self.leases[prev].next_in_file = l.next_in_file,
+        }
+        if l.next_in_file != NONE {
+            self.leases[l.next_in_file].prev_in_file = l.prev_in_file;
+        }
+        match l.prev_in_client {
+            NONE => self.clients[l.client].leases = l.next_in_client,
+            prev => self.leases[prev].next_in_client = l.next_in_client,
+        }
+        if l.next_in_client != NONE {
+            self.leases[l.next_in_client].prev_in_client = l.prev_in_client;
+        }
+        let hash = self.owner_hash(l.client, l.file);
+        if let Ok(entry) = self.by_owner.find_entry(hash, |&x| x == i) {
+            entry.remove();
+        }
+        self.leases.remove(i);
+        self.drop_client_if_unused(l.client);
+    }
+
+    /// Adds a lease to the counts of its file, or subtracts it. To be called around every change of its kind.
+    pub(super) fn count(&mut self, i: u32, add: bool) {
+        let l = &self.leases[i];
+        let f = &mut self.files[l.file];
+        let n = match (l.cachable, l.kind) {
+            (true, Kind::Write) => {
+                f.writer = if add { i } else { NONE };
+                return;
+            }
+            (true, Kind::Read) => &mut f.readers,
+            (false, Kind::Read) => &mut f.sharing_readers,
+            (false, Kind::Write) => &mut f.sharing_writers,
+        };
+        match add {
+            true => *n += 1,
+            false => *n -= 1,
+        }
+    }
+
+    /// Changes a lease's kind, keeping the counts right.
+    pub(super) fn turn(&mut self, i: u32, cachable: bool, kind: Kind) {
+        self.count(i, false);
+        (self.leases[i].cachable, self.leases[i].kind) = (cachable, kind);
+        self.count(i, true);
+    }
+
+    /// Sets when a lease is looked at next.
+    pub(super) fn arm(&mut self, i: u32, deadline_ms: Ms) {
+        self.leases[i].deadline_ms = deadline_ms;
+        match deadline_ms {
+            NEVER => self.timers.take(&mut self.leases, i),
+            _ => self.timers.put(&mut self.leases, i),
+        }
+    }
+
+    /// A file that nobody needs any more goes to the idle ones, which keep its modify revision as long as there is room.
+    pub(super) fn rest(&mut self, f: u32) {
+        let file = &self.files[f];
+        let needed = file.leases != NONE || file.waiters != NONE || file.in_flight > 0;
+        if file.idle || needed {
+            return;
+        }
+        if file.revision == self.revisions.floor() && !file.quiet {
+            return self.remove_file(f);
+        }
+        let last = self.idle_last;
+        let file = &mut self.files[f];
+        (file.idle, file.waiters, file.leases) = (true, last, NONE);
+        match last {
+            NONE => self.idle_first = f,
+            last => self.files[last].leases = f,
+        }
+        self.idle_last = f;
+    }
+
+    fn wake_from_idle(&mut self, f: u32) {
+        if !self.files[f].idle {
+            return;
+        }
+        let (next, prev) = (self.files[f].leases, self.files[f].waiters);
+        match prev {
+            NONE => self.idle_first = next,
+            prev => self.files[prev].leases = next,
+        }
+        match next {
+            NONE => self.idle_last = prev,
+            next => self.files[next].waiters = prev,
+        }
+        let file = &mut self.files[f];
+        (file.idle, file.waiters, file.leases) = (false, NONE, NONE);
+    }
+
+    fn forget_idle_file(&mut self) -> Option<()> {
+        let f = self.idle_first;
+        if f == NONE {
+            return None;
+        }
+        self.wake_from_idle(f);
+        self.remove_file(f);
+        Some(())
+    }
+
+    fn remove_file(&mut self, f: u32) {
+        self.revisions.forget(self.files[f].revision);
+        self.quiet.remove(&f);
+        let hash = self.mix(self.files[f].key.0);
+        if let Ok(entry) = self.by_key.find_entry(hash, |&x| x == f) {
+            entry.remove();
+        }
+        self.files.remove(f);
+    }
+
+    /// The number of a lease as others see it.
+    pub(super) fn seq_of(&self, i: u32) -> u64 {
+        u64::from(self.epoch) << 32 | u64::from(self.leases[i].seq)
+    }
+
+    pub(super) fn ticket(&self, slot: u32) -> Ticket {
+        Ticket { slot, number: self.waiters[slot].number }
+    }
+}

@@ -1,0 +1,97 @@
+//! After a restart: no lease is remembered, so all that may be out are waited for.
+//!
+//! Until the longest of them is over, clock skew included, and no write came for the write slack, only writes under a
+//! lease are served: delayed ones, and those of clients that know that a file is shared. Everything else is told to try
+//! later (section 4.1 of the paper). A write for which no lease is claimed is refused as well: it could be overtaken by
+//! an older, delayed one.
+
+use super::due::RECHECK_MS;
+use super::{Access, Decision, Op, Table};
+use crate::Ms;
+
+/// The time after a restart.
+#[derive(Debug, Clone)]
+pub(super) struct Recovery {
+    /// All leases that were granted before have expired then.
+    pub until_ms: Ms,
+    /// When the last write came.
+    pub last_write_ms: Ms,
+    /// Not to be looked at before.
+    pub recheck_ms: Ms,
+}
+
+impl Table {
+    /// True as long as only writes under leases are served.
+    pub fn is_recovering(&self) -> bool {
+        self.recovery.is_some()
+    }
+
+    /// This client's write lease ended without being given back before the restart ([`Action::Ended`](super::Action)):
+    /// others may have seen the file without what it delayed.
+    pub fn fence(&mut self, client: crate::ClientId, file: crate::FileKey, seq: u64) {
+        if self.recovery.is_some() {
+            self.fenced.insert((client, file), seq);
+        }
+    }
+
+    pub(super) fn start_recovery(&mut self, now: Ms, outstanding_ms: u32) {
+        if outstanding_ms > 0 {
+            let until_ms = now + u64::from(outstanding_ms) + u64::from(self.config.skew_ms);
+            self.recovery = Some(Recovery { until_ms, last_write_ms: now, recheck_ms: 0 });
+        }
+    }
+
+    pub(super) fn recovery_end(&self, r: &Recovery) -> Ms {
+        let slack = if self.rules.grace_slack { u64::from(self.config.write_slack_ms) } else { 0 };
+        (r.until_ms.max(r.last_write_ms) + slack).max(r.recheck_ms)
+    }
+
+    pub(super) fn end_recovery(&mut self, now: Ms) {
+        let Some(r) = &self.recovery else { return };
+        if now <= self.recovery_end(r) {
+            return;
+        }
+        let over = (self.idle_workers || !self.rules.idle) && self.writes_in_flight == 0;
+        if over && self.epoch == 0 {
+            self.ask_for_epoch();
+        }
+        if over && self.epoch != 0 {
+            self.recovery = None;
+            self.fenced.clear();
+            self.settle_from_ms = now;
+            self.settle_until_ms = now + u64::from(self.config.settle_ms);
+        } else if let Some(r) = &mut self.recovery {
+            r.recheck_ms = now + RECHECK_MS;
+        }
+    }
+
+    /// A write came or ended.
+    pub(super) fn note_write(&mut self, now: Ms) {
+        if let Some(r) = &mut self.recovery {
+            r.last_write_ms = now;
+        }
+    }
+
+    /// Whether an operation is not served because of a restart.
+    pub(super) fn refuse_in_recovery(&mut self, now: Ms, a: &Access) -> Option<Decision> {
+        if a.op == Op::Push {
+            return None;
+        }
+        if let Some(r) = &self.recovery {
+            let left = (self.recovery_end(r) + 1).saturating_sub(now);
+            let after_ms = u32::try_from(left).unwrap_or(u32::MAX).max(self.config.try_later_ms);
+            return Some(Decision::TryLater { after_ms });
+        }
+        let rate = u64::from(self.config.recovery_rate_per_s);
+        if rate == 0 || now >= self.settle_until_ms {
+            return None;
+        }
+        let allowed = (now - self.settle_from_ms) * rate / 1000 + 1;
+        if self.admitted < allowed {
+            self.admitted += 1;
+            return None;
+        }
+        let after_ms = ((self.admitted + 1 - allowed) * 1000 / rate).max(1);
+        Some(Decision::TryLater { after_ms: u32::try_from(after_ms).unwrap_or(u32::MAX) })
+    }
+}
