@@ -27,8 +27,13 @@ pub enum Command {
     Umount(UmountArgs),
     /// Show what a mount has asked of its server, and how fast it answered
     Stat(StatArgs),
+<<<<<<< ours
     /// Serve a directory of this machine to NFS clients (versions 3, 4.1 and 4.2)
     Serve(ServeArgs),
+=======
+    /// Look at a disk cache, fill it, clean it
+    Cache(CacheArgs),
+>>>>>>> theirs
 }
 
 /// `hither mount`.
@@ -107,6 +112,7 @@ pub struct StatArgs {
     pub watch: Option<u64>,
 }
 
+<<<<<<< ours
 /// `hither serve`.
 #[derive(Debug, Args, Clone)]
 pub struct ServeArgs {
@@ -150,6 +156,94 @@ pub struct ServeArgs {
     pub memory: bool,
     #[command(flatten)]
     pub log: LogArgs,
+=======
+/// `hither cache`.
+#[derive(Debug, Args, Clone)]
+pub struct CacheArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub what: CacheCommand,
+}
+
+/// Commands about a disk cache. WHERE is a directory of a mount that has one, or a cache directory, of which only those parts
+/// can be looked at that no mount uses.
+#[derive(Debug, Subcommand, Clone)]
+pub enum CacheCommand {
+    /// How much is kept, and what the cache has done since the mount
+    Status(CacheWhere),
+    /// What is kept, largest first
+    Ls(CacheWhere),
+    /// Compare everything with its checksums; what is damaged is dropped
+    Check(CacheWhere),
+    /// Compare everything with the files at the server; what differs is dropped
+    Verify(CacheVerify),
+    /// Drop what is kept of files, or of all that are not pinned
+    Evict(CacheEvict),
+    /// Keep the cleaner from files, in whatever version they come
+    Pin(CacheFiles),
+    /// Let the cleaner have pinned files
+    Unpin(CacheFiles),
+    /// Read files through their mount, so that the cache has them
+    Warm(CacheWarm),
+}
+
+/// A cache.
+#[derive(Debug, Args, Clone)]
+pub struct CacheWhere {
+    /// A directory of a mount, or a cache directory
+    #[arg(value_name = "WHERE")]
+    pub place: PathBuf,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hither cache verify`.
+#[derive(Debug, Args, Clone)]
+pub struct CacheVerify {
+    /// A directory of a mount
+    #[arg(value_name = "WHERE")]
+    pub place: PathBuf,
+    /// Read the files from the server: as many bytes as are cached
+    #[arg(long, required = true)]
+    pub against_server: bool,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Files of a mount.
+#[derive(Debug, Args, Clone)]
+pub struct CacheFiles {
+    /// Files in a mount
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+}
+
+/// `hither cache evict`.
+#[derive(Debug, Args, Clone)]
+pub struct CacheEvict {
+    /// Files in a mount; with --all, a directory of a mount or a cache directory
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// All files that are not pinned
+    #[arg(long)]
+    pub all: bool,
+}
+
+/// `hither cache warm`.
+#[derive(Debug, Args, Clone)]
+pub struct CacheWarm {
+    /// Files, and directories with all that is below; `-` reads a list from standard input, a path a line
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Files that are read at a time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub jobs: u8,
+    /// Show no progress
+    #[arg(short, long)]
+    pub quiet: bool,
+>>>>>>> theirs
 }
 
 /// Formats of `hither stat`.

@@ -5,6 +5,7 @@
 //! known by the socket's peer credentials, even when it does not answer.
 
 use crate::exit::Failure;
+use hither_vfs::BoxFuture;
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -20,21 +21,43 @@ use tokio::net::UnixListener;
 const DIR: &str = "/run/hither";
 /// Version of requests and replies.
 const VERSION: u32 = 1;
-/// Longest request.
-const MAX_REQUEST_BYTES: u64 = 4096;
-/// Longest reply: a few hundred operations of a few hundred bytes.
-const MAX_REPLY_BYTES: u64 = 1 << 20;
+/// Longest request: a path and a little more, escaped.
+const MAX_REQUEST_BYTES: u64 = 32 << 10;
+/// Longest reply: a list of a million cached files.
+const MAX_REPLY_BYTES: u64 = 512 << 20;
 /// A daemon that lives answers from memory; this is long for that.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// For a client that reads slowly.
+const SEND_WITHIN: Duration = Duration::from_secs(60);
 
 /// What can be asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ask {
     /// A [`crate::report::Report`].
     Stat,
     /// The statvers=1.1 record, as a string.
     Mountstats,
+    /// Something about the disk cache.
+    Cache(CacheAsk),
+}
+
+/// What can be asked of a disk cache. Paths are relative to the mount point.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CacheAsk {
+    /// Its entries.
+    List,
+    /// Compares them with their checksums.
+    Check,
+    /// Compares them with the server's files.
+    Verify,
+    /// Drops what is kept of a file; of all that are not pinned.
+    Evict(Option<String>),
+    /// Pins a file.
+    Pin(String),
+    /// Undoes that.
+    Unpin(String),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,7 +67,7 @@ struct Request {
 }
 
 /// Answers requests: a value, or a line that says why not.
-pub type Answer = Arc<dyn Fn(Ask) -> Result<serde_json::Value, String> + Send + Sync>;
+pub type Answer = Arc<dyn Fn(Ask) -> BoxFuture<Result<serde_json::Value, String>> + Send + Sync>;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Reply {
@@ -107,7 +130,7 @@ async fn serve(listener: UnixListener, answer: Answer) {
                 let answer = answer.clone();
                 tokio::spawn(async move {
                     // A client that is slow or gone is its own problem.
-                    let _ = tokio::time::timeout(ANSWER_WITHIN, converse(stream, answer)).await;
+                    let _ = converse(stream, answer).await;
                 });
             }
             Err(e) => {
@@ -121,11 +144,12 @@ async fn serve(listener: UnixListener, answer: Answer) {
 async fn converse(mut stream: tokio::net::UnixStream, answer: Answer) -> io::Result<()> {
     let (read, mut write) = stream.split();
     let mut line = String::new();
-    tokio::io::BufReader::new(read).take(MAX_REQUEST_BYTES).read_line(&mut line).await?;
+    let mut request = tokio::io::BufReader::new(read).take(MAX_REQUEST_BYTES);
+    tokio::time::timeout(ANSWER_WITHIN, request.read_line(&mut line)).await??;
     let reply = match serde_json::from_str::<Request>(&line) {
-        Ok(request) if request.version == VERSION => answer(request.ask),
+        Ok(request) if request.version == VERSION => answer(request.ask).await,
         Ok(request) => Err(format!("request version {} is not {VERSION}", request.version)),
-        Err(e) => Err(format!("request not understood: {e}")),
+        Err(e) => Err(format!("request not understood ({e}); it is of another version")),
     };
     let reply = match reply {
         Ok(answer) => Reply { version: VERSION, answer: Some(answer), error: None },
@@ -133,7 +157,7 @@ async fn converse(mut stream: tokio::net::UnixStream, answer: Answer) -> io::Res
     };
     let mut text = serde_json::to_vec(&reply)?;
     text.push(b'\n');
-    write.write_all(&text).await
+    tokio::time::timeout(SEND_WITHIN, write.write_all(&text)).await?
 }
 
 /// Asks the daemon of the mount with device number `dev`, shown as `dir` in errors.
@@ -161,13 +185,14 @@ pub fn ask(dev: (u32, u32), dir: &str, what: Ask) -> Result<serde_json::Value, F
         Reply { answer: Some(answer), .. } => Ok(answer),
         Reply { error, .. } => {
             let error = error.unwrap_or_else(|| "empty answer".into());
-            Err(Failure::system(format!("the daemon of {dir} refuses: {error}; is it of another version?")))
+            Err(Failure::system(format!("the daemon of {dir} refuses: {error}")))
         }
     }
 }
 
 fn exchange(mut stream: UnixStream, what: Ask) -> io::Result<Reply> {
-    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+    // Looking through a cache takes as long as it takes.
+    stream.set_read_timeout(if matches!(what, Ask::Cache(_)) { None } else { Some(ANSWER_WITHIN) })?;
     stream.set_write_timeout(Some(ANSWER_WITHIN))?;
     let mut request = serde_json::to_vec(&Request { version: VERSION, ask: what })?;
     request.push(b'\n');
@@ -188,9 +213,13 @@ mod tests {
     use super::*;
 
     fn answer() -> Answer {
-        Arc::new(|ask| match ask {
-            Ask::Stat => Ok(serde_json::json!({ "n": 1 })),
-            Ask::Mountstats => Err("not now".into()),
+        Arc::new(|ask| {
+            Box::pin(async move {
+                match ask {
+                    Ask::Stat => Ok(serde_json::json!({ "n": 1 })),
+                    _ => Err("not now".into()),
+                }
+            })
         })
     }
 

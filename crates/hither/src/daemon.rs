@@ -142,14 +142,20 @@ async fn farewell(client: &Client) {
 
 /// Answers of the control socket.
 fn answer(teller: Teller, dir: &Path) -> Answer {
-    let dir = dir.to_path_buf();
-    Arc::new(move |ask| match ask {
-        Ask::Stat => serde_json::to_value(teller.report()).map_err(|e| e.to_string()),
-        Ask::Mountstats => {
-            let mounts = mountinfo::read().unwrap_or_default();
-            let flags = mountinfo::at(&mounts, &dir).map_or("rw", |mount| &mount.options);
-            Ok(serde_json::Value::String(teller.mountstats(flags)))
-        }
+    let (dir, teller) = (dir.to_path_buf(), Arc::new(teller));
+    Arc::new(move |ask| {
+        let (dir, teller) = (dir.clone(), teller.clone());
+        Box::pin(async move {
+            match ask {
+                Ask::Stat => serde_json::to_value(teller.report()).map_err(|e| e.to_string()),
+                Ask::Mountstats => {
+                    let mounts = mountinfo::read().unwrap_or_default();
+                    let flags = mountinfo::at(&mounts, &dir).map_or("rw", |mount| &mount.options);
+                    Ok(serde_json::Value::String(teller.mountstats(flags)))
+                }
+                Ask::Cache(ask) => teller.cache(ask).await,
+            }
+        })
     })
 }
 

@@ -1,9 +1,14 @@
+<<<<<<< ours
 //! The hither binary: `hither mount`, `umount`, `stat` and `serve`, and the helpers `mount.hither` and
+=======
+//! The hither binary: `hither mount`, `umount`, `stat` and `cache`, and the helpers `mount.hither` and
+>>>>>>> theirs
 //! `umount.hither` of mount(8).
 //!
 //! Architecture Invariant: only this crate sees the client and FUSE at once; what it stacks is in
 //! [`stack`], one screen. Everything else here is words: options, errors, reports.
 
+mod cache;
 mod cli;
 mod control;
 mod daemon;
@@ -77,7 +82,11 @@ fn main_command() -> ExitCode {
             Command::Mount(args) => mount::run(args, "hither"),
             Command::Umount(args) => umount::run(args),
             Command::Stat(args) => stat::run(args),
+<<<<<<< ours
             Command::Serve(args) => serve::run(args),
+=======
+            Command::Cache(args) => cache::run(&args.what),
+>>>>>>> theirs
         },
     )
 }

@@ -2,6 +2,7 @@
 
 mod cache;
 
+use crate::control::CacheAsk;
 use crate::exit::Failure;
 use crate::mount::Job;
 use crate::mountstats;
@@ -86,7 +87,11 @@ fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Options {
 }
 
 /// The machine's randomness and clock.
+<<<<<<< ours
 pub fn env() -> Env {
+=======
+pub(crate) fn env() -> Env {
+>>>>>>> theirs
     #[expect(clippy::disallowed_methods, reason = "the one place where the clock comes from")]
     let wall = || std::time::SystemTime::now();
     Env { random: Arc::new(rand::random), wall: Arc::new(wall) }
@@ -279,6 +284,17 @@ impl Teller {
         let rpc = self.stats.snapshot();
         let part = MountPart { age_s: rpc.age_s, ..self.part.clone() };
         mountstats::record(&part, flags, &rpc, &self.requests())
+    }
+
+    /// What is asked about the disk cache.
+    ///
+    /// # Errors
+    /// A line for the user.
+    pub async fn cache(&self, ask: CacheAsk) -> Result<serde_json::Value, String> {
+        match &self.disk {
+            Some(disk) => cache::answer(disk, ask).await,
+            None => Err("it is mounted without a disk cache: mount it with -o cache".into()),
+        }
     }
 
     fn layers(&self) -> BTreeMap<String, Counters> {

@@ -3,7 +3,7 @@
 //! The mount is found in mountinfo and its daemon asked over the control socket; the directory itself
 //! is never touched, so that a mount whose server is dead can be looked at.
 
-mod text;
+pub mod text;
 
 use crate::cli::{Format, StatArgs};
 use crate::control::{self, Ask};
@@ -11,6 +11,7 @@ use crate::exit::Failure;
 use crate::mountinfo;
 use crate::report::Report;
 use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
 
 /// Shows the counters.
@@ -18,7 +19,7 @@ use std::time::Duration;
 /// # Errors
 /// Not a directory of a mount of ours, and those of [`control::ask`].
 pub fn run(args: &StatArgs) -> Result<(), Failure> {
-    let (dev, dir) = locate(args)?;
+    let (dev, dir) = locate(&args.dir)?;
     let format = if args.json { Format::Json } else { args.format };
     show(dev, &dir, format, None)?;
     let Some(every_s) = args.watch else { return Ok(()) };
@@ -36,10 +37,13 @@ pub fn run(args: &StatArgs) -> Result<(), Failure> {
 }
 
 /// Device number and mount point of the mount that holds the directory.
-fn locate(args: &StatArgs) -> Result<((u32, u32), String), Failure> {
-    let shown = args.dir.display();
+///
+/// # Errors
+/// It is in none of ours.
+pub fn locate(path: &Path) -> Result<((u32, u32), String), Failure> {
+    let shown = path.display();
     let mounts = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
-    let path = mountinfo::resolve(&mounts, &args.dir).map_err(|e| match e.kind() {
+    let path = mountinfo::resolve(&mounts, path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Failure::usage(format!("{shown}: no such directory")),
         _ => Failure::usage(format!("{shown}: {e}")),
     })?;
@@ -52,7 +56,11 @@ fn locate(args: &StatArgs) -> Result<((u32, u32), String), Failure> {
     }
 }
 
-fn report(dev: (u32, u32), dir: &str) -> Result<Report, Failure> {
+/// What the daemon of a mount tells.
+///
+/// # Errors
+/// Those of [`control::ask`].
+pub fn report(dev: (u32, u32), dir: &str) -> Result<Report, Failure> {
     serde_json::from_value(control::ask(dev, dir, Ask::Stat)?)
         .map_err(|e| Failure::system(format!("the daemon of {dir} is of another version: {e}")))
 }
@@ -84,7 +92,10 @@ fn show(dev: (u32, u32), dir: &str, format: Format, known: Option<&Report>) -> R
 }
 
 /// Writes to standard output; that nobody reads on (`| head`) is no failure.
-fn print(text: &str) -> Result<(), Failure> {
+///
+/// # Errors
+/// It cannot be written.
+pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),

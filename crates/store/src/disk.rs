@@ -42,10 +42,12 @@ mod stats;
 mod survey;
 #[cfg(test)]
 mod tests;
+mod tools;
 
 pub use home::DiskError;
 pub use stats::DiskStats;
-pub use survey::{DiskPart, survey};
+pub use survey::{DiskPart, evict_all, survey};
+pub use tools::{DiskCheck, DiskEntry, DiskVerify};
 
 use fill::Job;
 use hither_vfs::{BoxFuture, Env, Fh, Upcalls, Vfs};
@@ -106,34 +108,6 @@ impl Default for DiskOptions {
             retry: Duration::from_secs(30),
         }
     }
-}
-
-/// What is kept of one file.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct DiskEntry {
-    /// Filehandle in hexadecimal.
-    pub filehandle: String,
-    /// Change attribute of the version.
-    pub change: u64,
-    /// Length of the remote file.
-    pub size_bytes: u64,
-    /// How much of it is here.
-    pub cached_bytes: u64,
-    /// When it was last used, in seconds since 1970.
-    pub used_s: u64,
-}
-
-/// What [`Disk::check`] found.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
-pub struct DiskCheck {
-    /// Entries looked at.
-    pub entries: u64,
-    /// Blocks compared with their checksums.
-    pub blocks: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Entries that were damaged, and dropped.
-    pub damaged: u64,
 }
 
 /// The cache.
@@ -245,6 +219,7 @@ impl Disk {
         let Some(home) = home::Home::open(dir, identity, &self.env)? else { return Ok(false) };
         let shelf = self.shelf_in(Arc::new(io::RealIo { dir: home.dir.clone() }));
         let shelf = shelf.map_err(|e| DiskError::unusable(dir, &e))?;
+        shelf.set_pins(home::read_pins(&home.dir));
         let mut lock = self.lock.lock();
         if !self.is_ended() {
             *self.shelf.write() = Some(shelf);
@@ -322,34 +297,6 @@ impl Disk {
         }
     }
 
-    /// Compares everything with its checksum and drops what differs. Takes as long as reading all of it does.
-    pub async fn check(&self) -> DiskCheck {
-        let Some(shelf) = self.shelf() else { return DiskCheck::default() };
-        let mut report = DiskCheck::default();
-        for key in shelf.keys() {
-            let shelf = shelf.clone();
-            let one = self.blocking(move || check_one(&shelf, key)).await;
-            let Ok(one) = one else { break };
-            report.add(one);
-        }
-        report
-    }
-
-    /// What is kept, in no order.
-    pub async fn list(&self) -> Vec<DiskEntry> {
-        let Some(shelf) = self.shelf() else { return Vec::new() };
-        let all = move || {
-            let looked = shelf.keys().into_iter().filter_map(|key| shelf.look(key));
-            looked.map(|(entry, _, used_s)| entry_told(&entry, used_s)).collect()
-        };
-        self.blocking(all).await.unwrap_or_default()
-    }
-
-    /// Drops what is kept of a file; tells whether there was anything.
-    pub fn evict(&self, fh: &Fh) -> bool {
-        self.shelf().is_some_and(|shelf| shelf.forget(format::Key::of(fh), None))
-    }
-
     fn shelf(&self) -> Option<Arc<Shelf>> {
         self.shelf.read().clone()
     }
@@ -380,43 +327,6 @@ impl Disk {
         let _turn = self.pool.acquire().await.map_err(std::io::Error::other)?;
         tokio::task::spawn_blocking(f).await.map_err(std::io::Error::other)
     }
-}
-
-impl DiskCheck {
-    fn add(&mut self, (blocks, bytes, damaged): (u64, u64, bool)) {
-        self.entries += 1;
-        self.blocks += blocks;
-        self.bytes += bytes;
-        self.damaged += u64::from(damaged);
-    }
-}
-
-fn entry_told(entry: &entry::Entry, used_s: u64) -> DiskEntry {
-    DiskEntry {
-        filehandle: entry.fh.0.iter().map(|b| format!("{b:02x}")).collect(),
-        change: entry.version.change,
-        size_bytes: entry.version.size,
-        cached_bytes: entry.bytes(),
-        used_s,
-    }
-}
-
-/// Compares an entry with its checksums and drops it if it differs: blocks and bytes that were right, and whether it differed.
-fn check_one(shelf: &Shelf, key: format::Key) -> (u64, u64, bool) {
-    let before = shelf.has(key);
-    let Some((entry, ..)) = shelf.look(key) else { return (0, 0, before) };
-    let (mut blocks, mut bytes) = (0, 0);
-    for block in entry.blocks() {
-        match entry.read_verified(block) {
-            Ok(data) => bytes += data.len() as u64,
-            Err(e) => {
-                shelf.damaged(key, entry.id, &e);
-                return (blocks, bytes, true);
-            }
-        }
-        blocks += 1;
-    }
-    (blocks, bytes, false)
 }
 
 impl crate::meta::Near for Disk {

@@ -1,10 +1,11 @@
 //! The disk cache of a mount: what its options say, and whose contents it holds.
 
 use super::env;
+use crate::control::CacheAsk;
 use crate::mount::Job;
 use hither_client::{Connected, Version};
 use hither_store::disk::{Disk, DiskOptions};
-use hither_vfs::{Cred, Cx};
+use hither_vfs::{Cred, Cx, Fh, Name};
 use std::sync::Arc;
 
 /// The layer, when one is wanted.
@@ -41,4 +42,36 @@ async fn identity(job: &Job, connected: &Connected) -> Vec<u8> {
     identity.extend(fsid.1.to_be_bytes());
     identity.extend(handle);
     identity
+}
+
+/// Answers what is asked about the cache of a mount.
+///
+/// # Errors
+/// A line for the user.
+pub async fn answer(disk: &Disk, ask: CacheAsk) -> Result<serde_json::Value, String> {
+    let cx = Cx::new(Arc::new(Cred::root()));
+    let value = |value: Result<serde_json::Value, serde_json::Error>| value.map_err(|e| e.to_string());
+    match ask {
+        CacheAsk::List => value(serde_json::to_value(disk.list().await)),
+        CacheAsk::Check => value(serde_json::to_value(disk.check().await)),
+        CacheAsk::Verify => value(serde_json::to_value(disk.verify(&cx).await)),
+        CacheAsk::Evict(None) => Ok(serde_json::json!({ "evicted": disk.evict_all() })),
+        CacheAsk::Evict(Some(path)) => {
+            let gone = disk.evict(&find(disk, &cx, &path).await?);
+            Ok(serde_json::json!({ "evicted": u64::from(gone) }))
+        }
+        CacheAsk::Pin(path) => pin(disk, &find(disk, &cx, &path).await?, true).await,
+        CacheAsk::Unpin(path) => pin(disk, &find(disk, &cx, &path).await?, false).await,
+    }
+}
+
+async fn pin(disk: &Disk, fh: &Fh, pinned: bool) -> Result<serde_json::Value, String> {
+    disk.pin(fh, pinned).await.map(|()| serde_json::json!({ "pinned": pinned }))
+}
+
+async fn find(disk: &Disk, cx: &Cx, path: &str) -> Result<Fh, String> {
+    let names = path.split('/').filter(|name| !name.is_empty() && *name != ".");
+    let names: Result<Vec<Name>, _> = names.map(|name| Name::new(name.as_bytes().to_vec())).collect();
+    let found = async { disk.resolve(cx, &names?).await };
+    found.await.map_err(|e| format!("{path}: {e}"))
 }

@@ -135,7 +135,7 @@ fn table(out: &mut String, operations: &[Operation]) {
 }
 
 /// `17 B`, `1.2 KiB`, `345 MiB`.
-fn bytes(n: u64) -> String {
+pub fn bytes(n: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = n as f64;
     let mut unit = 0;
@@ -157,7 +157,7 @@ fn duration(us: u64) -> String {
 }
 
 /// `3 d 04:05:06`.
-fn age(s: u64) -> String {
+pub fn age(s: u64) -> String {
     let (days, rest) = (s / 86_400, s % 86_400);
     let clock = format!("{:02}:{:02}:{:02}", rest / 3600, rest / 60 % 60, rest % 60);
     if days > 0 { format!("{days} d {clock}") } else { clock }

@@ -4,6 +4,7 @@
 //! and a file `DIR/HASH.lock` that whoever uses the part holds locked (flock). `DIR/HASH/format` says version and identity; a part
 //! that says something else is renamed to `DIR/HASH.aside-N` and a new one begun. A directory with other things in it is left alone.
 
+use super::format::Key;
 use hither_vfs::Env;
 use std::fs::{DirBuilder, File};
 use std::io::{self, ErrorKind, Write};
@@ -15,6 +16,8 @@ use twox_hash::XxHash3_64;
 const MARK: &str = "hither-cache";
 /// In each part.
 const FORMAT: &str = "format";
+/// In each part: files that the cleaner leaves alone, a line each.
+const PINS: &str = "pins";
 
 /// Why a directory cannot be the cache.
 #[derive(Debug, thiserror::Error)]
@@ -178,4 +181,22 @@ fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(&temporary, path)
+}
+
+/// Bytes in hexadecimal.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Files that are pinned in a part; what is not understood is left out.
+pub(super) fn read_pins(part: &Path) -> Vec<Key> {
+    let text = std::fs::read_to_string(part.join(PINS)).unwrap_or_default();
+    let hex = |s: &str| u64::from_str_radix(s, 16).ok();
+    text.lines().filter_map(|line| Some(Key(hex(line.get(..16)?)?, hex(line.get(16..)?)?))).collect()
+}
+
+/// Notes which files are pinned.
+pub(super) fn write_pins(part: &Path, pins: &[Key]) -> io::Result<()> {
+    let text: String = pins.iter().map(|key| format!("{:016x}{:016x}\n", key.0, key.1)).collect();
+    write_whole(&part.join(PINS), text.as_bytes())
 }

@@ -10,9 +10,7 @@ use super::io::Io;
 use super::stats::{Counters, add};
 use hither_vfs::Fh;
 use parking_lot::Mutex;
-use std::collections::HashMap;
-#[cfg(test)]
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, ErrorKind};
 use std::sync::{Arc, Weak};
 
@@ -41,6 +39,8 @@ pub(super) struct Shelf {
     makers: [Mutex<()>; LOCKS],
     trash: Mutex<Vec<String>>,
     cleaning: Mutex<()>,
+    /// Files that the cleaner leaves alone.
+    pins: Mutex<HashSet<Key>>,
     limits: Limits,
     counters: Arc<Counters>,
     random: Arc<dyn Fn() -> u64 + Send + Sync>,
@@ -85,6 +85,7 @@ impl Shelf {
             makers: Default::default(),
             trash: Mutex::default(),
             cleaning: Mutex::default(),
+            pins: Mutex::default(),
             limits,
             counters,
             random,
@@ -298,7 +299,8 @@ impl Shelf {
             let each = |(key, slot): (&Key, &Slot)| {
                 (slot.entry.strong_count() > 0, slot.used_s, *key, slot.id, slot.bytes)
             };
-            index.slots.iter().map(each).collect()
+            let pins = self.pins.lock();
+            index.slots.iter().filter(|(key, _)| !pins.contains(key)).map(each).collect()
         };
         all.sort_unstable();
         let (mut freed, mut gone) = (0, 0);
@@ -315,6 +317,27 @@ impl Shelf {
         add(&self.counters.evictions, gone);
         add(&self.counters.evicted_bytes, freed);
         gone
+    }
+
+    /// Whether the cleaner leaves a file alone.
+    pub fn is_pinned(&self, key: Key) -> bool {
+        self.pins.lock().contains(&key)
+    }
+
+    /// Pins a file or lets it go; all pins afterwards.
+    pub fn pin(&self, key: Key, pinned: bool) -> Vec<Key> {
+        let mut pins = self.pins.lock();
+        if pinned {
+            pins.insert(key);
+        } else {
+            pins.remove(&key);
+        }
+        pins.iter().copied().collect()
+    }
+
+    /// The pins of before.
+    pub fn set_pins(&self, pins: Vec<Key>) {
+        *self.pins.lock() = pins.into_iter().collect();
     }
 
     /// Whether the file system has as much free as it should.
@@ -345,7 +368,7 @@ impl Shelf {
     #[cfg(test)]
     pub fn strays(&self) -> Vec<String> {
         let known: HashSet<_> = self.index.lock().slots.iter().map(|(k, s)| (*k, s.id)).collect();
-        let all = self.io.list().unwrap();
+        let all = self.io.list().expect("a disk that works");
         let stray = |name: &String| parse_name(name).is_none_or(|(k, id, _)| !known.contains(&(k, id)));
         all.into_iter().map(|l| l.name).filter(stray).collect()
     }

@@ -1,9 +1,10 @@
 //! What is in a cache directory, for tools that run beside the daemons. Blocks.
 
 use super::home::{self, DiskError, Home};
+use super::io;
 use super::shelf::{Limits, Shelf};
 use super::stats::Counters;
-use super::{DiskCheck, DiskEntry, check_one, entry_told, io};
+use super::tools::{DiskCheck, DiskEntry, check_one, told};
 use hither_vfs::Env;
 use std::path::Path;
 use std::sync::Arc;
@@ -44,6 +45,7 @@ fn look(dir: &Path, home: &Home, check: bool, env: &Env, part: &mut DiskPart) ->
     let io = Arc::new(io::RealIo { dir: home.dir.clone() });
     let shelf = Shelf::open(io, limits, Arc::new(Counters::default()), env.random.clone());
     let shelf = shelf.map_err(|e| DiskError::unusable(dir, &e))?;
+    shelf.set_pins(home::read_pins(&home.dir));
     if check {
         let mut report = DiskCheck::default();
         shelf.keys().into_iter().for_each(|key| report.add(check_one(&shelf, key)));
@@ -54,7 +56,32 @@ fn look(dir: &Path, home: &Home, check: bool, env: &Env, part: &mut DiskPart) ->
         .keys()
         .into_iter()
         .filter_map(|key| shelf.look(key))
-        .map(|(e, _, t)| entry_told(&e, t))
+        .map(|(e, _, t)| told(&shelf, &e, t))
         .collect();
     Ok(())
+}
+
+/// Drops everything that is not pinned from the parts of a cache directory that nobody uses; entries that went, and parts that
+/// are in use.
+///
+/// # Errors
+/// It is no cache directory, or cannot be read: a line for the user.
+pub fn evict_all(dir: &Path, env: &Env) -> Result<(u64, u64), DiskError> {
+    let (mut gone, mut in_use) = (0, 0);
+    for identity in home::identities(dir)? {
+        let Some(home) = Home::open(dir, &identity, env)? else {
+            in_use += 1;
+            continue;
+        };
+        let limits =
+            Limits { soft_bytes: u64::MAX, hard_bytes: u64::MAX, min_free_bytes: 0, read_only: false };
+        let io = Arc::new(io::RealIo { dir: home.dir.clone() });
+        let shelf = Shelf::open(io, limits, Arc::new(Counters::default()), env.random.clone());
+        let shelf = shelf.map_err(|e| DiskError::unusable(dir, &e))?;
+        shelf.set_pins(home::read_pins(&home.dir));
+        let keys = shelf.keys().into_iter();
+        gone += keys.filter(|key| !shelf.is_pinned(*key) && shelf.forget(*key, None)).count() as u64;
+        shelf.empty_trash();
+    }
+    Ok((gone, in_use))
 }

@@ -1,0 +1,215 @@
+//! `hither cache`: what a disk cache holds, its checksums, what goes and what stays, and filling it.
+//!
+//! Of a mounted cache the daemon is asked over the control socket; the parts of a cache directory that no mount uses are looked
+//! through here. Filling (`warm`) is reading through the mount like any program.
+
+mod warm;
+
+use crate::cli::{CacheCommand, CacheWhere};
+use crate::control::{self, Ask, CacheAsk};
+use crate::exit::Failure;
+use crate::mountinfo;
+use crate::report::Counters;
+use crate::stat::{self, print, text::bytes};
+use hither_store::disk::{self, DiskPart};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::Path;
+
+/// Runs a command.
+///
+/// # Errors
+/// Neither a mount nor a cache directory, no answer, or something wrong was found.
+pub fn run(what: &CacheCommand) -> Result<(), Failure> {
+    match what {
+        CacheCommand::Status(place) => status(place),
+        CacheCommand::Ls(place) => ls(place),
+        CacheCommand::Check(place) => check(place),
+        CacheCommand::Verify(args) => {
+            let (dev, dir) = stat::locate(&args.place)?;
+            let found = control::ask(dev, &dir, Ask::Cache(CacheAsk::Verify))?;
+            tell(&found, args.json)?;
+            wrong(&found, "wrong", "differed from the server's files and were dropped")
+        }
+        CacheCommand::Evict(args) if args.all => args.files.iter().try_for_each(|place| evict_all(place)),
+        CacheCommand::Evict(args) => each(&args.files, |path| CacheAsk::Evict(Some(path))),
+        CacheCommand::Pin(args) => each(&args.files, CacheAsk::Pin),
+        CacheCommand::Unpin(args) => each(&args.files, CacheAsk::Unpin),
+        CacheCommand::Warm(args) => warm::run(args),
+    }
+}
+
+/// Where a cache is.
+enum Place {
+    Mount((u32, u32), String),
+    Directory,
+}
+
+fn place(path: &Path) -> Result<Place, Failure> {
+    if path.join("hither-cache").is_file() {
+        return Ok(Place::Directory);
+    }
+    stat::locate(path).map(|(dev, dir)| Place::Mount(dev, dir)).map_err(|e| Failure {
+        line: format!("{} is neither in a mount of hither nor a cache directory", path.display()),
+        ..e
+    })
+}
+
+fn survey(path: &Path, check: bool) -> Result<Vec<DiskPart>, Failure> {
+    disk::survey(path, check, &crate::stack::env()).map_err(|e| Failure::system(e.to_string()))
+}
+
+/// The identity of a part, as far as it is words.
+fn named(part: &DiskPart) -> String {
+    let words = part.identity.split(|b| !(b' '..=b'~').contains(b)).next().unwrap_or_default();
+    String::from_utf8_lossy(words).trim().to_string()
+}
+
+fn status(at: &CacheWhere) -> Result<(), Failure> {
+    match place(&at.place)? {
+        Place::Mount(dev, dir) => {
+            let report = stat::report(dev, &dir)?;
+            let Some(cache) = &report.mount.cache else {
+                return Err(Failure::usage(format!("{dir} is mounted without a disk cache")));
+            };
+            let counters = report.layers.get("disk").cloned();
+            let counters = counters.unwrap_or(Counters::Group(Default::default()));
+            if at.json {
+                let all = json!({ "directory": cache, "trouble": report.mount.cache_trouble, "counters": counters });
+                return print(&format!("{all}\n"));
+            }
+            let mut out = format!("directory   {cache}\n");
+            if let Some(why) = &report.mount.cache_trouble {
+                let _ = writeln!(out, "trouble     {why}");
+            }
+            if let Counters::Group(group) = &counters {
+                for (name, count) in group {
+                    let Counters::Count(n) = count else { continue };
+                    let shown = if name.ends_with("_bytes") { bytes(*n) } else { n.to_string() };
+                    let _ = writeln!(out, "{name:<18} {shown}");
+                }
+            }
+            print(&out)
+        }
+        Place::Directory => {
+            let parts = survey(&at.place, false)?;
+            let each = parts.iter().map(|part| {
+                let cached: u64 = part.entries.iter().map(|e| e.cached_bytes).sum();
+                json!({ "export": named(part), "in_use": part.in_use, "entries": part.entries.len(), "cached_bytes": cached })
+            });
+            let each: Vec<Value> = each.collect();
+            if at.json {
+                return print(&format!("{}\n", Value::from(each)));
+            }
+            let mut out = String::new();
+            for part in &parts {
+                let cached: u64 = part.entries.iter().map(|e| e.cached_bytes).sum();
+                let _ = match part.in_use {
+                    true => writeln!(out, "{}: used by a mount, ask there", named(part)),
+                    false => {
+                        writeln!(out, "{}: {} files, {}", named(part), part.entries.len(), bytes(cached))
+                    }
+                };
+            }
+            print(&out)
+        }
+    }
+}
+
+fn ls(at: &CacheWhere) -> Result<(), Failure> {
+    let entries = match place(&at.place)? {
+        Place::Mount(dev, dir) => control::ask(dev, &dir, Ask::Cache(CacheAsk::List))?,
+        Place::Directory => {
+            let parts = survey(&at.place, false)?;
+            let all: Vec<_> = parts.into_iter().flat_map(|part| part.entries).collect();
+            serde_json::to_value(all).map_err(|e| Failure::system(e.to_string()))?
+        }
+    };
+    if at.json {
+        return print(&format!("{entries}\n"));
+    }
+    let Value::Array(mut entries) = entries else {
+        return Err(Failure::system("the daemon is of another version"));
+    };
+    let number = |entry: &Value, name: &str| entry[name].as_u64().unwrap_or(0);
+    entries.sort_by_key(|entry| std::cmp::Reverse(number(entry, "cached_bytes")));
+    let mut out = format!("{:>10} {:>10}  {:<6} filehandle\n", "cached", "of", "");
+    for entry in &entries {
+        let pinned = if entry["pinned"] == Value::Bool(true) { "pinned" } else { "" };
+        let (cached, size) = (number(entry, "cached_bytes"), number(entry, "size_bytes"));
+        let handle = entry["filehandle"].as_str().unwrap_or_default();
+        let _ = writeln!(out, "{:>10} {:>10}  {pinned:<6} {handle}", bytes(cached), bytes(size));
+    }
+    print(&out)
+}
+
+fn check(at: &CacheWhere) -> Result<(), Failure> {
+    let found = match place(&at.place)? {
+        Place::Mount(dev, dir) => control::ask(dev, &dir, Ask::Cache(CacheAsk::Check))?,
+        Place::Directory => {
+            let parts = survey(&at.place, true)?;
+            let in_use = parts.iter().filter(|part| part.in_use).count();
+            let mut sum = json!({ "entries": 0, "blocks": 0, "bytes": 0, "damaged": 0 });
+            for check in parts.iter().filter_map(|part| part.check.as_ref()) {
+                let one = serde_json::to_value(check).map_err(|e| Failure::system(e.to_string()))?;
+                for name in ["entries", "blocks", "bytes", "damaged"] {
+                    sum[name] = json!(sum[name].as_u64().unwrap_or(0) + one[name].as_u64().unwrap_or(0));
+                }
+            }
+            sum["parts_in_use"] = json!(in_use);
+            sum
+        }
+    };
+    tell(&found, at.json)?;
+    wrong(&found, "damaged", "were damaged and dropped")
+}
+
+/// One line of names and numbers, or JSON.
+fn tell(found: &Value, json: bool) -> Result<(), Failure> {
+    if json {
+        return print(&format!("{found}\n"));
+    }
+    let Value::Object(fields) = found else { return print(&format!("{found}\n")) };
+    let parts: Vec<String> = fields
+        .iter()
+        .map(|(name, n)| match (name.as_str(), n.as_u64()) {
+            ("bytes", Some(n)) => bytes(n),
+            (name, _) => format!("{} {n}", name.replace('_', " ")),
+        })
+        .collect();
+    print(&format!("{}\n", parts.join(", ")))
+}
+
+fn wrong(found: &Value, name: &str, what: &str) -> Result<(), Failure> {
+    match found[name].as_u64() {
+        Some(0) | None => Ok(()),
+        Some(n) => Err(Failure::system(format!("{n} entries {what}"))),
+    }
+}
+
+fn evict_all(path: &Path) -> Result<(), Failure> {
+    match place(path)? {
+        Place::Mount(dev, dir) => tell(&control::ask(dev, &dir, Ask::Cache(CacheAsk::Evict(None)))?, false),
+        Place::Directory => {
+            let (gone, in_use) =
+                disk::evict_all(path, &crate::stack::env()).map_err(|e| Failure::system(e.to_string()))?;
+            tell(&json!({ "evicted": gone, "parts_in_use": in_use }), false)
+        }
+    }
+}
+
+/// Asks about each of some files of mounts.
+fn each(files: &[std::path::PathBuf], ask: impl Fn(String) -> CacheAsk) -> Result<(), Failure> {
+    for file in files {
+        let (dev, dir) = stat::locate(file)?;
+        let mounts = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
+        let path = mountinfo::resolve(&mounts, file)
+            .map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?;
+        let below = path.strip_prefix(&dir).unwrap_or(&path);
+        let Some(below) = below.to_str() else {
+            return Err(Failure::usage(format!("{}: only names in UTF-8 can be given", file.display())));
+        };
+        control::ask(dev, &dir, Ask::Cache(ask(below.to_string())))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! The disk cache in a mount of a real server, and the commands about it.
+//!
+//! It needs root and nfs-ganesha.
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+mod common;
+
+use common::{Ganesha, Said, hither, run, wait_for};
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+
+fn json(said: Said) -> Value {
+    serde_json::from_str(&said.ok().out).unwrap()
+}
+
+fn cache(words: &[&str]) -> Said {
+    hither(&[&["cache"], words].concat())
+}
+
+/// A counter of the disk layer.
+fn counter(mnt: &str, name: &str) -> u64 {
+    json(cache(&["status", "--json", mnt]))["counters"][name].as_u64().unwrap()
+}
+
+/// Operations that fetched bytes: READ with NFSv3; compounds may carry bytes under other names, so those received count.
+fn received(mnt: &str) -> u64 {
+    let report = json(hither(&["stat", "--json", mnt]));
+    report["connections"].as_array().unwrap().iter().map(|c| c["bytes_received"].as_u64().unwrap()).sum()
+}
+
+fn umount(mnt: &str) {
+    hither(&["umount", mnt]).ok();
+}
+
+fn pattern(n: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + i / 251 + n) as u8).collect()
+}
+
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn what_was_read_is_not_fetched_again_after_a_remount() {
+    let ganesha = Ganesha::start();
+    let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path().join("cache"));
+    let shown = mnt.to_str().unwrap();
+    for n in 0..20 {
+        std::fs::write(ganesha.export(&format!("f{n}")), pattern(n, 100_000 + n * 10_000)).unwrap();
+    }
+    for version in ["4.2", "3"] {
+        let options = format!("vers={version},cache={},cache-age=0", dir.display());
+        ganesha.mount(&options, &mnt).ok();
+        let read = |n: usize| std::fs::read(mnt.join(format!("f{n}"))).unwrap();
+        assert!((0..20).all(|n| read(n) == pattern(n, 100_000 + n * 10_000)));
+        assert!(received(shown) > 2_000_000, "they came from the server");
+        umount(shown);
+        ganesha.mount(&options, &mnt).ok();
+        assert!((0..20).all(|n| read(n) == pattern(n, 100_000 + n * 10_000)));
+        let again = received(shown);
+        assert!(again < 200_000, "vers={version}: {again} bytes were fetched again");
+        assert_eq!(counter(shown, "fetches"), 0);
+        // Changed at the server's back, by another client.
+        let other = ganesha.dir.path().join("mnt2");
+        let _ = std::fs::create_dir(&other);
+        ganesha.mount(&format!("vers={version}"), &other).ok();
+        std::fs::write(other.join("f7"), pattern(7, 170_000)).unwrap();
+        std::fs::write(other.join("f8"), b"short").unwrap();
+        umount(other.to_str().unwrap());
+        assert_eq!(read(8), b"short");
+        // Put back for the next round.
+        std::fs::write(mnt.join("f8"), pattern(8, 180_000)).unwrap();
+        assert_eq!(read(8), pattern(8, 180_000));
+        umount(shown);
+    }
+}
+
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn commands_about_a_cache() {
+    let ganesha = Ganesha::start();
+    let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path().join("cache"));
+    let (shown, dir) = (mnt.to_str().unwrap(), dir.to_str().unwrap());
+    std::fs::create_dir(ganesha.export("d")).unwrap();
+    for n in 0..5 {
+        std::fs::write(ganesha.export(&format!("d/f{n}")), pattern(n, 200_000)).unwrap();
+    }
+    let options = format!("vers=4.2,cache={dir},cache-age=0");
+    ganesha.mount(&options, &mnt).ok();
+    let file = |n: usize| mnt.join(format!("d/f{n}")).to_str().unwrap().to_string();
+    assert_eq!(cache(&["warm", &format!("{shown}/d")]).ok().out, "5 files read, 977 KiB\n");
+    wait_for("files in the cache", 10, || {
+        counter(shown, "entries") == 5 && counter(shown, "queue_bytes") == 0
+    });
+    assert_eq!(json(cache(&["ls", "--json", shown])).as_array().unwrap().len(), 5);
+    assert_eq!(json(cache(&["check", "--json", shown]))["damaged"], 0);
+    let verified = json(cache(&["verify", "--against-server", "--json", shown]));
+    assert_eq!((&verified["bytes"], &verified["wrong"]), (&Value::from(1_000_000), &Value::from(0)));
+    cache(&["pin", &file(1)]).ok();
+    cache(&["evict", &file(2)]).ok();
+    assert_eq!(counter(shown, "entries"), 4);
+    assert_eq!(cache(&["evict", "--all", shown]).ok().out, "evicted 3\n");
+    let left = json(cache(&["ls", "--json", shown]));
+    assert_eq!((left.as_array().unwrap().len(), &left[0]["pinned"]), (1, &Value::Bool(true)));
+    cache(&["evict", &format!("{shown}/none")]).fails(
+        2,
+        &format!("hither: the daemon of {shown} refuses: none: No such file or directory (os error 2)"),
+    );
+    assert_eq!(json(cache(&["status", "--json", dir]))[0]["in_use"], Value::Bool(true));
+    umount(shown);
+    let idle = json(cache(&["ls", "--json", dir]));
+    assert_eq!((idle.as_array().unwrap().len(), &idle[0]["pinned"]), (1, &Value::Bool(true)));
+    damage(Path::new(dir));
+    cache(&["check", dir]).fails(2, "hither: 1 entries were damaged and dropped");
+    assert!(json(cache(&["ls", "--json", dir])).as_array().unwrap().is_empty());
+}
+
+/// Changes a byte of every data file.
+fn damage(dir: &Path) {
+    let script = "find \"$0\" -name '*.d' -exec sh -c 'printf X | dd of=\"$0\" bs=1 seek=100 conv=notrunc status=none' {} \\;";
+    run(Command::new("sh").args(["-c", script]).arg(dir)).ok();
+}
+
+/// A directory that cannot be used is no reason not to mount.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn a_mount_goes_on_without_its_cache() {
+    let ganesha = Ganesha::start();
+    std::fs::write(ganesha.export("f"), "hello").unwrap();
+    let mnt = ganesha.mnt();
+    let shown = mnt.to_str().unwrap();
+    let foreign = ganesha.dir.path().join("foreign");
+    std::fs::create_dir(&foreign).unwrap();
+    std::fs::write(foreign.join("letter"), "dear").unwrap();
+    run(Command::new("chmod").arg("700").arg(&foreign)).ok();
+    let below_a_file = foreign.join("letter/cache");
+    for (dir, why) in [
+        (&foreign, "holds other files"),
+        (&below_a_file, "Not a directory"),
+        (&"/proc/none".into(), "/proc/none"),
+    ] {
+        ganesha.mount(&format!("vers=4.2,cache={}", dir.display()), &mnt).ok();
+        assert_eq!(std::fs::read(mnt.join("f")).unwrap(), b"hello");
+        let trouble = json(cache(&["status", "--json", shown]))["trouble"].to_string();
+        assert!(trouble.contains(why), "{trouble}");
+        assert!(hither(&["stat", shown]).ok().out.contains("; off: cache directory"));
+        umount(shown);
+    }
+    assert_eq!(std::fs::read_dir(&foreign).unwrap().count(), 1, "nothing was touched");
+    // Two mounts of one export: the second goes without, and has the directory when the first has gone.
+    let (cache_dir, other) = (ganesha.dir.path().join("cache"), ganesha.dir.path().join("mnt2"));
+    std::fs::create_dir(&other).unwrap();
+    let options = format!("vers=4.2,cache={}", cache_dir.display());
+    ganesha.mount(&options, &mnt).ok();
+    ganesha.mount(&options, &other).ok();
+    let trouble = |mnt: &str| json(cache(&["status", "--json", mnt]))["trouble"].clone();
+    assert_eq!(trouble(shown), Value::Null);
+    assert!(trouble(other.to_str().unwrap()).to_string().contains("in use by another mount"));
+    assert_eq!(std::fs::read(other.join("f")).unwrap(), b"hello");
+    umount(shown);
+    wait_for("the second mount to have the cache", 60, || trouble(other.to_str().unwrap()) == Value::Null);
+    umount(other.to_str().unwrap());
+}

@@ -1,0 +1,215 @@
+//! Looking through what is kept, for people: lists, checksums, comparison with the server, pins.
+
+use super::entry::Entry;
+use super::format::{BLOCK, Key, Version, sum};
+use super::shelf::Shelf;
+use super::{Disk, home};
+use hither_vfs::{Cx, Fh, File, Where};
+use std::sync::Arc;
+
+/// What is kept of one file.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct DiskEntry {
+    /// Filehandle in hexadecimal.
+    pub filehandle: String,
+    /// Change attribute of the version.
+    pub change: u64,
+    /// Length of the remote file.
+    pub size_bytes: u64,
+    /// How much of it is here.
+    pub cached_bytes: u64,
+    /// When it was last used, in seconds since 1970.
+    pub used_s: u64,
+    /// The cleaner leaves it alone.
+    pub pinned: bool,
+}
+
+/// What [`Disk::check`] found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct DiskCheck {
+    /// Entries looked at.
+    pub entries: u64,
+    /// Blocks compared with their checksums.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Entries that were damaged, and dropped.
+    pub damaged: u64,
+}
+
+/// What [`Disk::verify`] found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct DiskVerify {
+    /// Entries looked at.
+    pub entries: u64,
+    /// Of these, those whose file has changed or gone at the server: they would not be used.
+    pub outdated: u64,
+    /// Those that could not be compared: damaged here, or not readable there.
+    pub unknown: u64,
+    /// Blocks compared with the server's bytes.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Entries that differ although the server says that the file is unchanged. They were dropped.
+    pub wrong: u64,
+}
+
+impl DiskCheck {
+    pub(super) fn add(&mut self, (blocks, bytes, damaged): (u64, u64, bool)) {
+        self.entries += 1;
+        self.blocks += blocks;
+        self.bytes += bytes;
+        self.damaged += u64::from(damaged);
+    }
+}
+
+pub(super) fn told(shelf: &Shelf, entry: &Entry, used_s: u64) -> DiskEntry {
+    DiskEntry {
+        filehandle: home::hex(&entry.fh.0),
+        change: entry.version.change,
+        size_bytes: entry.version.size,
+        cached_bytes: entry.bytes(),
+        used_s,
+        pinned: shelf.is_pinned(entry.key),
+    }
+}
+
+/// Compares an entry with its checksums and drops it if it differs: blocks and bytes that were right, and whether it differed.
+pub(super) fn check_one(shelf: &Shelf, key: Key) -> (u64, u64, bool) {
+    let before = shelf.has(key);
+    let Some((entry, ..)) = shelf.look(key) else { return (0, 0, before) };
+    let (mut blocks, mut bytes) = (0, 0);
+    for block in entry.blocks() {
+        match entry.read_verified(block) {
+            Ok(data) => bytes += data.len() as u64,
+            Err(e) => {
+                shelf.damaged(key, entry.id, &e);
+                return (blocks, bytes, true);
+            }
+        }
+        blocks += 1;
+    }
+    (blocks, bytes, false)
+}
+
+impl Disk {
+    /// Compares everything with its checksum and drops what differs. Takes as long as reading all of it does.
+    pub async fn check(&self) -> DiskCheck {
+        let Some(shelf) = self.shelf() else { return DiskCheck::default() };
+        let mut report = DiskCheck::default();
+        for key in shelf.keys() {
+            let shelf = shelf.clone();
+            let one = self.blocking(move || check_one(&shelf, key)).await;
+            let Ok(one) = one else { break };
+            report.add(one);
+        }
+        report
+    }
+
+    /// Compares everything with what the server has, as `cx` may read it; what differs is dropped. Takes as long as
+    /// reading all of it from the server does.
+    pub async fn verify(&self, cx: &Cx) -> DiskVerify {
+        let Some(shelf) = self.shelf() else { return DiskVerify::default() };
+        let mut report = DiskVerify::default();
+        for key in shelf.keys() {
+            report.entries += 1;
+            let looker = shelf.clone();
+            let Ok(Some((entry, ..))) = self.blocking(move || looker.look(key)).await else {
+                report.unknown += 1;
+                continue;
+            };
+            let before = report.clone();
+            match self.compare(cx, &entry, &mut report).await {
+                Some(true) => {}
+                Some(false) => report.outdated += 1,
+                None => report.unknown += 1,
+            }
+            if report.wrong > before.wrong {
+                tracing::warn!(fh = ?entry.fh, "disk cache: an entry differs from the server's file; dropped");
+                shelf.forget(key, Some(entry.id));
+            }
+        }
+        report
+    }
+
+    /// Whether the file is still of the entry's version, before and after its bytes were compared.
+    async fn compare(&self, cx: &Cx, entry: &Arc<Entry>, report: &mut DiskVerify) -> Option<bool> {
+        let version = async || {
+            let cx = cx.fresh(tokio::time::Instant::now());
+            let attr = self.below.getattr(&cx, File { fh: &entry.fh, open: None }).await.ok()?.attr;
+            Some(Version { change: attr.change, size: attr.size_bytes })
+        };
+        if version().await? != entry.version {
+            return Some(false);
+        }
+        let mut differs = false;
+        for block in entry.blocks() {
+            let (at, len) = (block * BLOCK, entry.version.extent(block).1);
+            let theirs =
+                self.below.read(cx, File { fh: &entry.fh, open: None }, at, len as u32).await.ok()?;
+            let reader = entry.clone();
+            let ours = self.blocking(move || reader.read_verified(block)).await.ok()?.ok()?;
+            let theirs: Vec<u8> = theirs.data.parts().iter().flat_map(|part| part.iter().copied()).collect();
+            differs |= theirs.len() != ours.len() || sum(&theirs) != sum(&ours);
+            report.blocks += 1;
+            report.bytes += ours.len() as u64;
+        }
+        if version().await? != entry.version {
+            return Some(false);
+        }
+        report.wrong += u64::from(differs);
+        Some(true)
+    }
+
+    /// What is kept, in no order.
+    pub async fn list(&self) -> Vec<DiskEntry> {
+        let Some(shelf) = self.shelf() else { return Vec::new() };
+        let all = move || {
+            let looked = shelf.keys().into_iter().filter_map(|key| shelf.look(key));
+            looked.map(|(entry, _, used_s)| told(&shelf, &entry, used_s)).collect()
+        };
+        self.blocking(all).await.unwrap_or_default()
+    }
+
+    /// Drops what is kept of a file; tells whether there was anything.
+    pub fn evict(&self, fh: &Fh) -> bool {
+        self.shelf().is_some_and(|shelf| shelf.forget(Key::of(fh), None))
+    }
+
+    /// Drops everything that is not pinned; how many entries that were.
+    pub fn evict_all(&self) -> u64 {
+        let Some(shelf) = self.shelf() else { return 0 };
+        shelf.keys().into_iter().filter(|key| !shelf.is_pinned(*key) && shelf.forget(*key, None)).count()
+            as u64
+    }
+
+    /// From now on the cleaner leaves a file alone, whatever version of it is kept, or no longer does. Survives restarts.
+    ///
+    /// # Errors
+    /// There is no directory in use, or it cannot be written: a line for the user.
+    pub async fn pin(&self, fh: &Fh, pinned: bool) -> Result<(), String> {
+        let shelf = self.shelf().ok_or("the disk cache is not in use")?;
+        let dir = self.lock.lock().as_ref().map(|home| home.dir.clone());
+        let dir = dir.ok_or("the disk cache is not in use")?;
+        let key = Key::of(fh);
+        let write = move || home::write_pins(&dir, &shelf.pin(key, pinned)).map_err(|e| e.to_string());
+        self.blocking(write).await.map_err(|e| e.to_string())?
+    }
+
+    /// The object at the end of a path of names, as this layer's file system has it.
+    ///
+    /// # Errors
+    /// Those of looking it up.
+    pub async fn resolve(&self, cx: &Cx, path: &[hither_vfs::Name]) -> hither_vfs::Result<Fh> {
+        let mut at = self.below.root(cx).await?.fh;
+        for name in path {
+            let trail = self.below.walk(cx, Where::name(&at, name), hither_vfs::Want::default()).await?;
+            at = match (trail.stop, trail.steps.into_iter().next()) {
+                (hither_vfs::Stop::Failed(e), _) => return Err(e),
+                (_, Some(node)) => node.fh,
+                (_, None) => return Err(hither_vfs::Error::new(libc::ENOENT)),
+            };
+        }
+        Ok(at)
+    }
+}
