@@ -14,6 +14,7 @@ pub mod access;
 mod drc;
 mod error;
 mod exclusive;
+pub mod exports;
 pub mod handle;
 mod mountd;
 mod server;

@@ -1,0 +1,345 @@
+//! Exports in the syntax of exports(5): which directories, for whom, and what he may do there.
+//!
+//! It knows no files and asks no name servers: text comes in, [`Exports`] comes out, and two functions of the caller tell what
+//! addresses a host has (when the exports are read) and what names an address has (when a client comes; it must not block).
+//!
+//! A line is a path and clients with options, `/srv 192.0.2.0/24(rw,no_root_squash) *.example.org(ro)`; `-ro,insecure` before
+//! clients sets their defaults; a backslash continues a line, `#` begins a comment, `"..."` and `\040` quote. Of the clients
+//! that match an address the most special counts, whatever their order: a host before a network, a smaller network before a
+//! larger, a pattern before everybody. A word that is not understood is an error with file and line: an export that is not what
+//! its owner thinks is worse than none.
+
+mod options;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use crate::access::{Admit, Rights};
+use options::Settings;
+use std::collections::HashMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// Largest text of exports, in bytes.
+pub const TEXT_MAX_BYTES: usize = 4 << 20;
+
+/// All exports of some texts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Exports {
+    /// By path, each once, in the order of first mention.
+    pub entries: Vec<Entry>,
+}
+
+/// One exported directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Absolute path, as bytes.
+    pub path: Vec<u8>,
+    /// Where it is first mentioned.
+    pub at: Place,
+    /// `fsid=`: the number of the file system for clients; 0 for `root`.
+    pub fsid: Option<u64>,
+    /// `crossmnt`: file systems mounted below are exported as well.
+    pub crossmnt: bool,
+    /// Who may use it.
+    pub clients: Vec<Client>,
+}
+
+/// Some clients and what they may do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Client {
+    /// Who.
+    pub who: Who,
+    /// What.
+    pub rights: Rights,
+}
+
+/// Clients, as they are written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Who {
+    /// `*`, or nobody named.
+    Everybody,
+    /// A name with `*`, `?` or `[...]`, compared without regard to case.
+    Pattern(String),
+    /// A network.
+    Network(Network),
+    /// A host by name.
+    Host(String),
+    /// A host by address.
+    Address(IpAddr),
+}
+
+/// A network: addresses whose first bits agree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network {
+    /// An address in it.
+    pub addr: IpAddr,
+    /// Bits that agree.
+    pub bits: u8,
+}
+
+/// A line of a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Name of the file.
+    pub file: String,
+    /// Number of the line, from 1.
+    pub line: usize,
+}
+
+/// What is wrong, and where.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{at}: {what}")]
+pub struct ExportsError {
+    /// Where.
+    pub at: Place,
+    /// What, and how to mend it.
+    pub what: String,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}
+
+/// Addresses of a host; none: unknown. May block: asked when exports are made ready.
+pub type AddressesOf<'a> = dyn Fn(&str) -> Vec<IpAddr> + 'a;
+
+/// Names of an address. Must not block.
+pub type NamesOf = dyn Fn(IpAddr) -> Vec<String> + Send + Sync;
+
+impl Exports {
+    /// Adds the exports of a text; `file` is its name for messages.
+    ///
+    /// # Errors
+    /// The first thing that is not understood; nothing of the text is added then.
+    pub fn add(&mut self, file: &str, text: &[u8]) -> Result<(), ExportsError> {
+        let place = |line| Place { file: file.to_string(), line };
+        if text.len() > TEXT_MAX_BYTES {
+            let what = format!("more than {TEXT_MAX_BYTES} bytes");
+            return Err(ExportsError { at: place(1), what });
+        }
+        let mut entries = self.entries.clone();
+        for (line, words) in words::lines(text) {
+            let wrong = |what| ExportsError { at: place(line), what };
+            let words = words.map_err(wrong)?;
+            let Some((path, clients)) = words.split_first() else { continue };
+            add_line(&mut entries, path, clients, place(line)).map_err(wrong)?;
+        }
+        self.entries = entries;
+        Ok(())
+    }
+}
+
+fn add_line(
+    entries: &mut Vec<Entry>,
+    path: &words::Word,
+    clients: &[words::Word],
+    at: Place,
+) -> Result<(), String> {
+    let path = clean_path(&path.text)?;
+    let known = entries.iter().position(|e| e.path == path);
+    let mut entry = match known {
+        Some(i) => entries[i].clone(),
+        None => Entry { path, at, fsid: None, crossmnt: false, clients: Vec::new() },
+    };
+    let mut defaults = Settings::default();
+    let mut any = false;
+    for word in clients {
+        let text = word.utf8()?;
+        if let Some(options) = text.strip_prefix('-') {
+            defaults = Settings::default();
+            defaults.read(options)?;
+            continue;
+        }
+        any = true;
+        add_client(&mut entry, text, &defaults)?;
+    }
+    if !any {
+        add_client(&mut entry, "*", &defaults)?;
+    }
+    match known {
+        Some(i) => entries[i] = entry,
+        None => entries.push(entry),
+    }
+    Ok(())
+}
+
+fn add_client(entry: &mut Entry, text: &str, defaults: &Settings) -> Result<(), String> {
+    let (who, options) = match text.split_once('(') {
+        Some((who, rest)) => {
+            let options = rest.strip_suffix(')').ok_or_else(|| format!("'{text}': the ) is missing"))?;
+            (who, options)
+        }
+        None => (text, ""),
+    };
+    let who = who_of(who)?;
+    let mut settings = defaults.clone();
+    settings.read(options)?;
+    if entry.clients.iter().any(|c| c.who == who) {
+        return Err(format!("'{text}': these clients have rights to this directory already"));
+    }
+    match (entry.fsid, settings.fsid) {
+        (Some(a), Some(b)) if a != b => return Err(format!("fsid={b}: the directory has fsid={a} already")),
+        (None, Some(fsid)) => entry.fsid = Some(fsid),
+        _ => {}
+    }
+    entry.crossmnt |= settings.crossmnt;
+    entry.clients.push(Client { who, rights: settings.rights });
+    Ok(())
+}
+
+/// Absolute, without `.`, `..` and double slashes.
+fn clean_path(path: &[u8]) -> Result<Vec<u8>, String> {
+    let shown = path.escape_ascii();
+    if path.first() != Some(&b'/') {
+        return Err(format!("'{shown}': a path from / is needed"));
+    }
+    if path.contains(&0) || path.split(|&b| b == b'/').any(|part| part == b"." || part == b"..") {
+        return Err(format!("'{shown}': write the path without . and .."));
+    }
+    let mut clean = Vec::with_capacity(path.len());
+    for part in path.split(|&b| b == b'/').filter(|part| !part.is_empty()) {
+        clean.push(b'/');
+        clean.extend_from_slice(part);
+    }
+    if clean.is_empty() {
+        clean.push(b'/');
+    }
+    Ok(clean)
+}
+
+fn who_of(text: &str) -> Result<Who, String> {
+    if text.is_empty() || text == "*" {
+        return Ok(Who::Everybody);
+    }
+    if let Some(netgroup) = text.strip_prefix('@') {
+        return Err(format!("'@{netgroup}': netgroups are not served; name hosts or networks"));
+    }
+    if text.starts_with("gss/") {
+        return Err(format!("'{text}': Kerberos is not offered; use sec=sys"));
+    }
+    if let Some((addr, mask)) = text.split_once('/') {
+        return Network::parse(addr, mask).map(Who::Network);
+    }
+    let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+    if let Ok(addr) = bare.parse::<IpAddr>() {
+        return Ok(Who::Address(addr.to_canonical()));
+    }
+    if text.contains(['*', '?', '[']) {
+        return Ok(Who::Pattern(text.to_ascii_lowercase()));
+    }
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    if text.chars().all(fits) {
+        return Ok(Who::Host(text.to_ascii_lowercase()));
+    }
+    Err(format!("'{text}': neither host, nor network, nor pattern"))
+}
+
+impl Network {
+    /// `BITS` or a netmask after the slash.
+    fn parse(addr: &str, mask: &str) -> Result<Self, String> {
+        let wrong = |why: &str| format!("'{addr}/{mask}': {why}");
+        let bare = addr.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(addr);
+        let addr: IpAddr = bare.parse().map_err(|_| wrong("the part before / is no address"))?;
+        let width = if addr.is_ipv4() { 32 } else { 128 };
+        let bits = match mask.parse::<u8>() {
+            Ok(bits) => bits,
+            Err(_) => {
+                let mask: IpAddr = mask.parse().map_err(|_| wrong("the part after / is no netmask"))?;
+                let (raw, its_width) = raw(mask);
+                let bits = (raw << (128 - its_width)).leading_ones();
+                let clean = bits >= its_width || raw << (128 - its_width + bits) == 0;
+                if its_width != u32::from(width) || !clean {
+                    return Err(wrong("the part after / is no netmask"));
+                }
+                bits as u8
+            }
+        };
+        if bits > width { Err(wrong("more bits than an address has")) } else { Ok(Self { addr, bits }) }
+    }
+
+    /// Whether an address is in it.
+    pub fn contains(&self, client: IpAddr) -> bool {
+        let ((ours, width), (theirs, its_width)) = (raw(self.addr), raw(client));
+        let shift = width - u32::from(self.bits);
+        width == its_width && ours.checked_shr(shift) == theirs.checked_shr(shift)
+    }
+}
+
+/// An address as a number, and its bits.
+fn raw(addr: IpAddr) -> (u128, u32) {
+    match addr {
+        IpAddr::V4(a) => (a.to_bits().into(), 32),
+        IpAddr::V6(a) => (a.to_bits(), 128),
+    }
+}
+
+impl Entry {
+    /// Who is admitted, for [`ExportSpec`](crate::table::ExportSpec). Asks `addresses_of` for all hosts; the names
+    /// that it does not know come back as well, for a warning: those hosts are not admitted.
+    pub fn admit(&self, addresses_of: &AddressesOf<'_>, names_of: Arc<NamesOf>) -> (Arc<Admit>, Vec<String>) {
+        let mut ready = Ready { names_of, ..Ready::new() };
+        let mut unknown = Vec::new();
+        for client in &self.clients {
+            let rights = client.rights.clone();
+            match &client.who {
+                Who::Everybody => ready.everybody = Some(rights),
+                Who::Pattern(pattern) => ready.patterns.push((pattern.clone(), rights)),
+                Who::Network(network) => ready.networks.push((*network, rights)),
+                // An address that is written counts more than one that a name has.
+                Who::Address(addr) => drop(ready.hosts.insert(*addr, rights)),
+                Who::Host(name) => {
+                    let found = addresses_of(name);
+                    if found.is_empty() {
+                        unknown.push(name.clone());
+                    }
+                    for addr in found {
+                        ready.hosts.entry(addr.to_canonical()).or_insert_with(|| rights.clone());
+                    }
+                }
+            }
+        }
+        ready.networks.sort_by_key(|(network, _)| std::cmp::Reverse(network.bits));
+        (Arc::new(move |client| ready.rights(client)), unknown)
+    }
+}
+
+/// Clients of an entry, ready to be compared with.
+struct Ready {
+    hosts: HashMap<IpAddr, Rights>,
+    /// From the smallest to the largest.
+    networks: Vec<(Network, Rights)>,
+    patterns: Vec<(String, Rights)>,
+    everybody: Option<Rights>,
+    names_of: Arc<NamesOf>,
+}
+
+impl Ready {
+    fn new() -> Self {
+        let names_of: Arc<NamesOf> = Arc::new(|_| Vec::new());
+        Self { hosts: HashMap::new(), networks: Vec::new(), patterns: Vec::new(), everybody: None, names_of }
+    }
+
+    fn rights(&self, client: IpAddr) -> Option<Rights> {
+        let client = client.to_canonical();
+        if let Some(rights) = self.hosts.get(&client) {
+            return Some(rights.clone());
+        }
+        if let Some((_, rights)) = self.networks.iter().find(|(network, _)| network.contains(client)) {
+            return Some(rights.clone());
+        }
+        if !self.patterns.is_empty() {
+            let names = (self.names_of)(client);
+            let fits = |pattern: &str| {
+                names.iter().any(|n| words::fits(pattern.as_bytes(), n.to_ascii_lowercase().as_bytes()))
+            };
+            if let Some((_, rights)) = self.patterns.iter().find(|(pattern, _)| fits(pattern)) {
+                return Some(rights.clone());
+            }
+        }
+        self.everybody.clone()
+    }
+}

@@ -1,0 +1,106 @@
+//! The words between the brackets of an export.
+
+use crate::access::{NOBODY, Rights, Squash};
+
+/// What options have set so far.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Settings {
+    pub rights: Rights,
+    pub fsid: Option<u64>,
+    pub crossmnt: bool,
+}
+
+/// Words that change nothing here: what they allow is not done, or what they demand is always done.
+const NO_MATTER: &[&str] = &[
+    "sync",  // A call is answered when it is stable, with
+    "async", // either of them.
+    "wdelay",
+    "no_wdelay",
+    "subtree_check",    // A filehandle cannot be made by its user, so
+    "no_subtree_check", // there is nothing to be checked.
+    "hide",
+    "nohide",
+    "secure_locks",
+    "insecure_locks",
+    "auth_nlm",
+    "no_auth_nlm",
+    "acl",
+    "no_acl",
+    "no_pnfs",
+    "nopnfs",
+];
+
+impl Settings {
+    /// Reads `word,word=value`.
+    pub fn read(&mut self, text: &str) -> Result<(), String> {
+        for word in text.split(',').map(str::trim).filter(|w| !w.is_empty()) {
+            match word.split_once('=') {
+                Some((key, value)) => self.value(word, key, value)?,
+                None => self.word(word)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn word(&mut self, word: &str) -> Result<(), String> {
+        let rights = &mut self.rights;
+        match word {
+            "ro" => rights.read_only = true,
+            "rw" => rights.read_only = false,
+            "secure" => rights.secure = true,
+            "insecure" => rights.secure = false,
+            "root_squash" => rights.squash = Squash::Root,
+            "no_root_squash" => rights.squash = Squash::None,
+            "all_squash" => rights.squash = Squash::All,
+            "no_all_squash" if rights.squash == Squash::All => rights.squash = Squash::Root,
+            "no_all_squash" => {}
+            "manage_gids" | "manage-gids" => rights.manage_gids = true,
+            "crossmnt" => self.crossmnt = true,
+            _ if NO_MATTER.contains(&word) => {}
+            _ => return Err(unknown(word)),
+        }
+        Ok(())
+    }
+
+    fn value(&mut self, word: &str, key: &str, value: &str) -> Result<(), String> {
+        match key {
+            "anonuid" => self.rights.anon_uid = id(word, value)?,
+            "anongid" => self.rights.anon_gid = id(word, value)?,
+            "fsid" if value == "root" => self.fsid = Some(0),
+            "fsid" => self.fsid = Some(fsid(word, value)?),
+            "sec" if value.split(':').any(|flavour| flavour == "sys") => {}
+            "sec" => return Err(format!("'{word}': only sec=sys is offered")),
+            "xprtsec" if value.split(':').any(|policy| policy == "none") => {}
+            "xprtsec" => return Err(format!("'{word}': TLS is not offered; use xprtsec=none")),
+            _ => return Err(unknown(word)),
+        }
+        Ok(())
+    }
+}
+
+fn unknown(word: &str) -> String {
+    format!(
+        "option '{word}' is not known: use ro, rw, root_squash, no_root_squash, all_squash, anonuid=N, anongid=N, secure, \
+         insecure, fsid=N, sec=sys, crossmnt, manage-gids"
+    )
+}
+
+fn id(word: &str, value: &str) -> Result<u32, String> {
+    if value == "-1" || value == "-2" {
+        return Ok(NOBODY);
+    }
+    // The highest number means "no change" to the kernel: it is nobody's.
+    let id = value.parse().ok().filter(|&id| id != u32::MAX);
+    id.ok_or_else(|| format!("'{word}': a number must follow the ="))
+}
+
+/// A number, or a UUID, of which the first half is taken.
+fn fsid(word: &str, value: &str) -> Result<u64, String> {
+    if let Ok(number) = value.parse::<u32>() {
+        return Ok(number.into());
+    }
+    let hex: String = value.chars().filter(|c| !matches!(c, '-' | ':')).collect();
+    let uuid = (hex.len() == 32).then(|| u128::from_str_radix(&hex, 16).ok()).flatten();
+    let uuid = uuid.ok_or_else(|| format!("'{word}': a number, a UUID or 'root' must follow the ="))?;
+    Ok((uuid >> 64) as u64 ^ uuid as u64)
+}

@@ -1,0 +1,149 @@
+//! Exports mean what exports(5) says.
+
+use super::*;
+use crate::access::Squash;
+
+fn read(text: &str) -> Result<Exports, ExportsError> {
+    let mut exports = Exports::default();
+    exports.add("exports", text.as_bytes())?;
+    Ok(exports)
+}
+
+fn entry(text: &str) -> Entry {
+    let mut exports = read(text).unwrap();
+    assert_eq!(exports.entries.len(), 1, "{exports:?}");
+    exports.entries.remove(0)
+}
+
+fn wrong(text: &str) -> String {
+    read(text).unwrap_err().to_string()
+}
+
+fn rights(entry: &Entry, client: &str) -> Option<Rights> {
+    let addresses = |name: &str| match name {
+        "one" => vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
+        _ => vec![],
+    };
+    let names = |addr: IpAddr| match addr.to_string().as_str() {
+        "203.0.113.7" => vec!["Build7.Example.ORG".to_string()],
+        _ => vec![],
+    };
+    entry.admit(&addresses, Arc::new(names)).0(client.parse().unwrap())
+}
+
+#[test]
+fn a_line_is_a_path_and_clients_with_rights() {
+    let e = entry("/srv 192.0.2.0/24(rw,no_root_squash,anonuid=5,anongid=-2) 10.0.0.1\n");
+    assert_eq!((&e.path[..], e.at.line), (&b"/srv"[..], 1));
+    let far = rights(&e, "192.0.2.200").unwrap();
+    assert!(!far.read_only && far.squash == Squash::None && far.secure);
+    assert_eq!((far.anon_uid, far.anon_gid), (5, 65534));
+    assert_eq!(rights(&e, "10.0.0.1"), Some(Rights::default()));
+    assert_eq!(rights(&e, "10.0.0.2"), None);
+    assert_eq!(rights(&e, "::ffff:10.0.0.1"), Some(Rights::default()), "the same host");
+}
+
+#[test]
+fn the_most_special_client_counts_in_any_order() {
+    let e = entry(
+        "/s *(ro) *.example.org(rw,insecure) 192.0.2.0/24(rw,all_squash) 192.0.2.0/255.255.255.240(rw) one(ro,insecure)",
+    );
+    let r = |client| rights(&e, client).unwrap();
+    assert!(r("198.51.100.1").read_only);
+    assert!(!r("203.0.113.7").read_only && !r("203.0.113.7").secure);
+    assert_eq!(r("192.0.2.77").squash, Squash::All);
+    assert_eq!(r("192.0.2.2").squash, Squash::Root);
+    assert!(!r("192.0.2.1").secure && r("192.0.2.1").read_only);
+    assert!(!r("2001:db8::1").secure);
+}
+
+#[test]
+fn unknown_hosts_are_told_and_not_admitted() {
+    let e = entry("/s nowhere(rw) one");
+    let (admit, unknown) = e.admit(&|_| Vec::new(), Arc::new(|_| Vec::new()));
+    assert_eq!(unknown, ["nowhere", "one"]);
+    assert_eq!(admit("192.0.2.1".parse().unwrap()), None);
+}
+
+#[test]
+fn a_space_before_the_bracket_means_everybody_as_ever() {
+    let e = entry("/s one (rw)");
+    assert!(rights(&e, "192.0.2.1").unwrap().read_only);
+    assert!(!rights(&e, "198.51.100.1").unwrap().read_only);
+    assert_eq!(rights(&entry("/s"), "198.51.100.1"), Some(Rights::default()));
+}
+
+#[test]
+fn defaults_comments_quotes_and_continued_lines() {
+    let text = "# all\n\"/with space\" \\\n  -rw,insecure one 10.0.0.0/8(ro) # here\n/o\\040ct \"one\"(rw)\n/a#b one\r\n";
+    let all = read(text).unwrap().entries;
+    let paths: Vec<_> = all.iter().map(|e| String::from_utf8_lossy(&e.path).into_owned()).collect();
+    assert_eq!(paths, ["/with space", "/o ct", "/a#b"]);
+    assert_eq!(all.iter().map(|e| e.at.line).collect::<Vec<_>>(), [2, 4, 5]);
+    let r = rights(&all[0], "192.0.2.1").unwrap();
+    assert!(!r.read_only && !r.secure);
+    let r = rights(&all[0], "10.1.1.1").unwrap();
+    assert!(r.read_only && !r.secure);
+}
+
+#[test]
+fn a_directory_mentioned_twice_is_one() {
+    let e = entry("/s one(rw)\n/s//  10.0.0.0/8(fsid=7,crossmnt)\n");
+    assert_eq!((e.clients.len(), e.fsid, e.crossmnt, e.at.line), (2, Some(7), true, 1));
+    assert!(wrong("/s one\n/s one(rw)").starts_with("exports:2: "), "{}", wrong("/s one\n/s one(rw)"));
+    assert!(wrong("/s one(fsid=1) two(fsid=2)").contains("fsid"));
+    assert_eq!(entry("/s *(fsid=root)").fsid, Some(0));
+    assert!(entry("/s *(fsid=12345678-9abc-def0-1234-56789abcdef0)").fsid.is_some());
+}
+
+#[test]
+fn what_is_not_understood_says_where() {
+    for (text, word) in [
+        ("/s\n\nsrv *(rw)", "exports:3: 'srv'"),
+        ("/s *(rw,rot)", "'rot'"),
+        ("/s *(sec=krb5)", "sec=sys"),
+        ("/s *(rw", ")"),
+        ("/s @group(rw)", "netgroups"),
+        ("/s gss/krb5(rw)", "Kerberos"),
+        ("/s 192.0.2.0/33", "bits"),
+        ("/s 192.0.2.0/255.0.255.0", "netmask"),
+        ("/s 192.0.2.0/ffff::", "netmask"),
+        ("/s host/24", "address"),
+        ("/s a$b", "neither"),
+        ("/s *(anonuid=4294967295)", "number"),
+        ("/s *(fsid=x)", "fsid"),
+        ("/a/../b *", ".."),
+        ("\"/s *", "quote"),
+        ("/s\\9 *", "octal"),
+        ("/s\\777 *", "377"),
+        ("/s *(refer=/x@y)", "not known"),
+    ] {
+        assert!(wrong(text).contains(word), "{text}: {}", wrong(text));
+    }
+    // And nothing of a wrong text is taken over.
+    let mut exports = read("/a *").unwrap();
+    assert!(exports.add("more", b"/b *\n/c *(x)").is_err());
+    assert_eq!(exports, read("/a *").unwrap());
+}
+
+#[test]
+fn networks_by_bits_and_mask() {
+    let contains = |net: &str, client: &str| rights(&entry(&format!("/s {net}")), client).is_some();
+    assert!(contains("0.0.0.0/0", "198.51.100.1") && !contains("0.0.0.0/0", "2001:db8::1"));
+    assert!(contains("10.0.0.0/255.0.0.0", "10.255.0.1") && !contains("10.0.0.0/255.0.0.0", "11.0.0.1"));
+    assert!(contains("10.0.0.5/0.0.0.0", "11.0.0.1"));
+    assert!(contains("2001:db8::/32", "2001:db8:1::1") && !contains("2001:db8::/32", "2001:db9::1"));
+    assert!(contains("10.0.0.1/255.255.255.255", "10.0.0.1"));
+    assert!(contains("[2001:db8::5]", "2001:db8::5"));
+}
+
+#[test]
+fn patterns_fit_names() {
+    let fits = |p: &str, n: &str| words::fits(p.as_bytes(), n.as_bytes());
+    assert!(fits("*.example.org", "a.example.org") && fits("*.example.org", "a.b.example.org"));
+    assert!(!fits("*.example.org", "example.org") && !fits("*.example.org", "a.example.org.evil"));
+    assert!(fits("h?[0-9].x", "ha7.x") && !fits("h?[0-9].x", "hab.x") && fits("h[!a-c]", "hd"));
+    assert!(!fits("h[!a-c]", "hb") && fits("a*b*c", "a-b-b-c") && !fits("a*b*c", "a-c-b"));
+    // A pattern made to take long does not.
+    assert!(!fits(&"*a".repeat(200), &"a".repeat(150)));
+}
