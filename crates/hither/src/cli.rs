@@ -27,13 +27,10 @@ pub enum Command {
     Umount(UmountArgs),
     /// Show what a mount has asked of its server, and how fast it answered
     Stat(StatArgs),
-<<<<<<< ours
     /// Serve a directory of this machine to NFS clients (versions 3, 4.1 and 4.2)
     Serve(ServeArgs),
-=======
     /// Look at a disk cache, fill it, clean it
     Cache(CacheArgs),
->>>>>>> theirs
 }
 
 /// `hither mount`.
@@ -112,7 +109,6 @@ pub struct StatArgs {
     pub watch: Option<u64>,
 }
 
-<<<<<<< ours
 /// `hither serve`.
 #[derive(Debug, Args, Clone)]
 pub struct ServeArgs {
@@ -156,7 +152,8 @@ pub struct ServeArgs {
     pub memory: bool,
     #[command(flatten)]
     pub log: LogArgs,
-=======
+}
+
 /// `hither cache`.
 #[derive(Debug, Args, Clone)]
 pub struct CacheArgs {
@@ -243,7 +240,6 @@ pub struct CacheWarm {
     /// Show no progress
     #[arg(short, long)]
     pub quiet: bool,
->>>>>>> theirs
 }
 
 /// Formats of `hither stat`.

@@ -1,8 +1,4 @@
-<<<<<<< ours
-//! The hither binary: `hither mount`, `umount`, `stat` and `serve`, and the helpers `mount.hither` and
-=======
-//! The hither binary: `hither mount`, `umount`, `stat` and `cache`, and the helpers `mount.hither` and
->>>>>>> theirs
+//! The hither binary: `hither mount`, `umount`, `stat`, `cache` and `serve`, and the helpers `mount.hither` and
 //! `umount.hither` of mount(8).
 //!
 //! Architecture Invariant: only this crate sees the client and FUSE at once; what it stacks is in
@@ -82,11 +78,8 @@ fn main_command() -> ExitCode {
             Command::Mount(args) => mount::run(args, "hither"),
             Command::Umount(args) => umount::run(args),
             Command::Stat(args) => stat::run(args),
-<<<<<<< ours
             Command::Serve(args) => serve::run(args),
-=======
             Command::Cache(args) => cache::run(&args.what),
->>>>>>> theirs
         },
     )
 }

@@ -87,11 +87,7 @@ fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Options {
 }
 
 /// The machine's randomness and clock.
-<<<<<<< ours
 pub fn env() -> Env {
-=======
-pub(crate) fn env() -> Env {
->>>>>>> theirs
     #[expect(clippy::disallowed_methods, reason = "the one place where the clock comes from")]
     let wall = || std::time::SystemTime::now();
     Env { random: Arc::new(rand::random), wall: Arc::new(wall) }
