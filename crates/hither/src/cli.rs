@@ -113,17 +113,23 @@ pub struct StatArgs {
 #[derive(Debug, Args, Clone)]
 pub struct ServeArgs {
     /// The directory; clients mount it as HOST:/
-    #[arg(value_name = "DIR", required_unless_present = "memory")]
+    #[arg(value_name = "DIR", required_unless_present_any = ["memory", "export", "config"])]
     pub dir: Option<PathBuf>,
+    /// An export as in exports(5), `PATH CLIENT(OPTIONS)...`, instead of DIR; may be given several times
+    #[arg(short, long, value_name = "LINE", conflicts_with = "dir")]
+    pub export: Vec<String>,
+    /// A file in the syntax of exports(5), or a directory of files *.exports; read again on SIGHUP
+    #[arg(short, long, value_name = "FILE", conflicts_with = "dir")]
+    pub config: Vec<PathBuf>,
     /// Where to listen, on one port for everything; may be given several times
     #[arg(short, long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:2049")]
     pub listen: Vec<SocketAddr>,
-    /// What clients may do, in the words of exports(5), separated by commas: rw, ro, root_squash, no_root_squash,
-    /// all_squash, anonuid=N, anongid=N, secure, insecure. Usually `rw,root_squash,secure`; on loopback addresses alone
-    /// `rw,no_root_squash,secure`
+    /// What clients of DIR may do, in the words of exports(5), separated by commas: rw, ro, root_squash, no_root_squash,
+    /// all_squash, anonuid=N, anongid=N, secure, insecure, manage-gids. Usually `rw,root_squash,secure`; when it listens on
+    /// loopback addresses only, `rw,no_root_squash,secure`
     #[arg(short, long = "options", value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// Networks and addresses whose clients may come; usually all that can reach the address
+    /// Networks and addresses whose clients may use DIR; usually all that can reach the address
     #[arg(long, value_name = "ADDRESS[/BITS]")]
     pub allow: Vec<String>,
     /// NFS versions to offer
@@ -148,7 +154,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(16..=1 << 20))]
     pub max_memory: u32,
     /// Serve an empty file system in memory, which ends with the server: for trying clients
-    #[arg(long, conflicts_with = "dir")]
+    #[arg(long, conflicts_with_all = ["dir", "export", "config"])]
     pub memory: bool,
     #[command(flatten)]
     pub log: LogArgs,

@@ -2,11 +2,11 @@
 //!
 //! It knows neither protocols nor files: it puts the layers together, listens, and waits for the end. Order of its life: log,
 //! limits, runtime; the files; the server, which reads what it remembers; the sockets; the word to whoever started it (systemd
-//! by sd_notify(3), a person by the lines that mount it); then nothing but waiting for a signal. Connections are closed at the
+//! by sd_notify(3), a person by the lines that mount it); then nothing but waiting for a signal. SIGHUP reads the exports again. Connections are closed at the
 //! end, and clients make new ones to the next server: what they hold is taken back.
 
 mod notify;
-mod rights;
+mod what;
 
 use crate::cli::ServeArgs;
 use crate::daemon::process;
@@ -14,13 +14,10 @@ use crate::exit::Failure;
 use crate::log::{self, Place};
 use crate::stack;
 use hither_rpc::server::{Acceptor, ServerLimits};
-use hither_server::table::{Epoch, ExportSpec, Table};
+use hither_server::table::Table;
 use hither_server::{Options, Server};
-use hither_store::local::{Local, LocalOptions};
-use hither_vfs::model::Model;
-use hither_vfs::{Cred, Cx, Vfs};
+use hither_vfs::{Cred, Cx};
 use notify::Notify;
-use rights::Rules;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -28,22 +25,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
+use what::Served;
 
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
 /// How long the last writes may take.
 const FAREWELL: Duration = Duration::from_secs(20);
-
-/// Most bytes of files in memory.
-const MEMORY_MAX_BYTES: u64 = 8 << 30;
-
-/// The files to be served.
-struct Files {
-    vfs: Arc<dyn Vfs>,
-    epoch: Option<Arc<Epoch>>,
-    /// For people.
-    name: String,
-}
 
 /// Serves until a signal ends it.
 ///
@@ -64,7 +51,6 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
     let mut terminate = signal(SignalKind::terminate()).map_err(handlers)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(handlers)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(handlers)?;
-    let rules = Rules::new(args)?;
     let state_dir = state_dir(args);
     if let Some(dir) = &state_dir {
         std::fs::create_dir_all(dir).map_err(|e| {
@@ -72,8 +58,8 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
         })?;
     }
     let listeners = args.listen.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
-    let files = open_files(args, state_dir.clone()).await?;
-    let server = make_server(args, &files, &rules, state_dir)?;
+    let (mut served, table) = load(Served::new(args, state_dir.clone())).await;
+    let server = make_server(args, table?, state_dir)?;
     let limits = ServerLimits {
         record_max_bytes: args.max_io as usize + (64 << 10),
         connections_max: args.max_connections as usize,
@@ -86,7 +72,7 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
         let acceptor = acceptor.clone();
         tokio::spawn(async move { acceptor.listen(listener).await });
     }
-    tell(args, &files, &rules);
+    tell(args, &served);
     let notify = Notify::from_environment();
     notify.ready();
     loop {
@@ -96,6 +82,15 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
             _ = hangup.recv() => {
                 notify.reloading();
                 log.reopen();
+                let table;
+                (served, table) = load(served).await;
+                match table {
+                    Ok(table) => {
+                        server.replace(table);
+                        tracing::info!("exports read again: {}", served.lines.join("; "));
+                    }
+                    Err(failure) => tracing::error!("the exports stay as they are: {}", failure.line),
+                }
                 notify.ready();
             }
         }
@@ -104,48 +99,24 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
     acceptor.shutdown();
     let mut cx = Cx::new(Arc::new(Cred::root()));
     cx.deadline = Some(tokio::time::Instant::now() + FAREWELL);
-    if let Err(e) = files.vfs.shutdown(&cx).await {
-        tracing::error!("at the end, not everything could be made stable: {e}");
-    }
-    tracing::info!("{} is served no more", files.name);
+    served.shutdown(&cx).await;
+    tracing::info!("the server has ended");
     Ok(())
 }
 
-/// The files: a directory, or nothing but memory.
-async fn open_files(args: &ServeArgs, state_dir: Option<PathBuf>) -> Result<Files, Failure> {
-    let Some(dir) = args.dir.clone().filter(|_| !args.memory) else {
-        let vfs = Arc::new(Model::new(stack::env(), Duration::ZERO, MEMORY_MAX_BYTES));
-        return Ok(Files { vfs, epoch: None, name: "an empty file system in memory".into() });
+/// Reads the exports where waiting for a disk or a name server keeps nobody.
+async fn load(mut served: Served) -> (Served, Result<Table, Failure>) {
+    let work = move || {
+        let table = served.load();
+        (served, table)
     };
-    let options = LocalOptions {
-        state_dir,
-        as_this_process: !rustix::process::geteuid().is_root(),
-        ..LocalOptions::default()
-    };
-    let name = dir.display().to_string();
-    let opened = tokio::task::spawn_blocking(move || Local::open(&dir, options, stack::env())).await;
-    let local = opened.map_err(|e| Failure::system(format!("opening {name}: {e}")))?;
-    let local = Arc::new(local.map_err(|e| Failure::usage(e.to_string()))?);
-    let epoch = local.clone();
-    Ok(Files { vfs: local, epoch: Some(Arc::new(move || epoch.write_epoch())), name })
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(e) => std::panic::resume_unwind(e.into_panic()),
+    }
 }
 
-fn make_server(
-    args: &ServeArgs,
-    files: &Files,
-    rules: &Rules,
-    state_dir: Option<PathBuf>,
-) -> Result<Arc<Server>, Failure> {
-    let aliases =
-        args.dir.iter().filter_map(|d| std::fs::canonicalize(d).ok()).map(|d| d.display().to_string());
-    let spec = ExportSpec {
-        path: "/".into(),
-        aliases: aliases.collect(),
-        vfs: files.vfs.clone(),
-        admit: rules.admit(),
-        epoch: files.epoch.clone(),
-    };
-    let table = Table::new(vec![spec]).map_err(|e| Failure::usage(e.to_string()))?;
+fn make_server(args: &ServeArgs, table: Table, state_dir: Option<PathBuf>) -> Result<Arc<Server>, Failure> {
     let options = Options {
         io_max_bytes: args.max_io,
         v3: args.versions.contains('3'),
@@ -153,6 +124,7 @@ fn make_server(
         lease: Duration::from_secs(args.lease),
         grace: Duration::from_secs(args.grace.unwrap_or(args.lease)),
         state_dir,
+        groups: Some(Arc::new(what::groups_of)),
         ..Options::new(stack::env())
     };
     Server::new(options, table)
@@ -197,8 +169,8 @@ fn listen(addr: &SocketAddr) -> Result<TcpListener, Failure> {
 }
 
 /// Says how to mount what is served.
-fn tell(args: &ServeArgs, files: &Files, rules: &Rules) {
-    println!("serving {} ({rules})", files.name);
+fn tell(args: &ServeArgs, served: &Served) {
+    served.lines.iter().for_each(|line| println!("serving {line}"));
     for addr in &args.listen {
         let host = match addr {
             _ if addr.ip().is_unspecified() => "HOST".to_string(),

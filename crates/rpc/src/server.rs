@@ -10,6 +10,8 @@
 //! of them goes. The server calls its clients (NFSv4's backchannel) on the connections that they made ([`Peer::call`]).
 
 mod connection;
+#[cfg(test)]
+mod tests;
 
 use crate::transport::BoxFuture;
 use bytes::Bytes;

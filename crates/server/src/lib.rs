@@ -19,6 +19,8 @@ pub mod handle;
 mod mountd;
 mod server;
 pub mod table;
+#[cfg(test)]
+mod testing;
 mod v3;
 mod v4;
 

@@ -246,9 +246,14 @@ impl Table {
     }
 }
 
-/// A number made of a path, the next free one when it is taken.
+/// A number made of a path, always the same.
+pub fn number_of(path: &[u8]) -> u64 {
+    XxHash3_64::oneshot(path)
+}
+
+/// A number in handles made of a path, the next free one when it is taken.
 fn free(path: &[u8], taken: impl Fn(u32) -> bool) -> u32 {
-    let mut number = XxHash3_64::oneshot(path) as u32 % NUMBERS;
+    let mut number = number_of(path) as u32 % NUMBERS;
     while taken(number) {
         number = (number + 1) % NUMBERS;
     }

@@ -10,6 +10,8 @@ mod change;
 mod convert;
 mod list;
 mod read;
+#[cfg(test)]
+mod tests;
 
 use crate::access::Rights;
 use crate::drc::{Key, Seen};

@@ -20,6 +20,8 @@ mod session;
 mod setup;
 mod stable;
 mod state;
+#[cfg(test)]
+mod tests;
 mod xattr;
 
 use crate::server::{Options, Request, Server};
@@ -301,13 +303,19 @@ async fn run(exec: &mut Exec<'_>, compound: &Compound, session: &Session, args: 
             Op::Sequence(_) if i == 0 => exec.sequence(args),
             Op::Sequence(_) => OpRes::failed(op.number(), Nfsstat4::SEQUENCE_POS),
             _ if exec.room_bytes == 0 => OpRes::failed(op.number(), Nfsstat4::REP_TOO_BIG),
-            _ if args.cachethis && exec::reply_bytes(op) > cached_room => {
+            _ if args.cachethis && cached_room == 0 => {
                 OpRes::failed(op.number(), Nfsstat4::REP_TOO_BIG_TO_CACHE)
             }
             _ => exec.execute(op, &compound.ops[i + 1..]).await,
         };
         status = result.status();
-        result.enc(&mut results);
+        let mut encoded = Enc::of(&result);
+        // Those whose results can be large change nothing, so they may be executed in vain.
+        if args.cachethis && exec::may_be_large(op) && encoded.len() > cached_room {
+            let result = OpRes::failed(op.number(), Nfsstat4::REP_TOO_BIG_TO_CACHE);
+            (status, encoded) = (result.status(), Enc::of(&result));
+        }
+        results.append(encoded);
         count += 1;
         if status != Nfsstat4::OK {
             break;

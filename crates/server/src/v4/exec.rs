@@ -83,14 +83,9 @@ pub(super) struct Exec<'a> {
     pub room_bytes: usize,
 }
 
-/// What an operation's result may take in a reply that is to be kept, when that is much.
-pub(super) fn reply_bytes(op: &Op) -> usize {
-    match op {
-        Op::Read(a) => a.count as usize,
-        Op::Readdir(a) => a.maxcount as usize,
-        Op::Listxattrs(a) => a.maxcount as usize,
-        _ => 0,
-    }
+/// Whether an operation's result can be large. None of these changes anything.
+pub(super) fn may_be_large(op: &Op) -> bool {
+    matches!(op, Op::Read(_) | Op::Readdir(_) | Op::Listxattrs(_) | Op::Getxattr(_))
 }
 
 impl<'a> Exec<'a> {

@@ -1,0 +1,273 @@
+//! What `hither serve` serves, and to whom: a directory with options of the command line, or the lines of exports(5) files.
+//!
+//! It knows no protocol. Everything becomes a [`Table`]; directories that were open before a reload stay open.
+
+use crate::cli::ServeArgs;
+use crate::exit::Failure;
+use crate::stack;
+use hither_server::access::{Rights, Squash};
+use hither_server::exports::{Entry, Exports, Who};
+use hither_server::table::{Epoch, ExportSpec, Table};
+use hither_store::local::{Local, LocalOptions};
+use hither_vfs::model::Model;
+use hither_vfs::{Cx, Vfs};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::net::{IpAddr, ToSocketAddrs};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Most bytes of files in memory.
+const MEMORY_MAX_BYTES: u64 = 8 << 30;
+/// Name of the command line in messages about exports.
+const COMMAND_LINE: &str = "command line";
+
+/// Files of one export.
+#[derive(Clone)]
+struct Files {
+    vfs: Arc<dyn Vfs>,
+    epoch: Option<Arc<Epoch>>,
+}
+
+/// All that is served.
+pub struct Served {
+    args: ServeArgs,
+    state_dir: Option<PathBuf>,
+    open: BTreeMap<PathBuf, Files>,
+    /// Lines for people: what is served, how.
+    pub lines: Vec<String>,
+}
+
+impl Served {
+    /// Nothing yet.
+    pub fn new(args: &ServeArgs, state_dir: Option<PathBuf>) -> Self {
+        Self { args: args.clone(), state_dir, open: BTreeMap::new(), lines: Vec::new() }
+    }
+
+    /// Reads what is to be served and opens it. Blocks.
+    ///
+    /// # Errors
+    /// A line for the user; what was served before is as it was.
+    pub fn load(&mut self) -> Result<Table, Failure> {
+        let exports = self.exports()?;
+        let (mut specs, mut open, mut lines) = (Vec::new(), BTreeMap::new(), Vec::new());
+        for entry in &exports.entries {
+            let dir = self.directory(entry);
+            let files = match self.open.get(&dir) {
+                Some(files) => files.clone(),
+                None => self.open_files(&dir, entry)?,
+            };
+            open.insert(dir.clone(), files.clone());
+            let (admit, unknown) = entry.admit(&addresses_of, Arc::new(|_| Vec::new()));
+            for host in unknown {
+                tracing::warn!("{}: the host {host} has no address: it is not admitted", entry.at);
+            }
+            let path = String::from_utf8_lossy(&entry.path).into_owned();
+            let root = entry.fsid == Some(0);
+            lines.push(format!("{} {}", dir.display(), describe(entry)));
+            let aliases = if path == "/" { vec![dir.display().to_string()] } else { vec![path.clone()] };
+            let path = if root { "/".to_string() } else { path };
+            specs.push(ExportSpec { path, aliases, vfs: files.vfs, admit, epoch: files.epoch });
+        }
+        let table = Table::new(specs).map_err(|e| Failure::usage(e.to_string()))?;
+        (self.open, self.lines) = (open, lines);
+        Ok(table)
+    }
+
+    /// The exports as they are written now.
+    fn exports(&self) -> Result<Exports, Failure> {
+        let mut exports = Exports::default();
+        let wrong = |e: hither_server::exports::ExportsError| Failure::usage(e.to_string());
+        if self.args.dir.is_some() || self.args.memory {
+            exports.add(COMMAND_LINE, self.own_line().as_bytes()).map_err(wrong)?;
+        }
+        for line in &self.args.export {
+            exports.add(COMMAND_LINE, line.as_bytes()).map_err(wrong)?;
+        }
+        for file in &self.args.config {
+            for file in files_of(file)? {
+                let text = fs::read(&file).map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?;
+                exports.add(&file.display().to_string(), &text).map_err(wrong)?;
+            }
+        }
+        if exports.entries.is_empty() {
+            return Err(Failure::usage("nothing to serve: name a directory, or --export or --config"));
+        }
+        for entry in &exports.entries {
+            if let Some(c) = entry.clients.iter().find(|c| matches!(c.who, Who::Pattern(_))) {
+                return Err(Failure::usage(format!(
+                    "{}: {:?}: names of clients are not looked up; use addresses or networks",
+                    entry.at, c.who
+                )));
+            }
+        }
+        Ok(exports)
+    }
+
+    /// The line of exports(5) that DIR and its options stand for.
+    fn own_line(&self) -> String {
+        let near = self.args.listen.iter().all(|a| a.ip().is_loopback());
+        // On this machine whoever may use privileged ports is the superuser anyway.
+        let usual = if near { "rw,no_root_squash" } else { "rw,root_squash" };
+        let options = std::iter::once(usual).chain(self.args.options.iter().map(String::as_str));
+        let options = options.collect::<Vec<_>>().join(",");
+        let everybody = ["*".to_string()];
+        let clients = if self.args.allow.is_empty() { &everybody[..] } else { &self.args.allow[..] };
+        let clients: Vec<String> = clients.iter().map(|c| format!("{c}({options})")).collect();
+        format!("/ {}", clients.join(" "))
+    }
+
+    /// Where the files of an export are.
+    fn directory(&self, entry: &Entry) -> PathBuf {
+        match &self.args.dir {
+            Some(dir) if entry.at.file == COMMAND_LINE && entry.path == b"/" => {
+                fs::canonicalize(dir).unwrap_or_else(|_| dir.clone())
+            }
+            _ => PathBuf::from(OsStr::from_bytes(&entry.path)),
+        }
+    }
+
+    fn open_files(&self, dir: &Path, entry: &Entry) -> Result<Files, Failure> {
+        if self.args.memory {
+            let vfs = Arc::new(Model::new(stack::env(), Duration::ZERO, MEMORY_MAX_BYTES));
+            return Ok(Files { vfs, epoch: None });
+        }
+        let options = LocalOptions {
+            state_dir: self.state_dir.clone(),
+            export_id: hither_server::table::number_of(&entry.path),
+            fsid: entry.fsid.filter(|n| *n != 0).map(|n| (n, 0)),
+            as_this_process: !rustix::process::geteuid().is_root(),
+            ..LocalOptions::default()
+        };
+        let local = Local::open(dir, options, stack::env()).map_err(|e| Failure::usage(e.to_string()))?;
+        let local = Arc::new(local);
+        let epoch = local.clone();
+        Ok(Files { vfs: local, epoch: Some(Arc::new(move || epoch.write_epoch())) })
+    }
+
+    /// Makes stable what is not.
+    pub async fn shutdown(&self, cx: &Cx) {
+        for (dir, files) in &self.open {
+            if let Err(e) = files.vfs.shutdown(cx).await {
+                tracing::error!("{}: at the end, not everything could be made stable: {e}", dir.display());
+            }
+        }
+    }
+}
+
+/// A file, or the files `*.exports` of a directory, as exports(5) has it.
+fn files_of(path: &Path) -> Result<Vec<PathBuf>, Failure> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_path_buf()]);
+    }
+    let failed = |e: std::io::Error| Failure::usage(format!("{}: {e}", path.display()));
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path).map_err(failed)? {
+        let file = entry.map_err(failed)?.path();
+        let hidden = file.file_name().is_some_and(|n| n.as_bytes().starts_with(b"."));
+        if !hidden && file.extension() == Some(OsStr::new("exports")) {
+            files.push(file);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn addresses_of(host: &str) -> Vec<IpAddr> {
+    (host, 0).to_socket_addrs().map(|all| all.map(|a| a.ip()).collect()).unwrap_or_default()
+}
+
+/// Who may do what, in a few words.
+fn describe(entry: &Entry) -> String {
+    let words = |r: &Rights| {
+        let access = if r.read_only { "ro" } else { "rw" };
+        let squash = match r.squash {
+            Squash::None => "no_root_squash",
+            Squash::Root => "root_squash",
+            Squash::All => "all_squash",
+        };
+        format!("{access},{squash},{}", if r.secure { "secure" } else { "insecure" })
+    };
+    let who = |w: &Who| match w {
+        Who::Everybody => "*".to_string(),
+        Who::Pattern(text) | Who::Host(text) => text.clone(),
+        Who::Network(n) => format!("{}/{}", n.addr, n.bits),
+        Who::Address(addr) => addr.to_string(),
+    };
+    let clients: Vec<String> =
+        entry.clients.iter().map(|c| format!("{}({})", who(&c.who), words(&c.rights))).collect();
+    clients.join(" ")
+}
+
+/// Groups of a user, for `manage-gids`.
+pub fn groups_of(uid: u32) -> Option<Vec<u32>> {
+    let user = nix::unistd::User::from_uid(uid.into()).ok()??;
+    let name = std::ffi::CString::new(user.name).ok()?;
+    let mut groups = vec![user.gid.as_raw()];
+    let all = nix::unistd::getgrouplist(&name, user.gid).ok()?;
+    groups.extend(all.into_iter().map(|g| g.as_raw()).filter(|g| *g != user.gid.as_raw()));
+    Some(groups)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn served(args: &[&str]) -> Served {
+        let Command::Serve(args) = Cli::parse_from([&["hither", "serve"], args].concat()).command else {
+            panic!("it is serve")
+        };
+        Served::new(&args, None)
+    }
+
+    fn described(args: &[&str]) -> String {
+        let exports = served(args).exports().unwrap();
+        exports.entries.iter().map(describe).collect::<Vec<_>>().join("; ")
+    }
+
+    #[test]
+    fn what_is_usual_depends_on_the_address() {
+        assert_eq!(described(&["/srv"]), "*(rw,no_root_squash,secure)");
+        assert_eq!(described(&["/srv", "-l", "192.0.2.1:2049"]), "*(rw,root_squash,secure)");
+        assert_eq!(described(&["/srv", "-o", "ro,insecure"]), "*(ro,no_root_squash,insecure)");
+        let two = ["/srv", "--allow", "192.0.2.0/24", "--allow", "2001:db8::1"];
+        assert_eq!(
+            described(&two),
+            "192.0.2.0/24(rw,no_root_squash,secure) 2001:db8::1(rw,no_root_squash,secure)"
+        );
+    }
+
+    #[test]
+    fn what_is_not_understood_is_told() {
+        for (args, word) in [
+            (&["/srv", "-o", "rot"][..], "rot"),
+            (&["--export", "/srv *.example.org(rw)"], "names of clients"),
+            (&["--config", "/does/not/exist"], "/does/not/exist"),
+        ] {
+            let line = served(args).exports().unwrap_err().line;
+            assert!(line.contains(word), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_reload_keeps_what_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.exports");
+        let write = |text: &str| fs::write(&file, text).unwrap();
+        write("/one *(rw)\n/two *(ro)\n");
+        let mut served = served(&["--config", dir.path().to_str().unwrap()]);
+        // Directories are opened by root only; what is tested is the table.
+        served.args.memory = true;
+        served.args.config = vec![dir.path().to_path_buf()];
+        assert!(served.load().is_err(), "/ and what is inside it");
+        served.args.memory = false;
+        let before = served.exports().unwrap();
+        write("/one *(rw)\n");
+        assert_eq!(served.exports().unwrap().entries[..], before.entries[..1]);
+    }
+}

@@ -1,0 +1,216 @@
+//! A service with three procedures, and clients that behave, and that do not.
+
+use super::*;
+use hither_proto::record;
+use hither_proto::rpc::{
+    AcceptStat, AuthFlavor, DeniedReply, Message, OpaqueAuth, ReplyBody, ReplyHeader, VersionRange, call,
+};
+use std::sync::atomic::AtomicU32;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::sync::Notify;
+
+const PROG: u32 = 400_000;
+
+/// 0: nothing. 1: waits until 2 is called. 2: lets go. 3: panics. 4: so many bytes as the argument says. 5: calls back.
+#[derive(Default)]
+struct Echo {
+    gate: Notify,
+    running: AtomicU32,
+    closed: AtomicU32,
+}
+
+impl Service for Echo {
+    fn programs(&self) -> &[Program] {
+        &[Program { number: PROG, low: 3, high: 4 }]
+    }
+
+    fn call(self: Arc<Self>, call: Incoming) -> BoxFuture<'static, Outcome> {
+        Box::pin(async move {
+            self.running.fetch_add(1, Relaxed);
+            match call.proc {
+                0 => Outcome::Done(Enc::new()),
+                1 => {
+                    self.gate.notified().await;
+                    Outcome::Done(Enc::new())
+                }
+                2 => {
+                    self.gate.notify_one();
+                    Outcome::Done(Enc::new())
+                }
+                3 => panic!("a bug of the service"),
+                4 => {
+                    let Some(len) = call.args.first_chunk().map(|b| u32::from_be_bytes(*b)) else {
+                        return Outcome::GarbageArgs;
+                    };
+                    let mut out = Enc::new();
+                    out.opaque(&vec![7; len as usize].into());
+                    Outcome::Done(out)
+                }
+                5 => {
+                    let back =
+                        CallBack { prog: 9, vers: 1, proc: 1, cred: OpaqueAuth::none(), args: Enc::new() };
+                    match call.peer.call(back, Duration::from_secs(5)).await {
+                        Ok(body) => {
+                            let mut out = Enc::new();
+                            out.raw(&body);
+                            Outcome::Done(out)
+                        }
+                        Err(_) => Outcome::SystemErr,
+                    }
+                }
+                _ => Outcome::ProcUnavail,
+            }
+        })
+    }
+
+    fn closed(&self, _: &Peer) {
+        self.closed.fetch_add(1, Relaxed);
+    }
+}
+
+struct Wire {
+    stream: DuplexStream,
+    records: record::Reader,
+}
+
+impl Wire {
+    fn new(acceptor: &Acceptor) -> Self {
+        let (near, far) = tokio::io::duplex(64 << 10);
+        let (reader, writer) = tokio::io::split(far);
+        let addr = "192.0.2.1:700".parse().unwrap();
+        acceptor.serve(reader, writer, addr, addr);
+        Self { stream: near, records: record::Reader::new(Default::default()) }
+    }
+
+    async fn send(&mut self, message: Enc) {
+        self.stream.write_all(&record::frame(message).concat()).await.unwrap();
+    }
+
+    async fn ask(&mut self, xid: u32, vers: u32, proc: u32, args: &[u8]) {
+        let mut body = Enc::new();
+        body.raw(args);
+        self.send(call(xid, PROG, vers, proc, &OpaqueAuth::none(), body)).await;
+    }
+
+    /// The next message; `None` when the server has closed the connection.
+    async fn next(&mut self) -> Option<Message> {
+        loop {
+            if let Some(record) = self.records.next_record().unwrap() {
+                return Some(Message::decode(&record).unwrap());
+            }
+            match self.stream.read_buf(&mut self.records.space()).await {
+                Ok(0) | Err(_) => return None,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    async fn stat(&mut self) -> AcceptStat {
+        match self.next().await {
+            Some(Message::Reply(ReplyHeader { body: ReplyBody::Accepted(a), .. }, _)) => a.stat,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn acceptor(limits: ServerLimits) -> (Acceptor, Arc<Echo>) {
+    let service = Arc::new(Echo::default());
+    (Acceptor::new(service.clone(), limits), service)
+}
+
+#[tokio::test]
+async fn replies_come_in_whatever_order() {
+    let (acceptor, _) = acceptor(ServerLimits::default());
+    let mut wire = Wire::new(&acceptor);
+    wire.ask(1, 3, 1, &[]).await;
+    wire.ask(2, 3, 2, &[]).await;
+    let mut xids = [wire.next().await.unwrap().xid(), wire.next().await.unwrap().xid()];
+    xids.sort_unstable();
+    assert_eq!(xids, [1, 2]);
+    drop(wire);
+    while acceptor.connections() > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn errors_of_rpc_itself() {
+    let (acceptor, _) = acceptor(ServerLimits::default());
+    let mut wire = Wire::new(&acceptor);
+    wire.send(call(1, PROG + 1, 3, 0, &OpaqueAuth::none(), Enc::new())).await;
+    assert_eq!(wire.stat().await, AcceptStat::ProgUnavail);
+    wire.ask(2, 2, 0, &[]).await;
+    assert_eq!(wire.stat().await, AcceptStat::ProgMismatch(VersionRange { low: 3, high: 4 }));
+    wire.ask(3, 4, 99, &[]).await;
+    assert_eq!(wire.stat().await, AcceptStat::ProcUnavail);
+    wire.ask(4, 4, 4, &[]).await;
+    assert_eq!(wire.stat().await, AcceptStat::GarbageArgs);
+    wire.ask(5, 4, 3, &[]).await;
+    assert_eq!(wire.stat().await, AcceptStat::SystemErr);
+    for (flavor, body, why) in [
+        (AuthFlavor::SYS, &b"nonsense"[..], AuthStat::BADCRED),
+        (AuthFlavor::GSS, b"", AuthStat::TOOWEAK),
+        (AuthFlavor::SHORT, b"", AuthStat::REJECTEDCRED),
+    ] {
+        let cred = OpaqueAuth { flavor, body: body.into() };
+        wire.send(call(6, PROG, 3, 1, &cred, Enc::new())).await;
+        let Some(Message::Reply(header, _)) = wire.next().await else { panic!("no reply") };
+        assert_eq!(header.body, ReplyBody::Denied(DeniedReply::AuthError(why)));
+    }
+    let mut old = Enc::new();
+    [7, 0, 1, PROG, 3, 0].into_iter().for_each(|v| old.u32(v));
+    wire.send(old).await;
+    let Some(Message::Reply(header, _)) = wire.next().await else { panic!("no reply") };
+    let versions = VersionRange { low: 2, high: 2 };
+    assert_eq!(header.body, ReplyBody::Denied(DeniedReply::RpcMismatch(versions)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_misbehaves_is_disconnected() {
+    let limits = ServerLimits { record_max_bytes: 1000, ..ServerLimits::default() };
+    let (acceptor, service) = acceptor(limits);
+    // Too long; not RPC; unfinished for too long.
+    for (i, bytes) in
+        [&b"\x80\x00\x10\x00"[..], b"\x80\0\0\x04abcd", b"\x80\0\0\x10abcd"].into_iter().enumerate()
+    {
+        let mut wire = Wire::new(&acceptor);
+        wire.stream.write_all(bytes).await.unwrap();
+        assert!(wire.next().await.is_none());
+        while service.closed.load(Relaxed) <= i as u32 {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert_eq!(acceptor.connections(), 0);
+}
+
+/// A client that calls and does not read has a few replies waiting and no more calls executed, and goes in the end.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_read_is_held_up_and_dropped() {
+    let limits = ServerLimits { calls_max: 4, queued_max_bytes: 1 << 20, ..ServerLimits::default() };
+    let (acceptor, service) = acceptor(limits);
+    let mut wire = Wire::new(&acceptor);
+    let mut other = Wire::new(&acceptor);
+    for xid in 0..64 {
+        wire.ask(xid, 3, 4, &(1u32 << 20).to_be_bytes()).await;
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(service.running.load(Relaxed) <= 6, "{:?} were executed", service.running);
+    other.ask(1, 3, 0, &[]).await;
+    assert_eq!(other.stat().await, AcceptStat::Success);
+    tokio::time::sleep(ServerLimits::default().stall * 2).await;
+    assert_eq!(acceptor.connections(), 1);
+}
+
+#[tokio::test]
+async fn the_server_calls_its_client() {
+    let (acceptor, _) = acceptor(ServerLimits::default());
+    let mut wire = Wire::new(&acceptor);
+    wire.ask(1, 3, 5, &[]).await;
+    let Some(Message::Call(header, _)) = wire.next().await else { panic!("no call") };
+    assert_eq!((header.prog, header.proc), (9, 1));
+    let mut body = Enc::new();
+    body.u32(42);
+    wire.send(hither_proto::rpc::reply(header.xid, body)).await;
+    let Some(Message::Reply(header, body)) = wire.next().await else { panic!("no reply") };
+    assert_eq!((header.xid, &body[..]), (1, &[0, 0, 0, 42][..]));
+}

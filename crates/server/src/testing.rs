@@ -1,0 +1,213 @@
+//! A server in memory and a client that says exactly what a test wants said.
+
+use crate::access::{Rights, Squash};
+use crate::table::{ExportSpec, Table};
+use crate::{Options, Server};
+use bytes::Bytes;
+use hither_proto::nfs3;
+use hither_proto::nfs4::*;
+use hither_proto::record;
+use hither_proto::rpc::{AuthSys, Message, OpaqueAuth, Procedure, call};
+use hither_proto::xdr::{Dec, Enc};
+use hither_rpc::server::{Acceptor, ServerLimits};
+use hither_vfs::Env;
+use hither_vfs::model::Model;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+pub fn env(seed: u64) -> Env {
+    let next = AtomicU64::new(seed);
+    Env {
+        random: Arc::new(move || next.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)),
+        wall: Arc::new(|| SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)),
+    }
+}
+
+pub fn model() -> Arc<Model> {
+    Arc::new(Model::new(env(1), Duration::ZERO, 1 << 30))
+}
+
+/// A server of `model` at `path` in its `seed`th life.
+pub struct Lab {
+    pub server: Arc<Server>,
+    pub acceptor: Acceptor,
+}
+
+impl Lab {
+    pub fn new(model: &Arc<Model>, path: &str, seed: u64, state_dir: Option<PathBuf>) -> Self {
+        let rights = Rights { read_only: false, squash: Squash::None, secure: false, ..Rights::default() };
+        let admit = Arc::new(move |_| Some(rights.clone()));
+        let spec = ExportSpec { path: path.into(), aliases: vec![], vfs: model.clone(), admit, epoch: None };
+        let options = Options { state_dir, ..Options::new(env(seed)) };
+        let server = Server::new(options, Table::new(vec![spec]).unwrap()).unwrap();
+        let acceptor = Acceptor::new(server.clone(), ServerLimits::default());
+        Self { server, acceptor }
+    }
+
+    pub fn connect(&self) -> Wire {
+        let (near, far) = tokio::io::duplex(64 << 10);
+        let (reader, writer) = tokio::io::split(far);
+        let addr = "192.0.2.1:700".parse().unwrap();
+        self.acceptor.serve(reader, writer, addr, addr);
+        let cred =
+            AuthSys { stamp: 0, machinename: Default::default(), uid: 0, gid: 0, gids: Vec::new().into() };
+        let records = record::Reader::new(Default::default());
+        Wire { stream: near, records, xid: 1, cred: OpaqueAuth::sys(&cred) }
+    }
+
+    pub async fn client(&self, name: &'static str) -> Client {
+        Client::new(self.connect(), name, 1).await
+    }
+}
+
+/// A connection.
+pub struct Wire {
+    stream: DuplexStream,
+    records: record::Reader,
+    pub xid: u32,
+    cred: OpaqueAuth,
+}
+
+impl Wire {
+    pub async fn send(&mut self, prog: u32, vers: u32, proc: u32, args: Enc) {
+        let message = call(self.xid, prog, vers, proc, &self.cred, args);
+        self.stream.write_all(&record::frame(message).concat()).await.unwrap();
+    }
+
+    pub async fn receive(&mut self) -> Bytes {
+        loop {
+            if let Some(record) = self.records.next_record().unwrap() {
+                let Ok(Message::Reply(header, body)) = Message::decode(&record) else { panic!("no reply") };
+                assert!(header.is_success(), "{header:?}");
+                return body;
+            }
+            assert_ne!(self.stream.read_buf(&mut self.records.space()).await.unwrap(), 0, "disconnected");
+        }
+    }
+
+    pub async fn call<P: Procedure>(&mut self, args: &P) -> P::Reply {
+        self.xid += 1;
+        self.send(P::PROG, P::VERS, P::PROC, Enc::of(args)).await;
+        Dec::all(&self.receive().await).unwrap()
+    }
+
+    pub async fn root3(&mut self, path: &str) -> nfs3::Fh3 {
+        use hither_proto::mount::MntArgs;
+        let args = MntArgs { dirpath: path.as_bytes().into() };
+        self.call(&args).await.into_result().unwrap().fhandle
+    }
+}
+
+/// A client of NFSv4.2 with a session.
+pub struct Client {
+    pub wire: Wire,
+    pub id: u64,
+    pub session: Sessionid,
+    pub seq: u32,
+}
+
+impl Client {
+    pub async fn new(mut wire: Wire, name: &'static str, verifier: u8) -> Self {
+        let args = ExchangeIdArgs {
+            clientowner: ClientOwner { verifier: [verifier; 8], ownerid: name.as_bytes().into() },
+            flags: 0,
+            state_protect: StateProtectArgs::None,
+            impl_id: None,
+        };
+        let reply = wire.call(&Compound::new(2, vec![Op::ExchangeId(args)])).await;
+        let who = reply.results().exchange_id().unwrap();
+        let channel = ChannelAttrs {
+            maxrequestsize: 1 << 20,
+            maxresponsesize: 1 << 20,
+            maxresponsesize_cached: 4096,
+            maxoperations: 200,
+            maxrequests: 8,
+            ..ChannelAttrs::default()
+        };
+        let args = CreateSessionArgs {
+            clientid: who.clientid,
+            sequence: who.sequenceid,
+            flags: 0,
+            fore_chan_attrs: channel,
+            back_chan_attrs: channel,
+            cb_program: 1,
+            sec_parms: Vec::new().into(),
+        };
+        let reply = wire.call(&Compound::new(2, vec![Op::CreateSession(args)])).await;
+        let session = reply.results().create_session().unwrap();
+        assert!(session.fore_chan_attrs.maxoperations >= 128);
+        Self { wire, id: who.clientid, session: session.sessionid, seq: 0 }
+    }
+
+    pub fn sequence(&self, cachethis: bool) -> Op {
+        Op::Sequence(SequenceArgs {
+            sessionid: self.session,
+            sequenceid: self.seq,
+            slotid: 0,
+            highest_slotid: 0,
+            cachethis,
+        })
+    }
+
+    /// Operations behind a SEQUENCE; its result is checked and taken.
+    pub async fn run(&mut self, ops: Vec<Op>) -> Results<OpRes> {
+        self.seq += 1;
+        let mut all = vec![self.sequence(true)];
+        all.extend(ops);
+        let mut results = self.wire.call(&Compound::new(2, all)).await.results();
+        results.sequence().unwrap();
+        results
+    }
+
+    pub async fn reclaim_complete(&mut self) {
+        self.run(vec![Op::ReclaimComplete(false)]).await.reclaim_complete().unwrap();
+    }
+
+    pub async fn open(
+        &mut self,
+        name: &str,
+        owner: &str,
+        access: u32,
+        deny: u32,
+    ) -> Result<(Stateid, Fh), Nfsstat4> {
+        let open = open_args(owner, access, deny, OpenClaim::Null(name.as_bytes().into()), true);
+        let mut r = self.run(vec![Op::Putrootfh, Op::Open(open), Op::Getfh]).await;
+        r.putrootfh().unwrap();
+        let opened = r.open().map_err(|e| e.status().unwrap())?;
+        Ok((opened.stateid, r.getfh().unwrap()))
+    }
+
+    pub async fn lock(
+        &mut self,
+        fh: &Fh,
+        open: Stateid,
+        owner: &str,
+        range: (u64, u64),
+    ) -> Result<Stateid, LockFail> {
+        let locker = Locker::New(OpenToLockOwner {
+            open_seqid: 0,
+            open_stateid: open,
+            lock_seqid: 0,
+            lock_owner: StateOwner { clientid: 0, owner: owner.as_bytes().into() },
+        });
+        let (offset, length) = range;
+        let args = LockArgs { locktype: LockType::WRITE, reclaim: false, offset, length, locker };
+        let mut r = self.run(vec![Op::putfh(fh), Op::Lock(args)]).await;
+        r.putfh().unwrap();
+        r.outcome::<op::Lock>().unwrap()
+    }
+}
+
+pub fn open_args(owner: &str, access: u32, deny: u32, claim: OpenClaim, create: bool) -> OpenArgs {
+    OpenArgs {
+        seqid: 0,
+        share_access: access,
+        share_deny: deny,
+        owner: StateOwner { clientid: 0, owner: owner.as_bytes().into() },
+        how: create.then(|| CreateHow::Unchecked(Attrs { mode: Some(0o644), ..Attrs::default() })),
+        claim,
+    }
+}

@@ -1,0 +1,256 @@
+//! Conversations of NFSv4: compound in, compound out.
+
+use super::*;
+use crate::testing::{Client, Lab, model, open_args};
+use hither_proto::nfs4::open as bits;
+use hither_proto::nfs4::*;
+
+const RW: u32 = bits::SHARE_ACCESS_BOTH;
+
+#[tokio::test]
+async fn a_path_is_walked_in_one_compound() {
+    let lab = Lab::new(&model(), "/srv/data", 2, None);
+    let mut c = lab.client("one").await;
+    c.reclaim_complete().await;
+    let mode = Attrs { mode: Some(0o755), ..Attrs::default() };
+    let mut ops = vec![Op::Putrootfh, Op::lookup(b"srv"), Op::lookup(b"data")];
+    for _ in 0..20 {
+        ops.push(Op::create(CreateType::Dir, b"d", mode.clone()));
+    }
+    c.run(ops).await;
+    let mut ops = vec![Op::Putrootfh, Op::lookup(b"srv"), Op::lookup(b"data")];
+    for _ in 0..20 {
+        ops.extend([Op::lookup(b"d"), Op::Getattr(Bitmap4::of(&[attr::FILEID, attr::FILEHANDLE]))]);
+    }
+    ops.extend([Op::lookup(b"missing"), Op::Getfh]);
+    let mut r = c.run(ops).await;
+    r.putrootfh().unwrap();
+    r.lookup().unwrap();
+    r.lookup().unwrap();
+    let mut ids = Vec::new();
+    for _ in 0..20 {
+        r.lookup().unwrap();
+        ids.push(r.getattr().unwrap().fileid.unwrap());
+    }
+    ids.dedup();
+    assert_eq!(ids.len(), 20);
+    assert_eq!(r.lookup().unwrap_err().status(), Some(Nfsstat4::NOENT));
+    assert_eq!(r.remaining(), 0);
+}
+
+#[tokio::test]
+async fn what_leads_to_exports_can_be_listed() {
+    let lab = Lab::new(&model(), "/srv/data", 2, None);
+    let mut c = lab.client("one").await;
+    let args = |cookie| {
+        Op::Readdir(ReaddirArgs {
+            cookie,
+            cookieverf: [0; 8],
+            dircount: 1000,
+            maxcount: 4000,
+            attr_request: Bitmap4::of(&[attr::TYPE, attr::FSID, attr::MOUNTED_ON_FILEID]),
+        })
+    };
+    let mut r = c
+        .run(vec![Op::Putrootfh, Op::lookup(b"srv"), args(0), Op::Getattr(Bitmap4::of(&[attr::FSID]))])
+        .await;
+    r.putrootfh().unwrap();
+    r.lookup().unwrap();
+    let list = r.readdir().unwrap();
+    let above = r.getattr().unwrap().fsid;
+    assert_eq!(list.entries.len(), 1);
+    assert_eq!(&list.entries[0].name[..], b"data");
+    assert_ne!(list.entries[0].attrs.fsid, above, "an export is a file system of its own");
+    let mut r = c.run(vec![Op::Putrootfh, Op::lookup(b"srv"), args(list.entries[0].cookie)]).await;
+    (r.putrootfh().unwrap(), r.lookup().unwrap());
+    assert!(r.readdir().unwrap().entries.is_empty());
+    let mut r = c
+        .run(vec![
+            Op::Putrootfh,
+            Op::lookup(b"srv"),
+            Op::lookup(b"data"),
+            Op::Lookupp,
+            Op::Lookupp,
+            Op::Lookupp,
+        ])
+        .await;
+    (
+        r.putrootfh().unwrap(),
+        r.lookup().unwrap(),
+        r.lookup().unwrap(),
+        r.lookupp().unwrap(),
+        r.lookupp().unwrap(),
+    );
+    assert_eq!(r.lookupp().unwrap_err().status(), Some(Nfsstat4::NOENT));
+}
+
+#[tokio::test]
+async fn a_lost_reply_is_repeated_not_executed() {
+    let model = model();
+    let lab = Lab::new(&model, "/", 2, None);
+    let mut c = lab.client("one").await;
+    let make = |c: &Client| {
+        let mode = Attrs { mode: Some(0o755), ..Attrs::default() };
+        let ops = vec![c.sequence(true), Op::Putrootfh, Op::create(CreateType::Dir, b"d", mode)];
+        Compound::new(2, ops)
+    };
+    c.seq += 1;
+    let first = make(&c);
+    let reply = c.wire.call(&first).await;
+    assert_eq!(reply.status, Nfsstat4::OK);
+    let objects = model.object_count();
+    let mut again = lab.connect();
+    assert_eq!(again.call(&first).await, reply);
+    assert_eq!(model.object_count(), objects);
+    let other = Compound::new(2, vec![c.sequence(true), Op::Putrootfh]);
+    assert_eq!(again.call(&other).await.status, Nfsstat4::SEQ_FALSE_RETRY);
+}
+
+#[tokio::test]
+async fn sessions_come_first_and_limits_hold() {
+    let lab = Lab::new(&model(), "/", 2, None);
+    let mut c = lab.client("one").await;
+    let status = async |c: &mut Client, minor, ops| c.wire.call(&Compound::new(minor, ops)).await.status;
+    assert_eq!(status(&mut c, 0, vec![Op::Putrootfh]).await, Nfsstat4::MINOR_VERS_MISMATCH);
+    assert_eq!(status(&mut c, 2, vec![Op::Putrootfh]).await, Nfsstat4::OP_NOT_IN_SESSION);
+    assert_eq!(status(&mut c, 2, vec![]).await, Nfsstat4::OK);
+    c.seq += 1;
+    let ops = vec![c.sequence(true), c.sequence(true)];
+    assert_eq!(status(&mut c, 2, ops).await, Nfsstat4::SEQUENCE_POS);
+    let mut ops = vec![Op::Putrootfh; 300];
+    c.seq += 1;
+    ops[0] = c.sequence(true);
+    assert_eq!(status(&mut c, 2, ops).await, Nfsstat4::TOO_MANY_OPS);
+    let destroy = vec![Op::DestroySession(c.session), Op::Putrootfh];
+    assert_eq!(status(&mut c, 2, destroy).await, Nfsstat4::NOT_ONLY_OP);
+    let destroy = vec![Op::DestroyClientid(c.id)];
+    assert_eq!(status(&mut c, 2, destroy.clone()).await, Nfsstat4::CLIENTID_BUSY);
+    let session = vec![Op::DestroySession(c.session)];
+    assert_eq!(status(&mut c, 2, session.clone()).await, Nfsstat4::OK);
+    assert_eq!(status(&mut c, 2, session).await, Nfsstat4::BADSESSION);
+    assert_eq!(status(&mut c, 2, destroy).await, Nfsstat4::OK);
+    assert_eq!(lab.server.v4.clients.count(), 0);
+}
+
+#[tokio::test]
+async fn opens_add_up_and_shares_exclude() {
+    let model = model();
+    let lab = Lab::new(&model, "/", 2, None);
+    let (mut a, mut b) = (lab.client("a").await, lab.client("b").await);
+    assert_eq!(a.open("f", "x", RW, 0).await.unwrap_err(), Nfsstat4::GRACE, "before RECLAIM_COMPLETE");
+    a.reclaim_complete().await;
+    b.reclaim_complete().await;
+    let (first, fh) = a.open("f", "x", bits::SHARE_ACCESS_READ, 0).await.unwrap();
+    let (second, _) = a.open("f", "x", RW, bits::SHARE_DENY_WRITE).await.unwrap();
+    assert_eq!((second.other, second.seqid), (first.other, 2));
+    assert_eq!(b.open("f", "x", RW, 0).await.unwrap_err(), Nfsstat4::SHARE_DENIED);
+    let (of_b, _) = b.open("f", "x", bits::SHARE_ACCESS_READ, 0).await.unwrap();
+    let write = |id| Op::write(id, 0, StableHow::FILE_SYNC, Bytes::from_static(b"data"));
+    let mut r = b.run(vec![Op::putfh(&fh), write(of_b)]).await;
+    r.putfh().unwrap();
+    assert_eq!(r.write().unwrap_err().status(), Some(Nfsstat4::OPENMODE));
+    let mut r = b.run(vec![Op::putfh(&fh), write(Stateid::ANONYMOUS)]).await;
+    r.putfh().unwrap();
+    assert_eq!(r.write().unwrap_err().status(), Some(Nfsstat4::LOCKED));
+    let mut r = a.run(vec![Op::putfh(&fh), write(first)]).await;
+    r.putfh().unwrap();
+    assert_eq!(r.write().unwrap_err().status(), Some(Nfsstat4::OLD_STATEID));
+    let close = |id| Op::Close(CloseArgs { seqid: 0, stateid: id });
+    let mut r = a
+        .run(vec![Op::putfh(&fh), write(second), Op::open_downgrade(second, 1, 0), close(Stateid::CURRENT)])
+        .await;
+    (r.putfh().unwrap(), r.write().unwrap(), r.open_downgrade().unwrap(), r.close().unwrap());
+    let mut r = a.run(vec![Op::putfh(&fh), Op::read(second, 0, 10)]).await;
+    r.putfh().unwrap();
+    assert_eq!(r.read().unwrap_err().status(), Some(Nfsstat4::BAD_STATEID));
+    let mut r = b.run(vec![Op::putfh(&fh), Op::read(of_b, 0, 10), close(of_b)]).await;
+    r.putfh().unwrap();
+    assert_eq!(&r.read().unwrap().data[..], b"data");
+    r.close().unwrap();
+    while model.open_count() > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(lab.server.v4.registry.count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn locks_of_a_silent_client_give_way_when_somebody_wants_them() {
+    let lab = Lab::new(&model(), "/", 2, None);
+    let (mut a, mut b) = (lab.client("a").await, lab.client("b").await);
+    a.reclaim_complete().await;
+    b.reclaim_complete().await;
+    let (open_a, fh) = a.open("f", "x", RW, 0).await.unwrap();
+    let (open_b, _) = b.open("f", "x", RW, 0).await.unwrap();
+    a.lock(&fh, open_a, "p", (0, 10)).await.unwrap();
+    let Err(LockFail::Denied(denied)) = b.lock(&fh, open_b, "q", (5, 10)).await else {
+        panic!("it is locked")
+    };
+    assert_eq!((denied.offset, denied.length, &denied.owner.owner[..]), (0, 10, &b"p"[..]));
+    b.lock(&fh, open_b, "q", (10, 10)).await.unwrap();
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        b.run(vec![]).await;
+    }
+    b.lock(&fh, open_b, "q", (5, u64::MAX)).await.unwrap();
+    a.seq += 1;
+    let late = Compound::new(2, vec![a.sequence(true)]);
+    assert_eq!(a.wire.call(&late).await.status, Nfsstat4::BADSESSION);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_gives_back_what_was_held() {
+    let (model, dir) = (model(), tempfile::tempdir().unwrap());
+    let state = Some(dir.path().to_path_buf());
+    let lab = Lab::new(&model, "/", 2, state.clone());
+    let mut a = lab.client("a").await;
+    a.reclaim_complete().await;
+    let (old, fh) = a.open("f", "x", RW, 0).await.unwrap();
+    drop(lab);
+    let lab = Lab::new(&model, "/", 3, state);
+    let (mut a, mut b) = (lab.client("a").await, lab.client("b").await);
+    let mut r = a.run(vec![Op::putfh(&fh), Op::read(old, 0, 1)]).await;
+    r.putfh().unwrap();
+    assert_eq!(r.read().unwrap_err().status(), Some(Nfsstat4::STALE_STATEID));
+    b.run(vec![Op::ReclaimComplete(false)]).await.reclaim_complete().unwrap();
+    assert_eq!(b.open("f", "x", RW, 0).await.unwrap_err(), Nfsstat4::GRACE);
+    let reclaim = |owner| Op::Open(open_args(owner, RW, 0, OpenClaim::Previous(DelegationType::NONE), false));
+    let mut r = b.run(vec![Op::putfh(&fh), reclaim("x")]).await;
+    r.putfh().unwrap();
+    assert_eq!(r.open().unwrap_err().status(), Some(Nfsstat4::NO_GRACE));
+    let mut r = a.run(vec![Op::putfh(&fh), reclaim("x")]).await;
+    r.putfh().unwrap();
+    r.open().unwrap();
+    a.reclaim_complete().await;
+    b.open("f", "x", RW, 0).await.unwrap();
+    let again = a.run(vec![Op::ReclaimComplete(false)]).await.reclaim_complete();
+    assert_eq!(again.unwrap_err().status(), Some(Nfsstat4::COMPLETE_ALREADY));
+}
+
+#[tokio::test]
+async fn a_client_that_restarts_loses_its_former_life() {
+    let lab = Lab::new(&model(), "/", 2, None);
+    let mut a = lab.client("a").await;
+    a.reclaim_complete().await;
+    a.open("f", "x", RW, bits::SHARE_DENY_BOTH).await.unwrap();
+    let mut again = Client::new(lab.connect(), "a", 2).await;
+    again.reclaim_complete().await;
+    again.open("f", "y", RW, 0).await.unwrap();
+    assert_eq!(lab.server.v4.registry.count(), 1);
+}
+
+#[tokio::test]
+async fn an_exclusive_creation_is_recognised() {
+    let lab = Lab::new(&model(), "/", 2, None);
+    let mut c = lab.client("a").await;
+    c.reclaim_complete().await;
+    let open = |verf: u8| {
+        let how = CreateHow::Exclusive41(CreateVerfAttr { verf: [verf; 8], attrs: Attrs::default() });
+        let args = open_args("x", RW, 0, OpenClaim::Null(b"f"[..].into()), false);
+        vec![Op::Putrootfh, Op::Open(OpenArgs { how: Some(how), ..args })]
+    };
+    for (verf, status) in [(1, None), (1, None), (2, Some(Nfsstat4::EXIST))] {
+        let mut r = c.run(open(verf)).await;
+        r.putrootfh().unwrap();
+        assert_eq!(r.open().err().and_then(|e| e.status()), status);
+    }
+}
