@@ -20,7 +20,7 @@ mod mountd;
 mod server;
 pub mod table;
 #[cfg(test)]
-mod testing;
+mod tests;
 mod v3;
 mod v4;
 

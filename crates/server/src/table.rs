@@ -233,10 +233,8 @@ impl Table {
                 .all(|n| names.next() == Some(&n.as_bytes()))
                 .then(|| names.copied().collect::<Vec<_>>())
         };
-        let candidates = self
-            .exports
-            .iter()
-            .flat_map(|e| std::iter::once(&e.path).chain(&e.aliases).filter_map(move |p| Some((e, p))));
+        let candidates =
+            self.exports.iter().flat_map(|e| std::iter::once(&e.path).chain(&e.aliases).map(move |p| (e, p)));
         let mut found: Vec<(&Arc<Export>, Vec<&[u8]>)> =
             candidates.filter_map(|(e, p)| Some((e, below(p)?))).collect();
         found.sort_by_key(|(_, names)| names.len());

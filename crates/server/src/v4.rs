@@ -8,6 +8,7 @@
 //! NFSv4.0 is not offered. Delegations are not given.
 
 mod attrs;
+mod callback;
 mod clients;
 mod exec;
 mod io;
@@ -167,7 +168,7 @@ impl Nfs4 {
     }
 }
 
-/// Tells the layer below that locks are gone.
+/// Tells the layer below, and whoever waits, that locks are gone.
 async fn unlock_below(locks: &[Arc<Locks>]) {
     let all = hither_vfs::FileRange { start_bytes: 0, end_bytes: u64::MAX };
     let cx = Cx::new(Arc::new(Cred::root()));
@@ -175,6 +176,7 @@ async fn unlock_below(locks: &[Arc<Locks>]) {
         let file = hither_vfs::File { fh: &l.open.file.key.1, open: None };
         let owner = hither_vfs::LockOwner { id: l.number, flock: false };
         let _ = l.open.file.export.vfs.unlock(&cx, file, owner, all).await;
+        lock::tell_waiters(&l.open.file);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Conversations of NFSv3.
 
-use crate::testing::{Lab, model};
+use crate::tests::{Lab, model};
 use hither_proto::nfs3::*;
 use hither_proto::xdr::{Dec, Enc};
 

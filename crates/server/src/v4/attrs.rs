@@ -134,7 +134,7 @@ impl Source<'_> {
             rdattr_error: Some(Nfsstat4::OK),
             ..Wire::default()
         };
-        if wanted.iter().any(|n| out_of_the_ordinary(n)) {
+        if wanted.iter().any(out_of_the_ordinary) {
             self.rare(&mut out);
         }
         out.retain(wanted.intersection(supported(self.minor)));

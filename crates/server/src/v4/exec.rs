@@ -59,6 +59,7 @@ impl Object {
 }
 
 /// A current filehandle.
+#[expect(clippy::large_enum_variant, reason = "a compound has two of them; a box would be one for each name")]
 #[derive(Clone)]
 pub(super) enum Here {
     /// A directory above the exports, by its index.

@@ -1,17 +1,18 @@
 //! LOCK, LOCKT and LOCKU, and what clients ask about stateids.
 //!
 //! The server's own table says who is in whose way, because the answer names the owner. The layer below is told as well, so that
-//! whoever else uses the files (local programs, another server) respects the locks. Clients that want to wait ask again.
+//! whoever else uses the files (local programs, another server) respects the locks. Clients that want to wait ask again; they are
+//! told when that is worth it (CB_NOTIFY_LOCK).
 
 use super::exec::{Exec, Object};
 use super::ranges::Held;
-use super::state::{FileState, Locks, Open, State};
+use super::state::{FileState, Locks, Open, State, Waiter};
 use super::unlock_below;
 use crate::error::stat4;
 use bytes::Bytes;
 use hither_proto::nfs4::{
-    LockArgs, LockDenied, LockFail, LockType, Locker, LocktArgs, LockuArgs, Nfsstat4, StateOwner, Stateid,
-    TestStateidArgs, TestStateidOk, open,
+    CbNotifyLockArgs, CbOp, LockArgs, LockDenied, LockFail, LockType, Locker, LocktArgs, LockuArgs, Nfsstat4,
+    StateOwner, Stateid, TestStateidArgs, TestStateidOk, open,
 };
 use hither_vfs::{FileRange, LockConflict, LockKind, LockOwner, LockWait};
 use parking_lot::Mutex;
@@ -19,6 +20,8 @@ use std::sync::Arc;
 
 /// Whoever holds a lock that this server did not give.
 const STRANGER: &[u8] = b"another program";
+/// Most lock-owners of a file that are told; the others ask again by themselves.
+const WAITERS_MAX: usize = 256;
 
 impl Exec<'_> {
     pub(super) async fn lock(&mut self, a: &LockArgs) -> Result<Stateid, LockFail> {
@@ -26,7 +29,14 @@ impl Exec<'_> {
         let (kind, range) = (kind(a.locktype)?, range(a.offset, a.length)?);
         self.check_grace(a.reclaim)?;
         let locks = self.locks_of(&o, &a.locker, kind)?;
+        let waiter = Waiter { client: locks.client.clone(), owner: locks.owner.clone(), minor: self.minor };
+        let waits = matches!(a.locktype, LockType::READW | LockType::WRITEW);
+        // Before the attempt, so that no release is missed.
+        let waits = waits && add_waiter(&locks.open.file, &waiter);
         let result = self.take(&o, &locks, kind, range).await;
+        if waits && !matches!(result, Err(LockFail::Denied(_))) {
+            remove_waiter(&locks.open.file, &waiter);
+        }
         match result {
             Ok(()) => {
                 let stateid = locks.changed();
@@ -213,6 +223,7 @@ impl Exec<'_> {
             }
             file.ranges.lock().release(locks.number, range);
         }
+        tell_waiters(file);
         let stateid = locks.changed();
         self.stateid = Some(stateid);
         Ok(stateid)
@@ -238,6 +249,36 @@ impl Exec<'_> {
                 Ok(())
             }
         }
+    }
+}
+
+fn is_it(a: &Waiter, b: &Waiter) -> bool {
+    a.client.id == b.client.id && a.owner == b.owner
+}
+
+fn add_waiter(file: &FileState, waiter: &Waiter) -> bool {
+    let mut waiters = file.waiters.lock();
+    if waiters.len() >= WAITERS_MAX {
+        return false;
+    }
+    if !waiters.iter().any(|w| is_it(w, waiter)) {
+        waiters.push(waiter.clone());
+    }
+    true
+}
+
+fn remove_waiter(file: &FileState, waiter: &Waiter) {
+    file.waiters.lock().retain(|w| !is_it(w, waiter));
+}
+
+/// Something was released: tells everybody who waits, once.
+pub(super) fn tell_waiters(file: &FileState) {
+    for waiter in std::mem::take(&mut *file.waiters.lock()) {
+        let Some(session) = waiter.client.sessions().into_iter().find(|s| s.back_is_up()) else { continue };
+        let fh = crate::handle::object(file.key.0, &file.key.1).into();
+        let lock_owner = StateOwner { clientid: waiter.client.id, owner: waiter.owner.into() };
+        let op = CbOp::NotifyLock(CbNotifyLockArgs { fh, lock_owner });
+        tokio::spawn(async move { session.call_back(waiter.minor, op).await.map(drop) });
     }
 }
 

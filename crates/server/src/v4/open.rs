@@ -41,7 +41,6 @@ struct Got {
 
 impl Exec<'_> {
     pub(super) async fn open(&mut self, a: &OpenArgs) -> Result<OpenOk, Nfsstat4> {
-        let client = self.client()?;
         let share = a.share_access & open::SHARE_ACCESS_BOTH;
         if share == 0
             || a.share_access & !(open::SHARE_ACCESS_BOTH | WANTS) != 0
@@ -92,8 +91,8 @@ impl Exec<'_> {
         self.go(Here::Object(file));
         let stateid = opened.stateid();
         self.stateid = Some(stateid);
-        let rflags = open::RESULT_LOCKTYPE_POSIX;
-        drop(client);
+        let told = self.session.as_ref().is_some_and(|s| s.back_is_up());
+        let rflags = open::RESULT_LOCKTYPE_POSIX | if told { open::RESULT_MAY_NOTIFY_LOCK } else { 0 };
         Ok(OpenOk { stateid, cinfo, rflags, attrset: set, delegation: no_delegation(a.share_access) })
     }
 

@@ -24,8 +24,7 @@ pub(crate) struct Session {
     slots: Vec<Mutex<Slot>>,
     finished: Notify,
     pub back: Mutex<Back>,
-    /// One callback at a time: the client's first slot.
-    #[allow(dead_code)]
+    /// One callback at a time, in the client's first slot: its next sequence number.
     pub back_turn: tokio::sync::Mutex<u32>,
 }
 
@@ -134,6 +133,11 @@ impl Session {
         }
         drop(slot);
         self.finished.notify_waiters();
+    }
+
+    /// Whether callbacks can be made.
+    pub fn back_is_up(&self) -> bool {
+        self.back.lock().peer.as_ref().is_some_and(|p| !p.is_closed())
     }
 
     /// Whether callbacks were wanted and cannot be made.

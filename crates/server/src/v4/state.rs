@@ -53,8 +53,18 @@ pub(crate) struct FileState {
     /// Owners with locks; they end with their open.
     pub lockers: Mutex<Vec<Arc<Locks>>>,
     pub ranges: Mutex<Ranges>,
+    /// Who asked for a lock that somebody has, and wants to be told.
+    pub waiters: Mutex<Vec<Waiter>>,
     /// Changes of locks, one after the other: the table here and the layer below change together.
     pub order: tokio::sync::Mutex<()>,
+}
+
+/// A lock-owner that waits.
+#[derive(Clone)]
+pub(crate) struct Waiter {
+    pub client: Arc<Client>,
+    pub owner: Bytes,
+    pub minor: u32,
 }
 
 /// An open of a client: one for each file and open-owner.
@@ -212,6 +222,7 @@ impl Registry {
             opens: Mutex::default(),
             lockers: Mutex::default(),
             ranges: Mutex::default(),
+            waiters: Mutex::default(),
             order: tokio::sync::Mutex::new(()),
         });
         files.insert(key, Arc::downgrade(&file));

@@ -1,7 +1,7 @@
 //! Conversations of NFSv4: compound in, compound out.
 
 use super::*;
-use crate::testing::{Client, Lab, model, open_args};
+use crate::tests::{Client, Lab, model, open_args};
 use hither_proto::nfs4::open as bits;
 use hither_proto::nfs4::*;
 
@@ -62,7 +62,8 @@ async fn what_leads_to_exports_can_be_listed() {
     assert_eq!(&list.entries[0].name[..], b"data");
     assert_ne!(list.entries[0].attrs.fsid, above, "an export is a file system of its own");
     let mut r = c.run(vec![Op::Putrootfh, Op::lookup(b"srv"), args(list.entries[0].cookie)]).await;
-    (r.putrootfh().unwrap(), r.lookup().unwrap());
+    r.putrootfh().unwrap();
+    r.lookup().unwrap();
     assert!(r.readdir().unwrap().entries.is_empty());
     let mut r = c
         .run(vec![
@@ -74,13 +75,11 @@ async fn what_leads_to_exports_can_be_listed() {
             Op::Lookupp,
         ])
         .await;
-    (
-        r.putrootfh().unwrap(),
-        r.lookup().unwrap(),
-        r.lookup().unwrap(),
-        r.lookupp().unwrap(),
-        r.lookupp().unwrap(),
-    );
+    r.putrootfh().unwrap();
+    r.lookup().unwrap();
+    r.lookup().unwrap();
+    r.lookupp().unwrap();
+    r.lookupp().unwrap();
     assert_eq!(r.lookupp().unwrap_err().status(), Some(Nfsstat4::NOENT));
 }
 
@@ -159,7 +158,10 @@ async fn opens_add_up_and_shares_exclude() {
     let mut r = a
         .run(vec![Op::putfh(&fh), write(second), Op::open_downgrade(second, 1, 0), close(Stateid::CURRENT)])
         .await;
-    (r.putfh().unwrap(), r.write().unwrap(), r.open_downgrade().unwrap(), r.close().unwrap());
+    r.putfh().unwrap();
+    r.write().unwrap();
+    r.open_downgrade().unwrap();
+    r.close().unwrap();
     let mut r = a.run(vec![Op::putfh(&fh), Op::read(second, 0, 10)]).await;
     r.putfh().unwrap();
     assert_eq!(r.read().unwrap_err().status(), Some(Nfsstat4::BAD_STATEID));

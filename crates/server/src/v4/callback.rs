@@ -1,0 +1,74 @@
+//! Calls to clients (RFC 8881 section 20): on the connections that they made, one at a time for each session.
+//!
+//! It knows nothing of why. A client that does not answer in time is no longer called until it binds a connection again; SEQUENCE
+//! tells it so.
+
+use super::session::Session;
+use bytes::Bytes;
+use hither_proto::nfs4::{
+    CB_PROC_COMPOUND, CB_VERSION, CbCompound, CbCompoundReply, CbOp, CbRes, CbSequenceArgs, Nfsstat4,
+};
+use hither_proto::xdr::{Dec, Enc, Xdr};
+use hither_rpc::CallError;
+use hither_rpc::server::CallBack;
+use std::time::Duration;
+
+/// How long a client may take.
+const ANSWER_WITHIN: Duration = Duration::from_secs(15);
+
+impl Session {
+    /// Calls the client; the result of `op`.
+    ///
+    /// # Errors
+    /// There is no way back, or the client does not answer as it should.
+    pub async fn call_back(&self, minor: u32, op: CbOp) -> Result<CbRes, CallError> {
+        let mut sequenceid = self.back_turn.lock().await;
+        let (peer, prog, cred) = {
+            let back = self.back.lock();
+            (back.peer.clone().ok_or(CallError::Shutdown)?, back.prog, back.cred.clone())
+        };
+        let sequence = CbSequenceArgs {
+            sessionid: self.id,
+            sequenceid: *sequenceid,
+            slotid: 0,
+            highest_slotid: 0,
+            cachethis: false,
+            referring_call_lists: Vec::new().into(),
+        };
+        let compound = CbCompound {
+            tag: Bytes::new().into(),
+            minorversion: minor,
+            callback_ident: 0,
+            ops: vec![CbOp::Sequence(sequence), op],
+        };
+        let mut args = Enc::new();
+        compound.enc(&mut args);
+        let call = CallBack { prog, vers: CB_VERSION, proc: CB_PROC_COMPOUND, cred, args };
+        let answer = match peer.call(call, ANSWER_WITHIN).await {
+            Ok(body) => Dec::all::<CbCompoundReply>(&body)
+                .map_err(|_| CallError::PeerMisbehaved("answered a callback with what is none")),
+            Err(e) => Err(e),
+        };
+        let reply = match answer {
+            Ok(reply) => reply,
+            Err(e) => {
+                tracing::debug!(?peer, "a callback failed: {e}");
+                let mut back = self.back.lock();
+                if back.peer.as_ref().is_some_and(|p| p.id == peer.id) {
+                    back.peer = None;
+                }
+                return Err(e);
+            }
+        };
+        let mut results = reply.results.0.into_iter();
+        match results.next() {
+            Some(CbRes::Sequence(Ok(_))) => *sequenceid = sequenceid.wrapping_add(1),
+            // One that we gave up was executed after all.
+            Some(CbRes::Sequence(Err(Nfsstat4::SEQ_MISORDERED | Nfsstat4::RETRY_UNCACHED_REP))) => {
+                *sequenceid = sequenceid.wrapping_add(1);
+            }
+            _ => {}
+        }
+        results.next().ok_or(CallError::PeerMisbehaved("did not answer a callback"))
+    }
+}
