@@ -26,7 +26,8 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
 ];
 
 /// Where `unsafe` may stand; the other crates forbid it in their first lines.
-const UNSAFE_IN: &[&str] = &["crates/fuse/", "crates/hither/", "lab/", "crates/client/src/idmap", "crates/store/src/local/sys.rs"];
+const UNSAFE_IN: &[&str] =
+    &["crates/fuse/", "crates/hither/", "lab/", "crates/client/src/idmap", "crates/store/src/local/sys.rs"];
 
 /// Runs all checks over the files git knows.
 pub fn run() -> ExitCode {

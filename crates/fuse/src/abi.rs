@@ -174,6 +174,8 @@ pub(crate) mod fopen {
     pub const NOFLUSH: u32 = 1 << 5;
     /// Direct writes to one inode may run side by side.
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+    /// Reads go to a local file.
+    pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
 /// Codes of notifications to the kernel.

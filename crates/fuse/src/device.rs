@@ -49,6 +49,31 @@ impl Device {
         if r < 0 { Err(io::Error::last_os_error()) } else { Ok(new) }
     }
 
+    /// Lets the kernel read from a local file; the number under which it does.
+    ///
+    /// # Errors
+    /// `EPERM`, `EOPNOTSUPP`, `ELOOP` and others where it cannot.
+    pub fn lend(&self, file: &File) -> io::Result<u32> {
+        // _IOW(229, 1, struct fuse_backing_map): fd, flags, padding.
+        const FUSE_DEV_IOC_BACKING_OPEN: libc::c_ulong = 0x4010_e501;
+        let mut map = [file.as_raw_fd() as u32, 0, 0, 0];
+        // SAFETY: the ioctl reads 16 bytes, which live across the call; both descriptors are open.
+        let id = unsafe { libc::ioctl(self.fd.as_raw_fd(), FUSE_DEV_IOC_BACKING_OPEN as _, &mut map) };
+        if id <= 0 { Err(io::Error::last_os_error()) } else { Ok(id as u32) }
+    }
+
+    /// Ends that; opens that use it go on.
+    ///
+    /// # Errors
+    /// There is no such number.
+    pub fn take_back(&self, mut id: u32) -> io::Result<()> {
+        // _IOW(229, 2, u32)
+        const FUSE_DEV_IOC_BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
+        // SAFETY: the ioctl reads one u32, which lives across the call; the descriptor is open.
+        let r = unsafe { libc::ioctl(self.fd.as_raw_fd(), FUSE_DEV_IOC_BACKING_CLOSE as _, &mut id) };
+        if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
     /// Number of the descriptor, for mount(2).
     pub fn raw(&self) -> i32 {
         self.fd.as_raw_fd()

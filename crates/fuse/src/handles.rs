@@ -1,6 +1,7 @@
 //! Open files and directories, under the numbers that the kernel passes back.
 
 use crate::inode::{Inode, Moment};
+use crate::passthrough::Noted;
 use hither_vfs::{Cred, Data, DirEntry, LockOwner, OpenAccess, OpenId, Read};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -26,6 +27,8 @@ pub(crate) struct OpenFile {
     pub lockers: Mutex<HashSet<LockOwner>>,
     /// First bytes that came along, and the change value they belong to, until they were read.
     pub first: Mutex<Option<(u64, Read)>>,
+    /// Where its reads go, in mounts where they may go elsewhere.
+    pub _noted: Option<Noted>,
 }
 
 impl OpenFile {

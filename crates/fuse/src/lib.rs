@@ -23,6 +23,7 @@ mod lease;
 #[allow(unsafe_code)]
 mod mount;
 mod ops;
+mod passthrough;
 mod sent_back;
 mod session;
 mod stats;

@@ -47,6 +47,8 @@ pub struct Config {
     pub first_bytes: u32,
     /// An open sees what was closed elsewhere before it, whatever still holds here.
     pub close_to_open: bool,
+    /// Nothing ever changes: files that are wholly on the local disk are read by the kernel itself, where it knows how.
+    pub passthrough: bool,
     /// How long an interrupted call goes on waiting when its program handles the signal (SIGINT and the like) itself.
     pub interrupt_patience: Duration,
 }
@@ -67,6 +69,7 @@ impl Default for Config {
             hints: true,
             first_bytes: 64 << 10,
             close_to_open: true,
+            passthrough: false,
             interrupt_patience: Duration::from_secs(5),
         }
     }
@@ -208,6 +211,11 @@ impl Mounted {
     /// Path hints since the mount began.
     pub fn hints(&self) -> HintStats {
         self.session.hints.stats()
+    }
+
+    /// Opens so far whose reads the kernel answers itself.
+    pub fn passthrough_opens(&self) -> u64 {
+        self.session.passthrough.opens()
     }
 
     /// Open files, open directories, requests under way, inodes the kernel knows.

@@ -15,6 +15,7 @@ use crate::inode::{Ident, Inode, Inodes};
 use crate::lease::Leases;
 use crate::mount::Config;
 use crate::ops::Call;
+use crate::passthrough::Passthrough;
 use crate::sent_back::SentBack;
 use crate::stats::Stats;
 use bytes::Bytes;
@@ -68,6 +69,7 @@ pub(crate) struct Session {
     /// Opens that came by a name which leads elsewhere by now.
     pub sent_back: SentBack,
     pub leases: Leases,
+    pub passthrough: Arc<Passthrough>,
     /// The server has no file capabilities; known after the first question.
     pub no_capabilities: AtomicBool,
     /// What the mount point and its file system looked like last.
@@ -127,6 +129,7 @@ impl Session {
             stats: Stats::default(),
             creds: Creds::default(),
             leases: Leases::default(),
+            passthrough: Passthrough::new(device.clone()),
             // One thread always comes back to read.
             sent_back: SentBack::default(),
             hints: Hints::new(if config.hints { config.threads.max(2) - 1 } else { 0 }, at),
@@ -487,6 +490,9 @@ impl Session {
         };
         self.minor.store(offer.minor.min(MINOR), Ordering::Release);
         self.flags.store(flags, Ordering::Release);
+        if flags & init_flags::PASSTHROUGH != 0 {
+            self.passthrough.start();
+        }
         tracing::debug!(minor = offer.minor, offered = offer.flags, flags, "greeted the kernel");
         match device.reply(unique, 0, &[IoSlice::new(&out.encode())]) {
             Ok(_) => self.phase.send_replace(Phase::Running),
@@ -611,6 +617,9 @@ fn wanted_flags(config: &Config) -> u64 {
         | HAS_EXPIRE_ONLY
         | DIRECT_IO_ALLOW_MMAP
         | NO_EXPORT_SUPPORT;
+    if config.passthrough {
+        flags |= PASSTHROUGH;
+    }
     if config.server_locks {
         flags |= POSIX_LOCKS | FLOCK_LOCKS;
     }

@@ -241,6 +241,11 @@ impl Wanted {
         Ok(wanted)
     }
 
+    /// Whether nothing changes, neither elsewhere nor here.
+    pub fn is_frozen(&self) -> bool {
+        self.consistency == Some(Consistency::Frozen) && self.flags.contains(MountFlags::RDONLY)
+    }
+
     /// How long a mount is tried when the server cannot be reached (`retry=`, `bg`).
     pub fn retry(&self) -> Duration {
         self.retry.unwrap_or(if self.background { RETRY_BACKGROUND } else { RETRY_FOREGROUND })

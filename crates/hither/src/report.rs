@@ -23,7 +23,7 @@ pub struct Report {
     /// Requests of the kernel, by name.
     pub fuse: BTreeMap<String, u64>,
     /// What the layers between counted, by layer: `hints` (paths read from callers), `meta` (names, attributes and small files
-    /// answered from memory), `dirty` (delayed writes), `disk` (contents kept on the local disk).
+    /// answered from memory), `dirty` (delayed writes), `disk` (contents kept on the local disk), `passthrough` (opens that the kernel reads by itself).
     #[serde(default)]
     pub layers: BTreeMap<String, Counters>,
 }

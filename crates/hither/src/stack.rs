@@ -219,6 +219,7 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         max_io_bytes: largest & !4095,
         hints: job.wanted.chains,
         close_to_open: job.wanted.close_to_open,
+        passthrough: client.disk.is_some() && job.wanted.is_frozen(),
         ..hither_fuse::Config::default()
     };
     hither_fuse::mount(dir, config, client.dirty.clone()).await.map_err(|e| match e {
@@ -299,6 +300,8 @@ impl Teller {
             ("meta", Counters::of(&self.meta.stats())),
             ("dirty", Counters::of(&self.dirty.stats())),
         ];
+        let lent = BTreeMap::from([("opens", self.mounted.passthrough_opens())]);
+        layers.extend(self.disk.as_ref().map(|_| ("passthrough", Counters::of(&lent))));
         layers.extend(self.disk.as_ref().map(|disk| ("disk", Counters::of(&disk.stats()))));
         layers.into_iter().map(|(name, counters)| (name.to_string(), counters)).collect()
     }

@@ -159,3 +159,64 @@ fn a_mount_goes_on_without_its_cache() {
     wait_for("the second mount to have the cache", 60, || trouble(other.to_str().unwrap()) == Value::Null);
     umount(other.to_str().unwrap());
 }
+
+/// Linux 6.9 and later.
+fn knows_passthrough() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0_u32));
+    (numbers.next().unwrap(), numbers.next().unwrap()) >= (6, 9)
+}
+
+/// What never changes and is wholly here is read by the kernel itself; what is open before that goes on as it was.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn frozen_files_are_read_by_the_kernel() {
+    if !knows_passthrough() {
+        eprintln!("this kernel has no FUSE passthrough");
+        return;
+    }
+    let ganesha = Ganesha::start();
+    let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path().join("cache"));
+    let shown = mnt.to_str().unwrap();
+    let data = pattern(3, 3_000_001);
+    std::fs::write(ganesha.export("f"), &data).unwrap();
+    let options = format!("ro,consistency=frozen,cache={},cache-age=0", dir.display());
+    let reads = || json(hither(&["stat", "--json", shown]))["fuse"]["READ"].as_u64().unwrap_or(0);
+    let lent =
+        || json(hither(&["stat", "--json", shown]))["layers"]["passthrough"]["opens"].as_u64().unwrap();
+    ganesha.mount(&options, &mnt).ok();
+    let early = std::fs::File::open(mnt.join("f")).unwrap();
+    assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
+    wait_for("the file in the cache", 10, || {
+        counter(shown, "entry_bytes") >= 3_000_001 && counter(shown, "queue_bytes") == 0
+    });
+    assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
+    assert_eq!(lent(), 0, "one that was open before reads through the daemon");
+    drop(early);
+    wait_for("passthrough", 10, || {
+        assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
+        lent() > 0
+    });
+    // Dropped from the cache while it is open: who has it open reads on, the next one fetches it again.
+    let open = std::fs::File::open(mnt.join("f")).unwrap();
+    let before = (reads(), lent());
+    assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
+    assert_eq!((reads(), lent() > before.1), (before.0, true));
+    assert_eq!(cache(&["evict", "--all", shown]).ok().out, "evicted 1\n");
+    let mut all = vec![0; data.len()];
+    std::os::unix::fs::FileExt::read_exact_at(&open, &mut all, 0).unwrap();
+    assert_eq!(all, data);
+    assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
+    drop(open);
+    assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
+    umount(shown);
+    // Elsewhere than frozen and read-only, nothing is lent.
+    for options in ["consistency=frozen", "ro"] {
+        ganesha.mount(&format!("{options},cache={},cache-age=0", dir.display()), &mnt).ok();
+        for _ in 0..3 {
+            assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
+        }
+        assert_eq!(lent(), 0);
+        umount(shown);
+    }
+}

@@ -24,6 +24,7 @@ pub(crate) mod init_flags {
     pub const CREATE_SUPP_GROUP: u64 = 1 << 34;
     pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const PASSTHROUGH: u64 = 1 << 37;
     pub const NO_EXPORT_SUPPORT: u64 = 1 << 38;
 }
 
@@ -75,7 +76,9 @@ impl InitOut {
         o.u32(1);
         o.u16((self.max_write_bytes / 4096) as u16).u16(0);
         o.u32((self.flags >> 32) as u32);
-        o.zeros(28);
+        // With passthrough: local files are not themselves on a file system that stacks on others.
+        o.u32(u32::from(self.flags & init_flags::PASSTHROUGH != 0));
+        o.zeros(24);
         o.into_vec()
     }
 }

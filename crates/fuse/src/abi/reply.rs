@@ -136,8 +136,8 @@ pub(crate) fn attr_out(ino: u64, a: &Attr, attr_valid: Duration) -> Vec<u8> {
 }
 
 /// Body of OPEN and OPENDIR, and tail of CREATE (16 bytes).
-pub(crate) fn open_out(o: &mut Out, fh: u64, flags: u32) {
-    o.u64(fh).u32(flags).u32(0);
+pub(crate) fn open_out(o: &mut Out, fh: u64, flags: u32, backing_id: u32) {
+    o.u64(fh).u32(flags).u32(backing_id);
 }
 
 /// One entry of a READDIR reply, padded to 8 bytes.

@@ -66,7 +66,7 @@ impl Call {
         };
         let dir = self.session.dirs.add(OpenDir { inode, cred: self.cred(), page: page.into() });
         let mut out = Out::with_capacity(16);
-        open_out(&mut out, dir, flags);
+        open_out(&mut out, dir, flags, 0);
         Ok(Answer::bytes(out.into_vec()).or(Undo::CloseDir { dir }))
     }
 

@@ -33,7 +33,13 @@ impl Call {
         }
         drop(modifying);
         let on_open = inode.opened(&opened.node.attrs, asked);
-        let id = self.add_open(inode.clone(), &opened, how.access, brought);
+        let (id, backing_id) = match self.add_open(inode.clone(), &opened, how.access, brought) {
+            Ok(added) => added,
+            Err(e) => {
+                let _ = self.session.vfs.close(&cx, &opened.node.fh, opened.open).await;
+                return Err(e);
+            }
+        };
         let undo = Undo::Close { file: id, forget: None };
         let appends = flags & (O_APPEND | O_TRUNC) == O_APPEND;
         let came_back = appends && (inode.came_back(self.head.tid, Instant::now()) || looked_up);
@@ -57,7 +63,8 @@ impl Call {
             self.attr_valid(&inode, &opened.node.attrs);
         }
         let mut out = Out::with_capacity(16);
-        open_out(&mut out, id, self.open_flags(flags, on_open.keep));
+        let how = self.open_flags(flags, on_open.keep, backing_id);
+        open_out(&mut out, id, how, backing_id.unwrap_or(0));
         Ok(Answer::bytes(out.into_vec()).or(undo))
     }
 
@@ -130,10 +137,18 @@ impl Call {
         }
         self.saw(&inode, &opened.node.attrs, asked).await;
         let on_open = inode.opened(&opened.node.attrs, asked);
-        let id = self.add_open(inode.clone(), &opened, how.access, None);
+        let (id, backing_id) = match self.add_open(inode.clone(), &opened, how.access, None) {
+            Ok(added) => added,
+            Err(e) => {
+                let _ = self.session.vfs.close(&self.cx(), &opened.node.fh, opened.open).await;
+                self.session.forget(inode.id, 1);
+                return Err(e);
+            }
+        };
         let mut out = Out::with_capacity(144);
         self.entry(&mut out, &dir, &inode, &opened.node.attrs);
-        open_out(&mut out, id, self.open_flags(flags, on_open.keep));
+        let how = self.open_flags(flags, on_open.keep, backing_id);
+        open_out(&mut out, id, how, backing_id.unwrap_or(0));
         Ok(Answer::bytes(out.into_vec()).or(Undo::Close { file: id, forget: Some(inode.id) }))
     }
 
@@ -143,17 +158,24 @@ impl Call {
         opened: &Opened,
         access: OpenAccess,
         brought: Option<(u64, Read)>,
-    ) -> u64 {
+    ) -> Result<(u64, Option<u32>)> {
+        let noted = self.session.passthrough.open(inode.id, access, opened.backing.clone())?;
+        let backing_id = noted.as_ref().and_then(|noted| noted.backing_id);
         let change = opened.node.attrs.attr.change;
         let first = opened.first.clone().map(|first| (change, first));
         let first = Mutex::new(first.or(brought.filter(|(known, _)| *known == change)));
         let (open, cred, locking) = (opened.open, self.cred(), Arc::default());
         let lockers = Default::default();
-        self.session.files.add(OpenFile { inode, open, access, cred, locking, lockers, first })
+        let file = OpenFile { inode, open, access, cred, locking, lockers, first, _noted: noted };
+        Ok((self.session.files.add(file), backing_id))
     }
 
-    fn open_flags(&self, flags: u32, keep: bool) -> u32 {
+    fn open_flags(&self, flags: u32, keep: bool, backing_id: Option<u32>) -> u32 {
         let mut out = 0;
+        if backing_id.is_some() {
+            // All of its opens, whatever else they asked for.
+            return fopen::PASSTHROUGH;
+        }
         if keep {
             out |= fopen::KEEP_CACHE;
         }
