@@ -1,5 +1,7 @@
 //! A server in memory and a client that says exactly what a test wants said.
 
+mod hostile;
+
 use crate::access::{Rights, Squash};
 use crate::table::{ExportSpec, Table};
 use crate::{Options, Server};
@@ -85,6 +87,18 @@ impl Wire {
                 return body;
             }
             assert_ne!(self.stream.read_buf(&mut self.records.space()).await.unwrap(), 0, "disconnected");
+        }
+    }
+
+    /// Waits for a reply of any kind; false: the connection has ended.
+    pub async fn answered(&mut self) -> bool {
+        loop {
+            if self.records.next_record().unwrap().is_some() {
+                return true;
+            }
+            if self.stream.read_buf(&mut self.records.space()).await.unwrap_or(0) == 0 {
+                return false;
+            }
         }
     }
 

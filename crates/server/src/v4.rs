@@ -51,8 +51,8 @@ const ROOM_BYTES: usize = 512;
 
 /// What NFSv4 remembers.
 pub(crate) struct Nfs4 {
-    clients: Clients,
-    registry: Registry,
+    pub(crate) clients: Clients,
+    pub(crate) registry: Registry,
     stable: Stable,
     /// The server's name, and the scope of its filehandles and state.
     name: Bytes,
@@ -151,7 +151,7 @@ impl Nfs4 {
     }
 
     /// Ends a client and what it holds.
-    async fn expire(&self, client: &Arc<Client>) {
+    pub(crate) async fn expire(&self, client: &Arc<Client>) {
         self.clients.remove(client);
         let locks = self.registry.end_all(client);
         unlock_below(&locks).await;
