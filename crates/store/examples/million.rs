@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release -p hither-store --example million [NAMES]`. The names are in directories of a thousand, one of them
 //! holds a tenth of all. Memory is what the process takes more than before (resident pages), beside the cache's own count.
+//! Before that, the same names one by one with room for few of them, each look-up timed.
 
 use hither_store::meta::{Meta, MetaOptions};
 use hither_vfs::model::Model;
@@ -59,6 +60,34 @@ impl Run {
     }
 }
 
+/// Takes in all names with room for a tenth of them: how long one answer takes to be kept while another has to go.
+async fn evict(model: Arc<Model>, env: Env, cx: Cx, dirs: &[(Fh, usize)]) {
+    let all: usize = dirs.iter().map(|(_, len)| len).sum();
+    let options =
+        MetaOptions { memory_bytes: all * 25, listing_bytes: 0, coarse_change: false, ..Default::default() };
+    let meta = Meta::new(model, options, env);
+    let mut nanos = Vec::with_capacity(all);
+    for (dir, len) in dirs {
+        for f in 0..*len {
+            let name = file_name(f);
+            let began = Instant::now();
+            let walk = meta.walk(&cx, Where::name(dir, &name), Want::default());
+            walk.await.expect("the model answers");
+            nanos.push(began.elapsed().as_nanos());
+        }
+    }
+    nanos.sort_unstable();
+    let at = |share: f64| nanos[(nanos.len() as f64 * share) as usize] / 1000;
+    println!(
+        "a look-up that evicts: median {} µs, 99 % {} µs, 99.9 % {} µs, longest {} µs; {} evicted",
+        at(0.5),
+        at(0.99),
+        at(0.999),
+        at(0.999_999),
+        meta.stats().evictions
+    );
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let names = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(1_000_000);
@@ -81,6 +110,7 @@ async fn main() {
         }
         dirs.push((dir, len));
     }
+    evict(model.clone(), env.clone(), cx.clone(), &dirs).await;
     // Each directory was changed a moment ago, which a cache that doubts clocks would mind.
     let options = MetaOptions { memory_bytes: 1 << 30, coarse_change: false, ..MetaOptions::default() };
     let run = Run { meta: Meta::new(model, options, env), cx, dirs };

@@ -133,7 +133,7 @@ impl Default for MetaOptions {
             prefetch: Prefetch::Small,
             small_file_bytes: 64 << 10,
             listing_bytes: 32 << 10,
-            batch_objects: 80,
+            batch_objects: 256,
             worth_listing: 24,
             lookup_cache: LookupCache::All,
             stateless_opens: false,

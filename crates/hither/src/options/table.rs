@@ -228,7 +228,7 @@ pub const OPTIONS: &[Def] = &[
     valued("chain-max", "N", "what the server takes", Latency, apply::chain_max)
         .help("most names looked up in one compound"),
     valued("prefetch", "WHAT", "small", Latency, apply::prefetch)
-        .help("small (a directory's small files are brought when several of them are opened) or off"),
+        .help("small (a directory's small files are brought when one is opened and they are few, or when several are) or off"),
     valued("dirty-max", "SIZE", "256M", Latency, apply::dirty_max)
         .help("bytes written here that wait to be sent; writers wait beyond that"),
     valued("dirty-age", "SECONDS", "5", Latency, apply::dirty_age)

@@ -1,7 +1,8 @@
 //! Asking again: expired objects together, in one question.
 //!
 //! A ring remembers in which order objects were used. When one that has expired is needed, those that were used after it
-//! last time will most likely be needed next: they are asked about in the same question. Where so many of them are in one
+//! last time will most likely be needed next: they are asked about in the same question, with the directories above them,
+//! whose names hold again when they have not changed. Where so many of them are in one
 //! directory, known as a whole and small, that a message of their own would be filled, the directory is listed instead,
 //! which brings the attributes of all its entries.
 
@@ -10,7 +11,7 @@ use super::objects::When;
 use super::{Meta, stats};
 use hither_vfs::{Access, Attrs, Cx, Fh, File, Result};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Uses that are remembered: a power of two.
@@ -22,6 +23,8 @@ const RECENT: u32 = 64;
 /// Directories that are listed in one question, and the most names that each has.
 const LISTINGS: usize = 24;
 const LISTED_NAMES: usize = 400;
+/// Directories above an object that are looked at.
+const ABOVE: usize = 16;
 
 /// Order of use.
 #[derive(Debug)]
@@ -46,7 +49,7 @@ impl Ring {
         at
     }
 
-    /// What was used after a position, next first.
+    /// What was used after a position, next first, and then shortly before.
     fn after(&self, at: u32) -> Vec<Id> {
         let slots = self.slots.lock();
         let next = self.next.load(Ordering::Relaxed);
@@ -54,8 +57,12 @@ impl Ring {
         if known as usize >= RING || slots.is_empty() {
             return Vec::new();
         }
+        // What is used again soon keeps its older place: it may have been used after all the same.
+        let before = (1..RECENT).map(|d| at.wrapping_sub(d));
         (1..known.min(AHEAD))
-            .filter_map(|d| slots.get(at.wrapping_add(d) as usize % RING).copied())
+            .map(|d| at.wrapping_add(d))
+            .chain(before)
+            .filter_map(|at| slots.get(at as usize % RING).copied())
             .filter(|id| *id != Id::NONE)
             .collect()
     }
@@ -145,26 +152,19 @@ impl Meta {
             && let Some(last) = wanted.last()
         {
             let at = self.table.with_id(*last, |o| o.used).unwrap_or(0);
+            let mut seen: HashSet<Id> = wanted.iter().copied().collect();
             for id in self.ring.after(at) {
-                let expired = self.table.with_id(id, |o| o.asked != 0 && !o.holds(&when));
-                if expired == Some(true) && !wanted.contains(&id) {
-                    wanted.push(id);
-                }
-                if wanted.len() >= most * 8 {
+                self.with_those_above(id, &when, &mut seen, &mut wanted);
+                if wanted.len() >= most * 2 {
                     break;
                 }
             }
         }
-        let groups = self.groups(cx, &wanted, &when);
+        let homes = self.groups(cx, &wanted, &when);
         let mut plan = Plan::default();
         for (i, id) in wanted.iter().enumerate() {
-            let home = groups.iter().find(|(dir, members)| dir == id || members.contains(id));
-            let fh = match home {
-                Some((dir, _)) => {
-                    self.fh_of(*dir).filter(|fh| plan.listings.contains(fh) || plan.listings.len() < LISTINGS)
-                }
-                None => None,
-            };
+            let home = homes.get(id).and_then(|dir| self.fh_of(*dir));
+            let fh = home.filter(|fh| plan.listings.contains(fh) || plan.listings.len() < LISTINGS);
             match (fh, self.fh_of(*id)) {
                 (Some(dir), _) if !plan.listings.contains(&dir) => plan.listings.push(dir),
                 (Some(_), _) => {}
@@ -182,8 +182,30 @@ impl Meta {
         plan
     }
 
-    /// Directories worth listing, each with those of the objects that are in it.
-    fn groups(&self, cx: &Cx, wanted: &[Id], when: &When) -> Vec<(Id, Vec<Id>)> {
+    /// Adds an object and the directories above it, those first, as far as they have expired. (A file under a lease has not.)
+    fn with_those_above(&self, id: Id, when: &When, seen: &mut HashSet<Id>, wanted: &mut Vec<Id>) {
+        let expired = |o: &super::objects::Object| o.asked != 0 && !o.holds(when);
+        let Some((itself, mut above)) = self.table.with_id(id, |o| (expired(o), o.parent)) else { return };
+        let start = wanted.len();
+        if itself && seen.insert(id) {
+            wanted.push(id);
+        }
+        for _ in 0..ABOVE {
+            let next = self.table.with_slot(above, |id, o| (id, expired(o) && o.dir().is_some(), o.parent));
+            let Some((dir, expired, parent)) = next else { break };
+            if !seen.insert(dir) {
+                break;
+            }
+            if expired {
+                wanted.push(dir);
+            }
+            above = parent;
+        }
+        wanted[start..].reverse();
+    }
+
+    /// The directory worth listing for each of the objects that has one.
+    fn groups(&self, cx: &Cx, wanted: &[Id], when: &When) -> HashMap<Id, Id> {
         let cred = self.cred(&cx.cred);
         let mut by_parent: HashMap<u32, Vec<Id>> = HashMap::new();
         for id in wanted {
@@ -203,7 +225,8 @@ impl Meta {
                     .then_some((id, members))
             })?
         };
-        by_parent.into_iter().filter_map(worth).collect()
+        let groups = by_parent.into_iter().filter_map(worth);
+        groups.flat_map(|(dir, members)| members.into_iter().chain([dir]).map(move |id| (id, dir))).collect()
     }
 
     /// See [`Vfs::getattr`](hither_vfs::Vfs::getattr).

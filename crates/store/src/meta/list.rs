@@ -135,6 +135,10 @@ impl Meta {
                 return None;
             }
             let from = self.readers.find(id, cookie)?;
+            // The directory may have been listed anew since the reader was there.
+            if cookie != 0 && names.names.cookie_before(from) != Some(cookie) {
+                return None;
+            }
             let (mut bytes, mut listed, mut all) = (0, Vec::new(), true);
             for (at, name, bound) in names.names.listed(from) {
                 bytes += each + name.len();

@@ -139,7 +139,8 @@ impl Names {
         entry.valid_s = bound.valid_s;
         entry.slot = child.slot;
         entry.generation = child.generation;
-        entry.cookie = cookie.unwrap_or(0);
+        // Where a name was in the listing stays known when it goes.
+        entry.cookie = cookie.unwrap_or(entry.cookie);
         entry.flags = 0;
         for (on, flag) in
             [(bound.child.is_none(), ABSENT), (bound.labeled, LABELED), (cookie.is_some(), HAS_COOKIE)]
@@ -193,6 +194,12 @@ impl Names {
             let here = entry.flags & (ABSENT | DEAD) == 0;
             here.then(|| (from + i, self.name(number), entry.bound()))
         })
+    }
+
+    /// The cookie behind which a position of the listing is, whether or not that name is still there.
+    pub fn cookie_before(&self, at: usize) -> Option<u64> {
+        let number = *self.order.get(at.checked_sub(1)?)?;
+        Some(self.entries[number as usize].cookie)
     }
 
     /// All names that are there, in no order.

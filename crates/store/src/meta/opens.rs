@@ -140,17 +140,19 @@ impl Meta {
         let cred = self.cred(&cx.cred);
         let any = when.any_age();
         let near = self.is_near(fh);
-        let (usual, small, may, read) = self.table.with(fh, |_, o| {
+        let (usual, small, may, read, ours) = self.table.with(fh, |_, o| {
             let small = o.attr.size_bytes <= u64::from(self.options.small_file_bytes);
             let usual = o.asked != 0 && o.attr.kind() == FileKind::Regular;
             let lasts = o.until & LEASE != 0 || o.until > o.asked || o.until == 0;
             let may = o.rights(cred, right, &When { now: 0, ..any }) == Some(right);
             let read = o.extra.as_ref().is_some_and(|e| e.read_change == Some(o.attr.change));
-            (usual && lasts, small || near, may, read || near || self.contents.has(fh, o.version()))
+            let read = read || near || self.contents.has(fh, o.version());
+            (usual && lasts, small || near, may, read, o.until == 0)
         })?;
         // What was read before under this `change` is in the kernel's memory, here or below: asking whether it is still that
         // is enough. A small file comes whole in the same question, if its bytes are wanted.
-        let wanted = how.first_bytes > 0 && !read;
+        // So does one that was changed here: the pages that the kernel has of it are taken for old.
+        let wanted = (how.first_bytes > 0 || ours) && !read;
         let read_bytes = if wanted { self.options.small_file_bytes.max(how.first_bytes) } else { 0 };
         match usual && (may && read || small) {
             true if may && read => Some(Want::default()),
@@ -340,6 +342,17 @@ impl Meta {
         {
             parent = self.parent_of(cx, at.base, above).await?;
             at = Where { base: &parent, path: &at.path[above.len()..] };
+        }
+        let proven;
+        if let [name] = at.path
+            && self.options.stateless_opens
+            && how.create == Create::No
+            && cx.fresh_since.is_some()
+            && let Some(fh) = self.leads_still(cx, at.base, name)
+        {
+            // The call's own look-ups have just said so.
+            proven = fh;
+            at = Where::fh(&proven);
         }
         if let [name] = at.path
             && self.options.stateless_opens

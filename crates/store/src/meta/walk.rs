@@ -20,6 +20,8 @@ pub(super) struct Progress {
     pub stop: Option<Stop>,
     /// Whether memory knows the rest, but too long ago: what to ask again.
     pub again: Option<Vec<Fh>>,
+    /// The end of the path, when memory knows it, then.
+    pub last: Option<Id>,
 }
 
 /// What memory says about one name.
@@ -58,7 +60,8 @@ impl Meta {
 
     /// Follows a path in memory.
     pub(super) fn progress(&self, cx: &Cx, at: Where<'_>, when: &When) -> Progress {
-        let mut out = Progress { steps: Vec::with_capacity(at.path.len()), stop: None, again: None };
+        let mut out =
+            Progress { steps: Vec::with_capacity(at.path.len()), stop: None, again: None, last: None };
         let cred = self.cred(&cx.cred);
         let Some(mut dir) = self.table.find(at.base) else { return out };
         let mut old: Option<Vec<Fh>> = None;
@@ -74,6 +77,7 @@ impl Meta {
                 Step::Absent { until, complete } if old.is_none() => {
                     stats::add(&self.counters.negative_hits, 1);
                     stats::add(&self.counters.complete_hits, u64::from(complete));
+                    self.note_use(dir);
                     out.stop = Some(Stop::Missing(self.validity(until, when.now)));
                     return out;
                 }
@@ -107,7 +111,7 @@ impl Meta {
             dir = id;
         }
         match old {
-            Some(_) => out.again = old,
+            Some(_) => (out.again, out.last) = (old, Some(dir)),
             None => {
                 self.note_use(dir);
                 out.stop = Some(Stop::Complete);
@@ -203,7 +207,7 @@ impl Meta {
             let when = When { since: Some(began), ..self.when(cx) };
             let from = Where { base: &base, path };
             let known = match path.is_empty() || stale {
-                true => Progress { steps: Vec::new(), stop: None, again: None },
+                true => Progress { steps: Vec::new(), stop: None, again: None, last: None },
                 false => self.progress(cx, from, &when),
             };
             stats::add(&self.counters.name_hits, known.steps.len() as u64);
@@ -211,7 +215,8 @@ impl Meta {
                 steps.extend(known.steps);
                 return Ok(self.with_along(cx, Trail::new(steps, stop), want));
             }
-            if let Some(old) = known.again.filter(|_| !again && when.fresh.is_none()) {
+            let exactly = known.last.is_some_and(|id| self.lacks_bytes(id, want));
+            if let Some(old) = known.again.filter(|_| !again && !exactly && when.fresh.is_none()) {
                 // Names that were known: their directories, and what was used with them, in one question.
                 again = true;
                 self.ask_again(cx, &old).await;
@@ -231,7 +236,11 @@ impl Meta {
                 }
             };
             stats::add(&self.counters.name_misses, rest.len() as u64);
-            let found = self.ask_walk(cx, Where { base: &base, path: rest }, want).await;
+            let from = Where { base: &base, path: rest };
+            let found = match exactly {
+                true => self.ask_exactly(cx, from, want).await,
+                false => self.ask_walk(cx, from, want).await,
+            };
             drop(flight);
             let trail = match found {
                 Err(e) if e.errno == libc::ESTALE && !steps.is_empty() && !stale => {
@@ -254,6 +263,19 @@ impl Meta {
             }
         }
         Ok(Trail::new(steps, Stop::Limit))
+    }
+
+    /// Whether the bytes of a small file are wanted that nobody here has: asking for its attributes alone would only
+    /// be the first of two questions.
+    fn lacks_bytes(&self, id: Id, want: Want) -> bool {
+        let small = u64::from(self.options.small_file_bytes);
+        let file = self.table.with_id(id, |o| {
+            let read = o.extra.as_ref().is_some_and(|e| e.read_change == Some(o.attr.change));
+            let some = o.attr.kind() == FileKind::Regular && (1..=small).contains(&o.attr.size_bytes);
+            (some && !read).then(|| (super::handle(o), o.version()))
+        });
+        let lacks = |(fh, version): (Fh, Version)| !self.contents.has(&fh, version) && !self.is_near(&fh);
+        want.read_bytes > 0 && file.flatten().is_some_and(lacks)
     }
 
     /// Asks below, once, and keeps the answer.

@@ -1,7 +1,7 @@
 //! Chains of names and questions about many objects, what they bring along, and delegations as leases.
 
 use super::*;
-use hither_vfs::{BoxFuture, Stop, Validity};
+use hither_vfs::{BoxFuture, FileKind, Stop, Validity};
 use parking_lot::Mutex;
 use server::delegation;
 
@@ -213,6 +213,15 @@ async fn many_objects_in_few_compounds() {
     // Nine at once, and two that go on behind a failure.
     assert_eq!(t.sent().len(), 7 + 2);
     assert_eq!(t.server.lock().opens.len(), 0);
+    // The attributes of their directory come in the same compound, if that has room.
+    for (files, compounds) in [(&all[4..12], 1), (&all[4..13], 1), (&all[4..14], 2)] {
+        let starts = t.v4.read_many(&cx(), files, Some(&t.root), 6).await;
+        assert!(starts.files.iter().all(|f| f.is_ok()));
+        assert_eq!((starts.holder.is_some(), t.sent().len()), (compounds == 1, compounds));
+    }
+    let starts = t.v4.read_many(&cx(), &all[2..6], Some(&t.root), 6).await;
+    assert!(starts.files[1].is_err() && starts.files[2].is_ok());
+    assert_eq!((starts.holder.unwrap().attr.kind, t.sent().len()), (FileKind::Directory, 2));
     let lists = t.v4.list_many(&cx(), &[t.root.clone(), fh("f1"), fh("dir")], 65536).await;
     assert_eq!(lists[0].as_ref().unwrap().1.entries.len(), 61);
     assert!(lists[1].is_err() && lists[2].is_ok());

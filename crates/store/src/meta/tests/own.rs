@@ -105,3 +105,47 @@ async fn cookies_of_the_server_are_passed_on() {
     let all: std::collections::BTreeSet<_> = seen.iter().collect();
     assert_eq!((all.len(), seen.len()), (41, 41));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_finds_its_place_when_somebody_else_lists_anew() {
+    for removed in ["f000", "f004"] {
+        let l = lab().await;
+        let d = make_dir(&*l.model, &l.cx, &l.top, "theirs").await;
+        for i in 0..20 {
+            make_file(&*l.model, &l.cx, &d, &format!("f{i:03}"), "").await;
+        }
+        let page = l.meta.readdir(&l.cx, &d, 0, [0; 8], 900, true).await.unwrap();
+        let mut seen: Vec<_> = page.entries.iter().map(|e| e.name.clone()).collect();
+        assert_eq!(seen.len(), 5);
+        // One of those seen goes, one comes, and the directory is listed from below in its new order.
+        l.meta.unlink(&l.cx, &d, &name(removed), None).await.unwrap();
+        make_file(&*l.meta, &l.cx, &d, "new", "").await;
+        tokio::time::advance(VALID).await;
+        l.meta.readdir(&l.cx, &d, 0, [0; 8], 4000, true).await.unwrap();
+        let rest = rest(&l, &d, (page.entries[4].cookie, page.verifier), 900).await;
+        assert!(rest.values().all(|&n| n == 1));
+        seen.extend(rest.keys().map(|n| name(n)));
+        let all: std::collections::BTreeSet<_> = seen.iter().collect();
+        assert_eq!((all.len(), seen.len()), (21, 21), "{removed}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_written_here_is_read_back_with_one_question() {
+    let l = lab().await;
+    let d = make_dir(&*l.meta, &l.cx, &l.top, "made").await;
+    let fh = make_file(&*l.meta, &l.cx, &d, "f", "text").await;
+    // Its attributes are not known any more, as after overlapping changes.
+    l.meta.let_go(&fh);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    l.wire.take();
+    // The kernel has pages and wants no bytes; then it finds that the pages are old.
+    let how = OpenHow { first_bytes: 0, ..READ };
+    let fresh = l.cx.fresh(Instant::now());
+    let opened = l.meta.open(&fresh, Where::name(&d, &name("f")), &how).await.unwrap();
+    let file = File { fh: &fh, open: Some(opened.open) };
+    let read = l.meta.read(&l.cx, file, 0, 4096).await.unwrap();
+    assert_eq!(read.data.into_bytes(), "text");
+    l.meta.close(&l.cx, &fh, opened.open).await.unwrap();
+    assert_eq!(l.wire.take(), "walk 1");
+}
