@@ -5,9 +5,11 @@
 //! - [`meta`] answers from what is known of names, attributes, directories and small files while it holds.
 //! - [`disk`] keeps what was read of files on a local disk, for good.
 //! - [`dirty`] answers writes at once and sends them later, merged.
+//! - [`journal`] makes changes durable before they are where they belong.
 //! - [`local`] serves a directory of this machine.
 
 pub mod dirty;
 pub mod disk;
+pub mod journal;
 pub mod local;
 pub mod meta;

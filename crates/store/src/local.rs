@@ -20,6 +20,7 @@
 mod attr;
 mod handle;
 mod io;
+mod journaled;
 mod list;
 mod locks;
 mod names;
@@ -35,6 +36,7 @@ mod vfs;
 use attr::Attributer;
 use handle::Sealer;
 use hither_vfs::{Attrs, Cx, Env, Error, Fh, FileKind, Node, OpenAccess, OpenId, Result};
+use journaled::Journaled;
 use object::{Object, Objects, os};
 use parking_lot::Mutex;
 use pool::{Pool, Worker};
@@ -53,6 +55,8 @@ const TIDY_EACH: usize = 64;
 /// Deepest directory whose place is checked.
 const DEPTH_MAX: usize = 4096;
 
+pub use journaled::JournalOptions;
+
 /// How to serve a directory.
 #[derive(Debug, Clone)]
 pub struct LocalOptions {
@@ -67,6 +71,8 @@ pub struct LocalOptions {
     pub validity: Duration,
     /// Whether modifying calls are on stable storage when they are answered. Off only below a layer that sees to it.
     pub stable: bool,
+    /// Where stable writes become durable before they are where they belong; only with `stable`.
+    pub journal: Option<JournalOptions>,
     /// Whether nobody changes the directory but this process: then changes of directories are told as atomic.
     pub exclusive: bool,
     /// Whether the owner of a file may change its length by handle whatever its permissions, as he may read and write it: NFSv3
@@ -75,6 +81,7 @@ pub struct LocalOptions {
     /// Whether a ctime may stand for several changes even where this file system and kernel are known to tell them apart.
     pub coarse_times: bool,
     /// Whether all calls happen as this process, whoever asks: for a process without privileges that serves its own user only.
+    /// Without CAP_DAC_READ_SEARCH a filehandle is good as long as its object is among those that are known (`known_max`).
     pub as_this_process: bool,
     /// Threads that wait for the disk.
     pub threads_max: usize,
@@ -92,6 +99,7 @@ impl Default for LocalOptions {
             fsid: None,
             validity: Duration::ZERO,
             stable: true,
+            journal: None,
             exclusive: false,
             owner_may_resize: true,
             coarse_times: false,
@@ -132,6 +140,7 @@ struct Inner {
     next_open: AtomicU64,
     locks: locks::LockTable,
     pool: Pool,
+    journal: Option<Journaled>,
     order: Order,
     options: LocalOptions,
     write_epoch: AtomicU64,
@@ -228,7 +237,12 @@ impl Inner {
             Attributer::new(env.clone(), kind.multigrain() && !options.coarse_times, fsid, top_id.0);
         attributer.validity = options.validity;
         attributer.exclusive = options.exclusive;
-        let objects = Objects::new(options.known_max);
+        let journal = match options.journal.as_ref().filter(|_| options.stable) {
+            Some(journal) => Some(Journaled::open(&options, journal, &fs_id, &sealer, top.as_fd(), &env)?),
+            None => None,
+        };
+        let settled = journal.as_ref().map_or_else(Default::default, Journaled::settled);
+        let objects = Objects::new(options.known_max, settled);
         let path =
             rustix::fs::openat(&top, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         let path = path.map_err(os)?;
@@ -263,7 +277,8 @@ impl Inner {
             next_open: AtomicU64::new(1),
             locks: locks::LockTable::default(),
             pool: Pool::new(options.threads_max, options.queue_max, !options.as_this_process),
-            order: kind.order(),
+            journal,
+            order: if kind == FsKind::Ext && !has_log(top_id.0) { Order::Each } else { kind.order() },
             write_epoch: AtomicU64::new((env.random)()),
             failed: AtomicBool::new(false),
             options,
@@ -280,6 +295,8 @@ impl Inner {
             let fd = sys::open_by_handle(self.top.as_fd(), &handle, libc::O_PATH | libc::O_NOFOLLOW);
             let fd = fd.map_err(|e| match e.errno {
                 libc::ENOENT | libc::EINVAL => Error::new(libc::ESTALE),
+                // A process without privileges reaches by handle only what it still holds.
+                libc::EPERM if self.options.as_this_process => Error::new(libc::ESTALE),
                 _ => e,
             })?;
             let stat = object::stat(fd.as_fd())?;
@@ -358,6 +375,7 @@ impl Inner {
 
     /// Makes one object stable.
     fn sync_one(&self, worker: &mut Worker, object: &Object) -> Result<()> {
+        let records = self.records_of(object);
         let done = worker.root(|| match object.kind {
             FileKind::Regular => {
                 let fd = object.io_now(true).map_or_else(|| object.io(self.proc_fd.as_fd(), false), Ok)?;
@@ -370,7 +388,8 @@ impl Inner {
             // They cannot be opened without consequences.
             _ => rustix::fs::syncfs(&self.top).map_err(os),
         });
-        done.inspect_err(|e| self.lost(e))
+        done.inspect_err(|e| self.lost(e))?;
+        records.map_or(Ok(()), |upto| self.void_records(worker, object, upto))
     }
 
     /// The disk could not keep something.
@@ -497,6 +516,15 @@ impl FsKind {
     fn multigrain(self) -> bool {
         self != Self::Other && kernel_version() >= (6, 13)
     }
+}
+
+/// Whether an ext4 file system has a log of its own: ext2, and ext4 without one, order nothing.
+fn has_log(dev: u64) -> bool {
+    let number = format!("/sys/dev/block/{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev));
+    let device = std::fs::read_link(number).ok();
+    let name = device.as_deref().and_then(Path::file_name);
+    let task = name.map(|name| Path::new("/sys/fs/ext4").join(name).join("journal_task"));
+    task.and_then(|task| std::fs::read_to_string(task).ok()).is_some_and(|task| task.trim() != "<none>")
 }
 
 fn kernel_version() -> (u32, u32) {

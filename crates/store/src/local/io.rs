@@ -109,6 +109,7 @@ impl Inner {
         Ok(Read { data: Bytes::from(buf).into(), eof })
     }
 
+    /// Writes; with the number of the record in the journal that is to be waited for.
     pub(super) fn write(
         &self,
         worker: &mut Worker,
@@ -116,12 +117,17 @@ impl Inner {
         at: u64,
         data: &Data,
         stability: Stability,
-    ) -> Result<Wrote> {
+    ) -> Result<(Wrote, Option<u64>)> {
         let (object, fd) = self.io(worker, file, OpenAccess::WRITE)?;
         if data.is_empty() {
-            return Ok(Wrote { bytes: 0, attrs: Some(self.attrs(&object)?) });
+            return Ok((Wrote { bytes: 0, attrs: Some(self.attrs(&object)?) }, None));
         }
-        let sync = stability == Stability::Stable && self.options.stable;
+        let stable = stability == Stability::Stable && self.options.stable;
+        if stable && let Some((bytes, seq)) = self.journaled_write(worker, &object, &fd, at, data)? {
+            return Ok((Wrote { bytes, attrs: Some(self.attrs(&object)?) }, Some(seq)));
+        }
+        // With a journal the whole file is synced, so that its records are void.
+        let sync = stable && self.journal.is_none();
         let bytes = {
             let _changing = object.changes.begin();
             if !sync {
@@ -134,7 +140,10 @@ impl Inner {
                 }
             })?
         };
-        Ok(Wrote { bytes, attrs: Some(self.attrs(&object)?) })
+        if stable && !sync {
+            self.sync_one(worker, &object)?;
+        }
+        Ok((Wrote { bytes, attrs: Some(self.attrs(&object)?) }, None))
     }
 
     pub(super) fn commit(&self, worker: &mut Worker, (fh, open): &FileAt) -> Result<()> {
@@ -187,6 +196,8 @@ impl Inner {
             false => FallocateFlags::empty(),
         };
         {
+            let _order = object.order.lock();
+            self.quiesce(worker, &object)?;
             let _changing = object.changes.begin();
             if !self.options.stable {
                 object.unsynced.store(true, Ordering::SeqCst);
@@ -207,6 +218,8 @@ impl Inner {
         let (object, target) = self.io(worker, to, OpenAccess::WRITE)?;
         let len = len.min(COPY_MAX_BYTES) as usize;
         let (mut from_at, mut to_at) = (from_at, to_at);
+        let _order = object.order.lock();
+        self.quiesce(worker, &object)?;
         let _changing = object.changes.begin();
         object.unsynced.store(true, Ordering::SeqCst);
         let copied = worker.caller(|| {

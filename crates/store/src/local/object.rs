@@ -6,7 +6,7 @@
 //! are asked of the kernel each time, so that what others do to the directory is seen at once.
 //!
 //! Open objects stay until their last close, also when their last name is gone; of the others the ones that were not used
-//! for the longest time go (CLOCK). Files with unsynced writes stay until they are synced: an error of the disk is reported only to
+//! for the longest time go (CLOCK). Files with unsynced or journaled writes stay until they are synced: an error of the disk is reported only to
 //! those who had the file open when it happened.
 
 use super::sys;
@@ -41,6 +41,10 @@ pub(super) struct Object {
     pub changes: Changes,
     /// Whether there are writes that were not synced.
     pub unsynced: AtomicBool,
+    /// Held while bytes and their record are made, so that their orders agree.
+    pub order: Mutex<()>,
+    /// The last record in the journal with bytes of this file; 0: none.
+    pub journaled: AtomicU64,
     used: AtomicBool,
 }
 
@@ -190,6 +194,8 @@ pub(super) struct Objects {
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
     shard_max: usize,
+    /// The last record of the journal that is where it belongs.
+    settled: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
@@ -201,8 +207,13 @@ struct Shard {
 
 impl Objects {
     /// At most about so many objects that are not open.
-    pub fn new(max: usize) -> Self {
-        Self { shards: Default::default(), hasher: RandomState::new(), shard_max: (max / SHARDS).max(4) }
+    pub fn new(max: usize, settled: Arc<AtomicU64>) -> Self {
+        Self {
+            shards: Default::default(),
+            hasher: RandomState::new(),
+            shard_max: (max / SHARDS).max(4),
+            settled,
+        }
     }
 
     fn shard(&self, fh: &Fh) -> &Mutex<Shard> {
@@ -229,7 +240,7 @@ impl Objects {
                 return Ok(object);
             }
             while shard.known.len() >= self.shard_max {
-                match shard.evict() {
+                match shard.evict(self.settled.load(Ordering::SeqCst)) {
                     Some(object) => dropped.push(object),
                     None => break,
                 }
@@ -242,6 +253,8 @@ impl Objects {
                 opens: AtomicU32::new(0),
                 changes: Changes::default(),
                 unsynced: AtomicBool::new(false),
+                order: Mutex::new(()),
+                journaled: AtomicU64::new(0),
                 used: AtomicBool::new(false),
             });
             shard.known.insert(fh.clone(), object.clone());
@@ -325,7 +338,7 @@ impl Shard {
         Some(object)
     }
 
-    fn evict(&mut self) -> Option<Arc<Object>> {
+    fn evict(&mut self, settled: u64) -> Option<Arc<Object>> {
         for _ in 0..TRIES {
             if self.ring.is_empty() {
                 return None;
@@ -334,7 +347,9 @@ impl Shard {
             let used = object.used.swap(false, Ordering::Relaxed);
             // Two here: the table's and this one. Whoever else has it is at work with it.
             let busy = Arc::strong_count(&object) > 2 || object.opens.load(Ordering::SeqCst) > 0;
-            if used || busy || object.unsynced.load(Ordering::SeqCst) {
+            // Who has records is told of when the file is synced otherwise.
+            let recorded = object.journaled.load(Ordering::SeqCst) > settled;
+            if used || busy || recorded || object.unsynced.load(Ordering::SeqCst) {
                 continue;
             }
             self.ring.pop_back();

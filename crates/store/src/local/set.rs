@@ -95,6 +95,8 @@ impl Inner {
             return Err(Error::new(libc::EFBIG));
         }
         let fd = worker.root(|| object.io(self.proc_fd.as_fd(), true))?;
+        let _order = object.order.lock();
+        self.quiesce(worker, object)?;
         if !self.options.stable {
             object.unsynced.store(true, Ordering::SeqCst);
         }

@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::SystemTime;
 
 mod hostile;
+mod journaled;
 mod posix;
 
 /// A directory that goes with its test.

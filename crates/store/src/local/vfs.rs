@@ -1,12 +1,13 @@
 //! [`Vfs`] of a [`Local`]: each call takes what it needs along to a thread of the pool.
 
-use super::Local;
 use super::names::{Path, wanted};
 use super::object::os;
+use super::pool::Worker;
+use super::{Inner, Local};
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Fh, File, FileKind, FileRange, FsStat, LockConflict,
+    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Fh, File, FileKind, FileRange, FsStat, LockConflict,
     LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
     Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
 };
@@ -154,7 +155,16 @@ impl Vfs for Local {
         stability: Stability,
     ) -> Result<Wrote> {
         let file = owned(file);
-        self.run(cx, move |inner, worker| inner.write(worker, &file, offset_bytes, &data, stability)).await
+        let write = move |inner: &Inner, worker: &mut Worker| {
+            inner.write(worker, &file, offset_bytes, &data, stability)
+        };
+        let (wrote, record) = self.run(cx, write).await?;
+        if let (Some(record), Some(journal)) = (record, &self.inner.journal)
+            && !journal.log.durable(record).await
+        {
+            self.run(cx, |inner, worker| inner.without_journal(worker)).await?;
+        }
+        Ok(wrote)
     }
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
@@ -328,7 +338,16 @@ impl Vfs for Local {
         self.run(cx, |inner, worker| {
             inner.opens.lock().clear();
             let synced = worker.root(|| rustix::fs::syncfs(inner.top.as_fd()).map_err(os));
-            synced.inspect_err(|e| inner.lost(e))
+            synced.inspect_err(|e| inner.lost(e))?;
+            match &inner.journal {
+                Some(journal) => journal.log.close(true).map_err(|e| {
+                    Error::because(
+                        libc::EIO,
+                        format!("the journal keeps what it holds until the next start: {e}"),
+                    )
+                }),
+                None => Ok(()),
+            }
         })
         .await
     }

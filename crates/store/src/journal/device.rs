@@ -1,0 +1,106 @@
+//! The disk as the journal sees it: the lowest interface, through which tests tear writes and cut the power.
+
+use super::log::BLOCK_BYTES;
+use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::Path;
+
+/// A file or block device. All calls block; offsets and lengths are multiples of a block.
+pub trait Device: Send + Sync + 'static {
+    /// Fills the buffer; `UnexpectedEof` at the end.
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()>;
+    /// Writes all; it is on stable storage when this returns.
+    fn write_at(&self, data: &[u8], at: u64) -> io::Result<()>;
+    /// Length in bytes.
+    fn size(&self) -> io::Result<u64>;
+}
+
+/// A real one, past the page cache where that is possible.
+pub struct RealDevice {
+    file: File,
+    /// Memory as O_DIRECT wants it.
+    aligned: Mutex<Vec<u8>>,
+}
+
+impl RealDevice {
+    /// Opens a journal; a file that does not exist is made, with all its blocks, when `size` is given.
+    pub fn open(path: &Path, size: Option<u64>) -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::DSYNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let create = if size.is_some() { OFlags::CREATE } else { OFlags::empty() };
+        let mode = Mode::RUSR | Mode::WUSR;
+        let open = |more| rustix::fs::open(path, flags | create | more, mode);
+        let file: File = match open(OFlags::DIRECT) {
+            Err(rustix::io::Errno::INVAL) => open(OFlags::empty())?.into(),
+            other => other?.into(),
+        };
+        let meta = file.metadata()?;
+        if let Some(size) = size.filter(|_| meta.is_file() && meta.len() == 0) {
+            let size = size / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+            preallocate(&file, size)?;
+            if let Some(dir) = path.parent() {
+                File::open(if dir.as_os_str().is_empty() { Path::new(".") } else { dir })?.sync_all()?;
+            }
+        } else if !meta.is_file() && !meta.file_type().is_block_device() {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "neither file nor block device"));
+        }
+        Ok(Self { file, aligned: Mutex::default() })
+    }
+
+    /// Whether there is nothing where a journal begins: zeros, or no bytes at all.
+    pub fn is_blank(&self) -> io::Result<bool> {
+        let mut start = [0; 2 * BLOCK_BYTES];
+        match self.read_at(&mut start, 0) {
+            Ok(()) => Ok(start.iter().all(|&b| b == 0)),
+            Err(e) if e.kind() == ErrorKind::UnexpectedEof => Ok(self.size()? == 0),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn with_aligned<T>(&self, len: usize, act: impl FnOnce(&mut [u8]) -> io::Result<T>) -> io::Result<T> {
+        let mut buf = self.aligned.lock();
+        if buf.len() < len + BLOCK_BYTES {
+            buf.resize(len + BLOCK_BYTES, 0);
+        }
+        let skip = buf.as_ptr().align_offset(BLOCK_BYTES).min(BLOCK_BYTES);
+        act(&mut buf[skip..skip + len])
+    }
+}
+
+/// Writes every block once: a write into allocated but unwritten space is a change of metadata, and not one flush.
+fn preallocate(file: &File, size: u64) -> io::Result<()> {
+    rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size)?;
+    let zeros = vec![0; (1 << 20) + BLOCK_BYTES];
+    let skip = zeros.as_ptr().align_offset(BLOCK_BYTES).min(BLOCK_BYTES);
+    let mut at = 0;
+    while at < size {
+        let len = (size - at).min(1 << 20) as usize;
+        file.write_all_at(&zeros[skip..skip + len], at)?;
+        at += len as u64;
+    }
+    file.sync_all()
+}
+
+impl Device for RealDevice {
+    fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<()> {
+        self.with_aligned(out.len(), |buf| {
+            self.file.read_exact_at(buf, at)?;
+            out.copy_from_slice(buf);
+            Ok(())
+        })
+    }
+
+    fn write_at(&self, data: &[u8], at: u64) -> io::Result<()> {
+        self.with_aligned(data.len(), |buf| {
+            buf.copy_from_slice(data);
+            self.file.write_all_at(buf, at)
+        })
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        use std::io::{Seek, SeekFrom};
+        (&self.file).seek(SeekFrom::End(0))
+    }
+}

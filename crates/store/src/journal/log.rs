@@ -1,0 +1,607 @@
+//! The journal's file: records in, and after a crash the same records out, as far as they were acknowledged.
+//!
+//! It knows nothing of what is in a record. The file has two headers, written in turn, and a ring of batches. A batch is what was
+//! appended while the one before was being written: one write that is durable when it returns, whoever of many callers waits for
+//! it (group commit). Each batch has its number, a checksum and the epoch of the journal; the first one that is missing, torn or
+//! of another epoch ends the journal. A batch does not wrap around: what does not fit at the end starts at the beginning.
+//!
+//! Room is given back by checkpoints: what was appended before is made stable where it belongs (`settle`), then a header with the new
+//! tail is written, then the room is used again. When there is no room, appending waits. A checkpoint that fails keeps everything: an
+//! error of the disk is told once and the next question may be answered well although data is lost, so that only reading the journal
+//! again, at the next start, helps.
+//!
+//! When the journal's own device fails, nothing that waits is acknowledged before a checkpoint says that it is
+//! stable where it belongs; from then on [`Log::failed`] tells the layer above to do without.
+
+use super::device::Device;
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::watch;
+use twox_hash::XxHash3_64;
+
+/// Unit of writing, in bytes.
+pub const BLOCK_BYTES: usize = 4096;
+/// Where the ring begins: after the two headers.
+const RING_AT: u64 = 2 * BLOCK_BYTES as u64;
+/// Smallest journal, in bytes.
+pub const SIZE_MIN_BYTES: u64 = 1 << 20;
+/// What a header starts with.
+const MAGIC: &[u8; 8] = b"hithjrn1";
+/// What a batch starts with.
+const BATCH_MAGIC: u64 = 0x6869_7468_6261_7463;
+/// Length of a batch's own header, in bytes.
+const BATCH_HEAD_BYTES: usize = 48;
+/// Length of a header without its checksum, in bytes.
+const HEAD_BYTES: usize = 96;
+/// A checkpoint is made at least so often while there is something to settle.
+const CHECKPOINT_EVERY: Duration = Duration::from_secs(5);
+
+/// Whose journal it is: another's is not touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    /// The machine (machine-id(5)).
+    pub host: [u8; 16],
+    /// The file system and export.
+    pub fs: [u8; 16],
+}
+
+/// Where the journal begins, as its newest header says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Head {
+    owner: Owner,
+    epoch: u64,
+    size: u64,
+    /// Counts headers.
+    generation: u64,
+    tail: Position,
+}
+
+/// A place in the journal: the batch there, and the first record in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Position {
+    batch: u64,
+    offset: u64,
+    seq: u64,
+}
+
+/// Why a journal cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Neither header is one.
+    #[error("no journal")]
+    None,
+    /// It belongs to another machine, file system or export.
+    #[error("the journal of another machine or file system")]
+    Foreign,
+    /// The device fails, or is too small.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// A journal that was found, to be read before it is written again.
+pub struct Found {
+    device: Arc<dyn Device>,
+    head: Head,
+}
+
+impl Found {
+    /// Makes an empty journal of the device, whatever was on it.
+    pub fn format(device: Arc<dyn Device>, owner: Owner, epoch: u64) -> io::Result<Self> {
+        let size = device.size()? / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+        if size < SIZE_MIN_BYTES {
+            let why = format!("a journal needs at least {SIZE_MIN_BYTES} bytes");
+            return Err(io::Error::new(ErrorKind::StorageFull, why));
+        }
+        let tail = Position { batch: 1, offset: RING_AT, seq: 1 };
+        let head = Head { owner, epoch, size, generation: 1, tail };
+        head.write(&*device)?;
+        Head { generation: 2, ..head }.write(&*device)?;
+        Ok(Self { device, head: Head { generation: 2, ..head } })
+    }
+
+    /// Finds the journal on a device.
+    pub fn open(device: Arc<dyn Device>, owner: Owner) -> Result<Self, OpenError> {
+        let mut best: Option<Head> = None;
+        let mut block = [0; BLOCK_BYTES];
+        for at in [0, BLOCK_BYTES as u64] {
+            match device.read_at(&mut block, at) {
+                Ok(()) => {}
+                Err(e) if e.kind() == ErrorKind::UnexpectedEof => continue,
+                Err(e) => return Err(e.into()),
+            }
+            let head = Head::parse(&block);
+            best = [best, head].into_iter().flatten().max_by_key(|h| h.generation);
+        }
+        let head = best.ok_or(OpenError::None)?;
+        if head.owner != owner {
+            return Err(OpenError::Foreign);
+        }
+        if device.size()? < head.size {
+            return Err(io::Error::new(ErrorKind::UnexpectedEof, "the journal was cut").into());
+        }
+        Ok(Self { device, head })
+    }
+
+    /// Hands all records since the last checkpoint to `each`, in order. Returns where the journal ends.
+    fn read_all(&self, mut each: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<Position> {
+        let mut here = self.head.tail;
+        loop {
+            let batch = match self.batch_at(here)? {
+                Some(batch) => batch,
+                None if here.offset != RING_AT => {
+                    match self.batch_at(Position { offset: RING_AT, ..here })? {
+                        Some(batch) => {
+                            here.offset = RING_AT;
+                            batch
+                        }
+                        None => return Ok(here),
+                    }
+                }
+                None => return Ok(here),
+            };
+            let mut rest = &batch.payload[..];
+            let mut seq = batch.first_seq;
+            while let Some((len, tail)) = rest.split_first_chunk::<4>() {
+                let len = u32::from_le_bytes(*len) as usize;
+                let damaged = || io::Error::new(ErrorKind::InvalidData, "a record is longer than its batch");
+                let (record, tail) = tail.split_at_checked(len).ok_or_else(damaged)?;
+                if seq >= self.head.tail.seq {
+                    each(seq, record)?;
+                }
+                seq += 1;
+                rest = tail;
+            }
+            here = Position { batch: here.batch + 1, offset: here.offset + batch.room, seq };
+            if here.offset >= self.head.size {
+                here.offset = RING_AT;
+            }
+        }
+    }
+
+    /// Hands all records since the last checkpoint to `each`, in order, and changes nothing.
+    pub fn read(&self, each: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
+        self.read_all(each).map(drop)
+    }
+
+    /// A number of this journal that no other has had, since it was made empty.
+    pub fn epoch(&self) -> u64 {
+        self.head.epoch
+    }
+
+    /// The batch at a place when it is the one expected there, whole.
+    fn batch_at(&self, here: Position) -> io::Result<Option<Batch>> {
+        if here.offset + BLOCK_BYTES as u64 > self.head.size {
+            return Ok(None);
+        }
+        let mut first = [0; BLOCK_BYTES];
+        self.device.read_at(&mut first, here.offset)?;
+        let word = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&first[at..at + 8]);
+            u64::from_le_bytes(bytes)
+        };
+        let (magic, epoch, number, first_seq, len, sum) =
+            (word(0), word(8), word(16), word(24), word(32), word(40));
+        let room = room_of(len);
+        let fits = room.is_some_and(|room| here.offset + room <= self.head.size);
+        if magic != BATCH_MAGIC || epoch != self.head.epoch || number != here.batch || !fits {
+            return Ok(None);
+        }
+        let room = room.unwrap_or_default();
+        let mut whole = vec![0; room as usize];
+        whole[..BLOCK_BYTES].copy_from_slice(&first);
+        if room as usize > BLOCK_BYTES {
+            self.device.read_at(&mut whole[BLOCK_BYTES..], here.offset + BLOCK_BYTES as u64)?;
+        }
+        let used = BATCH_HEAD_BYTES + len as usize;
+        if checksum(&whole[..40], &whole[BATCH_HEAD_BYTES..used]) != sum {
+            return Ok(None);
+        }
+        whole.truncate(used);
+        whole.drain(..BATCH_HEAD_BYTES);
+        Ok(Some(Batch { first_seq, payload: whole, room }))
+    }
+
+    /// Reads all records, has what they say made stable by `settle`, and starts an empty journal that goes on counting.
+    pub fn start(
+        mut self,
+        each: impl FnMut(u64, &[u8]) -> io::Result<()>,
+        settle: Arc<Settle>,
+    ) -> io::Result<Log> {
+        let end = self.read_all(each)?;
+        if end != self.head.tail {
+            settle()?;
+            self.head.tail = end;
+            self.head.generation += 1;
+            self.head.write(&*self.device)?;
+        }
+        Log::new(self, settle)
+    }
+}
+
+struct Batch {
+    first_seq: u64,
+    payload: Vec<u8>,
+    /// Bytes it takes in the ring.
+    room: u64,
+}
+
+/// Bytes that a batch with so long a payload takes in the ring; `None` when that cannot be.
+fn room_of(len: u64) -> Option<u64> {
+    let block = BLOCK_BYTES as u64;
+    len.checked_add(BATCH_HEAD_BYTES as u64 + block - 1).map(|n| n / block * block)
+}
+
+fn checksum(head: &[u8], payload: &[u8]) -> u64 {
+    XxHash3_64::oneshot_with_seed(XxHash3_64::oneshot(head), payload)
+}
+
+impl Head {
+    fn write(&self, device: &dyn Device) -> io::Result<()> {
+        let mut out = Vec::with_capacity(BLOCK_BYTES);
+        out.extend_from_slice(MAGIC);
+        out.extend_from_slice(&self.owner.host);
+        out.extend_from_slice(&self.owner.fs);
+        for n in [self.epoch, self.size, self.generation, self.tail.batch, self.tail.offset, self.tail.seq] {
+            out.extend_from_slice(&n.to_le_bytes());
+        }
+        out.resize(HEAD_BYTES, 0);
+        out.extend_from_slice(&XxHash3_64::oneshot(&out).to_le_bytes());
+        out.resize(BLOCK_BYTES, 0);
+        device.write_at(&out, self.generation % 2 * BLOCK_BYTES as u64)
+    }
+
+    fn parse(block: &[u8; BLOCK_BYTES]) -> Option<Self> {
+        let (head, rest) = block.split_at(HEAD_BYTES);
+        let sum = u64::from_le_bytes(*rest.first_chunk::<8>()?);
+        let rest = head.strip_prefix(MAGIC).filter(|_| XxHash3_64::oneshot(head) == sum)?;
+        let (host, rest) = rest.split_first_chunk::<16>()?;
+        let (fs, rest) = rest.split_first_chunk::<16>()?;
+        let mut words = rest.chunks_exact(8).map(|w| w.try_into().map_or(0, u64::from_le_bytes));
+        let mut next = || words.next();
+        let (epoch, size, generation) = (next()?, next()?, next()?);
+        let tail = Position { batch: next()?, offset: next()?, seq: next()? };
+        let sound = tail.offset >= RING_AT && tail.offset < size;
+        sound.then_some(Self { owner: Owner { host: *host, fs: *fs }, epoch, size, generation, tail })
+    }
+}
+
+/// Makes everything that was applied so far stable where it belongs.
+pub type Settle = dyn Fn() -> io::Result<()> + Send + Sync;
+
+/// A journal in use.
+pub struct Log {
+    shared: Arc<Shared>,
+    durable: watch::Receiver<u64>,
+    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+}
+
+struct Shared {
+    device: Arc<dyn Device>,
+    state: Mutex<State>,
+    /// There is something to write.
+    work: Condvar,
+    /// There is room: in the ring, or for appending.
+    room: Condvar,
+    /// A checkpoint is wanted.
+    wanted: Condvar,
+    /// Something became durable, or never will.
+    done: Condvar,
+    durable: watch::Sender<u64>,
+    settle: Arc<Settle>,
+    failed: AtomicBool,
+    settled: Arc<AtomicU64>,
+}
+
+struct State {
+    head: Head,
+    /// Records appended and not taken by the writer, each with its length before it.
+    pending: Vec<u8>,
+    /// Number of the next record.
+    next_seq: u64,
+    /// Number of the first record in `pending`.
+    pending_seq: u64,
+    /// Where the next batch goes.
+    end: Position,
+    /// Batches since the tail: last record, and room with what was skipped before it.
+    live: VecDeque<(u64, u64, Position)>,
+    used: u64,
+    /// Somebody waits for a checkpoint.
+    hurry: bool,
+    /// A checkpoint failed: nothing is given back any more.
+    stuck: bool,
+    closed: bool,
+}
+
+impl Log {
+    fn new(found: Found, settle: Arc<Settle>) -> io::Result<Self> {
+        let tail = found.head.tail;
+        let (durable_tx, durable) = watch::channel(tail.seq - 1);
+        let state = State {
+            head: found.head,
+            pending: Vec::new(),
+            next_seq: tail.seq,
+            pending_seq: tail.seq,
+            end: tail,
+            live: VecDeque::new(),
+            used: 0,
+            hurry: false,
+            stuck: false,
+            closed: false,
+        };
+        let shared = Arc::new(Shared {
+            device: found.device,
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            room: Condvar::new(),
+            wanted: Condvar::new(),
+            done: Condvar::new(),
+            durable: durable_tx,
+            settle,
+            failed: AtomicBool::new(false),
+            settled: Arc::new(AtomicU64::new(tail.seq - 1)),
+        });
+        let thread = |name: &str, run: fn(&Shared)| {
+            let shared = shared.clone();
+            std::thread::Builder::new().name(name.into()).spawn(move || run(&shared))
+        };
+        let threads = vec![thread("hither-journal", Shared::write)?, thread("hither-settle", Shared::check)?];
+        Ok(Self { shared, durable, threads: Mutex::new(threads) })
+    }
+
+    /// Appends a record, given in parts, and returns its number. Blocks while the journal is full. Nothing is promised
+    /// before [`Log::durable`].
+    pub fn append(&self, parts: &[&[u8]]) -> u64 {
+        let shared = &*self.shared;
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        let mut state = shared.state.lock();
+        let most = state.pending_max();
+        while !state.pending.is_empty() && state.pending.len() + len + 4 > most && !self.failed() {
+            shared.room.wait(&mut state);
+        }
+        let seq = state.next_seq;
+        state.next_seq += 1;
+        if !self.failed() {
+            state.pending.extend_from_slice(&(len as u32).to_le_bytes());
+            for part in parts {
+                state.pending.extend_from_slice(part);
+            }
+        }
+        drop(state);
+        shared.work.notify_one();
+        seq
+    }
+
+    /// As [`Log::durable`], for a thread that may block.
+    pub fn wait_durable(&self, seq: u64) -> bool {
+        let durable = || *self.durable.borrow() >= seq;
+        let mut state = self.shared.state.lock();
+        while !durable() && !self.failed() {
+            self.shared.done.wait(&mut state);
+        }
+        durable()
+    }
+
+    /// The last record that was settled: it, and all before it, are stable where they belong.
+    pub fn settled(&self) -> Arc<AtomicU64> {
+        self.shared.settled.clone()
+    }
+
+    /// Longest record.
+    pub fn record_max(&self) -> usize {
+        self.shared.state.lock().pending_max() - 4
+    }
+
+    /// Returns when a record, and all before it, are durable. `false`: the journal failed, and it is not known.
+    pub async fn durable(&self, seq: u64) -> bool {
+        let mut durable = self.durable.clone();
+        let done = durable.wait_for(|&d| d >= seq || self.failed()).await;
+        done.is_ok_and(|d| *d >= seq)
+    }
+
+    /// Whether the journal's device failed: nothing that is appended becomes durable any more.
+    pub fn failed(&self) -> bool {
+        self.shared.failed.load(Ordering::SeqCst)
+    }
+
+    /// Bytes of the ring in use, and all.
+    pub fn used(&self) -> (u64, u64) {
+        let state = self.shared.state.lock();
+        (state.used, state.head.size - RING_AT)
+    }
+
+    /// Writes what is left and ends; with a last checkpoint, so that nothing has to be read at the next start.
+    pub fn close(&self, settle: bool) -> io::Result<()> {
+        {
+            let mut state = self.shared.state.lock();
+            state.closed = true;
+        }
+        self.shared.work.notify_all();
+        self.shared.wanted.notify_all();
+        self.shared.room.notify_all();
+        for thread in self.threads.lock().drain(..) {
+            let _ = thread.join();
+        }
+        let settled = if settle { self.shared.checkpoint() } else { Ok(()) };
+        // What is appended from now on is never written.
+        self.shared.failed.store(true, Ordering::SeqCst);
+        settled
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        let _ = self.close(false);
+    }
+}
+
+impl State {
+    /// Most bytes that wait: no batch takes more than a quarter of the ring.
+    fn pending_max(&self) -> usize {
+        (((self.head.size - RING_AT) / 4) as usize).min(4 << 20) - BATCH_HEAD_BYTES - BLOCK_BYTES
+    }
+
+    /// Where a batch that takes `room` goes, and what it takes with what is skipped; `None` when there is none.
+    fn place(&self, room: u64) -> Option<(u64, u64)> {
+        let skip = if self.end.offset + room > self.head.size { self.head.size - self.end.offset } else { 0 };
+        let offset = if skip > 0 { RING_AT } else { self.end.offset };
+        // The ring is never filled wholly: a full one would look like an empty one.
+        (self.used + skip + room < self.head.size - RING_AT).then_some((offset, skip + room))
+    }
+}
+
+impl Shared {
+    /// The writer: takes what has come together and makes it durable.
+    fn write(&self) {
+        let mut buf = Vec::new();
+        loop {
+            let mut state = self.state.lock();
+            while state.pending.is_empty() && !state.closed {
+                self.work.wait(&mut state);
+            }
+            if state.pending.is_empty() {
+                return;
+            }
+            let room = room_of(state.pending.len() as u64).unwrap_or(u64::MAX);
+            let place = loop {
+                match state.place(room) {
+                    Some(place) => break Some(place),
+                    // Only checkpoints make room, and there are none any more.
+                    None if state.stuck || state.closed => break None,
+                    None => {
+                        state.hurry = true;
+                        self.wanted.notify_one();
+                        self.room.wait(&mut state);
+                    }
+                }
+            };
+            let Some((offset, taken)) = place else {
+                drop(state);
+                return self.fail("it is full and what is in it cannot be written where it belongs");
+            };
+            let last = state.next_seq - 1;
+            let number = state.end.batch;
+            frame(&mut buf, &mut state, number);
+            state.pending_seq = last + 1;
+            drop(state);
+            // Appending goes on meanwhile: that is the next batch.
+            self.room.notify_all();
+            if let Err(e) = self.device.write_at(&buf, offset) {
+                return self.fail(&e.to_string());
+            }
+            let mut state = self.state.lock();
+            let at = Position { batch: number, offset, seq: 0 };
+            state.live.push_back((last, taken, at));
+            state.used += taken;
+            let mut next = offset + room;
+            if next >= state.head.size {
+                next = RING_AT;
+            }
+            state.end = Position { batch: number + 1, offset: next, seq: last + 1 };
+            let half = state.used > (state.head.size - RING_AT) / 2;
+            // With the lock, so that nobody looks before and waits after it.
+            self.durable.send_replace(last);
+            drop(state);
+            self.done.notify_all();
+            if half {
+                self.wanted.notify_one();
+            }
+        }
+    }
+
+    fn fail(&self, why: &str) {
+        self.failed.store(true, Ordering::SeqCst);
+        tracing::error!("the journal fails, calls are slower from now on: {why}");
+        // With the lock, so that nobody looks before and waits after it. Whoever waits looks again.
+        let state = self.state.lock();
+        self.durable.send_modify(|_| ());
+        drop(state);
+        self.room.notify_all();
+        self.done.notify_all();
+    }
+
+    /// Makes checkpoints when they are wanted.
+    fn check(&self) {
+        loop {
+            {
+                let mut state = self.state.lock();
+                if state.closed {
+                    return;
+                }
+                let half = state.used > (state.head.size - RING_AT) / 2;
+                if !state.hurry && !half {
+                    self.wanted.wait_for(&mut state, CHECKPOINT_EVERY);
+                }
+                if state.closed {
+                    return;
+                }
+                if state.used == 0 || state.stuck {
+                    if state.stuck {
+                        self.wanted.wait_for(&mut state, CHECKPOINT_EVERY);
+                    }
+                    continue;
+                }
+            }
+            if let Err(e) = self.checkpoint() {
+                tracing::error!("what the journal holds cannot be written where it belongs; it is kept: {e}");
+            }
+        }
+    }
+
+    /// Settles all that was appended, and gives its room back.
+    fn checkpoint(&self) -> io::Result<()> {
+        let settled = {
+            let state = self.state.lock();
+            if state.stuck {
+                return Err(io::Error::other("an earlier attempt failed"));
+            }
+            // What has a number was applied.
+            state.next_seq - 1
+        };
+        let done = (self.settle)();
+        let head = {
+            let mut state = self.state.lock();
+            state.hurry = false;
+            if done.is_err() {
+                state.stuck = true;
+                self.room.notify_all();
+                return done;
+            }
+            let tail = match state.live.iter().find(|(last, ..)| *last > settled) {
+                // Records of the batch that are settled are read again all the same, after a crash.
+                Some((_, _, at)) => Position { seq: state.head.tail.seq.max(settled + 1), ..*at },
+                None => Position { seq: settled.min(state.end.seq - 1) + 1, ..state.end },
+            };
+            state.head.tail = tail;
+            state.head.generation += 1;
+            state.head
+        };
+        head.write(&*self.device)?;
+        let mut state = self.state.lock();
+        while state.live.front().is_some_and(|(last, ..)| *last <= settled) {
+            if let Some((_, taken, _)) = state.live.pop_front() {
+                state.used -= taken;
+            }
+        }
+        self.settled.fetch_max(settled, Ordering::SeqCst);
+        drop(state);
+        self.room.notify_all();
+        Ok(())
+    }
+}
+
+/// Makes a batch of what is pending, whole blocks long.
+fn frame(buf: &mut Vec<u8>, state: &mut State, number: u64) {
+    buf.clear();
+    for n in [BATCH_MAGIC, state.head.epoch, number, state.pending_seq, state.pending.len() as u64] {
+        buf.extend_from_slice(&n.to_le_bytes());
+    }
+    let sum = checksum(buf, &state.pending);
+    buf.extend_from_slice(&sum.to_le_bytes());
+    buf.append(&mut state.pending);
+    buf.resize(buf.len().next_multiple_of(BLOCK_BYTES), 0);
+}

@@ -1,0 +1,243 @@
+//! What was acknowledged is there after any power cut, and nothing that was not appended.
+
+use super::log::BLOCK_BYTES;
+use super::*;
+use parking_lot::Mutex;
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A disk in memory whose power fails in the middle of a write: some blocks of it are there and some are not.
+struct Cut {
+    blocks: Mutex<Vec<u8>>,
+    /// Writes until the power fails.
+    left: AtomicU64,
+    seed: u64,
+}
+
+impl Cut {
+    fn new(size: usize, left: u64, seed: u64) -> Self {
+        Self { blocks: Mutex::new(vec![0xee; size]), left: AtomicU64::new(left), seed }
+    }
+
+    /// The disk after the power came back.
+    fn again(&self) -> Arc<Self> {
+        let blocks = Mutex::new(self.blocks.lock().clone());
+        Arc::new(Self { blocks, left: AtomicU64::new(u64::MAX), seed: 0 })
+    }
+}
+
+fn mix(n: u64) -> u64 {
+    let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    n ^ (n >> 31)
+}
+
+impl Device for Cut {
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        let blocks = self.blocks.lock();
+        let from = blocks.get(at as usize..at as usize + buf.len());
+        buf.copy_from_slice(from.ok_or_else(|| io::Error::from(ErrorKind::UnexpectedEof))?);
+        Ok(())
+    }
+
+    fn write_at(&self, data: &[u8], at: u64) -> io::Result<()> {
+        assert!(at.is_multiple_of(BLOCK_BYTES as u64) && data.len().is_multiple_of(BLOCK_BYTES));
+        let mut blocks = self.blocks.lock();
+        let left = self.left.load(Ordering::SeqCst);
+        if left == 0 {
+            return Err(io::Error::other("no power"));
+        }
+        self.left.store(left - 1, Ordering::SeqCst);
+        for (i, block) in data.chunks(BLOCK_BYTES).enumerate() {
+            // The last write is torn, block by block.
+            if left > 1 || mix(self.seed ^ i as u64).is_multiple_of(2) {
+                let to = at as usize + i * BLOCK_BYTES;
+                blocks[to..to + BLOCK_BYTES].copy_from_slice(block);
+            }
+        }
+        if left == 1 { Err(io::Error::other("the power fails")) } else { Ok(()) }
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.blocks.lock().len() as u64)
+    }
+}
+
+const OWNER: Owner = Owner { host: [1; 16], fs: [2; 16] };
+
+/// What record `seq` of a world says.
+fn record(seed: u64, seq: u64) -> Vec<u8> {
+    let len = match mix(seed.wrapping_add(seq)) % 8 {
+        0 => mix(seq) % 60_000,
+        1..3 => mix(seq) % 9_000,
+        _ => mix(seq) % 200,
+    };
+    (0..len).map(|i| mix(seq ^ seed.rotate_left(7)).wrapping_add(i) as u8).collect()
+}
+
+/// Runs a world until the power fails or it ends, and looks at what is left. Returns how many records were read back.
+async fn world(seed: u64, cut_after: u64) -> (u64, bool) {
+    let device = Arc::new(Cut::new(1 << 20, u64::MAX, seed));
+    let found = Found::format(device.clone(), OWNER, seed).unwrap();
+    device.left.store(cut_after, Ordering::SeqCst);
+    let (applied, settled) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let settle: Arc<Settle> = {
+        let (applied, settled) = (applied.clone(), settled.clone());
+        Arc::new(move || {
+            settled.store(applied.load(Ordering::SeqCst), Ordering::SeqCst);
+            Ok(())
+        })
+    };
+    let log = found.start(|_, _| panic!("it is empty"), settle).unwrap();
+    let mut acked = 0;
+    for seq in 1..=400 {
+        applied.store(seq, Ordering::SeqCst);
+        assert_eq!(log.append(&[&record(seed, seq)]), seq);
+        if mix(seed ^ (seq << 20)).is_multiple_of(3) {
+            if !log.durable(seq).await {
+                break;
+            }
+            acked = seq;
+        }
+    }
+    let failed = log.failed();
+    drop(log);
+    let again = Found::open(device.again(), OWNER).unwrap();
+    let settle: Arc<Settle> = Arc::new(|| Ok(()));
+    let (mut next, mut count) = (None, 0);
+    let check = |seq: u64, bytes: &[u8]| {
+        assert_eq!(*next.get_or_insert(seq), seq, "the order of records");
+        assert_eq!(bytes, record(seed, seq), "record {seq}");
+        next = Some(seq + 1);
+        count += 1;
+        Ok(())
+    };
+    let log = again.start(check, settle).unwrap();
+    let settled = settled.load(Ordering::SeqCst);
+    let end = next.unwrap_or(settled + 1);
+    assert!(end > acked, "{acked} was acknowledged, {end} would be the next (seed {seed}, cut {cut_after})");
+    assert!(
+        next.is_none_or(|next| next - count <= settled + 1),
+        "records were lost before they were settled"
+    );
+    // It goes on where it ended.
+    let seq = log.append(&[b"more"]);
+    assert!(seq >= end.min(seq));
+    assert!(log.durable(seq).await);
+    (count, failed)
+}
+
+async fn worlds(seeds: std::ops::Range<u64>) -> (u64, u64) {
+    let (mut records, mut cuts) = (0, 0);
+    for seed in seeds {
+        for cut in 1..=30 {
+            let (count, failed) = world(seed * 1000 + cut, cut * (1 + seed % 5)).await;
+            records += count;
+            cuts += u64::from(failed);
+        }
+    }
+    (records, cuts)
+}
+
+#[tokio::test]
+async fn a_power_cut_loses_nothing_that_was_acknowledged() {
+    let (records, cuts) = worlds(0..5).await;
+    assert!(cuts > 100 && records > 1_000, "{cuts} cuts, {records} records: not much of a test");
+}
+
+#[tokio::test]
+#[ignore = "minutes"]
+async fn a_thousand_power_cuts_lose_nothing_that_was_acknowledged() {
+    let (records, cuts) = worlds(5..45).await;
+    assert!(cuts > 1_000 && records > 10_000, "{cuts} cuts, {records} records: not much of a test");
+}
+
+#[tokio::test]
+async fn a_foreign_journal_is_not_touched() {
+    let device = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
+    assert!(matches!(Found::open(device.clone(), OWNER), Err(OpenError::None)));
+    Found::format(device.clone(), OWNER, 1).unwrap();
+    let before = device.blocks.lock().clone();
+    for other in [Owner { host: [9; 16], ..OWNER }, Owner { fs: [9; 16], ..OWNER }] {
+        assert!(matches!(Found::open(device.clone(), other), Err(OpenError::Foreign)));
+    }
+    assert!(*device.blocks.lock() == before);
+    assert!(Found::format(Arc::new(Cut::new(4096, 9, 0)), OWNER, 1).is_err());
+}
+
+#[tokio::test]
+async fn a_failed_checkpoint_keeps_everything_and_a_full_journal_says_so() {
+    let device = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
+    let settle: Arc<Settle> = Arc::new(|| Err(io::Error::other("the disk below fails")));
+    let log = Found::format(device.clone(), OWNER, 7).unwrap().start(|_, _| Ok(()), settle).unwrap();
+    let mut acked = 0;
+    for seq in 1..10_000 {
+        log.append(&[&record(7, seq)]);
+        if !log.durable(seq).await {
+            break;
+        }
+        acked = seq;
+    }
+    assert!(log.failed() && acked > 10, "{acked}");
+    let (used, all) = log.used();
+    assert!(used > all / 2 && log.close(true).is_err());
+    drop(log);
+    let mut seen = 0;
+    let again = Found::open(device.again(), OWNER).unwrap();
+    let count = |_: u64, _: &[u8]| {
+        seen += 1;
+        Ok(())
+    };
+    drop(again.start(count, Arc::new(|| Ok(()))).unwrap());
+    assert!(seen >= acked, "{seen} of {acked}");
+}
+
+#[tokio::test]
+async fn an_orderly_end_leaves_nothing_to_be_read_again() {
+    let device = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
+    let log =
+        Found::format(device.clone(), OWNER, 7).unwrap().start(|_, _| Ok(()), Arc::new(|| Ok(()))).unwrap();
+    for seq in 1..50 {
+        log.append(&[&record(7, seq)]);
+    }
+    log.close(true).unwrap();
+    drop(log);
+    let again = Found::open(device.again(), OWNER).unwrap();
+    let log = again.start(|seq, _| panic!("{seq} again"), Arc::new(|| Ok(()))).unwrap();
+    assert_eq!(log.append(&[b"x"]), 50, "numbers go on");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_real_file_keeps_what_many_callers_append() {
+    let dir = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tests"));
+    std::fs::create_dir_all(dir).unwrap();
+    let path = dir.join(format!("journal-{}", std::process::id()));
+    let open = || Arc::new(RealDevice::open(&path, Some(4 << 20)).unwrap());
+    let settle: Arc<Settle> = Arc::new(|| Ok(()));
+    let log = Found::format(open(), OWNER, 3).unwrap().start(|_, _| Ok(()), settle.clone()).unwrap();
+    let log = Arc::new(log);
+    let callers: Vec<_> = (0..8_u8)
+        .map(|who| {
+            let log = log.clone();
+            tokio::spawn(async move {
+                for i in 0..40_u8 {
+                    let seq = log.append(&[&[who], &[i]]);
+                    assert!(log.durable(seq).await);
+                }
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    drop(log);
+    let mut seen = std::collections::BTreeSet::new();
+    let each = |_: u64, bytes: &[u8]| {
+        seen.insert(bytes.to_vec());
+        Ok(())
+    };
+    drop(Found::open(open(), OWNER).unwrap().start(each, settle).unwrap());
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(seen.len(), 320);
+}

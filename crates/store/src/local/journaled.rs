@@ -1,0 +1,417 @@
+//! Stable writes through a journal: durable with one sequential write for many, and where they belong later.
+//!
+//! A stable write goes to the page cache, and a record with its bytes to the journal; it is answered when the record is durable. The
+//! kernel writes back what it finds worth it, merged and sorted; what is overwritten or removed before is never written. Everything else
+//! (names, attributes, lengths, commits of unstable writes) is made stable at once, as without a journal.
+//!
+//! The order in which bytes and records are made agrees for each file (`Object::order`), so that applying the records since the last
+//! checkpoint again, in order, gives the bytes that were acknowledged. Two rules keep that from bringing old bytes back over new
+//! ones: when a file was synced otherwise, a record says so before that is acknowledged, and earlier records of it are void; and
+//! before its length or its holes are changed, a file with records is synced, and that is recorded, first. A write that was never
+//! answered may be there or not, as ever.
+//!
+//! When the journal's device fails, the file system is synced as a whole, a mark in the state directory says that the
+//! journal's records are void, and stable writes are synced one by one from then on. Until both have been done nothing
+//! that needs it is acknowledged.
+//!
+//! What is left: a local program that syncs other bytes into the same place of a file within the seconds between a stable write and
+//! the next checkpoint finds the client's bytes there after a power cut.
+
+use super::object::{Object, os};
+use super::pool::Worker;
+use super::{Inner, LocalOptions, handle, sys};
+use crate::journal::{Found, Log, OpenError, Owner, RealDevice, SIZE_MIN_BYTES};
+use bytes::Bytes;
+use handle::Sealer;
+use hither_vfs::{Data, Env, Error, Fh, Result};
+use parking_lot::Mutex;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_OMIT};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A record of bytes.
+const WRITE: u8 = 1;
+/// A record that says which earlier records of a file are void.
+const SETTLED: u8 = 2;
+/// Name of the mark in the state directory.
+const MARK_FILE: &str = "journal-void";
+/// Files kept open while records are applied.
+const OPEN_MAX: usize = 256;
+
+/// A journal for stable writes.
+#[derive(Debug, Clone)]
+pub struct JournalOptions {
+    /// A file, which is made when it does not exist, or a block device.
+    pub path: PathBuf,
+    /// How large a new file is made, in bytes; at least 1 MiB.
+    pub size_bytes: u64,
+    /// Makes an empty journal of what is there, whatever that is.
+    pub discard: bool,
+}
+
+/// The journal of a directory.
+pub(super) struct Journaled {
+    pub log: Log,
+    settled: Arc<AtomicU64>,
+    epoch: u64,
+    #[cfg(test)]
+    owner: Owner,
+    state_dir: Option<PathBuf>,
+    mode: Mutex<Mode>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Journal,
+    /// The journal is void: everything is synced one by one.
+    PassThrough,
+}
+
+/// A record, read.
+enum Record {
+    Write { fh: Fh, at: u64, mtime: (i64, u32), data: Bytes },
+    Settled { fh: Fh, upto: u64 },
+}
+
+impl Journaled {
+    /// Opens the journal and applies what is in it to the directory that `top` is in.
+    pub fn open(
+        options: &LocalOptions,
+        journal: &JournalOptions,
+        fs_id: &[u8; 16],
+        sealer: &Sealer,
+        top: BorrowedFd<'_>,
+        env: &Env,
+    ) -> Result<Self> {
+        let fail = |e: io::Error| {
+            let errno = e.raw_os_error().unwrap_or(libc::EIO);
+            Error::because(errno, format!("journal {}: {e}", journal.path.display()))
+        };
+        let owner = Owner { host: host_id(), fs: fs_part(fs_id, options.export_id) };
+        let size = journal.size_bytes.max(SIZE_MIN_BYTES);
+        let device = Arc::new(RealDevice::open(&journal.path, Some(size)).map_err(fail)?);
+        let fresh = || Found::format(device.clone(), owner, (env.random)());
+        let found = match Found::open(device.clone(), owner) {
+            _ if journal.discard => fresh().map_err(fail)?,
+            Ok(found) => found,
+            Err(OpenError::None) if device.is_blank().map_err(fail)? => fresh().map_err(fail)?,
+            Err(OpenError::Io(e)) => return Err(fail(e)),
+            Err(e @ (OpenError::None | OpenError::Foreign)) => {
+                let why =
+                    format!("{e}; what is in it would be lost: allow that to use it here, or name another");
+                return Err(fail(io::Error::new(ErrorKind::InvalidData, why)));
+            }
+        };
+        let state_dir = options.state_dir.clone();
+        let void = marked(state_dir.as_deref()).map_err(fail)? == Some(found.epoch());
+        let found = if void { fresh().map_err(fail)? } else { found };
+        let epoch = found.epoch();
+        apply_all(&found, sealer, top).map_err(fail)?;
+        let whole = rustix::io::fcntl_dupfd_cloexec(top, 0).map_err(os)?;
+        let settle = move || Ok(rustix::fs::syncfs(&whole)?);
+        let log = found.start(|_, _| Ok(()), Arc::new(settle)).map_err(fail)?;
+        let settled = log.settled();
+        Ok(Self {
+            log,
+            settled,
+            epoch,
+            #[cfg(test)]
+            owner,
+            state_dir,
+            mode: Mutex::new(Mode::Journal),
+        })
+    }
+
+    #[cfg(test)]
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// Up to which record everything is where it belongs.
+    pub fn settled(&self) -> Arc<AtomicU64> {
+        self.settled.clone()
+    }
+
+    /// Whether records are made.
+    fn is_on(&self) -> bool {
+        *self.mode.lock() == Mode::Journal && !self.log.failed()
+    }
+
+    fn holds(&self, object: &Object) -> bool {
+        object.journaled.load(Ordering::SeqCst) > self.settled.load(Ordering::SeqCst)
+    }
+
+    /// Does without the journal from now on: what was promised is made stable where it belongs first.
+    fn abandon(&self, top: BorrowedFd<'_>) -> Result<()> {
+        let mut mode = self.mode.lock();
+        if *mode == Mode::PassThrough {
+            return Ok(());
+        }
+        rustix::fs::syncfs(top).map_err(os)?;
+        let dir = self.state_dir.as_deref();
+        let dir = dir
+            .ok_or_else(|| Error::because(libc::EIO, "the journal fails and there is no state directory"))?;
+        let mark = |dir: &Path| {
+            let (new, path) = (dir.join(format!("{MARK_FILE}.new")), dir.join(MARK_FILE));
+            std::fs::write(&new, self.epoch.to_le_bytes())?;
+            File::open(&new)?.sync_all()?;
+            std::fs::rename(&new, &path)?;
+            File::open(dir)?.sync_all()
+        };
+        mark(dir).map_err(|e| {
+            Error::because(libc::EIO, format!("the journal fails, and {}: {e}", dir.display()))
+        })?;
+        *mode = Mode::PassThrough;
+        tracing::warn!("the journal is out of use; stable writes are synced one by one");
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// A stable write through the journal, when there is one in use; with the number of the record to wait for.
+    pub(super) fn journaled_write(
+        &self,
+        worker: &mut Worker,
+        object: &Arc<Object>,
+        fd: &OwnedFd,
+        at: u64,
+        data: &Data,
+    ) -> Result<Option<(u64, u64)>> {
+        let Some(journal) = &self.journal else { return Ok(None) };
+        if !journal.is_on() {
+            self.without_journal(worker)?;
+            return Ok(None);
+        }
+        if data.len() + 256 > journal.log.record_max() {
+            return Ok(None);
+        }
+        let _order = object.order.lock();
+        let bytes = {
+            let _changing = object.changes.begin();
+            worker.caller(|| sys::write(fd.as_fd(), data, at, false))?
+        };
+        let stat = object.stat()?;
+        let mut head = Vec::with_capacity(128);
+        head.push(WRITE);
+        put_fh(&mut head, &object.fh);
+        head.extend_from_slice(&at.to_le_bytes());
+        head.extend_from_slice(&stat.stx_mtime.tv_sec.to_le_bytes());
+        head.extend_from_slice(&stat.stx_mtime.tv_nsec.to_le_bytes());
+        let mut parts: Vec<&[u8]> = vec![&head];
+        let mut left = bytes as usize;
+        for part in data.parts() {
+            parts.push(&part[..part.len().min(left)]);
+            left -= part.len().min(left);
+        }
+        let seq = journal.log.append(&parts);
+        object.journaled.fetch_max(seq, Ordering::SeqCst);
+        Ok(Some((bytes, seq)))
+    }
+
+    /// After the journal failed under a write: makes it stable all the same.
+    pub(super) fn without_journal(&self, worker: &mut Worker) -> Result<()> {
+        let Some(journal) = &self.journal else { return Ok(()) };
+        worker.root(|| journal.abandon(self.top.as_fd())).inspect_err(|e| self.lost(e))
+    }
+
+    /// Up to which record a file will have been synced, by a sync that begins now.
+    pub(super) fn records_of(&self, object: &Object) -> Option<u64> {
+        let journal = self.journal.as_ref()?;
+        journal.holds(object).then(|| object.journaled.load(Ordering::SeqCst))
+    }
+
+    /// Says that the records of a file are void, because it was synced; returns when that is durable.
+    pub(super) fn void_records(&self, worker: &mut Worker, object: &Object, upto: u64) -> Result<()> {
+        let Some(journal) = &self.journal else { return Ok(()) };
+        if journal.is_on() {
+            let mut record = vec![SETTLED];
+            put_fh(&mut record, &object.fh);
+            record.extend_from_slice(&upto.to_le_bytes());
+            if journal.log.wait_durable(journal.log.append(&[&record])) {
+                return Ok(());
+            }
+        }
+        self.without_journal(worker)
+    }
+
+    /// Before the length or holes of a file change: nothing in the journal would be applied to it after that.
+    pub(super) fn quiesce(&self, worker: &mut Worker, object: &Object) -> Result<()> {
+        match self.records_of(object) {
+            Some(_) => self.sync_one(worker, object),
+            None => Ok(()),
+        }
+    }
+}
+
+fn put_fh(out: &mut Vec<u8>, fh: &Fh) {
+    out.push(fh.0.len() as u8);
+    out.extend_from_slice(&fh.0);
+}
+
+impl Record {
+    fn parse(raw: &[u8]) -> Option<Self> {
+        let (&kind, rest) = raw.split_first()?;
+        let (&len, rest) = rest.split_first()?;
+        let (fh, rest) = rest.split_at_checked(len.into())?;
+        let fh = Fh(Bytes::copy_from_slice(fh));
+        let (word, rest) = rest.split_first_chunk::<8>()?;
+        let word = u64::from_le_bytes(*word);
+        match kind {
+            SETTLED => Some(Self::Settled { fh, upto: word }),
+            WRITE => {
+                let (secs, rest) = rest.split_first_chunk::<8>()?;
+                let (nanos, data) = rest.split_first_chunk::<4>()?;
+                let mtime = (i64::from_le_bytes(*secs), u32::from_le_bytes(*nanos));
+                Some(Self::Write { fh, at: word, mtime, data: Bytes::copy_from_slice(data) })
+            }
+            _ => None,
+        }
+    }
+}
+
+fn parse(raw: &[u8]) -> io::Result<Record> {
+    Record::parse(raw).ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a record that is none"))
+}
+
+/// Up to which record those of a file are void.
+fn voids(found: &Found) -> io::Result<HashMap<Fh, u64>> {
+    let mut void: HashMap<Fh, u64> = HashMap::new();
+    found.read(|_, raw| {
+        if let Record::Settled { fh, upto } = parse(raw)? {
+            let most = void.entry(fh).or_default();
+            *most = upto.max(*most);
+        }
+        Ok(())
+    })?;
+    Ok(void)
+}
+
+/// Handle, offset and length of all writes that would be applied again.
+#[cfg(test)]
+pub(super) fn live_writes(found: &Found) -> io::Result<Vec<(Fh, u64, usize)>> {
+    let (void, mut out) = (voids(found)?, Vec::new());
+    found.read(|seq, raw| {
+        if let Record::Write { fh, at, data, .. } = parse(raw)?
+            && void.get(&fh).is_none_or(|&upto| seq > upto)
+        {
+            out.push((fh, at, data.len()));
+        }
+        Ok(())
+    })?;
+    Ok(out)
+}
+
+/// Applies all records that are not void.
+fn apply_all(found: &Found, sealer: &Sealer, top: BorrowedFd<'_>) -> io::Result<()> {
+    let void = voids(found)?;
+    let mut files = Files { sealer, top, open: HashMap::new(), times: HashMap::new() };
+    let (mut applied, mut gone) = (0_u64, 0_u64);
+    found.read(|seq, raw| {
+        let Record::Write { fh, at, mtime, data } = parse(raw)? else { return Ok(()) };
+        if void.get(&fh).is_some_and(|&upto| seq <= upto) {
+            return Ok(());
+        }
+        match files.write(&fh, at, mtime, data)? {
+            true => applied += 1,
+            false => gone += 1,
+        }
+        Ok(())
+    })?;
+    files.finish()?;
+    if applied + gone > 0 {
+        tracing::info!("journal: {applied} writes applied again, {gone} to files that were removed since");
+    }
+    Ok(())
+}
+
+/// Files that records are applied to.
+struct Files<'a> {
+    sealer: &'a Sealer,
+    top: BorrowedFd<'a>,
+    open: HashMap<Fh, Option<OwnedFd>>,
+    times: HashMap<Fh, (i64, u32)>,
+}
+
+impl Files<'_> {
+    /// Writes; `false` when the file is gone.
+    fn write(&mut self, fh: &Fh, at: u64, mtime: (i64, u32), data: Bytes) -> io::Result<bool> {
+        if self.open.len() >= OPEN_MAX && !self.open.contains_key(fh) {
+            self.open.clear();
+        }
+        if !self.open.contains_key(fh) {
+            let fd = self.open(fh)?;
+            self.open.insert(fh.clone(), fd);
+        }
+        let Some(Some(fd)) = self.open.get(fh) else { return Ok(false) };
+        let len = data.len() as u64;
+        let wrote = sys::write(fd.as_fd(), &data.into(), at, false).map_err(plain)?;
+        if wrote != len {
+            return Err(io::Error::new(
+                ErrorKind::StorageFull,
+                "no room to apply it; make some and start again",
+            ));
+        }
+        self.times.insert(fh.clone(), mtime);
+        Ok(true)
+    }
+
+    fn open(&self, fh: &Fh) -> io::Result<Option<OwnedFd>> {
+        let handle = self.sealer.open(fh).map_err(|_| {
+            io::Error::new(
+                ErrorKind::InvalidData,
+                "its filehandles were made with another secret (handle-key)",
+            )
+        })?;
+        match sys::open_by_handle(self.top, &handle, libc::O_RDWR | libc::O_NOFOLLOW | libc::O_NONBLOCK) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(e) if matches!(e.errno, libc::ESTALE | libc::ENOENT) => Ok(None),
+            Err(e) => Err(plain(e)),
+        }
+    }
+
+    /// The times that were answered.
+    fn finish(&mut self) -> io::Result<()> {
+        for (fh, (secs, nanos)) in std::mem::take(&mut self.times) {
+            let Some(fd) = self.open(&fh)? else { continue };
+            let last_modification = Timespec { tv_sec: secs, tv_nsec: nanos.into() };
+            let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+            let times = Timestamps { last_access, last_modification };
+            rustix::fs::utimensat(&fd, c"", &times, AtFlags::EMPTY_PATH)?;
+        }
+        Ok(())
+    }
+}
+
+fn plain(e: Error) -> io::Error {
+    io::Error::from_raw_os_error(e.errno)
+}
+
+/// The epoch of a journal that was given up, as the mark says.
+fn marked(state_dir: Option<&Path>) -> io::Result<Option<u64>> {
+    let Some(dir) = state_dir else { return Ok(None) };
+    let mut raw = Vec::new();
+    match File::open(dir.join(MARK_FILE)) {
+        Ok(file) => file.take(16).read_to_end(&mut raw)?,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let raw =
+        raw.try_into().map_err(|_| io::Error::new(ErrorKind::InvalidData, format!("{MARK_FILE} is damaged")));
+    raw.map(|raw| Some(u64::from_le_bytes(raw)))
+}
+
+/// This machine (machine-id(5)); zeros when it has no number.
+fn host_id() -> [u8; 16] {
+    let text = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    u128::from_str_radix(text.trim(), 16).unwrap_or(0).to_be_bytes()
+}
+
+/// File system and export in one.
+fn fs_part(fs_id: &[u8; 16], export_id: u64) -> [u8; 16] {
+    (u128::from_be_bytes(*fs_id) ^ u128::from(export_id)).to_be_bytes()
+}

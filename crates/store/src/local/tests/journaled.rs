@@ -1,0 +1,223 @@
+//! Stable writes are there after a crash, whatever of them the file system had kept.
+
+use super::*;
+use crate::journal::{Found, RealDevice};
+use crate::local::journaled::live_writes;
+use std::collections::HashMap;
+
+const JOURNAL_BYTES: u64 = 4 << 20;
+
+fn with_journal(dir: &Dir, state: &Dir, export_id: u64, discard: bool) -> Result<Local> {
+    let journal = JournalOptions { path: state.path("journal"), size_bytes: JOURNAL_BYTES, discard };
+    let options = LocalOptions {
+        state_dir: Some(state.path("state")),
+        export_id,
+        journal: Some(journal),
+        known_max: 64,
+        ..Default::default()
+    };
+    Local::open(&dir.0, options, env())
+}
+
+fn mix(n: u64) -> u64 {
+    let n = (n ^ (n >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let n = (n ^ (n >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    n ^ (n >> 32)
+}
+
+/// What a file must contain.
+#[derive(Default)]
+struct Expected {
+    fh: Option<Fh>,
+    bytes: Vec<u8>,
+}
+
+async fn one(l: &Local, cx: &Cx, expected: &mut Expected, dice: u64) {
+    let Some(fh) = &expected.fh else { panic!("it was made") };
+    let file = File { fh, open: None };
+    let (at, len) = (mix(dice ^ 1) % 30_000, 1 + mix(dice ^ 2) % 20_000);
+    let end = (at + len) as usize;
+    let bytes: Vec<u8> = (0..len).map(|i| mix(dice).wrapping_add(i) as u8).collect();
+    match dice % 16 {
+        0 => {
+            let set = SetAttr { size_bytes: Some(at), ..Default::default() };
+            l.setattr(cx, file, &set).await.unwrap();
+            expected.bytes.resize(at as usize, 0);
+            return;
+        }
+        1 => {
+            let range = FileRange { start_bytes: at, end_bytes: at + len };
+            l.deallocate(cx, file, range).await.unwrap();
+            let size = expected.bytes.len();
+            expected.bytes[size.min(at as usize)..size.min(end)].fill(0);
+            return;
+        }
+        2..5 => {
+            l.write(cx, file, at, Bytes::from(bytes.clone()).into(), Stability::Unstable).await.unwrap();
+            l.commit(cx, file).await.unwrap();
+        }
+        _ => {
+            let wrote = l.write(cx, file, at, Bytes::from(bytes.clone()).into(), Stability::Stable).await;
+            assert_eq!(wrote.unwrap().bytes, len);
+        }
+    }
+    if expected.bytes.len() < end {
+        expected.bytes.resize(end, 0);
+    }
+    expected.bytes[at as usize..end].copy_from_slice(&bytes);
+}
+
+/// What a power cut may do: of the bytes that the journal answers for, some are not where they belong.
+fn damage(dir: &Dir, state: &Dir, l: Local, names: &HashMap<Fh, String>, seed: u64) -> usize {
+    let owner = l.inner.journal.as_ref().unwrap().owner();
+    drop(l);
+    let device = Arc::new(RealDevice::open(&state.path("journal"), None).unwrap());
+    let found = Found::open(device, owner).unwrap();
+    let mut count = 0;
+    for (i, (fh, at, len)) in live_writes(&found).unwrap().into_iter().enumerate() {
+        let out = std::fs::File::options().write(true).open(dir.path(&names[&fh])).unwrap();
+        if !mix(seed ^ i as u64).is_multiple_of(3) {
+            out.write_all_at(&vec![0xdd; len], at).unwrap();
+            count += 1;
+        }
+    }
+    count
+}
+
+#[tokio::test]
+async fn acknowledged_writes_survive_any_loss_of_what_was_not_synced() {
+    let (dir, state) = (Dir::new(), Dir::new());
+    let cx = root();
+    let mut files: Vec<Expected> = (0..6).map(|_| Expected::default()).collect();
+    let mut names = HashMap::new();
+    let mut damaged = 0;
+    for round in 0..48_u64 {
+        let l = with_journal(&dir, &state, 1, false).unwrap();
+        let base = top(&l).await;
+        for (i, file) in files.iter_mut().enumerate() {
+            if file.fh.is_none() {
+                let f = create(&l, &cx, &base, &format!("f{i}"), 0o644).await.unwrap();
+                l.close(&cx, &f.node.fh, f.open).await.unwrap();
+                names.insert(f.node.fh.clone(), format!("f{i}"));
+                file.fh = Some(f.node.fh);
+            }
+            let fh = file.fh.clone().unwrap();
+            let found = read_all(&l, &cx, &fh).await.unwrap();
+            assert!(found[..] == file.bytes[..], "round {round}, file {i}: not what was acknowledged");
+        }
+        for n in 0..mix(round) % 40 {
+            let dice = mix(round * 1000 + n);
+            one(&l, &cx, &mut files[(dice >> 8) as usize % 6], dice).await;
+        }
+        if round % 8 == 7 {
+            // A file that is removed is not missed.
+            let i = (round / 8) as usize;
+            l.unlink(&cx, &base, &name(&format!("f{i}")), None).await.unwrap();
+            let f = create(&l, &cx, &base, &format!("f{i}"), 0o644).await.unwrap();
+            l.close(&cx, &f.node.fh, f.open).await.unwrap();
+            let gone = files[i].fh.replace(f.node.fh.clone()).unwrap();
+            names.insert(f.node.fh, format!("f{i}"));
+            names.insert(gone, "removed".into());
+            std::fs::write(dir.path("removed"), b"").unwrap();
+            files[i].bytes.clear();
+        }
+        damaged += damage(&dir, &state, l, &names, round);
+    }
+    assert!(damaged > 100, "{damaged}: not much was lost");
+}
+
+#[tokio::test]
+async fn the_time_of_the_last_write_comes_back_with_it() {
+    let (dir, state) = (Dir::new(), Dir::new());
+    let (l, cx) = (with_journal(&dir, &state, 1, false).unwrap(), root());
+    let base = top(&l).await;
+    let f = create(&l, &cx, &base, "f", 0o644).await.unwrap();
+    let file = File { fh: &f.node.fh, open: None };
+    let data = Bytes::from_static(b"stable");
+    let wrote = l.write(&cx, file, 0, data.into(), Stability::Stable).await.unwrap();
+    let mtime = wrote.attrs.unwrap().attr.mtime;
+    let names = HashMap::from([(f.node.fh.clone(), "f".to_string())]);
+    damage(&dir, &state, l, &names, 1);
+    std::fs::write(dir.path("f"), b"garbage").unwrap();
+    let l = with_journal(&dir, &state, 1, false).unwrap();
+    assert_eq!(l.getattr(&cx, file).await.unwrap().attr.mtime, mtime);
+    assert_eq!(&read_all(&l, &cx, &f.node.fh).await.unwrap()[..], b"stablee");
+}
+
+#[tokio::test]
+async fn a_journal_that_fails_is_given_up_and_never_applied_again() {
+    let (dir, state) = (Dir::new(), Dir::new());
+    let (l, cx) = (with_journal(&dir, &state, 1, false).unwrap(), root());
+    let base = top(&l).await;
+    let f = create(&l, &cx, &base, "f", 0o644).await.unwrap();
+    let file = File { fh: &f.node.fh, open: None };
+    let write = async |l: &Local, data: &'static [u8]| {
+        l.write(&cx, file, 0, Bytes::from_static(data).into(), Stability::Stable).await.unwrap().bytes
+    };
+    assert_eq!(write(&l, b"old").await, 3);
+    // As if its device had failed.
+    l.inner.journal.as_ref().unwrap().log.close(false).unwrap();
+    assert_eq!(write(&l, b"new").await, 3);
+    assert!(state.path("state/journal-void").exists());
+    assert_eq!(write(&l, b"newer").await, 5);
+    drop(l);
+    let l = with_journal(&dir, &state, 1, false).unwrap();
+    assert_eq!(&read_all(&l, &cx, &f.node.fh).await.unwrap()[..], b"newer", "an old record was applied");
+    assert_eq!(write(&l, b"again").await, 5);
+    drop(l);
+    std::fs::write(dir.path("f"), b"lost!").unwrap();
+    let l = with_journal(&dir, &state, 1, false).unwrap();
+    assert_eq!(&read_all(&l, &cx, &f.node.fh).await.unwrap()[..], b"again", "the new journal is used");
+}
+
+#[tokio::test]
+async fn what_is_no_journal_of_this_directory_is_refused() {
+    let (dir, state) = (Dir::new(), Dir::new());
+    drop(with_journal(&dir, &state, 1, false).unwrap());
+    let foreign = with_journal(&dir, &state, 2, false).unwrap_err().to_string();
+    assert!(foreign.contains("another machine or file system"), "{foreign}");
+    drop(with_journal(&dir, &state, 2, true).unwrap());
+    drop(with_journal(&dir, &state, 2, false).unwrap());
+    std::fs::write(state.path("journal"), vec![7; 4 << 20]).unwrap();
+    assert!(with_journal(&dir, &state, 2, false).unwrap_err().to_string().contains("no journal"));
+}
+
+/// Not a test of anything: prints what stable writes of 8 KiB cost with and without a journal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "measures"]
+async fn measure_stable_writes() {
+    for journaled in [false, true] {
+        for clients in [1_usize, 8, 64] {
+            let (dir, state) = (Dir::new(), Dir::new());
+            let size_bytes = 256 << 20;
+            let journal = JournalOptions { path: state.path("journal"), size_bytes, discard: false };
+            let options = LocalOptions { journal: journaled.then_some(journal), ..Default::default() };
+            let l = Arc::new(Local::open(&dir.0, options, env()).unwrap());
+            let (base, cx) = (top(&l).await, root());
+            let each = 4000 / clients;
+            let mut files = Vec::new();
+            for i in 0..clients {
+                files.push(create(&l, &cx, &base, &format!("f{i}"), 0o644).await.unwrap());
+            }
+            let began = tokio::time::Instant::now();
+            let tasks: Vec<_> = files
+                .into_iter()
+                .map(|f| {
+                    let (l, cx, data) = (l.clone(), cx.clone(), Bytes::from(vec![5; 8192]));
+                    tokio::spawn(async move {
+                        let file = File { fh: &f.node.fh, open: Some(f.open) };
+                        for i in 0..each as u64 {
+                            let at = (mix(i) % 512) * 8192;
+                            l.write(&cx, file, at, data.clone().into(), Stability::Stable).await.unwrap();
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await.unwrap();
+            }
+            let rate = (each * clients) as f64 / began.elapsed().as_secs_f64();
+            println!("journal {journaled}, {clients} clients: {rate:.0} writes/s");
+        }
+    }
+}
