@@ -11,6 +11,7 @@ pub mod idmap;
 mod mountd;
 mod options;
 mod silly;
+mod stamp;
 #[cfg(test)]
 mod testing;
 pub mod v3;

@@ -35,9 +35,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hither_proto::nfs3::FsstatArgs;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Fh, File, FileRange, FsStat, LockConflict, LockKind,
-    LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr,
-    Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
+    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Fh, File, FileRange, Finished, FsStat, LockConflict,
+    LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
+    Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
 };
 use listing_sizes::ListingSizes;
 use open::Opens;
@@ -64,6 +64,8 @@ pub(crate) struct Inner {
     listing_sizes: ListingSizes,
     /// Names of the root's file system match only when they are equal, says PATHCONF.
     exact_names: bool,
+    /// How exclusive creations are recognised.
+    stamps: crate::stamp::Stamps,
     root_fsid: (u64, u64),
 }
 
@@ -138,6 +140,16 @@ impl Vfs for V3 {
         stability: Stability,
     ) -> Result<Wrote> {
         self.write_range(cx, file, offset_bytes, data, stability).await
+    }
+
+    async fn finish(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        pieces: Vec<(u64, Data)>,
+        set: &SetAttr,
+    ) -> Result<Finished> {
+        self.finish_file(cx, file, pieces, set).await
     }
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {

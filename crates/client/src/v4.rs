@@ -9,7 +9,7 @@
 //! | `call` | one compound, executed exactly once |
 //! | `mount`, `lease`, `recover` | making, keeping and replacing clientid, session and state |
 //! | `callback`, `delegation` | what the server asks of us, and what it lets us keep |
-//! | `state`, `ranges` | which files are open and locked |
+//! | `state`, `ranges`, `closer` | which files are open and locked; closing many at once |
 //! | `walk`, `list`, `many`, `bring` | many answers in one compound |
 //! | `open`, `lock`, `io`, `names`, `attrs`, `xattr` | the operations |
 //!
@@ -22,6 +22,7 @@ mod attrs;
 mod bring;
 mod call;
 mod callback;
+mod closer;
 mod core;
 mod delegation;
 mod fail;
@@ -51,9 +52,10 @@ use core::Core;
 use hither_proto::nfs4::{CreateType, Nfsstat4};
 use hither_rpc::{Client, ClientConfig, Connect, Mode, RetryPolicy, Stats};
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Env, Error, Fh, File, FileRange, FsStat, LockConflict,
-    LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
-    Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
+    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Env, Error, Fh, File, FileRange, Finished, FsStat,
+    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read,
+    RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote,
+    XattrMode, finish_in_steps,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -255,6 +257,21 @@ impl Vfs for V4 {
         Ok(Wrote { bytes, attrs: attr.map(leased) })
     }
 
+    async fn finish(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        pieces: Vec<(u64, Data)>,
+        set: &SetAttr,
+    ) -> Result<Finished> {
+        let (fh, open, wanted, steps) = (file.fh.clone(), file.open, set.clone(), pieces.clone());
+        let done = detached!(self, cx, |core, cx| core.finish(&cx, &fh, open, &pieces, &wanted))?;
+        match done {
+            Some(done) => Ok(done),
+            None => finish_in_steps(self, cx, file, steps, set).await,
+        }
+    }
+
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
         let mark = match file.open {
             Some(id) => self.core.files.entry(id)?.mark.lock().clone(),
@@ -291,7 +308,7 @@ impl Vfs for V4 {
 
     async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         let (dir, name) = (dir.clone(), name.clone());
-        detached!(self, cx, |core, cx| core.remove(&cx, &dir, &name, None))
+        detached!(self, cx, |core, cx| core.rmdir(&cx, &dir, &name))
     }
 
     async fn rename(

@@ -263,6 +263,13 @@ impl Uncommitted {
         .await
     }
 
+    /// Takes a range for stable writes that do not go through here: other writes to it wait.
+    pub async fn finishing(&self, fh: &Fh, start_bytes: u64, end_bytes: u64) -> Finishing {
+        let file = self.file(fh);
+        let range = file.ranges.lock(start_bytes, end_bytes).await;
+        Finishing { owner: self.this(), file, _range: range }
+    }
+
     /// Takes the file's bytes from `size_bytes` on, for a change of its length: writes to them wait.
     pub async fn truncating(&self, fh: &Fh, size_bytes: u64) -> Truncating {
         let file = self.file(fh);
@@ -664,6 +671,26 @@ impl Truncating {
 }
 
 impl Drop for Truncating {
+    fn drop(&mut self) {
+        self.owner.tidy(&self.file);
+    }
+}
+
+/// Stable writes in progress, of a range that nobody else writes meanwhile.
+pub struct Finishing {
+    owner: Arc<Uncommitted>,
+    file: Arc<File>,
+    _range: RangeGuard,
+}
+
+impl Finishing {
+    /// These bytes are on stable storage: what was kept of them before is void.
+    pub fn done(&self, ranges: impl Iterator<Item = (u64, u64)>) {
+        self.owner.update(&self.file, |log| ranges.for_each(|(start, end)| log.wrote_stable(start, end)));
+    }
+}
+
+impl Drop for Finishing {
     fn drop(&mut self) {
         self.owner.tidy(&self.file);
     }

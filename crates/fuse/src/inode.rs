@@ -322,6 +322,11 @@ impl Inode {
         s.writes += 1;
     }
 
+    /// Notes that attributes were set: the layer below may send them with the last bytes.
+    pub fn set_attributes(&self) {
+        self.state.lock().writes += 1;
+    }
+
     /// Number of writes to pass to [`Inode::committed`]; `None` when everything is stable already.
     pub fn uncommitted(&self) -> Option<u64> {
         let s = self.state.lock();

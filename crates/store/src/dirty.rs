@@ -19,6 +19,9 @@
 //! attributes, allocating, punching, copying, locks and `O_SYNC` writes send the file first, because a later WRITE
 //! would spoil their effect or because another client is meant to see it. Two handles of one file are two files here.
 //!
+//! **Attributes** that a file's creator sets wait for its last bytes (`owed.rs`), and all of that goes in one call
+//! (`finish.rs`) when it fits into one WRITE's worth of bytes: a small file costs its creation and that call.
+//!
 //! **Errors.** A refusal that will not change (EACCES, EROFS, EFBIG, ESTALE and the like) drops the bytes, as Linux does.
 //! Anything else (ENOSPC, EDQUOT, EIO of a silent server) keeps them: they are tried again by every fsync, by writes and
 //! by themselves with growing pauses, until the open they were written through is closed, which drops them and
@@ -40,7 +43,10 @@
 mod errors;
 mod extents;
 mod file;
+mod finish;
 mod flush;
+mod owed;
+mod pay;
 mod read;
 mod stats;
 mod vfs;
@@ -174,7 +180,7 @@ impl Dirty {
     }
 
     fn dirty(&self) -> Vec<Arc<File>> {
-        self.files.read().values().filter(|f| !f.state.lock().extents.is_clean()).cloned().collect()
+        self.files.read().values().filter(|f| !f.state.lock().is_settled()).cloned().collect()
     }
 
     /// Forgets a file about which there is nothing to remember.

@@ -23,7 +23,8 @@ pub use data::Data;
 pub use error::{Error, Result};
 pub use handle::{Fh, Name, Where};
 pub use ops::{
-    Access, Along, Backing, BoxFuture, Create, DirEntry, DirPage, Fetched, File, FileRange, LockConflict,
-    LockKind, LockOwner, LockWait, Made, Node, OpenAccess, OpenHow, OpenId, Opened, Read, RenameFlags, Seek,
-    Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Wrote, XattrMode,
+    Access, Along, Backing, BoxFuture, Create, DirEntry, DirPage, Fetched, File, FileRange, Finished,
+    LockConflict, LockKind, LockOwner, LockWait, Made, Node, OpenAccess, OpenHow, OpenId, Opened, Read,
+    RenameFlags, Seek, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Wrote, XattrMode,
+    finish_in_steps,
 };

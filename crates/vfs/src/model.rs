@@ -15,9 +15,9 @@ mod tests;
 
 use crate::{
     Access, Along, Attrs, ChangeInfo, Create, Cx, Data, DirEntry, DirPage, Env, Error, Fetched, Fh, File,
-    FileKind, FileRange, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenAccess,
-    OpenHow, OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop,
-    Time, Trail, Upcalls, Validity, Vfs, Want, Where, Wrote, XattrMode,
+    FileKind, FileRange, Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node,
+    OpenAccess, OpenHow, OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability,
+    Starts, Stop, Time, Trail, Upcalls, Validity, Vfs, Want, Where, Wrote, XattrMode,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -408,6 +408,16 @@ impl Vfs for Model {
         _stability: Stability,
     ) -> Result<Wrote> {
         self.write_now(cx, file, offset_bytes, &data)
+    }
+
+    async fn finish(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        pieces: Vec<(u64, Data)>,
+        set: &SetAttr,
+    ) -> Result<Finished> {
+        crate::finish_in_steps(self, cx, file, pieces, set).await
     }
 
     async fn commit(&self, _cx: &Cx, file: File<'_>) -> Result<()> {

@@ -250,6 +250,50 @@ pub struct Wrote {
     pub attrs: Option<Attrs>,
 }
 
+/// Outcome of [`Vfs::finish`].
+#[derive(Debug, Clone)]
+pub struct Finished {
+    /// What was written of all pieces together, counted over them in order, and the attributes after everything.
+    pub wrote: Wrote,
+    /// Whether the attributes were set; with an error, or when fewer bytes than all were written, they were not.
+    pub set: Result<()>,
+}
+
+/// [`Vfs::finish`] step by step, by the layer's own `write` and `setattr`: for those that have nothing better.
+///
+/// # Errors
+/// As [`Vfs::finish`].
+pub async fn finish_in_steps(
+    vfs: &(impl Vfs + ?Sized),
+    cx: &Cx,
+    file: File<'_>,
+    pieces: Vec<(u64, Data)>,
+    set: &SetAttr,
+) -> Result<Finished> {
+    let mut wrote = Wrote { bytes: 0, attrs: None };
+    for (offset_bytes, data) in pieces {
+        let len = data.len() as u64;
+        match vfs.write(cx, file, offset_bytes, data, Stability::Stable).await {
+            Ok(w) => {
+                wrote = Wrote { bytes: wrote.bytes + w.bytes.min(len), attrs: w.attrs };
+                if w.bytes < len {
+                    return Ok(Finished { wrote, set: Ok(()) });
+                }
+            }
+            // What was written before is an answer; the failure meets the next try.
+            Err(_) if wrote.bytes > 0 => return Ok(Finished { wrote, set: Ok(()) }),
+            Err(e) => return Err(e),
+        }
+    }
+    if *set == SetAttr::default() {
+        return Ok(Finished { wrote, set: Ok(()) });
+    }
+    match vfs.setattr(cx, file, set).await {
+        Ok(attrs) => Ok(Finished { wrote: Wrote { attrs: Some(attrs), ..wrote }, set: Ok(()) }),
+        Err(e) => Ok(Finished { wrote, set: Err(e) }),
+    }
+}
+
 /// A part of a file. `end_bytes` is exclusive; `u64::MAX` reaches to the end, wherever that is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileRange {
@@ -404,6 +448,17 @@ pub trait Vfs: Send + Sync + 'static {
         stability: Stability,
     ) -> Result<Wrote>;
 
+    /// Writes `pieces` (offset in bytes, bytes; in ascending order, without overlaps) to stable storage, and then sets
+    /// `set`, which has no length: the end of writing a file, in as few round trips as possible. Without pieces it only sets.
+    /// Fails when nothing is known to be written; see [`Finished`] for the rest.
+    async fn finish(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        pieces: Vec<(u64, Data)>,
+        set: &SetAttr,
+    ) -> Result<Finished>;
+
     /// Returns when everything written to the file before the call, through any open of this layer, is on
     /// stable storage; reports errors of earlier unstable writes.
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()>;
@@ -501,7 +556,7 @@ pub trait Vfs: Send + Sync + 'static {
     async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()>;
 
     /// Copies bytes on the server; returns how many, which may be fewer. `EOPNOTSUPP` when the caller has to
-    /// copy itself.
+    /// copy itself, `ENOSYS` when that will always be so.
     async fn copy(
         &self,
         cx: &Cx,

@@ -187,6 +187,7 @@ impl V3 {
             caller,
             writes,
             opens: Opens::default(),
+            stamps: Default::default(),
             opts: opts.clone(),
             root,
             mounted,

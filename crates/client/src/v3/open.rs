@@ -13,7 +13,7 @@ use crate::writes::OpenMark;
 use hither_proto::nfs3::{CreateArgs, CreateOk, Createhow3, Nfsstat3};
 use hither_vfs::{
     Access, Attr, ChangeInfo, Create, Cred, Cx, Data, Error, Fh, FileKind, Name, Node, OpenAccess, OpenHow,
-    OpenId, Opened, Read, Result, SetAttr, SetTime, Where,
+    OpenId, Opened, Read, Result, SetAttr, SetTime, Time, Where,
 };
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -284,6 +284,10 @@ impl V3 {
         name: &Name,
         set: &SetAttr,
     ) -> Result<(Node, ChangeInfo)> {
+        let stamp = if set.atime.is_none() { self.stamps.make(&self.caller.env) } else { None };
+        if let Some(stamp) = stamp.filter(|s| s.trusted) {
+            return self.create_stamped(cred, dir, name, set, stamp.time).await;
+        }
         let asked = Instant::now();
         let verifier = (self.caller.env.random)().to_be_bytes();
         let args = CreateArgs { r#where: dirop(dir, name)?, how: Createhow3::Exclusive(verifier) };
@@ -297,12 +301,38 @@ impl V3 {
         };
         let (mut node, change) = self.made(cred, dir, name, ok, asked).await?;
         let set = SetAttr {
-            atime: set.atime.or(Some(SetTime::Now)),
+            atime: set.atime.or(stamp.map(|s| SetTime::To(s.time))).or(Some(SetTime::Now)),
             mtime: set.mtime.or(Some(SetTime::Now)),
             ..set.clone()
         };
         node.attrs = self.apply(cred, &node.fh, &set).await?;
+        if let Some(stamp) = stamp {
+            self.stamps.seen(&stamp, node.attrs.attr.atime);
+        }
         Ok((node, change))
+    }
+
+    /// The same at a server that keeps access times: one CREATE with all attributes, recognised by its stamp when it turns out to
+    /// have been executed before ([`crate::stamp`]).
+    async fn create_stamped(
+        &self,
+        cred: &Arc<Cred>,
+        dir: &Fh,
+        name: &Name,
+        set: &SetAttr,
+        stamp: Time,
+    ) -> Result<(Node, ChangeInfo)> {
+        let set = SetAttr { atime: Some(SetTime::To(stamp)), ..set.clone() };
+        match self.create(cred, dir, name, Createhow3::Guarded(convert::sattr(&set))).await {
+            Err(e) if e.errno == libc::EEXIST => {
+                let found = self.lookup(cred, &Patience::policy(), dir, name).await?;
+                match found.filter(|node| node.attrs.attr.atime == stamp) {
+                    Some(node) => Ok((node, ChangeInfo::default())),
+                    None => Err(e),
+                }
+            }
+            created => created,
+        }
     }
 
     /// The new object that a reply describes, completely or not.

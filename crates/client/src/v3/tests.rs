@@ -522,3 +522,24 @@ async fn open_files_are_hidden_even_when_the_caller_does_not_know_them() {
     fs.unlink(&cx(), &root(), &d, None).await.unwrap();
     assert_eq!(server.called(), ["RENAME", "REMOVE"]);
 }
+
+/// Where the server keeps stamps, an exclusive creation is one CREATE, and a repetition that finds its own file succeeds.
+#[tokio::test(start_paused = true)]
+async fn exclusive_creation_by_stamps() {
+    let server = Server::new();
+    let fs = hard(&server).await;
+    let exclusive = OpenHow { create: Create::Exclusive(SetAttr::default()), ..RW };
+    let create = async |file: &str| fs.open(&cx(), Where::name(&root(), &name(file)), &exclusive).await;
+    server.script(|_, _| Act::Serve);
+    create("first").await.unwrap();
+    create("second").await.unwrap();
+    assert_eq!(server.called(), ["CREATE", "SETATTR", "CREATE"]);
+    // Executed, and the answer lost.
+    server.script(|call, n| match call {
+        Call3::Create(_) if n == 1 => Act::ServeAndLose,
+        _ => Act::Serve,
+    });
+    assert!(create("third").await.unwrap().created);
+    assert_eq!(server.called(), ["CREATE", "CREATE", "LOOKUP"]);
+    assert_eq!(errno(create("third").await), libc::EEXIST);
+}

@@ -93,6 +93,10 @@ pub(crate) struct Core {
     pub no_copy: std::sync::atomic::AtomicBool,
     /// The server does not give the filehandle as an attribute.
     pub needs_getfh: AtomicBool,
+    /// How exclusive creations are recognised.
+    pub stamps: crate::stamp::Stamps,
+    /// Files about to be closed at the server.
+    pub closer: super::closer::Closer,
     /// Files that hold until the server says otherwise.
     pub delegations: Delegations,
     /// Owners of opens that last for one compound.
@@ -117,6 +121,8 @@ impl Core {
             ops_limit: AtomicUsize::new(usize::MAX),
             no_copy: Default::default(),
             needs_getfh: AtomicBool::new(false),
+            stamps: Default::default(),
+            closer: Default::default(),
             delegations: Delegations::default(),
             owners: Arc::default(),
             phase: watch::channel(Phase::Recovering).0,

@@ -11,8 +11,10 @@ use super::fail::{Answered, Fail, is_state_lost};
 use super::state::{OpenState, wire_fh};
 use crate::writes::{self, Failure, Origin, Verifier, WriteReply};
 use async_trait::async_trait;
-use hither_proto::nfs4::{DataContent, Nfsstat4, Op, StableHow, Stateid, op};
-use hither_vfs::{Attrs, Cx, Data, Error, Fh, File, FileRange, FsStat, OpenId, Read, Seek, SetAttr};
+use hither_proto::nfs4::{DataContent, Nfsstat4, Op, StableHow, Stateid, WriteOk, op};
+use hither_vfs::{
+    Attrs, Cx, Data, Error, Fh, File, FileRange, Finished, FsStat, OpenId, Read, Seek, SetAttr, Wrote,
+};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use tokio::task::JoinSet;
@@ -95,6 +97,72 @@ impl Core {
                 Err(_) => self.getattr(cx, file.fh).await,
             };
         }
+    }
+
+    /// The end of writing a file in one compound: `pieces` to stable storage, then `set`. `None` when that is not to be had
+    /// and it takes several steps: then nothing is known to be stable.
+    pub async fn finish(
+        self: &Arc<Self>,
+        cx: &Cx,
+        fh: &Fh,
+        open: Option<OpenId>,
+        pieces: &[(u64, Data)],
+        set: &SetAttr,
+    ) -> Answered<Option<Finished>> {
+        let bytes: usize = pieces.iter().map(|(_, data)| data.len()).sum();
+        let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return Ok(None) };
+        let most = self.ready().await?.limits.max_ops.min(self.ops_limit.load(Ordering::Relaxed) as u32);
+        if bytes > self.facts().wsize as usize || pieces.len() + 5 > most as usize || set.size_bytes.is_some()
+        {
+            return Ok(None);
+        }
+        let finishing = self.writes().finishing(fh, first.0, last.0 + last.1.len() as u64).await;
+        let sets = *set != SetAttr::default();
+        let attrs = self.wire_set(set).await;
+        let flat: Vec<_> = pieces.iter().map(|(at, data)| (*at, data.clone().into_bytes())).collect();
+        // One WRITE is stable by itself; of several, a COMMIT behind them makes the server sync once.
+        let how = if flat.len() == 1 { StableHow::FILE_SYNC } else { StableHow::UNSTABLE };
+        let build = |stateid| {
+            let writes = flat.iter().map(|(at, data)| Op::write(stateid, *at, how, data.clone()));
+            let commit = (how == StableHow::UNSTABLE).then(|| Op::commit(0, 0));
+            let set = sets.then(|| Op::setattr(Stateid::ANONYMOUS, attrs.clone()));
+            let rest = writes.chain(commit).chain(set).chain([Op::Getattr(NODE_ATTRS)]);
+            Compound::new("WRITE", [Op::Putfh(wire_fh(fh))].into_iter().chain(rest))
+        };
+        let open = open.filter(|&id| self.files.entry(id).is_ok());
+        let mut answer = self.with_stateid(cx, open, build).await?;
+        answer.results.putfh()?;
+        let mut oks = Vec::with_capacity(flat.len());
+        for (_, data) in &flat {
+            let ok = answer.results.write()?;
+            oks.push((ok, data.len() as u64));
+        }
+        let verifier = match how {
+            StableHow::UNSTABLE => Some(answer.results.commit()?),
+            _ => None,
+        };
+        let stable = |(ok, _): &(WriteOk, u64)| {
+            ok.committed != StableHow::UNSTABLE || verifier.is_some_and(|v| v == ok.writeverf)
+        };
+        let whole = oks.iter().all(|(ok, len)| u64::from(ok.count) == *len);
+        if !whole || !oks.iter().all(stable) {
+            return Ok(None);
+        }
+        finishing.done(flat.iter().map(|(at, data)| (*at, *at + data.len() as u64)));
+        drop(finishing);
+        let set = match sets {
+            false => Ok(()),
+            true => match answer.results.setattr() {
+                Ok(_) => Ok(()),
+                // It may only have to wait, or to name its owner otherwise.
+                Err(_) => self.send_setattr(cx, File { fh, open }, set).await.map(drop).map_err(Error::from),
+            },
+        };
+        let attrs = match answer.results.getattr() {
+            Ok(wire) => self.attrs(fh, &wire, answer.asked).await.ok(),
+            Err(_) => None,
+        };
+        Ok(Some(Finished { wrote: Wrote { bytes: bytes as u64, attrs }, set }))
     }
 
     /// Space and limits.
@@ -228,7 +296,10 @@ impl Core {
     /// Why a COPY failed: where the server will not do it, the caller copies by itself.
     fn copy_refused(&self, status: Nfsstat4) -> Fail {
         match status {
-            Nfsstat4::NOTSUPP => self.no_copy.store(true, Ordering::Relaxed),
+            Nfsstat4::NOTSUPP => {
+                self.no_copy.store(true, Ordering::Relaxed);
+                return Error::new(libc::ENOSYS).into();
+            }
             Nfsstat4::OFFLOAD_NO_REQS | Nfsstat4::OFFLOAD_DENIED => {}
             status => return Fail::Nfs(status),
         }
@@ -247,7 +318,7 @@ impl Core {
         use hither_proto::nfs4::CopyArgs;
         self.needs_42()?;
         if self.no_copy.load(Ordering::Relaxed) {
-            return Err(Error::new(libc::EOPNOTSUPP).into());
+            return Err(Error::new(libc::ENOSYS).into());
         }
         if len == 0 {
             // COPY takes 0 for "to the end".

@@ -20,6 +20,8 @@ use hither_vfs::{
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Where a removed open file is.
 #[derive(Debug, Clone)]
@@ -124,7 +126,7 @@ impl Core {
             known: None,
         };
         let opened = self.open(cx, dir, std::slice::from_ref(name), &how).await?;
-        self.close(cx, opened.open).await?;
+        self.close_unwanted(opened.open);
         Ok(Made { node: opened.node, dir: opened.dir.unwrap_or_default() })
     }
 
@@ -175,6 +177,21 @@ impl Core {
         self.remove(cx, dir, name, target).await
     }
 
+    /// Removes an empty directory. Nothing is left in it when the last close of a removed file has only just begun: its
+    /// hidden name goes first.
+    pub async fn rmdir(self: &Arc<Self>, cx: &Cx, dir: &Fh, name: &Name) -> Answered<ChangeInfo> {
+        let began = Instant::now();
+        loop {
+            let patience = self.files.hidden_names_go();
+            match self.remove(cx, dir, name, None).await {
+                Err(Fail::Nfs(Nfsstat4::NOTEMPTY)) if began.elapsed() < patience => {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                done => return done,
+            }
+        }
+    }
+
     /// REMOVE of a file or directory.
     pub async fn remove(
         self: &Arc<Self>,
@@ -183,6 +200,9 @@ impl Core {
         name: &Name,
         target: Option<&Fh>,
     ) -> Answered<ChangeInfo> {
+        if let Some(fh) = target {
+            self.close_first(fh).await;
+        }
         let held = target.and_then(|fh| self.delegations.take(fh));
         let ops = vec![Op::Putfh(wire_fh(dir)), Op::Remove(wire_name(name)), Op::Getattr(NODE_ATTRS)];
         let mut answer = self.returning(cx, "REMOVE", held, ops).await?;
@@ -275,6 +295,9 @@ impl Core {
         let mut delay = Backoff::DELAY;
         loop {
             let hide = replaced.and_then(|fh| self.needs_name(fh)).map(|file| (file, self.silly_name()));
+            if let Some(fh) = replaced.filter(|_| hide.is_none()) {
+                self.close_first(fh).await;
+            }
             let held = replaced.filter(|_| hide.is_none()).and_then(|fh| self.delegations.take(fh));
             match self.rename_once(cx, from, to, hide, held).await {
                 // After the link for the replaced file was made the compound is not repeated by itself.

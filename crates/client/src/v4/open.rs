@@ -9,6 +9,7 @@ use super::call::{Answer, Compound};
 use super::core::Core;
 use super::fail::{Answered, Fail, is_state_lost};
 use super::state::{OpenState, Step, own_fh, share, wire_fh, wire_name};
+use crate::stamp::Stamp;
 use crate::writes::OpenMark;
 use hither_proto::nfs4::{
     Attrs as WireAttrs, Bitmap4, CreateHow, CreateVerfAttr, Nfsstat4, Op, OpenArgs, OpenClaim, OpenOk,
@@ -16,7 +17,7 @@ use hither_proto::nfs4::{
 };
 use hither_vfs::{
     ChangeInfo, Create, Cx, Error, Fh, File, Name, Node, OpenAccess, OpenHow, OpenId, Opened, Read, SetAttr,
-    SetTime,
+    SetTime, Time,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -116,10 +117,11 @@ impl Core {
     ) -> Answered<Opened> {
         // The owner is the credential's; the file is known only afterwards.
         let owner = self.files.owner(&cx.cred);
-        let (create, asked, later) = self.create_how(how).await;
+        let create = self.create_how(how).await;
+        let (asked, later, stamp) = (create.asked, create.later, create.stamp);
         let mut ops = vec![Op::Putfh(wire_fh(base))];
         ops.extend(before.iter().map(|n| Op::Lookup(wire_name(n))));
-        ops.push(self.open_op(&owner, how, create, OpenClaim::Null(wire_name(name))));
+        ops.push(self.open_op(&owner, how, create.how, OpenClaim::Null(wire_name(name))));
         ops.push(Op::Getfh);
         if how.create == Create::No {
             ops.extend(after_open(how));
@@ -133,14 +135,16 @@ impl Core {
             [] => self.guess(base, name, cx).await,
             _ => None,
         };
+        let mut repeated = false;
         let granted = self.compound(cx, self.with_first_bytes(ops, how)).await.and_then(|mut answer| {
             let results = &mut answer.results;
             results.putfh()?;
             for _ in before {
                 results.lookup()?;
             }
-            let ok = results.open()?;
-            let fh = own_fh(&results.getfh()?);
+            repeated = answer.repeated;
+            let ok = answer.results.open()?;
+            let fh = own_fh(&answer.results.getfh()?);
             Ok((answer, ok, fh))
         });
         let state = match (&granted, guess) {
@@ -153,7 +157,21 @@ impl Core {
                 }
                 state.map_err(Fail::clone)
             }
-        }?;
+        };
+        if let (Err(Fail::Nfs(Nfsstat4::EXIST)), Some(stamp), true) = (&granted, &stamp, repeated)
+            && let Some(fh) = self.made_before(cx, base, before, name, stamp.time).await
+        {
+            let how = OpenHow { create: Create::No, truncate: false, ..how.clone() };
+            let opened = self.open_by_handle(cx, &fh, &how).await?;
+            return Ok(Opened { created: true, dir: Some(ChangeInfo::default()), ..opened });
+        }
+        if let (Err(Fail::Nfs(Nfsstat4::ATTRNOTSUPP)), Some(stamp)) = (&granted, &stamp)
+            && stamp.trusted
+        {
+            self.stamps.refused();
+            return Box::pin(self.open_by_name(cx, base, before, name, how)).await;
+        }
+        let state = state?;
         let (mut answer, ok, fh) = granted?;
         if before.is_empty() {
             self.files.note_name(&state.file, base, name);
@@ -171,8 +189,17 @@ impl Core {
         };
         let rest = match creates {
             true => {
-                let missing = match how.create {
-                    Create::Exclusive(_) => exclusive_leftover(&ok.attrset, asked, later),
+                let missing = match (&how.create, stamp) {
+                    (Create::Exclusive(_), Some(stamp)) if !stamp.trusted => {
+                        let mut missing = exclusive_leftover(&ok.attrset, asked, later);
+                        match missing.atime {
+                            Some(SetTime::Now) => missing.atime = Some(SetTime::To(stamp.time)),
+                            // Its verifiers are elsewhere, and cost nothing.
+                            _ => self.stamps.refused(),
+                        }
+                        missing
+                    }
+                    (Create::Exclusive(_), None) => exclusive_leftover(&ok.attrset, asked, later),
                     _ => SetAttr::default(),
                 };
                 let wire = answer.results.getattr().ok();
@@ -181,6 +208,9 @@ impl Core {
                     dir.attrs = self.dir_attrs(base, &mut answer).await;
                 }
                 let node = self.finish_create(cx, &fh, id, missing, wire, granted, answer.asked).await;
+                if let (Some(stamp), Ok(node)) = (stamp, &node) {
+                    self.stamps.seen(&stamp, node.attrs.attr.atime);
+                }
                 node.map(|node| (node, None, Some(dir)))
             }
             false => {
@@ -230,27 +260,57 @@ impl Core {
         })
     }
 
-    /// How to create, which attributes were asked for, and those of them that the server will not set in the same
-    /// step.
-    async fn create_how(&self, how: &OpenHow) -> (Option<CreateHow>, SetAttr, Bitmap4) {
+    /// How to create. The first exclusive creation of a mount leaves it to the server to recognise a repetition and finds out
+    /// whether stamps are kept ([`crate::stamp`]); from then on a stamp does, which saves the SETATTR.
+    async fn create_how(&self, how: &OpenHow) -> Creation {
         match &how.create {
-            Create::No => (None, SetAttr::default(), Bitmap4::EMPTY),
+            Create::No => Creation::default(),
             Create::IfMissing(set) => {
                 let mut attrs = self.wire_set(set).await;
                 if how.truncate {
                     attrs.size = Some(0);
                 }
-                (Some(CreateHow::Unchecked(attrs)), set.clone(), Bitmap4::EMPTY)
+                Creation { how: Some(CreateHow::Unchecked(attrs)), ..Creation::default() }
             }
             Create::Exclusive(set) => {
+                let stamp = if set.atime.is_none() { self.stamps.make(&self.env) } else { None };
+                if let Some(trusted) = stamp.filter(|s| s.trusted) {
+                    let set = SetAttr { atime: Some(SetTime::To(trusted.time)), ..set.clone() };
+                    let how = Some(CreateHow::Guarded(self.wire_set(&set).await));
+                    return Creation { how, stamp, ..Creation::default() };
+                }
                 let mut attrs = self.wire_set(set).await;
                 let all = attrs.mask();
                 attrs.retain(self.facts().exclusive_attrs);
                 let later = all.difference(attrs.mask());
                 let verf = (self.env.random)().to_be_bytes();
-                (Some(CreateHow::Exclusive41(CreateVerfAttr { verf, attrs })), set.clone(), later)
+                let how = Some(CreateHow::Exclusive41(CreateVerfAttr { verf, attrs }));
+                Creation { how, asked: set.clone(), later, stamp }
             }
         }
+    }
+
+    /// An exclusive creation found that the name exists. Was it sent before, without an answer, to a server that restarted, and
+    /// is the file the one that it made then?
+    async fn made_before(
+        self: &Arc<Self>,
+        cx: &Cx,
+        dir: &Fh,
+        before: &[Name],
+        name: &Name,
+        stamp: Time,
+    ) -> Option<Fh> {
+        let mut ops = vec![Op::Putfh(wire_fh(dir))];
+        ops.extend(before.iter().chain([name]).map(|n| Op::Lookup(wire_name(n))));
+        ops.extend([Op::Getfh, Op::Getattr(Bitmap4::of(&[attr::TIME_ACCESS]))]);
+        let mut answer = self.compound(cx, Compound::new("LOOKUP", ops)).await.ok()?;
+        answer.results.putfh().ok()?;
+        for _ in 0..=before.len() {
+            answer.results.lookup().ok()?;
+        }
+        let fh = own_fh(&answer.results.getfh().ok()?);
+        let atime = answer.results.getattr().ok()?.time_access?;
+        ((atime.seconds, atime.nseconds) == (stamp.secs, stamp.nanos)).then_some(fh)
     }
 
     /// Books a granted open, and the delegation that came with it.
@@ -347,6 +407,7 @@ impl Core {
             None => Ok(()),
         };
         if let Some(entry) = self.files.closed(id) {
+            self.close_soon(&entry.state).await;
             self.release(&entry.state).await;
         }
         written.map_err(Fail::Final)
@@ -370,6 +431,7 @@ impl Core {
         let Some(left) = self.files.leave(&state.file) else { return };
         if let Some(silly) = left.silly {
             self.remove_silly(&silly, Some(&state.file.fh)).await;
+            self.files.going.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
@@ -452,6 +514,18 @@ async fn alone(mut mark: Arc<OpenMark>) -> OpenMark {
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+}
+
+/// How a file is to be created.
+#[derive(Default)]
+struct Creation {
+    how: Option<CreateHow>,
+    /// Attributes that were asked for, where some may be left to set.
+    asked: SetAttr,
+    /// Those of them that the server will not set in the same step.
+    later: Bitmap4,
+    /// By what a repetition is recognised, or will be by those that come later.
+    stamp: Option<Stamp>,
 }
 
 /// Operations on the opened file in the same compound.

@@ -21,7 +21,11 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
+/// How long a directory's removal waits for hidden names of closed files, and of open ones.
+const CLOSED_WAIT: Duration = Duration::from_secs(5);
+const CLOSING_WAIT: Duration = Duration::from_millis(50);
 /// Owners that are remembered while nothing is open.
 const OWNERS_MAX: usize = 4096;
 
@@ -33,6 +37,8 @@ pub(crate) struct Files {
     pub naming: AtomicUsize,
     /// Files that were unlinked while open.
     pub silly: AtomicUsize,
+    /// Those that were closed since, and whose hidden name is being removed.
+    pub going: AtomicUsize,
     /// A lock may have become free.
     pub lock_freed: tokio::sync::Notify,
     /// Opens by handle under way.
@@ -132,6 +138,7 @@ impl Files {
             next_open: AtomicU64::new(1),
             naming: AtomicUsize::new(0),
             silly: AtomicUsize::new(0),
+            going: AtomicUsize::new(0),
             lock_freed: tokio::sync::Notify::new(),
             opening: AtomicUsize::new(0),
             unique,
@@ -244,9 +251,26 @@ impl Files {
         }
         let silly = inner.silly.take();
         if silly.is_some() {
-            self.silly.fetch_sub(1, Ordering::Relaxed);
+            self.going.fetch_add(1, Ordering::SeqCst);
+            self.silly.fetch_sub(1, Ordering::SeqCst);
         }
         Some(Leftover { silly })
+    }
+
+    /// How long hidden names that are about to go may be waited for: a while when their files are closed already, a moment
+    /// when a close may just be beginning, not at all when there are none.
+    pub fn hidden_names_go(&self) -> Duration {
+        if self.going.load(Ordering::SeqCst) > 0 {
+            return CLOSED_WAIT;
+        }
+        if self.silly.load(Ordering::SeqCst) == 0 {
+            return Duration::ZERO;
+        }
+        let closed = |file: &Arc<FileState>| {
+            let inner = file.inner.lock();
+            inner.silly.is_some() && !inner.states.values().any(|s| s.inner.lock().in_use())
+        };
+        if self.all().iter().any(closed) { CLOSED_WAIT } else { CLOSING_WAIT }
     }
 
     /// The open `id`.

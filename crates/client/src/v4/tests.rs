@@ -378,11 +378,12 @@ async fn an_open_by_name_does_not_pass_the_close_of_its_file() {
     let cx = cx();
     let close = t.v4.close(&cx, &a.node.fh, a.open);
     let open = async {
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        // When the CLOSE has been sent.
+        tokio::time::sleep(Duration::from_millis(300)).await;
         t.v4.open(&cx, Where::name(&t.root, &n), &how(Create::No)).await.unwrap()
     };
     let watch = async {
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        tokio::time::sleep(Duration::from_millis(800)).await;
         assert_eq!((t.server.count("CLOSE"), t.server.count("OPEN")), (1, 1));
         t.server.lock().hold = None;
     };
@@ -455,5 +456,100 @@ async fn shutdown_gives_everything_back() {
     assert_eq!(t.server.lock().opens.len(), 0);
     assert_eq!((t.server.count("DESTROY_SESSION"), t.server.count("DESTROY_CLIENTID")), (1, 1));
     assert_eq!(errno(t.v4.root(&cx()).await), libc::EIO);
+    t.check();
+}
+
+/// After the first exclusive creation, of which the server keeps the stamp, one costs a single compound; it is recognised when the
+/// server executed it, restarted, and gets it again, and another client's file is not taken for it.
+#[tokio::test(start_paused = true)]
+async fn exclusive_creations_are_recognised_by_their_stamps() {
+    let t = Test::with(options(), Conditions::default(), |s| s.lock().verifier_in_times = true).await;
+    let create = async |file: &str| {
+        let exclusive = how(Create::Exclusive(SetAttr::default()));
+        t.v4.open(&cx(), Where::name(&t.root, &name(file)), &exclusive).await
+    };
+    create("first").await.unwrap();
+    assert_eq!((t.server.count("OPEN"), t.server.count("SETATTR")), (1, 1));
+    create("second").await.unwrap();
+    assert_eq!((t.server.count("OPEN"), t.server.count("SETATTR")), (2, 1));
+    assert_eq!(errno(create("second").await), libc::EEXIST);
+    for theirs in [false, true] {
+        let file = format!("again{theirs}");
+        t.server.lock().lose_reply = Some(NfsOpnum4::OPEN);
+        let (server, net, lost) = (t.server.clone(), t.net.clone(), file.clone());
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            server.restart();
+            if theirs {
+                server.lock().files.get_mut(&lost).unwrap().atime.nseconds ^= 1;
+            }
+            net.cut(Cut::Reset);
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            server.lock().grace = false;
+        });
+        match (theirs, create(&file).await) {
+            (false, Ok(opened)) => assert!(opened.created),
+            (true, Err(e)) => assert_eq!(e.errno, libc::EEXIST),
+            (_, other) => panic!("{other:?}"),
+        }
+    }
+    t.check();
+}
+
+/// Files that are closed at about the same time are closed in one compound; one that is opened again meanwhile stays open.
+#[tokio::test(start_paused = true)]
+async fn many_files_are_closed_together() {
+    let t = Test::new().await;
+    let mut opened = Vec::new();
+    for i in 0..5 {
+        opened.push(t.create(&format!("f{i}")).await);
+    }
+    let before = t.server.lock().compounds.len();
+    let closes: Vec<_> = opened
+        .iter()
+        .map(|o| {
+            let (v4, fh, open) = (t.v4.clone(), o.node.fh.clone(), o.open);
+            tokio::spawn(async move { v4.close(&cx(), &fh, open).await })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let again = t.create("f3").await;
+    for close in closes {
+        close.await.unwrap().unwrap();
+    }
+    assert_eq!(t.server.count("CLOSE"), 4);
+    // One OPEN, and one with all that are closed.
+    let after = t.server.lock().compounds.len();
+    assert_eq!(after - before, 2);
+    t.write(&again, 0, "still open").await.unwrap();
+    t.v4.close(&cx(), &again.node.fh, again.open).await.unwrap();
+    assert!(t.server.lock().opens.is_empty());
+    t.check();
+}
+
+/// All that is left of a file goes in one compound: pieces, a COMMIT when there are several, and attributes.
+#[tokio::test(start_paused = true)]
+async fn a_file_is_finished_in_one_compound() {
+    let t = Test::new().await;
+    let a = t.create("a").await;
+    let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    let piece = |at: u64, text: &'static str| (at, Data::from(Bytes::from(text)));
+    let before = t.server.lock().compounds.len();
+    let done = t.v4.finish(&cx(), file(&a), vec![piece(0, "one")], &set).await.unwrap();
+    assert_eq!((done.wrote.bytes, done.set), (3, Ok(())));
+    let pieces = vec![piece(3, "two"), piece(10, "3")];
+    let done = t.v4.finish(&cx(), file(&a), pieces, &SetAttr::default()).await.unwrap();
+    assert_eq!(done.wrote.attrs.unwrap().attr.size_bytes, 11);
+    let compounds = t.server.lock().compounds[before..].to_vec();
+    use NfsOpnum4 as N;
+    assert_eq!(compounds[0], [N::PUTFH, N::WRITE, N::SETATTR, N::GETATTR]);
+    assert_eq!(compounds[1], [N::PUTFH, N::WRITE, N::WRITE, N::COMMIT, N::GETATTR]);
+    assert_eq!(compounds.len(), 2);
+    assert_eq!(t.server.lock().files["a"].stable, b"onetwo\0\0\0\x003");
+    // What the server refuses of the attributes does not concern the bytes.
+    t.server.lock().fail = vec![(N::SETATTR, Nfsstat4::PERM); 2];
+    let done = t.v4.finish(&cx(), file(&a), vec![piece(0, "ONE")], &set).await.unwrap();
+    assert_eq!((done.wrote.bytes, done.set.unwrap_err().errno), (3, libc::EPERM));
+    assert!(t.server.lock().files["a"].stable.starts_with(b"ONE"));
     t.check();
 }

@@ -68,6 +68,8 @@ impl Call {
         let attrs = vfs.setattr(&cx, file, &wanted).await?;
         if wanted.size_bytes.is_some() {
             inode.resized(attrs.attr.size_bytes);
+        } else if inode.kind == FileKind::Regular {
+            inode.set_attributes();
         }
         drop(modifying);
         inode.touch(&self.session.inodes.clock);

@@ -182,6 +182,39 @@ impl Extents {
         !self.flights.is_empty()
     }
 
+    /// Most bytes of one flight.
+    pub fn chunk_bytes(&self) -> u64 {
+        self.chunk_bytes
+    }
+
+    /// Number of flights so far.
+    pub fn taken(&self) -> u64 {
+        self.next_flight
+    }
+
+    /// Flights in the air.
+    pub fn flying(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// Dirty ranges without gaps.
+    pub fn runs(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Credential of the first dirty bytes.
+    pub fn first_cred(&self) -> Option<&std::sync::Arc<hither_vfs::Cred>> {
+        self.dirty.first_key_value().map(|(_, piece)| &piece.origin.cred)
+    }
+
+    /// Whether all dirty bytes are of epochs up to this one, and of one origin.
+    pub fn is_one(&self, epoch: u64) -> bool {
+        let mut pieces = self.dirty.values();
+        let Some(first) = pieces.next() else { return false };
+        self.epochs.keys().next_back().is_none_or(|last| *last <= epoch)
+            && pieces.all(|piece| piece.origin == first.origin)
+    }
+
     /// Whether something is on its way, or will be without a flush.
     pub fn is_busy(&self) -> bool {
         self.is_flying() || !self.whole.is_empty()

@@ -6,6 +6,7 @@
 use super::errors::Errors;
 use super::extents::{Extents, Rules};
 use super::flush::Place;
+use super::owed::Owing;
 use hither_vfs::{Attrs, Cred, Error, Fh, OpenId, Time, Validity};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub(super) struct State {
     pub extents: Extents,
     pub errors: Errors,
     pub view: View,
+    /// Attributes that the server does not have yet.
+    pub owed: Owing,
     /// Everything of this epoch and those before is to be sent.
     pub flush_to: u64,
     /// Nothing from here on may be sent: the file is about to be cut.
@@ -88,6 +91,7 @@ impl File {
             extents: Extents::new(chunk_bytes),
             errors: Errors::default(),
             view: View::default(),
+            owed: Owing::default(),
             flush_to: 0,
             hold_from: u64::MAX,
             workers: 0,
@@ -128,12 +132,18 @@ impl State {
     pub fn seal(&mut self) -> u64 {
         let epoch = self.extents.seal();
         self.flush_to = self.flush_to.max(epoch);
+        self.owed.seal();
         epoch
+    }
+
+    /// The server has everything.
+    pub fn is_settled(&self) -> bool {
+        self.extents.is_clean() && self.owed.is_none()
     }
 
     /// There is nothing to remember about the file.
     pub fn is_idle(&self) -> bool {
-        self.workers == 0 && self.extents.is_clean() && self.errors.is_idle() && self.view.through == 0
+        self.workers == 0 && self.is_settled() && self.errors.is_idle() && self.view.through == 0
     }
 
     /// Whether an answer that was just shown ([`State::show`]) is the whole truth: nothing of ours is here, under
@@ -147,16 +157,29 @@ impl State {
     pub fn show(&mut self, attrs: &mut Attrs, fresh: u64) -> bool {
         let bytes = Local { clean: self.extents.is_clean(), end_bytes: self.extents.end_bytes() };
         let flying = self.extents.is_flying();
-        self.view.show(attrs, bytes, flying, fresh)
+        let theirs = self.view.show(attrs, bytes, flying, fresh);
+        self.owed.dress(attrs);
+        theirs && self.owed.is_none()
+    }
+
+    /// The attributes as they are shown, when enough is known.
+    pub fn shown(&self) -> Option<Attrs> {
+        let mut attrs = self.view.server.clone()?;
+        let bytes = Local { clean: self.extents.is_clean(), end_bytes: self.extents.end_bytes() };
+        self.view.dress(&mut attrs, bytes, !bytes.clean);
+        self.owed.dress(&mut attrs);
+        Some(attrs)
     }
 
     /// The attributes after a local write at `now`, when enough is known.
     pub fn written(&mut self, now: Time, fresh: u64) -> Option<Attrs> {
         self.view.time = Some(now);
         self.view.alias = Some(fresh);
+        self.owed.modified();
         let mut attrs = self.view.server.clone()?;
         let bytes = Local { clean: false, end_bytes: self.extents.end_bytes() };
         self.view.dress(&mut attrs, bytes, true);
+        self.owed.dress(&mut attrs);
         Some(attrs)
     }
 }

@@ -7,6 +7,7 @@
 
 use super::extents::Flight;
 use super::file::{Failing, File, Names, State};
+use super::finish::Load;
 use super::stats::{Counters, Reason};
 use super::{Dirty, is_final};
 use hither_vfs::{Cx, Error, File as At, OpenId, Result, Stability, Wrote};
@@ -46,7 +47,7 @@ impl Dirty {
         let before = s.extents.bytes();
         let out = change(&mut s);
         let after = s.extents.bytes();
-        if s.extents.is_clean() {
+        if s.is_settled() {
             (s.stable, s.told, s.failing, s.backoff) = (false, None, None, None);
         }
         drop(s);
@@ -116,7 +117,7 @@ impl Dirty {
                 s.seal();
             }
             // There is no age to look after.
-            let place = if idle || s.extents.is_clean() { s.queued.take() } else { None };
+            let place = if idle || s.is_settled() { s.queued.take() } else { None };
             (idle, place)
         };
         if let Some(place) = place {
@@ -146,18 +147,18 @@ impl Dirty {
     /// # Errors
     /// The reason why bytes are kept.
     pub(super) async fn flush(&self, file: &Arc<File>, reason: Reason, stable: bool) -> Result<()> {
-        let target = {
+        let (target, owed) = {
             let mut s = file.state.lock();
-            if s.extents.is_clean() {
+            if s.is_settled() {
                 return Ok(());
             }
             s.failing = None;
             s.stable |= stable;
-            s.seal()
+            (s.seal(), s.owed.seal())
         };
         self.counters.flush(reason);
         self.pump(file);
-        file.when(|s| match s.extents.is_done(target) {
+        file.when(|s| match s.extents.is_done(target) && s.owed.is_done(owed) {
             true => Some(Ok(())),
             false => s.failing.as_ref().map(|f| Err(f.error.clone())),
         })
@@ -175,7 +176,7 @@ impl Dirty {
     pub(super) fn pump(&self, file: &Arc<File>) {
         {
             let mut s = file.state.lock();
-            let work = s.rules().is_some_and(|rules| s.extents.has_work(rules));
+            let work = s.rules().is_some_and(|rules| s.extents.has_work(rules) || s.owes_alone(rules));
             if !work || s.workers >= self.options.flights_per_file {
                 return;
             }
@@ -188,19 +189,19 @@ impl Dirty {
         loop {
             // The semaphore is never closed.
             let Ok(_slot) = self.slots.acquire().await else { return };
-            let flight = {
+            let load = {
                 let mut s = file.state.lock();
-                let flight = s.rules().and_then(|rules| s.extents.take(rules));
-                let Some(flight) = flight else {
+                let Some(load) = s.load() else {
                     s.workers -= 1;
                     break;
                 };
-                let stable = s.stable && flight.last && !s.unstable;
-                s.unstable |= !stable;
-                (flight, if stable { Stability::Stable } else { Stability::Unstable })
+                load
             };
             self.pump(&file);
-            self.send(&file, flight.0, flight.1).await;
+            match load {
+                Load::One(flight, stability) => self.send(&file, flight, stability).await,
+                Load::Last(flights, owed) => self.finish(&file, flights, owed).await,
+            }
         }
         file.changed.notify_waiters();
         self.tidy(&file);
@@ -218,7 +219,7 @@ impl Dirty {
         };
         match sent {
             Ok(wrote) => self.sent(file, flight.id, flight.start_bytes, wrote),
-            Err(e) => self.not_sent(file, flight.id, len, e),
+            Err(e) => self.not_sent(file, &[(flight.id, len)], false, e),
         }
     }
 
@@ -233,15 +234,27 @@ impl Dirty {
         });
     }
 
-    fn not_sent(&self, file: &Arc<File>, id: u64, len: u64, e: Error) {
+    /// These flights, and what was owed with them, were not sent.
+    pub(super) fn not_sent(&self, file: &Arc<File>, flights: &[(u64, u64)], owed: bool, e: Error) {
         Counters::add(&self.counters.writes_failed, 1);
         let fresh = self.next_change();
-        let (now, lost) = (Instant::now(), is_final(e.errno));
+        let now = Instant::now();
+        let lost = is_final(e.errno) && !flights.is_empty();
         let retry_at = self.with(file, |s| {
-            s.extents.landed(id, if lost { len } else { 0 });
+            for (id, len) in flights {
+                s.extents.landed(*id, if lost { *len } else { 0 });
+            }
             // It may have been executed all the same.
             s.view.changed(now, 0, None, false);
-            if lost {
+            let refused = match (owed, flights.is_empty()) {
+                (true, true) => Self::refuse_owed(s, &e),
+                (true, false) => {
+                    s.owed.failed();
+                    false
+                }
+                (false, _) => false,
+            };
+            if lost || refused {
                 s.errors.record(e.clone());
                 s.view.broken(fresh);
                 return None;
@@ -263,6 +276,7 @@ impl Dirty {
             self.ages.push(at, file);
         }
         if lost {
+            let len = flights.iter().map(|(_, len)| len).sum();
             Counters::add(&self.counters.bytes_dropped, len);
             tracing::warn!(fh = ?file.fh, error = %e, "written data is lost");
         }
@@ -275,10 +289,13 @@ impl Dirty {
         let fresh = self.next_change();
         self.with(file, |s| {
             let dropped = s.extents.drop_open(open);
+            if s.owed.waiting().is_some_and(|o| o.by.open == open) {
+                s.owed.forget();
+            }
             if dropped > 0 {
                 s.view.broken(fresh);
             }
-            if s.extents.is_clean() {
+            if s.is_settled() {
                 s.failing = None;
             }
             dropped
@@ -290,7 +307,8 @@ impl Dirty {
         let again = {
             let mut s = file.state.lock();
             s.queued = None;
-            let Some(oldest) = s.extents.oldest() else { return };
+            let oldest = [s.extents.oldest(), s.owed.since()].into_iter().flatten().min();
+            let Some(oldest) = oldest else { return };
             let due = oldest + self.options.dirty_age;
             match &s.failing {
                 Some(f) if now < f.retry_at => Some(f.retry_at),

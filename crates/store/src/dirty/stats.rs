@@ -34,6 +34,8 @@ pub(super) struct Counters {
     pub writes_out: AtomicU64,
     pub bytes_out: AtomicU64,
     pub writes_failed: AtomicU64,
+    pub finishes: AtomicU64,
+    pub attributes_merged: AtomicU64,
     pub bytes_dropped: AtomicU64,
     pub bytes_unsent: AtomicU64,
     pub pushbacks: AtomicU64,
@@ -64,6 +66,8 @@ impl Counters {
             writes_out: n(&self.writes_out),
             bytes_out: n(&self.bytes_out),
             writes_failed: n(&self.writes_failed),
+            finishes: n(&self.finishes),
+            attributes_merged: n(&self.attributes_merged),
             bytes_dropped: n(&self.bytes_dropped),
             bytes_unsent: n(&self.bytes_unsent),
             pushbacks: n(&self.pushbacks),
@@ -103,6 +107,10 @@ pub struct DirtyStats {
     pub bytes_out: u64,
     /// WRITE calls that failed.
     pub writes_failed: u64,
+    /// Files finished in one call: all bytes that were left, and attributes.
+    pub finishes: u64,
+    /// Changes of attributes that went with written bytes.
+    pub attributes_merged: u64,
     /// Bytes dropped after an error, which was reported.
     pub bytes_dropped: u64,
     /// Bytes of removed files that were never sent.

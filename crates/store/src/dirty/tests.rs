@@ -1,6 +1,7 @@
 //! Delayed writes over the model: counts, order, errors, room, and random histories against plain files.
 
 mod failures;
+mod finish;
 mod gate;
 mod histories;
 mod order;

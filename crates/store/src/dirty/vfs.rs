@@ -210,7 +210,8 @@ impl Dirty {
             let mut s = file.state.lock();
             let bytes = s.extents.bytes();
             let asked = s.asked.is_some_and(|at| now < at + limits.dirty_age);
-            let wanted = bytes > 0 && bytes <= limits.stat_flush_bytes;
+            // Times that the program has set are known.
+            let wanted = bytes > 0 && bytes <= limits.stat_flush_bytes && !s.owed.has_mtime();
             if !wanted || asked || s.failing.is_some() || s.names != Names::Some {
                 return false;
             }
@@ -221,7 +222,7 @@ impl Dirty {
     }
 
     /// Remembers an open, and shows the file as it is here.
-    fn opened(&self, opened: &mut Opened, how: &OpenHow) {
+    fn opened(&self, cred: &Arc<Cred>, opened: &mut Opened, how: &OpenHow) {
         if self.options.write_through {
             return;
         }
@@ -233,6 +234,9 @@ impl Dirty {
                 continue;
             }
             s.errors.open(opened.open, how.access);
+            if opened.created && how.access.contains(OpenAccess::WRITE) {
+                s.owed.created(cred.clone(), opened.open);
+            }
             let clean = s.extents.is_clean();
             s.view.opened(clean, fresh.0);
             s.show(&mut opened.node.attrs, fresh.1);
@@ -266,7 +270,7 @@ impl Dirty {
         let order = Order { flush: First::No, cut: Some(0) };
         let mut opened = self.alone(&file, order, self.below.open(&cx, Where::fh(&fh), &how)).await?;
         file.state.lock().view.resized(Instant::now(), 0, Some(&opened.node.attrs));
-        self.opened(&mut opened, &how);
+        self.opened(&cx.cred, &mut opened, &how);
         Ok(opened)
     }
 
@@ -277,12 +281,25 @@ impl Dirty {
         open: Option<OpenId>,
         set: SetAttr,
     ) -> Result<hither_vfs::Attrs> {
+        if let Some(attrs) = self.owe(&cx, &file, &set) {
+            return Ok(attrs);
+        }
         let size = set.size_bytes;
         let only_size = SetAttr { size_bytes: size, ..Default::default() } == set;
         let at = File { fh: &file.fh, open };
         let flush = if size.is_some() && only_size { First::No } else { First::Try };
         let order = Order { flush, cut: size };
-        let mut attrs = self.alone(&file, order, self.below.setattr(&cx, at, &set)).await?;
+        let call = async {
+            // What was set before and could not be sent must not come after.
+            file.when(|s| (!s.owed.is_sent()).then_some(())).await;
+            let old = file.state.lock().owed.withdraw(&set);
+            let outcome = self.below.setattr(&cx, at, &set).await;
+            if outcome.is_err() {
+                file.state.lock().owed.restore(&old, Instant::now(), self.wall());
+            }
+            outcome
+        };
+        let mut attrs = self.alone(&file, order, call).await?;
         let fresh = self.next_change();
         {
             let mut s = file.state.lock();
@@ -350,6 +367,7 @@ impl Dirty {
             let mut s = file.state.lock();
             let told = s.errors.report(Some(open));
             s.errors.close(open);
+            s.owed.closed(open);
             told
         };
         let closed = self.below.close(cx, &file.fh, open).await;
@@ -399,6 +417,11 @@ impl Vfs for Dirty {
         {
             // They may be older than what was written here.
             trail.along.first = None;
+        }
+        if let (true, Some(last)) = (trail.along.access.is_some(), trail.steps.last())
+            && self.known(&last.fh).is_some_and(|f| f.state.lock().owed.has_mode())
+        {
+            trail.along.access = None;
         }
         Ok(trail)
     }
@@ -462,6 +485,7 @@ impl Vfs for Dirty {
     }
 
     async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
+        self.pay_mode(cx, fh).await?;
         self.below.access(cx, fh, want).await
     }
 
@@ -477,6 +501,11 @@ impl Vfs for Dirty {
             let open = self.this().open_and_cut(cx.clone(), at.base.clone(), how.clone(), file);
             return detached(cx, open).await;
         }
+        match at.path {
+            [] => self.pay_mode(cx, at.base).await?,
+            _ if how.create == Create::No => self.pay_modes(cx).await?,
+            _ => {}
+        }
         let mut opened = self.below.open(cx, at, how).await?;
         if how.truncate && !opened.created {
             // The open is there: it is not given up because its caller is.
@@ -486,13 +515,13 @@ impl Vfs for Dirty {
                 return Err(e);
             }
         }
-        self.opened(&mut opened, how);
+        self.opened(&cx.cred, &mut opened, how);
         Ok(opened)
     }
 
     async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
         let Some(file) = self.known(fh) else { return self.below.close(cx, fh, open).await };
-        if file.state.lock().extents.is_clean() {
+        if file.state.lock().is_settled() {
             return self.close_clean(cx, &file, open, Ok(())).await;
         }
         detached(cx, self.this().close_dirty(Cx::new(cx.cred.clone()), file, open)).await
@@ -527,10 +556,20 @@ impl Vfs for Dirty {
         self.write_delayed(cx, &delayed, open, offset_bytes, data).await
     }
 
+    async fn finish(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        pieces: Vec<(u64, Data)>,
+        set: &SetAttr,
+    ) -> Result<Finished> {
+        finish_in_steps(self, cx, file, pieces, set).await
+    }
+
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
         let Some(delayed) = self.known(file.fh) else { return self.below.commit(cx, file).await };
         if let Some(open) = file.open
-            && !delayed.state.lock().extents.is_clean()
+            && !delayed.state.lock().is_settled()
             && self.is_nameless(cx, &delayed, open).await
         {
             return delayed.state.lock().errors.report(file.open);
@@ -616,10 +655,12 @@ impl Vfs for Dirty {
     }
 
     async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
+        self.pay_mode(cx, fh).await?;
         self.below.getxattr(cx, fh, name).await
     }
 
     async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
+        self.pay_mode(cx, fh).await?;
         self.below.setxattr(cx, fh, name, value, mode).await
     }
 
@@ -650,7 +691,7 @@ impl Vfs for Dirty {
     }
 
     async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()> {
-        let Some(delayed) = self.known(file.fh).filter(|f| !f.state.lock().extents.is_clean()) else {
+        let Some(delayed) = self.known(file.fh).filter(|f| !f.state.lock().is_settled()) else {
             return self.below.unlock(cx, file, owner, range).await;
         };
         let (this, own, open) = (self.this(), Cx::new(cx.cred.clone()), file.open);

@@ -7,10 +7,10 @@ use super::stats::add;
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, Backing, ChangeInfo, Create, Cx, Data, DirPage, Fh, File, FileRange, FsStat, LockConflict,
-    LockKind, LockOwner, LockWait, Made, Name, Node, OpenAccess, OpenHow, OpenId, Opened, Read, RenameFlags,
-    Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Where, Wrote,
-    XattrMode,
+    Access, Attrs, Backing, ChangeInfo, Create, Cx, Data, DirPage, Fh, File, FileRange, Finished, FsStat,
+    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenAccess, OpenHow, OpenId, Opened, Read,
+    RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Where,
+    Wrote, XattrMode,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -337,6 +337,20 @@ impl Vfs for Disk {
     ) -> Result<Wrote> {
         let below = self.down(file).await?;
         self.change(file.fh, self.below.write(cx, below, offset_bytes, data, stability)).await
+    }
+
+    async fn finish(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        pieces: Vec<(u64, Data)>,
+        set: &SetAttr,
+    ) -> Result<Finished> {
+        if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
+            self.secure(file.fh).await;
+        }
+        let below = self.down(file).await?;
+        self.change(file.fh, self.below.finish(cx, below, pieces, set)).await
     }
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {

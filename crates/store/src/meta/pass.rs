@@ -5,9 +5,10 @@ use super::{Meta, stats};
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Fh, File, FileKind, FileRange, FsStat, LockConflict,
-    LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
-    Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
+    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Fh, File, FileKind, FileRange, Finished, FsStat,
+    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read,
+    RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote,
+    XattrMode,
 };
 use std::sync::Arc;
 
@@ -287,6 +288,28 @@ impl Vfs for Meta {
         let below = File { fh: file.fh, open: self.real(file).await? };
         let call = self.below.write(cx, below, offset_bytes, data, stability);
         self.change(file.fh, call, |wrote| wrote.attrs.as_ref()).await
+    }
+
+    async fn finish(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        pieces: Vec<(u64, Data)>,
+        set: &SetAttr,
+    ) -> Result<Finished> {
+        let below = File { fh: file.fh, open: self.real(file).await? };
+        let rights = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
+        if rights {
+            self.secure(file.fh).await;
+        }
+        let changing = self.changing(file.fh);
+        let outcome = self.below.finish(cx, below, pieces, set).await;
+        let attrs = outcome.as_ref().map(|f| f.wrote.attrs.as_ref());
+        match rights {
+            true => changing.done_rights(attrs),
+            false => changing.done(attrs),
+        }
+        outcome.map_err(|e| self.failed(file.fh, e))
     }
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {

@@ -55,6 +55,15 @@ struct Object {
     kind: Ftype3,
     data: Vec<u8>,
     changed: u32,
+    atime: Nfstime3,
+}
+
+/// The access time that a client sets.
+fn given(set: &Sattr3) -> Option<Nfstime3> {
+    match set.atime {
+        SetTime::ToClientTime(time) => Some(time),
+        _ => None,
+    }
 }
 
 /// A call that arrived.
@@ -80,7 +89,7 @@ impl Server {
             case_insensitive: Some(false),
             torn: false,
         };
-        let root = Object { kind: Ftype3::DIR, data: Vec::new(), changed: 1 };
+        let root = Object { kind: Ftype3::DIR, data: Vec::new(), changed: 1, atime: Nfstime3::default() };
         let state = State { objects: [(Bytes::from_static(ROOT), root)].into(), ..state };
         let net = sim::Net::new(7, sim::Conditions::default());
         let server = Arc::new(Self { net: net.clone(), state: Mutex::new(state) });
@@ -201,7 +210,8 @@ impl State {
     }
 
     fn put(&mut self, path: Bytes, kind: Ftype3, content: &[u8]) {
-        let object = Object { kind, data: content.to_vec(), changed: 0 };
+        let atime = Nfstime3::default();
+        let object = Object { kind, data: content.to_vec(), changed: 0, atime };
         if self.objects.insert(path.clone(), object).is_none() {
             self.touch(parent(&path));
         }
@@ -227,6 +237,7 @@ impl State {
             nlink: 1,
             size,
             fileid: 1,
+            atime: object.atime,
             mtime: t,
             ctime: t,
             ..Fattr3::default()
@@ -301,6 +312,9 @@ impl State {
                 if let (Some(size), Some(f)) = (a.new_attributes.size, self.objects.get_mut(&a.object.0)) {
                     f.data.resize(size as usize, 0);
                 }
+                if let (Some(time), Some(f)) = (given(&a.new_attributes), self.objects.get_mut(&a.object.0)) {
+                    f.atime = time;
+                }
                 self.touch(&a.object);
                 Reply3::Setattr(Res::Ok(self.wcc(&a.object)))
             }
@@ -317,7 +331,18 @@ impl State {
             }
             Call3::Read(a) => self.read(a),
             Call3::Write(a) => self.write(a, boot),
-            Call3::Create(a) => Reply3::Create(self.created(&a.r#where, Ftype3::REG)),
+            Call3::Create(a) => {
+                let mut created = self.created(&a.r#where, Ftype3::REG);
+                if let (Createhow3::Guarded(set), Res::Ok(ok)) = (&a.how, &mut created)
+                    && let (Some(time), Some(f)) = (given(set), self.objects.get_mut(&path(&a.r#where)))
+                {
+                    f.atime = time;
+                    if let Some(attr) = &mut ok.obj_attributes {
+                        attr.atime = time;
+                    }
+                }
+                Reply3::Create(created)
+            }
             Call3::Mkdir(a) => Reply3::Mkdir(self.created(&a.r#where, Ftype3::DIR)),
             Call3::Remove(a) => Reply3::Remove(match self.objects.remove(&path(&a.object)) {
                 Some(_) => {

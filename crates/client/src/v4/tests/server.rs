@@ -50,6 +50,8 @@ pub struct State {
     /// Most operations that the server says it takes, and that it takes without saying so (RESOURCE).
     pub max_ops: u32,
     pub really_takes: usize,
+    /// Verifiers of exclusive creations are kept in the file's times.
+    pub verifier_in_times: bool,
     /// Does not give the filehandle as an attribute.
     pub no_fh_attr: bool,
     /// The next request with this operation is executed, its reply neither sent nor kept.
@@ -83,6 +85,15 @@ pub struct File {
     pub stable: Vec<u8>,
     pub change: u64,
     pub dir: bool,
+    pub atime: Time,
+}
+
+/// The access time that a client sets.
+fn given(attrs: &Attrs) -> Option<Time> {
+    match attrs.time_access_set {
+        Some(SetTime::Client(time)) => Some(time),
+        _ => None,
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -417,6 +428,7 @@ impl State {
             Op::Setattr(a) => {
                 let size = a.attrs.size;
                 let done = self.stateid(&a.stateid).and_then(|()| self.file(cur)).map(|f| {
+                    f.atime = given(&a.attrs).unwrap_or(f.atime);
                     if let Some(size) = size {
                         f.data.resize(size as usize, 0);
                         f.change += 1;
@@ -511,6 +523,7 @@ impl State {
             change: Some(file.change),
             size: Some(file.data.len() as u64),
             mode: Some(0o644),
+            time_access: Some(file.atime),
             numlinks: Some(1),
             ..Attrs::default()
         };
@@ -579,9 +592,16 @@ impl State {
             let name = text(name);
             match (&a.how, self.files.contains_key(&name)) {
                 (None, false) => return Err(Nfsstat4::NOENT),
-                (Some(CreateHow::Exclusive41(_)), true) => return Err(Nfsstat4::EXIST),
-                (Some(_), false) => {
-                    drop(self.files.insert(name.clone(), File { change: 1, ..File::default() }))
+                (Some(CreateHow::Exclusive41(_) | CreateHow::Guarded(_)), true) => {
+                    return Err(Nfsstat4::EXIST);
+                }
+                (Some(how), false) => {
+                    let atime = match how {
+                        CreateHow::Guarded(attrs) | CreateHow::Unchecked(attrs) => given(attrs),
+                        _ => None,
+                    };
+                    let atime = atime.unwrap_or(Time { seconds: 77, nseconds: 0 });
+                    drop(self.files.insert(name.clone(), File { change: 1, atime, ..File::default() }))
                 }
                 _ => {}
             }
@@ -610,7 +630,11 @@ impl State {
             false => OpenDelegation::None,
         };
         let cinfo = ChangeInfo { atomic: true, before: 1, after: 2 };
-        Ok(OpenOk { stateid, cinfo, rflags: 0, attrset: Bitmap4::of(&[attr::MODE]), delegation })
+        let attrset = match self.verifier_in_times {
+            true => Bitmap4::of(&[attr::MODE, attr::TIME_ACCESS, attr::TIME_MODIFY]),
+            false => Bitmap4::of(&[attr::MODE]),
+        };
+        Ok(OpenOk { stateid, cinfo, rflags: 0, attrset, delegation })
     }
 
     fn close(&mut self, a: &CloseArgs, cur: &Cur) -> Result<Stateid, Nfsstat4> {
@@ -655,11 +679,10 @@ impl State {
         }
         f.data[a.offset as usize..end].copy_from_slice(&a.data);
         f.change += 1;
-        Ok(WriteOk {
-            count: a.data.len() as u32,
-            committed: StableHow::UNSTABLE,
-            writeverf: boot.to_be_bytes(),
-        })
+        if a.stable == StableHow::FILE_SYNC {
+            f.stable = f.data.clone();
+        }
+        Ok(WriteOk { count: a.data.len() as u32, committed: a.stable, writeverf: boot.to_be_bytes() })
     }
 
     fn take_lock(&mut self, a: &LockArgs, cur: &Cur) -> Result<Stateid, LockFail> {

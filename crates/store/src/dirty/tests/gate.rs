@@ -42,6 +42,7 @@ struct State {
     old_attrs: Option<Attrs>,
     writes: Vec<(u64, u64)>,
     stable_writes: usize,
+    finishes: usize,
     last_write: Option<Data>,
     creds: Vec<Arc<Cred>>,
     upcalls: Option<Arc<dyn Upcalls>>,
@@ -117,6 +118,10 @@ impl Gate {
 
     pub fn stable_writes(&self) -> usize {
         self.state.lock().stable_writes
+    }
+
+    pub fn finishes(&self) -> usize {
+        self.state.lock().finishes
     }
 
     pub fn last_write(&self) -> Option<Data> {
@@ -204,6 +209,13 @@ macro_rules! pass_on {
                     }
                 };
                 self.below.write(cx, file, at, data, stability).await
+            }
+
+            async fn finish(
+                &self, cx: &Cx, file: File<'_>, pieces: Vec<(u64, Data)>, set: &SetAttr,
+            ) -> Result<Finished> {
+                self.state.lock().finishes += 1;
+                finish_in_steps(self, cx, file, pieces, set).await
             }
 
             async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {

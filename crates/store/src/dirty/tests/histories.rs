@@ -42,6 +42,8 @@ enum Op {
         len: u64,
     },
     SetTime(usize),
+    /// Sets times and permissions, which may wait, at any moment.
+    Owe(usize, u32),
     Copy {
         open: usize,
         from: u64,
@@ -72,6 +74,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (open.clone(), 0..400u64).prop_map(|(open, size)| Op::Resize { open, size }),
         1 => (open.clone(), at.clone(), len.clone()).prop_map(|(open, at, len)| Op::Punch { open, at, len }),
         1 => open.clone().prop_map(Op::SetTime),
+        2 => (open.clone(), 0..4u32).prop_map(|(open, mode)| Op::Owe(open, 0o600 | mode)),
         1 => (open.clone(), at.clone(), at, len)
             .prop_map(|(open, from, to, len)| Op::Copy { open, from, to, len }),
         2 => open.clone().prop_map(Op::Commit),
@@ -88,6 +91,9 @@ struct Run {
     opens: Vec<(Fh, OpenId)>,
     file: Vec<u8>,
     server: Arc<Mutex<i32>>,
+    /// What was set last, unless bytes were written since.
+    then: Option<Time>,
+    mode: u32,
     /// An error may still have to be told.
     troubled: bool,
 }
@@ -127,7 +133,7 @@ impl Run {
         for _ in 0..3 {
             opens.push(s.open("f").await);
         }
-        Self { s, opens, file: Vec::new(), server, troubled: false }
+        Self { s, opens, file: Vec::new(), server, then: None, mode: 0o644, troubled: false }
     }
 
     fn put(&mut self, at: u64, data: &[u8]) {
@@ -153,7 +159,23 @@ impl Run {
     }
 
     async fn same_below(&self) {
-        assert_eq!(self.s.below(&self.opens[0].0).await, self.file);
+        let fh = &self.opens[0].0;
+        assert_eq!(self.s.below(fh).await, self.file);
+        let theirs = self.s.gate.below().getattr(&cx(), At { fh, open: None }).await.unwrap().attr;
+        assert_eq!(theirs.mode, self.mode);
+        assert!(self.then.is_none_or(|then| theirs.mtime == then), "{:?} {:?}", theirs.mtime, self.then);
+    }
+
+    async fn owe(&mut self, open: usize, mode: u32) {
+        let f = &self.opens[open];
+        let then = Time { secs: 6, nanos: self.file.len() as u32 };
+        let set = SetAttr { mode: Some(mode), mtime: Some(SetTime::To(then)), ..Default::default() };
+        let file = At { fh: &f.0, open: Some(f.1) };
+        let attrs = self.s.dirty.setattr(&cx(), file, &set).await.unwrap();
+        assert_eq!(attrs.attr.mode, mode);
+        // On a server that is not well, older bytes may still have to go.
+        (self.then, self.mode) = ((!self.troubled).then_some(then), mode);
+        assert_eq!(self.s.dirty.getattr(&cx(), file).await.unwrap().attr.mode, mode);
     }
 
     /// The server is well again, and everything got there.
@@ -171,7 +193,15 @@ impl Run {
     }
 
     async fn step(&mut self, op: Op) {
+        let changes = matches!(
+            op,
+            Op::Write { .. } | Op::Append { .. } | Op::Sync { .. } | Op::Resize { .. } | Op::Punch { .. }
+        );
+        if changes || matches!(op, Op::Copy { .. } | Op::SetTime(_) | Op::Reopen(_, true)) {
+            self.then = None;
+        }
         match op {
+            Op::Owe(open, mode) => self.owe(open, mode).await,
             Op::Write { open, at, len, byte } => {
                 self.write(open, at, pattern(byte, len), Stability::Unstable).await;
             }

@@ -182,6 +182,8 @@ pass_on! {
     fn read(file: File<'_>, at: u64, len: u32) -> Result<Read>;
     fn write(file: File<'_>, at: u64, data: Data, stability: Stability) -> Result<Wrote>,
         |w, out, at| if let Ok(Wrote { attrs: Some(a), .. }) = out { stamp(w, a, at) };
+    fn finish(file: File<'_>, pieces: Vec<(u64, Data)>, set: &SetAttr) -> Result<Finished>,
+        |w, out, at| if let Ok(Finished { wrote: Wrote { attrs: Some(a), .. }, .. }) = out { stamp(w, a, at) };
     fn commit(file: File<'_>) -> Result<()>;
     fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made>, made;
     fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made>, made;

@@ -1,0 +1,239 @@
+//! Attributes that a program set and the server does not have yet: they go with the last bytes.
+//!
+//! It knows nothing of how they are sent. Only the one who created the file, as long as the open that created it lasts, and only
+//! what the server is certain to grant to a file's owner, may wait: times, and permissions that take nothing away from
+//! anybody. So what tar(1) and cp(1) set on the files they make costs no call of its own. What takes rights away, gives the file to
+//! somebody else or changes its length is never delayed.
+//!
+//! In a program's order: bytes written later make a modification time that was set before void; setting attributes again goes
+//! over what waits; whatever else needs the server to have the file ([`super`], "Order") sends these, too.
+
+use hither_vfs::{Attrs, Cred, OpenId, SetAttr, SetTime, Time, Validity};
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// Who created a file, for as long as he has it open.
+#[derive(Debug, Clone)]
+pub(super) struct Creator {
+    pub cred: Arc<Cred>,
+    pub open: OpenId,
+}
+
+/// Attributes that wait.
+#[derive(Debug, Clone)]
+pub(super) struct Owed {
+    pub set: SetAttr,
+    pub by: Creator,
+    /// Since when.
+    pub since: Instant,
+    /// The same by the local clock: shown as the time of the change.
+    at: Time,
+    number: u64,
+}
+
+/// All that waits for one file.
+#[derive(Debug, Default)]
+pub(super) struct Owing {
+    creator: Option<Creator>,
+    waiting: Option<Owed>,
+    /// On its way.
+    sent: Option<Owed>,
+    /// It is time to send what waits.
+    due: bool,
+    /// Number of the last change that waited, and of the last one that does no more.
+    made: u64,
+    done: u64,
+}
+
+impl Owing {
+    /// The file was created through this open.
+    pub fn created(&mut self, cred: Arc<Cred>, open: OpenId) {
+        self.creator = Some(Creator { cred, open });
+    }
+
+    /// An open ends.
+    pub fn closed(&mut self, open: OpenId) {
+        if self.creator.as_ref().is_some_and(|c| c.open == open) {
+            self.creator = None;
+        }
+    }
+
+    /// Nothing waits or is on its way.
+    pub fn is_none(&self) -> bool {
+        self.waiting.is_none() && self.sent.is_none()
+    }
+
+    /// Whether permissions wait.
+    pub fn has_mode(&self) -> bool {
+        [&self.waiting, &self.sent].into_iter().flatten().any(|o| o.set.mode.is_some())
+    }
+
+    /// Whether a modification time is shown that the server will have.
+    pub fn has_mtime(&self) -> bool {
+        self.waiting.as_ref().is_some_and(|o| matches!(o.set.mtime, Some(SetTime::To(_))))
+    }
+
+    /// Since when something waits.
+    pub fn since(&self) -> Option<Instant> {
+        self.waiting.as_ref().map(|o| o.since)
+    }
+
+    /// The part of `set` that has to be sent, when all of it may wait; `now` are the attributes as they are shown.
+    pub fn may_wait(&self, cred: &Arc<Cred>, set: &SetAttr, now: &Attrs) -> Option<SetAttr> {
+        let creator = self.creator.as_ref()?;
+        let attr = &now.attr;
+        let others = [&self.waiting, &self.sent].into_iter().flatten().any(|o| o.by.cred != *cred);
+        let takes_away = set.mode.is_some_and(|mode| attr.mode & 0o777 & !mode != 0);
+        let gives = set.uid.is_some_and(|uid| uid != attr.uid) || set.gid.is_some_and(|gid| gid != attr.gid);
+        // Being given to its owner clears what these bits say.
+        let clears = (set.uid.is_some() || set.gid.is_some()) && attr.mode & 0o6000 != 0;
+        if creator.cred != *cred || others || set.size_bytes.is_some() || takes_away || gives || clears {
+            return None;
+        }
+        Some(SetAttr { uid: None, gid: None, ..set.clone() })
+    }
+
+    /// Keeps `set`, over what waits already.
+    pub fn add(&mut self, set: &SetAttr, now: Instant, at: Time) {
+        let Some(by) = self.creator.clone() else { return };
+        let since = self.waiting.as_ref().map_or(now, |o| o.since);
+        let old = self.waiting.take().map(|o| o.set).unwrap_or_default();
+        let set = over(&old, set);
+        if set != SetAttr::default() {
+            self.made += 1;
+            self.waiting = Some(Owed { set, by, since, at, number: self.made });
+        }
+    }
+
+    /// Bytes were written or cut: what was set before is not the modification time any more.
+    pub fn modified(&mut self) {
+        if let Some(owed) = &mut self.waiting {
+            owed.set.mtime = None;
+            if owed.set == SetAttr::default() {
+                self.waiting = None;
+                self.settle();
+            }
+        }
+    }
+
+    /// What waits is to be sent; returns a number for [`Owing::is_done`].
+    pub fn seal(&mut self) -> u64 {
+        self.due = self.waiting.is_some();
+        self.made
+    }
+
+    /// Whether nothing of what was sealed is left.
+    pub fn is_done(&self, sealed: u64) -> bool {
+        self.done >= sealed
+    }
+
+    /// Whether [`Owing::take`] would take something.
+    pub fn is_due(&self) -> bool {
+        self.due && self.waiting.is_some() && self.sent.is_none()
+    }
+
+    /// What is to be sent now.
+    pub fn take(&mut self) -> Option<Owed> {
+        if !self.is_due() {
+            return None;
+        }
+        self.due = false;
+        self.sent = self.waiting.take();
+        self.sent.clone()
+    }
+
+    /// What was taken is at the server, or refused for good.
+    pub fn landed(&mut self) {
+        if let Some(sent) = self.sent.take() {
+            self.done = sent.number;
+        }
+        self.settle();
+    }
+
+    /// What was taken is to be sent again.
+    pub fn failed(&mut self) {
+        if let Some(sent) = self.sent.take() {
+            let newer = self.waiting.take().map(|o| o.set).unwrap_or_default();
+            self.waiting = Some(Owed { set: over(&sent.set, &newer), number: self.made, ..sent });
+            self.due = true;
+        }
+    }
+
+    /// Nobody needs what waits any more, or it was sent in another way.
+    pub fn forget(&mut self) {
+        self.waiting = None;
+        self.settle();
+    }
+
+    /// Something is on its way.
+    pub fn is_sent(&self) -> bool {
+        self.sent.is_some()
+    }
+
+    /// A call of its own sets `set` now: what waits of the same attributes is older. Returns it, for [`Owing::restore`].
+    pub fn withdraw(&mut self, set: &SetAttr) -> SetAttr {
+        let Some(owed) = &mut self.waiting else { return SetAttr::default() };
+        let mut old = SetAttr::default();
+        if set.mode.is_some() {
+            old.mode = owed.set.mode.take();
+        }
+        if set.atime.is_some() {
+            old.atime = owed.set.atime.take();
+        }
+        if set.mtime.is_some() || set.size_bytes.is_some() {
+            old.mtime = owed.set.mtime.take();
+        }
+        if owed.set == SetAttr::default() {
+            self.waiting = None;
+            self.settle();
+        }
+        old
+    }
+
+    /// That call failed: what was withdrawn waits again, under what was set since.
+    pub fn restore(&mut self, old: &SetAttr, now: Instant, at: Time) {
+        if *old != SetAttr::default() {
+            let newer = self.waiting.as_ref().map(|o| o.set.clone()).unwrap_or_default();
+            self.add(&over(old, &newer), now, at);
+        }
+    }
+
+    /// What waits, when it goes with a call of its own.
+    pub fn waiting(&self) -> Option<&Owed> {
+        self.waiting.as_ref()
+    }
+
+    fn settle(&mut self) {
+        if self.is_none() {
+            (self.done, self.due) = (self.made, false);
+        }
+    }
+
+    /// Puts what the server does not have yet over its attributes.
+    pub fn dress(&self, attrs: &mut Attrs) {
+        for Owed { set, at, .. } in [&self.sent, &self.waiting].into_iter().flatten() {
+            let time = |t: SetTime| match t {
+                SetTime::Now => *at,
+                SetTime::To(t) => t,
+            };
+            let attr = &mut attrs.attr;
+            attr.mode = set.mode.unwrap_or(attr.mode);
+            attr.atime = set.atime.map_or(attr.atime, time);
+            attr.mtime = set.mtime.map_or(attr.mtime, time);
+            attr.ctime = attr.ctime.max(*at);
+            attrs.valid = Validity::Once;
+        }
+    }
+}
+
+/// `new` over `old`.
+pub(super) fn over(old: &SetAttr, new: &SetAttr) -> SetAttr {
+    SetAttr {
+        mode: new.mode.or(old.mode),
+        uid: new.uid.or(old.uid),
+        gid: new.gid.or(old.gid),
+        size_bytes: new.size_bytes.or(old.size_bytes),
+        atime: new.atime.or(old.atime),
+        mtime: new.mtime.or(old.mtime),
+    }
+}

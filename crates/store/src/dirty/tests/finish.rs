@@ -1,0 +1,239 @@
+//! The end of a file in one call: pieces together, and attributes that waited for them.
+
+use super::gate::Verdict;
+use super::*;
+use hither_vfs::{Access, Attrs, Time};
+
+const LONG_AGO: Time = Time { secs: 1_000, nanos: 7 };
+
+impl Stack {
+    async fn create(&self, file: &str, mode: u32) -> (Fh, OpenId) {
+        let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+        let how = OpenHow { create: Create::Exclusive(set), ..how(false) };
+        let opened = self.dirty.open(&cx(), Where::name(&self.root, &name(file)), &how).await.unwrap();
+        assert!(opened.created);
+        (opened.node.fh, opened.open)
+    }
+
+    async fn set(&self, (fh, open): &(Fh, OpenId), set: &SetAttr) -> Attrs {
+        self.dirty.setattr(&cx(), At { fh, open: Some(*open) }, set).await.unwrap()
+    }
+
+    /// As another client sees it.
+    async fn theirs(&self, fh: &Fh) -> hither_vfs::Attr {
+        self.gate.below().getattr(&cx(), At { fh, open: None }).await.unwrap().attr
+    }
+
+    async fn shown(&self, fh: &Fh) -> hither_vfs::Attr {
+        self.dirty.getattr(&cx(), At { fh, open: None }).await.unwrap().attr
+    }
+}
+
+fn times() -> SetAttr {
+    let then = Some(SetTime::To(LONG_AGO));
+    SetAttr { atime: then, mtime: then, ..SetAttr::default() }
+}
+
+fn mode(mode: u32) -> SetAttr {
+    SetAttr { mode: Some(mode), ..SetAttr::default() }
+}
+
+/// What tar(1) does to a file costs one call beside its creation, and everything is at the server after fsync.
+#[tokio::test(start_paused = true)]
+async fn bytes_and_attributes_go_together() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.create("f", 0o600).await;
+    s.write(&f, 0, vec![1; 3000]).await.unwrap();
+    let own = SetAttr { uid: Some(0), ..SetAttr::default() };
+    for set in [times(), own, mode(0o644)] {
+        s.set(&f, &set).await;
+    }
+    let shown = s.shown(&f.0).await;
+    assert_eq!((shown.mode, shown.mtime, shown.atime, shown.size_bytes), (0o644, LONG_AGO, LONG_AGO, 3000));
+    assert_eq!((s.gate.calls("setattr"), s.gate.calls("write")), (0, 0));
+    assert_eq!((s.theirs(&f.0).await.mode, s.theirs(&f.0).await.size_bytes), (0o600, 0));
+    s.commit(&f).await.unwrap();
+    assert_eq!(s.gate.finishes(), 1);
+    assert_eq!(s.gate.calls("commit"), 1, "for what the layer below may know");
+    let theirs = s.theirs(&f.0).await;
+    assert_eq!((theirs.mode, theirs.mtime, theirs.size_bytes), (0o644, LONG_AGO, 3000));
+    assert_eq!(s.shown(&f.0).await.mtime, LONG_AGO);
+    s.dirty.close(&cx(), &f.0, f.1).await.unwrap();
+    assert_eq!((s.gate.finishes(), s.gate.calls("setattr")), (1, 1));
+}
+
+/// Pieces with gaps go together, too.
+#[tokio::test(start_paused = true)]
+async fn pieces_go_together() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.open("f").await;
+    for at in [100, 3000, 7] {
+        s.write(&f, at, vec![at as u8; 50]).await.unwrap();
+    }
+    s.commit(&f).await.unwrap();
+    assert_eq!((s.gate.finishes(), s.gate.stable_writes()), (1, 3));
+    assert_eq!(s.gate.writes(), [(7, 50), (100, 50), (3000, 50)]);
+}
+
+/// A modification time that was set before bytes were written is not the last one.
+#[tokio::test(start_paused = true)]
+async fn bytes_written_later_are_newer() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.create("f", 0o600).await;
+    s.set(&f, &times()).await;
+    s.write(&f, 0, "bytes").await.unwrap();
+    assert_ne!(s.shown(&f.0).await.mtime, LONG_AGO);
+    s.commit(&f).await.unwrap();
+    let theirs = s.theirs(&f.0).await;
+    assert_ne!(theirs.mtime, LONG_AGO);
+    assert_eq!(theirs.atime, LONG_AGO);
+    s.set(&f, &times()).await;
+    let cut = SetAttr { size_bytes: Some(2), ..SetAttr::default() };
+    s.set(&f, &cut).await;
+    s.commit(&f).await.unwrap();
+    assert_ne!(s.theirs(&f.0).await.mtime, LONG_AGO);
+}
+
+/// What takes a right away is not delayed, nor what somebody else sets, nor what is set on a file that was there before.
+#[tokio::test(start_paused = true)]
+async fn what_could_be_refused_or_matters_is_not_delayed() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.create("f", 0o644).await;
+    s.set(&f, &mode(0o600)).await;
+    assert_eq!(s.theirs(&f.0).await.mode, 0o600);
+    s.set(&f, &SetAttr { uid: Some(77), ..SetAttr::default() }).await;
+    assert_eq!(s.theirs(&f.0).await.uid, 77);
+    let old = s.open("old").await;
+    s.commit(&old).await.unwrap();
+    s.dirty.close(&cx(), &old.0, old.1).await.unwrap();
+    let old = s.open("old").await;
+    s.set(&old, &times()).await;
+    assert_eq!(s.theirs(&old.0).await.mtime, LONG_AGO);
+    // After the open that created a file nothing waits either.
+    let f = s.create("g", 0o600).await;
+    s.dirty.close(&cx(), &f.0, f.1).await.unwrap();
+    s.dirty.setattr(&cx(), At { fh: &f.0, open: None }, &times()).await.unwrap();
+    assert_eq!(s.theirs(&f.0).await.mtime, LONG_AGO);
+    assert_eq!(s.dirty.stats().attributes_merged, 0);
+}
+
+/// Permissions that wait are there when somebody asks for them.
+#[tokio::test(start_paused = true)]
+async fn permissions_are_there_when_they_matter() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    for ask in 0..3 {
+        let file = format!("f{ask}");
+        let f = s.create(&file, 0o600).await;
+        s.set(&f, &mode(0o644)).await;
+        assert_eq!(s.theirs(&f.0).await.mode, 0o600);
+        let (other, at) = (cx(), name(&file));
+        let read = OpenHow { access: OpenAccess::READ, create: Create::No, ..how(false) };
+        match ask {
+            0 => drop(s.dirty.access(&other, &f.0, Access::READ).await.unwrap()),
+            1 => drop(s.dirty.open(&other, Where::fh(&f.0), &read).await.unwrap()),
+            _ => drop(s.dirty.open(&other, Where::name(&s.root, &at), &read).await.unwrap()),
+        }
+        assert_eq!(s.theirs(&f.0).await.mode, 0o644, "{ask}");
+    }
+}
+
+/// Attributes without bytes are sent by themselves after a while, and at the latest by close.
+#[tokio::test(start_paused = true)]
+async fn attributes_alone_are_sent() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.create("f", 0o600).await;
+    s.set(&f, &times()).await;
+    tokio::time::sleep(2 * DirtyOptions::default().dirty_age).await;
+    assert_eq!(s.theirs(&f.0).await.mtime, LONG_AGO);
+    s.set(&f, &mode(0o640)).await;
+    s.dirty.close(&cx(), &f.0, f.1).await.unwrap();
+    assert_eq!(s.theirs(&f.0).await.mode, 0o640);
+    assert_eq!(s.gate.finishes(), 2);
+}
+
+/// A large file's attributes come after its bytes are committed.
+#[tokio::test(start_paused = true)]
+async fn attributes_of_large_files_come_last() {
+    let s = Stack::new(DirtyOptions { wsize_bytes: 16 << 10, ..DirtyOptions::default() }).await;
+    let f = s.create("f", 0o600).await;
+    for i in 0..40u64 {
+        s.write(&f, i * 4096, vec![7; 4096]).await.unwrap();
+    }
+    s.set(&f, &times()).await;
+    s.commit(&f).await.unwrap();
+    let theirs = s.theirs(&f.0).await;
+    assert_eq!((theirs.mtime, theirs.size_bytes), (LONG_AGO, 40 * 4096));
+    let log = s.gate.log();
+    let last = |op: &str| log.iter().rposition(|o| o == op).unwrap();
+    assert!(last("write") < last("setattr"), "{log:?}");
+    assert!(log[last("write")..last("setattr")].contains(&"commit".to_owned()), "{log:?}");
+}
+
+/// Attributes that the server refuses are told by fsync, once; those that it does not answer for are tried again.
+#[tokio::test(start_paused = true)]
+async fn refused_attributes_are_told() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.create("f", 0o600).await;
+    s.write(&f, 0, "bytes").await.unwrap();
+    s.set(&f, &times()).await;
+    s.gate.fail("setattr", libc::EPERM);
+    assert_eq!(s.commit(&f).await.unwrap_err().errno, libc::EPERM);
+    s.commit(&f).await.unwrap();
+    assert_eq!(s.theirs(&f.0).await.size_bytes, 5);
+    s.set(&f, &times()).await;
+    s.gate.fail("setattr", libc::EIO);
+    assert_eq!(s.commit(&f).await.unwrap_err().errno, libc::EIO);
+    s.gate.fail("setattr", 0);
+    s.commit(&f).await.unwrap();
+    assert_eq!(s.theirs(&f.0).await.mtime, LONG_AGO);
+}
+
+/// A last load that is written in part goes on where it stopped.
+#[tokio::test(start_paused = true)]
+async fn a_load_written_in_part_goes_on() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.create("f", 0o600).await;
+    s.write(&f, 0, vec![1; 100]).await.unwrap();
+    s.write(&f, 200, vec![2; 100]).await.unwrap();
+    s.set(&f, &times()).await;
+    s.gate.decide(Box::new(|at, len| match (at, len) {
+        (200, 100) => Verdict::Short(Duration::ZERO, 30),
+        _ => Verdict::Pass(Duration::ZERO),
+    }));
+    s.commit(&f).await.unwrap();
+    let read = s.gate.below().read(&cx(), At { fh: &f.0, open: None }, 0, 300).await.unwrap();
+    let read = read.data.into_bytes();
+    assert!(read[..100] == [1; 100] && read[200..] == [2; 100], "{read:?}");
+    assert_eq!(s.theirs(&f.0).await.mtime, LONG_AGO);
+}
+
+/// Nothing is sent of attributes of a file that has no name left.
+#[tokio::test(start_paused = true)]
+async fn a_removed_file_needs_none() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.create("f", 0o600).await;
+    s.write(&f, 0, "never sent").await.unwrap();
+    s.set(&f, &times()).await;
+    s.dirty.unlink(&cx(), &s.root, &name("f"), Some(&f.0)).await.unwrap();
+    s.dirty.close(&cx(), &f.0, f.1).await.unwrap();
+    assert_eq!((s.gate.calls("write"), s.gate.finishes()), (0, 0));
+    assert_eq!(s.dirty.stats().dirty_files, 0);
+}
+
+/// What is set directly is newer than what waited and could not be sent.
+#[tokio::test(start_paused = true)]
+async fn what_waited_does_not_come_after_what_did_not() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.create("f", 0o600).await;
+    s.write(&f, 0, "bytes").await.unwrap();
+    s.set(&f, &mode(0o666)).await;
+    s.set(&f, &times()).await;
+    s.gate.fail("write", libc::ENOSPC);
+    s.set(&f, &mode(0o640)).await;
+    assert_eq!(s.theirs(&f.0).await.mode, 0o640);
+    s.gate.fail("write", 0);
+    s.commit(&f).await.ok();
+    s.commit(&f).await.unwrap();
+    let theirs = s.theirs(&f.0).await;
+    assert_eq!((theirs.mode, theirs.mtime), (0o640, LONG_AGO));
+}
