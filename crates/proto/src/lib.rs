@@ -1,4 +1,4 @@
-//! What is on the wire: XDR, ONC RPC, MOUNT, NFSv3 and NFSv4 messages.
+//! What is on the wire: XDR, ONC RPC, MOUNT, NFSv3, NFSv4 and NQNFS messages.
 //!
 //! Types only: no sockets, no runtime, no policy. Client and server use the same types, so every
 //! message can be encoded and decoded. Peers are not trusted: decoders are bounded by the bytes
@@ -11,6 +11,7 @@
 pub mod mount;
 pub mod nfs3;
 pub mod nfs4;
+pub mod nqnfs;
 pub mod portmap;
 pub mod record;
 pub mod rpc;
