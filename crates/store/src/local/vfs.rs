@@ -7,10 +7,9 @@ use super::{Inner, Local};
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Fh, File, FileKind, FileRange, Finished, FsStat,
-    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read,
-    RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Where,
-    Wrote, XattrMode, finish_in_steps,
+    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Fh, File, FileKind, FileRange, FsStat, LockConflict,
+    LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
+    Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
 };
 use rustix::fd::AsFd;
 use std::sync::Arc;
@@ -166,16 +165,6 @@ impl Vfs for Local {
             self.run(cx, |inner, worker| inner.without_journal(worker)).await?;
         }
         Ok(wrote)
-    }
-
-    async fn finish(
-        &self,
-        cx: &Cx,
-        file: File<'_>,
-        pieces: Vec<(u64, Data)>,
-        set: &SetAttr,
-    ) -> Result<Finished> {
-        finish_in_steps(self, cx, file, pieces, set).await
     }
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
