@@ -72,7 +72,7 @@ use objects::Object;
 use parking_lot::Mutex;
 use stats::Counters;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 /// Credentials that are told apart at a time.
@@ -167,6 +167,8 @@ pub struct Meta {
     counters: Counters,
     above: OnceLock<Arc<dyn Upcalls>>,
     near: OnceLock<Arc<dyn Near>>,
+    /// Opens that tried whether the server grants leases.
+    probes: AtomicU32,
 }
 
 impl std::fmt::Debug for Meta {
@@ -198,6 +200,7 @@ impl Meta {
             counters: Counters::default(),
             above: OnceLock::new(),
             near: OnceLock::new(),
+            probes: AtomicU32::new(0),
         });
         meta.below.subscribe(Arc::new(Hearer(Arc::downgrade(&meta))));
         meta

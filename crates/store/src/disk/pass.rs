@@ -7,10 +7,10 @@ use super::stats::add;
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, Backing, ChangeInfo, Create, Cx, Data, DirPage, Fh, File, FileRange, Finished, FsStat,
-    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenAccess, OpenHow, OpenId, Opened, Read,
-    RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Where,
-    Wrote, XattrMode,
+    Access, Attrs, Backing, ChangeInfo, Create, Cx, Data, DirPage, Error, Fh, File, FileRange, Finished,
+    FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenAccess, OpenHow, OpenId,
+    Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs,
+    Want, Where, Wrote, XattrMode,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -79,6 +79,33 @@ impl Disk {
         {
             self.keep_first(&held, &read.data);
         }
+    }
+
+    async fn starts_below(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
+        let ticket = self.ticket();
+        let answers = self.below.read_many(cx, files, holder, max_bytes).await;
+        for (fh, answer) in files.iter().zip(&answers.files) {
+            if let Ok(fetched) = answer {
+                self.keep_along(fh, &fetched.attrs, &fetched.read, ticket);
+            }
+        }
+        answers
+    }
+
+    /// Starts of files that are here: a byte of each is read below, which tells its version, that the caller may read
+    /// it, and brings a lease where there are leases; the others are here if that is still the version.
+    async fn starts_here(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
+        let ticket = self.ticket();
+        let mut answers = self.below.read_many(cx, files, holder, max_bytes.min(1)).await;
+        for (fh, answer) in files.iter().zip(&mut answers.files) {
+            let Ok(fetched) = answer else { continue };
+            let _using = self.using(fh);
+            let Some(held) = self.learn(fh, &fetched.attrs, ticket) else { continue };
+            if let Some(read) = self.first_here(&held, &fetched.attrs, max_bytes).await {
+                fetched.read = read;
+            }
+        }
+        answers
     }
 
     async fn walk_on(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
@@ -276,14 +303,20 @@ impl Vfs for Disk {
     }
 
     async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
-        let ticket = self.ticket();
-        let answers = self.below.read_many(cx, files, holder, max_bytes).await;
-        for (fh, answer) in files.iter().zip(&answers.files) {
-            if let Ok(fetched) = answer {
-                self.keep_along(fh, &fetched.attrs, &fetched.read, ticket);
-            }
-        }
-        answers
+        let is_here: Vec<bool> = files.iter().map(|fh| self.is_on_disk(fh)).collect();
+        let pick = |here: bool| files.iter().zip(&is_here).filter(move |(_, is)| **is == here);
+        let here: Vec<Fh> = pick(true).map(|(fh, _)| fh.clone()).collect();
+        let absent: Vec<Fh> = pick(false).map(|(fh, _)| fh.clone()).collect();
+        let mut known = match (here.is_empty(), absent.is_empty()) {
+            (true, _) => return self.starts_below(cx, files, holder, max_bytes).await,
+            (_, true) => return self.starts_here(cx, files, holder, max_bytes).await,
+            _ => self.starts_here(cx, &here, None, max_bytes).await.files.into_iter(),
+        };
+        let Starts { files: new, holder } = self.starts_below(cx, &absent, holder, max_bytes).await;
+        let mut new = new.into_iter();
+        let lost = || Err(Error::because(libc::EIO, "fewer answers than questions"));
+        let all = is_here.iter().map(|here| if *here { known.next() } else { new.next() });
+        Starts { files: all.map(|one| one.unwrap_or_else(lost)).collect(), holder }
     }
 
     async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {

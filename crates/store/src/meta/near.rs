@@ -4,6 +4,10 @@
 use super::Meta;
 use hither_vfs::{Fh, OpenHow, Opened};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Opens that try whether the server grants leases.
+const PROBES: u32 = 3;
 
 /// A keeper of contents below. Calls return at once; answers are guesses that cost nothing but a question when wrong.
 pub trait Near: Send + Sync + 'static {
@@ -23,6 +27,18 @@ impl Meta {
     /// Whether the layers below have something of a file's contents.
     pub(super) fn is_near(&self, fh: &Fh) -> bool {
         self.near.get().is_some_and(|near| near.has(fh))
+    }
+
+    /// The same, where that spares questions: an open below may bring a lease, which spares more than the bytes cost. A server
+    /// that grants none at the first few opens is taken to grant none.
+    pub(super) fn is_near_enough(&self, fh: &Fh, fresh: bool) -> bool {
+        if !self.is_near(fh) {
+            return false;
+        }
+        let hope = || {
+            self.leased.load(Ordering::Relaxed) != 0 || self.probes.fetch_add(1, Ordering::Relaxed) < PROBES
+        };
+        !fresh || self.options.stateless_opens || !hope()
     }
 
     /// An open that needs nothing from below is handed down all the same if the bytes are there: it comes back with them.

@@ -139,7 +139,7 @@ impl Meta {
     fn question(&self, cx: &Cx, fh: &Fh, how: &OpenHow, right: Access, when: &When) -> Option<Want> {
         let cred = self.cred(&cx.cred);
         let any = when.any_age();
-        let near = self.is_near(fh);
+        let near = self.is_near_enough(fh, cx.fresh_since.is_some());
         let (usual, small, may, read, ours) = self.table.with(fh, |_, o| {
             let small = o.attr.size_bytes <= u64::from(self.options.small_file_bytes);
             let usual = o.asked != 0 && o.attr.kind() == FileKind::Regular;
@@ -182,7 +182,12 @@ impl Meta {
                 );
                 return self.agreed(cx, &known, fh, opened).await;
             }
-            None => return self.open_real(cx, Where::name(dir, name), how).await,
+            None => {
+                // Its first bytes need not come from afar.
+                let first_bytes = if self.is_near(&known) { 0 } else { how.first_bytes };
+                let how = OpenHow { first_bytes, ..how.clone() };
+                return self.open_real(cx, Where::name(dir, name), &how).await;
+            }
         };
         match self.open_virtual(cx, &fh, how, right, &when) {
             Some(opened) => Ok(self.brought_near(opened, how).await),

@@ -117,7 +117,7 @@ impl Meta {
                 let small = o.attr.size_bytes <= u64::from(self.options.small_file_bytes);
                 let regular = o.asked != 0 && o.attr.kind() == FileKind::Regular && o.attr.size_bytes > 0;
                 let fh = super::handle(o);
-                let held = self.contents.has(&fh, o.version()) || self.is_near(&fh);
+                let held = self.contents.has(&fh, o.version());
                 (small && regular && !held).then_some((fh, o.attr.size_bytes))
             });
             let Some(Some((fh, size))) = small else { continue };
