@@ -167,6 +167,16 @@ impl Vfs for Local {
         Ok(wrote)
     }
 
+    async fn finish(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        pieces: Vec<(u64, Data)>,
+        set: &SetAttr,
+    ) -> Result<hither_vfs::Finished> {
+        hither_vfs::finish_in_steps(self, cx, file, pieces, set).await
+    }
+
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
         let file = owned(file);
         self.run(cx, move |inner, worker| inner.commit(worker, &file)).await
