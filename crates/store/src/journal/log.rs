@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use twox_hash::XxHash3_64;
 
 /// Unit of writing, in bytes.
@@ -37,6 +38,10 @@ const BATCH_MAGIC: u64 = 0x6869_7468_6261_7463;
 const BATCH_HEAD_BYTES: usize = 48;
 /// Length of a header without its checksum, in bytes.
 const HEAD_BYTES: usize = 96;
+/// The writer waits for as many records as the last batch had, at most for this part of the time that batch took, and
+const GATHER_PART: u32 = 4;
+/// at most so long.
+const GATHER_MAX: Duration = Duration::from_millis(1);
 /// A checkpoint is made at least so often while there is something to settle.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(5);
 
@@ -458,11 +463,20 @@ impl Shared {
     /// The writer: takes what has come together and makes it durable.
     fn write(&self) {
         let mut buf = Vec::new();
+        let (mut last_count, mut last_took) = (0, Duration::ZERO);
         loop {
             let mut state = self.state.lock();
             while state.pending.is_empty() && !state.closed {
                 self.work.wait(&mut state);
             }
+            // Whoever waited for the batch before comes again in a moment. Without this, callers in step divide into two
+            // halves that wait for each other.
+            let until = Instant::now() + (last_took / GATHER_PART).min(GATHER_MAX);
+            while state.next_seq - state.pending_seq < last_count
+                && state.pending.len() < state.pending_max() / 2
+                && !state.closed
+                && !self.work.wait_until(&mut state, until.into_std()).timed_out()
+            {}
             if state.pending.is_empty() {
                 return;
             }
@@ -484,15 +498,18 @@ impl Shared {
                 return self.fail("it is full and what is in it cannot be written where it belongs");
             };
             let last = state.next_seq - 1;
+            last_count = state.next_seq - state.pending_seq;
             let number = state.end.batch;
             frame(&mut buf, &mut state, number);
             state.pending_seq = last + 1;
             drop(state);
             // Appending goes on meanwhile: that is the next batch.
             self.room.notify_all();
+            let began = Instant::now();
             if let Err(e) = self.device.write_at(&buf, offset) {
                 return self.fail(&e.to_string());
             }
+            last_took = began.elapsed();
             let mut state = self.state.lock();
             let at = Position { batch: number, offset, seq: 0 };
             state.live.push_back((last, taken, at));
