@@ -159,6 +159,11 @@ impl Holder {
         self.files.get(&file).is_some_and(|e| e.dirty)
     }
 
+    /// Whether they are being pushed.
+    pub fn is_pushing(&self, file: FileKey) -> bool {
+        self.files.get(&file).is_some_and(|e| e.pushing)
+    }
+
     /// What is held and in force: the kind, and whether it is a caching lease.
     pub fn lease(&self, now: Ms, file: FileKey) -> Option<(Kind, bool)> {
         let e = self.files.get(&file)?;
@@ -501,7 +506,6 @@ impl Holder {
 
     /// Appends the state at `now`, as [`Table::canonical`](crate::Table) does.
     #[cfg(any(test, feature = "sim"))]
-    #[allow(dead_code, reason = "for the model checker")]
     pub(crate) fn canonical(&self, now: Ms, window: Ms, out: &mut crate::table::Canonical) {
         out.time(now, self.alive_until_ms, window);
         for (file, e) in &self.files {
@@ -524,7 +528,6 @@ impl Holder {
 
     /// How a request stands to what happened since: whether it is void, and whether its data was overtaken.
     #[cfg(any(test, feature = "sim"))]
-    #[allow(dead_code, reason = "for the model checker")]
     pub(crate) fn standing(&self, r: &Request) -> [u64; 2] {
         let e = self.files.get(&r.file);
         [

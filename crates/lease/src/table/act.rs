@@ -188,13 +188,11 @@ impl Table {
         if q.times > 1 {
             q.until_ms = q.until_ms.max(now + (unit << (q.times - 2)).min(max));
         }
-        self.files[f].quiet = true;
     }
 
     /// A file is given to nobody until then.
     pub(super) fn keep_free(&mut self, f: u32, until_ms: Ms) {
         let q = self.quiet.entry(f).or_default();
         q.until_ms = q.until_ms.max(until_ms);
-        self.files[f].quiet = true;
     }
 }

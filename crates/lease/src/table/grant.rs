@@ -58,8 +58,7 @@ impl Table {
         let writers = file.sharing_writers - own_shares(Kind::Write);
         let readers = file.sharing_readers - own_shares(Kind::Read);
         let sharing = self.rules.noncaching && (writers > 0 || (kind == Kind::Write && readers > 0));
-        let quiet =
-            self.rules.noncaching && file.quiet && self.quiet.get(&f).is_some_and(|q| now < q.until_ms);
+        let quiet = self.rules.noncaching && self.quiet.get(&f).is_some_and(|q| now < q.until_ms);
         let own_caches = own.is_some_and(|l| l.cachable);
         let others_write = file.writer != NONE && !(own_caches && own.is_some_and(|l| l.kind == Kind::Write));
         let own_reads = own.is_some_and(|l| l.cachable && l.kind == Kind::Read);
@@ -185,7 +184,7 @@ impl Table {
         let file = &self.files[f];
         let quiet = self.quiet.get(&f).map_or(0, |q| q.until_ms.saturating_sub(now));
         match quiet {
-            1.. if file.quiet && file.sharing_writers == 0 => term.min(u32::try_from(quiet).unwrap_or(term)),
+            1.. if file.sharing_writers == 0 => term.min(u32::try_from(quiet).unwrap_or(term)),
             _ => term,
         }
     }

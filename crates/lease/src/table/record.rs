@@ -96,8 +96,6 @@ pub(super) struct FileRec {
     pub idle: bool,
     /// All its caching leases are being called back.
     pub evicted_all: bool,
-    /// Has an entry in [`Table::quiet`].
-    pub quiet: bool,
 }
 
 /// Changes of several clients are under way.
@@ -193,7 +191,6 @@ impl Table {
             in_flight: 0,
             idle: false,
             evicted_all: false,
-            quiet: false,
         })?;
         let hash = self.mix(key.0);
         let mut index = std::mem::take(&mut self.by_key);
@@ -320,7 +317,7 @@ impl Table {
         if file.idle || needed {
             return;
         }
-        if file.revision == self.revisions.floor() && !file.quiet {
+        if file.revision == self.revisions.floor() && !self.quiet.contains_key(&f) {
             return self.remove_file(f);
         }
         let last = self.idle_last;
