@@ -107,6 +107,8 @@ struct State {
     seen: Option<u64>,
     /// Whether the kernel can have pages at all.
     opened: bool,
+    /// Nothing was read or written since the kernel's pages were dropped.
+    empty: bool,
     /// Length the kernel takes the file to have; `None` when it has to ask. (Attributes that arrive together with
     /// an invalidation are ignored by the kernel.)
     told_size: Option<u64>,
@@ -206,6 +208,7 @@ impl Inode {
             pages: None,
             seen: None,
             opened: false,
+            empty: true,
             told_size: Some(attr.size_bytes),
             told_change: Some(attr.change),
             modifying: 0,
@@ -258,6 +261,7 @@ impl Inode {
         let mut s = self.state.lock();
         s.modifying += 1;
         s.modified = clock.tick();
+        s.empty = false;
         s.pages = None;
         s.known = None;
         s.seen = None;
@@ -382,6 +386,7 @@ impl Inode {
         let mut s = self.state.lock();
         s.told_size = None;
         s.told_change = None;
+        s.empty = true;
         if s.modifying == 0 && s.modified <= asked {
             s.pages = Some(change);
         }
@@ -404,6 +409,7 @@ impl Inode {
         // at an old length.
         let attrs_stale = s.told_size != Some(attr.size_bytes) || s.told_change != Some(attr.change);
         let keep = s.pages == Some(attr.change) && !size_differs;
+        s.empty |= !keep;
         s.pages = Some(attr.change);
         OnOpen { keep, attrs_stale, size_unknown: s.told_size != Some(attr.size_bytes) }
     }
@@ -416,10 +422,15 @@ impl Inode {
         s.told_change = None;
     }
 
+    /// Notes that the kernel reads contents.
+    pub fn read(&self) {
+        self.state.lock().empty = false;
+    }
+
     /// Whether the kernel may have pages that are right.
     pub fn has_pages(&self) -> bool {
         let s = self.state.lock();
-        s.opened && s.pages.is_some()
+        s.opened && !s.empty && s.pages.is_some()
     }
 
     /// Whether contents that belong to `change` are still those of the file, as far as is known here.

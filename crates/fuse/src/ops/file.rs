@@ -197,6 +197,7 @@ impl Call {
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
         let cx = self.cx_of(file.cred.clone());
+        file.inode.read();
         let (mut data, mut end) = file.take_first(offset, size as usize);
         if flags & O_DIRECT != 0 {
             (data, end) = (Data::default(), false);
