@@ -125,6 +125,8 @@ impl Core {
                 return;
             }
             state.gone(&stateid);
+            // An open by name has passed us, and the server closed that, too.
+            self.open_again(state).await;
         }
     }
 }

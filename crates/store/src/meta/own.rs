@@ -131,9 +131,17 @@ impl Meta {
     }
 }
 
-/// Keeps about `most` of the first, and all with the hash of the last; whether that is all.
+/// Keeps about `most` of the first, and all with the hash of the last; whether that is all. Of a name that was removed and made
+/// again between two pages the later one stays.
 fn first(found: &mut Vec<(u32, DirEntry)>, most: usize) -> bool {
-    found.sort_by_key(|f| f.0);
+    found.sort_by(|a, b| (a.0, a.1.name.as_bytes()).cmp(&(b.0, b.1.name.as_bytes())));
+    found.dedup_by(|later, kept| {
+        let same = later.1.name == kept.1.name;
+        if same {
+            std::mem::swap(later, kept);
+        }
+        same
+    });
     let Some(last) = found.get(most - 1).map(|f| f.0) else { return true };
     let keep = found.partition_point(|f| f.0 <= last);
     let all = keep == found.len();
