@@ -87,6 +87,8 @@ pub struct DirtyOptions {
     pub flights: usize,
     /// A question for the attributes of a file with no more dirty bytes than these sends them first; 0: never.
     pub stat_flush_bytes: u64,
+    /// Times and permissions that a file's creator sets wait for its last bytes.
+    pub delay_attributes: bool,
 }
 
 impl Default for DirtyOptions {
@@ -100,6 +102,7 @@ impl Default for DirtyOptions {
             flights_per_file: 8,
             flights: 32,
             stat_flush_bytes: 8 << 20,
+            delay_attributes: true,
         }
     }
 }

@@ -13,6 +13,9 @@ use tokio::time::Instant;
 impl Dirty {
     /// Keeps a change of attributes for the end of the file, where that may be.
     pub(super) fn owe(&self, cx: &Cx, file: &Arc<File>, set: &SetAttr) -> Option<Attrs> {
+        if !self.options.delay_attributes {
+            return None;
+        }
         let (now, wall) = (Instant::now(), self.wall());
         let mut s = file.state.lock();
         let shown = s.shown()?;
