@@ -527,7 +527,8 @@ async fn many_files_are_closed_together() {
     t.check();
 }
 
-/// All that is left of a file goes in one compound: pieces, a COMMIT when there are several, and attributes.
+/// All that is left of a file goes in one compound, bytes and attributes. Of several pieces each has a compound of its own: a server
+/// may write wrong bytes of a second WRITE.
 #[tokio::test(start_paused = true)]
 async fn a_file_is_finished_in_one_compound() {
     let t = Test::new().await;
@@ -539,12 +540,12 @@ async fn a_file_is_finished_in_one_compound() {
     assert_eq!((done.wrote.bytes, done.set), (3, Ok(())));
     let pieces = vec![piece(3, "two"), piece(10, "3")];
     let done = t.v4.finish(&cx(), file(&a), pieces, &SetAttr::default()).await.unwrap();
-    assert_eq!(done.wrote.attrs.unwrap().attr.size_bytes, 11);
+    assert_eq!(done.wrote.bytes, 4);
     let compounds = t.server.lock().compounds[before..].to_vec();
     use NfsOpnum4 as N;
     assert_eq!(compounds[0], [N::PUTFH, N::WRITE, N::SETATTR, N::GETATTR]);
-    assert_eq!(compounds[1], [N::PUTFH, N::WRITE, N::WRITE, N::COMMIT, N::GETATTR]);
-    assert_eq!(compounds.len(), 2);
+    let writes = |ops: &Vec<N>| ops.iter().filter(|&&op| op == N::WRITE).count();
+    assert_eq!(compounds.iter().map(writes).max(), Some(1));
     assert_eq!(t.server.lock().files["a"].stable, b"onetwo\0\0\0\x003");
     // What the server refuses of the attributes does not concern the bytes.
     t.server.lock().fail = vec![(N::SETATTR, Nfsstat4::PERM); 2];
