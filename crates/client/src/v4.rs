@@ -12,11 +12,12 @@
 //! | `state`, `ranges`, `closer` | which files are open and locked; closing many at once |
 //! | `walk`, `list`, `many`, `bring` | many answers in one compound |
 //! | `open`, `lock`, `io`, `names`, `attrs`, `xattr` | the operations |
+//! | `twice` | what became of a change whose reply was lost with its session |
 //!
 //! Exactly once: a call whose connection broke is repeated in its slot and answered from the server's reply cache.
 //! When the session itself is lost (the server restarted), the call is sent again in the new session, as by the
-//! Linux client: an exclusive create is recognised by its verifier; a REMOVE that then finds nothing succeeded; a
-//! MKDIR, LINK, SYMLINK or RENAME that was executed before the restart can report `EEXIST` or `ENOENT`.
+//! Linux client: an exclusive create is recognised by its verifier; a REMOVE that then finds nothing succeeded; whether
+//! a LINK or RENAME was executed before is seen by the names (`twice`); a MKDIR or SYMLINK can report `EEXIST`.
 
 mod attrs;
 mod bring;
@@ -39,6 +40,7 @@ mod recover;
 mod session;
 mod shutdown;
 mod state;
+mod twice;
 mod walk;
 mod xattr;
 

@@ -146,7 +146,19 @@ impl Core {
         results.putfh()?;
         results.savefh()?;
         results.putfh()?;
-        let mut change = change_info(&results.link()?);
+        let mut change = match results.link() {
+            Ok(cinfo) => change_info(&cinfo),
+            Err(e) if answer.repeated && e.status() == Some(Nfsstat4::EXIST) => {
+                return match self.linked_before(cx, fh, (dir, name)).await? {
+                    true => {
+                        let node = Node { fh: fh.clone(), attrs: self.getattr(cx, fh).await? };
+                        Ok(Made { node, dir: ChangeInfo::default() })
+                    }
+                    false => Err(e.into()),
+                };
+            }
+            Err(e) => return Err(e.into()),
+        };
         change.attrs = self.dir_attrs(dir, &mut answer).await;
         let after = answer.results.restorefh().and_then(|()| answer.results.getattr());
         let attrs = match after {
@@ -250,10 +262,22 @@ impl Core {
         let mut answer = self.compound(cx, Compound::new("RENAME", ops)).await?;
         answer.results.putfh()?;
         answer.results.savefh()?;
-        let ok = answer.results.rename()?;
-        self.hidden(file, Silly { dir: dir.clone(), name: silly });
-        let attrs = self.dir_attrs(dir, &mut answer).await;
-        Ok(ChangeInfo { attrs, ..change_info(&ok.target_cinfo) })
+        let renamed = answer.results.rename();
+        match renamed {
+            Ok(ok) => {
+                self.hidden(file, Silly { dir: dir.clone(), name: silly });
+                let attrs = self.dir_attrs(dir, &mut answer).await;
+                Ok(ChangeInfo { attrs, ..change_info(&ok.target_cinfo) })
+            }
+            Err(e) if answer.repeated && e.status() == Some(Nfsstat4::NOENT) => {
+                if !self.linked_before(cx, &file.fh, (dir, &silly)).await? {
+                    return Err(e.into());
+                }
+                self.hidden(file, Silly { dir: dir.clone(), name: silly });
+                Ok(ChangeInfo::default())
+            }
+            Err(e) => Err(e.into()),
+        }
     }
 
     /// The open file has no name but this any more.
@@ -299,7 +323,7 @@ impl Core {
                 self.close_first(fh).await;
             }
             let held = replaced.filter(|_| hide.is_none()).and_then(|fh| self.delegations.take(fh));
-            match self.rename_once(cx, from, to, hide, held).await {
+            match self.rename_once(cx, from, to, replaced, hide, held).await {
                 // After the link for the replaced file was made the compound is not repeated by itself.
                 Err(Fail::Nfs(Nfsstat4::DELAY)) => {
                     interruptible(Some(&cx.cancel), tokio::time::sleep(delay.step())).await?;
@@ -314,6 +338,7 @@ impl Core {
         cx: &Cx,
         from: (&Fh, &Name),
         to: (&Fh, &Name),
+        replaced: Option<&Fh>,
         hide: Option<(Arc<FileState>, Name)>,
         held: Option<Taken>,
     ) -> Answered<(ChangeInfo, ChangeInfo)> {
@@ -337,7 +362,17 @@ impl Core {
                 Err(e) if is_no_link(e.status()) => {
                     // As the Linux client does it always: for a moment the target name is absent.
                     self.silly_rename(cx, &file, to.0, to.1).await?;
-                    return Box::pin(self.rename_once(cx, from, to, None, None)).await;
+                    return Box::pin(self.rename_once(cx, from, to, None, None, None)).await;
+                }
+                Err(e) if answer.repeated && e.status() == Some(Nfsstat4::EXIST) => {
+                    // Nobody else chooses that name: all of it was executed before, or the link alone.
+                    let silly = Silly { dir: to.0.clone(), name: silly };
+                    if self.renamed_before(cx, from, to, replaced).await? {
+                        self.hidden(&file, silly);
+                        return Ok((ChangeInfo::default(), ChangeInfo::default()));
+                    }
+                    self.remove_silly(&silly, None).await;
+                    return Err(Fail::Nfs(Nfsstat4::DELAY));
                 }
                 linked => linked?,
             };
@@ -350,8 +385,16 @@ impl Core {
             }
             return self.renamed(renamed?, from.0, to.0, answer).await;
         }
-        let ok = read_rename(&mut answer)?;
-        self.renamed(ok, from.0, to.0, answer).await
+        match read_rename(&mut answer) {
+            Ok(ok) => self.renamed(ok, from.0, to.0, answer).await,
+            Err(Fail::Nfs(Nfsstat4::NOENT)) if answer.repeated => {
+                match self.renamed_before(cx, from, to, replaced).await? {
+                    true => Ok((ChangeInfo::default(), ChangeInfo::default())),
+                    false => Err(Fail::Nfs(Nfsstat4::NOENT)),
+                }
+            }
+            Err(e) => Err(e),
+        }
     }
 
     /// The changes of both directories, with their attributes where they came along.

@@ -2,6 +2,7 @@
 
 mod chains;
 mod server;
+mod twice;
 
 use super::*;
 use crate::Recovery;

@@ -54,6 +54,10 @@ pub struct State {
     pub verifier_in_times: bool,
     /// Does not give the filehandle as an attribute.
     pub no_fh_attr: bool,
+    /// The next request with this operation is executed and its session lost, with the reply.
+    pub lose_session: Option<NfsOpnum4>,
+    /// Names that lead to the handle of another name.
+    pub leads_to: BTreeMap<String, String>,
     /// The next request with this operation is executed, its reply neither sent nor kept.
     pub lose_uncached: Option<NfsOpnum4>,
     cb_seq: u32,
@@ -223,6 +227,11 @@ impl Server {
         {
             session.slots[slot as usize].busy = false;
         }
+        if s.lose_session.is_some_and(|op| ops.contains(&op)) {
+            s.lose_session = None;
+            s.sessions.clear();
+            return;
+        }
         if s.lose_uncached.is_some_and(|op| ops.contains(&op)) {
             s.lose_uncached = None;
             if let Some((session, slot)) = slot
@@ -259,6 +268,7 @@ pub fn handle(file: &str) -> Fh {
 #[derive(Default)]
 struct Cur {
     fh: Option<Fh>,
+    saved: Option<Fh>,
     client: Clientid,
     stateid: Option<Stateid>,
 }
@@ -413,6 +423,16 @@ impl State {
                 let known = self.files.remove(&text(name)).map(|_| ChangeInfo::default());
                 OpRes::Remove(known.ok_or(Nfsstat4::NOENT))
             }
+            Op::Savefh => {
+                cur.saved.clone_from(&cur.fh);
+                OpRes::Savefh(Ok(()))
+            }
+            Op::Restorefh => {
+                cur.fh.clone_from(&cur.saved);
+                OpRes::Restorefh(Ok(()))
+            }
+            Op::Rename(a) => OpRes::Rename(self.rename(&text(&a.oldname), text(&a.newname))),
+            Op::Link(name) => OpRes::Link(self.link(text(name), cur)),
             Op::Open(a) => OpRes::Open(self.open(a, cur)),
             Op::Close(a) => OpRes::Close(self.close(a, cur)),
             Op::OpenDowngrade(a) => OpRes::OpenDowngrade(self.downgrade(a)),
@@ -546,8 +566,27 @@ impl State {
             return Err(Nfsstat4::NOTDIR);
         }
         self.files.get(&name).ok_or(Nfsstat4::NOENT)?;
-        cur.fh = Some(handle(&name));
+        cur.fh = Some(handle(self.leads_to.get(&name).unwrap_or(&name)));
         Ok(())
+    }
+
+    fn rename(&mut self, old: &str, new: String) -> Result<RenameOk, Nfsstat4> {
+        let file = self.files.remove(old).ok_or(Nfsstat4::NOENT)?;
+        self.files.insert(new.clone(), file);
+        self.leads_to.insert(new, old.to_owned());
+        Ok(RenameOk { source_cinfo: ChangeInfo::default(), target_cinfo: ChangeInfo::default() })
+    }
+
+    fn link(&mut self, new: String, cur: &Cur) -> Result<ChangeInfo, Nfsstat4> {
+        let old = cur.saved.as_ref().ok_or(Nfsstat4::NOFILEHANDLE)?;
+        let old = String::from_utf8_lossy(&old[1..]).into_owned();
+        if self.files.contains_key(&new) {
+            return Err(Nfsstat4::EXIST);
+        }
+        let file = self.files.get(&old).cloned().ok_or(Nfsstat4::NOENT)?;
+        self.files.insert(new.clone(), file);
+        self.leads_to.insert(new, old);
+        Ok(ChangeInfo::default())
     }
 
     /// All names, whichever the directory is.

@@ -1,0 +1,75 @@
+//! Changes that were executed, and whose session was lost with the reply.
+
+use super::*;
+
+async fn losing(op: NfsOpnum4, names: &[&str]) -> Test {
+    let t = Test::new().await;
+    for name in names {
+        t.server.lock().files.insert((*name).to_owned(), server::File::default());
+    }
+    t.server.lock().lose_session = Some(op);
+    let net = t.net.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        net.cut(Cut::Reset);
+    });
+    t
+}
+
+async fn rename(t: &Test, from: &str, to: &str, replaced: Option<&Fh>) -> Result<(ChangeInfo, ChangeInfo)> {
+    t.v4.rename(&cx(), (&t.root, &name(from)), (&t.root, &name(to)), replaced, RenameFlags::empty()).await
+}
+
+/// The first one did it: that is what the program hears, whether the new name was taken or not.
+#[tokio::test(start_paused = true)]
+async fn a_rename_that_was_executed_before_its_session_was_lost_succeeded() {
+    for names in [&["a"][..], &["a", "b"]] {
+        let t = losing(NfsOpnum4::RENAME, names).await;
+        let replaced = (names.len() == 2).then(|| Fh(Bytes::from_static(b"fb")));
+        let lookups = t.server.count("LOOKUP");
+        rename(&t, "a", "b", replaced.as_ref()).await.unwrap();
+        assert_eq!((t.server.count("RENAME"), t.server.count("LOOKUP") - lookups), (2, 2));
+        assert_eq!(t.server.lock().files.keys().collect::<Vec<_>>(), ["b"]);
+        t.check();
+    }
+}
+
+/// Nothing to rename, and the new name is what it was: that is an error, however often it was sent.
+#[tokio::test(start_paused = true)]
+async fn a_rename_of_nothing_fails_in_every_session() {
+    for names in [&[][..], &["b"]] {
+        let t = losing(NfsOpnum4::RENAME, names).await;
+        let replaced = (names.len() == 1).then(|| Fh(Bytes::from_static(b"fb")));
+        assert_eq!(errno(rename(&t, "a", "b", replaced.as_ref()).await), libc::ENOENT);
+        t.check();
+    }
+}
+
+/// The replaced file is open and gets a second name first: also that half is recognised.
+#[tokio::test(start_paused = true)]
+async fn a_rename_over_an_open_file_is_recognised() {
+    let t = losing(NfsOpnum4::RENAME, &["a"]).await;
+    let open = t.create("b").await;
+    rename(&t, "a", "b", Some(&open.node.fh)).await.unwrap();
+    let names: Vec<_> = t.server.lock().files.keys().cloned().collect();
+    assert!(names.len() == 2 && names[0].starts_with(".nfs") && names[1] == "b", "{names:?}");
+    t.v4.close(&cx(), &open.node.fh, open.open).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(t.server.lock().files.keys().collect::<Vec<_>>(), ["b"]);
+    t.check();
+}
+
+/// A second name that leads to the very file was made by us; one that leads elsewhere was there.
+#[tokio::test(start_paused = true)]
+async fn a_link_that_was_executed_before_its_session_was_lost_succeeded() {
+    for (names, errs) in [(&["a"][..], false), (&["a", "b"], true)] {
+        let t = losing(NfsOpnum4::LINK, names).await;
+        let made = t.v4.link(&cx(), &Fh(Bytes::from_static(b"fa")), &t.root, &name("b")).await;
+        match errs {
+            false => assert_eq!(&made.unwrap().node.fh.0[..], b"fa"),
+            true => assert_eq!(errno(made), libc::EEXIST),
+        }
+        assert_eq!(t.server.count("LINK"), 2);
+        t.check();
+    }
+}
