@@ -66,6 +66,11 @@ impl Leases {
         drop(gate);
     }
 
+    /// Objects that the kernel keeps attributes of under a lease, and withdrawals so far.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.held.lock().len() as u64, self.withdrawals())
+    }
+
     /// Inodes under leases, which end here.
     pub fn take_all(&self) -> Vec<u64> {
         self.held.lock().drain().collect()

@@ -218,6 +218,11 @@ impl Mounted {
         self.session.passthrough.opens()
     }
 
+    /// Objects that the kernel keeps under a lease now, and withdrawals of leases so far.
+    pub fn leases(&self) -> (u64, u64) {
+        self.session.leases.counts()
+    }
+
     /// Open files, open directories, requests under way, inodes the kernel knows.
     pub fn counts(&self) -> (usize, usize, usize, usize) {
         self.session.counts()

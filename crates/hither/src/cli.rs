@@ -104,7 +104,7 @@ pub struct StatArgs {
     /// How to show it
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,
-    /// Show again every N seconds what was added since, until interrupted
+    /// Show again every N seconds, until interrupted; as text what was added since
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub watch: Option<u64>,
 }
@@ -257,6 +257,10 @@ pub enum Format {
     Json,
     /// As /proc/self/mountstats, for `mountstats -f FILE` and its like
     Mountstats,
+    /// In the layout of `nfsstat -c`
+    Nfsstat,
+    /// For Prometheus; the mount option metrics= serves the same over HTTP
+    Prometheus,
 }
 
 /// What clap found wrong, in one line: its first line, and its tip when it has one.
@@ -301,7 +305,7 @@ mod tests {
             ),
             (
                 &["hither", "stat", "--format", "xml", "/mnt"],
-                "invalid value 'xml' for '--format <FORMAT>' [possible values: text, json, mountstats]; see \
+                "invalid value 'xml' for '--format <FORMAT>' [possible values: text, json, mountstats, nfsstat, prometheus]; see \
                  `hither --help`",
             ),
         ] {

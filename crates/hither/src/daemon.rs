@@ -12,6 +12,7 @@ use crate::cli::MountArgs;
 use crate::control::{Answer, Ask, Control};
 use crate::exit::{self, Failure};
 use crate::log::{self, Log, Place};
+use crate::metrics::{self, endpoint};
 use crate::mount::{Job, NoDir, check_dir};
 use crate::mountinfo;
 use crate::source::NoAddress;
@@ -67,6 +68,13 @@ fn set_up(args: &MountArgs) -> Result<Log, Failure> {
 /// From the first attempt to the end of the mount.
 async fn live(job: &Job, log: &Log, voice: &mut Voice) -> Result<(), Failure> {
     let mut signals = Signals::new().map_err(|e| Failure::system(format!("signal handlers: {e}")))?;
+    // Before the server is asked for anything: a port that is taken is taken for good.
+    let metrics = match &job.wanted.metrics {
+        Some(place) => Some(endpoint::bind(place).await.map_err(|e| {
+            Failure::usage(format!("option 'metrics={place}': {e}; give another address or path"))
+        })?),
+        None => None,
+    };
     let interrupted = || Failure { code: exit::INTERRUPTED, line: "interrupted".into() };
     let client = tokio::select! {
         client = connect(job, voice) => client?,
@@ -74,7 +82,9 @@ async fn live(job: &Job, log: &Log, voice: &mut Voice) -> Result<(), Failure> {
     };
     let dir = check_dir(&job.dir, &job.source)?;
     let mounted = Arc::new(stack::mount(job, &dir, &client).await?);
-    let teller = Teller::new(job, &dir, &client, mounted.clone());
+    let teller = Arc::new(Teller::new(job, &dir, &client, mounted.clone()));
+    let told = teller.clone();
+    let metrics = metrics.map(|bound| bound.serve(Arc::new(move || metrics::render(&told.report()))));
     let control = Control::start(mounted.device(), answer(teller, &dir))
         .inspect_err(|e| tracing::warn!("no control socket, `hither stat` will not work: {e}"));
     if voice.ready() {
@@ -85,7 +95,7 @@ async fn live(job: &Job, log: &Log, voice: &mut Voice) -> Result<(), Failure> {
         unmount(&mounted).await;
     }
     farewell(&client).await;
-    drop(control);
+    drop((control, metrics));
     tracing::info!("{} unmounted from {}", job.source.shown(), dir.display());
     Ok(())
 }
@@ -141,8 +151,8 @@ async fn farewell(client: &Client) {
 }
 
 /// Answers of the control socket.
-fn answer(teller: Teller, dir: &Path) -> Answer {
-    let (dir, teller) = (dir.to_path_buf(), Arc::new(teller));
+fn answer(teller: Arc<Teller>, dir: &Path) -> Answer {
+    let dir = dir.to_path_buf();
     Arc::new(move |ask| {
         let (dir, teller) = (dir.clone(), teller.clone());
         Box::pin(async move {

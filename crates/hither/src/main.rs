@@ -11,6 +11,7 @@ mod daemon;
 mod exit;
 mod helper;
 mod log;
+mod metrics;
 mod mount;
 mod mountinfo;
 mod mountstats;

@@ -17,6 +17,7 @@ pub use render::help;
 pub use render::markdown;
 pub use table::{Act, Arg, Def, GROUPS, Group, OPTIONS};
 
+use crate::metrics::endpoint::Place;
 use hither_client::{AttrCache, LookupCache, Recovery, Version};
 use rustix::mount::MountFlags;
 use std::collections::BTreeMap;
@@ -160,6 +161,8 @@ pub struct Wanted {
     pub cache: Cache,
     /// `rdirplus`.
     pub readdirplus: bool,
+    /// `metrics=`.
+    pub metrics: Option<Place>,
     /// `acl`.
     pub acl: bool,
     /// `idmap_domain=`.
@@ -211,6 +214,7 @@ impl Default for Wanted {
             dirty_age: Duration::from_secs(5),
             cache: Cache::default(),
             readdirplus: true,
+            metrics: None,
             acl: true,
             idmap_domain: None,
             retry: None,

@@ -2,6 +2,7 @@
 //!
 //! Names and meanings stay; new ones may be added. `version` grows when one changes its meaning.
 
+use hither_fuse::OpCount;
 use hither_rpc::stats::{OpSnapshot, Snapshot, TransportSnapshot};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -22,8 +23,12 @@ pub struct Report {
     pub operations: Vec<Operation>,
     /// Requests of the kernel, by name.
     pub fuse: BTreeMap<String, u64>,
+    /// Those among them that were answered with an error, such as "no such file".
+    #[serde(default)]
+    pub fuse_errors: BTreeMap<String, u64>,
     /// What the layers between counted, by layer: `hints` (paths read from callers), `meta` (names, attributes and small files
-    /// answered from memory), `dirty` (delayed writes), `disk` (contents kept on the local disk), `passthrough` (opens that the kernel reads by itself).
+    /// answered from memory), `dirty` (delayed writes), `disk` (contents kept on the local disk), `passthrough` (opens that the kernel reads by itself), `leases` (what the kernel
+    /// keeps until the server recalls it).
     #[serde(default)]
     pub layers: BTreeMap<String, Counters>,
 }
@@ -96,6 +101,25 @@ pub struct Connection {
     pub bytes_received: u64,
     /// Seconds since the last message.
     pub idle_s: u64,
+    /// Times it was lost.
+    #[serde(default)]
+    pub drops: u64,
+    /// Replies to no call in flight.
+    #[serde(default)]
+    pub bad_xids: u64,
+    /// Most calls ever in flight.
+    #[serde(default)]
+    pub max_in_flight: u64,
+    /// Sums of queue lengths, one sample for each call sent: calls that waited for room, calls waiting to be sent, calls in
+    /// flight.
+    #[serde(default)]
+    pub backlog_sum: u64,
+    /// See `backlog_sum`.
+    #[serde(default)]
+    pub sending_sum: u64,
+    /// See `backlog_sum`.
+    #[serde(default)]
+    pub pending_sum: u64,
 }
 
 /// One operation.
@@ -123,10 +147,13 @@ pub struct Operation {
     pub execute_ms: u64,
     /// Time from beginning to end of a call.
     pub latency_us: Latency,
+    /// Time from the last transmission to the reply.
+    #[serde(default)]
+    pub rtt_us: Latency,
 }
 
 /// Percentiles, right to 1 %.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     /// Mean.
     pub mean: f64,
@@ -152,6 +179,12 @@ impl From<&TransportSnapshot> for Connection {
             bytes_sent: t.bytes_sent,
             bytes_received: t.bytes_received,
             idle_s: t.idle_s,
+            drops: t.drops,
+            bad_xids: t.bad_xids,
+            max_in_flight: t.max_slots,
+            backlog_sum: t.bklog_u,
+            sending_sum: t.sending_u,
+            pending_sum: t.pending_u,
         }
     }
 }
@@ -176,6 +209,13 @@ impl From<&OpSnapshot> for Operation {
                 p99: op.latency_us(99.0),
                 max: op.latency_max_us(),
             },
+            rtt_us: Latency {
+                mean: op.rtt_mean_us(),
+                p50: op.rtt_us(50.0),
+                p90: op.rtt_us(90.0),
+                p99: op.rtt_us(99.0),
+                max: op.rtt_max_us(),
+            },
         }
     }
 }
@@ -185,7 +225,7 @@ impl Report {
     pub fn new(
         mount: MountPart,
         rpc: &Snapshot,
-        fuse: BTreeMap<String, u64>,
+        requests: &[OpCount],
         layers: BTreeMap<String, Counters>,
     ) -> Self {
         Self {
@@ -193,8 +233,24 @@ impl Report {
             mount,
             connections: rpc.transports.iter().map(Connection::from).collect(),
             operations: rpc.ops.iter().map(Operation::from).collect(),
-            fuse,
+            fuse: requests.iter().map(|r| (r.op.to_string(), r.count)).collect(),
+            fuse_errors: requests
+                .iter()
+                .filter(|r| r.errors > 0)
+                .map(|r| (r.op.to_string(), r.errors))
+                .collect(),
             layers,
+        }
+    }
+
+    /// A counter of a layer; 0 when there is none.
+    pub fn count(&self, layer: &str, name: &str) -> u64 {
+        match self.layers.get(layer) {
+            Some(Counters::Group(group)) => match group.get(name) {
+                Some(Counters::Count(n)) => *n,
+                _ => 0,
+            },
+            _ => 0,
         }
     }
 }

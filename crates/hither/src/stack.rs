@@ -275,7 +275,7 @@ impl Teller {
         let rpc = self.stats.snapshot();
         let cache_trouble = self.disk.as_ref().and_then(|disk| disk.trouble());
         let part = MountPart { age_s: rpc.age_s, cache_trouble, ..self.part.clone() };
-        Report::new(part, &rpc, self.requests(), self.layers())
+        Report::new(part, &rpc, &self.mounted.stats(), self.layers())
     }
 
     /// The statvers=1.1 record; `flags` are the mount's flags as mountinfo shows them.
@@ -305,6 +305,9 @@ impl Teller {
         let lent = BTreeMap::from([("opens", self.mounted.passthrough_opens())]);
         layers.extend(self.disk.as_ref().map(|_| ("passthrough", Counters::of(&lent))));
         layers.extend(self.disk.as_ref().map(|disk| ("disk", Counters::of(&disk.stats()))));
+        let (held, withdrawals) = self.mounted.leases();
+        let leases = BTreeMap::from([("held", held), ("withdrawals", withdrawals)]);
+        layers.push(("leases", Counters::of(&leases)));
         layers.into_iter().map(|(name, counters)| (name.to_string(), counters)).collect()
     }
 

@@ -3,11 +3,13 @@
 //! The mount is found in mountinfo and its daemon asked over the control socket; the directory itself
 //! is never touched, so that a mount whose server is dead can be looked at.
 
+mod nfsstat;
 pub mod text;
 
 use crate::cli::{Format, StatArgs};
 use crate::control::{self, Ask};
 use crate::exit::Failure;
+use crate::metrics;
 use crate::mountinfo;
 use crate::report::Report;
 use std::io::Write;
@@ -85,6 +87,8 @@ fn show(dev: (u32, u32), dir: &str, format: Format, known: Option<&Report>) -> R
                     let json = serde_json::to_string(report).map_err(|e| Failure::system(e.to_string()))?;
                     print(&format!("{json}\n"))
                 }
+                Format::Prometheus => print(&metrics::render(report)),
+                Format::Nfsstat => print(&nfsstat::record(report)),
                 _ => print(&text::whole(report)),
             }
         }

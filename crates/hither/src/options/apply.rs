@@ -417,6 +417,11 @@ pub fn retry(w: &mut Wanted, value: &str) -> Done {
     Ok(())
 }
 
+pub fn metrics(w: &mut Wanted, value: &str) -> Done {
+    w.metrics = Some(value.parse()?);
+    Ok(())
+}
+
 pub fn bg(w: &mut Wanted, _: &str) -> Done {
     w.background = true;
     Ok(())

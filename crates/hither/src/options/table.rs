@@ -269,6 +269,8 @@ pub const OPTIONS: &[Def] = &[
         .rivals("bg")
         .help("when the first attempt fails, go on trying in the background and report success"),
     keyword("fg", Command, apply::fg).rivals("bg").default("on").help("try in the foreground"),
+    valued("metrics", "ADDRESS:PORT|SOCKET", "", Command, apply::metrics)
+        .help("the figures of `hither stat` for Prometheus, over HTTP on a TCP address or a UNIX socket (/PATH, mode 0600)"),
     keyword("sloppy", Command, apply::sloppy).help("ignore unknown options (also mount -s)"),
     keyword("remount", Command, apply::remount)
         .help("change the flags of an existing mount (ro, rw, nosuid, ...); other options stay as they are"),

@@ -1,6 +1,6 @@
 //! A report as tables for people.
 
-use crate::report::{Counters, Operation, Report};
+use crate::report::{Counters, Latency, Operation, Report};
 use std::fmt::Write;
 
 /// Everything since the mount.
@@ -38,9 +38,37 @@ pub fn whole(report: &Report) -> String {
             let _ = writeln!(out, "{layer:<11} {}", parts.join(", "));
         }
     }
+    let answered = answered(report);
+    if !answered.is_empty() {
+        let _ = writeln!(out, "answered    {}", answered.join(", "));
+    }
     out.push('\n');
     table(&mut out, &report.operations);
     out
+}
+
+/// How much of what was wanted was answered on this machine, by layer.
+fn answered(report: &Report) -> Vec<String> {
+    let count = |layer: &str, names: &[&str]| names.iter().map(|name| report.count(layer, name)).sum::<u64>();
+    let mut parts = Vec::new();
+    for (what, layer, here, asked) in [
+        ("names", "meta", &["name_hits", "negative_hits"][..], &["name_misses"][..]),
+        ("attributes", "meta", &["attr_hits"], &["attr_misses"]),
+        ("listings", "meta", &["listing_hits"], &["listing_misses"]),
+        ("rights", "meta", &["access_hits"], &["access_misses"]),
+        ("opens", "meta", &["virtual_opens"], &["real_opens"]),
+        ("reads from the disk cache", "disk", &["hits"], &["misses"]),
+    ] {
+        let (here, asked) = (count(layer, here), count(layer, asked));
+        if let Some(percent) = (here * 100).checked_div(here + asked) {
+            parts.push(format!("{percent} % of {} {what}", here + asked));
+        }
+    }
+    let brought = report.count("meta", "prefetched_bytes");
+    if let Some(percent) = (report.count("meta", "prefetch_used_bytes") * 100).checked_div(brought) {
+        parts.push(format!("{percent} % of {} brought ahead were used", bytes(brought)));
+    }
+    parts
 }
 
 /// `name count` of everything that was counted at all.
@@ -60,7 +88,14 @@ fn counts(parts: &mut Vec<String>, name: &str, counters: &Counters) {
     }
 }
 
-/// What was added within `every_s` seconds; percentiles are those of the whole time.
+/// Mean round-trip time of the calls that came since `old`, from sums of whole milliseconds.
+fn mean_rtt_us(op: &Operation, old: Option<&Operation>) -> f64 {
+    let calls = op.calls.saturating_sub(old.map_or(0, |o| o.calls));
+    let rtt_ms = op.rtt_ms.saturating_sub(old.map_or(0, |o| o.rtt_ms));
+    if calls == 0 { 0.0 } else { rtt_ms as f64 * 1e3 / calls as f64 }
+}
+
+/// What was added within `every_s` seconds, with its mean round-trip times; percentiles are those of the whole time.
 pub fn change(before: &Report, now: &Report, every_s: u64) -> String {
     let added: Vec<Operation> = now
         .operations
@@ -75,6 +110,7 @@ pub fn change(before: &Report, now: &Report, every_s: u64) -> String {
                 errors: minus(op.errors, old.map(|o| o.errors)),
                 bytes_sent: minus(op.bytes_sent, old.map(|o| o.bytes_sent)),
                 bytes_received: minus(op.bytes_received, old.map(|o| o.bytes_received)),
+                rtt_us: Latency { mean: mean_rtt_us(op, old), ..op.rtt_us.clone() },
                 ..op.clone()
             };
             (op.calls + op.retransmissions + op.timeouts + op.errors > 0).then_some(op)
@@ -95,20 +131,32 @@ fn table(out: &mut String, operations: &[Operation]) {
     let width = rows.iter().map(|op| op.name.len()).max().unwrap_or(0).max(9);
     let _ = writeln!(
         out,
-        "{:<width$} {:>9} {:>6} {:>8} {:>7} {:>10} {:>10} {:>8} {:>8} {:>8} {:>8}",
-        "operation", "calls", "resent", "timeouts", "errors", "sent", "received", "p50", "p90", "p99", "max"
+        "{:<width$} {:>9} {:>6} {:>8} {:>7} {:>10} {:>10} {:>8} {:>8} {:>8} {:>8} {:>8}",
+        "operation",
+        "calls",
+        "resent",
+        "timeouts",
+        "errors",
+        "sent",
+        "received",
+        "rtt",
+        "p50",
+        "p90",
+        "p99",
+        "max"
     );
     let mut line = |name: &str, op: &Operation, latency: bool| {
         let time = |us: u64| if latency { duration(us) } else { String::new() };
         let l = &op.latency_us;
         let row = format!(
-            "{name:<width$} {:>9} {:>6} {:>8} {:>7} {:>10} {:>10} {:>8} {:>8} {:>8} {:>8}",
+            "{name:<width$} {:>9} {:>6} {:>8} {:>7} {:>10} {:>10} {:>8} {:>8} {:>8} {:>8} {:>8}",
             op.calls,
             op.retransmissions,
             op.timeouts,
             op.errors,
             bytes(op.bytes_sent),
             bytes(op.bytes_received),
+            time(op.rtt_us.mean as u64),
             time(l.p50),
             time(l.p90),
             time(l.p99),
@@ -148,7 +196,7 @@ pub fn bytes(n: u64) -> String {
 }
 
 /// `17 µs`, `1.2 ms`, `3.4 s`.
-fn duration(us: u64) -> String {
+pub fn duration(us: u64) -> String {
     match us {
         0..1_000 => format!("{us} µs"),
         1_000..1_000_000 => format!("{:.1} ms", us as f64 / 1e3),
@@ -164,12 +212,13 @@ pub fn age(s: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::report::{Connection, Latency, MountPart};
     use std::collections::BTreeMap;
 
-    fn op(name: &str, calls: u64) -> Operation {
+    /// Calls of an operation.
+    pub(crate) fn op(name: &str, calls: u64) -> Operation {
         Operation {
             name: name.into(),
             calls,
@@ -182,10 +231,12 @@ mod tests {
             rtt_ms: 0,
             execute_ms: 0,
             latency_us: Latency { mean: 1.0, p50: 150, p90: 1500, p99: 2_500_000, max: 3_000_000 },
+            rtt_us: Latency { mean: 140.0, ..Latency::default() },
         }
     }
 
-    fn report(operations: Vec<Operation>) -> Report {
+    /// A mount with these operations.
+    pub(crate) fn report(operations: Vec<Operation>) -> Report {
         Report {
             version: 1,
             mount: MountPart {
@@ -211,12 +262,24 @@ mod tests {
                 bytes_sent: 10,
                 bytes_received: 20,
                 idle_s: 1,
+                drops: 1,
+                bad_xids: 0,
+                max_in_flight: 2,
+                backlog_sum: 0,
+                sending_sum: 0,
+                pending_sum: 3,
             }],
             operations,
             fuse: BTreeMap::from([("LOOKUP".to_string(), 5), ("READ".to_string(), 0)]),
+            fuse_errors: BTreeMap::from([("LOOKUP".to_string(), 1)]),
             layers: BTreeMap::from([(
                 "meta".to_string(),
-                Counters::of(&BTreeMap::from([("hits", 3), ("memory_bytes", 2048)])),
+                Counters::of(&BTreeMap::from([
+                    ("hits", 3),
+                    ("name_hits", 3),
+                    ("name_misses", 1),
+                    ("memory_bytes", 2048),
+                ])),
             )]),
         }
     }
@@ -230,19 +293,22 @@ mod tests {
         assert_eq!(lines[3], "age         1 d 01:01:01, daemon 7");
         assert!(lines[4].starts_with("connection  port 800, connected, idle 1 s, lost 1 times"));
         assert_eq!(lines[5], "requests    LOOKUP 5");
-        assert_eq!(lines[6], "meta        hits 3, memory 2.0 KiB");
+        assert_eq!(lines[6], "meta        hits 3, memory 2.0 KiB, name_hits 3, name_misses 1");
+        assert_eq!(lines[7], "answered    75 % of 4 names");
         let fields = |line: &str| line.split_whitespace().map(String::from).collect::<Vec<_>>().join(" ");
-        assert_eq!(fields(lines[9]), "LOOKUP 10 1 0 2 2.0 KiB 3.0 MiB 150 µs 1.5 ms 2.5 s 3.0 s");
-        assert_eq!(fields(lines[11]), "all 11 2 0 4 4.0 KiB 6.0 MiB");
+        assert_eq!(fields(lines[10]), "LOOKUP 10 1 0 2 2.0 KiB 3.0 MiB 140 µs 150 µs 1.5 ms 2.5 s 3.0 s");
+        assert_eq!(fields(lines[12]), "all 11 2 0 4 4.0 KiB 6.0 MiB");
     }
 
     #[test]
     fn watching_shows_what_was_added() {
         let before = report(vec![op("READ", 1)]);
         let mut now = report(vec![op("READ", 5), op("NULL", 0)]);
+        (now.operations[0].rtt_ms, now.operations[0].rtt_us.mean) = (8, 140.0);
         now.operations[1] = Operation { retransmissions: 0, errors: 0, ..now.operations[1].clone() };
         let text = change(&before, &now, 2);
         assert!(text.contains("READ              4      0"), "{text}");
+        assert!(text.contains(" 2.0 ms "), "eight milliseconds of four calls: {text}");
         assert!(!text.contains("NULL"));
         assert!(change(&before, &before, 2).ends_with("no calls\n"));
     }

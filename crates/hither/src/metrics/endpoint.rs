@@ -1,0 +1,191 @@
+//! Where a mount's figures can be fetched over HTTP: `metrics=ADDRESS:PORT` or `metrics=/SOCKET`.
+//!
+//! It serves one page, `/metrics`, to as few and as patient readers as Prometheus is: a request of a few lines, one answer,
+//! the end. Whoever sends more, or nothing, is cut off. It knows nothing of the page but how to ask for it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+
+/// Readers at a time; more wait to be accepted.
+const READERS_MAX: usize = 16;
+/// Longest request, in bytes.
+const REQUEST_MAX_BYTES: usize = 8 << 10;
+/// For a request to come, and for a page to go.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Makes the page.
+pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// Where it is served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// On TCP.
+    Tcp(SocketAddr),
+    /// On a UNIX socket of mode 0600.
+    Unix(PathBuf),
+}
+
+impl std::str::FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.starts_with('/') {
+            return Ok(Self::Unix(text.into()));
+        }
+        let expected =
+            || "expected ADDRESS:PORT, such as 127.0.0.1:9310, or the path of a socket".to_string();
+        text.parse().map(Self::Tcp).map_err(|_| expected())
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(addr) => addr.fmt(f),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// A place that was taken, before there is anything to serve.
+pub struct Bound {
+    listener: Listener,
+    socket: Option<Socket>,
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// A socket's file, which goes with it.
+struct Socket {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if std::fs::metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Takes a place. What a dead daemon left there is replaced, nothing else.
+///
+/// # Errors
+/// It is taken, or not to be had.
+pub async fn bind(place: &Place) -> io::Result<Bound> {
+    match place {
+        Place::Tcp(addr) => {
+            Ok(Bound { listener: Listener::Tcp(TcpListener::bind(addr).await?), socket: None })
+        }
+        Place::Unix(path) => {
+            clear(path)?;
+            let listener = UnixListener::bind(path)?;
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+            let inode = std::fs::metadata(path)?.ino();
+            let socket = Some(Socket { path: path.clone(), inode });
+            Ok(Bound { listener: Listener::Unix(listener), socket })
+        }
+    }
+}
+
+fn clear(path: &Path) -> io::Result<()> {
+    let socket = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
+    let dead = || {
+        std::os::unix::net::UnixStream::connect(path)
+            .is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+    };
+    if socket && dead() { std::fs::remove_file(path) } else { Ok(()) }
+}
+
+/// Serves until it is dropped.
+pub struct Endpoint {
+    task: tokio::task::JoinHandle<()>,
+    _socket: Option<Socket>,
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Bound {
+    /// Begins to serve `page`.
+    pub fn serve(self, page: Page) -> Endpoint {
+        self.serve_within(page, PATIENCE)
+    }
+
+    pub(super) fn serve_within(self, page: Page, patience: Duration) -> Endpoint {
+        let task = tokio::spawn(accept(self.listener, page, patience));
+        Endpoint { task, _socket: self.socket }
+    }
+}
+
+async fn accept(listener: Listener, page: Page, patience: Duration) {
+    let readers = Arc::new(Semaphore::new(READERS_MAX));
+    loop {
+        let Ok(permit) = readers.clone().acquire_owned().await else { return };
+        let page = page.clone();
+        let accepted = match &listener {
+            Listener::Tcp(l) => l.accept().await.map(|(stream, _)| {
+                tokio::spawn(async move { (answer(stream, page, patience).await, drop(permit)).0 });
+            }),
+            Listener::Unix(l) => l.accept().await.map(|(stream, _)| {
+                tokio::spawn(async move { (answer(stream, page, patience).await, drop(permit)).0 });
+            }),
+        };
+        if let Err(e) = accepted {
+            tracing::warn!("metrics: {e}");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+}
+
+/// One request, one answer. What goes wrong is the reader's affair.
+async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, page: Page, patience: Duration) {
+    let Ok(Ok(head)) = tokio::time::timeout(patience, head(&mut stream)).await else { return };
+    let mut words = head.split(|&b| b == b' ');
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let path = path.split(|&b| b == b'?').next().unwrap_or_default();
+    let (status, body) = match (method, path) {
+        (b"GET" | b"HEAD", b"/metrics") => ("200 OK", page()),
+        (b"GET" | b"HEAD", b"/") => ("200 OK", "A mount of hither; its figures are at /metrics\n".into()),
+        (b"GET" | b"HEAD", _) => ("404 Not Found", "try /metrics\n".into()),
+        _ => ("405 Method Not Allowed", "try GET /metrics\n".into()),
+    };
+    let mut text = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n",
+        body.len()
+    );
+    if method != b"HEAD" {
+        text.push_str(&body);
+    }
+    let send = async {
+        stream.write_all(text.as_bytes()).await?;
+        stream.shutdown().await
+    };
+    let _ = tokio::time::timeout(patience, send).await;
+}
+
+/// The first line of a request, after all of its head has come.
+async fn head(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
+    let mut all = Vec::with_capacity(1024);
+    while !all.windows(4).any(|w| w == b"\r\n\r\n") {
+        if all.len() >= REQUEST_MAX_BYTES || stream.read_buf(&mut all).await? == 0 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+    Ok(all.split(|&b| b == b'\r').next().unwrap_or_default().to_vec())
+}
