@@ -1,45 +1,75 @@
 #!/bin/bash
-# A visible session: a real NFS server on this machine, mounted by hither. Everything is in a namespace of its own
-# and gone afterwards, also after a failure.
+# A visible session: hither serves a directory of this machine and mounts it. Processes and mounts are in namespaces of
+# their own and gone afterwards, also after a failure. Root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-lab="target/release/hither-lab --name demo"
-hither=$PWD/target/release/hither
-mnt=$(mktemp -d /tmp/hither-demo.XXXXXX)
-end() {
-  $lab exec -- "$hither" umount "$mnt" >/dev/null 2>&1 || true
-  $lab down >/dev/null 2>&1 || true
-  rmdir "$mnt" 2>/dev/null || true
-}
-trap end EXIT
+hither=$(realpath "${HITHER:-target/release/hither}")
+if [ "${1:-}" != inside ]; then
+  [ "$(id -u)" = 0 ] || { echo "mounting needs root: sudo make demo" >&2; exit 1; }
+  [ -e /dev/fuse ] || modprobe fuse || { echo "this kernel has no FUSE (/dev/fuse)" >&2; exit 1; }
+  work=$(mktemp -d /tmp/hither-demo.XXXXXX)
+  trap 'rm -rf "$work"' EXIT
+  # The first process of the namespaces takes all others with it when it ends.
+  HITHER=$hither WORK=$work unshare --mount --pid --fork --kill-child --mount-proc "$0" inside
+  exit
+fi
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-say "1. An NFS server (nfs-ganesha) in a network namespace"
-$lab up
-$lab server start ganesha
+run() { printf '\n$ %s\n' "$*"; "$@"; }
+port=20490
+while (exec 3<>/dev/tcp/127.0.0.1/$port) 2>/dev/null; do port=$((port + 1)); done
+srv=$WORK/srv mnt=$WORK/mnt
+mkdir "$srv" "$mnt"
+
+say "1. hither serves a directory to NFS clients"
+serve() {
+  printf '\n$ hither serve %s\n' "$*"
+  # With nothing of the mount open, not even as its directory.
+  (cd / && exec "$hither" serve "$@" --state-dir "$WORK/state" --grace 1) 4>&- &
+  server=$!
+  for _ in $(seq 100); do
+    kill -0 $server 2>/dev/null || exit 1
+    (exec 3<>/dev/tcp/127.0.0.1/$port) 2>/dev/null && return
+    sleep 0.1
+  done
+  echo "the server does not listen" >&2
+  exit 1
+}
+serve "$srv" --listen 127.0.0.1:$port
+
 say "2. hither mounts it"
-session=$(mktemp)
-cat > "$session" <<S
-set -euo pipefail
-run() { printf '\n\$ %s\n' "\$*"; "\$@"; }
-run "$hither" mount 10.98.0.1:/export "$mnt"
+run "$hither" mount -o port=$port 127.0.0.1:/ "$mnt"
 run findmnt "$mnt"
-printf '\n\033[1m3. Files are written, read back and compared\033[0m\n'
-cd "$mnt"; rm -rf demo; mkdir demo; cd demo
-head -c 8M /dev/urandom > /tmp/hither-demo.body
-run cp /tmp/hither-demo.body big
-run cmp /tmp/hither-demo.body big
-rm -f /tmp/hither-demo.body
+
+say "3. Files are written, read back and compared"
+mkdir "$mnt/demo"
+cd "$mnt/demo"
+head -c 8M /dev/urandom > "$WORK/body"
+run cp "$WORK/body" big
+run cmp "$WORK/body" big
+run cmp "$WORK/body" "$srv/demo/big"
 run mkdir -p a/b/c
-run bash -c 'for i in 1 2 3; do echo "line \$i" >> a/b/c/log; sync a/b/c/log; done; cat a/b/c/log'
+run bash -c 'for i in 1 2 3; do echo "line $i" >> a/b/c/log; sync a/b/c/log; done; cat a/b/c/log'
 run ln -s a/b/c/log latest
 run ls -lR
 run tar cf /dev/null .
+
+say "4. The server is killed while a file is open, and started again"
+exec 4> open
+echo "before" >&4
+run kill -9 $server
+wait $server 2>/dev/null || true
+serve "$srv" --listen 127.0.0.1:$port
+echo "after" >&4
+exec 4>&-
+run cat open "$srv/demo/open"
+[ "$(cat "$srv/demo/open")" = "before
+after" ]
+
+say "5. What it cost"
 cd /
-printf '\n\033[1m4. What it cost\033[0m\n'
 run "$hither" stat "$mnt"
 rm -rf "$mnt/demo"
 run "$hither" umount "$mnt"
-S
-$lab exec -- bash "$session"
-rm -f "$session"
+run kill $server
+wait $server
 say "Done: everything was read back as it was written."

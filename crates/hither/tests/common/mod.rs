@@ -1,6 +1,8 @@
 //! What the tests of the binary share: running it, a nfs-ganesha of one's own, mounts that go away.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part; tests")]
 
+pub mod serve;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -219,7 +221,7 @@ impl Drop for Ganesha {
 
 /// Moves this thread, and what it starts, to a mount name space of its own: another test that makes one
 /// meanwhile would copy our mounts into it and keep them alive after their unmount.
-fn own_mount_namespace() {
+pub fn own_mount_namespace() {
     let flags = libc::CLONE_FS | libc::CLONE_NEWNS;
     let (none, root) = (std::ptr::null(), c"/".as_ptr());
     // SAFETY: unshare takes no memory, mount a constant string.
@@ -228,6 +230,14 @@ fn own_mount_namespace() {
             && libc::mount(none, root, none, libc::MS_REC | libc::MS_PRIVATE, none.cast()) == 0
     };
     assert!(ok, "a mount name space: {}", std::io::Error::last_os_error());
+}
+
+/// Moves this thread, and what it starts, to a network of its own: ports are nobody else's.
+pub fn own_network_namespace() {
+    // SAFETY: unshare takes no memory.
+    let ok = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
+    assert!(ok, "a network name space: {}", std::io::Error::last_os_error());
+    run(Command::new("ip").args(["link", "set", "lo", "up"])).ok();
 }
 
 /// Numbers of all processes.

@@ -1,0 +1,198 @@
+//! A `hither serve` of one's own.
+
+use super::{HITHER, Said, own_mount_namespace, own_network_namespace, run, wait_for};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::str::FromStr;
+
+/// A server on a loopback port of a network of its own, with a directory of its own; mounts, server and files end with it.
+pub struct Serve {
+    /// Its directories: `export`, `state`, and mount points.
+    pub dir: tempfile::TempDir,
+    /// Where it listens.
+    pub port: u16,
+    words: Vec<String>,
+    keeper: Option<Keeper>,
+}
+
+impl Serve {
+    /// Serves a new directory with these options.
+    pub fn start(words: &[&str]) -> Self {
+        let mut server = Self::prepare();
+        let export = server.export("").display().to_string();
+        server = server.with(&[export.trim_end_matches('/')]).with(words);
+        server.serve();
+        server
+    }
+
+    /// The directory without a server.
+    pub fn prepare() -> Self {
+        own_mount_namespace();
+        own_network_namespace();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("export")).unwrap();
+        // Squashed users come here, too.
+        for path in [dir.path(), &dir.path().join("export")] {
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        }
+        Self { dir, port: 2049, words: Vec::new(), keeper: None }
+    }
+
+    /// More options for the next start.
+    pub fn with(mut self, words: &[&str]) -> Self {
+        self.words.extend(words.iter().map(|w| w.to_string()));
+        self
+    }
+
+    /// Starts it, and returns when it listens.
+    pub fn serve(&mut self) {
+        let keeper =
+            self.keeper.get_or_insert_with(|| Keeper::start(self.dir.path(), self.port, &self.words));
+        keeper.begin();
+        wait_for(&format!("hither serve, see {}", self.dir.path().display()), 60, || {
+            assert!(keeper.is_alive(), "it ended: {}", complaints(self.dir.path()));
+            TcpStream::connect(("127.0.0.1", self.port)).is_ok()
+        });
+    }
+
+    /// Kills it as it stands.
+    pub fn kill(&mut self) {
+        self.signal(libc::SIGKILL);
+        self.keeper.as_mut().unwrap().end();
+    }
+
+    /// Ends it in an orderly way; its exit code.
+    pub fn stop(&mut self) -> i32 {
+        self.signal(libc::SIGTERM);
+        self.keeper.as_mut().unwrap().end()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: i32) {
+        let pid = self.keeper.as_ref().unwrap().pid as libc::pid_t;
+        // SAFETY: kill takes numbers; the process is a child of the keeper and not waited for before it ended.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    /// What it wrote to its standard output, in all its lives.
+    pub fn said(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("out")).unwrap()
+    }
+
+    /// What it wrote to its standard error, in all its lives.
+    pub fn complaints(&self) -> String {
+        complaints(self.dir.path())
+    }
+
+    /// Most memory that it had, in KiB.
+    pub fn memory_peak_kib(&self) -> u64 {
+        let pid = self.keeper.as_ref().unwrap().pid;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+
+    /// A mount point.
+    pub fn mnt(&self, name: &str) -> PathBuf {
+        let path = self.dir.path().join(name);
+        let _ = std::fs::create_dir(&path);
+        path
+    }
+
+    /// A file or directory that is served.
+    pub fn export(&self, name: &str) -> PathBuf {
+        self.dir.path().join("export").join(name)
+    }
+
+    /// Mounts `/`.
+    pub fn mount(&self, options: &str, mnt: &Path) -> Said {
+        self.mount_path(options, "/", mnt)
+    }
+
+    /// Mounts a path.
+    pub fn mount_path(&self, options: &str, path: &str, mnt: &Path) -> Said {
+        let port = self.port;
+        let ports = match options.contains("vers=3") {
+            true => format!("port={port},mountport={port}"),
+            false => format!("port={port}"),
+        };
+        let mut command = Command::new(HITHER);
+        command.arg("mount").arg("--log").arg(self.dir.path().join("log"));
+        run(command
+            .args(["-o", &format!("retry=0,{ports},{options}")])
+            .arg(format!("127.0.0.1:{path}"))
+            .arg(mnt))
+    }
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        // Whatever a failed test left mounted must not keep the directory.
+        let entries = std::fs::read_dir(self.dir.path()).into_iter().flatten().flatten();
+        for path in entries.map(|e| e.path()).filter(|path| super::is_mounted(path)) {
+            let _ = Command::new("umount").arg("-l").arg(path).stderr(Stdio::null()).status();
+        }
+        if let Some(keeper) = &mut self.keeper {
+            keeper.kill();
+        }
+    }
+}
+
+fn complaints(dir: &Path) -> String {
+    std::fs::read_to_string(dir.join("err")).unwrap_or_default()
+}
+
+/// Starts the server and waits for it. A process of its own, made before anything is mounted: a child of a process with open
+/// files in a mount closes them before it is another program, and that asks the server that it is about to be.
+struct Keeper {
+    child: Child,
+    orders: ChildStdin,
+    news: BufReader<ChildStdout>,
+    pid: u32,
+}
+
+impl Keeper {
+    fn start(dir: &Path, port: u16, words: &[String]) -> Self {
+        let script = "while read -r _; do \"$@\" >>out 2>>err </dev/null & echo $!; wait $!; echo $?; done";
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh", HITHER, "serve"]).args(words).current_dir(dir);
+        command.args(["--lease", "10", "--grace", "2", "--listen", &format!("127.0.0.1:{port}")]);
+        command.args(["--state-dir", "state"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        let (orders, news) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Self { child, orders, news: BufReader::new(news), pid: 0 }
+    }
+
+    fn begin(&mut self) {
+        writeln!(self.orders, "start").unwrap();
+        self.pid = self.line();
+    }
+
+    /// The exit code, when it has ended.
+    fn end(&mut self) -> i32 {
+        self.pid = 0;
+        self.line()
+    }
+
+    fn line<T: FromStr<Err: std::fmt::Debug>>(&mut self) -> T {
+        let mut line = String::new();
+        self.news.read_line(&mut line).unwrap();
+        line.trim().parse().unwrap()
+    }
+
+    fn is_alive(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
+    }
+
+    fn kill(&mut self) {
+        if self.pid != 0 && self.is_alive() {
+            // SAFETY: as in `signal`.
+            unsafe { libc::kill(self.pid as libc::pid_t, libc::SIGKILL) };
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

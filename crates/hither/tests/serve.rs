@@ -1,0 +1,381 @@
+//! `hither serve` as a process: mounts of it, restarts without an end, exports, clients that mean harm.
+//!
+//! They need root. The server listens on a loopback address; nothing foreign is started.
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+mod common;
+
+use common::serve::Serve;
+use common::{HITHER, daemons, run, sh, wait_for};
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+#[expect(clippy::disallowed_methods, reason = "tests of processes wait in real time")]
+fn pause(ms: u64) {
+    std::thread::sleep(Duration::from_millis(ms));
+}
+
+#[expect(clippy::disallowed_methods, reason = "tests of processes measure in real time")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// What one program did through a mount, all of it acknowledged: names with what is behind them.
+type Truth = BTreeMap<String, Vec<u8>>;
+
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut out = Vec::with_capacity(len);
+    for _ in 0..len {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        out.push(x as u8);
+    }
+    out
+}
+
+/// A repeated call of a server that did not live to answer the first one finds its work done.
+fn again(result: std::io::Result<()>, done: ErrorKind) {
+    match result {
+        Err(e) if e.kind() == done => {}
+        other => other.unwrap(),
+    }
+}
+
+/// Changes a directory of its own until it is told to end.
+fn worker(dir: &Path, seed: u64, over: &AtomicBool, count: &AtomicU64) -> Truth {
+    let mut truth = Truth::new();
+    fs::create_dir(dir).unwrap();
+    for i in 0.. {
+        if over.load(Ordering::Relaxed) {
+            break;
+        }
+        let dice = bytes(seed << 32 | i, 16);
+        let len = usize::from(dice[0]) * 97;
+        let (name, data) = (format!("f{}", dice[1] % 24), bytes(seed ^ i << 8, len));
+        match dice[2] % 8 {
+            0 => {
+                let to = format!("f{}", dice[3] % 24);
+                if truth.contains_key(&name) && name != to {
+                    again(fs::rename(dir.join(&name), dir.join(&to)), ErrorKind::NotFound);
+                    let moved = truth.remove(&name).unwrap();
+                    truth.insert(to, moved);
+                }
+            }
+            1 => {
+                if truth.remove(&name).is_some() {
+                    again(fs::remove_file(dir.join(&name)), ErrorKind::NotFound);
+                }
+            }
+            2 => {
+                // Bytes in the middle, stable one by one.
+                if let Some(body) = truth.get_mut(&name) {
+                    let at = usize::from(dice[4]) * 11;
+                    let file = OpenOptions::new()
+                        .write(true)
+                        .custom_flags(libc::O_SYNC)
+                        .open(dir.join(&name))
+                        .unwrap();
+                    file.write_all_at(&data, at as u64).unwrap();
+                    body.resize(body.len().max(at + len), 0);
+                    body[at..at + len].copy_from_slice(&data);
+                }
+            }
+            3 => {
+                if let Some(body) = truth.get_mut(&name) {
+                    let file = OpenOptions::new().write(true).open(dir.join(&name)).unwrap();
+                    file.set_len(len as u64).unwrap();
+                    body.resize(len, 0);
+                }
+            }
+            _ => {
+                let mut file = File::create(dir.join(&name)).unwrap();
+                file.write_all(&data[..len / 2]).unwrap();
+                file.write_all(&data[len / 2..]).unwrap();
+                file.sync_all().unwrap();
+                truth.insert(name, data);
+            }
+        }
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+    truth
+}
+
+/// A file that stays open, and with NFSv4 locked, over all restarts of the server. Returns what it must hold.
+fn keeper(file: &File, over: &AtomicBool) -> Vec<u8> {
+    let mut all = Vec::new();
+    let mut file = file;
+    for i in 0_u64.. {
+        if over.load(Ordering::Relaxed) {
+            break;
+        }
+        let line = format!("line {i}\n");
+        file.write_all(line.as_bytes()).unwrap();
+        all.extend_from_slice(line.as_bytes());
+        if i % 5 == 0 {
+            file.sync_data().unwrap();
+        }
+        pause(2);
+    }
+    file.sync_all().unwrap();
+    all
+}
+
+/// Kills the server again and again under load; whatever was acknowledged is in its directory at the end.
+fn kills(version: &str, words: &[&str]) {
+    let mut server = Serve::start(words);
+    let mnt = server.mnt("mnt");
+    server.mount(&format!("vers={version}"), &mnt).ok();
+    let (over, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let workers: Vec<_> = (0..3)
+        .map(|n| {
+            let (dir, over, count) = (mnt.join(format!("d{n}")), over.clone(), count.clone());
+            std::thread::spawn(move || worker(&dir, n, &over, &count))
+        })
+        .collect();
+    let kept = File::create(mnt.join("kept")).unwrap();
+    kept.lock().unwrap();
+    let keeper = {
+        let (file, over) = (kept.try_clone().unwrap(), over.clone());
+        std::thread::spawn(move || keeper(&file, &over))
+    };
+    for round in 0..4 {
+        let before = count.load(Ordering::Relaxed);
+        wait_for("work to go on after a restart", 60, || count.load(Ordering::Relaxed) > before + 60);
+        pause(37 * round);
+        server.kill();
+        server.serve();
+    }
+    let before = count.load(Ordering::Relaxed);
+    wait_for("work to go on after the last restart", 60, || count.load(Ordering::Relaxed) > before + 30);
+    over.store(true, Ordering::Relaxed);
+    let truths: Vec<Truth> = workers.into_iter().map(|w| w.join().unwrap()).collect();
+    let line = keeper.join().unwrap();
+    if version != "3" {
+        // The lock was taken back each time: nobody else can have it.
+        let other = server.mnt("other");
+        server.mount(&format!("vers={version}"), &other).ok();
+        let file = File::options().write(true).open(other.join("kept")).unwrap();
+        assert!(matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock)), "the lock was lost");
+        drop(file);
+        run(Command::new(HITHER).arg("umount").arg(&other)).ok();
+    }
+    drop(kept);
+    run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+    assert_eq!(fs::read(server.export("kept")).unwrap(), line, "the open file (NFS {version})");
+    for (n, truth) in truths.iter().enumerate() {
+        let dir = server.export(&format!("d{n}"));
+        let mut names: Vec<String> =
+            fs::read_dir(&dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        assert_eq!(names, truth.keys().cloned().collect::<Vec<_>>(), "names of d{n} (NFS {version})");
+        for (name, want) in truth {
+            let found = fs::read(dir.join(name)).unwrap();
+            assert!(found == *want, "d{n}/{name} (NFS {version}): {} bytes, not {}", found.len(), want.len());
+        }
+    }
+    server.stop();
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_was_acknowledged_is_there_however_often_the_server_is_killed() {
+    for version in ["4.2", "4.1", "3"] {
+        kills(version, &[]);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_printed_command_mounts_it_and_a_signal_ends_it() {
+    let mut server = Serve::start(&[]);
+    let said = server.said();
+    let export = server.export("").display().to_string();
+    assert!(
+        said.starts_with(&format!("serving {} *(rw,no_root_squash,secure)\n", export.trim_end_matches('/'))),
+        "{said}"
+    );
+    let line = said.lines().map(str::trim).find(|l| l.starts_with("hither mount")).unwrap();
+    let mnt = server.mnt("mnt");
+    let line = line.replacen("hither", "\"$HITHER\"", 1).replace("DIR", mnt.to_str().unwrap());
+    sh(&line).ok();
+    fs::create_dir(mnt.join("sub")).unwrap();
+    fs::write(mnt.join("sub/f"), "body").unwrap();
+    symlink("sub/f", mnt.join("link")).unwrap();
+    assert_eq!(fs::read_to_string(mnt.join("link")).unwrap(), "body");
+    assert_eq!(fs::read_to_string(server.export("sub/f")).unwrap(), "body");
+    // Another one does not get the port, and says what to do.
+    let listen = format!("127.0.0.1:{}", server.port);
+    let second = run(Command::new(HITHER)
+        .args(["serve", "/", "--listen", &listen, "--state-dir"])
+        .arg(server.mnt("s2")));
+    second.fails(
+        2,
+        &format!(
+            "hither: {listen} is in use, perhaps by another NFS server: --listen 127.0.0.1:PORT takes another port"
+        ),
+    );
+    run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+    assert_eq!(server.stop(), 0);
+    assert!(daemons(&mnt).is_empty());
+}
+
+/// The server said that there is no such right, or that nothing can be written there: which of both depends on what was asked.
+#[track_caller]
+fn refused(result: std::io::Result<()>) {
+    let errno = result.unwrap_err().raw_os_error();
+    assert!(matches!(errno, Some(libc::EROFS | libc::EACCES)), "{errno:?}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn exports_say_who_may_do_what_and_are_read_again() {
+    let conf = tempfile::tempdir().unwrap();
+    let file = conf.path().join("a.exports");
+    let server = Serve::prepare();
+    let dir = server.export("");
+    for sub in ["ro", "squash", "all", "denied"] {
+        fs::create_dir(dir.join(sub)).unwrap();
+        fs::set_permissions(dir.join(sub), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    }
+    fs::write(dir.join("ro/f"), "old").unwrap();
+    let private = dir.join("squash/private");
+    fs::write(&private, "x").unwrap();
+    fs::set_permissions(&private, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let d = dir.display();
+    let lines = format!(
+        "# Comments and continued lines are as in exports(5).\n\
+         {d}ro 127.0.0.1(ro,no_root_squash)\n\
+         {d}squash 127.0.0.0/8(rw,root_squash) \\\n  192.0.2.0/24(rw)\n\
+         {d}all *(rw,all_squash,anonuid=1234,anongid=4321)\n\
+         {d}denied 192.0.2.0/24(rw)\n"
+    );
+    fs::write(&file, &lines).unwrap();
+    let mut server = server.with(&["--config", file.to_str().unwrap()]);
+    server.serve();
+    let at = |sub: &str, version: &str| {
+        let mnt = server.mnt(&format!("mnt-{sub}-{version}"));
+        let said = server.mount_path(&format!("vers={version}"), &format!("{d}{sub}"), &mnt);
+        (mnt, said)
+    };
+    for version in ["4.2", "3"] {
+        let (ro, said) = at("ro", version);
+        said.ok();
+        assert_eq!(fs::read_to_string(ro.join("f")).unwrap(), "old");
+        refused(fs::write(ro.join("f"), "new"));
+        refused(fs::remove_file(ro.join("f")));
+        refused(fs::create_dir(ro.join("d")));
+        let (squash, said) = at("squash", version);
+        said.ok();
+        let made = squash.join(format!("by-root-{version}"));
+        fs::write(&made, "x").unwrap();
+        let owner = fs::metadata(dir.join("squash").join(made.file_name().unwrap())).unwrap();
+        assert_eq!((owner.uid(), owner.gid()), (65534, 65534));
+        assert_eq!(fs::read(squash.join("private")).unwrap_err().kind(), ErrorKind::PermissionDenied);
+        let (all, said) = at("all", version);
+        said.ok();
+        fs::write(all.join(format!("f{version}")), "x").unwrap();
+        let owner = fs::metadata(dir.join(format!("all/f{version}"))).unwrap();
+        assert_eq!((owner.uid(), owner.gid()), (1234, 4321));
+        let (_, said) = at("denied", version);
+        assert_eq!(said.code, 32, "{said:?}");
+    }
+    // SIGHUP: what was read-only can be written, on the mounts that are there. A file with a mistake changes nothing.
+    let ro = server.mnt("mnt-ro-4.2");
+    fs::write(&file, "/nonsense").unwrap();
+    server.signal(libc::SIGHUP);
+    pause(300);
+    refused(fs::write(ro.join("f"), "new"));
+    fs::write(&file, lines.replace("(ro,", "(rw,")).unwrap();
+    server.signal(libc::SIGHUP);
+    wait_for("the exports to be read again", 10, || fs::write(ro.join("f"), "new").is_ok());
+    assert_eq!(fs::read_to_string(dir.join("ro/f")).unwrap(), "new");
+    server.stop();
+}
+
+/// Connections that send what no client sends, until told to end. How many there were.
+fn hostile(port: u16, seed: u64, over: &AtomicBool) -> u64 {
+    let mut held: Vec<TcpStream> = Vec::new();
+    let mut count = 0;
+    while !over.load(Ordering::Relaxed) {
+        count += 1;
+        let Ok(mut s) = TcpStream::connect(("127.0.0.1", port)) else { continue };
+        s.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+        s.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let noise = bytes(seed << 20 | count, 4096);
+        // A call of NFSv3 NULL, whole: mark, xid, CALL, version 2, program, version, procedure, two empty credentials.
+        let call: Vec<u8> = [0x8000_0028_u32, 7, 0, 2, 100_003, 3, 0, 0, 0, 0, 0]
+            .iter()
+            .flat_map(|w| w.to_be_bytes())
+            .collect();
+        let _ = match count % 6 {
+            0 => s.write_all(&noise),
+            // A record of 2 GiB is announced.
+            1 => s.write_all(&[0xff; 4]).and_then(|()| s.write_all(&noise)),
+            // Endless fragments of nothing.
+            2 => (0..1000).try_for_each(|_| s.write_all(&[0, 0, 0, 0])),
+            // A mark whose record never comes, held.
+            3 => s.write_all(&[0x80, 0, 1, 0, 1, 2, 3]),
+            // Calls whose answers are never read, held.
+            4 => (0..20_000).try_for_each(|_| s.write_all(&call)),
+            // A good call with noise behind it.
+            _ => s.write_all(&call).and_then(|()| s.write_all(&noise)),
+        };
+        let mut buf = [0; 64];
+        match count % 6 {
+            3 | 4 if held.len() < 200 => held.push(s),
+            _ => drop(s.read(&mut buf)),
+        }
+    }
+    count
+}
+
+#[test]
+#[ignore = "needs root"]
+fn clients_that_mean_harm_hurt_nobody_else() {
+    let mut server = Serve::start(&["--max-memory", "64", "--max-connections", "1000"]);
+    let mnt = server.mnt("mnt");
+    server.mount("vers=4.2", &mnt).ok();
+    let over = Arc::new(AtomicBool::new(false));
+    let port = server.port;
+    let bad: Vec<_> = (0..4)
+        .map(|n| {
+            let over = over.clone();
+            std::thread::spawn(move || hostile(port, n, &over))
+        })
+        .collect();
+    let mut slowest = Duration::ZERO;
+    let began = now();
+    let mut good = 0;
+    while began.elapsed() < Duration::from_secs(6) {
+        let (from, body) = (now(), bytes(good, 50_000));
+        let path = mnt.join(format!("f{}", good % 10));
+        fs::write(&path, &body).unwrap();
+        let mut file = File::open(&path).unwrap();
+        let mut read = Vec::new();
+        file.seek(SeekFrom::Start(0)).unwrap();
+        file.read_to_end(&mut read).unwrap();
+        assert!(read == body, "wrong bytes");
+        slowest = slowest.max(from.elapsed());
+        good += 1;
+    }
+    over.store(true, Ordering::Relaxed);
+    let count: u64 = bad.into_iter().map(|b| b.join().unwrap()).sum();
+    assert!(count > 100 && good > 10, "{count} bad connections, {good} good files: not much of a test");
+    assert!(slowest < Duration::from_secs(5), "a file took {slowest:?}");
+    let peak = server.memory_peak_kib();
+    assert!(peak < 512 << 10, "{peak} KiB of memory");
+    let path: PathBuf = mnt.join("f0");
+    assert_eq!(fs::read(path).unwrap().len(), 50_000);
+    run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+    assert_eq!(server.stop(), 0, "it lived until it was told to end");
+}
