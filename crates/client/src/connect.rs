@@ -38,6 +38,23 @@ pub struct Connected {
     pub lookup_cache: LookupCache,
     /// What the mount counts.
     pub stats: Arc<Stats>,
+    /// What was agreed on with an NFSv4 server.
+    pub session: Option<SessionLimits>,
+}
+
+/// Limits of an NFSv4 session's fore channel (RFC 8881 section 18.36), and the lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionLimits {
+    /// Requests in flight.
+    pub slots: u32,
+    /// Operations of a compound.
+    pub operations: u32,
+    /// Longest request, in bytes.
+    pub request_bytes: u32,
+    /// Longest reply, in bytes.
+    pub response_bytes: u32,
+    /// How long the server keeps what a silent client holds.
+    pub lease: Duration,
 }
 
 impl std::fmt::Debug for Connected {
@@ -94,7 +111,16 @@ async fn connect_version(options: &Options, env: &Env, version: Version) -> Resu
     if version == Version::V3 {
         let v3::Mount3 { vfs, server, rsize_bytes, wsize_bytes, lookup_cache } =
             v3::connect_v3(options, env, stats.clone()).await?;
-        return Ok(Connected { vfs, version, server, rsize_bytes, wsize_bytes, lookup_cache, stats });
+        return Ok(Connected {
+            vfs,
+            version,
+            server,
+            rsize_bytes,
+            wsize_bytes,
+            lookup_cache,
+            stats,
+            session: None,
+        });
     }
     let mut refused = None;
     for &addr in &options.addrs {
@@ -111,8 +137,18 @@ async fn connect_version(options: &Options, env: &Env, version: Version) -> Resu
             Ok(v4) => {
                 let (rsize_bytes, wsize_bytes) = v4.transfer_sizes();
                 let lookup_cache = v4.lookup_cache();
+                let session = v4.session_limits();
                 let vfs: Arc<dyn Vfs> = Arc::new(v4);
-                return Ok(Connected { vfs, version, server, rsize_bytes, wsize_bytes, lookup_cache, stats });
+                return Ok(Connected {
+                    vfs,
+                    version,
+                    server,
+                    rsize_bytes,
+                    wsize_bytes,
+                    lookup_cache,
+                    stats,
+                    session,
+                });
             }
             Err(e) if e.is_transient() => refused = Some(e),
             Err(e) => return Err(e),

@@ -19,6 +19,6 @@ pub mod v4;
 pub mod validity;
 pub mod writes;
 
-pub use connect::{Connected, connect};
+pub use connect::{Connected, SessionLimits, connect};
 pub use error::MountError;
 pub use options::{AttrCache, LookupCache, Options, Recovery, Version};

@@ -27,6 +27,8 @@ pub enum Command {
     Umount(UmountArgs),
     /// Show what a mount has asked of its server, and how fast it answered
     Stat(StatArgs),
+    /// Measure a server, the way to it and this machine, and say what to change
+    Doctor(DoctorArgs),
     /// Serve a directory of this machine to NFS clients (versions 3, 4.1 and 4.2)
     Serve(ServeArgs),
     /// Look at a disk cache, fill it, clean it
@@ -107,6 +109,32 @@ pub struct StatArgs {
     /// Show again every N seconds, until interrupted; as text what was added since
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub watch: Option<u64>,
+}
+
+/// `hither doctor`.
+#[derive(Debug, Args, Clone)]
+#[command(
+    after_help = "Exit status: 0 nothing to change, 3 something to change, 32 the server cannot be reached."
+)]
+pub struct DoctorArgs {
+    /// SERVER, SERVER:/PATH, or a directory of a mount
+    #[arg(value_name = "SERVER[:/PATH]|DIR")]
+    pub target: PathBuf,
+    /// Mount options: how to speak to the server (vers=, port=, ...)
+    #[arg(short, long = "options", value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    /// Make a file at the server for a while, named .hither-doctor-..., to measure writing, stable storage and the clock
+    #[arg(short, long)]
+    pub write: bool,
+    /// Most MiB to read and to write
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub size: u32,
+    /// Measure the local disk that this directory is on; usually that of the mount's disk cache
+    #[arg(long, value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `hither serve`.

@@ -8,6 +8,7 @@ mod cache;
 mod cli;
 mod control;
 mod daemon;
+mod doctor;
 mod exit;
 mod helper;
 mod log;
@@ -79,6 +80,7 @@ fn main_command() -> ExitCode {
             Command::Mount(args) => mount::run(args, "hither"),
             Command::Umount(args) => umount::run(args),
             Command::Stat(args) => stat::run(args),
+            Command::Doctor(args) => doctor::run(args),
             Command::Serve(args) => serve::run(args),
             Command::Cache(args) => cache::run(&args.what),
         },

@@ -78,6 +78,9 @@ pub struct MountPart {
     /// Why the disk cache takes nothing now.
     #[serde(default)]
     pub cache_trouble: Option<String>,
+    /// Minor version of the FUSE protocol, 7.N.
+    #[serde(default)]
+    pub fuse_minor: Option<u32>,
 }
 
 /// One TCP connection.

@@ -56,7 +56,8 @@ pub async fn connect(job: &Job, addrs: Vec<SocketAddr>) -> Result<Client, MountE
     Err(refused.unwrap_or(MountError::Interrupted))
 }
 
-fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Options {
+/// What the client is asked to be.
+pub fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Options {
     let w = &job.wanted;
     Options {
         server: job.source.host.clone(),
@@ -265,6 +266,7 @@ impl Teller {
             pid: std::process::id(),
             cache: job.wanted.cache.dir.as_ref().map(|dir| dir.to_string_lossy().into_owned()),
             cache_trouble: None,
+            fuse_minor: Some(mounted.negotiated().0),
         };
         let (disk, meta, dirty) = (client.disk.clone(), client.meta.clone(), client.dirty.clone());
         Self { part, stats: c.stats.clone(), mounted, disk, meta, dirty }

@@ -11,6 +11,7 @@ use super::fail::Fail;
 use super::recover::Need;
 use super::session::{Limits, Session};
 use super::state::own_fh;
+use crate::connect::SessionLimits;
 use crate::error::{self, MountError, Service};
 use hither_proto::nfs4::{
     Bitmap4, CallbackSec, ChannelAttrs, ClientOwner, CreateSessionArgs, ExchangeIdArgs, Ftype, ImplId,
@@ -63,6 +64,22 @@ impl SetupFail {
             SetupFail::Call(e) => Fail::Final(error::call(&e)),
             SetupFail::Op(e) => e.into(),
         }
+    }
+}
+
+impl super::V4 {
+    /// What was agreed on, while there is a session.
+    pub fn session_limits(&self) -> Option<SessionLimits> {
+        let core = &self.core;
+        let Phase::Ready(session) = &*core.phase.borrow() else { return None };
+        let limits = session.limits;
+        Some(SessionLimits {
+            slots: limits.max_slots,
+            operations: limits.max_ops,
+            request_bytes: limits.max_request_bytes,
+            response_bytes: limits.max_response_bytes,
+            lease: core.lease.lock().time,
+        })
     }
 }
 

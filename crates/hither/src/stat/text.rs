@@ -251,6 +251,7 @@ pub(crate) mod tests {
                 pid: 7,
                 cache: Some("/c".into()),
                 cache_trouble: Some("it is full".into()),
+                fuse_minor: Some(38),
             },
             connections: vec![Connection {
                 connected: true,

@@ -1,0 +1,116 @@
+//! The round trip to a server: NULL calls of ONC RPC (RFC 5531) on a connection of their own, which touch no file and no disk.
+
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+
+/// Calls of one measurement.
+const CALLS: u32 = 20;
+/// A server that does not answer a NULL call for so long is not there.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The NFS program.
+const NFS: u32 = 100_003;
+/// Longest reply to a NULL call that is believed.
+const REPLY_MAX_BYTES: usize = 1024;
+
+/// What the NULL calls showed.
+#[derive(Debug, Clone, Default)]
+pub struct Pings {
+    /// From SYN to the end of the handshake.
+    pub connect: Duration,
+    /// Each call's round trip.
+    pub rtts: Vec<Duration>,
+    /// Whether NFSv3 and NFSv4 are spoken.
+    pub v3: bool,
+    /// See `v3`.
+    pub v4: bool,
+}
+
+/// Connects and calls.
+///
+/// # Errors
+/// No connection, or no answers.
+pub async fn ping(server: SocketAddr) -> io::Result<Pings> {
+    let late =
+        |what: &str| io::Error::new(ErrorKind::TimedOut, format!("{what} within {} s", PATIENCE.as_secs()));
+    let began = Instant::now();
+    let stream = timeout(PATIENCE, TcpStream::connect(server)).await;
+    let mut stream = stream.map_err(|_| late("no connection"))??;
+    let mut pings = Pings { connect: began.elapsed(), ..Pings::default() };
+    stream.set_nodelay(true)?;
+    let mut xid = std::process::id() << 8;
+    let mut call = async |version: u32| {
+        xid = xid.wrapping_add(1);
+        let began = Instant::now();
+        stream.write_all(&null_call(xid, version)).await?;
+        let spoken = timeout(PATIENCE, reply(&mut stream, xid)).await.map_err(|_| late("no answer"))??;
+        Ok::<_, io::Error>((spoken, began.elapsed()))
+    };
+    // The first calls also warm what lies between.
+    pings.v4 = call(4).await?.0;
+    pings.v3 = call(3).await?.0;
+    let version = if pings.v4 { 4 } else { 3 };
+    for _ in 0..CALLS {
+        pings.rtts.push(call(version).await?.1);
+    }
+    Ok(pings)
+}
+
+/// A NULL call with its record mark.
+fn null_call(xid: u32, version: u32) -> Vec<u8> {
+    const LAST_FRAGMENT: u32 = 1 << 31;
+    // xid, CALL, RPC version, program, version, procedure, and two empty opaque_auth.
+    let words = [xid, 0, 2, NFS, version, 0, 0, 0, 0, 0];
+    let mark = LAST_FRAGMENT | (words.len() as u32 * 4);
+    std::iter::once(mark).chain(words).flat_map(u32::to_be_bytes).collect()
+}
+
+/// The reply to a call: whether the version is spoken.
+async fn reply(stream: &mut TcpStream, xid: u32) -> io::Result<bool> {
+    let mark = stream.read_u32().await?;
+    let len = (mark & 0x7fff_ffff) as usize;
+    if len > REPLY_MAX_BYTES || mark >> 31 == 0 {
+        return Err(io::Error::new(ErrorKind::InvalidData, "what answers is not an RPC server"));
+    }
+    let mut record = vec![0; len];
+    stream.read_exact(&mut record).await?;
+    spoken(&record, xid).ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a reply that is none"))
+}
+
+fn spoken(record: &[u8], xid: u32) -> Option<bool> {
+    let word = |i: usize| Some(u32::from_be_bytes(record.get(i * 4..i * 4 + 4)?.try_into().ok()?));
+    // xid, REPLY, MSG_ACCEPTED, verifier (flavor, length, body), accept_stat.
+    if word(0)? != xid || word(1)? != 1 {
+        return None;
+    }
+    if word(2)? != 0 {
+        return Some(false);
+    }
+    let verifier = word(4)? as usize;
+    Some(word(5 + verifier.div_ceil(4))? == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[u32]) -> Vec<u8> {
+        words.iter().flat_map(|w| w.to_be_bytes()).collect()
+    }
+
+    #[test]
+    fn replies_say_whether_a_version_is_spoken() {
+        assert_eq!(spoken(&words(&[7, 1, 0, 0, 0, 0]), 7), Some(true));
+        // PROG_MISMATCH, behind a verifier of five bytes.
+        assert_eq!(spoken(&words(&[7, 1, 0, 2, 5, 9, 9, 2, 3, 3]), 7), Some(false));
+        assert_eq!(spoken(&words(&[7, 1, 1, 0]), 7), Some(false), "denied");
+        for wrong in
+            [&[8, 1, 0, 0, 0, 0][..], &[7, 0, 0, 0, 0, 0], &[7, 1, 0], &[7, 1, 0, 0, u32::MAX, 0], &[]]
+        {
+            assert_eq!(spoken(&words(wrong), 7), None, "{wrong:?}");
+        }
+    }
+}
