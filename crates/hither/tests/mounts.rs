@@ -342,3 +342,43 @@ fn watching() {
     assert!(said.out.matches("(+1 s)").count() >= 2, "{said:?}");
     umount(&[], &mnt).ok();
 }
+
+/// One question leads through the root of the server's name space into an exported file system, and what is there is told
+/// apart from what is above.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn a_path_into_another_file_system_is_one_question() {
+    use std::os::unix::fs::MetadataExt;
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    std::fs::create_dir_all(ganesha.export("d1/d2")).unwrap();
+    std::fs::write(ganesha.export("d1/d2/f"), "there").unwrap();
+    for version in ["4.2", "4.1"] {
+        let mut command = ganesha.inside(HITHER);
+        command.args(["mount", "-o", &format!("retry=0,vers={version}"), "127.0.0.1:/"]);
+        run(command.arg(&mnt)).ok();
+        let asked = || {
+            let report = json(&mnt);
+            let operations = report["operations"].as_array().unwrap().clone();
+            operations
+                .iter()
+                .filter(|o| o["name"] != "SEQUENCE")
+                .map(|o| o["calls"].as_u64().unwrap())
+                .sum::<u64>()
+        };
+        let before = asked();
+        let file = std::fs::metadata(mnt.join("export/d1/d2/f")).unwrap();
+        assert_eq!(asked() - before, 1, "vers={version}");
+        assert_eq!(file.len(), 5);
+        assert_eq!(std::fs::read_to_string(mnt.join("export/d1/d2/f")).unwrap(), "there");
+        let inos: Vec<_> = ["", "export", "export/d1", "export/d1/d2", "export/d1/d2/f"]
+            .iter()
+            .map(|path| std::fs::metadata(mnt.join(path)).unwrap().ino())
+            .collect();
+        let mut different = inos.clone();
+        different.sort_unstable();
+        different.dedup();
+        assert_eq!(different.len(), inos.len(), "{inos:?}");
+        umount(&[], &mnt).ok();
+    }
+}
