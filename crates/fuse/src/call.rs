@@ -16,15 +16,15 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::OwnedRwLockReadGuard;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 const SHARDS: usize = 16;
-/// A call waiting longer than this is looked at by the sweep even without an interrupt, when its caller
-/// may be on its way out.
+/// A call waiting longer than this is looked at by the sweep even without an interrupt: a dying process closes its files
+/// without being interruptible, and nobody is to hang because word of his signal did not come.
 const EXITING_CHECK: Duration = Duration::from_secs(1);
 /// Most buffers passed to one writev(2), below `IOV_MAX`.
 const PARTS_MAX: usize = 1000;
@@ -150,6 +150,10 @@ impl Pending {
             return self.interrupt();
         }
         let signals = cred::signals(self.tid);
+        if signals.gone && !interrupted && self.opcode != opcode::FLUSH {
+            // Its waiting thread is somewhere: it cannot be seen from here.
+            return;
+        }
         let waited = now.duration_since(self.started);
         let stop = interrupted
             && signals.asked_to_stop
@@ -166,12 +170,14 @@ impl Pending {
 pub(crate) struct Calls {
     shards: [Mutex<HashMap<u64, Arc<Pending>>>; SHARDS],
     patience: Duration,
+    /// Whose turn it is to have all its waiting calls looked at.
+    turn: AtomicUsize,
 }
 
 impl Calls {
     /// `patience`: how long a call waits when its program was asked to stop but handles that itself.
     pub fn new(patience: Duration) -> Self {
-        Self { shards: Default::default(), patience }
+        Self { shards: Default::default(), patience, turn: AtomicUsize::new(0) }
     }
 
     fn shard(&self, unique: u64) -> &Mutex<HashMap<u64, Arc<Pending>>> {
@@ -209,16 +215,17 @@ impl Calls {
         true
     }
 
-    /// Looks again at calls whose callers got signals, and at closes that wait long: a dying process closes its files
-    /// without being interruptible. Returns the number of calls under way.
+    /// Looks again at calls whose callers got signals, and at closes that wait long; at others that wait long a part at a
+    /// time, since a dead server may have thousands of them. Returns the number of calls under way.
     pub fn sweep(&self) -> usize {
         let now = Instant::now();
         let mut under_way = 0;
-        for shard in &self.shards {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        for (i, shard) in self.shards.iter().enumerate() {
             let suspects: Vec<Arc<Pending>> = {
                 let shard = shard.lock();
                 under_way += shard.len();
-                shard.values().filter(|p| p.is_suspect(now)).cloned().collect()
+                shard.values().filter(|p| p.is_suspect(now, i == turn)).cloned().collect()
             };
             for pending in suspects {
                 pending.judge(now, self.patience);
@@ -254,9 +261,27 @@ impl Pending {
         matches!(self.opcode, opcode::RELEASE | opcode::FLUSH | opcode::FSYNC | opcode::WRITE)
     }
 
-    fn is_suspect(&self, now: Instant) -> bool {
-        let closing = self.opcode == opcode::FLUSH && now.duration_since(self.started) > EXITING_CHECK;
-        !self.is_answered() && (self.interrupted.load(Ordering::Acquire) || closing)
+    /// Whether the very thread that the kernel names waits for the answer, and nobody else does. Pages are read and written for
+    /// many.
+    fn is_its_callers(&self) -> bool {
+        matches!(
+            self.opcode,
+            opcode::LOOKUP
+                | opcode::GETATTR
+                | opcode::ACCESS
+                | opcode::READLINK
+                | opcode::OPEN
+                | opcode::OPENDIR
+                | opcode::READDIR
+                | opcode::READDIRPLUS
+                | opcode::STATFS
+        )
+    }
+
+    fn is_suspect(&self, now: Instant, any: bool) -> bool {
+        let long = now.duration_since(self.started) > EXITING_CHECK;
+        let waits = long && (any && self.is_its_callers() || self.opcode == opcode::FLUSH);
+        !self.is_answered() && (self.interrupted.load(Ordering::Acquire) || waits)
     }
 }
 
@@ -264,4 +289,49 @@ impl Pending {
 pub(crate) fn errno(error: &Error) -> i32 {
     // The kernel accepts 1 to 511; ERESTARTSYS and its kin are its own affair.
     if (1..512).contains(&error.errno) { error.errno } else { libc::EIO }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    fn head(unique: u64, opcode: u32, tid: u32) -> Header {
+        Header { opcode, unique, tid, nodeid: 1, uid: 0, gid: 0, groups: Default::default() }
+    }
+
+    /// A process that was killed and is not buried.
+    fn doomed() -> Child {
+        let mut child = Command::new("sleep").arg("100").spawn().unwrap();
+        child.kill().unwrap();
+        let dying = || crate::cred::signals(child.id()).fatal;
+        while !dying() {
+            std::thread::yield_now();
+        }
+        child
+    }
+
+    /// Word of a signal can get lost: who waits for seconds is looked at all the same. What the page cache asks for is not
+    /// his alone, and nothing is known of those who cannot be seen.
+    #[tokio::test(start_paused = true)]
+    async fn a_killed_caller_without_an_interrupt_is_found() {
+        let mut child = doomed();
+        let device = Arc::new(Device::open().unwrap());
+        let calls = Calls::new(Duration::from_secs(5));
+        let fate = |unique, opcode, tid| calls.begin(&head(unique, opcode, tid), &device);
+        let dying = fate(2, opcode::LOOKUP, child.id());
+        let page = fate(4, opcode::READ, child.id());
+        let write = fate(6, opcode::WRITE, child.id());
+        let unseen = fate(8, opcode::LOOKUP, u32::MAX / 2);
+        let alive = fate(10, opcode::LOOKUP, std::process::id());
+        let sweeps = || (0..SHARDS).for_each(|_| assert_eq!(calls.sweep(), 5));
+        sweeps();
+        assert!(!dying.is_answered(), "too early");
+        tokio::time::advance(EXITING_CHECK * 2).await;
+        sweeps();
+        let answered = [&dying, &page, &write, &unseen, &alive].map(|p| p.is_answered());
+        child.wait().unwrap();
+        assert_eq!(answered, [true, false, false, false, false]);
+    }
 }

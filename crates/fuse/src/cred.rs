@@ -66,6 +66,8 @@ impl Creds {
 pub(crate) struct Signals {
     /// The thread is about to die, or gone.
     pub fatal: bool,
+    /// There is no such thread any more, or none that can be seen from here.
+    pub gone: bool,
     /// A person or a supervisor wants the program to stop, and the program will handle the signal.
     pub asked_to_stop: bool,
 }
@@ -76,7 +78,7 @@ pub(crate) fn signals(tid: u32) -> Signals {
         return Signals::default();
     }
     let Some(status) = read_proc(tid, "status") else {
-        return Signals { fatal: true, asked_to_stop: false };
+        return Signals { fatal: true, gone: true, asked_to_stop: false };
     };
     let mut seen = parse_signals(&status);
     if !seen.fatal && killed_and_exiting(tid) {
@@ -113,7 +115,11 @@ fn parse_signals(status: &[u8]) -> Signals {
     let pending = mask(b"SigPnd") | mask(b"ShdPnd");
     let wanted = [libc::SIGINT, libc::SIGTERM, libc::SIGQUIT, libc::SIGHUP];
     let wanted = wanted.into_iter().fold(0, |set, s| set | bit(s)) & !mask(b"SigBlk");
-    Signals { fatal: pending & bit(libc::SIGKILL) != 0, asked_to_stop: pending & wanted != 0 }
+    Signals {
+        fatal: pending & bit(libc::SIGKILL) != 0,
+        asked_to_stop: pending & wanted != 0,
+        ..Signals::default()
+    }
 }
 
 /// A thread that dies of a signal closes its files on the way out, when no signal is pending any more: its exit
@@ -139,9 +145,9 @@ mod tests {
         let status = b"Name:\tx\nGroups:\t4 24 1000 \nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000002\n\
                        SigBlk:\t0000000000000000\n";
         assert_eq!(parse_groups(status)[..], [4, 24, 1000]);
-        assert_eq!(parse_signals(status), Signals { fatal: false, asked_to_stop: true });
+        assert_eq!(parse_signals(status), Signals { asked_to_stop: true, ..Signals::default() });
         let killed = b"SigPnd:\t0000000000000100\nShdPnd:\t0000000000000002\nSigBlk:\t0000000000000002\n";
-        assert_eq!(parse_signals(killed), Signals { fatal: true, asked_to_stop: false });
+        assert_eq!(parse_signals(killed), Signals { fatal: true, ..Signals::default() });
         assert_eq!(parse_signals(b""), Signals::default());
     }
 
