@@ -38,6 +38,7 @@ use hither_vfs::{
     Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Fh, File, FileRange, Finished, FsStat, LockConflict,
     LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
     Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
+    finish_in_steps,
 };
 use listing_sizes::ListingSizes;
 use open::Opens;
@@ -146,10 +147,10 @@ impl Vfs for V3 {
         &self,
         cx: &Cx,
         file: File<'_>,
-        pieces: Vec<(u64, Data)>,
+        piece: Option<(u64, Data)>,
         set: &SetAttr,
     ) -> Result<Finished> {
-        self.finish_file(cx, file, pieces, set).await
+        finish_in_steps(self, cx, file, piece, set).await
     }
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {

@@ -263,14 +263,14 @@ impl Vfs for V4 {
         &self,
         cx: &Cx,
         file: File<'_>,
-        pieces: Vec<(u64, Data)>,
+        piece: Option<(u64, Data)>,
         set: &SetAttr,
     ) -> Result<Finished> {
-        let (fh, open, wanted, steps) = (file.fh.clone(), file.open, set.clone(), pieces.clone());
-        let done = detached!(self, cx, |core, cx| core.finish(&cx, &fh, open, &pieces, &wanted))?;
+        let (fh, open, wanted, step) = (file.fh.clone(), file.open, set.clone(), piece.clone());
+        let done = detached!(self, cx, |core, cx| core.finish(&cx, &fh, open, piece, &wanted))?;
         match done {
             Some(done) => Ok(done),
-            None => finish_in_steps(self, cx, file, steps, set).await,
+            None => finish_in_steps(self, cx, file, step, set).await,
         }
     }
 

@@ -9,7 +9,7 @@
 //! chunk of `wsize_bytes` without gaps is sent at once, so that a sequential writer keeps several WRITEs in flight; the rest
 //! waits for fsync, close, age, lack of room, or a call that needs the server to have it. Overlapping
 //! versions of a byte reach the server one after the other. What is left at fsync or close and fits into one WRITE
-//! is written with `Stability::Stable`, which saves the COMMIT.
+//! is written with `Stability::Stable`, which saves the COMMIT; what has gaps goes side by side, with one COMMIT behind it.
 //!
 //! **Room.** At most `dirty_max_bytes` for the mount; a file may have as much as is free (and at most `file_max_bytes`), so
 //! that n files at top speed leave 1/(n+1) free for others. A writer without room waits until something of its own file was
@@ -47,6 +47,7 @@ mod finish;
 mod flush;
 mod owed;
 mod pay;
+mod questions;
 mod read;
 mod stats;
 mod vfs;
@@ -61,6 +62,8 @@ use file::File;
 use flush::Ages;
 use hither_vfs::{Attrs, BoxFuture, Cx, Env, Fh, FileKind, Node, Result, Time, Upcalls, Vfs};
 use parking_lot::RwLock;
+use pay::Debtors;
+use questions::Questions;
 use stats::{Counters, Reason};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -81,8 +84,10 @@ pub struct DirtyOptions {
     pub dirty_max_bytes: u64,
     /// Most bytes of one file.
     pub file_max_bytes: u64,
-    /// WRITEs in flight for one file.
+    /// WRITEs in flight for one file, whole chunks.
     pub flights_per_file: usize,
+    /// The same when they are smaller, and together no more bytes than those.
+    pub small_flights_per_file: usize,
     /// WRITEs in flight.
     pub flights: usize,
     /// A question for the attributes of a file with no more dirty bytes than these sends them first; 0: never.
@@ -100,7 +105,8 @@ impl Default for DirtyOptions {
             dirty_max_bytes: 256 << 20,
             file_max_bytes: 64 << 20,
             flights_per_file: 8,
-            flights: 32,
+            small_flights_per_file: 24,
+            flights: 64,
             stat_flush_bytes: 8 << 20,
             delay_attributes: true,
         }
@@ -120,6 +126,8 @@ pub struct Dirty {
     freed: Notify,
     slots: Semaphore,
     ages: Arc<Ages>,
+    owing: Debtors,
+    questions: Questions,
     counters: Counters,
     last_change: AtomicU64,
     above: OnceLock<Arc<dyn Upcalls>>,
@@ -137,6 +145,8 @@ impl Dirty {
             freed: Notify::new(),
             slots: Semaphore::new(options.flights.max(1)),
             ages: ages.clone(),
+            owing: Debtors::default(),
+            questions: Questions::default(),
             counters: Counters::default(),
             last_change: AtomicU64::new((env.random)()),
             above: OnceLock::new(),
@@ -188,13 +198,21 @@ impl Dirty {
 
     /// Forgets a file about which there is nothing to remember.
     fn tidy(&self, file: &Arc<File>) {
-        if !file.state.lock().is_idle() {
-            return;
+        {
+            let mut s = file.state.lock();
+            if !s.is_idle() || s.lingers || s.forgotten {
+                return;
+            }
+            s.lingers = self.questions.keep(file);
+            if s.lingers {
+                return;
+            }
         }
         let mut files = self.files.write();
         let mut s = file.state.lock();
-        if s.is_idle() && !s.forgotten {
+        if s.is_idle() && !s.lingers && !s.forgotten {
             s.forgotten = true;
+            self.owing.remove(&file.fh);
             if let Some(place) = s.queued.take() {
                 self.ages.remove(place);
             }

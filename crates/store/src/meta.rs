@@ -57,7 +57,7 @@ mod prefetch;
 mod stats;
 mod table;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod walk;
 
 pub use near::Near;

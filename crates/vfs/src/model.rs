@@ -414,10 +414,10 @@ impl Vfs for Model {
         &self,
         cx: &Cx,
         file: File<'_>,
-        pieces: Vec<(u64, Data)>,
+        piece: Option<(u64, Data)>,
         set: &SetAttr,
     ) -> Result<Finished> {
-        crate::finish_in_steps(self, cx, file, pieces, set).await
+        crate::finish_in_steps(self, cx, file, piece, set).await
     }
 
     async fn commit(&self, _cx: &Cx, file: File<'_>) -> Result<()> {

@@ -253,7 +253,7 @@ pub struct Wrote {
 /// Outcome of [`Vfs::finish`].
 #[derive(Debug, Clone)]
 pub struct Finished {
-    /// What was written of all pieces together, counted over them in order, and the attributes after everything.
+    /// What was written of the piece, and the attributes after everything.
     pub wrote: Wrote,
     /// Whether the attributes were set; with an error, or when fewer bytes than all were written, they were not.
     pub set: Result<()>,
@@ -267,22 +267,15 @@ pub async fn finish_in_steps(
     vfs: &(impl Vfs + ?Sized),
     cx: &Cx,
     file: File<'_>,
-    pieces: Vec<(u64, Data)>,
+    piece: Option<(u64, Data)>,
     set: &SetAttr,
 ) -> Result<Finished> {
     let mut wrote = Wrote { bytes: 0, attrs: None };
-    for (offset_bytes, data) in pieces {
+    if let Some((offset_bytes, data)) = piece {
         let len = data.len() as u64;
-        match vfs.write(cx, file, offset_bytes, data, Stability::Stable).await {
-            Ok(w) => {
-                wrote = Wrote { bytes: wrote.bytes + w.bytes.min(len), attrs: w.attrs };
-                if w.bytes < len {
-                    return Ok(Finished { wrote, set: Ok(()) });
-                }
-            }
-            // What was written before is an answer; the failure meets the next try.
-            Err(_) if wrote.bytes > 0 => return Ok(Finished { wrote, set: Ok(()) }),
-            Err(e) => return Err(e),
+        wrote = vfs.write(cx, file, offset_bytes, data, Stability::Stable).await?;
+        if wrote.bytes < len {
+            return Ok(Finished { wrote, set: Ok(()) });
         }
     }
     if *set == SetAttr::default() {
@@ -448,14 +441,15 @@ pub trait Vfs: Send + Sync + 'static {
         stability: Stability,
     ) -> Result<Wrote>;
 
-    /// Writes `pieces` (offset in bytes, bytes; in ascending order, without overlaps) to stable storage, and then sets
-    /// `set`, which has no length: the end of writing a file, in as few round trips as possible. Without pieces it only sets.
-    /// Fails when nothing is known to be written; see [`Finished`] for the rest.
+    /// Writes `piece` (offset in bytes, bytes) to stable storage, and then sets `set`, which has no length: the end of writing a
+    /// file, in as few round trips as possible. Without a piece it only sets. Fails when nothing is known to be written; see
+    /// [`Finished`] for the rest. (One piece: servers write wrong bytes of a second WRITE in a message, and several in messages of
+    /// their own go faster unstable, side by side, with one [`Vfs::commit`].)
     async fn finish(
         &self,
         cx: &Cx,
         file: File<'_>,
-        pieces: Vec<(u64, Data)>,
+        piece: Option<(u64, Data)>,
         set: &SetAttr,
     ) -> Result<Finished>;
 

@@ -7,10 +7,7 @@ use super::wire::Patience;
 use crate::error;
 use bytes::Bytes;
 use hither_proto::nfs3::ReadArgs;
-use hither_vfs::{
-    Cred, Cx, Data, Error, Fh, File, Finished, OpenId, Read, Result, SetAttr, Stability, Wrote,
-    finish_in_steps,
-};
+use hither_vfs::{Cred, Cx, Data, Error, Fh, File, OpenId, Read, Result, Stability, Wrote};
 use std::sync::Arc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -129,46 +126,6 @@ impl V3 {
             self.writes.write(&writer, file.fh, file.open, offset_bytes, data, stability).await?;
         let attrs = attr.map(|attr| self.stamp(file.fh, attr, asked));
         Ok(Wrote { bytes, attrs })
-    }
-
-    /// The end of writing a file: all WRITEs at once, each stable, then SETATTR.
-    pub(super) async fn finish_file(
-        &self,
-        cx: &Cx,
-        file: File<'_>,
-        pieces: Vec<(u64, Data)>,
-        set: &SetAttr,
-    ) -> Result<Finished> {
-        if pieces.len() <= 1 {
-            return finish_in_steps(self, cx, file, pieces, set).await;
-        }
-        let mut writes = JoinSet::new();
-        for (i, (at, data)) in pieces.into_iter().enumerate() {
-            let (this, cx, fh, open) = (self.clone(), cx.clone(), file.fh.clone(), file.open);
-            let len = data.len() as u64;
-            writes.spawn(async move {
-                let file = File { fh: &fh, open };
-                (i, len, this.write_range(&cx, file, at, data, Stability::Stable).await)
-            });
-        }
-        let mut done = writes.join_all().await;
-        done.sort_by_key(|(i, ..)| *i);
-        // Whose attributes are the latest is not known.
-        let mut wrote = Wrote { bytes: 0, attrs: None };
-        for (_, len, outcome) in done {
-            match outcome {
-                Ok(w) => {
-                    wrote.bytes += w.bytes.min(len);
-                    if w.bytes < len {
-                        return Ok(Finished { wrote, set: Ok(()) });
-                    }
-                }
-                Err(_) if wrote.bytes > 0 => return Ok(Finished { wrote, set: Ok(()) }),
-                Err(e) => return Err(e),
-            }
-        }
-        let done = finish_in_steps(self, cx, file, Vec::new(), set).await?;
-        Ok(Finished { wrote: Wrote { attrs: done.wrote.attrs, ..wrote }, ..done })
     }
 
     fn acting(&self, cx: &Cx, open: Option<OpenId>) -> Arc<Cred> {

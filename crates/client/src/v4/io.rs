@@ -99,24 +99,24 @@ impl Core {
         }
     }
 
-    /// The end of writing a file in one compound: `pieces` to stable storage, then `set`. `None` when that is not to be had
+    /// The end of writing a file in one compound: `piece` to stable storage, then `set`. `None` when that is not to be had
     /// and it takes several steps: then nothing is known to be stable.
     pub async fn finish(
         self: &Arc<Self>,
         cx: &Cx,
         fh: &Fh,
         open: Option<OpenId>,
-        pieces: &[(u64, Data)],
+        piece: Option<(u64, Data)>,
         set: &SetAttr,
     ) -> Answered<Option<Finished>> {
-        let bytes: usize = pieces.iter().map(|(_, data)| data.len()).sum();
         // One WRITE to a compound, right behind its PUTFH: of a second one the Linux 6.1 server writes the wrong bytes when its
         // data does not begin at a page of its receive buffer.
-        let [(at, data)] = pieces else { return Ok(None) };
+        let Some((at, data)) = piece else { return Ok(None) };
+        let bytes = data.len();
         if bytes > self.facts().wsize as usize || set.size_bytes.is_some() {
             return Ok(None);
         }
-        let (at, data) = (*at, data.clone().into_bytes());
+        let data = data.into_bytes();
         let end = at + data.len() as u64;
         let finishing = self.writes().finishing(fh, at, end).await;
         let sets = *set != SetAttr::default();

@@ -282,7 +282,7 @@ pass_on! {
     fn readlink(fh: &Fh) -> Bytes;
     fn close(fh: &Fh, open: OpenId) -> ();
     fn write(file: File<'_>, offset_bytes: u64, data: Data, stability: Stability) -> Wrote;
-    fn finish(file: File<'_>, pieces: Vec<(u64, Data)>, set: &SetAttr) -> Finished;
+    fn finish(file: File<'_>, piece: Option<(u64, Data)>, set: &SetAttr) -> Finished;
     fn commit(file: File<'_>) -> ();
     fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Made;
     fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Made;

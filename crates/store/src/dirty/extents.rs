@@ -197,6 +197,11 @@ impl Extents {
         self.flights.len()
     }
 
+    /// Their bytes.
+    pub fn flying_bytes(&self) -> u64 {
+        self.flying_bytes
+    }
+
     /// Dirty ranges without gaps.
     pub fn runs(&self) -> usize {
         self.runs.len()

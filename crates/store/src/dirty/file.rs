@@ -65,6 +65,8 @@ pub(super) struct State {
     pub forgotten: bool,
     /// When a question for attributes last made bytes be sent.
     pub asked: Option<Instant>,
+    /// It stays in the layer's table until older questions are answered.
+    pub lingers: bool,
 }
 
 /// Sending failed in a way that may pass.
@@ -104,6 +106,7 @@ impl File {
             names: Names::Some,
             forgotten: false,
             asked: None,
+            lingers: false,
         };
         Self { fh, state: Mutex::new(state), changed: Notify::new(), gate: RwLock::new(()) }
     }
@@ -134,6 +137,12 @@ impl State {
         self.flush_to = self.flush_to.max(epoch);
         self.owed.seal();
         epoch
+    }
+
+    /// Attributes that were on their way wait again, under newer ones: what was written before those goes before them.
+    pub fn owed_failed(&mut self) {
+        self.owed.failed();
+        self.seal();
     }
 
     /// The server has everything.

@@ -176,13 +176,22 @@ impl Dirty {
     pub(super) fn pump(&self, file: &Arc<File>) {
         {
             let mut s = file.state.lock();
-            let work = s.rules().is_some_and(|rules| s.extents.has_work(rules) || s.owes_alone(rules));
-            if !work || s.workers >= self.options.flights_per_file {
+            if !s.has_load() || s.workers >= self.most_workers(&s) {
                 return;
             }
             s.workers += 1;
         }
         tokio::spawn(self.this().work(file.clone()));
+    }
+
+    /// A file's share of workers.
+    fn most_workers(&self, s: &State) -> usize {
+        let limits = &self.options;
+        let full = (limits.flights_per_file as u64).saturating_mul(s.extents.chunk_bytes());
+        match s.extents.flying_bytes() < full {
+            true => limits.small_flights_per_file.max(limits.flights_per_file),
+            false => limits.flights_per_file,
+        }
     }
 
     async fn work(self: Arc<Self>, file: Arc<File>) {
@@ -191,7 +200,8 @@ impl Dirty {
             let Ok(_slot) = self.slots.acquire().await else { return };
             let load = {
                 let mut s = file.state.lock();
-                let Some(load) = s.load() else {
+                let share = s.workers <= self.most_workers(&s);
+                let Some(load) = share.then(|| s.load()).flatten() else {
                     s.workers -= 1;
                     break;
                 };
@@ -200,7 +210,7 @@ impl Dirty {
             self.pump(&file);
             match load {
                 Load::One(flight, stability) => self.send(&file, flight, stability).await,
-                Load::Last(flights, owed) => self.finish(&file, flights, owed).await,
+                Load::Last(flight, owed) => self.finish(&file, flight, owed).await,
             }
         }
         file.changed.notify_waiters();
@@ -219,7 +229,7 @@ impl Dirty {
         };
         match sent {
             Ok(wrote) => self.sent(file, flight.id, flight.start_bytes, wrote),
-            Err(e) => self.not_sent(file, &[(flight.id, len)], false, e),
+            Err(e) => self.not_sent(file, Some((flight.id, len)), false, e),
         }
     }
 
@@ -234,22 +244,22 @@ impl Dirty {
         });
     }
 
-    /// These flights, and what was owed with them, were not sent.
-    pub(super) fn not_sent(&self, file: &Arc<File>, flights: &[(u64, u64)], owed: bool, e: Error) {
+    /// A flight (number and length), and what was owed with it, was not sent.
+    pub(super) fn not_sent(&self, file: &Arc<File>, flight: Option<(u64, u64)>, owed: bool, e: Error) {
         Counters::add(&self.counters.writes_failed, 1);
         let fresh = self.next_change();
         let now = Instant::now();
-        let lost = is_final(e.errno) && !flights.is_empty();
+        let lost = is_final(e.errno) && flight.is_some();
         let retry_at = self.with(file, |s| {
-            for (id, len) in flights {
-                s.extents.landed(*id, if lost { *len } else { 0 });
+            if let Some((id, len)) = flight {
+                s.extents.landed(id, if lost { len } else { 0 });
             }
             // It may have been executed all the same.
             s.view.changed(now, 0, None, false);
-            let refused = match (owed, flights.is_empty()) {
+            let refused = match (owed, flight.is_none()) {
                 (true, true) => Self::refuse_owed(s, &e),
                 (true, false) => {
-                    s.owed.failed();
+                    s.owed_failed();
                     false
                 }
                 (false, _) => false,
@@ -275,8 +285,7 @@ impl Dirty {
         if let Some(at) = retry_at {
             self.ages.push(at, file);
         }
-        if lost {
-            let len = flights.iter().map(|(_, len)| len).sum();
+        if let (true, Some((_, len))) = (lost, flight) {
             Counters::add(&self.counters.bytes_dropped, len);
             tracing::warn!(fh = ?file.fh, error = %e, "written data is lost");
         }

@@ -5,8 +5,12 @@
 //! anybody. So what tar(1) and cp(1) set on the files they make costs no call of its own. What takes rights away, gives the file to
 //! somebody else or changes its length is never delayed.
 //!
-//! In a program's order: bytes written later make a modification time that was set before void; setting attributes again goes
-//! over what waits; whatever else needs the server to have the file ([`super`], "Order") sends these, too.
+//! In a program's order: bytes written later make a modification time that was set before void, and are not sent before what was
+//! set earlier is there; setting attributes again goes over what waits, and then bytes written in between are sent before;
+//! whatever else needs the server to have the file ([`super`], "Order") sends these, too. With the first fsync or close the
+//! creator's privilege ends.
+//!
+//! What the server has got is remembered: an answer to a question from before may lack it ([`Landed`]).
 
 use hither_vfs::{Attrs, Cred, OpenId, SetAttr, SetTime, Time, Validity};
 use std::sync::Arc;
@@ -24,11 +28,18 @@ pub(super) struct Creator {
 pub(super) struct Owed {
     pub set: SetAttr,
     pub by: Creator,
-    /// Since when.
+    /// Since when, the first of them.
     pub since: Instant,
     /// The same by the local clock: shown as the time of the change.
     at: Time,
     number: u64,
+}
+
+/// Attributes that were set at the server by a call of ours that ended at that moment: answers to questions from before may be older.
+#[derive(Debug, Default)]
+struct Landed {
+    set: SetAttr,
+    at: Option<Instant>,
 }
 
 /// All that waits for one file.
@@ -38,6 +49,7 @@ pub(super) struct Owing {
     waiting: Option<Owed>,
     /// On its way.
     sent: Option<Owed>,
+    landed: Landed,
     /// It is time to send what waits.
     due: bool,
     /// Number of the last change that waited, and of the last one that does no more.
@@ -51,7 +63,7 @@ impl Owing {
         self.creator = Some(Creator { cred, open });
     }
 
-    /// An open ends.
+    /// An open is closed, or what was done through it until now is to be at the server: nothing new waits.
     pub fn closed(&mut self, open: OpenId) {
         if self.creator.as_ref().is_some_and(|c| c.open == open) {
             self.creator = None;
@@ -98,15 +110,22 @@ impl Owing {
         let Some(by) = self.creator.clone() else { return };
         let since = self.waiting.as_ref().map_or(now, |o| o.since);
         let old = self.waiting.take().map(|o| o.set).unwrap_or_default();
-        let set = over(&old, set);
-        if set != SetAttr::default() {
+        self.wait(Owed { set: over(&old, set), by, since, at, number: 0 });
+    }
+
+    fn wait(&mut self, owed: Owed) {
+        if owed.set != SetAttr::default() {
             self.made += 1;
-            self.waiting = Some(Owed { set, by, since, at, number: self.made });
+            self.waiting = Some(Owed { number: self.made, ..owed });
         }
     }
 
     /// Bytes were written or cut: what was set before is not the modification time any more.
     pub fn modified(&mut self) {
+        self.landed.set.mtime = None;
+        if let Some(sent) = &mut self.sent {
+            sent.set.mtime = None;
+        }
         if let Some(owed) = &mut self.waiting {
             owed.set.mtime = None;
             if owed.set == SetAttr::default() {
@@ -114,6 +133,11 @@ impl Owing {
                 self.settle();
             }
         }
+    }
+
+    /// Whether what waits is to be sent already.
+    pub fn is_sealed(&self) -> bool {
+        self.due
     }
 
     /// What waits is to be sent; returns a number for [`Owing::is_done`].
@@ -142,12 +166,41 @@ impl Owing {
         self.sent.clone()
     }
 
-    /// What was taken is at the server, or refused for good.
-    pub fn landed(&mut self) {
+    /// What was taken is at the server; `attrs` are those afterwards.
+    pub fn landed(&mut self, now: Instant, attrs: Option<&Attrs>) {
+        if let Some(sent) = self.sent.take() {
+            self.done = sent.number;
+            self.has(&sent.set, now, attrs);
+        }
+        self.settle();
+    }
+
+    /// The server has got `set`, by a call that ends `now`.
+    pub fn has(&mut self, set: &SetAttr, now: Instant, attrs: Option<&Attrs>) {
+        let time = |set: Option<SetTime>, theirs: Option<Time>| match (set?, theirs) {
+            (_, Some(time)) => Some(SetTime::To(time)),
+            (SetTime::Now, None) => None,
+            (set, None) => Some(set),
+        };
+        let new = SetAttr {
+            mode: set.mode.map(|mode| attrs.map_or(mode, |a| a.attr.mode)),
+            atime: time(set.atime, attrs.map(|a| a.attr.atime)),
+            mtime: time(set.mtime, attrs.map(|a| a.attr.mtime)),
+            ..SetAttr::default()
+        };
+        if set.uid.is_some() || set.gid.is_some() {
+            // Being given to somebody may clear bits.
+            self.landed.set.mode = None;
+        }
+        self.landed = Landed { set: over(&self.landed.set, &new), at: Some(now) };
+    }
+
+    /// What was taken is refused for good.
+    pub fn refused(&mut self) {
         if let Some(sent) = self.sent.take() {
             self.done = sent.number;
         }
-        self.settle();
+        self.forget();
     }
 
     /// What was taken is to be sent again.
@@ -171,8 +224,9 @@ impl Owing {
     }
 
     /// A call of its own sets `set` now: what waits of the same attributes is older. Returns it, for [`Owing::restore`].
-    pub fn withdraw(&mut self, set: &SetAttr) -> SetAttr {
-        let Some(owed) = &mut self.waiting else { return SetAttr::default() };
+    pub fn withdraw(&mut self, set: &SetAttr) -> Option<Owed> {
+        let owed = self.waiting.as_mut()?;
+        let (by, since, at) = (owed.by.clone(), owed.since, owed.at);
         let mut old = SetAttr::default();
         if set.mode.is_some() {
             old.mode = owed.set.mode.take();
@@ -187,15 +241,13 @@ impl Owing {
             self.waiting = None;
             self.settle();
         }
-        old
+        (old != SetAttr::default()).then_some(Owed { set: old, by, since, at, number: 0 })
     }
 
     /// That call failed: what was withdrawn waits again, under what was set since.
-    pub fn restore(&mut self, old: &SetAttr, now: Instant, at: Time) {
-        if *old != SetAttr::default() {
-            let newer = self.waiting.as_ref().map(|o| o.set.clone()).unwrap_or_default();
-            self.add(&over(old, &newer), now, at);
-        }
+    pub fn restore(&mut self, old: Owed) {
+        let newer = self.waiting.take().map(|o| o.set).unwrap_or_default();
+        self.wait(Owed { set: over(&old.set, &newer), ..old });
     }
 
     /// What waits, when it goes with a call of its own.
@@ -209,8 +261,22 @@ impl Owing {
         }
     }
 
-    /// Puts what the server does not have yet over its attributes.
+    /// Puts what the server does not have yet, or had not when it was asked, over its attributes.
     pub fn dress(&self, attrs: &mut Attrs) {
+        let Landed { set, at } = &self.landed;
+        if at.is_some_and(|at| attrs.asked <= at) {
+            let to = |time: Option<SetTime>, theirs| match time {
+                Some(SetTime::To(time)) => time,
+                _ => theirs,
+            };
+            let attr = &mut attrs.attr;
+            let had = (attr.mode, attr.atime, attr.mtime);
+            attr.mode = set.mode.unwrap_or(attr.mode);
+            (attr.atime, attr.mtime) = (to(set.atime, attr.atime), to(set.mtime, attr.mtime));
+            if had != (attr.mode, attr.atime, attr.mtime) {
+                attrs.valid = Validity::Once;
+            }
+        }
         for Owed { set, at, .. } in [&self.sent, &self.waiting].into_iter().flatten() {
             let time = |t: SetTime| match t {
                 SetTime::Now => *at,

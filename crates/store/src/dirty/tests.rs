@@ -5,6 +5,7 @@ mod finish;
 mod gate;
 mod histories;
 mod order;
+mod registers;
 
 use super::*;
 use bytes::Bytes;

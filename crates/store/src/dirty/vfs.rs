@@ -96,6 +96,9 @@ impl Dirty {
         if let (Some(size), Ok(_)) = (order.cut, &outcome) {
             self.with(file, |s| s.extents.cut(size));
         }
+        if order.cut.is_some() || order.flush == First::Must {
+            file.state.lock().owed.modified();
+        }
         if hold.take().is_some() {
             self.pump(file);
         }
@@ -195,6 +198,7 @@ impl Dirty {
         let mut wrote = wrote?;
         let fresh = self.next_change();
         let mut s = file.state.lock();
+        s.owed.modified();
         let end = if wrote.bytes > 0 { offset_bytes.saturating_add(wrote.bytes) } else { 0 };
         s.view.changed(Instant::now(), end, wrote.attrs.as_ref(), false);
         if let Some(attrs) = &mut wrote.attrs {
@@ -294,22 +298,25 @@ impl Dirty {
             file.when(|s| (!s.owed.is_sent()).then_some(())).await;
             let old = file.state.lock().owed.withdraw(&set);
             let outcome = self.below.setattr(&cx, at, &set).await;
-            if outcome.is_err() {
-                file.state.lock().owed.restore(&old, Instant::now(), self.wall());
+            if let (Err(_), Some(old)) = (&outcome, old) {
+                let mut s = file.state.lock();
+                s.owed.restore(old);
+                self.look_after(&mut s, &file, Instant::now());
             }
             outcome
         };
         let mut attrs = self.alone(&file, order, call).await?;
         let fresh = self.next_change();
         {
-            let mut s = file.state.lock();
+            let (now, mut s) = (Instant::now(), file.state.lock());
             match size {
-                Some(size) => s.view.resized(Instant::now(), size, Some(&attrs)),
+                Some(size) => s.view.resized(now, size, Some(&attrs)),
                 None => {
                     let alone = s.extents.is_clean() && s.view.through == 0;
-                    s.view.changed(Instant::now(), 0, Some(&attrs), alone);
+                    s.view.changed(now, 0, Some(&attrs), alone);
                 }
             }
+            s.owed.has(&set, now, Some(&attrs));
             if s.extents.is_clean() {
                 // The server's times are what was asked for.
                 s.view.time = None;
@@ -367,7 +374,6 @@ impl Dirty {
             let mut s = file.state.lock();
             let told = s.errors.report(Some(open));
             s.errors.close(open);
-            s.owed.closed(open);
             told
         };
         let closed = self.below.close(cx, &file.fh, open).await;
@@ -407,6 +413,7 @@ impl Vfs for Dirty {
     }
 
     async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+        let _asking = self.asking();
         let mut trail = self.below.walk(cx, at, want).await?;
         self.show_nodes(trail.steps.iter_mut());
         if let Some(page) = &mut trail.along.listing {
@@ -427,6 +434,7 @@ impl Vfs for Dirty {
     }
 
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<hither_vfs::Attrs> {
+        let _asking = self.asking();
         let Some(delayed) = self.known(file.fh) else { return self.below.getattr(cx, file).await };
         let flushed = self.flush_for_times(cx, &delayed).await;
         let mut attrs = self.below.getattr(cx, file).await?;
@@ -440,6 +448,7 @@ impl Vfs for Dirty {
     }
 
     async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<hither_vfs::Attrs>> {
+        let _asking = self.asking();
         let mut all = self.below.getattr_many(cx, objects).await;
         for (fh, attrs) in objects.iter().zip(&mut all) {
             if let Ok(attrs) = attrs {
@@ -455,6 +464,7 @@ impl Vfs for Dirty {
                 return Starts { files: files.iter().map(|_| Err(e.clone())).collect(), holder: None };
             }
         }
+        let _asking = self.asking();
         let mut all = self.below.read_many(cx, files, holder, max_bytes).await;
         for (fh, fetched) in files.iter().zip(&mut all.files) {
             let (Some(file), Ok(f)) = (self.known(fh), &mut *fetched) else { continue };
@@ -473,6 +483,7 @@ impl Vfs for Dirty {
         dirs: &[Fh],
         max_bytes: u32,
     ) -> Vec<Result<(hither_vfs::Attrs, DirPage)>> {
+        let _asking = self.asking();
         let mut all = self.below.list_many(cx, dirs, max_bytes).await;
         let pages = all.iter_mut().filter_map(|r| r.as_mut().ok());
         self.show_nodes(pages.flat_map(|(_, p)| p.entries.iter_mut().filter_map(|e| e.node.as_mut())));
@@ -503,9 +514,10 @@ impl Vfs for Dirty {
         }
         match at.path {
             [] => self.pay_mode(cx, at.base).await?,
-            _ if how.create == Create::No => self.pay_modes(cx).await?,
-            _ => {}
+            _ if matches!(how.create, Create::Exclusive(_)) => {}
+            _ => self.pay_modes(cx).await?,
         }
+        let _asking = self.asking();
         let mut opened = self.below.open(cx, at, how).await?;
         if how.truncate && !opened.created {
             // The open is there: it is not given up because its caller is.
@@ -521,7 +533,12 @@ impl Vfs for Dirty {
 
     async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
         let Some(file) = self.known(fh) else { return self.below.close(cx, fh, open).await };
-        if file.state.lock().is_settled() {
+        let settled = {
+            let mut s = file.state.lock();
+            s.owed.closed(open);
+            s.is_settled()
+        };
+        if settled {
             return self.close_clean(cx, &file, open, Ok(())).await;
         }
         detached(cx, self.this().close_dirty(Cx::new(cx.cred.clone()), file, open)).await
@@ -560,10 +577,10 @@ impl Vfs for Dirty {
         &self,
         cx: &Cx,
         file: File<'_>,
-        pieces: Vec<(u64, Data)>,
+        piece: Option<(u64, Data)>,
         set: &SetAttr,
     ) -> Result<Finished> {
-        finish_in_steps(self, cx, file, pieces, set).await
+        finish_in_steps(self, cx, file, piece, set).await
     }
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
@@ -573,6 +590,9 @@ impl Vfs for Dirty {
             && self.is_nameless(cx, &delayed, open).await
         {
             return delayed.state.lock().errors.report(file.open);
+        }
+        if let Some(open) = file.open {
+            delayed.state.lock().owed.closed(open);
         }
         let flushed = patient(cx, self.flush(&delayed, Reason::Commit, true)).await;
         let told = match &flushed {
@@ -603,6 +623,7 @@ impl Vfs for Dirty {
     }
 
     async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+        let _asking = self.asking();
         let mut made = self.below.link(cx, fh, dir, name).await?;
         if let Some(file) = self.known(fh) {
             file.state.lock().names = Names::Some;
@@ -645,6 +666,7 @@ impl Vfs for Dirty {
         max_bytes: u32,
         nodes: bool,
     ) -> Result<DirPage> {
+        let _asking = self.asking();
         let mut page = self.below.readdir(cx, dir, cookie, verifier, max_bytes, nodes).await?;
         self.show_nodes(page.entries.iter_mut().filter_map(|e| e.node.as_mut()));
         Ok(page)

@@ -376,14 +376,14 @@ impl Vfs for Disk {
         &self,
         cx: &Cx,
         file: File<'_>,
-        pieces: Vec<(u64, Data)>,
+        piece: Option<(u64, Data)>,
         set: &SetAttr,
     ) -> Result<Finished> {
         if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
             self.secure(file.fh).await;
         }
         let below = self.down(file).await?;
-        self.change(file.fh, self.below.finish(cx, below, pieces, set)).await
+        self.change(file.fh, self.below.finish(cx, below, piece, set)).await
     }
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {

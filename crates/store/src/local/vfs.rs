@@ -171,10 +171,10 @@ impl Vfs for Local {
         &self,
         cx: &Cx,
         file: File<'_>,
-        pieces: Vec<(u64, Data)>,
+        piece: Option<(u64, Data)>,
         set: &SetAttr,
     ) -> Result<hither_vfs::Finished> {
-        hither_vfs::finish_in_steps(self, cx, file, pieces, set).await
+        hither_vfs::finish_in_steps(self, cx, file, piece, set).await
     }
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {

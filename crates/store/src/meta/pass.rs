@@ -294,7 +294,7 @@ impl Vfs for Meta {
         &self,
         cx: &Cx,
         file: File<'_>,
-        pieces: Vec<(u64, Data)>,
+        piece: Option<(u64, Data)>,
         set: &SetAttr,
     ) -> Result<Finished> {
         let below = File { fh: file.fh, open: self.real(file).await? };
@@ -303,7 +303,7 @@ impl Vfs for Meta {
             self.secure(file.fh).await;
         }
         let changing = self.changing(file.fh);
-        let outcome = self.below.finish(cx, below, pieces, set).await;
+        let outcome = self.below.finish(cx, below, piece, set).await;
         let attrs = outcome.as_ref().map(|f| f.wrote.attrs.as_ref());
         match rights {
             true => changing.done_rights(attrs),

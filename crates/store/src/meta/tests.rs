@@ -3,7 +3,7 @@
 mod histories;
 mod own;
 mod passing;
-mod wire;
+pub(crate) mod wire;
 
 use super::*;
 use hither_vfs::model::Model;

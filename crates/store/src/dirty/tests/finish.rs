@@ -62,17 +62,50 @@ async fn bytes_and_attributes_go_together() {
     assert_eq!((s.gate.finishes(), s.gate.calls("setattr")), (1, 1));
 }
 
-/// Pieces with gaps go together, too.
+/// Pages here and there (a database) are sent side by side, and made stable by one COMMIT: two round trips, however many they are.
+/// With attributes that waited there is a third.
 #[tokio::test(start_paused = true)]
-async fn pieces_go_together() {
-    let s = Stack::new(DirtyOptions::default()).await;
-    let f = s.open("f").await;
-    for at in [100, 3000, 7] {
-        s.write(&f, at, vec![at as u8; 50]).await.unwrap();
+async fn scattered_bytes_go_side_by_side() {
+    for owes in [false, true] {
+        let s = Stack::new(DirtyOptions::default()).await;
+        let f = s.create("f", 0o600).await;
+        s.gate.shut("write");
+        let pages = 20;
+        for page in 0..pages {
+            s.write(&f, 16384 * page, vec![page as u8; 8192]).await.unwrap();
+        }
+        if owes {
+            s.set(&f, &times()).await;
+        }
+        let (this, file) = (s.dirty.clone(), f.clone());
+        let commit =
+            tokio::spawn(async move { this.commit(&cx(), At { fh: &file.0, open: Some(file.1) }).await });
+        settle().await;
+        assert_eq!(s.gate.waiting("write") as u64, pages, "all are in flight at once");
+        s.gate.open_all();
+        commit.await.unwrap().unwrap();
+        assert_eq!((s.gate.calls("write") as u64, s.gate.stable_writes()), (pages, 0));
+        // With attributes the bytes are committed before, and the second commit finds nothing that it would have to send.
+        assert_eq!(s.gate.log().iter().filter(|op| *op == "commit").count(), 1 + usize::from(owes));
+        assert_eq!((s.gate.finishes(), s.gate.calls("setattr")), (usize::from(owes), usize::from(owes)));
+        let all = s.below(&f.0).await;
+        assert!((0..pages as usize).all(|p| all[16384 * p..][..8192] == vec![p as u8; 8192]));
     }
+}
+
+/// Big WRITEs do not take all of the mount's room in the server for one file.
+#[tokio::test(start_paused = true)]
+async fn whole_chunks_leave_room_for_others() {
+    let s = Stack::new(DirtyOptions { wsize_bytes: 16384, ..DirtyOptions::default() }).await;
+    let f = s.open("f").await;
+    s.gate.shut("write");
+    for i in 0..40 {
+        s.write(&f, i * 16384, vec![i as u8; 16384]).await.unwrap();
+    }
+    settle().await;
+    assert_eq!(s.gate.waiting("write"), DirtyOptions::default().flights_per_file);
+    s.gate.open_all();
     s.commit(&f).await.unwrap();
-    assert_eq!((s.gate.finishes(), s.gate.stable_writes()), (1, 3));
-    assert_eq!(s.gate.writes(), [(7, 50), (100, 50), (3000, 50)]);
 }
 
 /// A modification time that was set before bytes were written is not the last one.
@@ -180,6 +213,7 @@ async fn refused_attributes_are_told() {
     assert_eq!(s.commit(&f).await.unwrap_err().errno, libc::EPERM);
     s.commit(&f).await.unwrap();
     assert_eq!(s.theirs(&f.0).await.size_bytes, 5);
+    let f = s.create("g", 0o600).await;
     s.set(&f, &times()).await;
     s.gate.fail("setattr", libc::EIO);
     assert_eq!(s.commit(&f).await.unwrap_err().errno, libc::EIO);
@@ -193,7 +227,6 @@ async fn refused_attributes_are_told() {
 async fn a_load_written_in_part_goes_on() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.create("f", 0o600).await;
-    s.write(&f, 0, vec![1; 100]).await.unwrap();
     s.write(&f, 200, vec![2; 100]).await.unwrap();
     s.set(&f, &times()).await;
     s.gate.decide(Box::new(|at, len| match (at, len) {
@@ -201,9 +234,9 @@ async fn a_load_written_in_part_goes_on() {
         _ => Verdict::Pass(Duration::ZERO),
     }));
     s.commit(&f).await.unwrap();
-    let read = s.gate.below().read(&cx(), At { fh: &f.0, open: None }, 0, 300).await.unwrap();
-    let read = read.data.into_bytes();
-    assert!(read[..100] == [1; 100] && read[200..] == [2; 100], "{read:?}");
+    assert_eq!(s.gate.writes(), [(200, 100), (230, 70)]);
+    let read = s.below(&f.0).await;
+    assert!(read[..200] == [0; 200] && read[200..] == [2; 100], "{read:?}");
     assert_eq!(s.theirs(&f.0).await.mtime, LONG_AGO);
 }
 
@@ -236,4 +269,131 @@ async fn what_waited_does_not_come_after_what_did_not() {
     s.commit(&f).await.unwrap();
     let theirs = s.theirs(&f.0).await;
     assert_eq!((theirs.mode, theirs.mtime), (0o640, LONG_AGO));
+}
+
+/// An answer from before a file got its attributes and was closed, and that comes after, is not shown as it is.
+#[tokio::test(start_paused = true)]
+async fn late_answers_show_what_was_set() {
+    for closed in [false, true] {
+        let s = Stack::new(DirtyOptions::default()).await;
+        let f = s.create("f", 0o600).await;
+        s.write(&f, 0, "bytes").await.unwrap();
+        s.set(&f, &times()).await;
+        s.set(&f, &mode(0o644)).await;
+        s.gate.shut("walk answer");
+        let (dirty, root) = (s.dirty.clone(), s.root.clone());
+        let late = tokio::spawn(async move {
+            let trail = dirty.walk(&cx(), Where::name(&root, &name("f")), Default::default()).await;
+            trail.unwrap().steps.remove(0).attrs
+        });
+        settle().await;
+        match closed {
+            true => s.close(&f).await.unwrap(),
+            false => s.commit(&f).await.unwrap(),
+        }
+        settle().await;
+        s.gate.open_all();
+        let late = late.await.unwrap();
+        let shown = (late.attr.mode, late.attr.mtime, late.attr.size_bytes);
+        assert_eq!(shown, (0o644, LONG_AGO, 5), "{closed}");
+        assert_eq!(late.valid, hither_vfs::Validity::Once);
+        // The file is forgotten with the last question that may be older.
+        assert_eq!(s.dirty.files.read().is_empty(), closed);
+    }
+}
+
+/// What is set after an fsync or a close(2), while the open lasts, is at the server at once.
+#[tokio::test(start_paused = true)]
+async fn after_fsync_nothing_waits() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.create("f", 0o600).await;
+    s.commit(&f).await.unwrap();
+    s.set(&f, &mode(0o644)).await;
+    assert_eq!(s.theirs(&f.0).await.mode, 0o644);
+}
+
+/// Attributes that are set while older ones are about to be sent come after the bytes that were written in between.
+#[tokio::test(start_paused = true)]
+async fn bytes_written_before_are_sent_before() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.create("f", 0o600).await;
+    s.set(&f, &mode(0o644)).await;
+    s.write(&f, 0, "one").await.unwrap();
+    s.write(&f, 100, "two").await.unwrap();
+    s.gate.shut("write");
+    let (dirty, g) = (s.dirty.clone(), f.clone());
+    let commit =
+        tokio::spawn(async move { dirty.flush(&dirty.known(&g.0).unwrap(), Reason::Age, false).await });
+    settle().await;
+    s.write(&f, 50, "three").await.unwrap();
+    s.set(&f, &times()).await;
+    s.gate.open_all();
+    commit.await.unwrap().unwrap();
+    tokio::time::sleep(4 * DirtyOptions::default().dirty_age).await;
+    assert_eq!((s.theirs(&f.0).await.mtime, s.theirs(&f.0).await.mode), (LONG_AGO, 0o644));
+    assert_eq!(s.below(&f.0).await[50..55], *b"three");
+}
+
+/// Bytes are not sent beside attributes that were set before them.
+#[tokio::test(start_paused = true)]
+async fn attributes_on_their_way_hold_newer_bytes_back() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.create("f", 0o600).await;
+    s.set(&f, &times()).await;
+    s.gate.shut("setattr");
+    let (dirty, g) = (s.dirty.clone(), f.clone());
+    let pay = tokio::spawn(async move { dirty.flush(&dirty.known(&g.0).unwrap(), Reason::Age, false).await });
+    settle().await;
+    s.write(&f, 0, "newer").await.unwrap();
+    let shown = s.dirty.known(&f.0).unwrap().state.lock().shown().unwrap();
+    assert_ne!(shown.attr.mtime, LONG_AGO);
+    let (dirty, g) = (s.dirty.clone(), f.clone());
+    let commit = tokio::spawn(async move { dirty.commit(&cx(), At { fh: &g.0, open: Some(g.1) }).await });
+    settle().await;
+    assert_eq!(s.gate.calls("write"), 0);
+    s.gate.open_all();
+    pay.await.unwrap().unwrap();
+    commit.await.unwrap().unwrap();
+    assert_ne!(s.theirs(&f.0).await.mtime, LONG_AGO);
+}
+
+/// Attributes that were withdrawn for a call that failed are sent even when their open is gone.
+#[tokio::test(start_paused = true)]
+async fn what_was_withdrawn_outlives_its_open() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.create("f", 0o600).await;
+    s.gate.fail("write", libc::ENOSPC);
+    s.write(&f, 0, "bytes").await.unwrap();
+    s.set(&f, &mode(0o666)).await;
+    s.gate.shut("setattr");
+    let (dirty, g) = (s.dirty.clone(), f.clone());
+    let direct =
+        tokio::spawn(async move { dirty.setattr(&cx(), At { fh: &g.0, open: None }, &mode(0o640)).await });
+    settle().await;
+    s.gate.fail("write", 0);
+    let other = s.open("f").await;
+    s.close(&f).await.ok();
+    s.gate.fail("setattr", libc::EIO);
+    s.gate.open_all();
+    direct.await.unwrap().unwrap_err();
+    s.gate.fail("setattr", 0);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(s.theirs(&f.0).await.mode, 0o666);
+    s.close(&other).await.ok();
+}
+
+/// Who opens by name looks only at files that owe permissions.
+#[tokio::test(start_paused = true)]
+async fn only_debtors_are_looked_at() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    for i in 0..5 {
+        let f = s.create(&format!("f{i}"), 0o600).await;
+        s.set(&f, &mode(0o644)).await;
+        if i > 0 {
+            s.close(&f).await.unwrap();
+        }
+    }
+    assert_eq!(s.dirty.owing.all().len(), 1);
+    s.open("f3").await;
+    assert_eq!(s.dirty.owing.all().len(), 0);
 }

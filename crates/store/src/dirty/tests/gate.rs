@@ -58,7 +58,7 @@ impl Gate {
         &*self.below
     }
 
-    /// Holds calls of a kind back from now on.
+    /// Holds calls of a kind (`walk`), or their answers (`walk answer`), back from now on.
     pub fn shut(&self, op: &'static str) {
         self.state.lock().shut.insert(op);
     }
@@ -142,6 +142,18 @@ impl Gate {
         self.state.lock().log.clone()
     }
 
+    async fn held(&self, held: impl Fn(&State) -> bool) {
+        loop {
+            let opened = self.opened.notified();
+            tokio::pin!(opened);
+            opened.as_mut().enable();
+            if !held(&self.state.lock()) {
+                return;
+            }
+            opened.await;
+        }
+    }
+
     async fn pass(&self, op: &'static str, fh: Option<&Fh>) -> Result<()> {
         let held = |s: &State| s.shut.contains(op) || fh.is_some_and(|fh| s.shut_files.contains(fh));
         {
@@ -151,15 +163,7 @@ impl Gate {
             let most = s.most_waiting.entry(op).or_default();
             *most = waiting.max(*most);
         }
-        loop {
-            let opened = self.opened.notified();
-            tokio::pin!(opened);
-            opened.as_mut().enable();
-            if !held(&self.state.lock()) {
-                break;
-            }
-            opened.await;
-        }
+        self.held(held).await;
         let mut s = self.state.lock();
         *s.waiting.entry(op).or_default() -= 1;
         match s.fail.get(op) {
@@ -178,7 +182,9 @@ macro_rules! pass_on {
         impl Vfs for Gate {
             $(async fn $op(&self, cx: &Cx, $($arg: $ty),*) -> Result<$out> {
                 self.pass(stringify!($op), None).await?;
-                self.below.$op(cx, $($arg),*).await
+                let out = self.below.$op(cx, $($arg),*).await;
+                self.held(|s| s.shut.contains(concat!(stringify!($op), " answer"))).await;
+                out
             })*
 
             async fn write(
@@ -212,10 +218,10 @@ macro_rules! pass_on {
             }
 
             async fn finish(
-                &self, cx: &Cx, file: File<'_>, pieces: Vec<(u64, Data)>, set: &SetAttr,
+                &self, cx: &Cx, file: File<'_>, piece: Option<(u64, Data)>, set: &SetAttr,
             ) -> Result<Finished> {
                 self.state.lock().finishes += 1;
-                finish_in_steps(self, cx, file, pieces, set).await
+                finish_in_steps(self, cx, file, piece, set).await
             }
 
             async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {

@@ -104,7 +104,8 @@ impl Run {
             wsize_bytes: 64,
             dirty_max_bytes: 2048,
             file_max_bytes: 512,
-            flights_per_file: 3,
+            flights_per_file: 2,
+            small_flights_per_file: 3,
             flights: 4,
             stat_flush_bytes: 32,
             ..Default::default()

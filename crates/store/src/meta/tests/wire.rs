@@ -21,6 +21,8 @@ pub struct Wire {
     pub answered: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Whether changes of directories are told without the promise that they are atomic.
     pub vague: Mutex<bool>,
+    /// As with NFSv3: `change` of files is made of their time, and finishing a file takes a call for each step.
+    pub plain: Mutex<bool>,
 }
 
 impl Wire {
@@ -39,6 +41,7 @@ impl Wire {
             upcalls: OnceLock::new(),
             answered: OnceLock::new(),
             vague: Mutex::new(false),
+            plain: Mutex::new(false),
         })
     }
 
@@ -110,6 +113,25 @@ macro_rules! pass_on {
                 out
             })*
 
+            async fn finish(
+                &self, cx: &Cx, file: File<'_>, piece: Option<(u64, Data)>, set: &SetAttr,
+            ) -> Result<Finished> {
+                if *self.plain.lock() {
+                    return finish_in_steps(self, cx, file, piece, set).await;
+                }
+                let asked = tokio::time::Instant::now();
+                self.pass("finish").await;
+                let mut out = self.below.finish(cx, file, piece, set).await;
+                if let Ok(Finished { wrote: Wrote { attrs: Some(a), .. }, .. }) = &mut out {
+                    stamp(self, a, asked);
+                }
+                if let Some(answered) = self.answered.get() {
+                    answered();
+                }
+                self.travel().await;
+                out
+            }
+
             fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
                 self.below.peek(cx, at)
             }
@@ -127,6 +149,10 @@ fn stamp(w: &Wire, attrs: &mut Attrs, asked: tokio::time::Instant) {
         attrs.valid = Validity::Until(asked + end.saturating_duration_since(attrs.asked));
     }
     attrs.asked = asked;
+    if *w.plain.lock() && attrs.attr.kind == FileKind::Regular {
+        let Time { secs, nanos } = attrs.attr.ctime;
+        attrs.attr.change = secs as u64 * 1_000_000_000 + u64::from(nanos);
+    }
     w.leased(attrs);
 }
 
@@ -182,8 +208,6 @@ pass_on! {
     fn read(file: File<'_>, at: u64, len: u32) -> Result<Read>;
     fn write(file: File<'_>, at: u64, data: Data, stability: Stability) -> Result<Wrote>,
         |w, out, at| if let Ok(Wrote { attrs: Some(a), .. }) = out { stamp(w, a, at) };
-    fn finish(file: File<'_>, pieces: Vec<(u64, Data)>, set: &SetAttr) -> Result<Finished>,
-        |w, out, at| if let Ok(Finished { wrote: Wrote { attrs: Some(a), .. }, .. }) = out { stamp(w, a, at) };
     fn commit(file: File<'_>) -> Result<()>;
     fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made>, made;
     fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made>, made;
