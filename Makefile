@@ -8,7 +8,7 @@ FUZZ_SECONDS ?= 60
 SOAK_HOURS ?= 8
 CRASHES ?= 1000
 
-.PHONY: demo test check unit quick test-lab soak crashes bench bench-meta fuzz install uninstall build packages toolchain deny
+.PHONY: demo test check unit quick test-lab soak crashes crashes-serve bench bench-meta fuzz install uninstall build packages toolchain deny
 
 # Needs nothing but a compiler and FUSE.
 demo: toolchain
@@ -44,6 +44,11 @@ soak: packages build
 # The disk cache under CRASHES kills of its daemon, with every byte compared.
 crashes: packages toolchain
 	HITHER_CRASHES=$(CRASHES) $(CARGO) test -p hither --test crashes -- --ignored --nocapture
+
+# The server with a journal under CRASHES kills, and power cuts between any two writes of the journal.
+crashes-serve: packages toolchain
+	HITHER_CRASHES=$(CRASHES) $(CARGO) test -p hither --test serve journal_loses -- --ignored --nocapture
+	$(CARGO) test -p hither-store --lib power_cut -- --include-ignored
 
 # Side by side with the kernel's client; the table goes to bench/.
 bench: packages build

@@ -33,6 +33,8 @@ pub enum Command {
     Serve(ServeArgs),
     /// Look at a disk cache, fill it, clean it
     Cache(CacheArgs),
+    /// Measure an NFS server
+    Bench(BenchArgs),
 }
 
 /// `hither mount`.
@@ -172,6 +174,16 @@ pub struct ServeArgs {
     /// Where the server remembers what a restart must not lose; /var/lib/hither/serve-PORT unless given
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
+    /// A file or block device in which stable writes become durable before they are where they belong: one sequential write for
+    /// many clients. For one exported directory; not below it, and on another disk if there is one
+    #[arg(long, value_name = "PATH|none", default_value = "none")]
+    pub journal: PathBuf,
+    /// How large a new journal file is made, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub journal_size: u64,
+    /// Start with an empty journal, whatever is in it: writes that were acknowledged may be lost
+    #[arg(long)]
+    pub journal_discard: bool,
     /// Longest READ and WRITE in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(4096..=16 << 20))]
     pub max_io: u32,
@@ -274,6 +286,96 @@ pub struct CacheWarm {
     /// Show no progress
     #[arg(short, long)]
     pub quiet: bool,
+}
+
+/// `hither bench`.
+#[derive(Debug, Args, Clone)]
+pub struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub what: BenchCommand,
+}
+
+/// Measurements.
+#[derive(Debug, Subcommand, Clone)]
+pub enum BenchCommand {
+    /// Moran's mix of operations at fixed rates: how long answers take (NFSv3)
+    Nhfsstone(NhfsstoneArgs),
+    /// Stable changes, each client as fast as it is answered: how many a second (NFSv3)
+    Sync(SyncArgs),
+}
+
+/// The server to measure.
+#[derive(Debug, Args, Clone)]
+pub struct BenchTarget {
+    /// The export: SERVER:/PATH. A directory hither-bench.PID is made there and removed
+    #[arg(value_name = "SERVER:/PATH")]
+    pub source: String,
+    /// The NFS port
+    #[arg(long, value_name = "N", default_value_t = 2049)]
+    pub port: u16,
+    /// The MOUNT port; the NFS port unless given
+    #[arg(long, value_name = "N")]
+    pub mountport: Option<u16>,
+    /// A word for the JSON lines
+    #[arg(long, value_name = "WORD", default_value = "")]
+    pub label: String,
+}
+
+/// `hither bench nhfsstone`.
+#[derive(Debug, Args, Clone)]
+pub struct NhfsstoneArgs {
+    #[command(flatten)]
+    pub target: BenchTarget,
+    /// Calls a second, one after the other; the last one is that of which less than four fifths is answered
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "100,200,500,1000,2000,5000,10000,20000",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub rates: Vec<u32>,
+    /// Seconds for each rate
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    pub seconds: u64,
+    /// Connections
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub clients: u32,
+    /// A JSON object for each rate
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hither bench sync`.
+#[derive(Debug, Args, Clone)]
+pub struct SyncArgs {
+    #[command(flatten)]
+    pub target: BenchTarget,
+    /// What is done: write (FILE_SYNC), commit (UNSTABLE and COMMIT), create, remove (a file that was made before: two calls)
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "write")]
+    pub kinds: Vec<SyncKind>,
+    /// Clients at a time
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,8,64",
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub clients: Vec<u32>,
+    /// Bytes of a write
+    #[arg(long, value_name = "BYTES", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub size: u32,
+    /// Seconds for each
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    pub seconds: u64,
+    /// A JSON object for each
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Kinds of `hither bench sync`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SyncKind {
+    /// WRITE with FILE_SYNC
+    Write,
+    /// WRITE with UNSTABLE, and COMMIT
+    Commit,
+    /// CREATE
+    Create,
+    /// CREATE and REMOVE
+    Remove,
 }
 
 /// Formats of `hither stat`.

@@ -4,6 +4,7 @@
 //! Architecture Invariant: only this crate sees the client and FUSE at once; what it stacks is in
 //! [`stack`], one screen. Everything else here is words: options, errors, reports.
 
+mod bench;
 mod cache;
 mod cli;
 mod control;
@@ -83,6 +84,7 @@ fn main_command() -> ExitCode {
             Command::Doctor(args) => doctor::run(args),
             Command::Serve(args) => serve::run(args),
             Command::Cache(args) => cache::run(&args.what),
+            Command::Bench(args) => bench::run(args),
         },
     )
 }

@@ -52,10 +52,12 @@ use std::time::Duration;
 const TIDY_EVERY: Duration = Duration::from_secs(1);
 /// Objects looked at then, in each part of the table.
 const TIDY_EACH: usize = 64;
+/// Threads that apply writes to memory; more than one because one may have to wait for a page.
+const LANE_THREADS: usize = 4;
 /// Deepest directory whose place is checked.
 const DEPTH_MAX: usize = 4096;
 
-pub use journaled::JournalOptions;
+pub use journaled::{JournalOptions, give_up_journal};
 
 /// How to serve a directory.
 #[derive(Debug, Clone)]
@@ -140,6 +142,8 @@ struct Inner {
     next_open: AtomicU64,
     locks: locks::LockTable,
     pool: Pool,
+    /// Few threads for writes that go to memory and the journal: woken once for many of them.
+    lane: Pool,
     journal: Option<Journaled>,
     order: Order,
     options: LocalOptions,
@@ -239,7 +243,10 @@ impl Inner {
         attributer.exclusive = options.exclusive;
         let journal = match options.journal.as_ref().filter(|_| options.stable) {
             Some(journal) => Some(Journaled::open(&options, journal, &fs_id, &sealer, top.as_fd(), &env)?),
-            None => None,
+            None => {
+                journaled::nothing_left(options.state_dir.as_deref(), None)?;
+                None
+            }
         };
         let settled = journal.as_ref().map_or_else(Default::default, Journaled::settled);
         let objects = Objects::new(options.known_max, settled);
@@ -277,6 +284,7 @@ impl Inner {
             next_open: AtomicU64::new(1),
             locks: locks::LockTable::default(),
             pool: Pool::new(options.threads_max, options.queue_max, !options.as_this_process),
+            lane: Pool::new(LANE_THREADS, options.queue_max, !options.as_this_process),
             journal,
             order: if kind == FsKind::Ext && !has_log(top_id.0) { Order::Each } else { kind.order() },
             write_epoch: AtomicU64::new((env.random)()),
@@ -375,7 +383,16 @@ impl Inner {
 
     /// Makes one object stable.
     fn sync_one(&self, worker: &mut Worker, object: &Object) -> Result<()> {
-        let records = self.records_of(object);
+        let records = {
+            // Not between a write and its record: what is synced after it would be thought older than it.
+            let _order = object.order.lock();
+            self.records_of(object)
+        };
+        self.sync_with(worker, object, records)
+    }
+
+    /// The same, when its records are known.
+    fn sync_with(&self, worker: &mut Worker, object: &Object, records: Option<u64>) -> Result<()> {
         let done = worker.root(|| match object.kind {
             FileKind::Regular => {
                 let fd = object.io_now(true).map_or_else(|| object.io(self.proc_fd.as_fd(), false), Ok)?;

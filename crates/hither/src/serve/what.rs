@@ -8,7 +8,7 @@ use crate::stack;
 use hither_server::access::{Rights, Squash};
 use hither_server::exports::{Entry, Exports, Who};
 use hither_server::table::{Epoch, ExportSpec, Table};
-use hither_store::local::{Local, LocalOptions};
+use hither_store::local::{JournalOptions, Local, LocalOptions, give_up_journal};
 use hither_vfs::model::Model;
 use hither_vfs::{Cx, Vfs};
 use std::collections::BTreeMap;
@@ -53,6 +53,12 @@ impl Served {
     /// A line for the user; what was served before is as it was.
     pub fn load(&mut self) -> Result<Table, Failure> {
         let exports = self.exports()?;
+        let journal = self.journal();
+        if journal.is_some() && exports.entries.len() != 1 {
+            return Err(Failure::usage(
+                "--journal is for one exported directory: serve each with a journal of its own, on ports of their own",
+            ));
+        }
         let (mut specs, mut open, mut lines) = (Vec::new(), BTreeMap::new(), Vec::new());
         for entry in &exports.entries {
             let dir = self.directory(entry);
@@ -130,13 +136,26 @@ impl Served {
         }
     }
 
+    /// Where stable writes become durable first.
+    fn journal(&self) -> Option<JournalOptions> {
+        let path = (self.args.journal != Path::new("none")).then(|| self.args.journal.clone())?;
+        let (size_bytes, discard) = (self.args.journal_size << 20, self.args.journal_discard);
+        Some(JournalOptions { path, size_bytes, discard })
+    }
+
     fn open_files(&self, dir: &Path, entry: &Entry) -> Result<Files, Failure> {
         if self.args.memory {
             let vfs = Arc::new(Model::new(stack::env(), Duration::ZERO, MEMORY_MAX_BYTES));
             return Ok(Files { vfs, epoch: None });
         }
+        if let Some(state_dir) = self.state_dir.as_ref().filter(|_| self.args.journal_discard)
+            && self.journal().is_none()
+        {
+            give_up_journal(state_dir).map_err(|e| Failure::usage(e.to_string()))?;
+        }
         let options = LocalOptions {
             state_dir: self.state_dir.clone(),
+            journal: self.journal(),
             export_id: hither_server::table::number_of(&entry.path),
             fsid: entry.fsid.filter(|n| *n != 0).map(|n| (n, 0)),
             as_this_process: !rustix::process::geteuid().is_root(),

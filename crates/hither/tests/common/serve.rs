@@ -18,13 +18,11 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// Serves a new directory with these options.
-    pub fn start(words: &[&str]) -> Self {
-        let mut server = Self::prepare();
+    /// To serve a new directory.
+    pub fn of_directory() -> Self {
+        let server = Self::prepare();
         let export = server.export("").display().to_string();
-        server = server.with(&[export.trim_end_matches('/')]).with(words);
-        server.serve();
-        server
+        server.with(&[export.trim_end_matches('/')])
     }
 
     /// The directory without a server.

@@ -7,6 +7,11 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
+use std::time::Duration;
+
+/// How often, and with what pauses, a journal is tried that somebody uses.
+const LOCK_TRIES: u32 = 40;
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 /// A file or block device. All calls block; offsets and lengths are multiples of a block.
 pub trait Device: Send + Sync + 'static {
@@ -36,6 +41,7 @@ impl RealDevice {
             Err(rustix::io::Errno::INVAL) => open(OFlags::empty())?.into(),
             other => other?.into(),
         };
+        lock(&file)?;
         let meta = file.metadata()?;
         if let Some(size) = size.filter(|_| meta.is_file() && meta.len() == 0) {
             let size = size / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
@@ -67,6 +73,21 @@ impl RealDevice {
         let skip = buf.as_ptr().align_offset(BLOCK_BYTES).min(BLOCK_BYTES);
         act(&mut buf[skip..skip + len])
     }
+}
+
+/// Two servers with one journal would destroy what it holds. One that was just killed may take a moment to end.
+fn lock(file: &File) -> io::Result<()> {
+    use rustix::fs::{FlockOperation, flock};
+    let (never, timer) = (Mutex::new(()), parking_lot::Condvar::new());
+    for _ in 0..LOCK_TRIES {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                timer.wait_for(&mut never.lock(), LOCK_PAUSE);
+            }
+            other => return Ok(other?),
+        }
+    }
+    Err(io::Error::new(ErrorKind::WouldBlock, "another server uses it"))
 }
 
 /// Writes every block once: a write into allocated but unwritten space is a change of metadata, and not one flush.

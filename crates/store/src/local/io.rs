@@ -109,7 +109,7 @@ impl Inner {
         Ok(Read { data: Bytes::from(buf).into(), eof })
     }
 
-    /// Writes; with the number of the record in the journal that is to be waited for.
+    /// Writes, past the journal.
     pub(super) fn write(
         &self,
         worker: &mut Worker,
@@ -117,14 +117,15 @@ impl Inner {
         at: u64,
         data: &Data,
         stability: Stability,
-    ) -> Result<(Wrote, Option<u64>)> {
+    ) -> Result<Wrote> {
         let (object, fd) = self.io(worker, file, OpenAccess::WRITE)?;
         if data.is_empty() {
-            return Ok((Wrote { bytes: 0, attrs: Some(self.attrs(&object)?) }, None));
+            return Ok(Wrote { bytes: 0, attrs: Some(self.attrs(&object)?) });
         }
         let stable = stability == Stability::Stable && self.options.stable;
-        if stable && let Some((bytes, seq)) = self.journaled_write(worker, &object, &fd, at, data)? {
-            return Ok((Wrote { bytes, attrs: Some(self.attrs(&object)?) }, Some(seq)));
+        if stable {
+            // If there is one that has failed, it must be known to be void before this is answered.
+            self.without_failed_journal(worker)?;
         }
         // With a journal the whole file is synced, so that its records are void.
         let sync = stable && self.journal.is_none();
@@ -143,7 +144,7 @@ impl Inner {
         if stable && !sync {
             self.sync_one(worker, &object)?;
         }
-        Ok((Wrote { bytes, attrs: Some(self.attrs(&object)?) }, None))
+        Ok(Wrote { bytes, attrs: Some(self.attrs(&object)?) })
     }
 
     pub(super) fn commit(&self, worker: &mut Worker, (fh, open): &FileAt) -> Result<()> {

@@ -17,19 +17,22 @@
 //! What is left: a local program that syncs other bytes into the same place of a file within the seconds between a stable write and
 //! the next checkpoint finds the client's bytes there after a power cut.
 
+use super::io::FileAt;
 use super::object::{Object, os};
 use super::pool::Worker;
 use super::{Inner, LocalOptions, handle, sys};
 use crate::journal::{Found, Log, OpenError, Owner, RealDevice, SIZE_MIN_BYTES};
 use bytes::Bytes;
 use handle::Sealer;
-use hither_vfs::{Data, Env, Error, Fh, Result};
+use hither_vfs::{Data, Env, Error, Fh, OpenAccess, Result, Wrote};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{AtFlags, Mode as FileMode, OFlags, Timespec, Timestamps, UTIME_OMIT};
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,6 +43,12 @@ const WRITE: u8 = 1;
 const SETTLED: u8 = 2;
 /// Name of the mark in the state directory.
 const MARK_FILE: &str = "journal-void";
+/// Files that a checkpoint syncs one by one; with more, the file system as a whole.
+const LISTED_MAX: usize = 256;
+/// Name of the file there that says which journal is in use.
+const IN_USE_FILE: &str = "journal-in-use";
+/// Longest record without its bytes, with room to spare.
+const RECORD_HEAD_MAX: u64 = 256;
 /// Files kept open while records are applied.
 const OPEN_MAX: usize = 256;
 
@@ -57,6 +66,8 @@ pub struct JournalOptions {
 /// The journal of a directory.
 pub(super) struct Journaled {
     pub log: Log,
+    record_max: u64,
+    touched: Arc<Touched>,
     settled: Arc<AtomicU64>,
     epoch: u64,
     #[cfg(test)]
@@ -70,6 +81,68 @@ enum Mode {
     Journal,
     /// The journal is void: everything is synced one by one.
     PassThrough,
+}
+
+/// Files with records since the last checkpoint.
+struct Touched {
+    whole: OwnedFd,
+    proc_fd: OwnedFd,
+    files: Mutex<Files>,
+}
+
+#[derive(Default)]
+struct Files {
+    listed: Vec<Arc<Object>>,
+    /// There are others; in the beginning, those that records were applied to.
+    more: bool,
+}
+
+impl Touched {
+    fn new(top: BorrowedFd<'_>) -> Result<Self> {
+        let whole = rustix::io::fcntl_dupfd_cloexec(top, 0).map_err(os)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let proc_fd = rustix::fs::open("/proc/self/fd", flags, FileMode::empty()).map_err(os)?;
+        Ok(Self { whole, proc_fd, files: Mutex::new(Files { listed: Vec::new(), more: true }) })
+    }
+
+    /// To be called after bytes were written and before their record is made.
+    fn add(&self, object: &Arc<Object>) {
+        if object.listed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let mut files = self.files.lock();
+        if files.listed.len() < LISTED_MAX {
+            files.listed.push(object.clone());
+        } else {
+            files.more = true;
+            object.listed.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Syncs them, and nothing else if they are few: what others write to the file system is not ours to wait for.
+    fn settle(&self) -> io::Result<()> {
+        let Files { listed, more } = std::mem::take(&mut *self.files.lock());
+        for object in &listed {
+            // Before the disk is asked: what is written from now on is for the next checkpoint.
+            object.listed.store(false, Ordering::SeqCst);
+        }
+        if more {
+            return Ok(rustix::fs::syncfs(&self.whole)?);
+        }
+        for object in listed {
+            // What has no name and is not open is of no use to anybody.
+            if object.opens.load(Ordering::SeqCst) == 0 && object.stat().map_err(plain)?.stx_nlink == 0 {
+                continue;
+            }
+            match object.io(self.proc_fd.as_fd(), false) {
+                // With its times: those were answered, too.
+                Ok(fd) => rustix::fs::fsync(&fd)?,
+                // Not to be opened by this process.
+                Err(_) => return Ok(rustix::fs::syncfs(&self.whole)?),
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A record, read.
@@ -92,6 +165,9 @@ impl Journaled {
             let errno = e.raw_os_error().unwrap_or(libc::EIO);
             Error::because(errno, format!("journal {}: {e}", journal.path.display()))
         };
+        if !journal.discard {
+            nothing_left(options.state_dir.as_deref(), Some(&journal.path))?;
+        }
         let owner = Owner { host: host_id(), fs: fs_part(fs_id, options.export_id) };
         let size = journal.size_bytes.max(SIZE_MIN_BYTES);
         let device = Arc::new(RealDevice::open(&journal.path, Some(size)).map_err(fail)?);
@@ -102,8 +178,9 @@ impl Journaled {
             Err(OpenError::None) if device.is_blank().map_err(fail)? => fresh().map_err(fail)?,
             Err(OpenError::Io(e)) => return Err(fail(e)),
             Err(e @ (OpenError::None | OpenError::Foreign)) => {
-                let why =
-                    format!("{e}; what is in it would be lost: allow that to use it here, or name another");
+                let why = format!(
+                    "it is {e}; is what it holds of no use any more? Then discard it (--journal-discard), else name another"
+                );
                 return Err(fail(io::Error::new(ErrorKind::InvalidData, why)));
             }
         };
@@ -112,11 +189,20 @@ impl Journaled {
         let found = if void { fresh().map_err(fail)? } else { found };
         let epoch = found.epoch();
         apply_all(&found, sealer, top).map_err(fail)?;
-        let whole = rustix::io::fcntl_dupfd_cloexec(top, 0).map_err(os)?;
-        let settle = move || Ok(rustix::fs::syncfs(&whole)?);
+        let touched = Arc::new(Touched::new(top)?);
+        let settle = {
+            let touched = touched.clone();
+            move || touched.settle()
+        };
         let log = found.start(|_, _| Ok(()), Arc::new(settle)).map_err(fail)?;
+        if let Some(dir) = &state_dir {
+            let path = std::fs::canonicalize(&journal.path).map_err(fail)?;
+            keep(dir, IN_USE_FILE, path.as_os_str().as_bytes()).map_err(fail)?;
+        }
         let settled = log.settled();
         Ok(Self {
+            record_max: log.record_max() as u64,
+            touched,
             log,
             settled,
             epoch,
@@ -125,6 +211,15 @@ impl Journaled {
             state_dir,
             mode: Mutex::new(Mode::Journal),
         })
+    }
+
+    /// Writes what is left and settles it: the next start may do without the journal.
+    pub fn close(&self) -> io::Result<()> {
+        self.log.close(true)?;
+        match &self.state_dir {
+            Some(dir) => remove(dir, IN_USE_FILE),
+            None => Ok(()),
+        }
     }
 
     #[cfg(test)]
@@ -156,14 +251,8 @@ impl Journaled {
         let dir = self.state_dir.as_deref();
         let dir = dir
             .ok_or_else(|| Error::because(libc::EIO, "the journal fails and there is no state directory"))?;
-        let mark = |dir: &Path| {
-            let (new, path) = (dir.join(format!("{MARK_FILE}.new")), dir.join(MARK_FILE));
-            std::fs::write(&new, self.epoch.to_le_bytes())?;
-            File::open(&new)?.sync_all()?;
-            std::fs::rename(&new, &path)?;
-            File::open(dir)?.sync_all()
-        };
-        mark(dir).map_err(|e| {
+        let mark = keep(dir, MARK_FILE, &self.epoch.to_le_bytes()).and_then(|()| remove(dir, IN_USE_FILE));
+        mark.map_err(|e| {
             Error::because(libc::EIO, format!("the journal fails, and {}: {e}", dir.display()))
         })?;
         *mode = Mode::PassThrough;
@@ -173,50 +262,67 @@ impl Journaled {
 }
 
 impl Inner {
-    /// A stable write through the journal, when there is one in use; with the number of the record to wait for.
+    /// Whether a stable write of so many bytes goes through the journal, as far as can be told now.
+    pub(super) fn journals(&self, len: usize) -> bool {
+        let journal = self.journal.as_ref().filter(|_| self.options.stable);
+        journal.is_some_and(|j| len > 0 && j.is_on() && len as u64 + RECORD_HEAD_MAX <= j.record_max)
+    }
+
+    /// A stable write through the journal: it is applied, and `then` is told when that is durable, or why it was not done.
+    /// `Ok((_, false))`: it was done, and the journal failed.
     pub(super) fn journaled_write(
         &self,
         worker: &mut Worker,
-        object: &Arc<Object>,
-        fd: &OwnedFd,
-        at: u64,
-        data: &Data,
-    ) -> Result<Option<(u64, u64)>> {
-        let Some(journal) = &self.journal else { return Ok(None) };
-        if !journal.is_on() {
-            self.without_journal(worker)?;
-            return Ok(None);
-        }
-        if data.len() + 256 > journal.log.record_max() {
-            return Ok(None);
-        }
-        let _order = object.order.lock();
-        let bytes = {
-            let _changing = object.changes.begin();
-            worker.caller(|| sys::write(fd.as_fd(), data, at, false))?
+        (file, at, data): (&FileAt, u64, &Data),
+        then: impl FnOnce(Result<(Wrote, bool)>) + Send + 'static,
+    ) {
+        let Some(journal) = &self.journal else { return then(Err(Error::new(libc::EIO))) };
+        let (object, fd) = match self.io(worker, file, OpenAccess::WRITE) {
+            Ok(found) => found,
+            Err(e) => return then(Err(e)),
         };
-        let stat = object.stat()?;
-        let mut head = Vec::with_capacity(128);
+        let _order = object.order.lock();
+        let wrote = {
+            let _changing = object.changes.begin();
+            worker.caller(|| sys::write(fd.as_fd(), data, at, false))
+        };
+        let wrote = wrote.and_then(|bytes| Ok(Wrote { bytes, attrs: Some(self.attrs(&object)?) }));
+        let (wrote, mtime) = match wrote {
+            Ok(wrote) => {
+                let mtime = wrote.attrs.as_ref().map(|a| a.attr.mtime).unwrap_or_default();
+                (wrote, mtime)
+            }
+            Err(e) => return then(Err(e)),
+        };
+        let mut head = Vec::with_capacity(RECORD_HEAD_MAX as usize);
         head.push(WRITE);
         put_fh(&mut head, &object.fh);
         head.extend_from_slice(&at.to_le_bytes());
-        head.extend_from_slice(&stat.stx_mtime.tv_sec.to_le_bytes());
-        head.extend_from_slice(&stat.stx_mtime.tv_nsec.to_le_bytes());
+        head.extend_from_slice(&mtime.secs.to_le_bytes());
+        head.extend_from_slice(&mtime.nanos.to_le_bytes());
         let mut parts: Vec<&[u8]> = vec![&head];
-        let mut left = bytes as usize;
+        let mut left = wrote.bytes as usize;
         for part in data.parts() {
             parts.push(&part[..part.len().min(left)]);
             left -= part.len().min(left);
         }
-        let seq = journal.log.append(&parts);
+        journal.touched.add(&object);
+        let seq = journal.log.append_then(&parts, Box::new(move |durable| then(Ok((wrote, durable)))));
         object.journaled.fetch_max(seq, Ordering::SeqCst);
-        Ok(Some((bytes, seq)))
     }
 
     /// After the journal failed under a write: makes it stable all the same.
     pub(super) fn without_journal(&self, worker: &mut Worker) -> Result<()> {
         let Some(journal) = &self.journal else { return Ok(()) };
         worker.root(|| journal.abandon(self.top.as_fd())).inspect_err(|e| self.lost(e))
+    }
+
+    /// As [`Inner::without_journal`], when the journal has failed.
+    pub(super) fn without_failed_journal(&self, worker: &mut Worker) -> Result<()> {
+        match &self.journal {
+            Some(journal) if !journal.is_on() => self.without_journal(worker),
+            _ => Ok(()),
+        }
     }
 
     /// Up to which record a file will have been synced, by a sync that begins now.
@@ -239,10 +345,10 @@ impl Inner {
         self.without_journal(worker)
     }
 
-    /// Before the length or holes of a file change: nothing in the journal would be applied to it after that.
+    /// Before the length or holes of a file change: nothing in the journal would be applied to it after that. With `order` held.
     pub(super) fn quiesce(&self, worker: &mut Worker, object: &Object) -> Result<()> {
         match self.records_of(object) {
-            Some(_) => self.sync_one(worker, object),
+            Some(upto) => self.sync_with(worker, object, Some(upto)),
             None => Ok(()),
         }
     }
@@ -309,7 +415,7 @@ pub(super) fn live_writes(found: &Found) -> io::Result<Vec<(Fh, u64, usize)>> {
 /// Applies all records that are not void.
 fn apply_all(found: &Found, sealer: &Sealer, top: BorrowedFd<'_>) -> io::Result<()> {
     let void = voids(found)?;
-    let mut files = Files { sealer, top, open: HashMap::new(), times: HashMap::new() };
+    let mut files = Replay { sealer, top, open: HashMap::new(), times: HashMap::new() };
     let (mut applied, mut gone) = (0_u64, 0_u64);
     found.read(|seq, raw| {
         let Record::Write { fh, at, mtime, data } = parse(raw)? else { return Ok(()) };
@@ -330,14 +436,14 @@ fn apply_all(found: &Found, sealer: &Sealer, top: BorrowedFd<'_>) -> io::Result<
 }
 
 /// Files that records are applied to.
-struct Files<'a> {
+struct Replay<'a> {
     sealer: &'a Sealer,
     top: BorrowedFd<'a>,
     open: HashMap<Fh, Option<OwnedFd>>,
     times: HashMap<Fh, (i64, u32)>,
 }
 
-impl Files<'_> {
+impl Replay<'_> {
     /// Writes; `false` when the file is gone.
     fn write(&mut self, fh: &Fh, at: u64, mtime: (i64, u32), data: Bytes) -> io::Result<bool> {
         if self.open.len() >= OPEN_MAX && !self.open.contains_key(fh) {
@@ -389,6 +495,53 @@ impl Files<'_> {
 
 fn plain(e: Error) -> io::Error {
     io::Error::from_raw_os_error(e.errno)
+}
+
+/// Writes a small file, durably.
+fn keep(dir: &Path, name: &str, text: &[u8]) -> io::Result<()> {
+    let new = dir.join(format!("{name}.new"));
+    std::fs::write(&new, text)?;
+    File::open(&new)?.sync_all()?;
+    std::fs::rename(&new, dir.join(name))?;
+    File::open(dir)?.sync_all()
+}
+
+fn remove(dir: &Path, name: &str) -> io::Result<()> {
+    match std::fs::remove_file(dir.join(name)) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
+        _ => File::open(dir)?.sync_all(),
+    }
+}
+
+/// Fails when a journal other than `now` was in use and not closed: what it holds was acknowledged and may be nowhere else, and
+/// applied later it would overwrite what was written meanwhile.
+pub(super) fn nothing_left(state_dir: Option<&Path>, now: Option<&Path>) -> Result<()> {
+    let Some(dir) = state_dir else { return Ok(()) };
+    let was = match std::fs::read(dir.join(IN_USE_FILE)) {
+        Ok(was) => PathBuf::from(OsString::from_vec(was)),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(Error::because(libc::EIO, format!("{}: {e}", dir.display()))),
+    };
+    if now.is_some_and(|now| std::fs::canonicalize(now).is_ok_and(|now| now == was)) {
+        return Ok(());
+    }
+    let was = was.display();
+    Err(Error::because(
+        libc::EBUSY,
+        format!(
+            "the journal {was} holds writes that were acknowledged: start with it (--journal {was}) once more and end that in \
+             an orderly way, or give them up (--journal-discard)"
+        ),
+    ))
+}
+
+/// Forgets the journal that was in use with this state directory: what it holds is lost.
+///
+/// # Errors
+/// Those of removing a file.
+pub fn give_up_journal(state_dir: &Path) -> Result<()> {
+    remove(state_dir, IN_USE_FILE)
+        .map_err(|e| Error::because(libc::EIO, format!("{}: {e}", state_dir.display())))
 }
 
 /// The epoch of a journal that was given up, as the mark says.

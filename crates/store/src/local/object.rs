@@ -45,6 +45,8 @@ pub(super) struct Object {
     pub order: Mutex<()>,
     /// The last record in the journal with bytes of this file; 0: none.
     pub journaled: AtomicU64,
+    /// Whether it is among those that the next checkpoint syncs.
+    pub listed: AtomicBool,
     used: AtomicBool,
 }
 
@@ -255,6 +257,7 @@ impl Objects {
                 unsynced: AtomicBool::new(false),
                 order: Mutex::new(()),
                 journaled: AtomicU64::new(0),
+                listed: AtomicBool::new(false),
                 used: AtomicBool::new(false),
             });
             shard.known.insert(fh.clone(), object.clone());

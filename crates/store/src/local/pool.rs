@@ -20,6 +20,8 @@ use tokio::sync::{Semaphore, oneshot};
 const IDLE: Duration = Duration::from_secs(10);
 
 type Job = Box<dyn FnOnce(&mut Worker) + Send>;
+/// Gives the answer of a job; dropped, it is an error.
+pub(super) type Answer<T> = Box<dyn FnOnce(Result<T>) + Send>;
 
 /// The threads.
 pub(super) struct Pool {
@@ -68,6 +70,28 @@ impl Pool {
             drop(room);
             // Whoever asked may have gone.
             let _ = answer.send(result);
+        }))?;
+        answered.await.map_err(|_| closed())?
+    }
+
+    /// As [`Pool::run`], for a job that has its answer given later, by whoever knows it then.
+    pub async fn run_then<T: Send + 'static>(
+        &self,
+        cred: Arc<Cred>,
+        job: impl FnOnce(&mut Worker, Answer<T>) + Send + 'static,
+    ) -> Result<T> {
+        let room = self.room.clone().acquire_owned().await.map_err(|_| closed())?;
+        let (answer, answered) = oneshot::channel();
+        self.push(Box::new(move |worker| {
+            worker.caller = cred;
+            job(
+                worker,
+                Box::new(move |result| {
+                    drop(room);
+                    // Whoever asked may have gone.
+                    let _ = answer.send(result);
+                }),
+            );
         }))?;
         answered.await.map_err(|_| closed())?
     }

@@ -1,9 +1,10 @@
 //! [`Vfs`] of a [`Local`]: each call takes what it needs along to a thread of the pool.
 
+use super::Local;
+use super::io::FileAt;
 use super::names::{Path, wanted};
 use super::object::os;
-use super::pool::Worker;
-use super::{Inner, Local};
+use super::pool::{Answer, Worker};
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
@@ -155,16 +156,10 @@ impl Vfs for Local {
         stability: Stability,
     ) -> Result<Wrote> {
         let file = owned(file);
-        let write = move |inner: &Inner, worker: &mut Worker| {
-            inner.write(worker, &file, offset_bytes, &data, stability)
-        };
-        let (wrote, record) = self.run(cx, write).await?;
-        if let (Some(record), Some(journal)) = (record, &self.inner.journal)
-            && !journal.log.durable(record).await
-        {
-            self.run(cx, |inner, worker| inner.without_journal(worker)).await?;
+        if stability == Stability::Stable && self.inner.journals(data.len()) {
+            return self.write_journaled(cx, file, offset_bytes, data).await;
         }
-        Ok(wrote)
+        self.run(cx, move |inner, worker| inner.write(worker, &file, offset_bytes, &data, stability)).await
     }
 
     async fn finish(
@@ -350,7 +345,7 @@ impl Vfs for Local {
             let synced = worker.root(|| rustix::fs::syncfs(inner.top.as_fd()).map_err(os));
             synced.inspect_err(|e| inner.lost(e))?;
             match &inner.journal {
-                Some(journal) => journal.log.close(true).map_err(|e| {
+                Some(journal) => journal.close().map_err(|e| {
                     Error::because(
                         libc::EIO,
                         format!("the journal keeps what it holds until the next start: {e}"),
@@ -364,6 +359,19 @@ impl Vfs for Local {
 }
 
 impl Local {
+    /// A stable write through the journal: the thread that applied it does not wait.
+    async fn write_journaled(&self, cx: &Cx, file: FileAt, at: u64, data: Data) -> Result<Wrote> {
+        let (inner, data) = (self.inner.clone(), data);
+        let job = move |worker: &mut Worker, then: Answer<(Wrote, bool)>| {
+            inner.journaled_write(worker, (&file, at, &data), then);
+        };
+        let (wrote, durable) = self.inner.lane.run_then(cx.cred.clone(), job).await?;
+        if !durable {
+            self.run(cx, |inner, worker| inner.without_journal(worker)).await?;
+        }
+        Ok(wrote)
+    }
+
     /// Locks are of objects that exist.
     async fn check_lockable(&self, cx: &Cx, file: File<'_>) -> Result<()> {
         if self.inner.objects.find(file.fh).is_some() {

@@ -1,0 +1,102 @@
+//! `hither bench`: how fast an NFSv3 server answers, whoever made it.
+//!
+//! It uses neither a mount nor the client of mounts, only the wire: a connection for each client, one call at a time on it, so
+//! that what is measured is the server. `nhfsstone` offers Moran's mix of operations at a fixed rate whether the server
+//! keeps up or not (open loop) and says how long the answers took; `sync` has clients that do one kind of stable change, each as
+//! fast as it is answered (closed loop). Both work in a directory of their own, which is removed at the end.
+
+mod client;
+mod mix;
+mod stable;
+
+use crate::cli::{BenchArgs, BenchCommand};
+use crate::daemon::process;
+use crate::exit::Failure;
+use crate::source::Source;
+use client::{Conn, Place};
+use hither_proto::nfs3::Fh3;
+use std::io;
+use std::net::SocketAddr;
+
+/// Measures.
+///
+/// # Errors
+/// The server cannot be reached or refuses what the measurement needs.
+pub fn run(args: &BenchArgs) -> Result<(), Failure> {
+    process::prepare();
+    let runtime = process::runtime()?;
+    let failed = |e: io::Error| Failure::mount(format!("{}: {e}", target(args).source));
+    runtime.block_on(async {
+        let place = place(target(args))?;
+        match &args.what {
+            BenchCommand::Nhfsstone(mix) => mix::run(&place, mix).await.map_err(failed),
+            BenchCommand::Sync(stable) => stable::run(&place, stable).await.map_err(failed),
+        }
+    })
+}
+
+fn target(args: &BenchArgs) -> &crate::cli::BenchTarget {
+    match &args.what {
+        BenchCommand::Nhfsstone(mix) => &mix.target,
+        BenchCommand::Sync(stable) => &stable.target,
+    }
+}
+
+fn place(target: &crate::cli::BenchTarget) -> Result<Place, Failure> {
+    let source = Source::parse(&target.source).map_err(Failure::usage)?;
+    let unknown = || Failure::mount(format!("{}: the server has no address", target.source));
+    let addrs = source.resolve(None).map_err(|_| unknown())?;
+    let ip = addrs.first().ok_or_else(unknown)?.ip();
+    let at = |port| SocketAddr::new(ip, port);
+    Ok(Place { nfs: at(target.port), mount: at(target.mountport.unwrap_or(target.port)), path: source.path })
+}
+
+/// A directory of our own at the server.
+struct Work {
+    root: Fh3,
+    dir: Fh3,
+    name: String,
+}
+
+impl Work {
+    async fn begin(place: &Place) -> io::Result<(Self, Conn)> {
+        let root = client::root(place).await?;
+        let mut conn = Conn::open(place.nfs).await?;
+        let name = format!("hither-bench.{}", std::process::id());
+        let dir = conn.mkdir(&root, &name).await?;
+        Ok((Self { root, dir, name }, conn))
+    }
+
+    async fn end(self, conn: &mut Conn) -> io::Result<()> {
+        conn.clear(&self.dir).await?;
+        conn.rmdir(&self.root, &self.name).await
+    }
+}
+
+/// Response times, in microseconds.
+#[derive(Default)]
+struct Times(Vec<u32>);
+
+impl Times {
+    fn add(&mut self, time: std::time::Duration) {
+        self.0.push(u32::try_from(time.as_micros()).unwrap_or(u32::MAX));
+    }
+
+    fn merge(all: Vec<Self>) -> Self {
+        let mut all: Vec<u32> = all.into_iter().flat_map(|t| t.0).collect();
+        all.sort_unstable();
+        Self(all)
+    }
+
+    /// In milliseconds; of sorted times.
+    fn quantile(&self, part: f64) -> f64 {
+        let at = (self.0.len() as f64 * part) as usize;
+        self.0.get(at.min(self.0.len().saturating_sub(1))).map_or(0.0, |&us| f64::from(us) / 1000.0)
+    }
+
+    /// In milliseconds.
+    fn mean(&self) -> f64 {
+        let sum: f64 = self.0.iter().map(|&us| f64::from(us)).sum();
+        if self.0.is_empty() { 0.0 } else { sum / self.0.len() as f64 / 1000.0 }
+    }
+}

@@ -1,0 +1,105 @@
+//! Stable changes of one kind, each client as fast as it is answered.
+
+use super::client::{Conn, Place};
+use super::{Times, Work};
+use crate::cli::{SyncArgs, SyncKind};
+use bytes::Bytes;
+use hither_proto::nfs3::{Fh3, StableHow};
+use std::io;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A client's file is written around again after so many bytes.
+const FILE_BYTES: u64 = 4 << 20;
+
+/// Measures each number of clients in turn.
+pub async fn run(place: &Place, args: &SyncArgs) -> io::Result<()> {
+    let (work, mut conn) = Work::begin(place).await?;
+    let mut done = Ok(());
+    if !args.json {
+        println!("kind     clients      ops/s  mean ms   p50 ms   p99 ms   max ms");
+    }
+    'all: for &kind in &args.kinds {
+        for &clients in &args.clients {
+            done = one(place, args, kind, clients, &work.dir).await;
+            if done.is_err() {
+                break 'all;
+            }
+        }
+    }
+    let ended = work.end(&mut conn).await;
+    done.and(ended)
+}
+
+async fn one(place: &Place, args: &SyncArgs, kind: SyncKind, clients: u32, dir: &Fh3) -> io::Result<()> {
+    let mut all = Vec::new();
+    let mut ready = Vec::new();
+    for n in 0..clients {
+        let mut conn = Conn::open(place.nfs).await?;
+        let own = conn.mkdir(dir, &format!("{kind:?}-{clients}-{n}")).await?;
+        let file = conn.create(&own, "file").await?;
+        ready.push((conn, own, file));
+    }
+    let began = Instant::now();
+    let end = began + Duration::from_secs(args.seconds);
+    let data = Bytes::from(vec![0x33; args.size as usize]);
+    for (mut conn, own, file) in ready {
+        let data = data.clone();
+        all.push(tokio::spawn(async move {
+            let mut times = Times::default();
+            for i in 0_u64.. {
+                let from = Instant::now();
+                if from >= end {
+                    break;
+                }
+                change(&mut conn, kind, &own, &file, i, &data).await?;
+                times.add(from.elapsed());
+            }
+            io::Result::Ok(times)
+        }));
+    }
+    let mut times = Vec::new();
+    for client in all {
+        times.push(client.await.map_err(io::Error::other)??);
+    }
+    let (took, times) = (began.elapsed().as_secs_f64(), Times::merge(times));
+    let rate = times.0.len() as f64 / took;
+    let (mean, p50, p99, max) =
+        (times.mean(), times.quantile(0.5), times.quantile(0.99), times.quantile(1.0));
+    if args.json {
+        let line = serde_json::json!({
+            "bench": "sync", "label": args.target.label, "kind": format!("{kind:?}").to_lowercase(), "clients": clients,
+            "size_bytes": args.size, "ops_s": rate, "mean_ms": mean, "p50_ms": p50, "p99_ms": p99, "max_ms": max,
+        });
+        println!("{line}");
+    } else {
+        let kind = format!("{kind:?}").to_lowercase();
+        println!("{kind:8} {clients:7} {rate:10.0} {mean:8.2} {p50:8.2} {p99:8.2} {max:8.2}");
+    }
+    Ok(())
+}
+
+/// One change.
+async fn change(
+    conn: &mut Conn,
+    kind: SyncKind,
+    dir: &Fh3,
+    file: &Fh3,
+    i: u64,
+    data: &Bytes,
+) -> io::Result<()> {
+    let len = data.len() as u64;
+    let offset = i % (FILE_BYTES / len).max(1) * len;
+    match kind {
+        SyncKind::Write => conn.write(file, offset, data, StableHow::FILE_SYNC).await,
+        SyncKind::Commit => {
+            conn.write(file, offset, data, StableHow::UNSTABLE).await?;
+            conn.commit(file).await
+        }
+        SyncKind::Create => conn.create(dir, &format!("c{i}")).await.map(drop),
+        SyncKind::Remove => {
+            conn.create(dir, "r").await?;
+            conn.remove(dir, "r").await
+        }
+    }
+}
