@@ -19,7 +19,15 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("crates/server", &["hither-lease", "hither-proto", "hither-rpc", "hither-vfs"]),
     (
         "crates/hither",
-        &["hither-client", "hither-proto", "hither-fuse", "hither-rpc", "hither-server", "hither-store", "hither-vfs"],
+        &[
+            "hither-client",
+            "hither-proto",
+            "hither-fuse",
+            "hither-rpc",
+            "hither-server",
+            "hither-store",
+            "hither-vfs",
+        ],
     ),
     ("lab", &["hither-proto"]),
     ("xtask", &[]),
