@@ -99,6 +99,10 @@ impl Vfs for V3 {
         self.attributes_of_many(cx, objects).await
     }
 
+    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
+        self.proofs_of_many(cx, objects, want).await
+    }
+
     async fn read_many(&self, cx: &Cx, files: &[Fh], _: Option<&Fh>, max_bytes: u32) -> Starts {
         // There are no leases that names could be covered by: the holder's attributes are worth no call.
         Starts { files: self.starts_of_many(cx, files, max_bytes).await, holder: None }

@@ -179,10 +179,20 @@ impl Vfs for V4 {
         each(answers, objects)
     }
 
+    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
+        let own = objects.to_vec();
+        let answers = detached!(self, cx, |core, cx| core.many(&cx, own, || many::Proofs { want }));
+        each(answers, objects)
+    }
+
     async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
         let (own, holder) = (files.to_vec(), holder.cloned());
         let max_bytes = max_bytes.min(self.core.facts().rsize);
         let answers = detached!(self, cx, |core, cx| async {
+            if max_bytes == 0 {
+                let parts = || many::Opens { turn: core.turn() };
+                return core.many_and(&cx, own, holder.as_ref(), parts).await;
+            }
             let parts = || many::Reads { max_bytes, turn: core.turn() };
             core.many_and(&cx, own, holder.as_ref(), parts).await
         });

@@ -19,6 +19,7 @@ pub use table::{Act, Arg, Def, GROUPS, Group, OPTIONS};
 
 use crate::metrics::endpoint::Place;
 use hither_client::{AttrCache, LookupCache, Recovery, Version};
+use hither_store::disk::Fill;
 use rustix::mount::MountFlags;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -77,6 +78,8 @@ pub struct Cache {
     pub max_file_bytes: u64,
     /// `cache-age=`.
     pub age: Duration,
+    /// `fill=`.
+    pub fill: Fill,
     /// `cache-read-only`.
     pub read_only: bool,
     /// The first option that says something about a cache: it needs one.
@@ -99,6 +102,7 @@ impl Default for Cache {
             min_file_bytes: 1,
             max_file_bytes: 1 << 40,
             age: Duration::from_secs(30),
+            fill: Fill::Idle,
             read_only: false,
             said: None,
         }

@@ -24,11 +24,15 @@ use tokio::time::Instant;
 /// Bytes in one FUSE request when the server does not say otherwise.
 const MAX_IO_BYTES: u32 = 1 << 20;
 
+/// How long an orderly end takes for names and attributes.
+const NAMES_WITHIN: Duration = Duration::from_secs(2);
+
 /// The lower half: a connected NFS client and what is kept near.
 pub struct Client {
     connected: Connected,
     options: Options,
     disk: Option<Arc<Disk>>,
+    cache_bytes: u64,
     meta: Arc<Meta>,
     dirty: Arc<Dirty>,
 }
@@ -118,6 +122,7 @@ impl Client {
             },
             // Linux file systems stamp by the tick of a clock, and servers make `change` of the stamps.
             coarse_change: true,
+            fresh_opens: w.close_to_open,
             ..MetaOptions::default()
         };
         let dirty = DirtyOptions {
@@ -135,9 +140,11 @@ impl Client {
         let meta = Meta::new(below, meta, env());
         if let Some(disk) = &disk {
             meta.keeper(disk.clone());
+            cache::recall(disk, &meta, w.cache.size_bytes).await;
         }
         let dirty = Dirty::new(meta.clone(), env(), dirty);
-        Self { connected, options, disk, meta, dirty }
+        let cache_bytes = w.cache.size_bytes;
+        Self { connected, options, disk, cache_bytes, meta, dirty }
     }
 
     /// For the log: `NFS 4.2, server 10.0.0.1:2049, rsize=1048576,...`.
@@ -153,6 +160,12 @@ impl Client {
     pub async fn shutdown(&self, within: Duration) -> hither_vfs::Result<()> {
         let mut cx = Cx::new(Arc::new(Cred::root()));
         cx.deadline = Some(Instant::now() + within);
+        if let Some(disk) = &self.disk {
+            // Before everything is let go of.
+            let most = cache::names_bytes(self.cache_bytes);
+            let _ =
+                tokio::time::timeout(NAMES_WITHIN.min(within), cache::remember(disk, &self.meta, most)).await;
+        }
         self.dirty.shutdown(&cx).await
     }
 

@@ -1,7 +1,7 @@
 //! The disk cache in a mount of a real server, and the commands about it.
 //!
 //! It needs root and nfs-ganesha.
-#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
 
@@ -70,6 +70,72 @@ fn what_was_read_is_not_fetched_again_after_a_remount() {
         std::fs::write(mnt.join("f8"), pattern(8, 180_000)).unwrap();
         assert_eq!(read(8), pattern(8, 180_000));
         umount(shown);
+    }
+}
+
+/// Calls sent so far, of all kinds.
+fn calls(mnt: &str) -> u64 {
+    let report = json(hither(&["stat", "--json", mnt]));
+    report["operations"].as_array().unwrap().iter().map(|o| o["calls"].as_u64().unwrap()).sum()
+}
+
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn names_and_attributes_come_back_after_a_remount_and_are_asked_about_together() {
+    let ganesha = Ganesha::start();
+    let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path().join("cache"));
+    let shown = mnt.to_str().unwrap();
+    for d in 0..10 {
+        std::fs::create_dir(ganesha.export(&format!("d{d}"))).unwrap();
+        for f in 0..60 {
+            std::fs::write(ganesha.export(&format!("d{d}/f{f}")), pattern(f, 100 + f)).unwrap();
+        }
+    }
+    // What changed a moment ago may change again without a trace, so that nothing is concluded from it.
+    let settled = || {
+        let began = std::time::Instant::now();
+        wait_for("changes are old enough", 10, || began.elapsed().as_secs() >= 6);
+    };
+    settled();
+    for version in ["4.2", "3"] {
+        let options = format!("vers={version},cache={},cache-age=0", dir.display());
+        let len = |d: usize, f: usize| std::fs::metadata(mnt.join(format!("d{d}/f{f}"))).map(|m| m.len());
+        let all = || (0..10).flat_map(|d| (0..60).map(move |f| (d, f)));
+        ganesha.mount(&options, &mnt).ok();
+        assert!(all().all(|(d, f)| len(d, f).unwrap() == 100 + f as u64));
+        assert!(len(3, 60).is_err());
+        umount(shown);
+        ganesha.mount(&options, &mnt).ok();
+        let before = calls(shown);
+        assert!(all().all(|(d, f)| len(d, f).unwrap() == 100 + f as u64));
+        assert!(len(3, 60).is_err());
+        let asked = calls(shown) - before;
+        let most = if version == "3" { 120 } else { 40 };
+        assert!(asked <= most, "vers={version}: {asked} calls for 600 files");
+        umount(shown);
+        // What others do while nobody is here is seen.
+        let other = ganesha.dir.path().join("mnt2");
+        let _ = std::fs::create_dir(&other);
+        ganesha.mount(&format!("vers={version}"), &other).ok();
+        std::fs::write(other.join("d3/f60"), b"new").unwrap();
+        std::fs::write(other.join("d4/f4"), b"changed").unwrap();
+        std::fs::rename(other.join("d5/f5"), other.join("d5/moved")).unwrap();
+        std::fs::remove_file(other.join("d6/f6")).unwrap();
+        ganesha.mount(&options, &mnt).ok();
+        assert_eq!(len(3, 60).unwrap(), 3);
+        assert_eq!(std::fs::read(mnt.join("d4/f4")).unwrap(), b"changed");
+        assert!(len(5, 5).is_err() && len(6, 6).is_err());
+        assert_eq!(std::fs::read(mnt.join("d5/moved")).unwrap(), pattern(5, 105));
+        let listed = std::fs::read_dir(mnt.join("d3")).unwrap().count();
+        assert_eq!(listed, 61);
+        umount(shown);
+        // Put back for the next round.
+        std::fs::remove_file(other.join("d3/f60")).unwrap();
+        std::fs::write(other.join("d4/f4"), pattern(4, 104)).unwrap();
+        std::fs::rename(other.join("d5/moved"), other.join("d5/f5")).unwrap();
+        std::fs::write(other.join("d6/f6"), pattern(6, 106)).unwrap();
+        umount(other.to_str().unwrap());
+        settled();
     }
 }
 

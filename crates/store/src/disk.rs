@@ -3,7 +3,7 @@
 //! It knows nothing of NFS and FUSE: it is a [`Vfs`] over a [`Vfs`]. A remote file has a sparse local file of its own length and a
 //! map of the blocks that are in it (`format`, `entry`); a directory of them is a shelf (`shelf`, `home`). Reads are answered from
 //! blocks that are here and ask below only for the others, once however many readers wait (`held`, `read`); what comes is handed
-//! up at once and written behind (`fill`). Names and attributes pass through (`pass`) and are looked at on their way (`live`).
+//! up at once and written behind (`fill`); what was read in part is completed while nobody asks (`fillin`). Names and attributes pass through (`pass`) and are looked at on their way (`live`).
 //!
 //! # Which bytes are answered
 //!
@@ -29,11 +29,13 @@
 mod changing;
 mod entry;
 mod fill;
+mod fillin;
 mod format;
 mod held;
 mod home;
 mod io;
 mod live;
+mod memo;
 mod opens;
 mod pass;
 mod read;
@@ -61,6 +63,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, UNIX_EPOCH};
 use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::Instant;
 
 /// Unit of the memory that is on its way to the disk, in bytes.
 const QUEUE_UNIT: u64 = 4 << 10;
@@ -90,6 +93,19 @@ pub struct DiskOptions {
     pub ahead_max_bytes: u64,
     /// After an error of the disk, so long nothing is added.
     pub retry: Duration,
+    /// Whether files that were read in part are completed.
+    pub fill: Fill,
+}
+
+/// When files that were read in part are completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fill {
+    /// Never.
+    Off,
+    /// When nobody asks for anything else.
+    Idle,
+    /// Always, with so many bytes a second.
+    Rate(u64),
 }
 
 impl Default for DiskOptions {
@@ -106,6 +122,7 @@ impl Default for DiskOptions {
             fetch_bytes: 1 << 20,
             ahead_max_bytes: 16 << 20,
             retry: Duration::from_secs(30),
+            fill: Fill::Off,
         }
     }
 }
@@ -129,6 +146,10 @@ pub struct Disk {
     queue: Arc<Semaphore>,
     jobs: mpsc::UnboundedSender<Job>,
     trouble: fill::Trouble,
+    candidates: fillin::Candidates,
+    began: Instant,
+    /// When somebody last asked for something that needed the link, in milliseconds since it began.
+    asked_ms: AtomicU64,
     /// Someone stopped this layer: nothing is added.
     ended: AtomicBool,
     /// Bounds what is asked of the pool of threads for disk calls.
@@ -254,6 +275,9 @@ impl Disk {
             queue: Arc::new(Semaphore::new(queue.min(Semaphore::MAX_PERMITS))),
             jobs,
             trouble: fill::Trouble::default(),
+            candidates: fillin::Candidates::default(),
+            began: Instant::now(),
+            asked_ms: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             pool: Semaphore::new(POOL),
             counters: Arc::default(),
@@ -268,6 +292,9 @@ impl Disk {
             }
         }
         tokio::spawn(fill::run(Arc::downgrade(&disk), received));
+        if disk.options.fill != Fill::Off && !disk.options.read_only {
+            tokio::spawn(fillin::run(Arc::downgrade(&disk)));
+        }
         disk.below.subscribe(Arc::new(Hearer(disk.me.clone())));
         disk
     }
@@ -292,6 +319,7 @@ impl Disk {
             entries,
             entry_bytes,
             queue_bytes: (self.options.queue_bytes / QUEUE_UNIT * QUEUE_UNIT).saturating_sub(free),
+            fill_waiting: self.candidates.len() as u64,
             off: u64::from(!self.is_on()),
             ..self.counters.snapshot()
         }

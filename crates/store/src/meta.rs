@@ -3,7 +3,7 @@
 //! It knows nothing of NFS and FUSE: it is a [`Vfs`] over a [`Vfs`]. Objects stand in a table by filehandle
 //! (`table`, `objects`), names in their directories (`names`); a walk goes as far as memory is valid and asks below once for the
 //! rest (`walk`); expired objects are asked about together (`again`); directories are listed from memory
-//! (`list`, `own`); opens for reading may stay here (`opens`), and with them
+//! (`list`, `own`); what was known before a restart is asked about before it is used (`recall`, `remembered`); opens for reading may stay here (`opens`), and with them
 //! contents of small files (`contents`, `prefetch`).
 //!
 //! # Which answers are used
@@ -54,6 +54,8 @@ mod opens;
 mod own;
 mod pass;
 mod prefetch;
+mod recall;
+mod remembered;
 mod stats;
 mod table;
 #[cfg(test)]
@@ -123,6 +125,8 @@ pub struct MetaOptions {
     pub stateless_opens: bool,
     /// Whether `change` is made of a clock, whose tick may hide a change.
     pub coarse_change: bool,
+    /// Opens ask for freshness (close-to-open): only leases spare their questions.
+    pub fresh_opens: bool,
 }
 
 impl Default for MetaOptions {
@@ -138,6 +142,7 @@ impl Default for MetaOptions {
             lookup_cache: LookupCache::All,
             stateless_opens: false,
             coarse_change: true,
+            fresh_opens: true,
         }
     }
 }
@@ -169,6 +174,8 @@ pub struct Meta {
     near: OnceLock<Arc<dyn Near>>,
     /// Opens that tried whether the server grants leases.
     probes: AtomicU32,
+    /// Questions that opened many remembered files.
+    openings: remembered::Openings,
 }
 
 impl std::fmt::Debug for Meta {
@@ -201,6 +208,7 @@ impl Meta {
             above: OnceLock::new(),
             near: OnceLock::new(),
             probes: AtomicU32::new(0),
+            openings: remembered::Openings::default(),
         });
         meta.below.subscribe(Arc::new(Hearer(Arc::downgrade(&meta))));
         meta

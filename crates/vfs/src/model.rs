@@ -297,6 +297,15 @@ impl Vfs for Model {
         out
     }
 
+    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
+        let s = self.state.lock();
+        let prove = |fh| {
+            let ino = s.ino(fh)?;
+            Ok((self.attrs(&s, ino), s.object(ino).access(&cx.cred, want)))
+        };
+        objects.iter().map(prove).collect()
+    }
+
     async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
         let mut all = Vec::with_capacity(files.len());
         for fh in files {

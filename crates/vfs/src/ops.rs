@@ -404,8 +404,13 @@ pub trait Vfs: Send + Sync + 'static {
     /// Attributes of many objects in as few round trips as possible, in order.
     async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>>;
 
+    /// Attributes of many objects, always the authority's, with the rights in `want` that the caller has on each, in as few round
+    /// trips as possible, in order.
+    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>>;
+
     /// At most `max_bytes` of the start of each of many regular files in as few round trips as possible, in order, and
-    /// then attributes of `holder`, a directory that all of them are in.
+    /// then attributes of `holder`, a directory that all of them are in. With 0 bytes it only proves that the caller may read
+    /// each, and brings its attributes, under a lease where there are leases.
     async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts;
 
     /// The first pages with nodes, at most about `max_bytes` each, of many directories in as few round trips as possible,

@@ -5,10 +5,11 @@
 //! valid. See each call for how that is made sure.
 
 use super::V3;
+use super::convert;
 use super::readdir::Listed;
 use super::walk::Start;
 use super::wire::Patience;
-use hither_vfs::{Attrs, Cx, DirPage, Error, Fetched, Fh, File, Read, Result};
+use hither_vfs::{Access, Attrs, Cx, Data, DirPage, Error, Fetched, Fh, File, Read, Result};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -25,6 +26,33 @@ impl V3 {
     pub(super) async fn attributes_of_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
         let one = |this: V3, cx: Cx, fh: Fh| async move { Ok(this.node(&cx, fh, None).await?.attrs) };
         self.each(cx, objects, CALLS_MOST, one).await
+    }
+
+    pub(super) async fn proofs_of_many(
+        &self,
+        cx: &Cx,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
+        let one = move |this: V3, cx: Cx, fh: Fh| async move { this.prove(&cx, &fh, want).await };
+        self.each(cx, objects, CALLS_MOST, one).await
+    }
+
+    /// Rights with attributes that are not newer: those that come along are, unless they were known before.
+    async fn prove(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<(Attrs, Access)> {
+        let mut before = self.caller.rules.known_change(fh);
+        for _ in 0..2 {
+            let asked = Instant::now();
+            let (have, attr) = self.rights(cx, fh, want).await?;
+            let attr = attr.as_ref().and_then(convert::attr);
+            match attr {
+                Some(attr) if before == Some(attr.change) => return Ok((self.stamp(fh, attr, asked), have)),
+                Some(attr) => before = Some(attr.change),
+                None => break,
+            }
+        }
+        let attrs = self.node(cx, fh.clone(), None).await?.attrs;
+        Ok((attrs, self.rights(cx, fh, want).await?.0))
     }
 
     pub(super) async fn starts_of_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
@@ -45,6 +73,14 @@ impl V3 {
     /// The start of a file. Its attributes must be those that were known before, so that nothing changed
     /// while it was read; if not, it is read again.
     async fn fetch(&self, cx: &Cx, fh: &Fh, max_bytes: u32) -> Result<Fetched> {
+        if max_bytes == 0 {
+            let (attrs, have) = self.prove(cx, fh, Access::READ).await?;
+            if !have.contains(Access::READ) {
+                return Err(Error::new(libc::EACCES));
+            }
+            let eof = attrs.attr.size_bytes == 0;
+            return Ok(Fetched { attrs, read: Read { data: Data::default(), eof } });
+        }
         let mut before = self.caller.rules.known_change(fh);
         for _ in 0..2 {
             let asked = Instant::now();

@@ -16,12 +16,14 @@ use super::fail::Answered;
 use super::state::wire_fh;
 use bytes::Bytes;
 use hither_proto::nfs4::{Attrs as WireAttrs, Op, OpenArgs, OpenClaim, ReadOk, StateOwner, Stateid, open};
-use hither_vfs::{Error, Fetched, Fh, Read};
+use hither_vfs::{Data, Error, Fetched, Fh, Read};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Operations of [`bring_ops`].
 pub(crate) const BRING_OPS: usize = 4;
+/// Operations of [`open_ops`].
+pub(crate) const OPEN_OPS: usize = 3;
 
 /// Owners of such opens.
 #[derive(Default)]
@@ -56,6 +58,12 @@ impl Drop for Turn {
 
 /// Opens the current file for reading, reads at most `max_bytes` and closes it.
 pub(crate) fn bring_ops(turn: &Turn, max_bytes: u32) -> [Op; BRING_OPS] {
+    let [open, attrs, close] = open_ops(turn);
+    [open, attrs, Op::read(Stateid::CURRENT, 0, max_bytes), close]
+}
+
+/// Opens the current file for reading and closes it.
+pub(crate) fn open_ops(turn: &Turn) -> [Op; OPEN_OPS] {
     let open = OpenArgs {
         seqid: 0,
         share_access: open::SHARE_ACCESS_READ | turn.want,
@@ -64,12 +72,7 @@ pub(crate) fn bring_ops(turn: &Turn, max_bytes: u32) -> [Op; BRING_OPS] {
         how: None,
         claim: OpenClaim::Fh,
     };
-    [
-        Op::Open(open),
-        Op::Getattr(NODE_ATTRS),
-        Op::read(Stateid::CURRENT, 0, max_bytes),
-        Op::close(Stateid::CURRENT),
-    ]
+    [Op::Open(open), Op::Getattr(NODE_ATTRS), Op::close(Stateid::CURRENT)]
 }
 
 impl Core {
@@ -88,7 +91,7 @@ impl Core {
         Arc::new(Turn { owners: self.owners.clone(), number, owner, want })
     }
 
-    /// Reads the results of [`bring_ops`] for `fh`.
+    /// Reads the results of [`bring_ops`] for `fh`; with 0 bytes, of [`open_ops`].
     pub async fn brought(
         self: &Arc<Self>,
         fh: &Fh,
@@ -98,15 +101,23 @@ impl Core {
     ) -> Answered<Fetched> {
         let ok = answer.results.open()?;
         let granted = self.note_delegation(fh, &ok);
-        let read = |answer: &mut Answer| Ok((answer.results.getattr()?, answer.results.read()?));
-        let got: Answered<(WireAttrs, ReadOk)> = read(answer);
+        let read = |answer: &mut Answer| {
+            let attrs = answer.results.getattr()?;
+            let read = if max_bytes > 0 { Some(answer.results.read()?) } else { None };
+            Ok((attrs, read))
+        };
+        let got: Answered<(WireAttrs, Option<ReadOk>)> = read(answer);
         if got.is_err() || answer.results.close().is_err() {
             self.close_brought(fh, ok.stateid, turn);
         }
         let (wire, read) = got?;
         let attrs = self.leased_by(fh, self.attrs(fh, &wire, answer.asked).await?, granted);
         let size = wire.size.unwrap_or(0);
-        Ok(Fetched { attrs, read: self.first_bytes(fh, size, max_bytes, read)? })
+        let read = match read {
+            Some(read) => self.first_bytes(fh, size, max_bytes, read)?,
+            None => Read { data: Data::default(), eof: size == 0 },
+        };
+        Ok(Fetched { attrs, read })
     }
 
     /// Bytes from the start of a file of `size_bytes`, as they look from here.

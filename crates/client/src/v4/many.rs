@@ -6,13 +6,13 @@
 //! behind it is asked again in a compound of its own.
 
 use super::attrs::NODE_ATTRS;
-use super::bring::{BRING_OPS, Turn, bring_ops};
+use super::bring::{BRING_OPS, OPEN_OPS, Turn, bring_ops, open_ops};
 use super::call::{Answer, Compound};
 use super::core::Core;
 use super::fail::{Answered, Fail, is_too_long};
 use super::state::wire_fh;
 use hither_proto::nfs4::Op;
-use hither_vfs::{Attrs, Cx, Error, Fetched, Fh, Result};
+use hither_vfs::{Access, Attrs, Cx, Error, Fetched, Fh, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::task::JoinSet;
@@ -190,6 +190,60 @@ impl Parts for Stats {
         answer.results.putfh()?;
         let wire = answer.results.getattr()?;
         core.attrs(fh, &wire, answer.asked).await
+    }
+}
+
+/// Attributes of each object, and what the caller may do with it.
+pub(crate) struct Proofs {
+    /// The rights to ask for.
+    pub want: Access,
+}
+
+impl Parts for Proofs {
+    type Out = (Attrs, Access);
+    const LABEL: &'static str = "ACCESS";
+    const OPS: usize = 3;
+
+    fn reply_bytes(&self) -> u32 {
+        512 + 16
+    }
+
+    fn ops(&self, fh: &Fh, ops: &mut Vec<Op>) {
+        // Rights are never older than the attributes that they are kept under.
+        ops.extend([Op::Putfh(wire_fh(fh)), Op::Getattr(NODE_ATTRS), Op::Access(self.want.bits())]);
+    }
+
+    async fn take(&self, core: &Arc<Core>, fh: &Fh, answer: &mut Answer) -> Answered<(Attrs, Access)> {
+        answer.results.putfh()?;
+        let wire = answer.results.getattr()?;
+        let have = Access::from_bits_truncate(answer.results.access()?.access) & self.want;
+        Ok((core.attrs(fh, &wire, answer.asked).await?, have))
+    }
+}
+
+/// Attributes of each file, proven to be one that the caller may open, with a delegation where the server gives one.
+pub(crate) struct Opens {
+    /// Whose opens these are.
+    pub turn: Arc<Turn>,
+}
+
+impl Parts for Opens {
+    type Out = Fetched;
+    const LABEL: &'static str = "OPEN";
+    const OPS: usize = 1 + OPEN_OPS;
+
+    fn reply_bytes(&self) -> u32 {
+        1024
+    }
+
+    fn ops(&self, fh: &Fh, ops: &mut Vec<Op>) {
+        ops.push(Op::Putfh(wire_fh(fh)));
+        ops.extend(open_ops(&self.turn));
+    }
+
+    async fn take(&self, core: &Arc<Core>, fh: &Fh, answer: &mut Answer) -> Answered<Fetched> {
+        answer.results.putfh()?;
+        core.brought(fh, &self.turn, 0, answer).await
     }
 }
 

@@ -4,6 +4,7 @@
 
 use super::{Consistency, Family, Versions, Wanted};
 use hither_client::{LookupCache, Recovery, Version};
+use hither_store::disk::Fill;
 use rustix::mount::MountFlags;
 use std::str::FromStr;
 use std::time::Duration;
@@ -350,6 +351,18 @@ pub fn cache_max_file(w: &mut Wanted, value: &str) -> Done {
 pub fn cache_age(w: &mut Wanted, value: &str) -> Done {
     w.cache.age = Duration::from_secs(number(value, 0, 86400).map_err(|why| format!("{why} seconds"))?);
     w.cache.detail("cache-age")
+}
+
+pub fn fill(w: &mut Wanted, value: &str) -> Done {
+    w.cache.fill = match value {
+        "off" => Fill::Off,
+        "idle" => Fill::Idle,
+        rate => {
+            let bytes = rate.strip_suffix("/s").and_then(|bytes| size(bytes, 1 << 10, 1 << 40).ok());
+            Fill::Rate(bytes.ok_or("expected off, idle, or a rate such as 10M/s, from 1K/s on")?)
+        }
+    };
+    w.cache.detail("fill")
 }
 
 pub fn cache_read_only(w: &mut Wanted, _: &str) -> Done {

@@ -249,6 +249,8 @@ pub const OPTIONS: &[Def] = &[
     valued("cache-max-file", "SIZE", "1T", Disk, apply::cache_max_file).help("larger files are not kept"),
     valued("cache-age", "SECONDS", "30", Disk, apply::cache_age)
         .help("files that changed less long ago are not kept: the server's clock may hide that they change again"),
+    valued("fill", "WHEN", "idle", Disk, apply::fill)
+        .help("files that were read by more than a tenth are completed: idle (while nobody asks for anything else), BYTES/s, or off"),
     keyword("cache-read-only", Disk, apply::cache_read_only)
         .help("what the cache has is used; nothing is added or removed"),
     // Access and identity.

@@ -1,6 +1,7 @@
 //! The table, the parser and the documentation agree.
 
 use super::*;
+use hither_store::disk::Fill;
 
 fn parse(list: &str) -> Result<Wanted, String> {
     Wanted::parse(&[list.to_string()], false)
@@ -239,4 +240,11 @@ fn the_disk_cache_is_off_until_it_is_asked_for() {
     assert_eq!((c.size_bytes, c.min_free_bytes), (5 << 30, 2 << 20));
     assert_eq!((c.min_file_bytes, c.max_file_bytes, c.age), (4096, 1 << 30, Duration::ZERO));
     assert!(c.read_only);
+    for (value, fill) in [("off", Fill::Off), ("idle", Fill::Idle), ("10M/s", Fill::Rate(10 << 20))] {
+        assert_eq!(parse(&format!("cache,fill={value}")).unwrap().cache.fill, fill);
+    }
+    assert_eq!(parse("cache").unwrap().cache.fill, Fill::Idle);
+    for bad in ["cache,fill=on", "cache,fill=10M", "cache,fill=/s", "fill=idle"] {
+        assert!(parse(bad).is_err(), "{bad}");
+    }
 }

@@ -5,8 +5,11 @@ use crate::control::CacheAsk;
 use crate::mount::Job;
 use hither_client::{Connected, Version};
 use hither_store::disk::{Disk, DiskOptions};
+use hither_store::meta::Meta;
 use hither_vfs::{Cred, Cx, Fh, Name};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// The layer, when one is wanted.
 pub async fn disk(job: &Job, connected: &Connected) -> Option<Arc<Disk>> {
@@ -20,10 +23,59 @@ pub async fn disk(job: &Job, connected: &Connected) -> Option<Arc<Disk>> {
         cache_max_file: cache.max_file_bytes,
         cache_age: cache.age,
         read_only: cache.read_only,
+        fill: cache.fill,
         ..DiskOptions::default()
     };
     let identity = identity(job, connected).await;
     Some(Disk::start(connected.vfs.clone(), dir, &identity, options, env()).await)
+}
+
+/// How often names and attributes are written beside what was read, at most.
+const REMEMBER_EVERY: Duration = Duration::from_secs(60);
+/// Writing them takes at most this part of the time.
+const REMEMBER_PART: u32 = 50;
+/// Most that they take, in bytes.
+const NAMES_MOST: u64 = 64 << 20;
+
+/// What names and attributes may take of a cache of so many bytes.
+pub fn names_bytes(cache_bytes: u64) -> usize {
+    usize::try_from((cache_bytes / 20).min(NAMES_MOST)).unwrap_or(usize::MAX)
+}
+
+/// Takes back the names and attributes of before, and sees to it that they are written now and then.
+pub async fn recall(disk: &Arc<Disk>, meta: &Arc<Meta>, cache_bytes: u64) {
+    let pieces = disk.memo().await;
+    if !pieces.is_empty() {
+        let count = meta.recall(&pieces);
+        tracing::debug!("disk cache: {count} objects are remembered");
+    }
+    tokio::spawn(now_and_then(Arc::downgrade(disk), Arc::downgrade(meta), names_bytes(cache_bytes)));
+}
+
+async fn now_and_then(disk: Weak<Disk>, meta: Weak<Meta>, most: usize) {
+    let (mut every, mut asked) = (REMEMBER_EVERY, 0);
+    loop {
+        tokio::time::sleep(every).await;
+        let (Some(disk), Some(meta)) = (disk.upgrade(), meta.upgrade()) else { return };
+        let s = meta.stats();
+        // Nothing was asked below: nothing new is known.
+        let now = s.walks + s.attr_misses + s.listing_misses + s.access_misses + s.real_opens;
+        if now == asked {
+            continue;
+        }
+        asked = now;
+        let began = Instant::now();
+        remember(&disk, &meta, most).await;
+        every = REMEMBER_EVERY.max(began.elapsed() * REMEMBER_PART);
+    }
+}
+
+/// Writes what is known of names and attributes.
+pub async fn remember(disk: &Arc<Disk>, meta: &Arc<Meta>, most: usize) {
+    let meta = meta.clone();
+    if let Ok(pieces) = tokio::task::spawn_blocking(move || meta.remember(most)).await {
+        disk.set_memo(pieces).await;
+    }
 }
 
 /// The server as it was named, what of it is mounted, and the handle of that: handles of another server, of a file system

@@ -458,6 +458,10 @@ impl Vfs for Dirty {
         all
     }
 
+    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
+        self.proven(cx, objects, want).await
+    }
+
     async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
         for fh in files {
             if let Err(e) = self.flush_first(cx, fh, First::Try).await {

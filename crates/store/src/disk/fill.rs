@@ -65,6 +65,11 @@ impl Trouble {
         Some(format!("the disk of the cache fails: {what}"))
     }
 
+    /// Whether the file system has less free than it should.
+    pub fn is_low(&self) -> bool {
+        self.low.load(Ordering::Relaxed)
+    }
+
     fn over(&self) {
         *self.since.lock() = None;
         if self.told.swap(false, Ordering::AcqRel) {
@@ -109,7 +114,7 @@ impl Disk {
     pub(super) fn may_store(&self) -> bool {
         !self.options.read_only
             && self.is_on()
-            && !self.trouble.low.load(Ordering::Relaxed)
+            && !self.trouble.is_low()
             && self.shelf().is_some_and(|shelf| shelf.size().1 < self.options.hard_bytes)
     }
 

@@ -17,7 +17,11 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, watch};
+
+/// How long a call that nobody waits for waits for room.
+const ROOM_WITHIN: Duration = Duration::from_secs(5);
 
 /// One version of a file.
 pub(super) struct Held {
@@ -57,6 +61,11 @@ pub(super) enum Came {
 }
 
 impl Fetch {
+    /// The first block, when the call has ended.
+    pub async fn first_block(&self) -> Result<Bytes, Came> {
+        self.block(self.first).await
+    }
+
     /// The block, when the call has ended.
     pub async fn block(&self, block: u64) -> Result<Bytes, Came> {
         let mut done = self.done.clone();
@@ -134,6 +143,11 @@ impl Held {
     /// A block has left memory: it is in the entry, or given up.
     pub fn unready(&self, block: u64) {
         self.inner.lock().ready.remove(&block);
+    }
+
+    /// Bytes on their way to the disk.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.inner.lock().ready.values().map(|bytes| bytes.len() as u64).sum()
     }
 
     /// Whether there is nothing here at all.
@@ -256,6 +270,7 @@ impl Disk {
         room: Option<OwnedSemaphorePermit>,
     ) {
         let Some(disk) = self.me.upgrade() else { return };
+        self.needs_link();
         add(&self.counters.fetches, 1);
         let cx = Cx { fresh_since: None, deadline: None, ..Cx::new(cx.cred.clone()) };
         let (open, held) = (open.clone(), held.clone());
@@ -269,18 +284,46 @@ impl Disk {
         });
     }
 
+    /// The same by handle alone, for nobody who waits.
+    pub(super) fn fetch_unopened(
+        &self,
+        cx: &Cx,
+        fh: &Fh,
+        held: &Arc<Held>,
+        live: &Arc<super::live::Live>,
+        start: Start,
+        room: OwnedSemaphorePermit,
+    ) -> Arc<Fetch> {
+        let fetch = start.fetch.clone();
+        let (disk, cx, fh) = (self.me.clone(), cx.clone(), fh.clone());
+        let (held, live) = (held.clone(), live.clone());
+        tokio::spawn(async move {
+            let Some(disk) = disk.upgrade() else { return };
+            let came = disk.ask_at(&cx, File { fh: &fh, open: None }, &held, &start.fetch).await;
+            if matches!(came, Came::Odd) {
+                live.distrust(&held);
+            }
+            disk.arrived(&held, &start.fetch, &came, Some(room));
+            let _ = start.told.send(Some(came));
+        });
+        fetch
+    }
+
     async fn ask_bytes(&self, cx: &Cx, open: &Arc<Open>, held: &Held, fetch: &Fetch) -> Came {
         let _busy = open.busy.clone().read_owned().await;
         if open.closed.load(Ordering::Acquire) {
             return Came::Failed(Error::new(libc::EBADF));
         }
+        match self.real(open).await {
+            Ok(real) => self.ask_at(cx, File { fh: &open.fh, open: Some(real) }, held, fetch).await,
+            Err(e) => Came::Failed(e),
+        }
+    }
+
+    async fn ask_at(&self, cx: &Cx, file: File<'_>, held: &Held, fetch: &Fetch) -> Came {
         let at = fetch.first * BLOCK;
         let len = (held.version.size - at).min(fetch.count * BLOCK);
-        let read = match self.real(open).await {
-            Ok(real) => self.below.read(cx, File { fh: &open.fh, open: Some(real) }, at, len as u32).await,
-            Err(e) => Err(e),
-        };
-        match read {
+        match self.below.read(cx, file, at, len as u32).await {
             Ok(read) if read.data.len() as u64 == len => {
                 add(&self.counters.fetched_bytes, len);
                 Came::Blocks(split(&read.data, BLOCK as usize).into())
@@ -350,6 +393,13 @@ impl Disk {
     pub(super) fn room_for(&self, start: &Start, version: Version) -> Option<OwnedSemaphorePermit> {
         let all: usize = start.blocks().map(|b| units(version.extent(b).1)).sum();
         self.queue.clone().try_acquire_many_owned(all as u32).ok()
+    }
+
+    /// The same, when there is some soon.
+    pub(super) async fn room_in_time(&self, start: &Start, version: Version) -> Option<OwnedSemaphorePermit> {
+        let all: usize = start.blocks().map(|b| units(version.extent(b).1)).sum();
+        let room = self.queue.clone().acquire_many_owned(all as u32);
+        tokio::time::timeout(ROOM_WITHIN, room).await.ok()?.ok()
     }
 
     /// Calls that are not made after all.

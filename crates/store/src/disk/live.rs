@@ -115,6 +115,11 @@ impl Live {
         Some((held.clone(), known.holds(cx, began)))
     }
 
+    /// What is held, however long ago that was right.
+    pub fn here(&self) -> Option<Arc<Held>> {
+        self.state.lock().held.clone()
+    }
+
     /// The attributes hold no longer.
     pub fn expire(&self) {
         if let Some(known) = &mut self.state.lock().known {
@@ -162,6 +167,12 @@ impl Disk {
 
     /// For a question that is sent now.
     pub(super) fn ticket(&self) -> Ticket {
+        self.needs_link();
+        self.ticket_quietly()
+    }
+
+    /// The same for one that makes way for others, or that nobody is asked.
+    pub(super) fn ticket_quietly(&self) -> Ticket {
         Ticket { seq: self.ask(), withdrawals: self.withdrawals.load(Ordering::Acquire), at: Instant::now() }
     }
 
@@ -176,7 +187,7 @@ impl Disk {
         if live.state.lock().barrier_at.is_some_and(|at| attrs.asked <= at) {
             return None;
         }
-        self.learn_live(fh, live, attrs, self.ticket())
+        self.learn_live(fh, live, attrs, self.ticket_quietly())
     }
 
     fn learn_live(&self, fh: &Fh, live: &Live, attrs: &Attrs, ticket: Ticket) -> Option<Arc<Held>> {

@@ -20,6 +20,8 @@ pub(super) struct Open {
     /// Held for reading by calls below under this open, for writing by its close.
     pub busy: Arc<RwLock<()>>,
     pub closed: AtomicBool,
+    /// Bytes handed up.
+    pub taken_bytes: AtomicU64,
     pub ahead: Mutex<Ahead>,
     pub live: Arc<Live>,
     pub _using: Using,

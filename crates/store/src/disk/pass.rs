@@ -64,6 +64,7 @@ impl Disk {
 
     /// A change to a file's bytes.
     async fn change<T>(&self, fh: &Fh, call: impl Future<Output = Result<T>>) -> Result<T> {
+        self.needs_link();
         let changing = self.changing(fh);
         let outcome = call.await;
         changing.done(&outcome);
@@ -92,11 +93,11 @@ impl Disk {
         answers
     }
 
-    /// Starts of files that are here: a byte of each is read below, which tells its version, that the caller may read
-    /// it, and brings a lease where there are leases; the others are here if that is still the version.
+    /// Starts of files that are here: nothing of them is read below, which tells each one's version, that the caller may read
+    /// it, and brings a lease where there are leases; the bytes are here if that is still the version.
     async fn starts_here(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
         let ticket = self.ticket();
-        let mut answers = self.below.read_many(cx, files, holder, max_bytes.min(1)).await;
+        let mut answers = self.below.read_many(cx, files, holder, 0).await;
         for (fh, answer) in files.iter().zip(&mut answers.files) {
             let Ok(fetched) = answer else { continue };
             let _using = self.using(fh);
@@ -156,6 +157,7 @@ impl Disk {
             real: real.map_or_else(OnceCell::new, |real| OnceCell::new_with(Some(real))),
             busy: Arc::new(RwLock::new(())),
             closed: false.into(),
+            taken_bytes: 0.into(),
             ahead: Ahead::default().into(),
             live: live.clone(),
             _using: using,
@@ -238,6 +240,7 @@ impl Disk {
 
     async fn close_file(&self, cx: &Cx, fh: &Fh, id: OpenId) -> Result<()> {
         let open = self.opens.take(id)?;
+        self.consider(&open);
         open.live.virtuals.lock().retain(|v| *v != id);
         // Calls ahead of the reader end before the open that they use.
         open.closed.store(true, Ordering::Release);
@@ -302,7 +305,21 @@ impl Vfs for Disk {
         answers
     }
 
+    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
+        let ticket = self.ticket();
+        let answers = self.below.prove_many(cx, objects, want).await;
+        for (fh, answer) in objects.iter().zip(&answers) {
+            if let Ok((attrs, _)) = answer {
+                self.learn(fh, attrs, ticket);
+            }
+        }
+        answers
+    }
+
     async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
+        if max_bytes == 0 {
+            return self.starts_below(cx, files, holder, 0).await;
+        }
         let is_here: Vec<bool> = files.iter().map(|fh| self.is_on_disk(fh)).collect();
         let pick = |here: bool| files.iter().zip(&is_here).filter(move |(_, is)| **is == here);
         let here: Vec<Fh> = pick(true).map(|(fh, _)| fh.clone()).collect();

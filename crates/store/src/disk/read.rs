@@ -13,6 +13,7 @@ use bytes::Bytes;
 use hither_vfs::{Attrs, Cx, Data, Error, Fh, File, OpenAccess, OpenHow, OpenId, Read, Result, Where};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
 /// First window ahead, in bytes.
@@ -52,6 +53,7 @@ impl Disk {
             }
             match self.serve(cx, &open, &held, (at, len), holds).await? {
                 Served::Yes(read, waited) => {
+                    open.taken_bytes.fetch_add(read.data.len() as u64, Ordering::Relaxed);
                     self.ahead(cx, &open, &held, at, at + read.data.len() as u64, waited);
                     return Ok(read);
                 }
@@ -63,6 +65,7 @@ impl Disk {
                 Served::Failed => break,
             }
         }
+        self.needs_link();
         add(&self.counters.passed_reads, 1);
         let real = self.real(&open).await?;
         self.below.read(cx, File { fh: file.fh, open: Some(real) }, at, len).await

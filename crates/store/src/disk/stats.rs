@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counters of a [`Disk`](super::Disk) since it began; the last four are present values.
+        /// Counters of a [`Disk`](super::Disk) since it began; the last five are present values.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
         pub struct DiskStats {
             $($(#[$doc])* pub $name: u64,)*
@@ -14,6 +14,8 @@ macro_rules! counters {
             pub entry_bytes: u64,
             /// Bytes in memory on their way to the disk.
             pub queue_bytes: u64,
+            /// Files that wait to be completed.
+            pub fill_waiting: u64,
             /// 1 while nothing is kept: the directory is in use by another, or the disk failed.
             pub off: u64,
         }
@@ -48,6 +50,10 @@ counters! {
     fetched_bytes,
     /// Of these calls, those ahead of a sequential reader.
     ahead_fetches,
+    /// Files that were completed because nothing else was asked for.
+    filled_files,
+    /// Bytes asked for to complete files.
+    filled_bytes,
     /// Readers that waited for another's call instead of asking.
     shared_fetches,
     /// Questions whether the file is still the same, because the time of its attributes was over.

@@ -2,7 +2,9 @@
 
 mod crash;
 mod damage;
+mod fillin;
 mod histories;
+mod memo;
 mod sim;
 #[path = "../meta/tests/wire.rs"]
 #[allow(dead_code, clippy::duplicate_mod, reason = "each of its users needs a part of it")]

@@ -88,6 +88,19 @@ impl Vfs for Local {
         each(all.await, count)
     }
 
+    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
+        let objects = objects.to_vec();
+        let count = objects.len();
+        let all = self.run(cx, move |inner, worker| {
+            let mut prove = |fh: &Fh| {
+                let have = inner.access(worker, fh, want)?;
+                Ok((inner.resolve(worker, fh).and_then(|object| inner.attrs(&object))?, have))
+            };
+            Ok(objects.iter().map(&mut prove).collect())
+        });
+        each(all.await, count)
+    }
+
     async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
         let (files, holder) = (files.to_vec(), holder.cloned());
         let count = files.len();

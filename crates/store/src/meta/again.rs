@@ -8,6 +8,7 @@
 
 use super::names::Id;
 use super::objects::When;
+use super::remembered::{Opening, Way};
 use super::{Meta, stats};
 use hither_vfs::{Access, Attrs, Cx, Fh, File, Result};
 use parking_lot::Mutex;
@@ -18,6 +19,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const RING: usize = 1 << 15;
 /// Uses after the one in question that are looked at.
 const AHEAD: u32 = 512;
+/// The same after a restart, when everything is to be asked about.
+const REMEMBERED_AHEAD: u32 = 4096;
 /// A use this recent is not noted again.
 const RECENT: u32 = 64;
 /// Directories that are listed in one question, and the most names that each has.
@@ -50,7 +53,7 @@ impl Ring {
     }
 
     /// What was used after a position, next first, and then shortly before.
-    fn after(&self, at: u32) -> Vec<Id> {
+    fn after(&self, at: u32, ahead: u32) -> Vec<Id> {
         let slots = self.slots.lock();
         let next = self.next.load(Ordering::Relaxed);
         let known = next.wrapping_sub(at);
@@ -59,7 +62,7 @@ impl Ring {
         }
         // What is used again soon keeps its older place: it may have been used after all the same.
         let before = (1..RECENT).map(|d| at.wrapping_sub(d));
-        (1..known.min(AHEAD))
+        (1..known.min(ahead))
             .map(|d| at.wrapping_add(d))
             .chain(before)
             .filter_map(|at| slots.get(at as usize % RING).copied())
@@ -73,9 +76,26 @@ impl Ring {
 struct Plan {
     objects: Vec<Fh>,
     listings: Vec<Fh>,
+    /// Directories that the caller could search or list before a restart: what he may is asked as well.
+    proofs: Vec<Fh>,
+    /// Files remembered from before a restart whose bytes are near: they are opened, which says whether they are still the same,
+    /// that the caller may read them, and brings leases.
+    opens: Vec<Opening>,
+}
+
+impl Plan {
+    fn is_empty(&self) -> bool {
+        self.objects.is_empty() && self.listings.is_empty() && self.proofs.is_empty() && self.opens.is_empty()
+    }
 }
 
 impl Meta {
+    /// Notes that an object was used before a restart, after those that were noted before it.
+    pub(super) fn remember_use(&self, id: Id) {
+        let at = self.ring.push(id);
+        self.table.with_id(id, |o| o.used = at);
+    }
+
     /// Notes that an object was used.
     pub(super) fn note_use(&self, id: Id) {
         let next = self.ring.next.load(Ordering::Relaxed);
@@ -88,16 +108,21 @@ impl Meta {
 
     /// Asks about objects whose time is over, and others that are likely to be needed next. Returns the answer about the first,
     /// if it was asked about by itself.
-    pub(super) async fn ask_again(&self, cx: &Cx, old: &[Fh]) -> Option<Result<Attrs>> {
-        let plan = self.plan(cx, old);
-        let many = plan.objects.len() + plan.listings.len();
+    /// `opening`: the caller is going to open a file.
+    pub(super) async fn ask_again(&self, cx: &Cx, old: &[Fh], opening: bool) -> Option<Result<Attrs>> {
+        let plan = self.plan(cx, old, opening);
+        let many = plan.objects.len() + plan.listings.len() + plan.proofs.len() + plan.opens.len();
         if many > 1 || !plan.listings.is_empty() {
             stats::add(&self.counters.batches, 1);
             stats::add(&self.counters.batched_objects, many as u64);
             stats::add(&self.counters.batched_listings, plan.listings.len() as u64);
         }
-        let (first, ()) =
-            tokio::join!(self.ask_objects(cx, &plan.objects), self.ask_listings(cx, &plan.listings));
+        let (first, (), _, ()) = tokio::join!(
+            self.ask_objects(cx, &plan.objects),
+            self.ask_listings(cx, &plan.listings),
+            self.ask_proofs(cx, &plan.proofs, Access::all()),
+            self.ask_opens(cx, plan.opens),
+        );
         first.filter(|_| plan.objects.first() == old.first())
     }
 
@@ -144,23 +169,33 @@ impl Meta {
     }
 
     /// Chooses what to ask about: `old` in any case.
-    fn plan(&self, cx: &Cx, old: &[Fh]) -> Plan {
+    fn plan(&self, cx: &Cx, old: &[Fh], opening: bool) -> Plan {
         let when = self.when(cx).any_age();
         let most = self.options.batch_objects.max(1);
         let mut wanted: Vec<Id> = old.iter().filter_map(|fh| self.table.find(fh)).collect();
         if most > 1
             && let Some(last) = wanted.last()
         {
-            let at = self.table.with_id(*last, |o| o.used).unwrap_or(0);
+            let used = self.table.with_id(*last, |o| (o.used, o.is_remembered()));
+            let (at, remembered) = used.unwrap_or_default();
+            let (ahead, enough) = match remembered {
+                true => (REMEMBERED_AHEAD, REMEMBERED_AHEAD as usize),
+                false => (AHEAD, most * 2),
+            };
             let mut seen: HashSet<Id> = wanted.iter().copied().collect();
-            for id in self.ring.after(at) {
+            for id in self.ring.after(at, ahead) {
                 self.with_those_above(id, &when, &mut seen, &mut wanted);
-                if wanted.len() >= most * 2 {
+                if wanted.len() >= enough {
                     break;
                 }
             }
         }
-        let homes = self.groups(cx, &wanted, &when);
+        let cred = self.cred(&cx.cred);
+        let most_opens = self.opens_at_once(&when);
+        // A listing would tell what they are, and their opens would ask again.
+        let opens = |id: &&Id| opening && matches!(self.way(**id, cred, most_opens > 0), Way::Open(_));
+        let listable: Vec<Id> = wanted.iter().filter(|id| !opens(id)).copied().collect();
+        let homes = self.groups(cx, &listable, &when);
         let mut plan = Plan::default();
         for (i, id) in wanted.iter().enumerate() {
             let home = homes.get(id).and_then(|dir| self.fh_of(*dir));
@@ -168,16 +203,31 @@ impl Meta {
             match (fh, self.fh_of(*id)) {
                 (Some(dir), _) if !plan.listings.contains(&dir) => plan.listings.push(dir),
                 (Some(_), _) => {}
-                (None, Some(fh)) if i < old.len() || plan.objects.len() < most => plan.objects.push(fh),
-                (None, _) => {}
+                (None, Some(fh)) => {
+                    let needed = i < old.len();
+                    match self.way(*id, cred, most_opens > 0) {
+                        Way::Prove if needed || plan.proofs.len() < most => plan.proofs.push(fh),
+                        Way::Open(parent) if needed || plan.opens.len() < most_opens => {
+                            plan.opens.push(Opening { fh, parent });
+                        }
+                        Way::Ask if needed || plan.objects.len() < most => plan.objects.push(fh),
+                        _ => {}
+                    }
+                }
+                (None, None) => {}
             }
         }
-        if plan.objects.is_empty() && plan.listings.is_empty() {
+        if plan.is_empty() {
             plan.objects.extend(old.first().cloned());
         }
         // A second question only for what is needed now.
         if !plan.listings.is_empty() {
             plan.objects.retain(|fh| old.contains(fh));
+            plan.opens.retain(|open| old.contains(&open.fh));
+            plan.proofs.retain(|fh| old.contains(fh));
+            let unproven =
+                |fh: &&Fh| self.table.with(fh, |_, o| o.remembers(cred, Access::LOOKUP)) == Some(true);
+            plan.proofs.extend(plan.listings.iter().filter(unproven).cloned());
         }
         plan
     }
@@ -217,7 +267,8 @@ impl Meta {
         let always = When { now: 0, ..*when };
         let worth = |(slot, members): (u32, Vec<Id>)| {
             self.table.with_slot(slot, |id, o| {
-                let may = o.rights(cred, Access::READ, &always) == Some(Access::READ);
+                let may = o.rights(cred, Access::READ, &always) == Some(Access::READ)
+                    || o.remembers(cred, Access::READ);
                 let dir = o.dir()?;
                 let small = dir.is_complete() && dir.names.len() <= LISTED_NAMES;
                 let itself = usize::from(wanted.contains(&id));
@@ -241,7 +292,7 @@ impl Meta {
         loop {
             match self.flights.board(&key, shared) {
                 Ok(_flight) if when.fresh.is_none() => {
-                    let answer = self.ask_again(cx, std::slice::from_ref(file.fh)).await;
+                    let answer = self.ask_again(cx, std::slice::from_ref(file.fh), false).await;
                     if let Some(answer) = answer {
                         return answer;
                     }

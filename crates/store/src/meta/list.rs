@@ -74,6 +74,11 @@ impl Meta {
         {
             return Ok(page);
         }
+        if cookie == 0
+            && let Some(page) = self.list_remembered(cx, dir, (max_bytes, nodes), &when).await
+        {
+            return Ok(page);
+        }
         stats::add(&self.counters.listing_misses, 1);
         let page = self.ask_page(cx, dir, cookie, verifier, max_bytes, &when).await?;
         let when = When { now: self.clock.now(), ..when };
@@ -116,7 +121,7 @@ impl Meta {
     }
 
     /// A page from memory, if the caller may list the directory and what is known holds.
-    fn list_known(
+    pub(super) fn list_known(
         &self,
         cx: &Cx,
         dir: &Fh,

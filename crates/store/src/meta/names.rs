@@ -211,6 +211,12 @@ impl Names {
         })
     }
 
+    /// All that is known.
+    pub fn all(&self) -> impl Iterator<Item = (&[u8], Bound)> {
+        let known = self.entries.iter().filter(|e| e.flags & DEAD == 0);
+        known.map(|e| (name_of(&self.bytes, e), e.bound()))
+    }
+
     /// Gives back what the vectors hold in reserve.
     pub fn settle(&mut self, hasher: &RandomState) {
         self.bytes.shrink_to_fit();

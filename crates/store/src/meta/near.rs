@@ -29,22 +29,35 @@ impl Meta {
         self.near.get().is_some_and(|near| near.has(fh))
     }
 
+    /// Whether they have all of a file of this length.
+    pub(super) fn is_near_whole(&self, fh: &Fh, size_bytes: u64) -> bool {
+        self.near.get().is_some_and(|near| near.has_all(fh, size_bytes))
+    }
+
+    /// Whether opens may bring leases.
+    pub(super) fn hopes_for_leases(&self) -> bool {
+        let granted = self.leased.load(Ordering::Relaxed) != 0;
+        granted || self.probes.fetch_add(1, Ordering::Relaxed) < PROBES
+    }
+
+    /// The same, without trying.
+    pub(super) fn may_be_leased(&self) -> bool {
+        self.leased.load(Ordering::Relaxed) != 0 || self.probes.load(Ordering::Relaxed) < PROBES
+    }
+
     /// The same, where that spares questions: an open below may bring a lease, which spares more than the bytes cost. A server
     /// that grants none at the first few opens is taken to grant none.
     pub(super) fn is_near_enough(&self, fh: &Fh, fresh: bool) -> bool {
         if !self.is_near(fh) {
             return false;
         }
-        let hope = || {
-            self.leased.load(Ordering::Relaxed) != 0 || self.probes.fetch_add(1, Ordering::Relaxed) < PROBES
-        };
-        !fresh || self.options.stateless_opens || !hope()
+        !fresh || self.options.stateless_opens || !self.hopes_for_leases()
     }
 
     /// An open that needs nothing from below is handed down all the same if the bytes are there: it comes back with them.
     pub(super) async fn brought_near(&self, mut opened: Opened, how: &OpenHow) -> Opened {
         let (fh, size) = (&opened.node.fh, opened.node.attrs.attr.size_bytes);
-        if !self.near.get().is_some_and(|near| near.has_all(fh, size)) {
+        if !self.is_near_whole(fh, size) {
             return opened;
         }
         let first_bytes = if opened.first.is_none() { how.first_bytes } else { 0 };

@@ -8,6 +8,9 @@ use hither_vfs::{Access, Attr, FileKind, Time};
 use smallvec::SmallVec;
 use std::hash::RandomState;
 
+/// When a right was asked for that is only remembered from before a restart: it says what to ask about, nothing else.
+const REMEMBERED: Moment = 0;
+
 /// Rights of at most so many credentials are kept per object; the oldest goes.
 const RIGHTS_MAX: usize = 16;
 
@@ -413,6 +416,9 @@ impl Object {
     pub fn grant(&mut self, cred: u32, known: Access, have: Access, until: Moment, asked: Moment) {
         let (known, have) = (known.bits() as u8, have.bits() as u8);
         let rights = &mut self.extra().rights;
+        if let Some(at) = rights.iter().position(|r| r.cred == cred && r.asked == REMEMBERED) {
+            rights.remove(at);
+        }
         if let Some(right) = rights.iter_mut().find(|r| r.cred == cred) {
             right.have = right.have & !known | have & known;
             right.known |= known;
@@ -426,14 +432,49 @@ impl Object {
         rights.push(Right { cred, known, have: have & known, until, asked });
     }
 
+    /// Notes rights that the credential had before a restart.
+    pub fn remember(&mut self, cred: u32, have: Access) {
+        let rights = &mut self.extra().rights;
+        if rights.len() < RIGHTS_MAX && !rights.iter().any(|r| r.cred == cred) {
+            let have = have.bits() as u8;
+            rights.push(Right { cred, known: have, have, until: 0, asked: REMEMBERED });
+        }
+    }
+
+    /// Whether the credential had these rights before a restart and was not heard of since: worth asking for, no more.
+    pub fn remembers(&self, cred: u32, want: Access) -> bool {
+        let of = |r: &&Right| r.cred == cred && r.asked == REMEMBERED;
+        let right = self.extra.as_ref().and_then(|e| e.rights.iter().find(of));
+        right.is_some_and(|r| u32::from(r.have) & want.bits() == want.bits())
+    }
+
+    /// Rights that somebody was granted, by credential, to be remembered.
+    pub fn granted(&self) -> impl Iterator<Item = (u32, Access)> {
+        let rights = self.extra.iter().flat_map(|e| e.rights.iter());
+        rights.map(|r| (r.cred, Access::from_bits_truncate(u32::from(r.have)))).filter(|r| !r.1.is_empty())
+    }
+
     /// Which of `want` the credential has; `None` when that is not known for all of them.
     pub fn rights(&self, cred: u32, want: Access, when: &When) -> Option<Access> {
-        let right = self.extra.as_ref()?.rights.iter().find(|r| r.cred == cred)?;
+        let of = |r: &&Right| r.cred == cred && r.asked != REMEMBERED;
+        let right = self.extra.as_ref()?.rights.iter().find(of)?;
         let holds = when.now < right.until
             || self.asked != 0 && when.valid(self.until)
             || when.just_asked(right.asked);
         let all = u32::from(right.known) & want.bits() == want.bits();
         (holds && all).then(|| Access::from_bits_truncate(u32::from(right.have)) & want)
+    }
+
+    /// Takes attributes from before a restart: nobody may use them, but all that hangs on them holds if they come again.
+    pub fn recall(&mut self, attr: Packed) {
+        self.attr = attr;
+        self.asked = FIRST - 1;
+        self.until = FIRST;
+    }
+
+    /// Whether nothing was heard of it since a restart, or since it expired before its time.
+    pub fn is_remembered(&self) -> bool {
+        self.asked == FIRST - 1
     }
 
     /// Forgets what anybody may do.

@@ -234,6 +234,10 @@ impl Vfs for Meta {
         known.into_iter().map(|k| k.map_or_else(|| answers.next().unwrap_or_else(none), Ok)).collect()
     }
 
+    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
+        self.ask_proofs(cx, objects, want).await
+    }
+
     async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
         let ticket = self.ticket();
         let answers = self.below.read_many(cx, files, holder, max_bytes).await;

@@ -7,6 +7,7 @@
 //! opened without a question. The directory's own attributes come behind the files and prove that its names led to them
 //! when the leases were there.
 
+use super::moment::LEASE;
 use super::objects::When;
 use super::{Meta, Prefetch, stats};
 use hither_vfs::{Access, Cx, Fh, File, FileKind, Validity};
@@ -117,7 +118,9 @@ impl Meta {
                 let small = o.attr.size_bytes <= u64::from(self.options.small_file_bytes);
                 let regular = o.asked != 0 && o.attr.kind() == FileKind::Regular && o.attr.size_bytes > 0;
                 let fh = super::handle(o);
-                let held = self.contents.has(&fh, o.version());
+                let near =
+                    o.until & LEASE != 0 && o.holds(when) && self.is_near_whole(&fh, o.attr.size_bytes);
+                let held = near || self.contents.has(&fh, o.version());
                 (small && regular && !held).then_some((fh, o.attr.size_bytes))
             });
             let Some(Some((fh, size))) = small else { continue };

@@ -58,6 +58,10 @@ counters! {
     batched_objects,
     /// Directories among them that were listed, with the attributes of all their entries.
     batched_listings,
+    /// Objects that were remembered over a restart.
+    recalled_objects,
+    /// Files remembered over a restart that were opened many in a question.
+    reopened_files,
     /// Small files fetched ahead of their use.
     prefetched_files,
     /// Their bytes.

@@ -139,6 +139,21 @@ impl Table {
         self.most_bytes / 2
     }
 
+    /// Numbers of all objects.
+    pub fn ids(&self) -> Vec<Id> {
+        let mut out = Vec::with_capacity(self.objects());
+        for (number, shard) in self.shards.iter().enumerate() {
+            let guard = shard.lock();
+            for i in 0..guard.len() as u32 {
+                let object = guard.at(i);
+                if object.live {
+                    out.push(Id { slot: i * SHARDS as u32 + number as u32, generation: object.generation });
+                }
+            }
+        }
+        out
+    }
+
     /// Number of an object.
     pub fn find(&self, fh: &Fh) -> Option<Id> {
         self.with(fh, |id, _| id)
@@ -180,6 +195,14 @@ impl Table {
             return None;
         }
         Some(self.act(&mut guard, shard, i, |_, object| f(object)))
+    }
+
+    /// Looks at the object of a number, if it is still the same, without using it.
+    pub fn peek_id<R>(&self, id: Id, f: impl FnOnce(&Object) -> R) -> Option<R> {
+        let guard = self.shards[id.slot as usize % SHARDS].lock();
+        let i = id.slot / SHARDS as u32;
+        let object = ((i as usize) < guard.len()).then(|| guard.at(i))?;
+        (object.live && object.generation == id.generation).then(|| f(object))
     }
 
     /// The object in a slot, whatever it is by now: for guesses.

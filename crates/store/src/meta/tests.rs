@@ -3,6 +3,7 @@
 mod histories;
 mod own;
 mod passing;
+mod recall;
 pub(crate) mod wire;
 
 use super::*;

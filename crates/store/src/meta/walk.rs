@@ -145,7 +145,7 @@ impl Meta {
         // A right that is only too old is proven again with the directory's attributes.
         let may = |when: &When| dir.rights(cred, Access::LOOKUP, when) == Some(Access::LOOKUP);
         let always = When { now: 0, ..when.any_age() };
-        if !may(when) && !may(&always) {
+        if !may(when) && !may(&always) && !dir.remembers(cred, Access::LOOKUP) {
             return Step::Unknown;
         }
         let Some(answer) = names.answer(self.table.hash(name.as_bytes()), name.as_bytes()) else {
@@ -219,7 +219,8 @@ impl Meta {
             if let Some(old) = known.again.filter(|_| !again && !exactly && when.fresh.is_none()) {
                 // Names that were known: their directories, and what was used with them, in one question.
                 again = true;
-                self.ask_again(cx, &old).await;
+                let opening = want.read_bytes > 0 || want.access.intersects(Access::READ | Access::EXECUTE);
+                self.ask_again(cx, &old, opening).await;
                 continue;
             }
             steps.extend(known.steps);

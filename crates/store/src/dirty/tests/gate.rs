@@ -241,6 +241,10 @@ macro_rules! pass_on {
                 self.below.getattr_many(cx, objects).await
             }
 
+            async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
+                self.below.prove_many(cx, objects, want).await
+            }
+
             async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max: u32) -> Starts {
                 self.below.read_many(cx, files, holder, max).await
             }

@@ -24,7 +24,13 @@ enum Op {
     StatAsUser(usize, usize),
     Getattr(usize, usize),
     List(usize),
-    Read { dir: usize, name: usize, fresh: bool, named: bool, pause_ms: u16 },
+    Read {
+        dir: usize,
+        name: usize,
+        fresh: bool,
+        named: bool,
+        pause_ms: u16,
+    },
     Write(usize, usize, u8),
     WriteNamed(usize, usize, u8),
     Create(usize, usize),
@@ -36,6 +42,10 @@ enum Op {
     Link((usize, usize), (usize, usize)),
     Chmod(usize, usize, bool),
     ChmodDir(usize, bool),
+    /// What is known is written down as it is, whatever is under way.
+    Remember,
+    /// The client's daemon ends, when nothing is under way, and another begins with what was written down last.
+    Restart,
 }
 
 #[derive(Debug, Clone)]
@@ -45,6 +55,8 @@ struct History {
     vague: bool,
     prefetch: bool,
     stateless: bool,
+    /// All bytes are said to be near.
+    near: bool,
     steps: Vec<(usize, Op)>,
 }
 
@@ -213,10 +225,43 @@ impl World {
     }
 }
 
+/// What a client's programs call: its daemon, and what of that would survive it.
+struct Machine {
+    meta: tokio::sync::RwLock<Option<Arc<Meta>>>,
+    saved: Mutex<Vec<Vec<u8>>>,
+    wire: Arc<Wire>,
+    make: Box<dyn Fn() -> Arc<Meta>>,
+}
+
+impl Machine {
+    async fn restart(&self) {
+        let mut meta = self.meta.write().await;
+        if meta.is_some() {
+            let new = (self.make)();
+            new.recall(&self.saved.lock());
+            *meta = Some(new);
+        }
+    }
+}
+
+/// Says that it has everything.
+struct Everything;
+
+impl Near for Everything {
+    fn has(&self, _: &Fh) -> bool {
+        true
+    }
+
+    fn has_all(&self, _: &Fh, _: u64) -> bool {
+        true
+    }
+}
+
 /// A program.
 struct Program {
     world: Arc<World>,
     client: usize,
+    machine: std::rc::Rc<Machine>,
     vfs: Arc<dyn Vfs>,
 }
 
@@ -262,6 +307,11 @@ impl Program {
     async fn run(&self, op: &Op) -> Option<()> {
         let (cx, call, v) = (root_cx(), self.world.begin(self.client), &self.vfs);
         match *op {
+            Op::Remember => {
+                let meta = self.machine.meta.try_read().ok()?.clone()?;
+                *self.machine.saved.lock() = meta.remember(1 << 20);
+            }
+            Op::Restart => self.machine.restart().await,
             Op::Wait(ms) => tokio::time::sleep(Duration::from_millis(ms.into())).await,
             Op::Stat(d, n) => drop(self.node(&cx, &call, d, n).await?),
             Op::StatAsUser(d, n) => {
@@ -448,7 +498,7 @@ async fn play(history: History) {
     chronicle.lock().note(look(&model, &top, None));
     tokio::time::advance(VALID * 2).await;
     let world = Arc::new(World { chronicle: chronicle.clone(), floors: Mutex::default(), top: top.clone() });
-    let mut clients: Vec<Arc<dyn Vfs>> = Vec::new();
+    let mut clients: Vec<std::rc::Rc<Machine>> = Vec::new();
     for client in 0..3 {
         let seed = Some(history.seed.wrapping_add(client).max(1));
         let wire = Wire::slow(model.clone(), seed, DELAY);
@@ -466,17 +516,33 @@ async fn play(history: History) {
             memory_bytes: history.memory,
             prefetch,
             stateless_opens: history.stateless,
+            fresh_opens: !history.near,
             ..options()
         };
-        clients.push(if client < 2 { Meta::new(wire, options, env()) } else { wire });
+        let (near, below) = (history.near, wire.clone());
+        let make = Box::new(move || {
+            let meta = Meta::new(below.clone(), options.clone(), env());
+            if near {
+                meta.keeper(Arc::new(Everything));
+            }
+            meta
+        });
+        let meta = tokio::sync::RwLock::new((client < 2).then(|| make()));
+        clients.push(std::rc::Rc::new(Machine { meta, saved: Mutex::default(), wire, make }));
     }
     let programs = (0..5).map(|program| {
         let client = [0, 0, 1, 1, 2][program];
-        let me = Program { world: world.clone(), client, vfs: clients[client].clone() };
+        let (world, machine) = (world.clone(), clients[client].clone());
         let ops: Vec<_> =
             history.steps.iter().filter(|(who, _)| *who == program).map(|(_, op)| op.clone()).collect();
         async move {
             for op in ops {
+                let daemon = machine.meta.read().await;
+                let known = daemon.clone().map(|meta| meta as Arc<dyn Vfs>);
+                let vfs = known.unwrap_or_else(|| machine.wire.clone());
+                let me = Program { world: world.clone(), client, machine: machine.clone(), vfs };
+                // Nobody calls a daemon that ends.
+                let _daemon = (!matches!(op, Op::Restart)).then_some(daemon);
                 MINE.scope(RefCell::default(), async {
                     me.run(&op).await;
                     MINE.with(|mine| me.world.end(me.client, &mine.borrow()));
@@ -517,19 +583,22 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (at.clone(), at.clone()).prop_map(|(a, b)| Op::Link(a, b)),
         1 => (d.clone(), n.clone(), any::<bool>()).prop_map(|(d, n, o)| Op::Chmod(d, n, o)),
         1 => (d, any::<bool>()).prop_map(|(d, o)| Op::ChmodDir(d, o)),
+        2 => Just(Op::Remember),
+        2 => Just(Op::Restart),
     ]
 }
 
 fn history() -> impl Strategy<Value = History> {
     let memory = prop_oneof![4 => Just(1usize << 20), 1 => Just(1500usize)];
-    let flags = any::<(bool, bool, bool)>();
+    let flags = any::<(bool, bool, bool, bool)>();
     (any::<u64>(), memory, flags, prop::collection::vec((0..5usize, op()), 5..60)).prop_map(
-        |(seed, memory, (vague, prefetch, stateless), steps)| History {
+        |(seed, memory, (vague, prefetch, stateless, near), steps)| History {
             seed,
             memory,
             vague,
             prefetch,
             stateless,
+            near,
             steps,
         },
     )

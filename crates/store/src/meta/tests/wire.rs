@@ -188,6 +188,8 @@ pass_on! {
     fn getattr(file: File<'_>) -> Result<Attrs>, |w, out, at| if let Ok(a) = out { stamp(w, a, at) };
     fn getattr_many(objects: &[Fh]) -> Vec<Result<Attrs>>,
         |w, out, at| out.iter_mut().flatten().for_each(|a| stamp(w, a, at));
+    fn prove_many(objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>>,
+        |w, out, at| out.iter_mut().flatten().for_each(|(a, _)| stamp(w, a, at));
     fn read_many(files: &[Fh], holder: Option<&Fh>, max: u32) -> Starts, |w, out, at| {
         out.files.iter_mut().flatten().for_each(|f| stamp(w, &mut f.attrs, at));
         out.holder.iter_mut().for_each(|a| stamp(w, a, at));

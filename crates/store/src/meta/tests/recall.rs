@@ -1,0 +1,198 @@
+//! What is remembered over a restart spares questions, and is told to nobody before the server has confirmed it.
+
+use super::*;
+
+/// Another daemon with what this one knew, on a wire of its own.
+fn restarted(l: &Lab, options: MetaOptions, near: Option<Arc<dyn Near>>) -> (Arc<Wire>, Arc<Meta>) {
+    let wire = Wire::new(l.model.clone());
+    let meta = Meta::new(wire.clone(), options, env());
+    if let Some(near) = near {
+        meta.keeper(near);
+    }
+    assert!(meta.recall(&l.meta.remember(1 << 20)) > 0);
+    (wire, meta)
+}
+
+struct All;
+
+impl Near for All {
+    fn has(&self, _: &Fh) -> bool {
+        true
+    }
+
+    fn has_all(&self, _: &Fh, _: u64) -> bool {
+        true
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_remembered_path_is_asked_about_as_a_whole_and_then_known() {
+    let l = lab().await;
+    tree(&l).await;
+    let before = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
+    walk(&*l.meta, &l.cx, &l.top, "a/b/c/g").await;
+    let (wire, meta) = restarted(&l, options(), None);
+    // Nothing is told before it was asked about.
+    assert!(meta.peek(&l.cx, Where { base: &l.top, path: &names("a/b/c/f") }).is_none());
+    assert!(meta.peek(&l.cx, Where { base: &l.top, path: &names("a/b/c/nothing") }).is_none());
+    let after = walk(&*meta, &l.cx, &l.top, "a/b/c/f").await;
+    assert_eq!(wire.take(), "getattr_many 1, prove_many 1");
+    assert_eq!(before.steps.last().unwrap().fh, after.steps.last().unwrap().fh);
+    // What was known beside it came with the same questions, and absent names are known again.
+    assert!(walk(&*meta, &l.cx, &l.top, "a/b/c/g").await.steps.len() == 4);
+    assert!(matches!(walk(&*meta, &l.cx, &l.top, "a/b/c/nothing").await.stop, Stop::Missing(_)));
+    assert_eq!(wire.take(), "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_changed_meanwhile_is_asked_for_anew() {
+    let l = lab().await;
+    tree(&l).await;
+    let trail = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
+    let (c, f) = (trail.steps[2].fh.clone(), trail.steps[3].fh.clone());
+    let pieces = l.meta.remember(1 << 20);
+    // Another file takes the name, and a new one comes.
+    let g = walk(&*l.meta, &l.cx, &l.top, "a/b/c/g").await.steps[3].fh.clone();
+    l.model.rename(&l.cx, (&c, &name("g")), (&c, &name("f")), None, RenameFlags::empty()).await.unwrap();
+    make_file(&*l.model, &l.cx, &c, "new", "three").await;
+    let meta = Meta::new(Wire::new(l.model.clone()), options(), env());
+    assert!(meta.recall(&pieces) > 0);
+    let now = walk(&*meta, &l.cx, &l.top, "a/b/c/f").await;
+    assert_eq!(now.steps[3].fh, g);
+    assert_ne!(now.steps[3].fh, f);
+    assert_eq!(walk(&*meta, &l.cx, &l.top, "a/b/c/new").await.steps.len(), 4);
+    assert!(matches!(walk(&*meta, &l.cx, &l.top, "a/b/c/g").await.stop, Stop::Missing(_)));
+}
+
+/// A server with a file below a directory of this mode. Two of them differ in nothing else, not even in `change`.
+async fn server(bits: u32) -> (Arc<Model>, Fh) {
+    let model = Arc::new(Model::new(env(), VALID, 1 << 40));
+    let cx = root_cx();
+    let top = model.root(&cx).await.unwrap().fh;
+    let dir = model.mkdir(&cx, &top, &name("p"), &mode(bits)).await.unwrap().node.fh;
+    make_file(&*model, &cx, &dir, "f", "secret").await;
+    (model, top)
+}
+
+#[tokio::test(start_paused = true)]
+async fn remembered_rights_are_asked_for_and_nobody_elses_are_used() {
+    let (model, top) = server(0o755).await;
+    tokio::time::advance(Duration::from_secs(100)).await;
+    let (may, other) = (user(7), user(8));
+    let meta = Meta::new(Wire::new(model.clone()), options(), env());
+    assert_eq!(walk(&*meta, &may, &top, "p/f").await.steps.len(), 2);
+    let pieces = meta.remember(1 << 20);
+    let wire = Wire::new(model.clone());
+    let meta = Meta::new(wire.clone(), options(), env());
+    assert!(meta.recall(&pieces) > 0);
+    // A user that was never here walks as always.
+    assert_eq!(walk(&*meta, &other, &top, "p/f").await.steps.len(), 2);
+    assert_eq!(wire.take(), "walk 1");
+    // He who was is not believed either: his rights are asked for.
+    assert_eq!(walk(&*meta, &may, &top, "p/f").await.steps.len(), 2);
+    let asked = wire.take();
+    assert!(asked.contains("prove_many 1"), "{asked}");
+    // What the server says now counts, even where `change` tells no difference.
+    let (strict, strict_top) = server(0o700).await;
+    assert_eq!(strict_top, top);
+    tokio::time::advance(Duration::from_secs(100)).await;
+    let meta = Meta::new(Wire::new(strict.clone()), options(), env());
+    assert!(meta.recall(&pieces) > 0);
+    let trail = walk(&*meta, &may, &top, "p/f").await;
+    assert_eq!(trail.steps.len(), 1, "{trail:?}");
+    assert!(matches!(trail.stop, Stop::Failed(_)));
+    assert!(meta.peek(&may, Where { base: &top, path: &names("p/f") }).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn remembered_files_are_opened_together_where_that_brings_leases() {
+    let l = lab().await;
+    tree(&l).await;
+    for file in ["f", "g"] {
+        walk(&*l.meta, &l.cx, &l.top, &format!("a/b/c/{file}")).await;
+    }
+    let (wire, meta) = restarted(&l, options(), Some(Arc::new(All)));
+    wire.lease(true);
+    let c = walk(&*meta, &l.cx, &l.top, "a/b/c/f").await.steps[2].fh.clone();
+    assert_eq!(wire.take(), "getattr_many 1, prove_many 1, read_many 1".replace("getattr_many 1, ", ""));
+    tokio::time::advance(Duration::from_secs(5)).await;
+    for file in ["f", "g"] {
+        let cx = l.cx.fresh(Instant::now());
+        let opened = meta.open(&cx, Where::name(&c, &name(file)), &OpenHow { first_bytes: 0, ..READ }).await;
+        let asked = wire.take();
+        // The bytes come from the layer below, in an open that costs nothing there.
+        assert!(opened.is_ok() && (asked.is_empty() || asked == "open 1"), "{asked}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_remembered_directory_is_listed_after_one_question_about_its_entries() {
+    let l = lab().await;
+    tree(&l).await;
+    let c = walk(&*l.meta, &l.cx, &l.top, "a/b/c").await.steps[2].fh.clone();
+    let list = async |meta: &Meta| {
+        let page = meta.readdir(&l.cx, &c, 0, [0; 8], 4096, true).await.unwrap();
+        assert!(page.eof);
+        let mut all: Vec<_> = page.entries.into_iter().map(|e| (e.name, e.node.unwrap().fh)).collect();
+        all.sort();
+        all
+    };
+    let before = list(&l.meta).await;
+    assert_eq!(before.len(), 2);
+    let (wire, meta) = restarted(&l, options(), None);
+    walk(&*meta, &l.cx, &l.top, "a/b/c").await;
+    wire.take();
+    assert_eq!(list(&meta).await, before);
+    assert!(wire.total() <= 2);
+    assert_eq!(list(&meta).await, before);
+    assert_eq!(wire.total(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ten_thousand_files_are_confirmed_in_a_few_dozen_questions() {
+    let l = lab().await;
+    for d in 0..100 {
+        let dir = make_dir(&*l.model, &l.cx, &l.top, &format!("d{d}")).await;
+        for f in 0..100 {
+            l.model
+                .mknod(&l.cx, &dir, &name(&format!("f{f}")), &Special::Regular, &mode(0o644))
+                .await
+                .unwrap();
+        }
+    }
+    tokio::time::advance(Duration::from_secs(100)).await;
+    let all: Vec<_> = (0..100).flat_map(|d| (0..100).map(move |f| format!("d{d}/f{f}"))).collect();
+    for path in &all {
+        assert_eq!(walk(&*l.meta, &l.cx, &l.top, path).await.steps.len(), 2);
+    }
+    let options = MetaOptions { memory_bytes: 64 << 20, ..options() };
+    let (wire, meta) = restarted_all(&l, options);
+    for path in &all {
+        assert_eq!(walk(&*meta, &l.cx, &l.top, path).await.steps.len(), 2);
+    }
+    let questions = wire.total();
+    assert!(questions <= 24, "{questions}");
+}
+
+fn restarted_all(l: &Lab, options: MetaOptions) -> (Arc<Wire>, Arc<Meta>) {
+    let wire = Wire::new(l.model.clone());
+    let meta = Meta::new(wire.clone(), options, env());
+    assert!(meta.recall(&l.meta.remember(64 << 20)) > 10_000);
+    (wire, meta)
+}
+
+#[tokio::test(start_paused = true)]
+async fn pieces_that_are_missing_or_damaged_cost_questions_only() {
+    let l = lab().await;
+    tree(&l).await;
+    walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
+    let pieces = l.meta.remember(1 << 20);
+    for cut in 0..pieces[1].len() {
+        let mut torn = pieces.clone();
+        torn[1].truncate(cut);
+        let meta = Meta::new(Wire::new(l.model.clone()), options(), env());
+        meta.recall(&torn);
+        let trail = meta.walk(&l.cx, Where { base: &l.top, path: &names("a/b/c/f") }, Want::default()).await;
+        assert_eq!(trail.unwrap().steps.len(), 4);
+    }
+}
