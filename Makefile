@@ -8,7 +8,7 @@ FUZZ_SECONDS ?= 60
 SOAK_HOURS ?= 8
 CRASHES ?= 1000
 
-.PHONY: demo test check unit quick test-lab soak crashes crashes-serve bench bench-meta fuzz install uninstall build packages toolchain deny
+.PHONY: demo test check unit quick test-lab soak crashes crashes-serve bench bench-meta bench-serve fuzz install uninstall build packages toolchain deny
 
 # Needs nothing but a compiler and FUSE.
 demo: toolchain
@@ -58,6 +58,11 @@ bench: packages build
 bench-meta: packages build
 	$(CARGO) build --release -p hither-fuse --example mount_model
 	lab/bench.sh meta $(META)
+
+# NFSv3 servers side by side: nfs-ganesha, hither serve, and with a journal; JSON lines.
+bench-serve: packages build
+	lab/bench-serve.sh sync --kinds write,commit,create,remove
+	lab/bench-serve.sh nhfsstone
 
 fuzz: toolchain
 	fuzz/run-all $(FUZZ_SECONDS)
