@@ -118,7 +118,9 @@ impl Disk {
             Fill::Idle => self.is_quiet(),
             Fill::Rate(_) => true,
         };
-        now && self.may_store()
+        // What the cleaner would have to make room for is not worth it.
+        let room = || self.shelf().is_some_and(|shelf| shelf.size().1 < self.options.soft_bytes);
+        now && self.may_store() && room()
     }
 
     /// An open ended: perhaps its file is worth completing.
