@@ -53,12 +53,7 @@ impl Served {
     /// A line for the user; what was served before is as it was.
     pub fn load(&mut self) -> Result<Table, Failure> {
         let exports = self.exports()?;
-        let journal = self.journal();
-        if journal.is_some() && exports.entries.len() != 1 {
-            return Err(Failure::usage(
-                "--journal is for one exported directory: serve each with a journal of its own, on ports of their own",
-            ));
-        }
+        self.check_journal(&exports)?;
         let (mut specs, mut open, mut lines) = (Vec::new(), BTreeMap::new(), Vec::new());
         for entry in &exports.entries {
             let dir = self.directory(entry);
@@ -133,6 +128,25 @@ impl Served {
                 fs::canonicalize(dir).unwrap_or_else(|_| dir.clone())
             }
             _ => PathBuf::from(OsStr::from_bytes(&entry.path)),
+        }
+    }
+
+    /// A journal is for one directory, and out of its clients' reach.
+    fn check_journal(&self, exports: &Exports) -> Result<(), Failure> {
+        let Some(journal) = self.journal() else { return Ok(()) };
+        let [entry] = &exports.entries[..] else {
+            return Err(Failure::usage(
+                "--journal is for one exported directory: serve each with a journal of its own, on ports of their own",
+            ));
+        };
+        let place = journal.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let (place, dir) = (fs::canonicalize(place), fs::canonicalize(self.directory(entry)));
+        match (place, dir) {
+            (Ok(place), Ok(dir)) if place.starts_with(&dir) => Err(Failure::usage(format!(
+                "{}: the journal is in the directory that is served, where clients could change it: name a file elsewhere",
+                journal.path.display()
+            ))),
+            _ => Ok(()),
         }
     }
 
@@ -271,6 +285,22 @@ mod tests {
             let line = served(args).exports().unwrap_err().line;
             assert!(line.contains(word), "{line}");
         }
+    }
+
+    #[test]
+    fn a_journal_is_for_one_directory_and_not_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (at, inside) = (dir.path().to_str().unwrap(), dir.path().join("journal"));
+        let wrong = |args: &[&str]| {
+            let served = served(args);
+            served.check_journal(&served.exports().unwrap()).map_err(|e| e.line)
+        };
+        let line = wrong(&[at, "--journal", inside.to_str().unwrap()]).unwrap_err();
+        assert!(line.contains("in the directory that is served"), "{line}");
+        let two = ["--export", "/a *(rw)", "--export", "/b *(rw)", "--journal", "/var/tmp/j"];
+        assert!(wrong(&two).unwrap_err().contains("one exported directory"));
+        assert_eq!(wrong(&[at, "--journal", "/no-such-place/j"]), Ok(()));
+        assert_eq!(wrong(&[at]), Ok(()));
     }
 
     #[test]
