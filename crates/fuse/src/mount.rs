@@ -49,6 +49,8 @@ pub struct Config {
     pub close_to_open: bool,
     /// Nothing ever changes: files that are wholly on the local disk are read by the kernel itself, where it knows how.
     pub passthrough: bool,
+    /// close(2) returns when what was written is on stable storage, or says why it is not.
+    pub close_waits: bool,
     /// How long an interrupted call goes on waiting when its program handles the signal (SIGINT and the like) itself.
     pub interrupt_patience: Duration,
 }
@@ -69,6 +71,7 @@ impl Default for Config {
             hints: true,
             first_bytes: 64 << 10,
             close_to_open: true,
+            close_waits: true,
             passthrough: false,
             interrupt_patience: Duration::from_secs(5),
         }

@@ -27,6 +27,8 @@ pub enum Command {
     Umount(UmountArgs),
     /// Show what a mount has asked of its server, and how fast it answered
     Stat(StatArgs),
+    /// Wait until everything that was written on a mount is at the server
+    Sync(MountSyncArgs),
     /// Measure a server, the way to it and this machine, and say what to change
     Doctor(DoctorArgs),
     /// Serve a directory of this machine to NFS clients (versions 3, 4.1 and 4.2)
@@ -111,6 +113,16 @@ pub struct StatArgs {
     /// Show again every N seconds, until interrupted; as text what was added since
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub watch: Option<u64>,
+}
+
+/// `hither sync`.
+#[derive(Debug, Args, Clone)]
+pub struct MountSyncArgs {
+    /// A directory of the mount
+    pub dir: PathBuf,
+    /// Seconds to wait; what is not sent by then is sent all the same
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout: u64,
 }
 
 /// `hither doctor`.

@@ -40,6 +40,11 @@ pub enum Ask {
     Mountstats,
     /// Something about the disk cache.
     Cache(CacheAsk),
+    /// Everything written is to be at the server, within so many seconds: `{}`, or `unsent` with the reason why not.
+    Sync {
+        /// Seconds to wait at most.
+        within_s: u64,
+    },
 }
 
 /// What can be asked of a disk cache. Paths are relative to the mount point.
@@ -192,7 +197,11 @@ pub fn ask(dev: (u32, u32), dir: &str, what: Ask) -> Result<serde_json::Value, F
 
 fn exchange(mut stream: UnixStream, what: Ask) -> io::Result<Reply> {
     // Looking through a cache takes as long as it takes.
-    stream.set_read_timeout(if matches!(what, Ask::Cache(_)) { None } else { Some(ANSWER_WITHIN) })?;
+    stream.set_read_timeout(match what {
+        Ask::Cache(_) => None,
+        Ask::Sync { within_s } => Some(Duration::from_secs(within_s) + ANSWER_WITHIN),
+        Ask::Stat | Ask::Mountstats => Some(ANSWER_WITHIN),
+    })?;
     stream.set_write_timeout(Some(ANSWER_WITHIN))?;
     let mut request = serde_json::to_vec(&Request { version: VERSION, ask: what })?;
     request.push(b'\n');

@@ -164,6 +164,7 @@ fn answer(teller: Arc<Teller>, dir: &Path) -> Answer {
                     Ok(serde_json::Value::String(teller.mountstats(flags)))
                 }
                 Ask::Cache(ask) => teller.cache(ask).await,
+                Ask::Sync { within_s } => Ok(teller.sync(Duration::from_secs(within_s)).await),
             }
         })
     })

@@ -1,4 +1,4 @@
-//! The hither binary: `hither mount`, `umount`, `stat`, `cache` and `serve`, and the helpers `mount.hither` and
+//! The hither binary: `hither mount`, `umount`, `stat`, `sync`, `cache` and `serve`, and the helpers `mount.hither` and
 //! `umount.hither` of mount(8).
 //!
 //! Architecture Invariant: only this crate sees the client and FUSE at once; what it stacks is in
@@ -23,6 +23,7 @@ mod serve;
 mod source;
 mod stack;
 mod stat;
+mod sync;
 mod umount;
 
 use clap::{CommandFactory, FromArgMatches};
@@ -81,6 +82,7 @@ fn main_command() -> ExitCode {
             Command::Mount(args) => mount::run(args, "hither"),
             Command::Umount(args) => umount::run(args),
             Command::Stat(args) => stat::run(args),
+            Command::Sync(args) => sync::run(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Serve(args) => serve::run(args),
             Command::Cache(args) => cache::run(&args.what),

@@ -161,6 +161,8 @@ pub struct Wanted {
     pub dirty_max_bytes: u64,
     /// `dirty-age=`.
     pub dirty_age: Duration,
+    /// `close=lazy`.
+    pub lazy_close: bool,
     /// `cache` and its details.
     pub cache: Cache,
     /// `rdirplus`.
@@ -216,6 +218,7 @@ impl Default for Wanted {
             meta_cache_bytes: 256 << 20,
             dirty_max_bytes: 256 << 20,
             dirty_age: Duration::from_secs(5),
+            lazy_close: false,
             cache: Cache::default(),
             readdirplus: true,
             metrics: None,

@@ -127,6 +127,7 @@ impl Client {
         };
         let dirty = DirtyOptions {
             write_through: w.sync,
+            lazy_close: w.lazy_close,
             wsize_bytes: connected.wsize_bytes,
             dirty_age: w.dirty_age,
             dirty_max_bytes: w.dirty_max_bytes,
@@ -235,6 +236,7 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         max_io_bytes: largest & !4095,
         hints: job.wanted.chains,
         close_to_open: job.wanted.close_to_open,
+        close_waits: !job.wanted.lazy_close,
         passthrough: client.disk.is_some() && job.wanted.is_frozen(),
         ..hither_fuse::Config::default()
     };
@@ -309,6 +311,21 @@ impl Teller {
             Some(disk) => cache::answer(disk, ask).await,
             None => Err("it is mounted without a disk cache: mount it with -o cache".into()),
         }
+    }
+
+    /// Waits until everything written is at the server.
+    pub async fn sync(&self, within: Duration) -> serde_json::Value {
+        let unsent = match tokio::time::timeout(within, self.dirty.sync()).await {
+            Ok(Ok(())) => return serde_json::json!({}),
+            Ok(Err(e)) => e.to_string(),
+            Err(_) => format!("it did not take it within {} s", within.as_secs()),
+        };
+        let left = self.dirty.stats();
+        let kept = match left.dirty_bytes {
+            0 => String::new(),
+            bytes => format!("; {bytes} bytes of {} files are kept and tried again", left.dirty_files),
+        };
+        serde_json::json!({ "unsent": unsent + &kept })
     }
 
     fn layers(&self) -> BTreeMap<String, Counters> {

@@ -75,6 +75,33 @@ fn close_and_fsync_mean_the_server() {
     }
 }
 
+/// Waiting for no server at close: another client sees it when the first one was told to sync, or after `dirty-age`; fsync waits.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn a_lazy_close_and_sync() {
+    let ganesha = Ganesha::start();
+    for version in VERSIONS {
+        let two = Two::mount(&ganesha, &format!("vers={version},close=lazy,dirty-age=600"));
+        let file = |what: &str| format!("{what}{version}");
+        std::fs::write(two.a.join(file("lazy")), "later").unwrap();
+        assert_eq!(std::fs::read(ganesha.export(&file("lazy"))).unwrap(), b"", "close has not waited");
+        assert_eq!(read(&two.a.join(file("lazy"))), "later");
+        let mut synced = File::create(two.a.join(file("synced"))).unwrap();
+        synced.write_all(b"now").unwrap();
+        synced.sync_all().unwrap();
+        assert_eq!(std::fs::read(ganesha.export(&file("synced"))).unwrap(), b"now");
+        std::fs::write(two.a.join(file("removed")), "never").unwrap();
+        std::fs::remove_file(two.a.join(file("removed"))).unwrap();
+        run(Command::new(HITHER).arg("sync").arg(&two.a)).ok();
+        assert_eq!(std::fs::read(ganesha.export(&file("lazy"))).unwrap(), b"later");
+        assert_eq!(read(&two.b.join(file("lazy"))), "later");
+        std::fs::write(two.a.join(file("last")), "at umount").unwrap();
+        drop(synced);
+        two.unmount();
+        assert_eq!(std::fs::read(ganesha.export(&file("last"))).unwrap(), b"at umount");
+    }
+}
+
 /// An open shows what another client closed before it, even when attributes and pages are cached.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]

@@ -29,6 +29,8 @@
 //! whose own try fails always says so. While bytes are kept like that, writes fail with the same error and take nothing, so
 //! that a full server looks full.
 //!
+//! **Lazy closes** (`lazy_close`): a close leaves what is not sent yet to age, and tells what is known to be wrong; see `lazy.rs`.
+//!
 //! **What is shown.** Size: the larger of the server's and the end of what is here. Times, while something is here: the
 //! moment of the last write by the local clock, valid for one answer only; the server will give its own. A question for
 //! the attributes of a file with little dirty data (`stat_flush_bytes`) therefore sends it first, at most once in
@@ -40,11 +42,13 @@
 //! open after own data was sent is shown a different value than before: pages read earlier are not trusted
 //! by it. (Under a lease nobody else can write, and the value stays.)
 
+mod alone;
 mod errors;
 mod extents;
 mod file;
 mod finish;
 mod flush;
+mod lazy;
 mod owed;
 mod pay;
 mod questions;
@@ -76,6 +80,8 @@ use tokio::sync::{Notify, Semaphore};
 pub struct DirtyOptions {
     /// Nothing is delayed: every call goes straight on (`sync`).
     pub write_through: bool,
+    /// Closing a file does not wait until it is sent (`close=lazy`).
+    pub lazy_close: bool,
     /// Bytes of one WRITE, at most; a chunk of them is sent at once.
     pub wsize_bytes: u32,
     /// Age at which bytes are sent by themselves.
@@ -100,6 +106,7 @@ impl Default for DirtyOptions {
     fn default() -> Self {
         Self {
             write_through: false,
+            lazy_close: false,
             wsize_bytes: 1 << 20,
             dirty_age: Duration::from_secs(5),
             dirty_max_bytes: 256 << 20,

@@ -247,7 +247,12 @@ impl Call {
 
     pub(super) async fn flush(&self, fh: u64, lock_owner: u64) -> Result<Answer> {
         let file = self.file(fh)?;
-        let result = if file.access.contains(OpenAccess::WRITE) { self.commit(&file).await } else { Ok(()) };
+        let writes = file.access.contains(OpenAccess::WRITE);
+        let result = match (writes, self.session.config.close_waits) {
+            (false, _) => Ok(()),
+            (true, true) => self.commit(&file).await,
+            (true, false) => file.inode.take_error().map_or(Ok(()), Err),
+        };
         let owner = LockOwner { id: lock_owner, flock: false };
         file.lockers.lock().remove(&owner);
         if file.inode.drop_lock_owner(owner) {

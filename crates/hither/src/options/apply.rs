@@ -380,6 +380,15 @@ pub fn dirty_age(w: &mut Wanted, value: &str) -> Done {
     Ok(())
 }
 
+pub fn close(w: &mut Wanted, value: &str) -> Done {
+    w.lazy_close = match value {
+        "wait" => false,
+        "lazy" => true,
+        _ => return Err("expected 'close=wait' or 'close=lazy'".into()),
+    };
+    Ok(())
+}
+
 pub fn rdirplus(w: &mut Wanted, value: &str) -> Done {
     w.readdirplus = match value {
         "" | "force" => true,

@@ -233,6 +233,8 @@ pub const OPTIONS: &[Def] = &[
         .help("bytes written here that wait to be sent; writers wait beyond that"),
     valued("dirty-age", "SECONDS", "5", Latency, apply::dirty_age)
         .help("time after which written bytes are sent even when nobody asks"),
+    valued("close", "HOW", "wait", Latency, apply::close)
+        .help("wait (close returns when everything is on stable storage) or lazy (it is sent up to dirty-age later: a crash loses it, others see it late)"),
     // The disk cache.
     keyword("cache", Disk, apply::cache)
         .optional("DIR")

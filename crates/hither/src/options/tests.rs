@@ -214,9 +214,14 @@ fn consistency_sets_the_times_of_nfs5() {
 
 #[test]
 fn sizes_have_units() {
-    let w = parse("meta-cache-size=64M,dirty-max=1g,dirty-age=9,chain-max=12,prefetch=off,nochain").unwrap();
+    let w =
+        parse("meta-cache-size=64M,dirty-max=1g,dirty-age=9,close=lazy,chain-max=12,prefetch=off,nochain")
+            .unwrap();
     assert_eq!((w.meta_cache_bytes, w.dirty_max_bytes), (64 << 20, 1 << 30));
     assert_eq!((w.dirty_age, w.chain_max), (Duration::from_secs(9), Some(12)));
+    assert!(
+        w.lazy_close && !parse("close=lazy,close=wait").unwrap().lazy_close && parse("close=soon").is_err()
+    );
     assert!(!w.prefetch && !w.chains);
     for bad in
         ["meta-cache-size=1", "meta-cache-size=99999999999G", "dirty-max=-1", "dirty-max=2Q", "chain-max=0"]

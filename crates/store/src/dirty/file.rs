@@ -59,6 +59,8 @@ pub(super) struct State {
     pub unstable: bool,
     /// Place in the queue that looks after age.
     pub queued: Option<Place>,
+    /// Opens that were closed before everything was sent.
+    pub lazy: usize,
     /// What became of its names.
     pub names: Names,
     /// No longer in the layer's table: look it up again.
@@ -103,6 +105,7 @@ impl File {
             stable: false,
             unstable: false,
             queued: None,
+            lazy: 0,
             names: Names::Some,
             forgotten: false,
             asked: None,
@@ -152,7 +155,11 @@ impl State {
 
     /// There is nothing to remember about the file.
     pub fn is_idle(&self) -> bool {
-        self.workers == 0 && self.is_settled() && self.errors.is_idle() && self.view.through == 0
+        self.workers == 0
+            && self.lazy == 0
+            && self.is_settled()
+            && self.errors.is_idle()
+            && self.view.through == 0
     }
 
     /// Whether an answer that was just shown ([`State::show`]) is the whole truth: nothing of ours is here, under

@@ -35,6 +35,7 @@ pub(super) struct Counters {
     pub bytes_out: AtomicU64,
     pub writes_failed: AtomicU64,
     pub finishes: AtomicU64,
+    pub lazy_closes: AtomicU64,
     pub attributes_merged: AtomicU64,
     pub bytes_dropped: AtomicU64,
     pub bytes_unsent: AtomicU64,
@@ -67,6 +68,7 @@ impl Counters {
             bytes_out: n(&self.bytes_out),
             writes_failed: n(&self.writes_failed),
             finishes: n(&self.finishes),
+            lazy_closes: n(&self.lazy_closes),
             attributes_merged: n(&self.attributes_merged),
             bytes_dropped: n(&self.bytes_dropped),
             bytes_unsent: n(&self.bytes_unsent),
@@ -109,6 +111,8 @@ pub struct DirtyStats {
     pub writes_failed: u64,
     /// Files finished in one call: all bytes that were left, and attributes.
     pub finishes: u64,
+    /// Opens that were closed before everything was sent (`close=lazy`).
+    pub lazy_closes: u64,
     /// Changes of attributes that went with written bytes.
     pub attributes_merged: u64,
     /// Bytes dropped after an error, which was reported.

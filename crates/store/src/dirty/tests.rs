@@ -4,6 +4,7 @@ mod failures;
 mod finish;
 mod gate;
 mod histories;
+mod lazy;
 mod order;
 mod registers;
 

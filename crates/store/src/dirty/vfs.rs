@@ -2,6 +2,7 @@
 //!
 //! It knows nothing of how bytes are kept and sent.
 
+use super::alone::{First, Order, Through};
 use super::file::{File as Delayed, Names, Origin};
 use super::flush::Room;
 use super::stats::{Counters, Reason};
@@ -16,95 +17,7 @@ use tokio::time::Instant;
 /// Largest offset of a byte in a file.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
-/// A change on its way to the layer below that is no delayed write; ends when dropped.
-struct Through<'a>(&'a Delayed);
-
-impl<'a> Through<'a> {
-    fn new(file: &'a Delayed) -> Self {
-        file.state.lock().view.through += 1;
-        Self(file)
-    }
-}
-
-impl Drop for Through<'_> {
-    fn drop(&mut self) {
-        let mut s = self.0.state.lock();
-        s.view.through -= 1;
-        s.view.changed(Instant::now(), 0, None, false);
-    }
-}
-
-/// Nothing from an offset on is sent for as long as this lives.
-struct Hold<'a>(&'a Delayed);
-
-impl<'a> Hold<'a> {
-    fn new(file: &'a Delayed, from_bytes: u64) -> Self {
-        file.state.lock().hold_from = from_bytes;
-        Self(file)
-    }
-}
-
-impl Drop for Hold<'_> {
-    fn drop(&mut self) {
-        self.0.state.lock().hold_from = u64::MAX;
-    }
-}
-
-/// How a call stands to the file's delayed writes.
-#[derive(Clone, Copy)]
-struct Order {
-    /// Whether everything is sent before.
-    flush: First,
-    /// What lies from here on becomes void.
-    cut: Option<u64>,
-}
-
-/// Whether delayed writes are sent before a call.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum First {
-    /// No.
-    No,
-    /// As far as possible; what cannot be sent is told by fsync or close.
-    Try,
-    /// The call is about bytes: it fails when they cannot be sent.
-    Must,
-}
-
 impl Dirty {
-    /// Runs a call that no write may overtake or fall behind.
-    async fn alone<T>(
-        &self,
-        file: &Arc<Delayed>,
-        order: Order,
-        call: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
-        let _gate = file.gate.write().await;
-        if order.flush != First::No {
-            let flushed = self.flush(file, Reason::Order, true).await;
-            if order.flush == First::Must {
-                flushed?;
-            }
-        }
-        let mut hold = None;
-        if let Some(size) = order.cut {
-            hold = Some(Hold::new(file, size));
-            file.when(|s| (!s.extents.is_flying_from(size)).then_some(())).await;
-        }
-        let through = Through::new(file);
-        let outcome = call.await;
-        drop(through);
-        if let (Some(size), Ok(_)) = (order.cut, &outcome) {
-            self.with(file, |s| s.extents.cut(size));
-        }
-        if order.cut.is_some() || order.flush == First::Must {
-            file.state.lock().owed.modified();
-        }
-        if hold.take().is_some() {
-            self.pump(file);
-        }
-        outcome
-    }
-
     async fn write_delayed(
         &self,
         cx: &Cx,
@@ -328,7 +241,7 @@ impl Dirty {
     }
 
     /// Whether a file whose name was removed here has none left. Asked once, of the authority.
-    async fn is_nameless(&self, cx: &Cx, file: &Delayed, open: OpenId) -> bool {
+    pub(super) async fn is_nameless(&self, cx: &Cx, file: &Delayed, open: OpenId) -> bool {
         match file.state.lock().names {
             Names::Some => return false,
             Names::None => return true,
@@ -376,6 +289,7 @@ impl Dirty {
             s.errors.close(open);
             told
         };
+        file.changed.notify_waiters();
         let closed = self.below.close(cx, &file.fh, open).await;
         self.tidy(file);
         flushed.and(told).and(closed)
@@ -384,6 +298,7 @@ impl Dirty {
     fn lost_a_name(&self, target: Option<&Fh>) {
         if let Some(file) = target.and_then(|fh| self.known(fh)) {
             file.state.lock().names = Names::OneLess;
+            file.changed.notify_waiters();
         }
     }
 
@@ -544,6 +459,9 @@ impl Vfs for Dirty {
         };
         if settled {
             return self.close_clean(cx, &file, open, Ok(())).await;
+        }
+        if self.options.lazy_close {
+            return self.close_lazily(cx, &file, open);
         }
         detached(cx, self.this().close_dirty(Cx::new(cx.cred.clone()), file, open)).await
     }

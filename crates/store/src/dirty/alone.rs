@@ -1,0 +1,100 @@
+//! Calls that no delayed write may overtake or fall behind.
+//!
+//! It knows nothing of what they do. Writes wait outside for as long as one runs; what it makes void is held back and dropped.
+
+use super::Dirty;
+use super::file::File as Delayed;
+use super::stats::Reason;
+use hither_vfs::Result;
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// A change on its way to the layer below that is no delayed write; ends when dropped.
+pub(super) struct Through<'a>(&'a Delayed);
+
+impl<'a> Through<'a> {
+    pub fn new(file: &'a Delayed) -> Self {
+        file.state.lock().view.through += 1;
+        Self(file)
+    }
+}
+
+impl Drop for Through<'_> {
+    fn drop(&mut self) {
+        let mut s = self.0.state.lock();
+        s.view.through -= 1;
+        s.view.changed(Instant::now(), 0, None, false);
+    }
+}
+
+/// Nothing from an offset on is sent for as long as this lives.
+struct Hold<'a>(&'a Delayed);
+
+impl<'a> Hold<'a> {
+    fn new(file: &'a Delayed, from_bytes: u64) -> Self {
+        file.state.lock().hold_from = from_bytes;
+        Self(file)
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().hold_from = u64::MAX;
+    }
+}
+
+/// How a call stands to the file's delayed writes.
+#[derive(Clone, Copy)]
+pub(super) struct Order {
+    /// Whether everything is sent before.
+    pub flush: First,
+    /// What lies from here on becomes void.
+    pub cut: Option<u64>,
+}
+
+/// Whether delayed writes are sent before a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum First {
+    /// No.
+    No,
+    /// As far as possible; what cannot be sent is told by fsync or close.
+    Try,
+    /// The call is about bytes: it fails when they cannot be sent.
+    Must,
+}
+
+impl Dirty {
+    /// Runs a call that no write may overtake or fall behind.
+    pub(super) async fn alone<T>(
+        &self,
+        file: &Arc<Delayed>,
+        order: Order,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let _gate = file.gate.write().await;
+        if order.flush != First::No {
+            let flushed = self.flush(file, Reason::Order, true).await;
+            if order.flush == First::Must {
+                flushed?;
+            }
+        }
+        let mut hold = None;
+        if let Some(size) = order.cut {
+            hold = Some(Hold::new(file, size));
+            file.when(|s| (!s.extents.is_flying_from(size)).then_some(())).await;
+        }
+        let through = Through::new(file);
+        let outcome = call.await;
+        drop(through);
+        if let (Some(size), Ok(_)) = (order.cut, &outcome) {
+            self.with(file, |s| s.extents.cut(size));
+        }
+        if order.cut.is_some() || order.flush == First::Must {
+            file.state.lock().owed.modified();
+        }
+        if hold.take().is_some() {
+            self.pump(file);
+        }
+        outcome
+    }
+}

@@ -1,0 +1,103 @@
+//! Closes that do not wait (`close=lazy`), and waiting for everything.
+
+use super::*;
+
+async fn stack() -> Stack {
+    Stack::new(DirtyOptions { lazy_close: true, ..DirtyOptions::default() }).await
+}
+
+async fn long() {
+    tokio::time::sleep(3 * DirtyOptions::default().dirty_age).await;
+}
+
+/// A close waits for nothing, the bytes stay readable, and go when they are old enough; the open below ends after them.
+#[tokio::test(start_paused = true)]
+async fn a_lazy_close_waits_for_nothing() {
+    let s = stack().await;
+    let f = s.open("f").await;
+    s.write(&f, 0, "later").await.unwrap();
+    s.close(&f).await.unwrap();
+    settle().await;
+    assert_eq!((s.gate.calls("write"), s.gate.calls("close")), (0, 0));
+    let again = s.open("f").await;
+    assert_eq!(s.read(&again, 0, 10).await, b"later");
+    s.close(&again).await.unwrap();
+    long().await;
+    assert_eq!(s.below(&f.0).await, b"later");
+    let log = s.gate.log();
+    let at = |op: &str| log.iter().position(|o| o == op);
+    assert!(at("write").unwrap() < at("close").unwrap());
+    assert_eq!(s.gate.calls("close"), 2);
+    assert!(s.dirty.files.read().is_empty());
+    assert_eq!(s.dirty.stats().lazy_closes, 2);
+}
+
+/// `sync` returns when everything is there, closed or not.
+#[tokio::test(start_paused = true)]
+async fn sync_waits_for_everything() {
+    let s = stack().await;
+    let (a, b) = (s.open("a").await, s.open("b").await);
+    s.write(&a, 0, "aaa").await.unwrap();
+    s.write(&b, 0, "bbb").await.unwrap();
+    s.close(&a).await.unwrap();
+    s.dirty.sync().await.unwrap();
+    assert_eq!((s.below(&a.0).await, s.below(&b.0).await), (b"aaa".to_vec(), b"bbb".to_vec()));
+    s.close(&b).await.unwrap();
+}
+
+/// A full server is tried until there is room, with nobody waiting; `sync` says that it is full.
+#[tokio::test(start_paused = true)]
+async fn a_full_server_gets_it_later() {
+    let s = stack().await;
+    let f = s.open("f").await;
+    s.write(&f, 0, "kept").await.unwrap();
+    s.gate.fail("write", libc::ENOSPC);
+    s.close(&f).await.unwrap();
+    assert_eq!(s.dirty.sync().await.unwrap_err().errno, libc::ENOSPC);
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    s.gate.fail("write", 0);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(s.below(&f.0).await, b"kept");
+    assert_eq!(s.dirty.stats().bytes_dropped, 0);
+}
+
+/// What is refused for good after the close is told to the next open, once.
+#[tokio::test(start_paused = true)]
+async fn the_next_open_is_told() {
+    let s = stack().await;
+    let f = s.open("f").await;
+    s.write(&f, 0, "refused").await.unwrap();
+    s.gate.fail("write", libc::EACCES);
+    s.close(&f).await.unwrap();
+    long().await;
+    s.gate.fail("write", 0);
+    let next = s.open("f").await;
+    assert_eq!(s.commit(&next).await.unwrap_err().errno, libc::EACCES);
+    s.commit(&next).await.unwrap();
+    s.close(&next).await.unwrap();
+}
+
+/// A file that is removed before it was sent never is, and its open below ends.
+#[tokio::test(start_paused = true)]
+async fn what_is_removed_is_not_sent() {
+    let s = stack().await;
+    let f = s.open("f").await;
+    s.write(&f, 0, "never").await.unwrap();
+    s.close(&f).await.unwrap();
+    s.dirty.unlink(&cx(), &s.root, &name("f"), Some(&f.0)).await.unwrap();
+    long().await;
+    assert_eq!((s.gate.calls("write"), s.gate.calls("close")), (0, 1));
+    assert_eq!(s.dirty.stats().bytes_unsent, 5);
+    assert!(s.dirty.files.read().is_empty());
+}
+
+/// The end of the mount sends what was closed lazily.
+#[tokio::test(start_paused = true)]
+async fn the_end_sends_everything() {
+    let s = stack().await;
+    let f = s.open("f").await;
+    s.write(&f, 0, "at last").await.unwrap();
+    s.close(&f).await.unwrap();
+    s.dirty.shutdown(&cx()).await.unwrap();
+    assert_eq!(s.below(&f.0).await, b"at last");
+}
