@@ -123,12 +123,20 @@ fn make_server(args: &ServeArgs, table: Table, state_dir: Option<PathBuf>) -> Re
         v4: args.versions.contains('4'),
         lease: Duration::from_secs(args.lease),
         grace: Duration::from_secs(args.grace.unwrap_or(args.lease)),
+        delegations_max: delegations_max(args),
         state_dir,
         groups: Some(Arc::new(what::groups_of)),
         ..Options::new(stack::env())
     };
     Server::new(options, table)
         .map_err(|e| Failure::system(format!("state directory: {e}; --state-dir names another")))
+}
+
+/// Each delegated file has a descriptor of its own, beside those of files that are open.
+fn delegations_max(args: &ServeArgs) -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let room = limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX) / 4);
+    room.min(args.max_delegations as usize)
 }
 
 /// Where the server's memory is: one for each port.

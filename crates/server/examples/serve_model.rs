@@ -4,7 +4,7 @@
 
 use hither_rpc::server::{Acceptor, ServerLimits};
 use hither_server::access::{Rights, Squash};
-use hither_server::table::{ExportSpec, Table};
+use hither_server::table::{ExportSpec, Others, Table};
 use hither_server::{Options, Server};
 use hither_vfs::Env;
 use hither_vfs::model::Model;
@@ -21,7 +21,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let vfs = Arc::new(Model::new(env.clone(), Duration::ZERO, 1 << 33));
     let rights = Rights { read_only: false, squash: Squash::None, secure: false, ..Rights::default() };
     let admit = Arc::new(move |_| Some(rights.clone()));
-    let table = Table::new(vec![ExportSpec { path: "/".into(), aliases: vec![], vfs, admit, epoch: None }])?;
+    let table = Table::new(vec![ExportSpec {
+        path: "/".into(),
+        aliases: vec![],
+        vfs,
+        admit,
+        epoch: None,
+        others: Others::Nobody,
+    }])?;
     let options = Options { state_dir: std::env::args().nth(2).map(Into::into), ..Options::new(env) };
     let server = Server::new(options, table)?;
     tokio::spawn(server.clone().tend());

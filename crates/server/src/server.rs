@@ -5,7 +5,8 @@
 
 use crate::access::{Groups, GroupsOf, Rights};
 use crate::drc::ReplyCache;
-use crate::table::{Export, Table};
+use crate::table::{Export, Others, Table};
+use crate::v4::delegation::Leases;
 use crate::{mountd, v3, v4};
 use hither_proto::{mount, nfs3, nfs4};
 use hither_rpc::BoxFuture;
@@ -36,6 +37,8 @@ pub struct Options {
     pub clients_max: usize,
     /// Most opens and locks of all clients of NFSv4.
     pub states_max: usize,
+    /// Most files delegated to clients of NFSv4; 0: none.
+    pub delegations_max: usize,
     /// Where the names of clients are kept that may reclaim after a restart; `None`: nowhere, so they may not.
     pub state_dir: Option<PathBuf>,
     /// A user's groups, for exports with `manage-gids`.
@@ -56,6 +59,7 @@ impl Options {
             courtesy: Duration::from_secs(24 * 3600),
             clients_max: 16_384,
             states_max: 1 << 20,
+            delegations_max: 1 << 16,
             state_dir: None,
             groups: None,
             env,
@@ -93,6 +97,7 @@ impl Server {
             programs.push(Program { number: mount::PROGRAM, low: version, high: version });
         }
         let v4 = v4::Nfs4::new(&options)?;
+        be_told(&table, &v4.leases);
         Ok(Arc::new(Self {
             programs,
             table: RwLock::new(Arc::new(table)),
@@ -106,11 +111,12 @@ impl Server {
 
     /// Work that time brings: ends what silent clients hold. Runs until it is dropped.
     pub async fn tend(self: Arc<Self>) {
-        self.v4.tend(&self).await;
+        tokio::join!(self.v4.tend(&self), self.v4.leases.run());
     }
 
     /// Exports something else from now on. Filehandles of exports that stay remain valid.
     pub fn replace(&self, table: Table) {
+        be_told(&table, &self.v4.leases);
         *self.table.write() = Arc::new(table);
         self.v4.exports_changed();
     }
@@ -143,6 +149,21 @@ impl Server {
             }
             _ => Outcome::ProcUnavail,
         }
+    }
+}
+
+/// What others change in exports makes delegations end.
+fn be_told(table: &Table, leases: &Arc<Leases>) {
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+    for export in table.exports() {
+        let Others::Watched(watch) = &export.others else { continue };
+        let (leases, runtime) = (Arc::downgrade(leases), runtime.clone());
+        watch.tell(Arc::new(move |fh| {
+            let _runtime = runtime.enter();
+            if let Some(leases) = leases.upgrade() {
+                leases.changed_elsewhere(fh);
+            }
+        }));
     }
 }
 

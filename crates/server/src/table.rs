@@ -6,7 +6,7 @@
 
 use crate::access::{Admit, Rights};
 use crate::handle::NUMBERS;
-use hither_vfs::{Cred, Cx, Error, Fh, Name, Node, Vfs};
+use hither_vfs::{Cred, Cx, Error, Fh, Name, Node, Vfs, Watch};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -26,6 +26,20 @@ pub struct ExportSpec {
     pub admit: Arc<Admit>,
     /// A number that changes when the files' layer has lost unstable data; `None`: it loses them only with the process.
     pub epoch: Option<Arc<Epoch>>,
+    /// Who else changes the files.
+    pub others: Others,
+}
+
+/// Who changes the files of an export besides the clients of this server. Files can be delegated to clients only when nobody does
+/// it unseen.
+#[derive(Clone)]
+pub enum Others {
+    /// Perhaps somebody, and nobody would tell.
+    Unseen,
+    /// Nobody.
+    Nobody,
+    /// Perhaps somebody, but files can be watched.
+    Watched(Arc<dyn Watch>),
 }
 
 /// See [`ExportSpec::epoch`].
@@ -42,6 +56,8 @@ pub struct Export {
     pub vfs: Arc<dyn Vfs>,
     admit: Arc<Admit>,
     epoch: Option<Arc<Epoch>>,
+    /// Who else changes the files.
+    pub others: Others,
     root: Mutex<Option<Fh>>,
 }
 
@@ -163,6 +179,7 @@ impl Table {
             vfs: spec.vfs,
             admit: spec.admit,
             epoch: spec.epoch,
+            others: spec.others,
             root: Mutex::new(None),
         });
         if self.places[at].export.replace(export.clone()).is_some() {

@@ -3,13 +3,13 @@
 mod hostile;
 
 use crate::access::{Rights, Squash};
-use crate::table::{ExportSpec, Table};
+use crate::table::{ExportSpec, Others, Table};
 use crate::{Options, Server};
 use bytes::Bytes;
 use hither_proto::nfs3;
 use hither_proto::nfs4::*;
 use hither_proto::record;
-use hither_proto::rpc::{AuthSys, Message, OpaqueAuth, Procedure, call};
+use hither_proto::rpc::{AuthSys, CallHeader, Message, OpaqueAuth, Procedure, ReplyHeader, call};
 use hither_proto::xdr::{Dec, Enc};
 use hither_rpc::server::{Acceptor, ServerLimits};
 use hither_vfs::Env;
@@ -40,9 +40,21 @@ pub struct Lab {
 
 impl Lab {
     pub fn new(model: &Arc<Model>, path: &str, seed: u64, state_dir: Option<PathBuf>) -> Self {
+        Self::beside(model, path, seed, state_dir, Others::Nobody)
+    }
+
+    /// One whose files others may change.
+    pub fn beside(
+        model: &Arc<Model>,
+        path: &str,
+        seed: u64,
+        state_dir: Option<PathBuf>,
+        others: Others,
+    ) -> Self {
         let rights = Rights { read_only: false, squash: Squash::None, secure: false, ..Rights::default() };
         let admit = Arc::new(move |_| Some(rights.clone()));
-        let spec = ExportSpec { path: path.into(), aliases: vec![], vfs: model.clone(), admit, epoch: None };
+        let spec =
+            ExportSpec { path: path.into(), aliases: vec![], vfs: model.clone(), admit, epoch: None, others };
         let options = Options { state_dir, ..Options::new(env(seed)) };
         let server = Server::new(options, Table::new(vec![spec]).unwrap()).unwrap();
         let acceptor = Acceptor::new(server.clone(), ServerLimits::default());
@@ -57,7 +69,8 @@ impl Lab {
         let cred =
             AuthSys { stamp: 0, machinename: Default::default(), uid: 0, gid: 0, gids: Vec::new().into() };
         let records = record::Reader::new(Default::default());
-        Wire { stream: near, records, xid: 1, cred: OpaqueAuth::sys(&cred) }
+        let cred = OpaqueAuth::sys(&cred);
+        Wire { stream: near, records, xid: 1, cred, called: Vec::new(), deaf: false }
     }
 
     pub async fn client(&self, name: &'static str) -> Client {
@@ -71,6 +84,10 @@ pub struct Wire {
     records: record::Reader,
     pub xid: u32,
     cred: OpaqueAuth,
+    /// What the server has called for, besides CB_SEQUENCE.
+    pub called: Vec<CbOp>,
+    /// The server's calls are not answered.
+    pub deaf: bool,
 }
 
 impl Wire {
@@ -82,9 +99,51 @@ impl Wire {
     pub async fn receive(&mut self) -> Bytes {
         loop {
             if let Some(record) = self.records.next_record().unwrap() {
-                let Ok(Message::Reply(header, body)) = Message::decode(&record) else { panic!("no reply") };
-                assert!(header.is_success(), "{header:?}");
-                return body;
+                match Message::decode(&record).unwrap() {
+                    Message::Reply(header, body) => {
+                        assert!(header.is_success(), "{header:?}");
+                        return body;
+                    }
+                    Message::Call(header, body) => self.called_back(&header, &body).await,
+                    Message::UnknownVersion { .. } => panic!("no RPC"),
+                }
+                continue;
+            }
+            assert_ne!(self.stream.read_buf(&mut self.records.space()).await.unwrap(), 0, "disconnected");
+        }
+    }
+
+    /// Answers a call of the server: whatever it wants is fine.
+    async fn called_back(&mut self, header: &CallHeader, body: &Bytes) {
+        if self.deaf {
+            return;
+        }
+        let call: CbCompound = Dec::all(body).unwrap();
+        let result = |op: &CbOp| match op {
+            CbOp::Sequence(a) => CbRes::Sequence(Ok(CbSequenceOk {
+                sessionid: a.sessionid,
+                sequenceid: a.sequenceid,
+                slotid: a.slotid,
+                highest_slotid: 0,
+                target_highest_slotid: 0,
+            })),
+            CbOp::Recall(_) => CbRes::Recall(Ok(())),
+            other => CbRes::failed(other.number(), Nfsstat4::NOTSUPP),
+        };
+        let results: Vec<CbRes> = call.ops.iter().map(result).collect();
+        self.called.extend(call.ops.into_iter().skip(1));
+        let reply = CbCompoundReply { status: Nfsstat4::OK, tag: call.tag, results: results.into() };
+        let mut out = Enc::of(&ReplyHeader::success(header.xid));
+        out.append(Enc::of(&reply));
+        self.stream.write_all(&record::frame(out).concat()).await.unwrap();
+    }
+
+    /// Takes the server's calls as long as nothing else comes.
+    pub async fn listen(&mut self) {
+        loop {
+            while let Some(record) = self.records.next_record().unwrap() {
+                let Ok(Message::Call(header, body)) = Message::decode(&record) else { panic!("no call") };
+                self.called_back(&header, &body).await;
             }
             assert_ne!(self.stream.read_buf(&mut self.records.space()).await.unwrap(), 0, "disconnected");
         }
@@ -124,7 +183,12 @@ pub struct Client {
 }
 
 impl Client {
-    pub async fn new(mut wire: Wire, name: &'static str, verifier: u8) -> Self {
+    pub async fn new(wire: Wire, name: &'static str, verifier: u8) -> Self {
+        Self::with(wire, name, verifier, 0).await
+    }
+
+    /// One whose session has these flags.
+    pub async fn with(mut wire: Wire, name: &'static str, verifier: u8, flags: u32) -> Self {
         let args = ExchangeIdArgs {
             clientowner: ClientOwner { verifier: [verifier; 8], ownerid: name.as_bytes().into() },
             flags: 0,
@@ -144,7 +208,7 @@ impl Client {
         let args = CreateSessionArgs {
             clientid: who.clientid,
             sequence: who.sequenceid,
-            flags: 0,
+            flags,
             fore_chan_attrs: channel,
             back_chan_attrs: channel,
             cb_program: 1,

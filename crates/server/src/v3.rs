@@ -19,6 +19,7 @@ use crate::error::stat3;
 use crate::handle::{self, Handle};
 use crate::server::{Request, Server};
 use crate::table::Export;
+use crate::v4::delegation::{Changing, Naming, PATIENCE_V3};
 use convert::fattr;
 use hither_proto::nfs3::{
     Call3, Diropargs3, Fattr3, Fh3, Name3, Nfsstat3, PostOpAttr, Proc3, Reply3, WccAttr, WccData,
@@ -130,6 +131,25 @@ impl At {
     async fn to_change(r: &Request, fh: &Fh3) -> Result<Self, Nfsstat3> {
         let at = Self::of(r, fh).await?;
         if at.rights.read_only { Err(Nfsstat3::ROFS) } else { Ok(at) }
+    }
+
+    /// Waits until nobody caches what is about to be changed, and nobody begins to until the result is dropped.
+    async fn for_change(&self, r: &Request, fh: &Fh) -> Result<Changing, Nfsstat3> {
+        let v4 = &r.server.v4;
+        if v4.may_be_delegated() {
+            return Err(Nfsstat3::JUKEBOX);
+        }
+        v4.leases.change(None, fh, PATIENCE_V3).await.map_err(|_| Nfsstat3::JUKEBOX)
+    }
+
+    /// The same for the file that a name in this directory leads to.
+    async fn for_change_of(&self, r: &Request, name: &Name) -> Result<Naming, Nfsstat3> {
+        let v4 = &r.server.v4;
+        if v4.may_be_delegated() {
+            return Err(Nfsstat3::JUKEBOX);
+        }
+        let at = (&*self.export, &self.cx, &self.fh);
+        v4.leases.change_name(None, at, name, PATIENCE_V3).await.map_err(|_| Nfsstat3::JUKEBOX)
     }
 
     fn file(&self) -> File<'_> {

@@ -5,11 +5,12 @@
 //! of it outlives a restart in [`stable`]. After a restart in which clients held something there is a grace period: they
 //! take it back before anybody else gets anything that could be in its way.
 //!
-//! NFSv4.0 is not offered. Delegations are not given.
+//! NFSv4.0 is not offered. Files are delegated for reading ([`delegation`]).
 
 mod attrs;
 mod callback;
 mod clients;
+pub(crate) mod delegation;
 mod exec;
 mod io;
 mod list;
@@ -28,6 +29,7 @@ mod xattr;
 use crate::server::{Options, Request, Server};
 use bytes::Bytes;
 use clients::{Client, Clients};
+use delegation::Leases;
 use exec::Exec;
 use hither_proto::nfs4::{Compound, CompoundReply, Nfsstat4, Op, OpRes, SequenceArgs};
 use hither_proto::xdr::{Dec, Enc, Xdr};
@@ -58,6 +60,10 @@ pub(crate) struct Nfs4 {
     name: Bytes,
     /// Who held something before the restart and has not said that there is nothing more to reclaim.
     reclaimers: Mutex<HashSet<Bytes>>,
+    /// Those of them who may have held delegations, and until when they may believe so.
+    outstanding: Mutex<HashSet<Bytes>>,
+    outstanding_end: Instant,
+    pub(crate) leases: Arc<Leases>,
     grace_end: Instant,
     lease: Duration,
     courtesy: Duration,
@@ -79,6 +85,9 @@ impl Nfs4 {
                 options.grace.as_secs()
             );
         }
+        let delegated = stable.delegated()?;
+        let outstanding = if delegated.is_some() { reclaimers.clone() } else { HashSet::new() };
+        let believed = delegated.unwrap_or_default().max(options.lease).max(options.grace);
         let wall = (options.env.wall)().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Ok(Self {
             clients: Clients::new(boot),
@@ -86,6 +95,9 @@ impl Nfs4 {
             stable,
             name: Stable::name(dir, || (options.env.random)())?,
             reclaimers: Mutex::new(reclaimers),
+            outstanding: Mutex::new(outstanding),
+            outstanding_end: Instant::now() + believed + delegation::SKEW,
+            leases: Leases::new(options.delegations_max, options.lease, (options.env.random)()),
             grace_end: Instant::now() + options.grace,
             lease: options.lease,
             courtesy: options.courtesy,
@@ -97,6 +109,11 @@ impl Nfs4 {
     /// Whether others than those who reclaim have to wait.
     fn in_grace(&self) -> bool {
         Instant::now() < self.grace_end && !self.reclaimers.lock().is_empty()
+    }
+
+    /// Whether somebody may still rely on a delegation of before the restart, so that nothing may be changed that he could have.
+    pub(crate) fn may_be_delegated(&self) -> bool {
+        Instant::now() < self.outstanding_end && !self.outstanding.lock().is_empty()
     }
 
     /// The exports have changed, and with them the directories that lead to them.
@@ -154,6 +171,7 @@ impl Nfs4 {
     pub(crate) async fn expire(&self, client: &Arc<Client>) {
         self.clients.remove(client);
         let locks = self.registry.end_all(client);
+        self.leases.forget(&self.registry, client);
         unlock_below(&locks).await;
         if client.confirmed.load(Relaxed) {
             self.stable.forget(client.owner.clone());
@@ -164,6 +182,7 @@ impl Nfs4 {
     async fn end_former(&self, client: &Arc<Client>) {
         self.clients.remove(client);
         let locks = self.registry.end_all(client);
+        self.leases.forget(&self.registry, client);
         unlock_below(&locks).await;
     }
 }
@@ -259,6 +278,7 @@ async fn in_session(
         Ok(Slotted::New) => {}
     }
     client.heard(nfs.clients.now());
+    nfs.leases.heard(&client);
     let running = Running { session: session.clone(), args };
     let mut exec = Exec::new(request, compound.minorversion);
     exec.begin(session.clone(), client.clone(), &args);

@@ -32,6 +32,7 @@ mod sys;
 #[cfg(test)]
 mod tests;
 mod vfs;
+mod watch;
 
 use attr::Attributer;
 use handle::Sealer;
@@ -148,6 +149,7 @@ struct Inner {
     order: Order,
     options: LocalOptions,
     write_epoch: AtomicU64,
+    watcher: watch::Slot,
     /// Whether an error of the disk was met; told once in the log.
     failed: AtomicBool,
 }
@@ -288,6 +290,7 @@ impl Inner {
             journal,
             order: if kind == FsKind::Ext && !has_log(top_id.0) { Order::Each } else { kind.order() },
             write_epoch: AtomicU64::new((env.random)()),
+            watcher: watch::Slot::default(),
             failed: AtomicBool::new(false),
             options,
         })

@@ -16,6 +16,7 @@ mod error;
 mod handle;
 pub mod model;
 mod ops;
+mod watch;
 
 pub use attr::{Attr, Attrs, ChangeInfo, FileKind, FsStat, SetAttr, SetTime, Time, Validity};
 pub use cx::{Cred, Cx, Env};
@@ -28,3 +29,4 @@ pub use ops::{
     RenameFlags, Seek, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Wrote, XattrMode,
     finish_in_steps,
 };
+pub use watch::{Told, Watch, Watched};

@@ -7,7 +7,7 @@ use crate::exit::Failure;
 use crate::stack;
 use hither_server::access::{Rights, Squash};
 use hither_server::exports::{Entry, Exports, Who};
-use hither_server::table::{Epoch, ExportSpec, Table};
+use hither_server::table::{Epoch, ExportSpec, Others, Table};
 use hither_store::local::{JournalOptions, Local, LocalOptions, give_up_journal};
 use hither_vfs::model::Model;
 use hither_vfs::{Cx, Vfs};
@@ -30,6 +30,7 @@ const COMMAND_LINE: &str = "command line";
 struct Files {
     vfs: Arc<dyn Vfs>,
     epoch: Option<Arc<Epoch>>,
+    others: Others,
 }
 
 /// All that is served.
@@ -71,7 +72,8 @@ impl Served {
             lines.push(format!("{} {}", dir.display(), describe(entry)));
             let aliases = if path == "/" { vec![dir.display().to_string()] } else { vec![path.clone()] };
             let path = if root { "/".to_string() } else { path };
-            specs.push(ExportSpec { path, aliases, vfs: files.vfs, admit, epoch: files.epoch });
+            let Files { vfs, epoch, others } = files;
+            specs.push(ExportSpec { path, aliases, vfs, admit, epoch, others });
         }
         let table = Table::new(specs).map_err(|e| Failure::usage(e.to_string()))?;
         (self.open, self.lines) = (open, lines);
@@ -160,7 +162,7 @@ impl Served {
     fn open_files(&self, dir: &Path, entry: &Entry) -> Result<Files, Failure> {
         if self.args.memory {
             let vfs = Arc::new(Model::new(stack::env(), Duration::ZERO, MEMORY_MAX_BYTES));
-            return Ok(Files { vfs, epoch: None });
+            return Ok(Files { vfs, epoch: None, others: Others::Nobody });
         }
         if let Some(state_dir) = self.state_dir.as_ref().filter(|_| self.args.journal_discard)
             && self.journal().is_none()
@@ -178,7 +180,8 @@ impl Served {
         let local = Local::open(dir, options, stack::env()).map_err(|e| Failure::usage(e.to_string()))?;
         let local = Arc::new(local);
         let epoch = local.clone();
-        Ok(Files { vfs: local, epoch: Some(Arc::new(move || epoch.write_epoch())) })
+        let others = Others::Watched(local.clone());
+        Ok(Files { vfs: local, epoch: Some(Arc::new(move || epoch.write_epoch())), others })
     }
 
     /// Makes stable what is not.

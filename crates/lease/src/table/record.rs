@@ -57,6 +57,7 @@ impl LeaseState {
     pub fn set(&mut self, other: Self) {
         self.0 |= other.0;
     }
+    #[cfg(any(test, feature = "sim"))]
     pub fn bits(self) -> u8 {
         self.0
     }

@@ -23,6 +23,10 @@ pub(super) async fn setattr(r: &Request, a: &SetattrArgs) -> SetattrRes {
     if a.guard.is_some_and(|ctime| ctime != to_wire(before.ctime)) {
         return Res::Err(Nfsstat3::NOT_SYNC, at.wcc(Some(&before), None).await);
     }
+    let _changing = match at.for_change(r, &at.fh).await {
+        Ok(changing) => changing,
+        Err(status) => return Res::Err(status, at.wcc(Some(&before), None).await),
+    };
     let Some(set) = set(&a.new_attributes) else {
         return Res::Err(Nfsstat3::INVAL, at.wcc(Some(&before), None).await);
     };
@@ -45,6 +49,10 @@ pub(super) async fn write(r: &Request, a: WriteArgs) -> WriteRes {
     let (stability, committed) = match a.stable {
         StableHow::UNSTABLE => (Stability::Unstable, StableHow::UNSTABLE),
         _ => (Stability::Stable, StableHow::FILE_SYNC),
+    };
+    let _changing = match at.for_change(r, &at.fh).await {
+        Ok(changing) => changing,
+        Err(status) => return Res::Err(status, at.wcc(None, None).await),
     };
     // Taken before the write: a verifier that changes meanwhile must not vouch for these bytes.
     let verf = r.server.write_verifier(&at.export);
@@ -84,7 +92,7 @@ pub(super) async fn create(r: &Request, a: &CreateArgs) -> CreateRes {
     };
     let before = dir.attr().await.ok();
     let result = match &a.how {
-        Createhow3::Unchecked(sattr) => unchecked(&dir, &name, sattr).await,
+        Createhow3::Unchecked(sattr) => unchecked(r, &dir, &name, sattr).await,
         Createhow3::Guarded(sattr) => guarded(&dir, &name, sattr).await,
         Createhow3::Exclusive(verf) => exclusive(&dir, &name, verf).await,
     };
@@ -115,7 +123,7 @@ async fn resize(dir: &At, node: &mut Node, size_bytes: Option<u64>) -> Result<()
     Ok(())
 }
 
-async fn unchecked(dir: &At, name: &Name, sattr: &Sattr3) -> Result<Got, Nfsstat3> {
+async fn unchecked(r: &Request, dir: &At, name: &Name, sattr: &Sattr3) -> Result<Got, Nfsstat3> {
     match guarded(dir, name, sattr).await {
         Err(Nfsstat3::EXIST) => {}
         other => return other,
@@ -125,6 +133,7 @@ async fn unchecked(dir: &At, name: &Name, sattr: &Sattr3) -> Result<Got, Nfsstat
         return Err(Nfsstat3::EXIST);
     }
     if sattr.size.is_some() {
+        let _changing = dir.for_change(r, &old.fh).await?;
         resize(dir, &mut old, sattr.size).await?;
     }
     Ok(Got::Old(old))
@@ -229,6 +238,10 @@ pub(super) async fn remove(r: &Request, what: &Diropargs3, is_dir: bool) -> Remo
         Err(status) => return Res::Err(status, UNKNOWN),
     };
     let before = dir.attr().await.ok();
+    let _naming = match dir.for_change_of(r, &name).await {
+        Ok(naming) => naming,
+        Err(status) => return Res::Err(status, dir.wcc(before.as_ref(), None).await),
+    };
     let vfs = &dir.export.vfs;
     let result = match is_dir {
         true => vfs.rmdir(&dir.cx, &dir.fh, &name).await,
@@ -251,6 +264,12 @@ pub(super) async fn rename(r: &Request, a: &RenameArgs) -> RenameRes {
     if from.export.number != to.export.number {
         return Res::Err(Nfsstat3::XDEV, nothing);
     }
+    let both =
+        async { Ok::<_, Nfsstat3>((from.for_change_of(r, &old).await?, to.for_change_of(r, &new).await?)) };
+    let _naming = match both.await {
+        Ok(naming) => naming,
+        Err(status) => return Res::Err(status, nothing),
+    };
     let before = (from.attr().await.ok(), to.attr().await.ok());
     let vfs = &from.export.vfs;
     let result = vfs.rename(&from.cx, (&from.fh, &old), (&to.fh, &new), None, RenameFlags::empty()).await;
@@ -278,6 +297,10 @@ pub(super) async fn link(r: &Request, a: &LinkArgs) -> LinkRes {
     if file.export.number != dir.export.number {
         return Res::Err(Nfsstat3::XDEV, nothing);
     }
+    let _changing = match dir.for_change(r, &file.fh).await {
+        Ok(changing) => changing,
+        Err(status) => return Res::Err(status, nothing),
+    };
     let before = dir.attr().await.ok();
     match dir.export.vfs.link(&dir.cx, &file.fh, &dir.fh, &name).await {
         Ok(made) => Res::Ok(LinkWcc {

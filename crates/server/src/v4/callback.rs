@@ -11,6 +11,7 @@ use hither_proto::nfs4::{
 use hither_proto::xdr::{Dec, Enc, Xdr};
 use hither_rpc::CallError;
 use hither_rpc::server::CallBack;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a client may take.
@@ -22,6 +23,23 @@ impl Session {
     /// # Errors
     /// There is no way back, or the client does not answer as it should.
     pub async fn call_back(&self, minor: u32, op: CbOp) -> Result<CbRes, CallError> {
+        let result = self.call_with(minor, Some(op)).await?;
+        result.ok_or(CallError::PeerMisbehaved("did not answer a callback"))
+    }
+
+    /// Finds out whether the client can be called, unless that is being found out.
+    pub fn prove_back(self: &Arc<Self>, minor: u32) {
+        let session = self.clone();
+        tokio::spawn(async move {
+            // Whoever calls at the moment proves it as well.
+            let free = session.back_turn.try_lock().is_ok();
+            if free && let Err(e) = session.call_with(minor, None).await {
+                tracing::debug!("a client cannot be called: {e}");
+            }
+        });
+    }
+
+    async fn call_with(&self, minor: u32, op: Option<CbOp>) -> Result<Option<CbRes>, CallError> {
         let mut sequenceid = self.back_turn.lock().await;
         let (peer, prog, cred) = {
             let back = self.back.lock();
@@ -39,7 +57,7 @@ impl Session {
             tag: Bytes::new().into(),
             minorversion: minor,
             callback_ident: 0,
-            ops: vec![CbOp::Sequence(sequence), op],
+            ops: std::iter::once(CbOp::Sequence(sequence)).chain(op).collect(),
         };
         let mut args = Enc::new();
         compound.enc(&mut args);
@@ -62,13 +80,16 @@ impl Session {
         };
         let mut results = reply.results.0.into_iter();
         match results.next() {
-            Some(CbRes::Sequence(Ok(_))) => *sequenceid = sequenceid.wrapping_add(1),
+            Some(CbRes::Sequence(Ok(_))) => {
+                *sequenceid = sequenceid.wrapping_add(1);
+                self.back.lock().proven = Some(peer.id);
+            }
             // One that we gave up was executed after all.
             Some(CbRes::Sequence(Err(Nfsstat4::SEQ_MISORDERED | Nfsstat4::RETRY_UNCACHED_REP))) => {
                 *sequenceid = sequenceid.wrapping_add(1);
             }
             _ => {}
         }
-        results.next().ok_or(CallError::PeerMisbehaved("did not answer a callback"))
+        Ok(results.next())
     }
 }

@@ -12,7 +12,7 @@ use hither_rpc::server::Peer;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -43,6 +43,10 @@ pub(crate) struct Client {
     sessions: Mutex<HashMap<Sessionid, Arc<Session>>>,
     /// What it holds.
     pub states: Mutex<HashMap<[u8; 12], State>>,
+    /// Delegations that it holds.
+    pub delegations: AtomicUsize,
+    /// Delegations that it has lost and has not said so yet.
+    pub revoked: AtomicUsize,
 }
 
 /// The last CREATE_SESSION of a client.
@@ -177,6 +181,8 @@ impl Clients {
             creation: Default::default(),
             sessions: Mutex::default(),
             states: Mutex::default(),
+            delegations: AtomicUsize::new(0),
+            revoked: AtomicUsize::new(0),
         });
         inner.by_id.insert(client.id, client.clone());
         inner.by_owner.entry(who.owner).or_default().introduced = Some(client.clone());

@@ -7,6 +7,7 @@
 use super::Nfs4;
 use super::attrs::{self, Source};
 use super::clients::Client;
+use super::delegation::{Changing, Naming, PATIENCE_V4};
 use super::session::Session;
 use crate::access::Rights;
 use crate::error::stat4;
@@ -19,7 +20,7 @@ use hither_proto::nfs4::{
     seq4_status,
 };
 use hither_proto::rpc::AuthFlavor;
-use hither_vfs::{Attr, Attrs, Cx, Fh, File, FileKind, Node, OpenId, Stop, Time};
+use hither_vfs::{Attr, Attrs, Cx, Fh, File, FileKind, Name, Node, OpenId, Stop, Time};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -116,7 +117,15 @@ impl<'a> Exec<'a> {
     pub fn sequence(&self, args: &SequenceArgs) -> OpRes {
         let Some(session) = &self.session else { return OpRes::Sequence(Err(Nfsstat4::BADSESSION)) };
         let highest = session.highest_slot();
-        let status_flags = if session.back_is_down() { seq4_status::CB_PATH_DOWN_SESSION } else { 0 };
+        let mut status_flags = if session.back_is_down() { seq4_status::CB_PATH_DOWN_SESSION } else { 0 };
+        if let Some(client) = &self.client {
+            if client.revoked.load(Relaxed) > 0 {
+                status_flags |= seq4_status::RECALLABLE_STATE_REVOKED;
+            }
+            if client.delegations.load(Relaxed) > 0 && !client.sessions().iter().any(|s| s.back_is_up()) {
+                status_flags |= seq4_status::CB_PATH_DOWN;
+            }
+        }
         OpRes::Sequence(Ok(SequenceOk {
             sessionid: args.sessionid,
             sequenceid: args.sequenceid,
@@ -169,6 +178,7 @@ impl<'a> Exec<'a> {
             Op::BackchannelCtl(a) => OpRes::BackchannelCtl(self.backchannel_ctl(a)),
             Op::TestStateid(ids) => OpRes::TestStateid(self.test_stateid(ids)),
             Op::FreeStateid(id) => OpRes::FreeStateid(self.free_stateid(id)),
+            Op::Delegreturn(id) => OpRes::Delegreturn(self.delegreturn(id)),
             _ if self.minor >= 2 => self.execute_42(op).await,
             _ => self.not_here(op),
         }
@@ -195,7 +205,6 @@ impl<'a> Exec<'a> {
         match op {
             Op::Illegal(_) => OpRes::Illegal(Nfsstat4::OP_ILLEGAL),
             _ if self.minor < 2 && op.number().0 >= FIRST_OF_42 => OpRes::Illegal(Nfsstat4::OP_ILLEGAL),
-            Op::Delegreturn(_) => OpRes::failed(op.number(), Nfsstat4::BAD_STATEID),
             _ => OpRes::failed(op.number(), Nfsstat4::NOTSUPP),
         }
     }
@@ -222,6 +231,24 @@ impl<'a> Exec<'a> {
 
     pub fn client(&self) -> Result<Arc<Client>, Nfsstat4> {
         self.client.clone().ok_or(Nfsstat4::OP_NOT_IN_SESSION)
+    }
+
+    /// Waits until nobody caches what is about to be changed, and nobody begins to until the result is dropped. `opened`: the client
+    /// has the file open for writing, so nobody has it delegated since before a restart.
+    pub async fn for_change(&self, o: &Object, opened: bool) -> Result<Changing, Nfsstat4> {
+        if !opened && self.nfs.may_be_delegated() {
+            return Err(Nfsstat4::GRACE);
+        }
+        self.nfs.leases.change(self.client.as_ref(), &o.fh, PATIENCE_V4).await
+    }
+
+    /// The same for the file that a name leads to, which is about to lose the name, to get another one, or to be opened for writing.
+    pub async fn for_change_of(&self, dir: &Object, name: &Name) -> Result<Naming, Nfsstat4> {
+        if self.nfs.may_be_delegated() {
+            return Err(Nfsstat4::GRACE);
+        }
+        let at = (&*dir.export, &dir.cx, &dir.fh);
+        self.nfs.leases.change_name(self.client.as_ref(), at, name, PATIENCE_V4).await
     }
 
     /// Goes to another filehandle.

@@ -1,7 +1,7 @@
 //! READ, WRITE, COMMIT, SEEK, ALLOCATE, DEALLOCATE and COPY.
 
 use super::exec::{Exec, Object};
-use super::state::VfsOpen;
+use super::state::{State, VfsOpen};
 use crate::error::stat4;
 use hither_proto::nfs4::{
     CommitArgs, CopyArgs, CopyOk, CopyRequirements, DataContent, Nfsstat4, RangeArgs, ReadArgs, ReadOk,
@@ -32,7 +32,14 @@ impl Exec<'_> {
         }
         let client = self.client()?;
         let state = self.nfs.registry.find(&client, &id)?;
-        let open = state.open();
+        let open = match &state {
+            State::Delegation(d) if d.is_revoked() => return Err(Nfsstat4::DELEG_REVOKED),
+            State::Delegation(d) if d.file != o.key() => return Err(Nfsstat4::BAD_STATEID),
+            State::Delegation(_) if need.contains(OpenAccess::WRITE) => return Err(Nfsstat4::OPENMODE),
+            // The client has checked who may open the file, and reads as whoever did.
+            State::Delegation(_) => return Ok(None),
+            _ => state.open().ok_or(Nfsstat4::BAD_STATEID)?,
+        };
         if open.file.key != o.key() {
             return Err(Nfsstat4::BAD_STATEID);
         }
@@ -73,6 +80,7 @@ impl Exec<'_> {
             StableHow::DATA_SYNC | StableHow::FILE_SYNC => (Stability::Stable, StableHow::FILE_SYNC),
             _ => return Err(Nfsstat4::INVAL),
         };
+        let _changing = self.for_change(&o, open.is_some()).await?;
         self.changed();
         // Taken before the write: a verifier that changes meanwhile must not vouch for these bytes.
         let writeverf = self.r.server.write_verifier(&o.export);
@@ -118,6 +126,7 @@ impl Exec<'_> {
         let open = self.open_for(&o, &a.stateid, OpenAccess::WRITE)?;
         let end_bytes = a.offset.checked_add(a.length).filter(|_| a.length > 0).ok_or(Nfsstat4::INVAL)?;
         let range = FileRange { start_bytes: a.offset, end_bytes };
+        let _changing = self.for_change(&o, open.is_some()).await?;
         self.changed();
         let file = o.file(open.as_ref().map(|b| b.id));
         let result = match reserve {
@@ -135,6 +144,7 @@ impl Exec<'_> {
         }
         let source = self.open_for(&from, &a.src_stateid, OpenAccess::READ)?;
         let target = self.open_for(&to, &a.dst_stateid, OpenAccess::WRITE)?;
+        let _changing = self.for_change(&to, target.is_some()).await?;
         self.changed();
         let (source, target) =
             (from.file(source.as_ref().map(|b| b.id)), to.file(target.as_ref().map(|b| b.id)));

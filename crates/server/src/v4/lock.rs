@@ -60,11 +60,11 @@ impl Exec<'_> {
         let (locks, open) = match locker {
             Locker::Existing(e) => match registry.find(&client, &self.actual(&e.lock_stateid)?)? {
                 State::Locks(l) => (Some(l.clone()), l.open.clone()),
-                State::Open(_) => return Err(Nfsstat4::BAD_STATEID),
+                State::Open(_) | State::Delegation(_) => return Err(Nfsstat4::BAD_STATEID),
             },
             Locker::New(n) => match registry.find(&client, &self.actual(&n.open_stateid)?)? {
                 State::Open(open) => (registry.locks_of(&client, &open.file, &n.lock_owner.owner), open),
-                State::Locks(_) => return Err(Nfsstat4::BAD_STATEID),
+                State::Locks(_) | State::Delegation(_) => return Err(Nfsstat4::BAD_STATEID),
             },
         };
         if open.file.key != o.key() {
@@ -233,7 +233,11 @@ impl Exec<'_> {
         let client = self.client()?;
         let test = |id: &Stateid| match id.is_special() {
             true => Nfsstat4::BAD_STATEID,
-            false => self.nfs.registry.find(&client, id).err().unwrap_or(Nfsstat4::OK),
+            false => match self.nfs.registry.find(&client, id) {
+                Ok(State::Delegation(d)) if d.is_revoked() => Nfsstat4::DELEG_REVOKED,
+                Ok(_) => Nfsstat4::OK,
+                Err(status) => status,
+            },
         };
         Ok(ids.iter().map(test).collect::<Vec<_>>().into())
     }
@@ -242,6 +246,11 @@ impl Exec<'_> {
         let client = self.client()?;
         match self.nfs.registry.find(&client, &self.actual(id)?)? {
             State::Open(_) => Err(Nfsstat4::LOCKS_HELD),
+            State::Delegation(d) if !d.is_revoked() => Err(Nfsstat4::LOCKS_HELD),
+            State::Delegation(d) => {
+                self.nfs.leases.end(&self.nfs.registry, &d);
+                Ok(())
+            }
             State::Locks(l) if l.open.file.ranges.lock().holds(l.number) => Err(Nfsstat4::LOCKS_HELD),
             State::Locks(l) => {
                 self.nfs.registry.release_locks(&l);

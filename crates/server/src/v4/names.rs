@@ -142,6 +142,7 @@ impl Exec<'_> {
             Some(_) => self.open_for(&o, &a.stateid, OpenAccess::WRITE)?,
             None => None,
         };
+        let _changing = self.for_change(&o, open.is_some()).await?;
         self.changed();
         let attrs = o.export.vfs.setattr(&o.cx, o.file(open.as_ref().map(|b| b.id)), &set).await;
         let attrs = attrs.map_err(|e| stat4(&e))?;
@@ -183,6 +184,7 @@ impl Exec<'_> {
         let dir = self.object(Nfsstat4::ROFS)?.writable()?;
         let name = name(wanted)?;
         let vfs = &dir.export.vfs;
+        let _naming = self.for_change_of(&dir, &name).await?;
         let change = match vfs.unlink(&dir.cx, &dir.fh, &name, None).await {
             Err(e) if e.errno == libc::EISDIR => vfs.rmdir(&dir.cx, &dir.fh, &name).await,
             other => other,
@@ -200,6 +202,7 @@ impl Exec<'_> {
         }
         let vfs = &to.export.vfs;
         let flags = RenameFlags::empty();
+        let _naming = (self.for_change_of(&from, &old).await?, self.for_change_of(&to, &new).await?);
         let result = vfs.rename(&to.cx, (&from.fh, &old), (&to.fh, &new), None, flags).await;
         self.changed();
         let (source, target) = result.map_err(|e| stat4(&e))?;
@@ -213,6 +216,7 @@ impl Exec<'_> {
         if file.export.number != dir.export.number {
             return Err(Nfsstat4::XDEV);
         }
+        let _changing = self.for_change(&file, false).await?;
         let made = dir.export.vfs.link(&dir.cx, &file.fh, &dir.fh, &name).await;
         self.changed();
         made.map(|m| wire_change(&m.dir)).map_err(|e| stat4(&e))

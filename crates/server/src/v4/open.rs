@@ -4,6 +4,7 @@
 //! one stateid for a file, however often he opens it: access and denials add up.
 
 use super::attrs::{SETTABLE, SETTABLE_EXCLUSIVELY, to_set};
+use super::delegation::{Changing, Naming};
 use super::exec::{Exec, Here, Object};
 use super::names::{name, wire_change};
 use super::state::{Open, OpenInner, State, VfsOpen, access, excludes, next};
@@ -12,10 +13,11 @@ use crate::error::stat4;
 use crate::exclusive::{is_of_verifier, verifier_times};
 use bytes::Bytes;
 use hither_proto::nfs4::{
-    Bitmap4, ChangeInfo as WireChange, CloseArgs, CreateHow, Nfsstat4, OpenArgs, OpenClaim, OpenDelegation,
-    OpenDowngradeArgs, OpenOk, Stateid, WhyNoDelegation, attr, open,
+    Ace, Bitmap4, ChangeInfo as WireChange, CloseArgs, CreateHow, DelegationType, Nfsstat4, OpenArgs,
+    OpenClaim, OpenDelegation, OpenDowngradeArgs, OpenOk, ReadDelegation, Stateid, WhyNoDelegation, attr,
+    open,
 };
-use hither_vfs::{Create, Cred, Cx, Name, Node, OpenHow, Opened, SetAttr, SetTime, Want, Where};
+use hither_vfs::{Create, Cred, Cx, Fh, Name, Node, OpenHow, Opened, SetAttr, SetTime, Want, Where};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -39,6 +41,26 @@ struct Got {
     cut: Option<u64>,
 }
 
+/// What keeps others from caching a file while it is opened for writing.
+#[derive(Default)]
+struct Held {
+    naming: Option<Naming>,
+    itself: Option<Changing>,
+}
+
+impl Held {
+    /// Whether it is about this file.
+    fn covers(&self, fh: &Fh) -> bool {
+        let named = self.naming.as_ref().and_then(|n| n.file.as_ref());
+        self.itself.is_some() || named.is_some_and(|(file, _)| file == fh)
+    }
+}
+
+/// Whether an OPEN may set the length of a file that is there.
+fn cuts(a: &OpenArgs) -> bool {
+    matches!(&a.how, Some(CreateHow::Unchecked(attrs)) if attrs.size.is_some())
+}
+
 impl Exec<'_> {
     pub(super) async fn open(&mut self, a: &OpenArgs) -> Result<OpenOk, Nfsstat4> {
         let share = a.share_access & open::SHARE_ACCESS_BOTH;
@@ -55,12 +77,33 @@ impl Exec<'_> {
         let at = self.object(Nfsstat4::ISDIR)?;
         let changes = share & open::SHARE_ACCESS_WRITE != 0 || a.how.is_some();
         let at = if changes { at.writable()? } else { at };
+        let writes = share & open::SHARE_ACCESS_WRITE != 0 || cuts(a);
+        let mut changing = match &a.claim {
+            _ if !writes => Held::default(),
+            OpenClaim::Null(n) => {
+                Held { naming: Some(self.for_change_of(&at, &name(n)?).await?), itself: None }
+            }
+            // Whoever takes back an open for writing had it, so nobody had the file delegated.
+            OpenClaim::Previous(_) => Held { naming: None, itself: Some(self.for_change(&at, true).await?) },
+            _ => Held { naming: None, itself: Some(self.for_change(&at, false).await?) },
+        };
         let (got, cinfo) = match &a.claim {
             OpenClaim::Null(wanted) => self.open_name(&at, &name(wanted)?, a, share).await?,
             OpenClaim::Fh | OpenClaim::Previous(_) if a.how.is_some() => return Err(Nfsstat4::INVAL),
             OpenClaim::Fh => (self.open_handle(&at, share, false).await?, WireChange::default()),
             OpenClaim::Previous(_) => (self.open_handle(&at, share, true).await?, WireChange::default()),
-            OpenClaim::DelegateCur(_) | OpenClaim::DelegCurFh(_) => return Err(Nfsstat4::BAD_STATEID),
+            OpenClaim::DelegateCur(_) | OpenClaim::DelegCurFh(_) if a.how.is_some() => {
+                return Err(Nfsstat4::INVAL);
+            }
+            OpenClaim::DelegateCur(c) => {
+                let got = self.open_name(&at, &name(&c.file)?, a, share).await?;
+                self.delegated(&c.delegate_stateid, &(at.export.number, got.0.opened.node.fh.clone()))?;
+                got
+            }
+            OpenClaim::DelegCurFh(id) => {
+                self.delegated(id, &at.key())?;
+                (self.open_handle(&at, share, true).await?, WireChange::default())
+            }
             OpenClaim::DelegatePrev(_) | OpenClaim::DelegPrevFh => return Err(Nfsstat4::NOTSUPP),
         };
         let Got { opened, set, cut } = got;
@@ -70,7 +113,16 @@ impl Exec<'_> {
             id: opened.open,
             access: access(share),
         });
+        let created = opened.created;
         let file = at.with(opened.node);
+        if writes && !changing.covers(&file.fh) {
+            match self.for_change(&file, false).await {
+                Ok(itself) => changing.itself = Some(itself),
+                // It was not there before: somebody has opened it meanwhile, and is told when it is written.
+                Err(_) if created && cut.is_none() => {}
+                Err(status) => return Err(status),
+            }
+        }
         let owner = Bytes::copy_from_slice(&a.owner.owner);
         let opened = self.register(&file, owner, share, a.share_deny, below.clone()).await?;
         self.changed();
@@ -88,12 +140,71 @@ impl Exec<'_> {
                 }
             }
         }
+        drop(changing);
+        let delegation = self.delegate(a, share, &mut file).await;
         self.go(Here::Object(file));
         let stateid = opened.stateid();
         self.stateid = Some(stateid);
         let told = self.session.as_ref().is_some_and(|s| s.back_is_up());
         let rflags = open::RESULT_LOCKTYPE_POSIX | if told { open::RESULT_MAY_NOTIFY_LOCK } else { 0 };
-        Ok(OpenOk { stateid, cinfo, rflags, attrset: set, delegation: no_delegation(a.share_access) })
+        Ok(OpenOk { stateid, cinfo, rflags, attrset: set, delegation })
+    }
+
+    /// Delegates the file that was just opened, if the client wants that and nothing is in the way.
+    async fn delegate(&self, a: &OpenArgs, share: u32, file: &mut Object) -> OpenDelegation {
+        let wanted = match a.share_access & open::WANT_DELEG_MASK {
+            open::WANT_NO_DELEG | open::WANT_CANCEL => false,
+            _ => share == open::SHARE_ACCESS_READ && a.share_deny == 0,
+        };
+        let reclaim = match &a.claim {
+            OpenClaim::Null(_) | OpenClaim::Fh => false,
+            OpenClaim::Previous(DelegationType::READ | DelegationType::READ_ATTRS) => true,
+            _ => return no_delegation(a.share_access),
+        };
+        let Some(client) = self.client.as_ref().filter(|_| wanted) else {
+            return no_delegation(a.share_access);
+        };
+        // Durable before anybody relies on it.
+        if !self.nfs.leases.is_marked() {
+            if let Err(e) = self.nfs.stable.mark_delegated(self.nfs.lease).await {
+                tracing::warn!("that files are delegated cannot be recorded, so none is: {e}");
+                return no_delegation(a.share_access);
+            }
+            self.nfs.leases.marked();
+        }
+        let of = (&file.export, &file.fh);
+        match self.nfs.leases.grant(&self.nfs.registry, client, self.minor, of, reclaim).await {
+            Some(d) => {
+                // What was seen before may have been changed since.
+                file.known = None;
+                let permissions = Ace { ace_type: 0, flag: 0, access_mask: 0, who: Bytes::new().into() };
+                OpenDelegation::Read(ReadDelegation { stateid: d.stateid(), recall: false, permissions })
+            }
+            None => no_delegation(a.share_access),
+        }
+    }
+
+    /// Fails unless a stateid is one of a delegation of the file.
+    fn delegated(&self, id: &Stateid, file: &(u32, Fh)) -> Result<(), Nfsstat4> {
+        match self.nfs.registry.find(&*self.client()?, &self.actual(id)?)? {
+            State::Delegation(d) if d.is_revoked() => Err(Nfsstat4::DELEG_REVOKED),
+            State::Delegation(d) if d.file == *file => Ok(()),
+            _ => Err(Nfsstat4::BAD_STATEID),
+        }
+    }
+
+    pub(super) fn delegreturn(&mut self, id: &Stateid) -> Result<(), Nfsstat4> {
+        let o = self.object(Nfsstat4::BAD_STATEID)?;
+        match self.nfs.registry.find(&*self.client()?, &self.actual(id)?)? {
+            State::Delegation(d) if d.file != o.key() => Err(Nfsstat4::BAD_STATEID),
+            // The client has yet to hear that it was taken away.
+            State::Delegation(d) if d.is_revoked() => Err(Nfsstat4::DELEG_REVOKED),
+            State::Delegation(d) => {
+                self.nfs.leases.end(&self.nfs.registry, &d);
+                Ok(())
+            }
+            _ => Err(Nfsstat4::BAD_STATEID),
+        }
     }
 
     /// Whether state may be made now: during the grace period only what is taken back.

@@ -38,6 +38,8 @@ pub(crate) struct Back {
     pub wanted: bool,
     /// On which connection.
     pub peer: Option<Arc<Peer>>,
+    /// The connection on which the client has answered.
+    pub proven: Option<u64>,
 }
 
 #[derive(Default)]
@@ -140,6 +142,12 @@ impl Session {
         self.back.lock().peer.as_ref().is_some_and(|p| !p.is_closed())
     }
 
+    /// Whether the client has answered a callback on the connection that it would come on now.
+    pub fn back_is_proven(&self) -> bool {
+        let back = self.back.lock();
+        back.peer.as_ref().is_some_and(|p| !p.is_closed() && back.proven == Some(p.id))
+    }
+
     /// Whether callbacks were wanted and cannot be made.
     pub fn back_is_down(&self) -> bool {
         let back = self.back.lock();
@@ -159,7 +167,13 @@ mod tests {
             fore,
             slots: (0..2).map(|_| Mutex::default()).collect(),
             finished: Notify::new(),
-            back: Mutex::new(Back { prog: 0, cred: OpaqueAuth::none(), wanted: false, peer: None }),
+            back: Mutex::new(Back {
+                prog: 0,
+                cred: OpaqueAuth::none(),
+                wanted: false,
+                peer: None,
+                proven: None,
+            }),
             back_turn: tokio::sync::Mutex::new(1),
         }
     }

@@ -117,6 +117,7 @@ impl Exec<'_> {
             cred: callback_cred(&a.sec_parms)?,
             wanted,
             peer: wanted.then(|| self.r.peer.clone()),
+            proven: None,
         };
         if let Some(former) = self.nfs.clients.confirm(client) {
             self.nfs.end_former(&former).await;
@@ -201,6 +202,10 @@ impl Exec<'_> {
         }
         client.reclaim_done.store(true, Relaxed);
         self.nfs.reclaimers.lock().remove(&client.owner);
+        self.nfs.outstanding.lock().remove(&client.owner);
+        if let Some(session) = self.session.as_ref().filter(|s| s.back_is_up()) {
+            session.prove_back(self.minor);
+        }
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use twox_hash::XxHash3_64;
 
 /// Longest name of a client (`NFS4_OPAQUE_LIMIT`).
@@ -66,6 +67,31 @@ impl Stable {
             }
             Err(e) => Err(e),
         }
+    }
+
+    /// Whether the last run has delegated files, and how long its clients may have relied on that.
+    pub fn delegated(&self) -> io::Result<Option<Duration>> {
+        let Some(path) = self.marker() else { return Ok(None) };
+        match fs::read_to_string(&path) {
+            // A mark that cannot be read is one.
+            Ok(text) => Ok(Some(Duration::from_secs(text.trim().parse().unwrap_or(3600)))),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Remembers that files are delegated, to clients that rely on it for `lease` at most without hearing of us.
+    pub async fn mark_delegated(&self, lease: Duration) -> io::Result<()> {
+        let Some(path) = self.marker() else { return Ok(()) };
+        let work = move || {
+            let dir = path.parent().unwrap_or(Path::new("/"));
+            write_durably(dir, &path, lease.as_secs().to_string().as_bytes())
+        };
+        tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+    }
+
+    fn marker(&self) -> Option<PathBuf> {
+        self.dir.as_ref().map(|clients| clients.with_file_name("delegations"))
     }
 
     /// Remembers that a client holds something.

@@ -1,4 +1,4 @@
-//! What clients hold: opens with their share reservations, and byte-range locks (RFC 8881 sections 8 and 9).
+//! What clients hold: opens with their share reservations, byte-range locks (RFC 8881 sections 8 and 9), and delegations.
 //!
 //! It knows nothing of operations on the wire. A stateid is a number of the server, the same for all changes of one open or one
 //! owner's locks on a file; its sequence number grows with each. A file with opens has an entry that knows them all, so that
@@ -9,6 +9,7 @@
 //! held across awaits and taken first.
 
 use super::clients::Client;
+use super::delegation::Delegation;
 use super::ranges::Ranges;
 use crate::table::Export;
 use bytes::Bytes;
@@ -103,6 +104,7 @@ pub(crate) struct Locks {
 pub(crate) enum State {
     Open(Arc<Open>),
     Locks(Arc<Locks>),
+    Delegation(Arc<Delegation>),
 }
 
 impl State {
@@ -110,14 +112,16 @@ impl State {
         match self {
             Self::Open(o) => &o.client,
             Self::Locks(l) => &l.client,
+            Self::Delegation(d) => &d.client,
         }
     }
 
-    /// The open under which I/O is done.
-    pub fn open(&self) -> &Arc<Open> {
+    /// The open under which I/O is done; under a delegation there is none.
+    pub fn open(&self) -> Option<&Arc<Open>> {
         match self {
-            Self::Open(o) => o,
-            Self::Locks(l) => &l.open,
+            Self::Open(o) => Some(o),
+            Self::Locks(l) => Some(&l.open),
+            Self::Delegation(_) => None,
         }
     }
 
@@ -125,6 +129,7 @@ impl State {
         match self {
             Self::Open(o) => o.inner.lock().seqid,
             Self::Locks(l) => *l.seqid.lock(),
+            Self::Delegation(d) => d.stateid().seqid,
         }
     }
 }
@@ -237,6 +242,7 @@ impl Registry {
         let other = match &state {
             State::Open(o) => o.other,
             State::Locks(l) => l.other,
+            State::Delegation(d) => d.other,
         };
         let client = state.client().clone();
         let mut of_client = client.states.lock();
@@ -249,7 +255,7 @@ impl Registry {
         Ok(())
     }
 
-    fn forget(&self, client: &Client, other: &[u8; 12]) {
+    pub fn forget(&self, client: &Client, other: &[u8; 12]) {
         client.states.lock().remove(other);
         if self.states.lock().remove(other).is_some() {
             self.count.fetch_sub(1, Relaxed);

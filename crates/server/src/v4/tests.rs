@@ -1,5 +1,7 @@
 //! Conversations of NFSv4: compound in, compound out.
 
+mod delegations;
+
 use super::*;
 use crate::tests::{Client, Lab, model, open_args};
 use hither_proto::nfs4::open as bits;

@@ -55,6 +55,7 @@ impl Exec<'_> {
             return Err(Nfsstat4::XATTR2BIG);
         }
         let name = full(&a.key)?;
+        let _changing = self.for_change(&o, false).await?;
         let before = self.change(&o).await?;
         let set = o.export.vfs.setxattr(&o.cx, &o.fh, &name, &a.value.0, mode).await;
         set.map_err(|e| stat4(&e))?;
@@ -64,6 +65,7 @@ impl Exec<'_> {
     pub(super) async fn removexattr(&mut self, name: &Bytes) -> Result<WireChange, Nfsstat4> {
         let o = self.object(Nfsstat4::ROFS)?.writable()?;
         let name = full(name)?;
+        let _changing = self.for_change(&o, false).await?;
         let before = self.change(&o).await?;
         o.export.vfs.removexattr(&o.cx, &o.fh, &name).await.map_err(|e| stat4(&e))?;
         self.changed_since(&o, before).await

@@ -172,6 +172,19 @@ impl Object {
         sys::access(self.path.as_fd(), bits)
     }
 
+    /// Closes the descriptor for writing; false when somebody is at work with it, or there are writes that were not synced.
+    pub fn stop_writing(&self) -> bool {
+        if self.unsynced.load(Ordering::SeqCst) {
+            return false;
+        }
+        let mut io = self.io.lock();
+        if io.write.as_ref().is_some_and(|fd| Arc::strong_count(fd) > 1) {
+            return false;
+        }
+        io.write = None;
+        true
+    }
+
     /// Closes descriptors for reading and writing that nobody used since the last call: a file open for writing
     /// cannot be executed.
     fn rest(&self) {
@@ -302,6 +315,11 @@ impl Objects {
         let gone = if same { shard.known.remove(&object.fh) } else { None };
         drop(shard);
         drop(gone);
+    }
+
+    /// Whether all that the journal has of a file is where it belongs.
+    pub fn is_settled(&self, object: &Object) -> bool {
+        object.journaled.load(Ordering::SeqCst) <= self.settled.load(Ordering::SeqCst)
     }
 
     /// Number of objects known.

@@ -1,5 +1,5 @@
 //! The system calls that no safe wrapper has: handles of the kernel, a thread's file-system identity, rights by descriptor,
-//! private mounts.
+//! private mounts, leases of files.
 //!
 //! Thin: each function is one call, its errors are the kernel's errnos.
 
@@ -225,4 +225,42 @@ pub(super) fn write(fd: BorrowedFd<'_>, data: &Data, at: u64, sync: bool) -> Res
         }
     }
     Ok(total)
+}
+
+/// The signal of a lease that somebody wants broken: a real-time signal that nobody else uses.
+fn broken_lease() -> libc::c_int {
+    libc::SIGRTMIN() + 7
+}
+
+/// Blocks the signals of leases in this thread; a descriptor to read them from.
+pub(super) fn lease_signals() -> Result<OwnedFd> {
+    let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the set is made by sigemptyset before it is used, and lives through the calls; only this thread's mask changes.
+    let fd = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), broken_lease());
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGIO);
+        if libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()) != 0 {
+            return Err(last_error());
+        }
+        libc::signalfd(-1, set.as_ptr(), libc::SFD_NONBLOCK | libc::SFD_CLOEXEC)
+    };
+    owned(fd.into())
+}
+
+/// Takes a lease for reading; `thread` gets a signal when somebody wants to write.
+pub(super) fn take_lease(fd: BorrowedFd<'_>, thread: libc::pid_t) -> Result<()> {
+    const F_SETSIG: libc::c_int = 10;
+    const F_SETOWN_EX: libc::c_int = 15;
+    const F_OWNER_TID: libc::c_int = 0;
+    // struct f_owner_ex: type and number.
+    let owner: [libc::c_int; 2] = [F_OWNER_TID, thread];
+    let fd = fd.as_raw_fd();
+    // SAFETY: `owner` is laid out as struct f_owner_ex and lives through the call; the other arguments are numbers.
+    let done = unsafe {
+        libc::fcntl(fd, F_SETOWN_EX, owner.as_ptr()) == 0
+            && libc::fcntl(fd, F_SETSIG, broken_lease()) == 0
+            && libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) == 0
+    };
+    if done { Ok(()) } else { Err(last_error()) }
 }

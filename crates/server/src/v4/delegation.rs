@@ -1,0 +1,571 @@
+//! Delegations: files of which clients keep what they read without asking (RFC 8881 section 10.4), from the one lease table.
+//!
+//! It knows nothing of operations on the wire. A delegation for reading says that nobody changes the file, its attributes or its
+//! names, neither through this server (by NFSv3, by NFSv4, the holder himself included) nor, where the files can be watched
+//! ([`Watch`](hither_vfs::Watch)), by a local program. So every operation that changes a file asks first ([`Leases::change`]): what is
+//! delegated is recalled, and the operation waits a moment for it to come back, then its client is told to try later. Delegations
+//! whose holder does not answer end when the holder's own lease has surely ended (`hither_lease`).
+//!
+//! A file is delegated only to a client that has answered a callback on the connection it has now, and only while nobody
+//! has the file open for writing.
+//!
+//! Locks: `inner`, then a client's `states`. What follows from a change of the table is done without the lock, and in this order:
+//! files are watched no longer, then those who waited go on.
+
+use super::clients::Client;
+use super::state::{Registry, State};
+use crate::handle;
+use crate::table::{Export, Others};
+use hither_lease::{
+    Access, Action, Boot, ClientId, Config, Decision, FileKey, Kind, Op, Permit, Table, Term, Ticket, Want,
+};
+use hither_proto::nfs4::{CbOp, CbRecallArgs, CbRes, Nfsstat4, Stateid, open};
+use hither_vfs::{Cx, Fh, FileKind, Name, Watched, Where};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+use twox_hash::XxHash3_64;
+
+/// How long an operation of NFSv4 waits for a recall: a few round trips. Longer would hold a slot that the holder may need.
+pub(crate) const PATIENCE_V4: Duration = Duration::from_millis(250);
+/// The same for NFSv3, whose clients come back only after seconds.
+pub(crate) const PATIENCE_V3: Duration = Duration::from_secs(3);
+/// A client that says so often that it has no such delegation has none: the reply that granted it was lost for good.
+const UNKNOWN_MAX: u8 = 4;
+/// A file that was taken from its holders a second time is delegated to nobody for so long, and for twice as long after each
+/// further time.
+const QUIET_MS: u32 = 500;
+/// The longest such time: a file that is read and written in turn costs a recall in so many milliseconds.
+const QUIET_MAX_MS: u32 = 10_000;
+/// What the table allows clocks to differ by over a lease.
+pub(super) const SKEW: Duration = Duration::from_secs(3);
+
+/// A file delegated to a client for reading.
+pub(crate) struct Delegation {
+    pub other: [u8; 12],
+    pub client: Arc<Client>,
+    /// Export and handle.
+    pub file: (u32, Fh),
+    key: FileKey,
+    /// The table's number of it.
+    seq: u64,
+    minor: u32,
+    recalled: AtomicBool,
+    life: Mutex<Life>,
+    /// A recall is on its way.
+    calling: AtomicBool,
+    watched: Mutex<Option<Watched>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Held,
+    /// It was taken away; the client has to say that it knows (FREE_STATEID).
+    Revoked,
+    Gone,
+}
+
+impl Delegation {
+    pub fn stateid(&self) -> Stateid {
+        Stateid { seqid: 1, other: self.other }
+    }
+
+    /// It was taken away; the client has to say that it knows (FREE_STATEID).
+    pub fn is_revoked(&self) -> bool {
+        *self.life.lock() == Life::Revoked
+    }
+
+    /// From now on the client is told that it has lost something, until it has said that it knows.
+    fn revoke(&self) {
+        let mut life = self.life.lock();
+        if *life == Life::Held {
+            *life = Life::Revoked;
+            self.client.revoked.fetch_add(1, SeqCst);
+            tracing::info!(
+                client = %self.client.owner.escape_ascii(),
+                "a delegation was not returned in time and is revoked"
+            );
+        }
+    }
+
+    /// Its stateid means nothing any more.
+    fn bury(&self) {
+        if std::mem::replace(&mut *self.life.lock(), Life::Gone) == Life::Revoked {
+            self.client.revoked.fetch_sub(1, SeqCst);
+        }
+    }
+
+    fn holder(&self) -> ClientId {
+        id(&self.client)
+    }
+}
+
+/// The lease table and what belongs to it.
+pub(crate) struct Leases {
+    began: Instant,
+    lease: Duration,
+    /// Most delegations; 0: none are granted and nothing is asked.
+    most: usize,
+    inner: Mutex<Inner>,
+    /// Something may be due earlier.
+    moved: Notify,
+    count: AtomicUsize,
+    /// Operations under way that change what files names lead to, where nothing was delegated when they began.
+    naming: AtomicUsize,
+    /// It is recorded that files are delegated.
+    marked: AtomicBool,
+}
+
+struct Inner {
+    table: Table,
+    waiting: HashMap<Ticket, oneshot::Sender<Turn>>,
+    held: HashMap<(ClientId, FileKey), Arc<Delegation>>,
+    /// What the timer waits for.
+    due_ms: Option<u64>,
+}
+
+/// What those who wait are told: the operation may go on, or its client has to come back.
+type Turn = Option<Changing>;
+
+/// An operation that changes a file is under way: nobody gets a delegation of it until this is dropped.
+pub(crate) struct Changing {
+    leases: Arc<Leases>,
+    permit: Option<Permit>,
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        let Some(permit) = self.permit.take() else { return };
+        // Nobody asks for modify revisions: change attributes are the file system's.
+        self.leases.act(|inner, now| inner.table.finish(now, permit, false));
+    }
+}
+
+/// A name is about to lead elsewhere: nobody gets a delegation of anything until this is dropped.
+pub(crate) struct Naming {
+    leases: Arc<Leases>,
+    /// The file that it leads to now.
+    pub file: Option<(Fh, Changing)>,
+}
+
+impl Drop for Naming {
+    fn drop(&mut self) {
+        self.leases.naming.fetch_sub(1, SeqCst);
+    }
+}
+
+/// What follows from a change of the table.
+#[derive(Default)]
+struct Todo {
+    ended: Vec<Arc<Delegation>>,
+    ready: Vec<(oneshot::Sender<Turn>, Option<Permit>, bool)>,
+    recall: Vec<(Arc<Delegation>, u8)>,
+    earlier: bool,
+}
+
+/// An operation stops waiting when nobody waits for its answer.
+struct Waiting<'a> {
+    leases: &'a Arc<Leases>,
+    ticket: Ticket,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.leases.act(|inner, now| {
+            if inner.waiting.remove(&self.ticket).is_some() {
+                inner.table.cancel(now, self.ticket);
+            }
+        });
+    }
+}
+
+fn id(client: &Client) -> ClientId {
+    // The other half of the number is the server's.
+    ClientId(client.id as u32)
+}
+
+fn key(fh: &Fh) -> FileKey {
+    FileKey([XxHash3_64::oneshot(&fh.0), XxHash3_64::oneshot_with_seed(1, &fh.0)])
+}
+
+impl Leases {
+    /// At most `most` delegations to clients whose own lease lasts for `lease`.
+    pub fn new(most: usize, lease: Duration, hash_seed: u64) -> Arc<Self> {
+        let lease_ms = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
+        let most_u32 = u32::try_from(most).unwrap_or(u32::MAX / 4);
+        let config = Config {
+            recall_timeout_ms: lease_ms,
+            skew_ms: SKEW.as_millis() as u32,
+            quiet_ms: QUIET_MS,
+            quiet_max_ms: QUIET_MAX_MS,
+            leases_max: most_u32.max(1),
+            files_max: most_u32.max(1).saturating_add(1 << 20),
+            hash_seed,
+            ..Config::default()
+        };
+        let inner = Inner {
+            // What was held before a restart is taken back or over before anybody changes something: see `Nfs4::grace`.
+            table: Table::new(config, Boot::FIRST, 0),
+            waiting: HashMap::new(),
+            held: HashMap::new(),
+            due_ms: None,
+        };
+        let leases = Arc::new(Self {
+            began: Instant::now(),
+            lease,
+            most,
+            inner: Mutex::new(inner),
+            moved: Notify::new(),
+            count: AtomicUsize::new(0),
+            naming: AtomicUsize::new(0),
+            marked: AtomicBool::new(false),
+        });
+        leases.act(|_, _| ());
+        leases
+    }
+
+    /// Whether it is recorded that files are delegated.
+    pub fn is_marked(&self) -> bool {
+        self.most == 0 || self.marked.load(SeqCst)
+    }
+
+    /// That is recorded.
+    pub fn marked(&self) {
+        self.marked.store(true, SeqCst);
+    }
+
+    /// Whether anything is delegated.
+    pub fn any(&self) -> bool {
+        self.count.load(SeqCst) > 0
+    }
+
+    /// Changes the table and does what follows.
+    fn act<T>(self: &Arc<Self>, change: impl FnOnce(&mut Inner, u64) -> T) -> T {
+        let now = self.began.elapsed().as_millis() as u64;
+        let (result, todo) = {
+            let mut inner = self.inner.lock();
+            let result = change(&mut inner, now);
+            (result, inner.todo())
+        };
+        self.carry_out(todo);
+        result
+    }
+
+    fn carry_out(self: &Arc<Self>, todo: Todo) {
+        for d in todo.ended {
+            self.lapse(&d);
+        }
+        for (tell, permit, go) in todo.ready {
+            let changing = Changing { leases: self.clone(), permit };
+            // Whoever does not wait any more gives the permit back.
+            let _ = tell.send(go.then_some(changing));
+        }
+        for (d, attempt) in todo.recall {
+            if !d.calling.swap(true, SeqCst) {
+                tokio::spawn(self.clone().recall(d, attempt));
+            }
+        }
+        if todo.earlier {
+            self.moved.notify_one();
+        }
+    }
+
+    /// Lets time pass. Runs until it is dropped.
+    pub async fn run(self: &Arc<Self>) {
+        loop {
+            let due = self.inner.lock().due_ms;
+            match due {
+                Some(ms) => {
+                    let at = self.began + Duration::from_millis(ms);
+                    tokio::select! { () = tokio::time::sleep_until(at) => {}, () = self.moved.notified() => {} }
+                }
+                None => self.moved.notified().await,
+            }
+            self.act(|inner, now| inner.table.handle_timeout(now));
+        }
+    }
+
+    /// Whoever calls is about to change a file: waits until nobody caches it, for at most `patience`.
+    ///
+    /// # Errors
+    /// Somebody still does: the client should come back.
+    pub async fn change(
+        self: &Arc<Self>,
+        client: Option<&Arc<Client>>,
+        fh: &Fh,
+        patience: Duration,
+    ) -> Result<Changing, Nfsstat4> {
+        if self.most == 0 {
+            return Ok(Changing { leases: self.clone(), permit: None });
+        }
+        let key = key(fh);
+        let begun = self.act(|inner, now| {
+            // What the holder changes himself makes his own delegation end as well: it says that nobody has the file open
+            // for writing.
+            let client = client.map(|c| id(c)).filter(|id| !inner.held.contains_key(&(*id, key)));
+            let access = Access { client, file: key, op: Op::Write, lease: None, claim: None };
+            match inner.table.begin(now, access) {
+                Decision::Go(go) => Ok(go.permit),
+                Decision::Wait(ticket) => {
+                    let (tell, told) = oneshot::channel();
+                    inner.waiting.insert(ticket, tell);
+                    Err(Some((ticket, told)))
+                }
+                Decision::TryLater { .. } | Decision::Expired => Err(None),
+            }
+        });
+        match begun {
+            Ok(permit) => Ok(Changing { leases: self.clone(), permit }),
+            Err(None) => Err(Nfsstat4::DELAY),
+            Err(Some((ticket, told))) => {
+                let _waiting = Waiting { leases: self, ticket };
+                let turn = tokio::time::timeout(patience, told).await;
+                turn.ok().and_then(Result::ok).flatten().ok_or(Nfsstat4::DELAY)
+            }
+        }
+    }
+
+    /// Whoever calls is about to remove a name or to open it for writing: waits until nobody caches the file that it leads to.
+    ///
+    /// # Errors
+    /// As [`Leases::change`].
+    pub async fn change_name(
+        self: &Arc<Self>,
+        client: Option<&Arc<Client>>,
+        dir: (&Export, &Cx, &Fh),
+        name: &Name,
+        patience: Duration,
+    ) -> Result<Naming, Nfsstat4> {
+        self.naming.fetch_add(1, SeqCst);
+        let mut naming = Naming { leases: self.clone(), file: None };
+        let (export, cx, dir) = dir;
+        if !self.any() {
+            return Ok(naming);
+        }
+        // What cannot be looked up has its failure from the operation itself.
+        let trail = export.vfs.walk(cx, Where::name(dir, name), hither_vfs::Want::default()).await;
+        let found = trail.ok().and_then(|t| t.steps.into_iter().next());
+        if let Some(node) = found.filter(|n| n.attrs.attr.kind == FileKind::Regular) {
+            let changing = self.change(client, &node.fh, patience).await?;
+            naming.file = Some((node.fh, changing));
+        }
+        Ok(naming)
+    }
+
+    /// Delegates a file that a client has just opened for reading, if that is possible now. `reclaim`: it had it before a restart.
+    pub async fn grant(
+        self: &Arc<Self>,
+        registry: &Registry,
+        client: &Arc<Client>,
+        minor: u32,
+        (export, fh): (&Arc<Export>, &Fh),
+        reclaim: bool,
+    ) -> Option<Arc<Delegation>> {
+        if self.count.load(SeqCst) >= self.most || matches!(export.others, Others::Unseen) {
+            return None;
+        }
+        let session = client.sessions().into_iter().find(|s| s.back_is_up());
+        let Some(session) = session else { return refused("the client cannot be called") };
+        if !session.back_is_proven() {
+            session.prove_back(minor);
+            // What was held before a restart is given back at once, lest the client must drop all that it keeps.
+            if !reclaim {
+                return refused("the client has not answered a call yet");
+            }
+        }
+        let d = self.reserve(registry.other(), client, minor, export, fh);
+        let Some(d) = d else { return refused("others use the file, or it is delegated to the client") };
+        // From here on whoever wants to open the file for writing has to wait for us; those who have it open already are seen.
+        let file = registry.file(&d.file);
+        let written = file.is_some_and(|f| {
+            f.opens.lock().iter().any(|o| o.inner.lock().access & open::SHARE_ACCESS_WRITE != 0)
+        });
+        let renamed = self.naming.load(SeqCst) > 0;
+        if written || renamed || registry.add(State::Delegation(d.clone())).is_err() {
+            self.end(registry, &d);
+            return refused("it is open for writing, or names change");
+        }
+        if let Others::Watched(watch) = &export.others {
+            let watched = watch.watch(fh).await;
+            let failed = watched.is_none();
+            *d.watched.lock() = watched;
+            // One that was recalled meanwhile is not handed out: its recall would come before it.
+            if failed || d.recalled.load(SeqCst) || d.is_revoked() {
+                self.end(registry, &d);
+                return refused("it cannot be watched");
+            }
+        }
+        Some(d)
+    }
+
+    fn reserve(
+        self: &Arc<Self>,
+        other: [u8; 12],
+        client: &Arc<Client>,
+        minor: u32,
+        export: &Export,
+        fh: &Fh,
+    ) -> Option<Arc<Delegation>> {
+        let (holder, key) = (id(client), key(fh));
+        let lease_ms = self.lease.as_millis() as u32;
+        let want = Want { kind: Kind::Read, term: Term::Held, optional: true };
+        let access =
+            Access { client: Some(holder), file: key, op: Op::Lease, lease: Some(want), claim: None };
+        self.act(|inner, now| {
+            if inner.held.contains_key(&(holder, key)) {
+                return None;
+            }
+            inner.table.renew(now, holder, lease_ms);
+            let Decision::Go(go) = inner.table.begin(now, access) else { return None };
+            let grant = go.grant.filter(|g| g.cachable)?;
+            let d = Arc::new(Delegation {
+                other,
+                client: client.clone(),
+                file: (export.number, fh.clone()),
+                key,
+                seq: grant.seq,
+                minor,
+                recalled: AtomicBool::new(false),
+                life: Mutex::new(Life::Held),
+                calling: AtomicBool::new(false),
+                watched: Mutex::new(None),
+            });
+            inner.held.insert((holder, key), d.clone());
+            self.count.fetch_add(1, SeqCst);
+            client.delegations.fetch_add(1, SeqCst);
+            Some(d)
+        })
+    }
+
+    /// A client was heard of.
+    pub fn heard(self: &Arc<Self>, client: &Client) {
+        if client.delegations.load(SeqCst) > 0 {
+            let lease_ms = self.lease.as_millis() as u32;
+            self.act(|inner, now| inner.table.renew(now, id(client), lease_ms));
+        }
+    }
+
+    /// A delegation came back, or its client does not have it.
+    pub fn end(self: &Arc<Self>, registry: &Registry, d: &Arc<Delegation>) {
+        registry.forget(&d.client, &d.other);
+        d.bury();
+        self.give_up(d);
+    }
+
+    /// Those who wait for a delegation go on.
+    fn give_up(self: &Arc<Self>, d: &Arc<Delegation>) {
+        // First: what those who wait do would wait for us.
+        drop(d.watched.lock().take());
+        self.act(|inner, now| {
+            inner.table.vacated(now, d.holder(), d.key, Some(d.seq), false);
+            self.drop_held(inner, d);
+        });
+    }
+
+    fn drop_held(&self, inner: &mut Inner, d: &Arc<Delegation>) {
+        let place = (d.holder(), d.key);
+        if inner.held.get(&place).is_some_and(|held| Arc::ptr_eq(held, d)) {
+            inner.held.remove(&place);
+            self.count.fetch_sub(1, SeqCst);
+            d.client.delegations.fetch_sub(1, SeqCst);
+        }
+    }
+
+    /// The table has ended a delegation.
+    fn lapse(&self, d: &Arc<Delegation>) {
+        drop(d.watched.lock().take());
+        d.revoke();
+        self.count.fetch_sub(1, SeqCst);
+        d.client.delegations.fetch_sub(1, SeqCst);
+    }
+
+    /// All that a client holds ends.
+    pub fn forget(self: &Arc<Self>, registry: &Registry, client: &Arc<Client>) {
+        let all: Vec<Arc<Delegation>> = {
+            let states = client.states.lock();
+            let delegations = states.values().filter_map(|s| match s {
+                State::Delegation(d) => Some(d.clone()),
+                _ => None,
+            });
+            delegations.collect()
+        };
+        all.iter().for_each(|d| self.end(registry, d));
+        self.act(|inner, now| inner.table.forget(now, id(client)));
+    }
+
+    /// Somebody else changes a file, or wants to.
+    pub fn changed_elsewhere(self: &Arc<Self>, fh: &Fh) {
+        if self.any() {
+            self.act(|inner, now| inner.table.changed(now, key(fh)));
+        }
+    }
+
+    /// Asks for a delegation back.
+    async fn recall(self: Arc<Self>, d: Arc<Delegation>, attempt: u8) {
+        let op = CbOp::Recall(CbRecallArgs {
+            stateid: d.stateid(),
+            truncate: false,
+            fh: handle::object(d.file.0, &d.file.1).into(),
+        });
+        let session = d.client.sessions().into_iter().find(|s| s.back_is_up());
+        let answer = match session {
+            Some(session) => session.call_back(d.minor, op).await.ok(),
+            None => None,
+        };
+        d.calling.store(false, SeqCst);
+        let unknown = matches!(answer, Some(CbRes::Recall(Err(Nfsstat4::BAD_STATEID | Nfsstat4::BADHANDLE))));
+        if unknown && attempt >= UNKNOWN_MAX {
+            tracing::debug!(client = %d.client.owner.escape_ascii(), "a client has not got a delegation that it was given");
+            self.give_up(&d);
+        }
+    }
+}
+
+fn refused(why: &str) -> Option<Arc<Delegation>> {
+    tracing::debug!("a file is not delegated: {why}");
+    None
+}
+
+impl Inner {
+    /// What the table wants done.
+    fn todo(&mut self) -> Todo {
+        let mut todo = Todo::default();
+        while let Some(action) = self.table.poll_action() {
+            match action {
+                // Nothing depends on these numbers being durable: revisions are not given to anybody.
+                Action::Reserve { end, epoch } => self.table.reserved(end, epoch),
+                Action::Ready { ticket, decision } => {
+                    let Some(tell) = self.waiting.remove(&ticket) else { continue };
+                    match decision {
+                        Decision::Go(go) => todo.ready.push((tell, go.permit, true)),
+                        _ => todo.ready.push((tell, None, false)),
+                    }
+                }
+                Action::Evict { client, file, seq, attempt, .. } => {
+                    if let Some(d) = self.held.get(&(client, file)).filter(|d| d.seq == seq) {
+                        d.recalled.store(true, SeqCst);
+                        todo.recall.push((d.clone(), attempt));
+                    }
+                }
+                Action::Revoked { client, file, seq } => {
+                    if let Some(d) = self.held.get(&(client, file)).filter(|d| d.seq == seq) {
+                        d.revoke();
+                    }
+                }
+                Action::Ended { client, file, seq, .. } => {
+                    if self.held.get(&(client, file)).is_some_and(|d| d.seq == seq) {
+                        todo.ended.extend(self.held.remove(&(client, file)));
+                    }
+                }
+            }
+        }
+        let due = self.table.poll_timeout();
+        todo.earlier = due != self.due_ms;
+        self.due_ms = due;
+        todo
+    }
+}

@@ -1,0 +1,458 @@
+//! Delegations: given, recalled, returned, revoked, taken back.
+
+use super::*;
+use crate::table::Others;
+use crate::tests::env;
+use hither_proto::nfs3;
+use hither_vfs::model::Model;
+use hither_vfs::{BoxFuture, Fh as VfsFh, Told, Watch, Watched};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+const READ: u32 = bits::SHARE_ACCESS_READ;
+const LEASE: Duration = Duration::from_secs(90);
+
+/// A client that can be called, and has shown it.
+async fn callable(lab: &Lab, name: &'static str) -> Client {
+    let mut c = Client::with(lab.connect(), name, 1, create_session::CONN_BACK_CHAN).await;
+    c.reclaim_complete().await;
+    // The proof is on its way.
+    c.wire.listening(Duration::from_millis(50)).await;
+    c
+}
+
+impl crate::tests::Wire {
+    /// Takes the server's calls for a while.
+    async fn listening(&mut self, time: Duration) {
+        let _ = tokio::time::timeout(time, self.listen()).await;
+    }
+
+    fn recalls(&mut self) -> Vec<Stateid> {
+        let calls = std::mem::take(&mut self.called);
+        calls.iter().filter_map(|op| if let CbOp::Recall(a) = op { Some(a.stateid) } else { None }).collect()
+    }
+}
+
+impl Client {
+    async fn open_as(
+        &mut self,
+        name: &str,
+        access: u32,
+        claim: Option<OpenClaim>,
+    ) -> Result<OpenOk, Nfsstat4> {
+        let claim = claim.unwrap_or(OpenClaim::Null(name.as_bytes().into()));
+        let mut r = self.run(vec![Op::Putrootfh, Op::Open(open_args("o", access, 0, claim, false))]).await;
+        r.putrootfh().unwrap();
+        r.open().map_err(|e| e.status().unwrap())
+    }
+
+    /// Opens for reading; the delegation, when there is one.
+    async fn delegation(&mut self, name: &str) -> Option<Stateid> {
+        self.open_as(name, READ, None).await.unwrap().delegation.stateid()
+    }
+
+    async fn give_back(&mut self, fh: &Fh, id: Stateid) -> Result<(), Nfsstat4> {
+        let mut r = self.run(vec![Op::putfh(fh), Op::Delegreturn(id)]).await;
+        r.putfh().unwrap();
+        r.delegreturn().map_err(|e| e.status().unwrap())
+    }
+
+    async fn flags(&mut self) -> u32 {
+        self.seq += 1;
+        let reply = self.wire.call(&Compound::new(2, vec![self.sequence(true)])).await;
+        reply.results().sequence().unwrap().status_flags
+    }
+
+    async fn status(&mut self, ops: Vec<Op>) -> Nfsstat4 {
+        self.seq += 1;
+        let all = std::iter::once(self.sequence(true)).chain(ops).collect();
+        self.wire.call(&Compound::new(2, all)).await.status
+    }
+
+    async fn test(&mut self, id: Stateid) -> Nfsstat4 {
+        let mut r = self.run(vec![Op::TestStateid(vec![id].into())]).await;
+        r.test_stateid().unwrap()[0]
+    }
+}
+
+/// A server whose timers run, with a file `f` of eight bytes and its handle.
+async fn lab() -> (Lab, Fh) {
+    let lab = Lab::new(&model(), "/", 2, None);
+    let fh = begin(&lab).await;
+    (lab, fh)
+}
+
+async fn begin(lab: &Lab) -> Fh {
+    tokio::spawn(lab.server.clone().tend());
+    let mut maker = lab.client("maker").await;
+    maker.reclaim_complete().await;
+    let (id, fh) = maker.open("f", "m", RW, 0).await.unwrap();
+    let write = Op::write(id, 0, StableHow::FILE_SYNC, Bytes::from_static(b"original"));
+    let close = Op::Close(CloseArgs { seqid: 0, stateid: Stateid::CURRENT });
+    let mut r = maker.run(vec![Op::putfh(&fh), write, Op::open_downgrade(id, 1, 0), close]).await;
+    r.putfh().unwrap();
+    r.write().unwrap();
+    r.open_downgrade().unwrap();
+    r.close().unwrap();
+    // What was just taken from somebody is given to nobody for a while.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    fh
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_gets_one() {
+    let (lab, fh) = lab().await;
+    let mut deaf = lab.client("deaf").await;
+    deaf.reclaim_complete().await;
+    assert_eq!(deaf.delegation("f").await, None, "it cannot be called");
+    let mut a = callable(&lab, "a").await;
+    let why = a.open_as("f", READ | bits::WANT_NO_DELEG, None).await.unwrap().delegation;
+    assert_eq!(why, OpenDelegation::NoneExt(WhyNoDelegation::NotWanted));
+    assert_eq!(a.open_as("f", RW, None).await.unwrap().delegation.stateid(), None);
+    assert_eq!(a.delegation("f").await, None, "it is open for writing");
+    let mut b = callable(&lab, "b").await;
+    assert_eq!(b.delegation("f").await, None, "somebody has it open for writing");
+    let open = a.open_as("f", READ, None).await.unwrap().stateid;
+    let close = Op::Close(CloseArgs { seqid: 0, stateid: open });
+    a.run(vec![Op::putfh(&fh), close]).await;
+    let (of_a, of_b) = (a.delegation("f").await.unwrap(), b.delegation("f").await.unwrap());
+    assert_ne!(of_a, of_b, "readers may be many");
+    assert_eq!(a.delegation("f").await, None, "it has one");
+    let mut r = a.run(vec![Op::putfh(&fh), Op::read(of_a, 0, 100)]).await;
+    r.putfh().unwrap();
+    assert_eq!(&r.read().unwrap().data[..], b"original");
+    let write = Op::write(of_a, 0, StableHow::FILE_SYNC, Bytes::from_static(b"x"));
+    assert_eq!(a.status(vec![Op::putfh(&fh), write]).await, Nfsstat4::OPENMODE);
+    assert_eq!(a.test(of_a).await, Nfsstat4::OK);
+    assert_eq!(a.test(of_b).await, Nfsstat4::BAD_STATEID);
+    assert_eq!(a.status(vec![Op::FreeStateid(of_a)]).await, Nfsstat4::LOCKS_HELD);
+    assert_eq!(b.give_back(&fh, of_a).await, Err(Nfsstat4::BAD_STATEID));
+    assert_eq!(a.give_back(&fh, of_a).await, Ok(()));
+    assert_eq!(a.give_back(&fh, of_a).await, Err(Nfsstat4::BAD_STATEID));
+}
+
+/// Each operation that changes a file, its attributes or its names recalls what others hold, is told to come back, and goes on
+/// when it is returned.
+#[tokio::test(start_paused = true)]
+async fn changes_recall() {
+    let (lab, fh) = lab().await;
+    let mut holder = callable(&lab, "holder").await;
+    let mut other = lab.client("other").await;
+    other.reclaim_complete().await;
+    other.open("g", "x", READ, 0).await.unwrap();
+    let set =
+        |attrs: Attrs| vec![Op::putfh(&fh), Op::Setattr(SetattrArgs { stateid: Stateid::ANONYMOUS, attrs })];
+    let open = |claim, access| vec![Op::Putrootfh, Op::Open(open_args("x", access, 0, claim, false))];
+    let name = |n: &str| n.as_bytes().into();
+    let rename = |from: &str, to: &str| {
+        vec![Op::Putrootfh, Op::Savefh, Op::Rename(RenameArgs { oldname: name(from), newname: name(to) })]
+    };
+    let range = RangeArgs { stateid: Stateid::ANONYMOUS, offset: 0, length: 4 };
+    let data = Bytes::from_static(b"data");
+    let changes: Vec<(&str, Vec<Op>)> = vec![
+        ("chmod", set(Attrs { mode: Some(0o600), ..Attrs::default() })),
+        ("cut", set(Attrs { size: Some(4), ..Attrs::default() })),
+        ("write", vec![Op::putfh(&fh), Op::write(Stateid::ANONYMOUS, 0, StableHow::FILE_SYNC, data)]),
+        ("deallocate", vec![Op::putfh(&fh), Op::Deallocate(range)]),
+        ("link", vec![Op::putfh(&fh), Op::Savefh, Op::Putrootfh, Op::Link(name("f2"))]),
+        ("unlink", vec![Op::Putrootfh, Op::Remove(name("f2"))]),
+        ("rename", rename("f", "h")),
+        ("rename back", rename("h", "f")),
+        ("open to write", open(OpenClaim::Null(name("f")), RW)),
+    ];
+    for (what, ops) in changes {
+        // A file that is taken again and again rests for longer and longer.
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        for c in [&mut holder, &mut other] {
+            c.run(vec![]).await;
+        }
+        let file = if what == "rename back" { "h" } else { "f" };
+        let id = holder.delegation(file).await.unwrap_or_else(|| panic!("{what}: no delegation"));
+        let turn = tokio::time::timeout(Duration::from_secs(60), other.status(ops.clone()));
+        assert_eq!(turn.await.unwrap(), Nfsstat4::DELAY, "{what}");
+        holder.wire.listening(Duration::from_secs(2)).await;
+        assert!(holder.wire.recalls().contains(&id), "{what}");
+        assert_eq!(other.status(ops.clone()).await, Nfsstat4::DELAY, "{what}");
+        holder.give_back(&fh, id).await.unwrap();
+        assert_eq!(other.status(ops).await, Nfsstat4::OK, "{what}");
+    }
+}
+
+/// Also those of NFSv3, which wait for longer before they are told to come back; the file that a rename replaces counts.
+#[tokio::test(start_paused = true)]
+async fn changes_by_nfsv3_recall() {
+    let (lab, fh) = lab().await;
+    let mut holder = callable(&lab, "holder").await;
+    let mut wire = lab.connect();
+    let root = wire.root3("/").await;
+    let at = |name: &str| nfs3::Diropargs3 { dir: root.clone(), name: name.as_bytes().into() };
+    let how = nfs3::Createhow3::Guarded(nfs3::Sattr3::default());
+    wire.call(&nfs3::CreateArgs { r#where: at("new"), how }).await.into_result().unwrap();
+    let file: nfs3::Fh3 = fh[..].into();
+    let write = nfs3::WriteArgs {
+        file,
+        offset: 0,
+        count: 4,
+        stable: nfs3::StableHow::FILE_SYNC,
+        data: Bytes::from_static(b"data").into(),
+    };
+    let id = holder.delegation("f").await.unwrap();
+    assert_eq!(wire.call(&write).await.status(), nfs3::Nfsstat3::JUKEBOX);
+    holder.give_back(&fh, id).await.unwrap();
+    assert_eq!(wire.call(&write).await.status(), nfs3::Nfsstat3::OK);
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    holder.run(vec![]).await;
+    let id = holder.delegation("f").await.unwrap();
+    holder.wire.recalls();
+    // Returned while the call waits: nobody has to come back.
+    let replace = nfs3::RenameArgs { from: at("new"), to: at("f") };
+    let back = async {
+        holder.wire.listening(Duration::from_secs(1)).await;
+        assert_eq!(holder.wire.recalls(), [id]);
+        holder.give_back(&fh, id).await
+    };
+    let (renamed, back) = tokio::join!(wire.call(&replace), back);
+    back.unwrap();
+    assert_eq!(renamed.status(), nfs3::Nfsstat3::OK);
+}
+
+/// The holder's own changes end his delegation, too; an open under it is taken over.
+#[tokio::test(start_paused = true)]
+async fn the_holder_himself() {
+    let (lab, fh) = lab().await;
+    let mut a = callable(&lab, "a").await;
+    let id = a.delegation("f").await.unwrap();
+    let under = a
+        .open_as(
+            "f",
+            READ,
+            Some(OpenClaim::DelegateCur(ClaimDelegateCur { delegate_stateid: id, file: b"f"[..].into() })),
+        )
+        .await;
+    assert_eq!(under.unwrap().delegation, OpenDelegation::None);
+    let claim = Op::Open(open_args("o2", READ, 0, OpenClaim::DelegCurFh(id), false));
+    a.run(vec![Op::putfh(&fh), claim.clone()]).await.putfh().unwrap();
+    assert_eq!(a.open_as("f", RW, None).await.unwrap_err(), Nfsstat4::DELAY);
+    assert_eq!(a.wire.recalls(), [id]);
+    a.give_back(&fh, id).await.unwrap();
+    a.open_as("f", RW, None).await.unwrap();
+    assert_eq!(a.status(vec![Op::putfh(&fh), claim]).await, Nfsstat4::BAD_STATEID);
+}
+
+/// Who is silent loses his delegations when his lease has surely ended, not before; who is there and returns nothing loses them,
+/// too. Both are told until they have said that they know.
+#[tokio::test(start_paused = true)]
+async fn what_is_not_returned_is_revoked() {
+    for silent in [true, false] {
+        let (lab, fh) = lab().await;
+        let mut holder = callable(&lab, "holder").await;
+        let mut other = lab.client("other").await;
+        other.reclaim_complete().await;
+        let id = holder.delegation("f").await.unwrap();
+        holder.wire.deaf = silent;
+        let begun = Instant::now();
+        let ops =
+            vec![Op::Putrootfh, Op::Open(open_args("x", RW, 0, OpenClaim::Null(b"f"[..].into()), false))];
+        loop {
+            match other.status(ops.clone()).await {
+                Nfsstat4::OK => break,
+                status => assert_eq!(status, Nfsstat4::DELAY),
+            }
+            if !silent {
+                holder.run(vec![]).await;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let took = begun.elapsed();
+        assert!(took >= LEASE, "{silent}: {took:?}");
+        assert!(took < 2 * LEASE + Duration::from_secs(15), "{silent}: {took:?}");
+        assert_ne!(holder.flags().await & seq4_status::RECALLABLE_STATE_REVOKED, 0);
+        assert_eq!(holder.test(id).await, Nfsstat4::DELEG_REVOKED);
+        assert_eq!(holder.status(vec![Op::putfh(&fh), Op::read(id, 0, 1)]).await, Nfsstat4::DELEG_REVOKED);
+        assert_eq!(holder.give_back(&fh, id).await, Err(Nfsstat4::DELEG_REVOKED));
+        assert_eq!(holder.status(vec![Op::FreeStateid(id)]).await, Nfsstat4::OK);
+        assert_eq!(holder.flags().await & seq4_status::RECALLABLE_STATE_REVOKED, 0);
+        assert_eq!(holder.test(id).await, Nfsstat4::BAD_STATEID);
+    }
+}
+
+/// A client that is gone for good holds nothing up.
+#[tokio::test(start_paused = true)]
+async fn a_new_life_of_the_holder_ends_them() {
+    let (lab, _) = lab().await;
+    let mut holder = callable(&lab, "holder").await;
+    holder.delegation("f").await.unwrap();
+    let mut again = Client::new(lab.connect(), "holder", 2).await;
+    again.reclaim_complete().await;
+    again.open_as("f", RW, None).await.unwrap();
+    assert!(!lab.server.v4.leases.any());
+}
+
+/// After a restart nobody changes anything before those who had something delegated are back, or cannot believe it any more.
+#[tokio::test(start_paused = true)]
+async fn a_restart_gives_delegations_back() {
+    let (model, dir) = (model(), tempfile::tempdir().unwrap());
+    let state = Some(dir.path().to_path_buf());
+    let lab = Lab::new(&model, "/", 2, state.clone());
+    let fh = begin(&lab).await;
+    let mut holder = callable(&lab, "holder").await;
+    holder.delegation("f").await.unwrap();
+    drop(lab);
+    for comes_back in [true, false] {
+        let lab = Lab::new(&model, "/", 3, state.clone());
+        tokio::spawn(lab.server.clone().tend());
+        let mut wire = lab.connect();
+        let remove = nfs3::RemoveArgs {
+            object: nfs3::Diropargs3 { dir: wire.root3("/").await, name: b"none"[..].into() },
+        };
+        let mut other = lab.client("other").await;
+        other.run(vec![Op::ReclaimComplete(false)]).await.reclaim_complete().unwrap();
+        let gone = Op::Remove(b"none"[..].into());
+        assert_eq!(wire.call(&remove).await.status(), nfs3::Nfsstat3::JUKEBOX);
+        assert_eq!(other.status(vec![Op::Putrootfh, gone.clone()]).await, Nfsstat4::GRACE);
+        if !comes_back {
+            tokio::time::sleep(LEASE + Duration::from_secs(5)).await;
+            assert_eq!(wire.call(&remove).await.status(), nfs3::Nfsstat3::NOENT);
+            continue;
+        }
+        let mut holder = Client::with(lab.connect(), "holder", 1, create_session::CONN_BACK_CHAN).await;
+        let claim = OpenClaim::Previous(DelegationType::READ);
+        let mut r = holder.run(vec![Op::putfh(&fh), Op::Open(open_args("o", READ, 0, claim, false))]).await;
+        r.putfh().unwrap();
+        assert!(r.open().unwrap().delegation.stateid().is_some());
+        assert_eq!(wire.call(&remove).await.status(), nfs3::Nfsstat3::JUKEBOX);
+        holder.reclaim_complete().await;
+        let mut maker = lab.client("maker").await;
+        maker.reclaim_complete().await;
+        assert_eq!(wire.call(&remove).await.status(), nfs3::Nfsstat3::NOENT);
+    }
+}
+
+/// Files that somebody else may change.
+struct Watcher {
+    told: Mutex<Option<Arc<Told>>>,
+    can: bool,
+    watched: Arc<AtomicUsize>,
+}
+
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Watch for Watcher {
+    fn watch(&self, _: &VfsFh) -> BoxFuture<Option<Watched>> {
+        let watched = self.can.then(|| {
+            self.watched.fetch_add(1, SeqCst);
+            Box::new(Counted(self.watched.clone())) as Watched
+        });
+        Box::pin(async move { watched })
+    }
+
+    fn tell(&self, told: Arc<Told>) {
+        *self.told.lock() = Some(told);
+    }
+}
+
+/// What a local program is about to change is recalled, and it waits until nobody watches the file any more.
+#[tokio::test(start_paused = true)]
+async fn local_programs_recall() {
+    for can in [false, true] {
+        let model = model();
+        let watcher = Arc::new(Watcher { told: Mutex::default(), can, watched: Arc::default() });
+        let lab = Lab::beside(&model, "/", 2, None, Others::Watched(watcher.clone()));
+        let fh = begin(&lab).await;
+        let mut holder = callable(&lab, "holder").await;
+        let id = holder.delegation("f").await;
+        assert_eq!(id.is_some(), can);
+        let Some(id) = id else { continue };
+        assert_eq!(watcher.watched.load(SeqCst), 1);
+        let told = watcher.told.lock().clone().unwrap();
+        let export = lab.server.table().exports()[0].number;
+        let Some(crate::handle::Handle::Object(number, file)) = crate::handle::Handle::read(&fh) else {
+            panic!("an object")
+        };
+        assert_eq!(number, export);
+        told(&file);
+        holder.wire.listening(Duration::from_secs(1)).await;
+        assert_eq!(holder.wire.recalls(), [id]);
+        assert_eq!(watcher.watched.load(SeqCst), 1, "as long as it is held");
+        holder.give_back(&fh, id).await.unwrap();
+        assert_eq!(watcher.watched.load(SeqCst), 0);
+    }
+    let lab = Lab::beside(&model(), "/", 2, None, Others::Unseen);
+    begin(&lab).await;
+    assert_eq!(callable(&lab, "holder").await.delegation("f").await, None);
+}
+
+/// What each of several clients reads, from its own memory as long as it holds a delegation, is never older than the last write
+/// that was acknowledged before.
+#[tokio::test(start_paused = true)]
+async fn nothing_stale_is_ever_read() {
+    let random = env(77).random;
+    let mut from_memory = 0;
+    for _ in 0..20 {
+        let model: Arc<Model> = model();
+        let lab = Lab::new(&model, "/", (random)(), None);
+        let fh = begin(&lab).await;
+        let mut readers = [callable(&lab, "a").await, callable(&lab, "b").await, callable(&lab, "c").await];
+        let mut kept: Vec<Option<(Stateid, Bytes)>> = vec![None; readers.len()];
+        let mut writer = lab.client("writer").await;
+        writer.reclaim_complete().await;
+        let mut acknowledged = Bytes::from_static(b"original");
+        for step in 0..300_u64 {
+            let i = (random)() as usize % readers.len();
+            tokio::time::sleep(Duration::from_millis((random)() % 400)).await;
+            if (random)().is_multiple_of(12) {
+                let value = Bytes::from(format!("{step:08}"));
+                let write = Op::write(Stateid::ANONYMOUS, 0, StableHow::FILE_SYNC, value.clone());
+                loop {
+                    // Readers return one at a time, and not at once.
+                    match writer.status(vec![Op::putfh(&fh), write.clone()]).await {
+                        Nfsstat4::OK => break,
+                        status => assert_eq!(status, Nfsstat4::DELAY),
+                    }
+                    let i = (random)() as usize % readers.len();
+                    readers[i].wire.listening(Duration::from_millis(1)).await;
+                    recalled(&mut readers[i], &mut kept[i], &fh).await;
+                    for (c, kept) in readers.iter_mut().zip(&kept) {
+                        if let Some((_, bytes)) = kept {
+                            assert_eq!(*bytes, acknowledged, "as long as it is held");
+                            from_memory += 1;
+                        }
+                        c.run(vec![]).await;
+                    }
+                }
+                acknowledged = value;
+                continue;
+            }
+            let reader = &mut readers[i];
+            reader.wire.listening(Duration::from_millis(1)).await;
+            recalled(reader, &mut kept[i], &fh).await;
+            if let Some((_, bytes)) = &kept[i] {
+                assert_eq!(*bytes, acknowledged);
+                from_memory += 1;
+                continue;
+            }
+            let open = Op::Open(open_args("o", READ, 0, OpenClaim::Null(b"f"[..].into()), false));
+            let mut r = reader.run(vec![Op::Putrootfh, open, Op::read(Stateid::CURRENT, 0, 100)]).await;
+            r.putrootfh().unwrap();
+            let opened = r.open().unwrap();
+            let bytes = Bytes::copy_from_slice(&r.read().unwrap().data);
+            assert_eq!(bytes, acknowledged);
+            kept[i] = opened.delegation.stateid().map(|id| (id, bytes));
+        }
+    }
+    assert!(from_memory > 500, "{from_memory} reads from memory prove nothing");
+}
+
+async fn recalled(c: &mut Client, kept: &mut Option<(Stateid, Bytes)>, fh: &Fh) {
+    for id in c.wire.recalls() {
+        if kept.as_ref().is_some_and(|(held, _)| *held == id) {
+            *kept = None;
+            c.give_back(fh, id).await.unwrap();
+        }
+    }
+}

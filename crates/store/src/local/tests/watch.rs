@@ -1,0 +1,103 @@
+//! What local programs do to watched files is told.
+
+use super::*;
+use hither_vfs::{Told, Watch, Watched};
+use std::fs;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// A directory whose watched files are told.
+fn told(local: &Local) -> UnboundedReceiver<Fh> {
+    let (tx, rx) = unbounded_channel();
+    let told: Arc<Told> = Arc::new(move |fh: &Fh| drop(tx.send(fh.clone())));
+    local.tell(told);
+    rx
+}
+
+/// Watches; right after a writer went it may take a moment.
+async fn watch(l: &Local, fh: &Fh) -> Watched {
+    for _ in 0..200 {
+        if let Some(watched) = l.watch(fh).await {
+            return watched;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("it cannot be watched")
+}
+
+async fn file(l: &Local, n: &str) -> Fh {
+    let made = create(l, &root(), &top(l).await, n, 0o644).await.unwrap();
+    put(l, &root(), &made, 0, b"old").await.unwrap();
+    let f = File { fh: &made.node.fh, open: Some(made.open) };
+    l.commit(&root(), f).await.unwrap();
+    l.close(&root(), &made.node.fh, made.open).await.unwrap();
+    made.node.fh
+}
+
+/// Whoever wants to write waits until the file is no longer watched, and is told of.
+#[tokio::test]
+async fn writers_wait_and_are_told() {
+    let dir = Dir::new();
+    let l = local(&dir);
+    let mut told = told(&l);
+    let fh = file(&l, "f").await;
+    let watched = watch(&l, &fh).await;
+    let path = dir.path("f");
+    let writer = tokio::task::spawn_blocking(move || fs::write(path, b"new"));
+    assert_eq!(told.recv().await.unwrap(), fh);
+    assert_eq!(read_all(&l, &root(), &fh).await.unwrap(), "old", "the writer waits");
+    assert!(!writer.is_finished());
+    drop(watched);
+    writer.await.unwrap().unwrap();
+    assert_eq!(read_all(&l, &root(), &fh).await.unwrap(), "new");
+}
+
+#[tokio::test]
+async fn files_that_somebody_writes_are_not_watched() {
+    let dir = Dir::new();
+    let l = local(&dir);
+    let _told = told(&l);
+    let fh = file(&l, "f").await;
+    let writer = fs::File::options().write(true).open(dir.path("f")).unwrap();
+    assert!(l.watch(&fh).await.is_none());
+    drop(writer);
+    drop(watch(&l, &fh).await);
+}
+
+/// What changes no bytes is told after it has happened; two who watch one file are both told, also when one stops.
+#[tokio::test]
+async fn attributes_and_names_are_told() {
+    let dir = Dir::new();
+    let l = local(&dir);
+    let mut told = told(&l);
+    let fh = file(&l, "f").await;
+    let (first, second) = (watch(&l, &fh).await, watch(&l, &fh).await);
+    fs::set_permissions(dir.path("f"), fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(told.recv().await.unwrap(), fh);
+    drop(first);
+    while told.try_recv().is_ok() {}
+    fs::rename(dir.path("f"), dir.path("g")).unwrap();
+    assert_eq!(told.recv().await.unwrap(), fh);
+    fs::hard_link(dir.path("g"), dir.path("h")).unwrap();
+    assert_eq!(told.recv().await.unwrap(), fh);
+    drop(second);
+    // The directory itself still reads and writes what is watched no longer.
+    let opened = l.open(&root(), Where::fh(&fh), &how(both(), Create::No)).await.unwrap();
+    put(&l, &root(), &opened, 0, b"own").await.unwrap();
+}
+
+/// Looking is no change.
+#[tokio::test]
+async fn readers_are_not_told() {
+    let dir = Dir::new();
+    let l = local(&dir);
+    let mut told = told(&l);
+    let fh = file(&l, "f").await;
+    let _watched = watch(&l, &fh).await;
+    while told.try_recv().is_ok() {}
+    fs::read(dir.path("f")).unwrap();
+    find(&l, &root(), "f").await.unwrap();
+    read_all(&l, &root(), &fh).await.unwrap();
+    fs::metadata(dir.path("f")).unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(told.try_recv().is_err());
+}

@@ -1,0 +1,204 @@
+//! Local programs that change files which a client caches are noticed.
+//!
+//! A watched file has a descriptor for reading with a lease of the kernel on it (fcntl(2), F_SETLEASE): whoever wants to open the
+//! file for writing, or to cut it, waits until the lease is given up, for at most /proc/sys/fs/lease-break-time seconds, and we
+//! get a signal. That is exact: while a lease is held nobody has the file open for writing, mapped files included. The lease does
+//! not cover what changes no bytes (permissions, times, names, links); inotify(7) tells of that right after it has happened.
+//!
+//! One thread for each directory takes both. The signal is sent to that thread alone, which has it blocked, so no other
+//! thread or program ever meets it. When the queue of either overflows everything that is watched counts as changed.
+
+use super::object::os;
+use super::pool::Worker;
+use super::{Inner, Local, sys};
+use hither_vfs::{BoxFuture, Cred, Error, Fh, Result, Told, Watch, Watched};
+use parking_lot::{Mutex, RwLock};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{OFlags, inotify};
+use std::collections::HashMap;
+use std::mem::MaybeUninit;
+use std::sync::{Arc, OnceLock, Weak, mpsc};
+
+/// How often the thread looks whether anybody still needs it.
+const LOOK_EVERY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// Bytes of notifications that are read at once.
+const EVENTS_BYTES: usize = 16 << 10;
+
+/// Where the watcher is, once somebody wants to be told.
+pub(super) type Slot = OnceLock<Arc<Watcher>>;
+
+/// All files of a directory that are watched.
+pub(super) struct Watcher {
+    told: RwLock<Arc<Told>>,
+    inotify: OwnedFd,
+    /// The thread that gets the signals.
+    thread: libc::pid_t,
+    by_descriptor: Mutex<HashMap<i32, Fh>>,
+    /// By number of the watch: the same for all who watch one file, with how many they are.
+    by_watch: Mutex<HashMap<i32, (Fh, u32)>>,
+}
+
+/// A file that is watched.
+struct Held {
+    watcher: Arc<Watcher>,
+    fd: OwnedFd,
+    watch: Option<i32>,
+}
+
+impl Watch for Local {
+    fn watch(&self, fh: &Fh) -> BoxFuture<Option<Watched>> {
+        let (inner, fh) = (self.inner.clone(), fh.clone());
+        Box::pin(async move {
+            let watcher = inner.watcher.get()?.clone();
+            let (of, handle) = (inner.clone(), fh.clone());
+            let job = move |worker: &mut Worker| of.descriptor_to_watch(worker, &handle);
+            // Taken on this thread: those of the pool have no right to leases.
+            let fd = inner.pool.run(Arc::new(Cred::root()), job).await.ok()??;
+            Some(Box::new(watcher.hold(fd, &fh)?) as Watched)
+        })
+    }
+
+    fn tell(&self, told: Arc<Told>) {
+        match self.inner.watcher.get() {
+            Some(watcher) => *watcher.told.write() = told,
+            None => match Watcher::start(told) {
+                Ok(watcher) => drop(self.inner.watcher.set(watcher)),
+                Err(e) => tracing::warn!("local changes cannot be watched, so no file is delegated: {e}"),
+            },
+        }
+    }
+}
+
+impl Inner {
+    /// A descriptor for reading of a file that nobody writes through us at the moment.
+    fn descriptor_to_watch(&self, worker: &mut Worker, fh: &Fh) -> Result<Option<OwnedFd>> {
+        let object = self.resolve(worker, fh)?;
+        object.need_regular()?;
+        if !self.objects.is_settled(&object) || !object.stop_writing() {
+            return Ok(None);
+        }
+        worker.root(|| object.reopen(self.proc_fd.as_fd(), OFlags::RDONLY)).map(Some)
+    }
+}
+
+impl Watcher {
+    /// Starts the thread, which ends with the last use of what is returned.
+    fn start(told: Arc<Told>) -> Result<Arc<Self>> {
+        let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
+        let inotify = inotify::init(flags).map_err(os)?;
+        let (tell, number) = mpsc::channel();
+        let (give, given) = mpsc::channel::<Weak<Self>>();
+        let work = move || match sys::lease_signals() {
+            Ok(signals) => {
+                let _ = tell.send(Ok(rustix::thread::gettid().as_raw_nonzero().get()));
+                if let Ok(watcher) = given.recv() {
+                    run(&watcher, signals.as_fd());
+                }
+            }
+            Err(e) => drop(tell.send(Err(e))),
+        };
+        let failed = |e: std::io::Error| Error::because(libc::EAGAIN, format!("cannot start a thread: {e}"));
+        std::thread::Builder::new().name("hither-watch".into()).spawn(work).map_err(failed)?;
+        let thread = number.recv().map_err(|_| Error::new(libc::EIO))??;
+        let (by_descriptor, by_watch) = Default::default();
+        let watcher = Arc::new(Self { told: RwLock::new(told), inotify, thread, by_descriptor, by_watch });
+        let _ = give.send(Arc::downgrade(&watcher));
+        Ok(watcher)
+    }
+
+    /// Watches what a descriptor for reading is open on; `None` when somebody has it open for writing or the file system cannot.
+    fn hold(self: &Arc<Self>, fd: OwnedFd, fh: &Fh) -> Option<Held> {
+        // Before the lease: it may be broken as soon as it is there.
+        self.by_descriptor.lock().insert(fd.as_raw_fd(), fh.clone());
+        let mut held = Held { watcher: self.clone(), fd, watch: None };
+        sys::take_lease(held.fd.as_fd(), self.thread).ok()?;
+        held.watch = Some(self.add(held.fd.as_fd(), fh)?);
+        Some(held)
+    }
+
+    fn add(&self, fd: BorrowedFd<'_>, fh: &Fh) -> Option<i32> {
+        use inotify::WatchFlags;
+        let what = WatchFlags::ATTRIB | WatchFlags::MODIFY | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let mut by_watch = self.by_watch.lock();
+        let watch = inotify::add_watch(&self.inotify, path, what).ok()?;
+        by_watch.entry(watch).or_insert_with(|| (fh.clone(), 0)).1 += 1;
+        Some(watch)
+    }
+
+    fn remove(&self, watch: i32) {
+        let mut by_watch = self.by_watch.lock();
+        let Some((_, users)) = by_watch.get_mut(&watch) else { return };
+        *users -= 1;
+        if *users == 0 {
+            by_watch.remove(&watch);
+            // Fails when the file is gone, and the watch with it.
+            let _ = inotify::remove_watch(&self.inotify, watch);
+        }
+    }
+
+    fn tell(&self, files: impl IntoIterator<Item = Fh>) {
+        let told = self.told.read().clone();
+        files.into_iter().for_each(|fh| told(&fh));
+    }
+
+    fn tell_all(&self) {
+        let files: Vec<Fh> = self.by_descriptor.lock().values().cloned().collect();
+        self.tell(files);
+    }
+
+    /// Takes all notifications there are.
+    fn take_events(&self) {
+        let mut buffer = [MaybeUninit::uninit(); EVENTS_BYTES];
+        let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
+        while let Ok(event) = reader.next() {
+            if event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
+                self.tell_all();
+                continue;
+            }
+            let file = self.by_watch.lock().get(&event.wd()).map(|(fh, _)| fh.clone());
+            self.tell(file);
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.watcher.by_descriptor.lock().remove(&self.fd.as_raw_fd());
+        if let Some(watch) = self.watch {
+            self.watcher.remove(watch);
+        }
+        // Closing the descriptor, which comes next, gives up the lease.
+    }
+}
+
+/// The thread: until nobody has the watcher any more.
+fn run(watcher: &Weak<Watcher>, signals: BorrowedFd<'_>) {
+    while let Some(watcher) = watcher.upgrade() {
+        let mut fds =
+            [PollFd::from_borrowed_fd(signals, PollFlags::IN), PollFd::new(&watcher.inotify, PollFlags::IN)];
+        if rustix::event::poll(&mut fds, Some(&LOOK_EVERY)).is_err() {
+            continue;
+        }
+        while let Some((signal, fd)) = next_signal(signals) {
+            if signal == libc::SIGIO {
+                // The queue was full: the kernel says only that there was something.
+                watcher.tell_all();
+            } else {
+                let file = watcher.by_descriptor.lock().get(&fd).cloned();
+                watcher.tell(file);
+            }
+        }
+        watcher.take_events();
+    }
+}
+
+/// The next signal that waits for this thread, and the descriptor whose lease it is about.
+fn next_signal(signals: BorrowedFd<'_>) -> Option<(libc::c_int, i32)> {
+    let mut raw = [0; size_of::<libc::signalfd_siginfo>()];
+    let read = rustix::io::read(signals, &mut raw).ok()?;
+    // struct signalfd_siginfo: 32-bit numbers, of which the first is the signal and the sixth the descriptor.
+    let word = |at: usize| raw.get(at..at + 4).and_then(|b| b.try_into().ok()).map(i32::from_ne_bytes);
+    if read < raw.len() { None } else { Some((word(0)?, word(20)?)) }
+}

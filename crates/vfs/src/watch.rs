@@ -1,0 +1,22 @@
+//! How a layer says that files are changed by others than its callers.
+
+use crate::{BoxFuture, Fh};
+use std::sync::Arc;
+
+/// Watches files that others may change behind a [`Vfs`](crate::Vfs): local programs, where it stands for a directory.
+pub trait Watch: Send + Sync + 'static {
+    /// Watches a regular file until the result is dropped. From the moment this ends, whoever else wants to change the contents is
+    /// held up, where the system can do that, until it is dropped; other changes (attributes, names) are told as they happen. `None`
+    /// when that cannot be promised, also for the moment: somebody has the file open for writing. Changes that are made through the
+    /// `Vfs` count as well: the caller stops watching before it makes one.
+    fn watch(&self, fh: &Fh) -> BoxFuture<Option<Watched>>;
+
+    /// Names who is told of the handles of files that others want to change or have changed; the last one named counts.
+    fn tell(&self, told: Arc<Told>);
+}
+
+/// See [`Watch::tell`]. Returns at once and waits for nobody.
+pub type Told = dyn Fn(&Fh) + Send + Sync;
+
+/// A file is watched as long as this is not dropped.
+pub type Watched = Box<dyn Send + Sync>;
