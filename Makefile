@@ -86,6 +86,15 @@ install: build
 	install -d $(DESTDIR)/sbin
 	for l in mount.hither mount.fuse.hither umount.hither umount.fuse.hither; do \
 	  ln -sf $(PREFIX)/bin/hither $(DESTDIR)/sbin/$$l; done
+	target/release/hither man $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions \
+	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	target/release/hither completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/hither
+	target/release/hither completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_hither
+	target/release/hither completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/hither.fish
 
 uninstall:
-	rm -f $(DESTDIR)$(PREFIX)/bin/hither $(DESTDIR)/sbin/{,u}mount.{,fuse.}hither
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/hither{,-*}.1 \
+	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions/hither $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_hither \
+	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/hither.fish \
+	  $(DESTDIR)$(PREFIX)/bin/hither $(DESTDIR)/sbin/{,u}mount.{,fuse.}hither

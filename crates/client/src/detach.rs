@@ -1,7 +1,19 @@
 //! Calls that change something run to their end, whoever stops waiting for them.
 
+use hither_vfs::Account;
 use hither_vfs::{Cx, Error, Result};
+use std::sync::Arc;
 use tokio::time::sleep_until;
+
+tokio::task_local! {
+    /// What the call costs on whose behalf a task runs.
+    static ACCOUNT: Option<Arc<Account>>;
+}
+
+/// The account of the call on whose behalf this task runs.
+pub(crate) fn account() -> Option<Arc<Account>> {
+    ACCOUNT.try_with(Clone::clone).ok().flatten()
+}
 
 /// Runs `call` in a task of its own and waits for it as long as the caller wants to.
 ///
@@ -12,7 +24,7 @@ pub(crate) async fn detached<T: Send + 'static>(
     cx: &Cx,
     call: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
-    let task = tokio::spawn(call);
+    let task = tokio::spawn(ACCOUNT.scope(cx.account.clone(), call));
     patient(cx, async {
         match task.await {
             Ok(outcome) => outcome,

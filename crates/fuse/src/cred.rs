@@ -87,6 +87,13 @@ pub(crate) fn signals(tid: u32) -> Signals {
     seen
 }
 
+/// The process of a thread and the name of its program.
+pub(crate) fn process(tid: u32) -> Option<(u32, String)> {
+    let status = read_proc(tid, "status").filter(|_| tid != 0)?;
+    let text = |name| field(&status, name).map(|value| String::from_utf8_lossy(value).trim().to_string());
+    Some((text(b"Tgid")?.parse().ok()?, text(b"Name")?))
+}
+
 fn read_proc(tid: u32, file: &str) -> Option<Vec<u8>> {
     let mut text = Vec::with_capacity(2048);
     File::open(format!("/proc/{tid}/{file}")).ok()?.read_to_end(&mut text).ok()?;

@@ -24,10 +24,12 @@ mod lease;
 mod mount;
 mod ops;
 mod passthrough;
+mod recent;
 mod sent_back;
 mod session;
 mod stats;
 
 pub use hint::HintStats;
 pub use mount::{Config, MountError, Mounted, mount};
+pub use recent::{RecentCall, RecentCalls};
 pub use stats::OpCount;

@@ -3,9 +3,10 @@
 use crate::device::Device;
 use crate::hint::HintStats;
 use crate::lease::Withdrawer;
+use crate::recent::{RecentCall, RecentCalls};
 use crate::session::{Phase, Session};
 use crate::stats::OpCount;
-use hither_vfs::Vfs;
+use hither_vfs::{Fh, Name, Vfs};
 use std::ffi::CString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -224,6 +225,30 @@ impl Mounted {
     /// Objects that the kernel keeps under a lease now, and withdrawals of leases so far.
     pub fn leases(&self) -> (u64, u64) {
         self.session.leases.counts()
+    }
+
+    /// The root directory's handle.
+    pub fn root(&self) -> Fh {
+        self.session.inodes.root()
+    }
+
+    /// The last calls, newest first, that asked the server about an object, or about one of some names in directories.
+    pub fn recent(&self, object: Option<&Fh>, names: &[(Fh, Name)]) -> Vec<RecentCall> {
+        self.session.recent.about(object, names)
+    }
+
+    /// The calls that asked the server since the one with number `from`.
+    pub fn calls_since(&self, from: u64) -> RecentCalls {
+        let (next, lost, calls) = self.session.recent.since(from);
+        let inodes = &self.session.inodes;
+        let found = calls.into_iter().map(|(fh, call)| {
+            let mut path = fh.and_then(|fh| inodes.path_of(&fh));
+            if let (Some(path), Some(name)) = (&mut path, &call.name) {
+                path.push(name.clone());
+            }
+            (path, call)
+        });
+        RecentCalls { next, lost, calls: found.collect() }
     }
 
     /// Open files, open directories, requests under way, inodes the kernel knows.

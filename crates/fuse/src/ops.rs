@@ -15,7 +15,7 @@ use crate::handles::{OpenDir, OpenFile};
 use crate::inode::{Inode, Moment};
 use crate::lease::{Grant, LEASE_TIME};
 use crate::session::Session;
-use hither_vfs::{Attrs, Cred, Cx, Error, File, Node, Result, Validity};
+use hither_vfs::{Account, Attrs, Cred, Cx, Error, File, Name, Node, Result, Validity};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -26,6 +26,10 @@ pub(crate) struct Call {
     pub head: Header,
     pub pending: Arc<Pending>,
     cred: OnceLock<Arc<Cred>>,
+    /// The name it is about.
+    pub name: Option<Name>,
+    /// What it costs.
+    account: OnceLock<Arc<Account>>,
     /// Withdrawals of leases when the request came.
     withdrawals: u64,
     /// Held from passing a lease on to the end of the reply.
@@ -33,9 +37,10 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    pub fn new(session: Arc<Session>, head: Header, pending: Arc<Pending>) -> Self {
+    pub fn new(session: Arc<Session>, head: Header, pending: Arc<Pending>, name: Option<Name>) -> Self {
         let withdrawals = session.leases.withdrawals();
-        Self { session, head, pending, cred: OnceLock::new(), withdrawals, grant: OnceLock::new() }
+        let (cred, account, grant) = Default::default();
+        Self { session, head, pending, cred, name, account, withdrawals, grant }
     }
 
     /// Serves the request.
@@ -125,7 +130,13 @@ impl Call {
 
     /// Context on behalf of somebody else, the one who opened a file.
     fn cx_of(&self, cred: Arc<Cred>) -> Cx {
-        Cx { cancel: self.pending.cancel.clone(), ..Cx::new(cred) }
+        let account = self.account.get_or_init(Arc::default).clone();
+        Cx { cancel: self.pending.cancel.clone(), account: Some(account), ..Cx::new(cred) }
+    }
+
+    /// What it has cost, when it asked anybody.
+    pub fn account(&self) -> Option<&Account> {
+        self.account.get().map(|account| &**account).filter(|account| !account.is_empty())
     }
 
     /// The inode the request is about.

@@ -16,6 +16,7 @@ use crate::lease::Leases;
 use crate::mount::Config;
 use crate::ops::Call;
 use crate::passthrough::Passthrough;
+use crate::recent::Recent;
 use crate::sent_back::SentBack;
 use crate::stats::Stats;
 use bytes::Bytes;
@@ -64,6 +65,8 @@ pub(crate) struct Session {
     pub dirs: Handles<OpenDir>,
     pub calls: Calls,
     pub stats: Stats,
+    /// Calls that asked the server.
+    pub recent: Recent,
     pub creds: Creds,
     pub hints: Hints,
     /// Opens that came by a name which leads elsewhere by now.
@@ -127,6 +130,7 @@ impl Session {
             dirs: Handles::default(),
             calls: Calls::new(config.interrupt_patience),
             stats: Stats::default(),
+            recent: Recent::default(),
             creds: Creds::default(),
             leases: Leases::default(),
             passthrough: Passthrough::new(device.clone()),
@@ -285,7 +289,8 @@ impl Session {
         if self.dozing.load(Ordering::Relaxed) && self.dozing.swap(false, Ordering::AcqRel) {
             self.wake.notify_one();
         }
-        let call = Call::new(self.clone(), head, pending);
+        let name = op.name().cloned();
+        let call = Call::new(self.clone(), head, pending, name);
         let mut work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             let result = call.serve(op).await;
             call.session.clone().finish(&call, result).await;
@@ -300,6 +305,10 @@ impl Session {
     }
 
     async fn finish(&self, call: &Call, result: Result<Answer>) {
+        if let Some(account) = call.account() {
+            let failed = result.as_ref().err().map_or(0, errno);
+            self.recent.note(call, account, failed, self.inodes.find(call.head.nodeid).map(|i| i.fh()));
+        }
         let (delivery, undo) = match result {
             Ok(answer) => (call.pending.answer(Ok(&answer.body)), answer.undo),
             Err(error) => {

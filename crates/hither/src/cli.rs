@@ -29,6 +29,10 @@ pub enum Command {
     Stat(StatArgs),
     /// Wait until everything that was written on a mount is at the server
     Sync(MountSyncArgs),
+    /// Show what a mount asks its server for right now, by operation, by process and by file
+    Top(TopArgs),
+    /// Show what is known of a file, by which promise and until when, and what the last calls on it cost
+    Why(WhyArgs),
     /// Measure a server, the way to it and this machine, and say what to change
     Doctor(DoctorArgs),
     /// Serve a directory of this machine to NFS clients (versions 3, 4.1 and 4.2)
@@ -37,6 +41,10 @@ pub enum Command {
     Cache(CacheArgs),
     /// Measure an NFS server
     Bench(BenchArgs),
+    /// Print the completions for a shell
+    Completions(CompletionsArgs),
+    /// Write the manual pages
+    Man(ManArgs),
 }
 
 /// `hither mount`.
@@ -123,6 +131,48 @@ pub struct MountSyncArgs {
     /// Seconds to wait; what is not sent by then is sent all the same
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: u64,
+}
+
+/// `hither top`.
+#[derive(Debug, Args, Clone)]
+#[command(after_help = "On a terminal `q` ends it. Elsewhere each round is printed below the last.")]
+pub struct TopArgs {
+    /// A directory of the mount
+    pub dir: PathBuf,
+    /// Seconds of a round
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub delay: u64,
+    /// End after so many rounds
+    #[arg(short = 'n', long, value_name = "N")]
+    pub rounds: Option<u64>,
+}
+
+/// `hither completions`.
+#[derive(Debug, Args, Clone)]
+#[command(after_help = "bash:  hither completions bash > /etc/bash_completion.d/hither")]
+pub struct CompletionsArgs {
+    /// For which shell
+    pub shell: clap_complete::Shell,
+}
+
+/// `hither man`.
+#[derive(Debug, Args, Clone)]
+pub struct ManArgs {
+    /// Where to write them: hither.1 and a page for each command
+    pub dir: PathBuf,
+}
+
+/// `hither why`.
+#[derive(Debug, Args, Clone)]
+pub struct WhyArgs {
+    /// A file or directory in a mount; it is not touched, and need not exist
+    pub path: PathBuf,
+    /// Most calls to show, newest first
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
+    pub calls: usize,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `hither doctor`.

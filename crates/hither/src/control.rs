@@ -38,6 +38,10 @@ pub enum Ask {
     Stat,
     /// The statvers=1.1 record, as a string.
     Mountstats,
+    /// What is known of a path (relative to the mount point), and what the last calls on it cost.
+    Why(String),
+    /// The calls that asked the server since an earlier question.
+    Calls(u64),
     /// Something about the disk cache.
     Cache(CacheAsk),
     /// Everything written is to be at the server, within so many seconds: `{}`, or `unsent` with the reason why not.
@@ -200,7 +204,7 @@ fn exchange(mut stream: UnixStream, what: Ask) -> io::Result<Reply> {
     stream.set_read_timeout(match what {
         Ask::Cache(_) => None,
         Ask::Sync { within_s } => Some(Duration::from_secs(within_s) + ANSWER_WITHIN),
-        Ask::Stat | Ask::Mountstats => Some(ANSWER_WITHIN),
+        Ask::Stat | Ask::Mountstats | Ask::Why(_) | Ask::Calls(_) => Some(ANSWER_WITHIN),
     })?;
     stream.set_write_timeout(Some(ANSWER_WITHIN))?;
     let mut request = serde_json::to_vec(&Request { version: VERSION, ask: what })?;

@@ -163,6 +163,8 @@ fn answer(teller: Arc<Teller>, dir: &Path) -> Answer {
                     let flags = mountinfo::at(&mounts, &dir).map_or("rw", |mount| &mount.options);
                     Ok(serde_json::Value::String(teller.mountstats(flags)))
                 }
+                Ask::Calls(from) => teller.calls(from),
+                Ask::Why(path) => teller.why(&path).await,
                 Ask::Cache(ask) => teller.cache(ask).await,
                 Ask::Sync { within_s } => Ok(teller.sync(Duration::from_secs(within_s)).await),
             }

@@ -18,15 +18,18 @@ mod mount;
 mod mountinfo;
 mod mountstats;
 mod options;
+mod pages;
 mod report;
 mod serve;
 mod source;
 mod stack;
 mod stat;
 mod sync;
+mod top;
 mod umount;
+mod why;
 
-use clap::{CommandFactory, FromArgMatches};
+use clap::FromArgMatches;
 use cli::{Cli, Command};
 use exit::Failure;
 use std::ffi::OsString;
@@ -61,9 +64,7 @@ fn umount_helper(args: impl Iterator<Item = OsString>) -> Result<(), Failure> {
 }
 
 fn main_command() -> ExitCode {
-    // `mount --help` ends with the options; formatting them for every start would be waste.
-    let command = Cli::command().mut_subcommand("mount", |mount| mount.after_long_help(options::help()));
-    let parsed = command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let parsed = pages::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
         Err(e) if !e.use_stderr() => {
@@ -83,6 +84,10 @@ fn main_command() -> ExitCode {
             Command::Umount(args) => umount::run(args),
             Command::Stat(args) => stat::run(args),
             Command::Sync(args) => sync::run(args),
+            Command::Why(args) => why::run(args),
+            Command::Top(args) => top::run(args),
+            Command::Completions(args) => pages::completions(args),
+            Command::Man(args) => pages::man(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Serve(args) => serve::run(args),
             Command::Cache(args) => cache::run(&args.what),

@@ -63,6 +63,21 @@ pub enum Consistency {
     Frozen,
 }
 
+/// What holds without asking, and for how long: the words of docs/SEMANTICS.md for what the options add up to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Promise {
+    /// Promise 7: an open asks; otherwise attributes hold for a while.
+    CloseToOpen,
+    /// `nocto`: attributes hold for a while, for opens, too.
+    NoCloseToOpen,
+    /// Promise 8b: nothing is older than so many seconds.
+    Bounded(u64),
+    /// Promise 8c.
+    Frozen,
+    /// Promise 9: `noac`.
+    Nothing,
+}
+
 /// `cache` and what begins with `cache-`.
 #[derive(Debug, Clone)]
 pub struct Cache {
@@ -255,6 +270,17 @@ impl Wanted {
     /// Whether nothing changes, neither elsewhere nor here.
     pub fn is_frozen(&self) -> bool {
         self.consistency == Some(Consistency::Frozen) && self.flags.contains(MountFlags::RDONLY)
+    }
+
+    /// What holds without asking.
+    pub fn promise(&self) -> Promise {
+        match self.consistency {
+            Some(Consistency::Bounded(most)) => Promise::Bounded(most.as_secs()),
+            Some(Consistency::Frozen) => Promise::Frozen,
+            _ if self.noac => Promise::Nothing,
+            _ if self.close_to_open => Promise::CloseToOpen,
+            _ => Promise::NoCloseToOpen,
+        }
     }
 
     /// How long a mount is tried when the server cannot be reached (`retry=`, `bg`).

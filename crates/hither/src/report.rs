@@ -44,6 +44,19 @@ pub enum Counters {
 }
 
 impl Counters {
+    fn minus(&self, old: &Counters) -> Counters {
+        match (self, old) {
+            (Counters::Count(now), Counters::Count(old)) => Counters::Count(now.saturating_sub(*old)),
+            (Counters::Group(now), Counters::Group(old)) => {
+                let one = |(name, now): (&String, &Counters)| {
+                    (name.clone(), old.get(name).map_or_else(|| now.clone(), |old| now.minus(old)))
+                };
+                Counters::Group(now.iter().map(one).collect())
+            }
+            (now, _) => now.clone(),
+        }
+    }
+
     /// What a layer counted; nothing when it is no map of numbers.
     pub fn of(stats: &impl Serialize) -> Self {
         let group = serde_json::to_value(stats).and_then(serde_json::from_value);
@@ -244,6 +257,14 @@ impl Report {
                 .collect(),
             layers,
         }
+    }
+
+    /// The same with what the layers counted since `before` (of present values, by how much they grew).
+    pub fn since(&self, before: &Report) -> Report {
+        let minus = |(layer, now): (&String, &Counters)| {
+            (layer.clone(), before.layers.get(layer).map_or_else(|| now.clone(), |old| now.minus(old)))
+        };
+        Report { layers: self.layers.iter().map(minus).collect(), ..self.clone() }
     }
 
     /// A counter of a layer; 0 when there is none.

@@ -1,12 +1,13 @@
 //! The stack of a mount: `fuse(delayed writes(metadata cache(disk cache(nfs client))))`. What is put on what is here and nowhere else.
 
 mod cache;
+mod why;
 
 use crate::control::CacheAsk;
 use crate::exit::Failure;
 use crate::mount::Job;
 use crate::mountstats;
-use crate::options::{Versions, Wanted};
+use crate::options::{Promise, Versions, Wanted};
 use crate::report::{Counters, MountPart, Report};
 use hither_client::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
 use hither_store::dirty::{Dirty, DirtyOptions};
@@ -263,6 +264,7 @@ pub struct Teller {
     disk: Option<Arc<Disk>>,
     meta: Arc<Meta>,
     dirty: Arc<Dirty>,
+    promise: Promise,
 }
 
 impl Teller {
@@ -284,7 +286,8 @@ impl Teller {
             fuse_minor: Some(mounted.negotiated().0),
         };
         let (disk, meta, dirty) = (client.disk.clone(), client.meta.clone(), client.dirty.clone());
-        Self { part, stats: c.stats.clone(), mounted, disk, meta, dirty }
+        let promise = job.wanted.promise();
+        Self { part, stats: c.stats.clone(), mounted, disk, meta, dirty, promise }
     }
 
     /// Everything.
@@ -300,6 +303,24 @@ impl Teller {
         let rpc = self.stats.snapshot();
         let part = MountPart { age_s: rpc.age_s, ..self.part.clone() };
         mountstats::record(&part, flags, &rpc, &self.requests())
+    }
+
+    /// What is known of a path below the mount point, and what the last calls on it cost.
+    ///
+    /// # Errors
+    /// A line for the user.
+    pub async fn why(&self, path: &str) -> Result<serde_json::Value, String> {
+        let disk = self.disk.as_deref();
+        let layers = why::Layers { mounted: &self.mounted, meta: &self.meta, disk, promise: self.promise };
+        serde_json::to_value(layers.explain(path).await?).map_err(|e| e.to_string())
+    }
+
+    /// The calls that asked the server since an earlier question ([`u64::MAX`]: none, only where to begin).
+    ///
+    /// # Errors
+    /// A line for the user.
+    pub fn calls(&self, from: u64) -> Result<serde_json::Value, String> {
+        serde_json::to_value(why::since(&self.mounted, from)).map_err(|e| e.to_string())
     }
 
     /// What is asked about the disk cache.

@@ -34,6 +34,7 @@ mod format;
 mod held;
 mod home;
 mod io;
+mod kept;
 mod live;
 mod memo;
 mod opens;
@@ -47,6 +48,7 @@ mod tests;
 mod tools;
 
 pub use home::DiskError;
+pub use kept::DiskRanges;
 pub use stats::DiskStats;
 pub use survey::{DiskPart, evict_all, survey};
 pub use tools::{DiskCheck, DiskEntry, DiskVerify};

@@ -43,6 +43,7 @@
 mod again;
 mod change;
 mod contents;
+mod explain;
 mod flights;
 mod learn;
 mod list;
@@ -62,6 +63,7 @@ mod table;
 pub(crate) mod tests;
 mod walk;
 
+pub use explain::{Known, KnownObject};
 pub use near::Near;
 pub use stats::MetaStats;
 

@@ -1,5 +1,6 @@
 //! Who asks, until when, and how the answer stops being wanted.
 
+use crate::Account;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -37,12 +38,14 @@ pub struct Cx {
     /// Close-to-open: what is answered must have been asked of the server at or after this moment, or hold under a
     /// lease. `None`: what is known will do as long as its validity lasts.
     pub fresh_since: Option<Instant>,
+    /// What the call costs is noted here.
+    pub account: Option<Arc<Account>>,
 }
 
 impl Cx {
     /// A call for `cred` without deadline.
     pub fn new(cred: Arc<Cred>) -> Self {
-        Self { cred, deadline: None, cancel: CancellationToken::new(), fresh_since: None }
+        Self { cred, deadline: None, cancel: CancellationToken::new(), fresh_since: None, account: None }
     }
 
     /// The same call, satisfied only by answers from `since` on.

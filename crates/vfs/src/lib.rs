@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod account;
 mod attr;
 mod cx;
 mod data;
@@ -18,6 +19,7 @@ pub mod model;
 mod ops;
 mod watch;
 
+pub use account::{Account, Question, Why};
 pub use attr::{Attr, Attrs, ChangeInfo, FileKind, FsStat, SetAttr, SetTime, Time, Validity};
 pub use cx::{Cred, Cx, Env};
 pub use data::Data;

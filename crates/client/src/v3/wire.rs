@@ -7,6 +7,7 @@
 //! verifier.
 
 use super::convert;
+use crate::detach::account;
 use crate::error;
 use crate::validity::ValidityRules;
 use crate::writes::{Failure, Origin, Verifier, Wire, WriteReply};
@@ -16,7 +17,7 @@ use hither_proto::nfs3::{self, CommitArgs, Nfsstat3, PostOpAttr, Res, StableHow,
 use hither_proto::rpc::{AUTH_SYS_MAX_GIDS, AuthSys, Procedure};
 use hither_proto::xdr::{Dec, Enc, List, Opaque, Xdr};
 use hither_rpc::{Call, CallError, Client, Credential, Retransmit, Stats};
-use hither_vfs::{Attr, Cred, Cx, Data, Env, Error, Fh, Result};
+use hither_vfs::{Account, Attr, Cred, Cx, Data, Env, Error, Fh, Result};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -46,22 +47,24 @@ pub(super) struct Sizes {
 pub(super) struct Patience {
     cancel: Option<CancellationToken>,
     deadline: Option<Instant>,
+    /// What it costs is noted here.
+    account: Option<Arc<Account>>,
 }
 
 impl Patience {
     /// As long as the caller of the `Vfs` call.
     pub fn of(cx: &Cx) -> Self {
-        Self { cancel: Some(cx.cancel.clone()), deadline: cx.deadline }
+        Self { cancel: Some(cx.cancel.clone()), deadline: cx.deadline, account: cx.account.clone() }
     }
 
     /// As the mount's policy says: for what must run to its end.
     pub fn policy() -> Self {
-        Self::default()
+        Self { account: account(), ..Self::default() }
     }
 
     /// Until then.
     pub fn until(deadline: Instant) -> Self {
-        Self { cancel: None, deadline: Some(deadline) }
+        Self { deadline: Some(deadline), ..Self::default() }
     }
 }
 
@@ -145,7 +148,12 @@ impl Caller {
             deadline: patience.deadline,
             cancel: patience.cancel.clone(),
         };
-        let reply = self.client.call(call).await?;
+        let began = Instant::now();
+        let reply = self.client.call(call).await;
+        if let Some(account) = &patience.account {
+            account.asked(P::NAME, began.elapsed());
+        }
+        let reply = reply?;
         Dec::all(&reply.body).map_err(|e| {
             tracing::warn!(server = self.client.server(), op = P::NAME, error = %e, "malformed reply");
             CallError::PeerMisbehaved("a reply cannot be decoded")

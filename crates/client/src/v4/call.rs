@@ -146,7 +146,10 @@ impl Core {
             let cancel = (!repeated || c.pivot == usize::MAX).then_some(&cx.cancel);
             let session = interruptible(cancel, self.ready()).await??;
             let Ok(guard) = interruptible(cancel, session.acquire()).await? else { continue };
-            match self.in_slot(&session, guard, &mut c, &cred).await {
+            let began = Instant::now();
+            let outcome = self.in_slot(&session, guard, &mut c, &cred).await;
+            cx.asked(c.label, began.elapsed());
+            match outcome {
                 Outcome::Executed(answer) => {
                     let wait = match (answer.results.status(), answer.results.remaining() <= c.patient) {
                         (Nfsstat4::DELAY, true) => delay.step(),

@@ -283,6 +283,22 @@ fn parse_groups(ext: Bytes) -> Result<SmallVec<[u32; 1]>, i32> {
 }
 
 impl Op {
+    /// The name that the request is about, in the directory it names.
+    pub fn name(&self) -> Option<&Name> {
+        match self {
+            Op::Lookup { name }
+            | Op::Symlink { name, .. }
+            | Op::Mknod { name, .. }
+            | Op::Mkdir { name, .. }
+            | Op::Unlink { name }
+            | Op::Rmdir { name }
+            | Op::Link { name, .. }
+            | Op::Create { name, .. }
+            | Op::Rename { from: name, .. } => Some(name),
+            _ => None,
+        }
+    }
+
     /// Parses the body of a request. `setxattr_ext` as negotiated.
     ///
     /// Errors are the errno to answer with: `EINVAL` for a malformed request, `ENAMETOOLONG` for a long name.

@@ -12,6 +12,9 @@ use std::sync::Arc;
 /// Names remembered per object, at most: they are hints.
 const NAMES_MAX: usize = 16;
 
+/// Names of a path that is shown, at most.
+const PATH_MAX: usize = 64;
+
 /// All inodes of a mount.
 #[derive(Debug)]
 pub(crate) struct Inodes {
@@ -66,6 +69,11 @@ impl Inodes {
         table.by_fh.insert(root.fh(), id);
         table.by_id.insert(id, Entry { inode: root.clone(), lookups: 1, names: SmallVec::new() });
         Self { table: Mutex::new(table), root, clock: Clock::default() }
+    }
+
+    /// The root directory's handle.
+    pub fn root(&self) -> Fh {
+        self.root.fh()
     }
 
     /// The inode with that number; `None` for a number the kernel should not know.
@@ -157,6 +165,21 @@ impl Inodes {
         }
         t.children.remove(&id);
         true
+    }
+
+    /// The names that lead from the root to an object, as they were last seen.
+    pub fn path_of(&self, fh: &Fh) -> Option<Vec<Name>> {
+        let t = self.table.lock();
+        let mut here = *t.by_fh.get(fh)?;
+        let mut path = Vec::new();
+        // Names that were renamed in turn could lead in a circle.
+        while here != self.root.id && path.len() < PATH_MAX {
+            let (above, name) = t.by_id.get(&here)?.names.last()?;
+            path.push(name.clone());
+            here = *above;
+        }
+        path.reverse();
+        (here == self.root.id).then_some(path)
     }
 
     /// What a name was last seen to be.

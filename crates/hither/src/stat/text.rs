@@ -48,7 +48,7 @@ pub fn whole(report: &Report) -> String {
 }
 
 /// How much of what was wanted was answered on this machine, by layer.
-fn answered(report: &Report) -> Vec<String> {
+pub fn answered(report: &Report) -> Vec<String> {
     let count = |layer: &str, names: &[&str]| names.iter().map(|name| report.count(layer, name)).sum::<u64>();
     let mut parts = Vec::new();
     for (what, layer, here, asked) in [
@@ -95,10 +95,16 @@ fn mean_rtt_us(op: &Operation, old: Option<&Operation>) -> f64 {
     if calls == 0 { 0.0 } else { rtt_ms as f64 * 1e3 / calls as f64 }
 }
 
-/// What was added within `every_s` seconds, with its mean round-trip times; percentiles are those of the whole time.
+/// What was added within `every_s` seconds, as a table.
 pub fn change(before: &Report, now: &Report, every_s: u64) -> String {
-    let added: Vec<Operation> = now
-        .operations
+    let mut out = format!("\nafter {} (+{every_s} s)\n", age(now.mount.age_s));
+    table(&mut out, &added(before, now));
+    out
+}
+
+/// The calls between two reports, with their mean round-trip times; percentiles are those of the whole time.
+pub fn added(before: &Report, now: &Report) -> Vec<Operation> {
+    now.operations
         .iter()
         .filter_map(|op| {
             let old = before.operations.iter().find(|o| o.name == op.name);
@@ -115,10 +121,7 @@ pub fn change(before: &Report, now: &Report, every_s: u64) -> String {
             };
             (op.calls + op.retransmissions + op.timeouts + op.errors > 0).then_some(op)
         })
-        .collect();
-    let mut out = format!("\nafter {} (+{every_s} s)\n", age(now.mount.age_s));
-    table(&mut out, &added);
-    out
+        .collect()
 }
 
 fn table(out: &mut String, operations: &[Operation]) {

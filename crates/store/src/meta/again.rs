@@ -10,7 +10,7 @@ use super::names::Id;
 use super::objects::When;
 use super::remembered::{Opening, Way};
 use super::{Meta, stats};
-use hither_vfs::{Access, Attrs, Cx, Fh, File, Result};
+use hither_vfs::{Access, Attrs, Cx, Fh, File, Result, Want, Where};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -130,6 +130,7 @@ impl Meta {
     async fn ask_objects(&self, cx: &Cx, objects: &[Fh]) -> Option<Result<Attrs>> {
         let first = objects.first()?;
         let ticket = self.ticket();
+        self.because(cx, Where::fh(first), Want::default());
         let answers = match objects {
             [fh] => vec![self.below.getattr(cx, File { fh, open: None }).await],
             _ => self.below.getattr_many(cx, objects).await,
@@ -317,6 +318,7 @@ impl Meta {
     pub(super) async fn ask_attrs(&self, cx: &Cx, below: File<'_>) -> Result<Attrs> {
         let ticket = self.ticket();
         stats::add(&self.counters.attr_misses, 1);
+        self.because(cx, Where::fh(below.fh), Want::default());
         let attrs = self.below.getattr(cx, below).await.map_err(|e| self.failed(below.fh, e))?;
         self.learn_attrs(below.fh, &attrs, &ticket);
         Ok(attrs)

@@ -10,7 +10,7 @@
 use super::moment::LEASE;
 use super::objects::When;
 use super::{Meta, Prefetch, stats};
-use hither_vfs::{Access, Cx, Fh, File, FileKind, Validity};
+use hither_vfs::{Access, Cx, Fh, File, FileKind, Validity, Why};
 use std::sync::atomic::Ordering;
 
 /// Opens in one directory within this time are a burst.
@@ -53,6 +53,7 @@ impl Meta {
         let holder = cx.fresh_since.map(|_| &dir);
         // As many as fit into one reply; a file that has grown meanwhile is not kept.
         let most = u32::try_from(longest_bytes.max(READ_BYTES)).unwrap_or(u32::MAX);
+        cx.because(|| Why::Ahead);
         let fetched = self.below.read_many(cx, &files, holder, most).await;
         let mut leased = false;
         for (fh, fetched) in files.iter().zip(fetched.files) {

@@ -301,6 +301,7 @@ impl Meta {
         }
         stats::add(&self.counters.walks, 1);
         let ticket = self.ticket();
+        self.because(cx, at, asked);
         let out = self.below.walk(cx, at, asked).await;
         match out {
             Ok(mut trail) => {

@@ -1,0 +1,225 @@
+//! What a mount knows of a path, gathered from its layers: names and attributes, bytes in memory and on disk, and the last calls
+//! that asked the server.
+
+use crate::options::Promise;
+use crate::top::Since;
+use crate::why::{Asked, Cost, Explained, PastCall};
+use hither_fuse::{Mounted, RecentCall, RecentCalls};
+use hither_store::disk::{Disk, DiskRanges};
+use hither_store::meta::{KnownObject, Meta};
+use hither_vfs::{Name, Question, Why};
+use std::time::Duration;
+
+/// Calls that are told, newest first.
+const CALLS_MAX: usize = 100;
+
+/// Where to look.
+pub struct Layers<'a> {
+    pub mounted: &'a Mounted,
+    pub meta: &'a Meta,
+    pub disk: Option<&'a Disk>,
+    pub promise: Promise,
+}
+
+impl Layers<'_> {
+    /// Everything about a path below the mount point.
+    ///
+    /// # Errors
+    /// It is no path of names: a line for the user.
+    pub async fn explain(&self, path: &str) -> Result<Explained, String> {
+        let names = path
+            .split('/')
+            .filter(|part| !part.is_empty())
+            .map(|part| Name::new(part.as_bytes().to_vec()).map_err(|e| format!("'{part}': {e}")))
+            .collect::<Result<Vec<Name>, String>>()?;
+        let objects = self.meta.explain(&self.mounted.root(), &names);
+        let whole = objects.len() == names.len() + 1;
+        let last = objects.last().filter(|_| whole);
+        let fh = last.and_then(|object| object.fh.clone());
+        // A walk is noted at the name that the kernel began with, which may be one of a directory above.
+        let named =
+            objects.iter().zip(&names).filter_map(|(dir, name)| Some((dir.fh.clone()?, name.clone())));
+        let calls = self.mounted.recent(fh.as_ref(), &named.collect::<Vec<_>>());
+        let disk = match (self.disk, &fh) {
+            (Some(disk), Some(fh)) => disk.kept(fh).await,
+            _ => None,
+        };
+        let costs = costs(&objects, whole, disk.as_ref(), self.promise);
+        Ok(Explained {
+            promise: promise(self.promise, last),
+            costs,
+            calls: calls.iter().take(CALLS_MAX).map(past).collect(),
+            objects: serde_json::to_value(&objects).map_err(|e| e.to_string())?,
+            disk: serde_json::to_value(&disk).map_err(|e| e.to_string())?,
+        })
+    }
+}
+
+/// The calls that asked the server since `from`, with their paths.
+pub fn since(mounted: &Mounted, from: u64) -> Since {
+    let RecentCalls { next, lost, calls } = mounted.calls_since(from);
+    let told = |(path, call): &(Option<Vec<Name>>, RecentCall)| {
+        let shown = |path: &Vec<Name>| {
+            let names = path.iter().map(|name| String::from_utf8_lossy(name.as_bytes()).into_owned());
+            format!("/{}", names.collect::<Vec<_>>().join("/"))
+        };
+        PastCall { path: path.as_ref().map(shown), ..past(call) }
+    };
+    Since { next, lost, calls: calls.iter().map(told).collect() }
+}
+
+/// By which promise what is known holds.
+fn promise(promise: Promise, object: Option<&KnownObject>) -> String {
+    let attributes = object.and_then(|object| object.attributes);
+    if attributes.is_some_and(|known| known.left_ms.is_none()) {
+        return "delegation: nobody changes it until the server recalls it; nothing is asked".into();
+    }
+    match promise {
+        Promise::CloseToOpen => "close-to-open: an open asks the server whether it changed; in between it is believed for a while (ac* of nfs(5))".into(),
+        Promise::NoCloseToOpen => "nocto: it is believed for a while (ac* of nfs(5)), opens do not ask".into(),
+        Promise::Bounded(seconds) => format!("consistency=bounded={seconds}: nothing is older than {seconds} s, opens do not ask"),
+        Promise::Frozen => "consistency=frozen: nothing changes, nothing is asked twice".into(),
+        Promise::Nothing => "noac: nothing is believed, everything is asked".into(),
+    }
+}
+
+/// What stat, open and read would cost now.
+fn costs(objects: &[KnownObject], whole: bool, disk: Option<&DiskRanges>, promise: Promise) -> Vec<Cost> {
+    let Some(last) = objects.last() else { return Vec::new() };
+    let cost = |call: &str, asks: bool, why: String| Cost { call: call.into(), asks, why };
+    let (missing, left) = on_the_way(objects, whole);
+    let held = || format!("what is known holds {left}");
+    let mut out = vec![match &missing {
+        Some(why) => cost("stat", true, why.clone()),
+        None => cost("stat", false, held()),
+    }];
+    if !whole || last.kind != Some("regular file") {
+        return out;
+    }
+    let leased = last.attributes.is_some_and(|known| known.left_ms.is_none());
+    out.push(match (leased, promise, &missing) {
+        (true, ..) => cost("open", false, "under a delegation nothing is asked".into()),
+        (_, Promise::CloseToOpen, _) => cost("open", true, "close-to-open: is it still the same?".into()),
+        (_, _, Some(why)) => cost("open", true, why.clone()),
+        (_, _, None) => cost("open", false, held()),
+    });
+    let same =
+        |disk: &&DiskRanges| disk.entry.change == last.change && disk.entry.size_bytes == last.size_bytes;
+    let on_disk = disk.filter(same).map_or(0, |disk| disk.entry.cached_bytes);
+    let (asks, why) = match last.size_bytes {
+        0 => (false, "it is empty".into()),
+        _ if last.contents => (false, "all of it is in memory".into()),
+        size if on_disk >= size => (false, "all of it is on the local disk".into()),
+        size if on_disk > 0 => (true, format!("{on_disk} of {size} bytes are on the local disk")),
+        _ => {
+            (true, "no bytes are kept here; what the kernel has in its page cache it reads from there".into())
+        }
+    };
+    out.push(cost("read", asks, why));
+    out
+}
+
+/// The first thing on a path that does not hold, and how long the rest does.
+fn on_the_way(objects: &[KnownObject], whole: bool) -> (Option<String>, String) {
+    let (mut missing, mut least) = (None, None::<u64>);
+    for object in objects {
+        let (root, of) = (object.name.is_empty(), format!("'{}'", object.name));
+        let of = if root { "the root directory" } else { &of };
+        let name = (!root).then_some((format!("the name {of}"), object.binding));
+        let attributes = (!object.absent).then_some((format!("what {of} is"), object.attributes));
+        for (what, known) in name.into_iter().chain(attributes) {
+            let why = match known {
+                None => format!("{what} is not known here"),
+                Some(known) if known.holds() => {
+                    least = known.left_ms.map_or(least, |ms| Some(least.map_or(ms, |l| l.min(ms))));
+                    continue;
+                }
+                Some(known) => match known.asked_ms_ago {
+                    Some(ms) => format!("{what} was asked {} ago, and its time is over", seconds(ms)),
+                    None => format!("a change of this client's own made {what} unknown"),
+                },
+            };
+            missing.get_or_insert(why);
+        }
+    }
+    if !whole && !objects.last().is_some_and(|last| last.absent) {
+        missing.get_or_insert("the rest of the path is not known here".into());
+    }
+    let left =
+        least.map_or_else(|| "until the server recalls it".into(), |ms| format!("for {} more", seconds(ms)));
+    (missing, left)
+}
+
+fn seconds(ms: u64) -> String {
+    crate::stat::text::duration(ms * 1000)
+}
+
+fn past(call: &RecentCall) -> PastCall {
+    PastCall {
+        ago_ms: millis(call.ago),
+        request: call.op.to_string(),
+        name: call.name.as_ref().map(|name| String::from_utf8_lossy(name.as_bytes()).into_owned()),
+        path: None,
+        pid: call.process.0,
+        program: call.process.1.to_string(),
+        uid: call.uid,
+        took_us: micros(call.took),
+        errno: call.errno,
+        asked: call.questions.iter().map(asked).collect(),
+        more: call.more,
+    }
+}
+
+fn asked(question: &Question) -> Asked {
+    Asked { operation: question.op.to_string(), took_us: micros(question.took), why: reason(question) }
+}
+
+/// Why a question was needed.
+fn reason(question: &Question) -> String {
+    let ms = |ago: Duration| seconds(millis(ago));
+    match question.why {
+        Why::Unknown => "nothing was known of it".into(),
+        Why::Expired(ago) => {
+            format!("what was known had been asked {} before, and its time was over", ms(ago))
+        }
+        Why::Fresh(ago) => {
+            format!(
+                "close-to-open: an open needs an answer as new as itself; what was known was {} old",
+                ms(ago)
+            )
+        }
+        Why::Changed => "a change of this client's own had made it unknown".into(),
+        Why::Rights => "the rights of this user were not known".into(),
+        Why::Contents => "the bytes were not here".into(),
+        Why::Ahead => "to bring what is likely to be opened next".into(),
+        Why::Unsaid => of_itself(question.op).into(),
+    }
+}
+
+/// Why a question is needed by what it is.
+fn of_itself(op: &str) -> &'static str {
+    match op {
+        "READ" => "the bytes were not here",
+        "WRITE" | "COMMIT" => "written bytes had to be at the server",
+        "OPEN" => "the server keeps track of this open",
+        "CLOSE" | "OPEN_DOWNGRADE" => "the server kept track of the open",
+        "LOOKUP" | "LOOKUP_ROOT" => "the name was not known",
+        "GETATTR" => "the attributes were not known",
+        "ACCESS" => "the rights of this user were not known",
+        "READLINK" => "the target was not known",
+        "READDIR" | "READDIRPLUS" => "the listing was not known",
+        "STATFS" | "FSSTAT" | "FSINFO" | "PATHCONF" => "space is not remembered",
+        "GETXATTR" | "LISTXATTRS" | "GETACL" => "extended attributes are not remembered",
+        "LOCK" | "LOCKT" | "LOCKU" => "locks are the server's",
+        "DELEGRETURN" => "a delegation went back",
+        _ => "it changes something at the server",
+    }
+}
+
+fn millis(d: Duration) -> u64 {
+    u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn micros(d: Duration) -> u64 {
+    u64::try_from(d.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,145 @@
+//! `hither why`: what is known, by which promise, and what calls cost and why, against a real server.
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+mod common;
+
+use common::{Ganesha, HITHER, hither, run, wait_for};
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+
+fn why(path: &Path) -> Value {
+    let said = run(Command::new(HITHER).args(["why", "--json"]).arg(path)).ok();
+    serde_json::from_str(&said.out).unwrap()
+}
+
+/// What a call would cost: whether the server is asked, and why.
+#[track_caller]
+fn cost(why: &Value, call: &str) -> (bool, String) {
+    let costs = why["costs"].as_array().unwrap();
+    let cost = costs.iter().find(|c| c["call"] == call).unwrap_or_else(|| panic!("{call} in {why}"));
+    (cost["asks"].as_bool().unwrap(), cost["why"].as_str().unwrap().to_string())
+}
+
+/// All reasons of the calls of a request that asked, newest first.
+fn reasons(why: &Value, request: &str) -> Vec<String> {
+    let calls = why["calls"].as_array().unwrap().iter().filter(|c| c["request"] == request);
+    let asked = calls.flat_map(|c| c["asked"].as_array().unwrap());
+    asked.map(|a| a["why"].as_str().unwrap().to_string()).collect()
+}
+
+fn cat(path: &Path) {
+    run(Command::new("cat").arg(path)).ok();
+}
+
+/// RPCs that the mount has made.
+fn rpcs(dir: &Path) -> u64 {
+    let report: Value =
+        serde_json::from_str(&run(Command::new(HITHER).args(["stat", "--json"]).arg(dir)).ok().out).unwrap();
+    report["operations"].as_array().unwrap().iter().map(|op| op["calls"].as_u64().unwrap()).sum()
+}
+
+/// Looking is free, and tells what is known, who asked, and why each round trip was needed.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn what_is_known_and_what_calls_cost() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    std::fs::create_dir(ganesha.export("dir")).unwrap();
+    std::fs::write(ganesha.export("dir/file"), "contents\n").unwrap();
+    let file = mnt.join("dir/file");
+    for version in ["4.2", "3"] {
+        ganesha.mount(&format!("vers={version},actimeo=2"), &mnt).ok();
+        let before = rpcs(&mnt);
+        let unknown = why(&file);
+        assert!(cost(&unknown, "stat").0, "{unknown}");
+        assert_eq!(unknown["calls"].as_array().unwrap().len(), 0, "{unknown}");
+        assert_eq!(rpcs(&mnt), before, "looking asks nothing");
+
+        cat(&file);
+        let known = why(&file);
+        assert!(known["promise"].as_str().unwrap().starts_with("close-to-open"), "{known}");
+        let object = &known["objects"][2];
+        assert_eq!((&object["name"], &object["kind"]), (&"file".into(), &"regular file".into()), "{known}");
+        assert_eq!(object["size_bytes"], 9);
+        let left = object["attributes"]["left_ms"].as_u64().unwrap();
+        assert!(left > 0 && left <= 2000, "{known}");
+        assert!(!cost(&known, "stat").0, "{known}");
+        assert!(cost(&known, "open").1.contains("close-to-open"), "{known}");
+        assert_eq!(cost(&known, "read"), (false, "all of it is in memory".into()), "{known}");
+        let calls = known["calls"].as_array().unwrap();
+        // The walk is noted where the kernel began it: at the first name that was not known.
+        let call = calls.last().unwrap();
+        assert_eq!((&call["program"], &call["name"]), (&"cat".into(), &"dir".into()), "{known}");
+        assert!(call["pid"].as_u64().unwrap() > 1 && call["took_us"].as_u64().unwrap() > 0);
+        assert!(reasons(&known, "LOOKUP").iter().any(|r| r == "nothing was known of it"), "{known}");
+
+        // A second open asks because of close-to-open, which is what it says.
+        cat(&file);
+        let again = why(&file);
+        let all: Vec<String> = ["OPEN", "LOOKUP"].iter().flat_map(|r| reasons(&again, r)).collect();
+        assert!(all.iter().any(|r| r.starts_with("close-to-open: an open needs")), "{version}: {again}");
+
+        // And a look after its time because of that.
+        wait_for("attributes that run out", 10, || cost(&why(&file), "stat").0);
+        let over = why(&file);
+        assert!(cost(&over, "stat").1.contains("its time is over"), "{over}");
+        std::fs::metadata(&file).unwrap();
+        let all: Vec<String> = [&why(&file), &why(&mnt.join("dir")), &why(&mnt)]
+            .into_iter()
+            .flat_map(|w| ["LOOKUP", "GETATTR"].map(|request| reasons(w, request)))
+            .flatten()
+            .collect();
+        assert!(all.iter().any(|r| r.ends_with("its time was over")), "{version}: {all:?}");
+
+        // A name that is not there is known not to be.
+        std::fs::metadata(mnt.join("dir/none")).unwrap_err();
+        let none = why(&mnt.join("dir/none"));
+        assert_eq!(none["objects"][2]["absent"], true, "{none}");
+
+        let text = run(Command::new(HITHER).arg("why").arg(&file)).ok().out;
+        assert!(text.starts_with(&format!("{}: regular file, 9 B, version ", file.display())), "{text}");
+        assert!(text.contains("\n  promise ") && text.contains("\n  open now "), "{text}");
+        run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+    }
+    hither(&["why", "/proc"])
+        .fails(1, "hither: /proc is not in a mount of hither: `findmnt -t fuse.hither` lists them");
+}
+
+/// The other promises, and the ranges that a disk cache has.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn promises_and_the_local_disk() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_600_000_000);
+    let large = std::fs::File::create(ganesha.export("large")).unwrap();
+    large.set_len(20 << 20).unwrap();
+    large.set_modified(old).unwrap();
+    let cache = ganesha.dir.path().join("cache");
+    let mount =
+        |options: &str| ganesha.mount(&format!("cache={},cache-age=0,{options}", cache.display()), &mnt).ok();
+    let umount = || run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+    mount("consistency=bounded=30");
+    let dd = "if=/LARGE of=/dev/null bs=1M count=1 skip=10 iflag=direct";
+    let dd = dd.replace("/LARGE", mnt.join("large").to_str().unwrap());
+    run(Command::new("dd").args(dd.split(' '))).ok();
+    wait_for("the bytes on the disk", 20, || why(&mnt.join("large"))["disk"]["ranges"][0][0].is_u64());
+    let known = why(&mnt.join("large"));
+    let ranges: Vec<(u64, u64)> = serde_json::from_value(known["disk"]["ranges"].clone()).unwrap();
+    assert!(ranges.iter().any(|(from, to)| *from <= 10 << 20 && 11 << 20 <= *to), "{known}");
+    assert!(known["promise"].as_str().unwrap().contains("nothing is older than 30 s"), "{known}");
+    assert_eq!((cost(&known, "open").0, cost(&known, "read").0), (false, true), "{known}");
+    let text = run(Command::new(HITHER).arg("why").arg(mnt.join("large"))).ok().out;
+    assert!(text.contains("\n  local disk ") && text.contains("of this version"), "{text}");
+    umount();
+    mount("consistency=frozen,ro");
+    std::fs::metadata(mnt.join("large")).unwrap();
+    let known = why(&mnt.join("large"));
+    assert!(known["promise"].as_str().unwrap().contains("frozen"), "{known}");
+    assert!(!cost(&known, "stat").0 && !cost(&known, "open").0, "{known}");
+    umount();
+    mount("noac");
+    assert!(why(&mnt)["promise"].as_str().unwrap().starts_with("noac"));
+    umount();
+}

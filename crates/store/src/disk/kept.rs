@@ -1,0 +1,37 @@
+//! Which bytes of a file are on the local disk, for people.
+
+use super::format::{BLOCK, Key};
+use super::tools::told;
+use super::{Disk, DiskEntry};
+use hither_vfs::Fh;
+
+/// What is kept of one file, and where in it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct DiskRanges {
+    /// The entry.
+    #[serde(flatten)]
+    pub entry: DiskEntry,
+    /// From and to where, in bytes; in order, apart from each other.
+    pub ranges: Vec<(u64, u64)>,
+}
+
+impl Disk {
+    /// What is kept of a file; the entry's use is not noted.
+    pub async fn kept(&self, fh: &Fh) -> Option<DiskRanges> {
+        let (shelf, key) = (self.shelf()?, Key::of(fh));
+        let look = move || {
+            let (entry, _, used_s) = shelf.look(key)?;
+            let size = entry.version.size;
+            let mut ranges: Vec<(u64, u64)> = Vec::new();
+            for block in entry.blocks() {
+                let (start, end) = (block * BLOCK, ((block + 1) * BLOCK).min(size));
+                match ranges.last_mut().filter(|last| last.1 == start) {
+                    Some(last) => last.1 = end,
+                    None => ranges.push((start, end)),
+                }
+            }
+            Some(DiskRanges { entry: told(&shelf, &entry, used_s), ranges })
+        };
+        self.blocking(look).await.ok().flatten()
+    }
+}
