@@ -527,7 +527,7 @@ async fn play(history: History) {
             }
             meta
         });
-        let meta = tokio::sync::RwLock::new((client < 2).then(|| make()));
+        let meta = tokio::sync::RwLock::new((client < 2).then(&make));
         clients.push(std::rc::Rc::new(Machine { meta, saved: Mutex::default(), wire, make }));
     }
     let programs = (0..5).map(|program| {
