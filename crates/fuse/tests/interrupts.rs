@@ -67,6 +67,11 @@ fn handle(signal: i32) {
 fn child() {
     let Ok(what) = std::env::var("CHILD") else { return };
     let path = std::env::var("CHILD_PATH").unwrap();
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // What nohup(1) and the like ignore is inherited.
+        // SAFETY: no handler, only the default.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
     for part in what.split_whitespace() {
         let result = match part {
             "handle-int" => {
