@@ -27,6 +27,8 @@ pub(crate) struct OpenFile {
     pub lockers: Mutex<HashSet<LockOwner>>,
     /// First bytes that came along, and the change value they belong to, until they were read.
     pub first: Mutex<Option<(u64, Read)>>,
+    /// So many writes of the file were made stable when somebody asked through this open, or before it: each open has to be told of errors.
+    pub committed: AtomicU64,
     /// Where its reads go, in mounts where they may go elsewhere.
     pub _noted: Option<Noted>,
 }

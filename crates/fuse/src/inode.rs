@@ -309,14 +309,15 @@ impl Inode {
         self.state.lock().target.clone()
     }
 
-    /// Notes that a write up to `end` succeeded; the kernel extends the length likewise.
-    pub fn wrote(&self, end: u64, stable: bool) {
+    /// Notes that a write up to `end` succeeded; the kernel extends the length likewise. Returns the number of writes until now.
+    pub fn wrote(&self, end: u64, stable: bool) -> u64 {
         let mut s = self.state.lock();
         s.told_size = s.told_size.map(|size| size.max(end));
         s.writes += 1;
         if stable && s.committed + 1 == s.writes {
             s.committed = s.writes;
         }
+        s.writes
     }
 
     /// Notes the length after a truncation of ours.
@@ -331,10 +332,10 @@ impl Inode {
         self.state.lock().writes += 1;
     }
 
-    /// Number of writes to pass to [`Inode::committed`]; `None` when everything is stable already.
-    pub fn uncommitted(&self) -> Option<u64> {
+    /// Number of writes until now, and how many of them are known to be stable.
+    pub fn writes(&self) -> (u64, u64) {
         let s = self.state.lock();
-        (s.committed < s.writes).then_some(s.writes)
+        (s.writes, s.committed)
     }
 
     /// Notes that the first `writes` writes are stable.

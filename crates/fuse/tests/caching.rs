@@ -266,3 +266,23 @@ fn seeking_to_the_end_finds_the_servers_end_after_an_open() {
     drop(f);
     m.end();
 }
+
+/// Each descriptor asks for what became of the writes: an error is told to all that were open, not only to the first that asks.
+#[test]
+fn each_open_asks_what_became_of_writes() {
+    let Some(m) = mounted(0) else { return };
+    let mut a = fs::File::create(m.path("f")).unwrap();
+    let b = fs::OpenOptions::new().write(true).open(m.path("f")).unwrap();
+    a.write_all(b"x").unwrap();
+    a.sync_all().unwrap();
+    let asked = m.gate.calls("commit");
+    assert!(asked > 0);
+    drop(a);
+    assert_eq!(m.gate.calls("commit"), asked, "it was told before");
+    drop(b);
+    assert_eq!(m.gate.calls("commit"), asked + 1);
+    let c = fs::OpenOptions::new().write(true).open(m.path("f")).unwrap();
+    drop(c);
+    assert_eq!(m.gate.calls("commit"), asked + 1, "nothing was written since it was opened");
+    m.end();
+}

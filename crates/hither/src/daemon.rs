@@ -32,6 +32,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// How long the last writes and the farewell to the server may take. Programs' data is on the
 /// server when close(2) and umount(2) return; this is for what is left: state at the server.
 const FAREWELL: Duration = Duration::from_secs(20);
+/// The same where close(2) does not wait (`close=lazy`): programs' data may be on its way. `hither umount` waits for it, and says so when
+/// that takes too long.
+const LAZY_FAREWELL: Duration = Duration::from_secs(24 * 3600);
 /// After a signal, how long users of a busy mount may take to leave it.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
@@ -94,7 +97,11 @@ async fn live(job: &Job, log: &Log, voice: &mut Voice) -> Result<(), Failure> {
         tracing::info!("the mount command has gone: unmounting {}", dir.display());
         unmount(&mounted).await;
     }
-    farewell(&client).await;
+    let within = if job.wanted.lazy_close { LAZY_FAREWELL } else { FAREWELL };
+    tokio::select! {
+        () = farewell(&client, within) => {}
+        () = signals.end(log), if job.wanted.lazy_close => tracing::error!("signal: what was not sent yet is lost"),
+    }
     drop((control, metrics));
     tracing::info!("{} unmounted from {}", job.source.shown(), dir.display());
     Ok(())
@@ -142,11 +149,11 @@ async fn unmount(mounted: &Arc<Mounted>) {
 }
 
 /// Flushes and gives up all state at the server, within [`FAREWELL`].
-async fn farewell(client: &Client) {
-    match tokio::time::timeout(FAREWELL + Duration::from_secs(1), client.shutdown(FAREWELL)).await {
+async fn farewell(client: &Client, within: Duration) {
+    match tokio::time::timeout(within + Duration::from_secs(1), client.shutdown(within)).await {
         Ok(Ok(())) => {}
         Ok(Err(e)) => tracing::error!("at unmount, not everything reached the server: {e}"),
-        Err(_) => tracing::error!("at unmount, the server did not answer within {} s", FAREWELL.as_secs()),
+        Err(_) => tracing::error!("at unmount, the server did not answer within {} s", within.as_secs()),
     }
 }
 

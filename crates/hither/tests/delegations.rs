@@ -29,7 +29,7 @@ struct Two {
 
 impl Two {
     fn mount(options: [&str; 2]) -> Self {
-        let mut server = Serve::of_directory();
+        let mut server = Serve::of_directory().with(&["--max-delegations", "1000"]);
         server.serve();
         let (a, b) = (server.mnt("a"), server.mnt("b"));
         server.mount(options[0], &a).ok();

@@ -262,13 +262,9 @@ impl Dirty {
         let Some(file) = self.known(fh) else { return };
         // What could not be sent is recorded with the file.
         let _ = self.flush(&file, Reason::Recall, false).await;
-        if std::mem::take(&mut file.state.lock().unstable) {
-            let committed = self.below.commit(&self.own_cx(), hither_vfs::File { fh, open: None }).await;
-            if let Err(e) = committed {
-                let mut s = file.state.lock();
-                s.unstable = true;
-                s.errors.record(e);
-            }
+        // Also when somebody else's commit is under way: it is waited for.
+        if let Err(e) = self.commit_below(&file).await {
+            file.state.lock().errors.record(e);
         }
         self.tidy(&file);
     }

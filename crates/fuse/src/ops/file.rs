@@ -12,6 +12,7 @@ use hither_vfs::{
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
 
 const O_ACCMODE: u32 = libc::O_ACCMODE as u32;
@@ -166,7 +167,8 @@ impl Call {
         let first = Mutex::new(first.or(brought.filter(|(known, _)| *known == change)));
         let (open, cred, locking) = (opened.open, self.cred(), Arc::default());
         let lockers = Default::default();
-        let file = OpenFile { inode, open, access, cred, locking, lockers, first, _noted: noted };
+        let committed = AtomicU64::new(inode.writes().1);
+        let file = OpenFile { inode, open, access, cred, locking, lockers, first, committed, _noted: noted };
         Ok((self.session.files.add(file), backing_id))
     }
 
@@ -235,7 +237,11 @@ impl Call {
         let mut modifying = file.inode.modify(&self.session.inodes.clock);
         let cx = self.cx_of(file.cred.clone());
         let wrote = self.session.vfs.write(&cx, at, offset, data.into(), stability).await?;
-        file.inode.wrote(offset.saturating_add(wrote.bytes), stability == Stability::Stable);
+        let stable = stability == Stability::Stable;
+        let writes = file.inode.wrote(offset.saturating_add(wrote.bytes), stable);
+        if stable {
+            let _ = file.committed.compare_exchange(writes - 1, writes, Ordering::Relaxed, Ordering::Relaxed);
+        }
         if let Some(attrs) = wrote.attrs {
             modifying.brought(attrs);
         }
@@ -271,13 +277,18 @@ impl Call {
         if let Some(error) = file.inode.take_error() {
             return Err(error);
         }
-        let Some(writes) = file.inode.uncommitted() else { return Ok(()) };
+        let (writes, _) = file.inode.writes();
+        // Where closes do not wait, the kernel may have forgotten the file, and with it our count, before everything was sent.
+        if self.session.config.close_waits && file.committed.load(Ordering::Relaxed) >= writes {
+            return Ok(());
+        }
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
         let result = self.session.vfs.commit(&self.cx_of(file.cred.clone()), at).await;
         // After an error the layer below knows what is left to do: it is asked again.
         if result.is_ok() {
             file.inode.committed(writes);
+            file.committed.fetch_max(writes, Ordering::Relaxed);
         }
         result
     }

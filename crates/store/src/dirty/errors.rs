@@ -69,6 +69,14 @@ impl Errors {
         }
     }
 
+    /// The last error, if nobody was told of it.
+    ///
+    /// # Errors
+    /// That one.
+    pub fn untold(&self) -> Result<()> {
+        self.last.clone().filter(|_| !self.told).map_or(Ok(()), Err)
+    }
+
     /// Nobody has the file open, and there is nothing to tell.
     pub fn is_idle(&self) -> bool {
         self.opens.is_empty() && (self.last.is_none() || self.told)

@@ -10,7 +10,8 @@
 //! dirty ranges without gaps; those of a whole chunk are worth sending at once.
 //!
 //! To say "everything written until now", an *epoch* is sealed ([`Extents::seal`]): bytes of sealed epochs are not
-//! merged with later ones, and each epoch counts its bytes.
+//! merged with later ones, and each epoch counts its bytes. What replaces dirty bytes of an older epoch belongs to that epoch:
+//! whoever waits for the older ones waits until these, or newer ones in their place, are at the server.
 
 use super::file::Origin;
 use bytes::{Bytes, BytesMut};
@@ -266,29 +267,36 @@ impl Extents {
             return 0;
         }
         let end = offset_bytes + len as u64;
-        self.epochs.entry(self.epoch).or_insert(Epoch { since: now, dirty_bytes: 0, flying_bytes: 0 });
+        let epoch = self.oldest_within(offset_bytes, end).map_or(self.epoch, |older| older.min(self.epoch));
+        self.epochs.entry(epoch).or_insert(Epoch { since: now, dirty_bytes: 0, flying_bytes: 0 });
         if len < self.small_bytes {
-            if !self.merge(offset_bytes, data, origin) {
-                self.remove(offset_bytes, end);
+            if !self.merge(offset_bytes, data, origin, epoch) {
+                self.remove(offset_bytes, end, epoch);
                 let mut own = BytesMut::with_capacity(len);
                 data.parts().iter().for_each(|p| own.extend_from_slice(p));
-                self.put(offset_bytes, Buf::Own(own), origin.clone(), self.epoch);
+                self.put(offset_bytes, Buf::Own(own), origin.clone(), epoch);
                 return 0;
             }
             return len as u64;
         }
-        self.remove(offset_bytes, end);
+        self.remove(offset_bytes, end, epoch);
         let mut at = offset_bytes;
         for part in data.parts() {
-            self.put(at, Buf::Shared(part.clone()), origin.clone(), self.epoch);
+            self.put(at, Buf::Shared(part.clone()), origin.clone(), epoch);
             at += part.len() as u64;
         }
         0
     }
 
+    /// The oldest epoch of the dirty bytes within a range.
+    fn oldest_within(&self, start: u64, end: u64) -> Option<u64> {
+        let first = self.piece_at(start).map_or(start, |(s, _)| s);
+        self.dirty.range(first..end).map(|(_, piece)| piece.epoch).min()
+    }
+
     /// Writes into, or behind, the piece that holds or touches `at`, when that is a buffer of ours of the same origin.
-    fn merge(&mut self, at: u64, data: &Data, origin: &Origin) -> bool {
-        let (len, epoch) = (data.len() as u64, self.epoch);
+    fn merge(&mut self, at: u64, data: &Data, origin: &Origin, epoch: u64) -> bool {
+        let len = data.len() as u64;
         let Some((&start, piece)) = self.dirty.range(..=at).next_back() else { return false };
         let piece_end = start + piece.len();
         let fits = (at - start + len) as usize <= MERGED_BYTES.max(piece.buf.len());
@@ -298,7 +306,7 @@ impl Extents {
         }
         let end = at + len;
         if end > piece_end {
-            self.remove(piece_end, end);
+            self.remove(piece_end, end, epoch);
         }
         let Some(Piece { buf: Buf::Own(own), .. }) = self.dirty.get_mut(&start) else { return false };
         let mut to = (at - start) as usize;
@@ -369,14 +377,15 @@ impl Extents {
         out
     }
 
-    fn remove(&mut self, start: u64, end: u64) {
+    /// Drops bytes that others of `epoch` take the place of.
+    fn remove(&mut self, start: u64, end: u64, epoch: u64) {
         // The epoch being written to must outlive a moment of emptiness.
-        let keep = self.epochs.get(&self.epoch).map(|e| e.since);
+        let keep = self.epochs.get(&epoch).map(|e| e.since);
         for (_, piece) in self.extract(start, end) {
             self.uncount(piece.epoch, piece.len());
         }
         if let Some(since) = keep {
-            self.epochs.entry(self.epoch).or_insert(Epoch { since, dirty_bytes: 0, flying_bytes: 0 });
+            self.epochs.entry(epoch).or_insert(Epoch { since, dirty_bytes: 0, flying_bytes: 0 });
         }
     }
 
@@ -563,7 +572,26 @@ impl Extents {
                 let buf = Buf::Shared(bytes.slice((at - start) as usize..(from - start) as usize));
                 self.put(at, buf, origin.clone(), epoch);
             }
+            self.age(from, to, epoch);
             at = at.max(to);
+        }
+    }
+
+    /// Dirty bytes that stand where bytes of `epoch` were to be sent from belong to it.
+    fn age(&mut self, start: u64, end: u64, epoch: u64) {
+        if start >= end {
+            return;
+        }
+        self.split(start);
+        self.split(end);
+        let mut moved: SmallVec<[(u64, u64); 4]> = SmallVec::new();
+        for (_, piece) in self.dirty.range_mut(start..end).filter(|(_, piece)| piece.epoch > epoch) {
+            moved.push((piece.epoch, piece.len()));
+            piece.epoch = epoch;
+        }
+        for (from, len) in moved {
+            self.uncount(from, len);
+            self.count(epoch, len);
         }
     }
 

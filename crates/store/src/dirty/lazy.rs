@@ -20,24 +20,20 @@ enum Turn {
 }
 
 impl Dirty {
-    /// The program has closed `open`; what it wrote is still here.
-    ///
-    /// # Errors
-    /// What went wrong until now, if it was not told before.
-    pub(super) fn close_lazily(&self, cx: &Cx, file: &Arc<File>, open: OpenId) -> Result<()> {
+    /// The program has closed `open`; what it wrote is still here. Nobody hears what this returns: what went wrong until now is the
+    /// next open's to tell as well.
+    pub(super) fn close_lazily(&self, cx: &Cx, file: &Arc<File>, open: OpenId) {
         Counters::add(&self.counters.lazy_closes, 1);
-        let told = {
+        {
             let mut s = file.state.lock();
             s.lazy += 1;
             s.stable = true;
-            s.errors.report(Some(open))
-        };
+        }
         let (this, cx, file) = (self.this(), Cx::new(cx.cred.clone()), file.clone());
         tokio::spawn(async move {
             this.close_when_sent(&cx, &file, open).await;
             this.end_lazily(&cx, &file, open).await;
         });
-        told
     }
 
     /// What goes wrong now is the next open's to tell.
@@ -92,16 +88,26 @@ impl Dirty {
     async fn sync_file(&self, file: &Arc<File>) -> Result<()> {
         let flushed = self.flush(file, Reason::Commit, true).await;
         let mut committed = Ok(());
-        if flushed.is_ok() && std::mem::take(&mut file.state.lock().unstable) {
-            committed = self.below.commit(&self.own_cx(), At { fh: &file.fh, open: None }).await;
+        if flushed.is_ok() {
+            committed = self.commit_below(file).await;
             if let Err(e) = &committed {
-                let mut s = file.state.lock();
-                s.unstable = true;
-                s.errors.record(e.clone());
+                file.state.lock().errors.record(e.clone());
             }
         }
-        let told = file.state.lock().errors.report(None);
+        // Looked at, not told: whoever has the file open, or opens it next, is to hear of it.
+        let known = file.state.lock().errors.untold();
         self.tidy(file);
-        flushed.and(committed).and(told)
+        flushed.and(committed).and(known)
+    }
+
+    /// Makes stable what is below. Asks the layer below in any case: it has nothing to do when there is nothing, and waits
+    /// when another commit is under way.
+    pub(super) async fn commit_below(&self, file: &Arc<File>) -> Result<()> {
+        file.state.lock().unstable = false;
+        let committed = self.below.commit(&self.own_cx(), At { fh: &file.fh, open: None }).await;
+        if committed.is_err() {
+            file.state.lock().unstable = true;
+        }
+        committed
     }
 }

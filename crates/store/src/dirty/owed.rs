@@ -183,7 +183,8 @@ impl Owing {
             (set, None) => Some(set),
         };
         let new = SetAttr {
-            mode: set.mode.map(|mode| attrs.map_or(mode, |a| a.attr.mode)),
+            // What was set before may have lost bits to a write.
+            mode: set.mode.or(self.landed.set.mode).map(|mode| attrs.map_or(mode, |a| a.attr.mode)),
             atime: time(set.atime, attrs.map(|a| a.attr.atime)),
             mtime: time(set.mtime, attrs.map(|a| a.attr.mtime)),
             ..SetAttr::default()

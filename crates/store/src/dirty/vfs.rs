@@ -285,12 +285,16 @@ impl Dirty {
     ) -> Result<()> {
         let told = {
             let mut s = file.state.lock();
-            let told = s.errors.report(Some(open));
+            // After a lazy close nobody hears it: it is left to the next open.
+            let told = if self.options.lazy_close { Ok(()) } else { s.errors.report(Some(open)) };
             s.errors.close(open);
             told
         };
         file.changed.notify_waiters();
         let closed = self.below.close(cx, &file.fh, open).await;
+        if let (true, Err(e)) = (self.options.lazy_close, &closed) {
+            file.state.lock().errors.record(e.clone());
+        }
         self.tidy(file);
         flushed.and(told).and(closed)
     }
@@ -461,7 +465,8 @@ impl Vfs for Dirty {
             return self.close_clean(cx, &file, open, Ok(())).await;
         }
         if self.options.lazy_close {
-            return self.close_lazily(cx, &file, open);
+            self.close_lazily(cx, &file, open);
+            return Ok(());
         }
         detached(cx, self.this().close_dirty(Cx::new(cx.cred.clone()), file, open)).await
     }

@@ -79,8 +79,11 @@ fn step(x: &mut Extents, r: &mut Reference, op: Op, now: Instant) {
                 r.next = r.next.wrapping_add(1);
                 data.push(vec![r.next; *len].into());
             }
-            for (i, b) in flat(&data).into_iter().enumerate() {
-                r.dirty[at as usize + i] = Some((b, open, r.epoch));
+            let bytes = flat(&data);
+            let older = r.dirty[at as usize..][..bytes.len()].iter().flatten().map(|c| c.2).min();
+            let epoch = older.map_or(r.epoch, |older| older.min(r.epoch));
+            for (i, b) in bytes.into_iter().enumerate() {
+                r.dirty[at as usize + i] = Some((b, open, epoch));
             }
             x.insert(at, &data, &origin(open), now);
         }
@@ -122,6 +125,8 @@ fn step(x: &mut Extents, r: &mut Reference, op: Op, now: Instant) {
                 let at = flight.start_bytes as usize + i;
                 if (i as u64) < sent {
                     r.server[at] = cell.map(|c| c.0);
+                } else if let (Some(newer), Some(old)) = (&mut r.dirty[at], &cell) {
+                    newer.2 = newer.2.min(old.2);
                 } else if r.dirty[at].is_none() {
                     r.dirty[at] = cell;
                 }
@@ -171,6 +176,31 @@ fn compare(x: &Extents, r: &Reference) {
     }
     assert_eq!(x.is_clean(), oldest.is_none());
     assert_eq!(x.oldest().is_some(), oldest.is_some());
+}
+
+/// Who waits for an epoch waits for what took the place of its bytes: neither version is at the server before.
+#[test]
+fn what_is_written_over_waits_with_the_old() {
+    let now = Instant::now();
+    let write = |x: &mut Extents, at, len, with: u8| {
+        x.insert(at, &bytes::Bytes::from(vec![with; len]).into(), &origin(0), now)
+    };
+    let mut x = Extents::new(CHUNK);
+    write(&mut x, 0, 4, 1);
+    let waited = x.seal();
+    write(&mut x, 2, 4, 2);
+    assert!(!x.is_done(waited));
+    // The same when the old version was on its way and did not arrive.
+    let flight = x.take(Rules { flush_to: waited, hold_from: u64::MAX }).unwrap();
+    assert_eq!(flight.data.len(), 6);
+    write(&mut x, 0, 6, 3);
+    x.landed(flight.id, 0);
+    assert!(!x.is_done(waited));
+    let flight = x.take(Rules { flush_to: waited, hold_from: u64::MAX }).unwrap();
+    assert_eq!(flat(&flight.data), [3; 6]);
+    x.landed(flight.id, 6);
+    assert!(x.is_done(waited) && x.is_clean());
+    x.check();
 }
 
 proptest! {

@@ -77,6 +77,21 @@ async fn the_next_open_is_told() {
     s.close(&next).await.unwrap();
 }
 
+/// What was refused before the close is not told by it, since nobody hears what comes of a close that does not wait.
+#[tokio::test(start_paused = true)]
+async fn what_failed_before_the_close_is_the_next_opens_too() {
+    let s = stack().await;
+    let f = s.open("f").await;
+    s.write(&f, 0, "refused").await.unwrap();
+    s.gate.fail("write", libc::EACCES);
+    long().await;
+    s.gate.fail("write", 0);
+    s.close(&f).await.unwrap();
+    let next = s.open("f").await;
+    assert_eq!(s.commit(&next).await.unwrap_err().errno, libc::EACCES);
+    s.close(&next).await.unwrap();
+}
+
 /// A file that is removed before it was sent never is, and its open below ends.
 #[tokio::test(start_paused = true)]
 async fn what_is_removed_is_not_sent() {
