@@ -41,7 +41,7 @@ fn wrong_usage() {
         ),
         (
             &["mont"],
-            "hither: unrecognized subcommand 'mont'; some similar subcommands exist: 'umount', 'mount'; see `hither --help`",
+            "hither: unrecognized subcommand 'mont'; some similar subcommands exist: 'man', 'umount', 'mount'; see `hither --help`",
         ),
         (
             &["stat", "/proc"],
