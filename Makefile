@@ -3,12 +3,19 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 CARGO ?= $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
 PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+SBINDIR ?= /sbin
+ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+MUSL := $(shell uname -m)-unknown-linux-musl
 DESTDIR ?=
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+SOVERSION := $(firstword $(subst ., ,$(VERSION)))
 FUZZ_SECONDS ?= 60
 SOAK_HOURS ?= 8
 CRASHES ?= 1000
 
-.PHONY: demo test check unit quick test-lab soak crashes crashes-serve bench bench-meta bench-serve fuzz install uninstall build packages toolchain deny
+.PHONY: demo test check unit quick test-lab soak crashes crashes-write crashes-serve bench bench-meta bench-cache bench-report bench-serve fuzz install uninstall build program library deb test-deb static test-static packages toolchain deny
 
 # Needs nothing but a compiler and FUSE.
 demo: toolchain
@@ -25,8 +32,8 @@ check: toolchain
 
 # The mounts of crates/hither's tests need root and nfs-ganesha, so a plain `cargo test` leaves them out.
 unit: packages
-	$(CARGO) test --workspace --exclude hither
-	$(CARGO) test -p hither -- --include-ignored
+	$(CARGO) test --workspace --exclude hither --no-fail-fast
+	$(CARGO) test -p hither --no-fail-fast -- --include-ignored
 
 # The foreign suites and faults that are quick, on nfs-ganesha.
 quick: packages build
@@ -45,10 +52,14 @@ soak: packages build
 crashes: packages toolchain
 	HITHER_CRASHES=$(CRASHES) $(CARGO) test -p hither --test crashes -- --ignored --nocapture
 
-# The server with a journal under CRASHES kills, and power cuts between any two writes of the journal.
+# Mounts with a journal of delayed writes under CRASHES kills of their daemon, with every acknowledged record looked for.
+crashes-write: packages toolchain
+	HITHER_CRASHES=$(CRASHES) $(CARGO) test -p hither --test crashes_write -- --ignored --nocapture
+
+# The server with a journal under CRASHES kills, power cuts between any two writes of the journal, and CRASHES of an ext4.
 crashes-serve: packages toolchain
 	HITHER_CRASHES=$(CRASHES) $(CARGO) test -p hither --test serve journal_loses -- --ignored --nocapture
-	$(CARGO) test -p hither-store --lib power_cut -- --include-ignored
+	HITHER_CRASHES=$(CRASHES) $(CARGO) test -p hither-store --lib power_cut -- --include-ignored --nocapture
 
 # Side by side with the kernel's client; the table goes to bench/.
 bench: packages build
@@ -58,6 +69,15 @@ bench: packages build
 bench-meta: packages build
 	$(CARGO) build --release -p hither-fuse --example mount_model
 	lab/bench.sh meta $(META)
+
+# What the disk cache's policies find in caches of each size, played without a disk and checked with a real one; a minute and a few.
+bench-cache: packages build
+	$(CARGO) build --release -p hither-store --example sweep
+	lab/bench.sh sweep
+
+# What all of it says of the papers' claims: bench/RESULTS.md of what is committed.
+bench-report: build
+	target/release/hither bench report bench --markdown bench/RESULTS.md
 
 # NFSv3 servers side by side: nfs-ganesha, hither serve, and with a journal; JSON lines.
 bench-serve: packages build
@@ -75,26 +95,65 @@ deny: toolchain
 build: toolchain
 	$(CARGO) build --release -p hither -p hither-lab
 
+program: toolchain
+	$(CARGO) build --release -p hither
+
+# libhither, for programs in C: shared and static.
+library: toolchain
+	$(CARGO) build --release -p hither-c
+
+# Debian packages, in target/deb: the program, the library, what compiles with it.
+deb: toolchain
+	packaging/deb/build
+
+# Installs, uses, replaces, removes and purges them in a system of its own, which is made with debootstrap from this machine's mirror.
+test-deb: deb
+	packaging/deb/test
+
+# One file that runs wherever there is a Linux, target/$(MUSL)/release/hither. Slower where many threads ask for memory.
+static: toolchain
+	! command -v rustup >/dev/null || rustup target add $(MUSL)
+	$(CARGO) build --release -p hither --target $(MUSL)
+
+# The session of `make demo` with it, and a run where there is nothing else.
+test-static: static
+	packaging/test-static target/$(MUSL)/release/hither
+
 packages:
 	@lab/packages.sh
 
 toolchain:
 	@lab/packages.sh toolchain
 
-install: build
+install: program library
 	install -Dm755 target/release/hither $(DESTDIR)$(PREFIX)/bin/hither
-	install -d $(DESTDIR)/sbin
+	install -d $(DESTDIR)$(SBINDIR)
 	for l in mount.hither mount.fuse.hither umount.hither umount.fuse.hither; do \
-	  ln -sf $(PREFIX)/bin/hither $(DESTDIR)/sbin/$$l; done
+	  ln -sf $(PREFIX)/bin/hither $(DESTDIR)$(SBINDIR)/$$l; done
 	target/release/hither man $(DESTDIR)$(PREFIX)/share/man/man1
-	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions \
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(ZSHDIR) \
 	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	target/release/hither completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/hither
-	target/release/hither completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_hither
+	target/release/hither completions zsh > $(DESTDIR)$(ZSHDIR)/_hither
 	target/release/hither completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/hither.fish
+	install -d $(DESTDIR)$(UNITDIR)
+	sed 's|@BINDIR@|$(PREFIX)/bin|' packaging/systemd/hither-serve.service.in > $(DESTDIR)$(UNITDIR)/hither-serve.service
+	install -Dm644 bindings/c/include/hither.h $(DESTDIR)$(PREFIX)/include/hither.h
+	install -Dm644 target/release/libhither.so $(DESTDIR)$(LIBDIR)/libhither.so.$(VERSION)
+	ln -sf libhither.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libhither.so.$(SOVERSION)
+	ln -sf libhither.so.$(SOVERSION) $(DESTDIR)$(LIBDIR)/libhither.so
+	install -m644 target/release/libhither.a $(DESTDIR)$(LIBDIR)/libhither.a
+	install -d $(DESTDIR)$(LIBDIR)/pkgconfig
+	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' bindings/c/hither.pc.in \
+	  > $(DESTDIR)$(LIBDIR)/pkgconfig/hither.pc
+	[ -n "$(DESTDIR)" ] || PATH=$$PATH:/usr/sbin:/sbin ldconfig
 
 uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/include/hither.h $(DESTDIR)$(LIBDIR)/libhither.{a,so,so.$(SOVERSION),so.$(VERSION)} \
+	  $(DESTDIR)$(LIBDIR)/pkgconfig/hither.pc
+	[ -n "$(DESTDIR)" ] || PATH=$$PATH:/usr/sbin:/sbin ldconfig
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/hither{,-*}.1 \
-	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions/hither $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_hither \
+	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions/hither $(DESTDIR)$(ZSHDIR)/_hither \
 	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/hither.fish \
-	  $(DESTDIR)$(PREFIX)/bin/hither $(DESTDIR)/sbin/{,u}mount.{,fuse.}hither
+	  $(DESTDIR)$(UNITDIR)/hither-serve.service \
+	  $(DESTDIR)$(PREFIX)/bin/hither $(DESTDIR)$(SBINDIR)/{,u}mount.{,fuse.}hither

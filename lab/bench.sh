@@ -4,6 +4,8 @@
 #   bench.sh quick        minutes
 #   bench.sh meta         names, attributes and small files: about an hour, most of it waiting for timeouts
 #   bench.sh meta quick   the same with nfs-ganesha and NFSv4.2 alone: a quarter of an hour
+#   bench.sh write        how files are made and written, with and without a delay
+#   bench.sh write-more   the same at round trips of 1 and 50 ms, four at a time, and a file of 4 GiB
 #   bench.sh draw         tables and pictures of the metadata again, from what was measured
 # BENCH_OUT is another place than bench/; HITHER and HITHER_LAB name other binaries than those in target/release.
 set -uo pipefail
@@ -60,6 +62,43 @@ case ${1:-} in
     for s in $servers; do draw "$s" || rc=1; done
     $bin --name bench bench overhead --out $out/overhead.jsonl --table $out/overhead.md ${quick:+--server ganesha} || rc=1
     exit $rc ;;
+  write)
+    # postmark with a delay is shortened: in full it takes the kernel's client ten minutes a run.
+    for s in ganesha knfsd; do
+      rm -f "$out/write-$s.jsonl"
+      $bin --name "bench-$s" up >/dev/null || { rc=1; continue; }
+      for p in '0 {"short": 1, "writing": 1, "single_only": 1}' \
+        '10 {"short": 1, "writing": 1, "single_only": 1, "number": 200, "transactions": 1000}'; do
+        $bin --name "bench-$s" bench --server "$s" --vers 4.2 --rtt "${p%% *}" --params "${p#* }" --limit 1200 \
+          --opts 'default;hither:close=lazy' --append --out "$out/write-$s.jsonl" --table /dev/null meta badros mab postmark || rc=1
+      done
+      $bin bench --from "$out/write-$s.jsonl" --table "$out/write-$s.md" || rc=1
+    done
+    exit $rc ;;
+  write-more)
+    # What takes long with a delay is shortened; counts of Badros and MAB stay comparable with those of `write`.
+    for s in ganesha knfsd; do
+      rm -f "$out/write-more-$s.jsonl"
+      $bin --name "bench-$s" up >/dev/null || { rc=1; continue; }
+      while read -r rtt workload p; do
+        $bin --name "bench-$s" bench --server "$s" --vers 4.2 --rtt "$rtt" --params "$p" --limit 1800 --append \
+          --out "$out/write-more-$s.jsonl" --table /dev/null $workload || rc=1
+      done <<END
+0 stream {"mib": 4096, "writing": 1}
+0 badros {"writing": 1}
+1,50 badros {"short": 1, "writing": 1, "single_only": 1}
+1,50 postmark {"number": 50, "transactions": 250}
+1,50 meta {"short": 1, "writing": 1, "files": 100}
+10 stream {"mib": 256, "writing": 1}
+END
+      $bin bench --from "$out/write-more-$s.jsonl" --table "$out/write-more-$s.md" || rc=1
+    done
+    exit $rc ;;
+  sweep)
+    sim=target/release/examples/sweep
+    $sim > $out/cache-sweep.jsonl && $bin bench --what sweep --from $out/cache-sweep.jsonl --plot $out/cache-sweep.svg || exit 1
+    python3 lab/work/sweep.py table $out/cache-sweep.jsonl
+    exec python3 lab/work/sweep.py check target/release/hither $sim $out/cache-sweep-check.jsonl ;;
   draw)
     for s in ganesha knfsd; do draw $s || rc=1; done
     exit $rc ;;

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The suites and scenarios that `make test` leaves out: the Linux kernel's server as well, every version, every fault.
+# The suites and scenarios that `make test` leaves out: the Linux kernel's server and client as well, every version, every fault.
 # `full.sh all` runs each suite at full length on every server and version, which takes hours.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -18,5 +18,8 @@ $lab suite --quick --server ganesha --vers 4.2 --client hither tree make || rc=1
 $lab suite --quick --server knfsd --vers 4.2,3 --client hither posix git sqlite fsx make pjdfstest postgres tree || rc=1
 # The guest's kernel is older than what FUSE offers at its best.
 $lab suite --quick --server ganesha --vers 4.2 --client hither-guest posix git || rc=1
-$lab scenario --quick --server ganesha --vers 4.2 freeze cut cut-long locks isolation soft || rc=1
+# `hither serve` with a client that is not ours.
+$lab suite --quick --server hither --vers 4.2,3 --client kernel sqlite posix git fsx pjdfstest || rc=1
+$lab suite --quick --server hither --vers 4.1 --client kernel sqlite || rc=1
+$lab scenario --quick --server ganesha --vers 4.2 freeze cut cut-long locks isolation soft power || rc=1
 exit $rc

@@ -6,11 +6,12 @@
 //! of its own the encoded bytes must also equal the bytes that were read.
 
 use bytes::Bytes;
+use hither_client::wire;
 use hither_proto::record::{self, Limits, Reader, RecordError};
 use hither_proto::rpc::{Message, OpaqueAuth};
 use hither_proto::sample::{Sample, Source};
 use hither_proto::xdr::{Dec, Enc, Xdr};
-use hither_proto::{mount as mnt, nfs3, nfs4, portmap as pmap};
+use hither_proto::{mount as mnt, nfs3, nfs4, nqnfs, portmap as pmap};
 use std::fmt::Debug;
 
 /// Makes one input of a target from the decisions of a byte string.
@@ -24,11 +25,89 @@ pub const TARGETS: &[(&str, fn(&[u8]), Seed)] = &[
     ("mount", mount, mount_seed),
     ("nfs3_call", nfs3_call, nfs3_call_seed),
     ("nfs3_reply", nfs3_reply, nfs3_reply_seed),
+    ("nqnfs_call", nqnfs_call, nqnfs_call_seed),
+    ("nqnfs_reply", nqnfs_reply, nqnfs_reply_seed),
     ("nfs4_compound_call", nfs4_compound_call, |s| encoded(&nfs4::Compound::sample(s))),
     ("nfs4_compound_reply", nfs4_compound_reply, |s| encoded(&nfs4::CompoundReply::sample(s))),
     ("nfs4_attrs", nfs4_attrs, |s| encoded(&nfs4::Attrs::sample(s))),
     ("nfs4_callback", nfs4_callback, nfs4_callback_seed),
+    ("socket_request", socket_request, socket_request_seed),
+    ("socket_reply", socket_reply, socket_reply_seed),
 ];
+
+/// A request on the socket for programs, by its operation (the first byte).
+pub fn socket_request(data: &[u8]) {
+    let Some((op, body)) = data.split_first() else { return };
+    // A longer one is not read.
+    if body.len() > wire::BODY_MAX_BYTES {
+        return;
+    }
+    let Ok(request) = wire::Request::decode(u16::from(*op), body) else { return };
+    let mut out = Vec::new();
+    request.encode(7, &mut out);
+    let (head, again) = out.split_first_chunk::<{ wire::HEADER_BYTES }>().expect("a header");
+    let header = wire::Header::decode(head).expect("a body that is not too long");
+    assert_eq!((header.op, header.id, header.len as usize), (u16::from(*op), 7, body.len()));
+    assert_eq!(again, body);
+}
+
+fn socket_request_seed(s: &mut Source<'_>) -> Vec<u8> {
+    let path = bytes_of(s, 20);
+    let path: Vec<u8> = path.into_iter().filter(|b| *b != 0).collect();
+    let number = u64::sample(s);
+    let request = match u32::sample(s) % 8 {
+        0 => wire::Request::Hello(1),
+        1 => wire::Request::Open(&path, number as u32, 0o644),
+        2 => wire::Request::Read(number, 0, 4096),
+        3 => wire::Request::Write(number, 1, 0, &path),
+        4 => wire::Request::StatMany(0, vec![&path, b"a"]),
+        5 => wire::Request::ReadMany(vec![wire::Part { path: &path, offset: number, len: 9 }]),
+        6 => wire::Request::Rename(&path, b"b", 0),
+        _ => wire::Request::Watch(vec![&path]),
+    };
+    let mut out = Vec::new();
+    request.encode(7, &mut out);
+    out.drain(..wire::HEADER_BYTES);
+    out.insert(0, request.op() as u8);
+    out
+}
+
+/// Replies on that socket, as a program reads them: each kind of item until the bytes end.
+pub fn socket_reply(data: &[u8]) {
+    let _ = (wire::Hello::decode(data), wire::Opened::decode(data), wire::decode_error(data));
+    let mut r = wire::Reader(data);
+    while !r.is_empty() && wire::Stated::decode(&mut r).is_ok() {}
+    let mut r = wire::Reader(data);
+    while !r.is_empty() && wire::Piece::decode(&mut r).is_ok() {}
+    let mut r = wire::Reader(data);
+    while !r.is_empty() {
+        let Ok(entry) = wire::Entry::decode(&mut r) else { break };
+        let mut out = Vec::new();
+        entry.encode(&mut out);
+        assert_eq!(wire::Entry::decode(&mut wire::Reader(&out)).as_ref(), Ok(&entry));
+    }
+}
+
+fn socket_reply_seed(s: &mut Source<'_>) -> Vec<u8> {
+    let (name, number) = (bytes_of(s, 20), u32::sample(s));
+    let errno = (number % 200) as i32 + 1;
+    let mut out = Vec::new();
+    match u32::sample(s) % 5 {
+        0 => wire::Hello { version: 1, read_only: true, dir: name, source: b"s:/".into() }.encode(&mut out),
+        1 => wire::encode_error(errno, "why", &mut out),
+        2 => wire::Stated { index: number, attr: Err(errno) }.encode(&mut out),
+        3 => wire::Entry { name: &name, attr: Err(errno) }.encode(&mut out),
+        _ => {
+            out.push(number as u8);
+            out.extend(bytes_of(s, 200));
+        }
+    }
+    out
+}
+
+fn bytes_of(s: &mut Source<'_>, most: u8) -> Vec<u8> {
+    (0..(u32::sample(s) as u8).min(most)).map(|_| u32::sample(s) as u8).collect()
+}
 
 /// Record marking. The first three bytes choose limits and how the stream is cut; cutting it must
 /// not matter, limits must hold, and the records must survive being framed again.
@@ -113,7 +192,10 @@ macro_rules! procedure {
         if let Ok(Some(value)) = <$any>::decode($proc($n), $body) {
             let mut e = Enc::new();
             value.encode(&mut e);
-            assert_eq!(&e.to_bytes(), $body, "{value:?}");
+            // The bytes of padding mean nothing when read, and are zero when written.
+            let again = e.to_bytes();
+            assert_eq!(again.len(), $body.len(), "{value:?}");
+            assert_eq!(<$any>::decode($proc($n), &again), Ok(Some(value)));
         }
     };
 }
@@ -190,6 +272,36 @@ pub fn nfs3_reply(data: &[u8]) {
 
 fn nfs3_reply_seed(s: &mut Source<'_>) -> Vec<u8> {
     procedure_seed!(0, nfs3::Reply3, s)
+}
+
+/// HELLO's number has more than eight bits; the last eight are nobody else's.
+fn nqnfs_proc(n: u8) -> u32 {
+    if u32::from(n) == nqnfs::NqProc::HELLO.0 & 0xff { nqnfs::NqProc::HELLO.0 } else { u32::from(n) }
+}
+
+/// Arguments of NQNFS's procedures, EVICTED's included. Handles that were accepted and that the server made survive, too.
+pub fn nqnfs_call(data: &[u8]) {
+    let Some((&[_, n], body)) = data.split_first_chunk::<2>() else { return };
+    procedure!(nqnfs::NqCall, nqnfs::NqProc, nqnfs_proc(n), &Bytes::copy_from_slice(body));
+    if let Some(fh) = nqnfs::Fh::from_bytes(body)
+        && let Some(own) = fh.unpack()
+    {
+        assert_eq!(nqnfs::Fh::pack(&own), Some(fh));
+    }
+}
+
+fn nqnfs_call_seed(s: &mut Source<'_>) -> Vec<u8> {
+    procedure_seed!(0, nqnfs::NqCall, s)
+}
+
+/// Results of NQNFS's procedures.
+pub fn nqnfs_reply(data: &[u8]) {
+    let Some((&[_, n], body)) = data.split_first_chunk::<2>() else { return };
+    procedure!(nqnfs::NqReply, nqnfs::NqProc, nqnfs_proc(n), &Bytes::copy_from_slice(body));
+}
+
+fn nqnfs_reply_seed(s: &mut Source<'_>) -> Vec<u8> {
+    procedure_seed!(0, nqnfs::NqReply, s)
 }
 
 /// NFSv4 COMPOUND arguments.

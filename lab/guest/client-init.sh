@@ -9,7 +9,7 @@ for d in /run /mnt /var/lib/nfs /dev/shm; do mount -t tmpfs -o mode=1777 tmpfs $
 mkdir -p /run/tmp /run/lock /mnt/{nfs,nfs2} /var/lib/nfs/{sm,rpc_pipefs}; export TMPDIR=/run/tmp
 hostname guest
 ip link set lo up; ip addr add $MYIP/24 dev vec0; ip link set vec0 up
-for m in nfsv3 nfsv4 fuse; do modprobe -d $RUN/mods $m || echo "no module $m"; done
+for m in nfsv3 nfsv4 fuse cachefiles; do modprobe -d $RUN/mods $m || echo "no module $m"; done
 cd /
 /usr/bin/python3 $LAB/guest/agent.py $MYIP &
 while :; do wait; sleep 1; done       # init reaps whoever was left alone

@@ -29,14 +29,21 @@ fn play(stage: &Stage<'_>) -> Res<()> {
         good.shell(&work, limit)?;
         Ok(begun.elapsed().as_secs_f64())
     };
-    timed()?;
-    let before = timed()?;
+    let mut before = timed()?;
+    for _ in 0..3 {
+        before = before.min(timed()?);
+    }
     stage.server().freeze(true)?;
     // Making files needs the server; that a name is not there may be known without it.
     let hang = format!("for i in $(seq 40); do touch {}/n$i & done; wait", d.display());
     let hanging = Job::start(&dead, &hang);
     clock::pause(Duration::from_secs(3));
-    let during = timed()?;
+    // Whatever else the machine does slows some rounds; a mount that is held up is slow in each.
+    let (mut during, mut rounds) = (timed()?, 1);
+    while rounds < 10 && during > bound(before) {
+        during = during.min(timed()?);
+        rounds += 1;
+    }
     stage.say(&format!("{before:.2} s before, {during:.2} s while 40 processes hang in the other mount"));
     let hung = !hanging.ended();
     stage.server().freeze(false)?;
@@ -46,11 +53,15 @@ fn play(stage: &Stage<'_>) -> Res<()> {
     if !hung {
         return Err(Fail("nothing hung in the mount of the dead server".into()));
     }
-    // Twice, and a second for the noise of a busy machine.
-    if during > 2.0 * before + 1.0 {
+    if during > bound(before) {
         return Err(Fail(format!(
             "the mount of the living server: {before:.2} s before, {during:.2} s during"
         )));
     }
     Ok(())
+}
+
+/// Twice, and a second for the noise of a busy machine.
+fn bound(before: f64) -> f64 {
+    2.0 * before + 1.0
 }

@@ -20,9 +20,16 @@ fn play(stage: &Stage<'_>) -> Res<()> {
             Duration::from_secs(60),
         )?;
         let before = daemons(&mount)?;
+        // It is there before the fault, so that it works in the mount however late it begins.
+        let go = format!("/tmp/go.{}", std::process::id());
+        let words = format!(
+            "cd {} && echo pid $$ && while [ ! -e {go} ]; do sleep 0.1; done; exec touch new",
+            dir.display()
+        );
+        let waiter = busy.then(|| Job::start(&mount, &words));
+        let pid = waiter.as_ref().map(|job| job.expect("pid", Duration::from_secs(60))).transpose()?;
         stage.server().freeze(true)?;
-        let waiter =
-            busy.then(|| Job::start(&mount, &format!("echo pid $$; exec touch {}/new", dir.display())));
+        mount.shell(&format!("touch {go}"), Duration::from_secs(20))?;
         clock::pause(Duration::from_secs(2));
         // The kernel's own client asks the server at the end; only -f gives up on it.
         let command = if mount.is_kernel() { what.replace("umount", "umount -f") } else { what.to_string() };
@@ -39,11 +46,18 @@ fn play(stage: &Stage<'_>) -> Res<()> {
                 "{command} (busy: {busy}): code {code} after {secs:.1} s, gone: {gone}"
             )));
         }
-        if let Some(job) = waiter {
+        mount.shell(&format!("rm -f {go}"), Duration::from_secs(20))?;
+        if let (Some(job), Some(pid)) = (waiter, pid) {
             // Detached from the tree, but the call still waits: the signal must reach it.
-            let pid = job.expect("pid", Duration::from_secs(5))?;
             mount.shell(&format!("kill -KILL {pid}"), Duration::from_secs(20))?;
-            job.wait(Duration::from_secs(10))?;
+            let end = job.wait(Duration::from_secs(10))?;
+            if end.code != 137 {
+                return Err(Fail(format!(
+                    "{command}: what waited ended with code {}: {}",
+                    end.code,
+                    end.last()
+                )));
+            }
         }
         let mut left = vec![];
         clock::wait_until(Duration::from_secs(20), || {
@@ -61,16 +75,21 @@ fn play(stage: &Stage<'_>) -> Res<()> {
     Ok(())
 }
 
-/// Processes that serve this mount point: those that name it in their command line.
+/// Processes that serve this mount point: those of this laboratory that name it in their command line.
 fn daemons(mount: &Arc<Mount>) -> Res<Vec<String>> {
     if mount.is_kernel() {
         return Ok(vec![]);
     }
     let mp = mount.mp.display().to_string();
+    let here = std::fs::read_link("/proc/self/ns/mnt").ok();
     let mut found = vec![];
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let pid = entry.file_name().to_string_lossy().into_owned();
         if !pid.bytes().all(|b| b.is_ascii_digit()) || pid == std::process::id().to_string() {
+            continue;
+        }
+        // Another laboratory has mount points of the same names.
+        if std::fs::read_link(entry.path().join("ns/mnt")).ok() != here {
             continue;
         }
         let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();

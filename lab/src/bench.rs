@@ -2,10 +2,12 @@
 //!
 //! What is compared first is what passed the relay (RPCs, bytes), then round trips, then seconds.
 //! Results are JSON lines; [`table`] makes Markdown of them and [`plot`] pictures. [`overhead`] is
-//! the odd one out: the price of a system call that needs no server.
+//! the odd one out: the price of a system call that needs no server; [`reread`] that of bytes which the disk cache has.
 
 mod overhead;
 mod plot;
+mod reread;
+mod sweep;
 mod table;
 
 use crate::args::Args;
@@ -24,12 +26,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 /// Workloads of `lab/work/workloads.py` and `lab/work/metadata.py`.
-pub const WORKLOADS: [&str; 12] = [
+pub const WORKLOADS: [&str; 13] = [
     "opendepth",
     "pageopen",
     "profiles",
     "mab",
     "badros",
+    "rereads",
     "postmark",
     "meta",
     "stream",
@@ -106,8 +109,11 @@ struct Plan {
 
 /// `bench [WORKLOAD...] [--client kernel,hither] [--rtt 0,10] [--opts 'default;nocto;hither:prefetch=off'] [--out F.jsonl] [--append]
 /// [--table F.md] [--quick]`; `bench --table F.md --from A.jsonl,B.jsonl` or `bench --plot F.svg --from ...` for
-/// results that are already there; `bench overhead`.
+/// results that are already there; `bench overhead`; `bench reread`.
 pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
+    if args.flag("reread") {
+        return reread::main(lab, args);
+    }
     if args.flag("overhead") {
         return overhead::main(lab, args);
     }
@@ -298,8 +304,14 @@ impl Cell<'_> {
             ("--meta", &meta.to_string()),
             ("--params", &self.plan.params.to_string()),
         ];
-        let mut script = format!(
-            "mkdir -p {mp}; umount -l {mp} 2>/dev/null; exec /usr/bin/python3 {} run {}",
+        let fscache = place.is_kernel() && self.opts.split(',').any(|word| word == "fsc");
+        let mut script = format!("mkdir -p {mp}; umount -l {mp} 2>/dev/null; ");
+        if fscache {
+            // Empty, as the caches of others are.
+            script += &format!("{} start || exit; ", fscache_sh(self.lab));
+        }
+        script += &format!(
+            "exec /usr/bin/python3 {} run {}",
             quote(&self.lab.file("work/bench.py").display().to_string()),
             self.workload
         );
@@ -312,11 +324,19 @@ impl Cell<'_> {
             None => rest.push(l.to_string()),
         })?;
         place.force_umount();
+        if fscache {
+            place.shell(&format!("{} stop", fscache_sh(self.lab)), Duration::from_secs(60))?;
+        }
         match code {
             0 => Ok(lines),
             code => Err(Fail(format!("code {code}: {}", rest[rest.len().saturating_sub(3)..].join(" / ")))),
         }
     }
+}
+
+/// The command that starts and stops FS-Cache in the guest.
+fn fscache_sh(lab: &Lab) -> String {
+    format!("bash {}", quote(&lab.file("guest/fscache.sh").display().to_string()))
 }
 
 /// libnfs's own copy tool as a peer for sequential transfer: a user-level client without a mount.

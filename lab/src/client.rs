@@ -10,12 +10,10 @@ use crate::guest::{self, CLIENT, quote};
 use crate::lab::{Fail, Lab, Res};
 use crate::process::command;
 use crate::server::Endpoint;
-use std::io::{BufRead, BufReader};
+use std::io::{ErrorKind, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
 /// How to mount with a command; words in braces are replaced.
@@ -354,6 +352,25 @@ impl Mount {
     }
 }
 
+/// Hands on the lines that are in a pipe, and keeps the beginning of the next one; false at its end.
+fn drain(out: &mut impl Read, rest: &mut Vec<u8>, line: &mut dyn FnMut(&str)) -> Res<bool> {
+    let mut buffer = [0; 1 << 16];
+    loop {
+        match out.read(&mut buffer) {
+            Ok(0) => return Ok(false),
+            Ok(n) => rest.extend_from_slice(&buffer[..n]),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(true),
+            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+            Err(e) => return Err(e.into()),
+        }
+        while let Some(end) = rest.iter().position(|b| *b == b'\n') {
+            let mut whole: Vec<u8> = rest.drain(..=end).collect();
+            whole.pop();
+            line(&String::from_utf8_lossy(&whole));
+        }
+    }
+}
+
 /// Runs a shell command in a session of its own; kills all of it when the time is up.
 fn run_here(script: &str, limit: Duration, line: &mut dyn FnMut(&str)) -> Res<i32> {
     let mut child = command(&["bash", "-c", &format!("exec 2>&1; {script}")])
@@ -361,28 +378,20 @@ fn run_here(script: &str, limit: Duration, line: &mut dyn FnMut(&str)) -> Res<i3
         .stdout(Stdio::piped())
         .process_group(0)
         .spawn()?;
-    let out = child.stdout.take().ok_or_else(|| Fail("no output".into()))?;
-    let (tx, rx) = mpsc::channel();
-    thread::spawn(move || {
-        for l in BufReader::new(out).split(b'\n').map_while(Result::ok) {
-            if tx.send(String::from_utf8_lossy(&l).into_owned()).is_err() {
-                break;
-            }
-        }
-    });
+    let mut out = child.stdout.take().ok_or_else(|| Fail("no output".into()))?;
+    rustix::io::ioctl_fionbio(&out, true)?;
+    let mut rest = vec![];
     let end = clock::now() + limit;
-    // A daemon that the command leaves behind may keep its output open for ever, so the end of the
-    // command is what counts, and output only as long as it comes.
+    // A daemon that the command leaves behind may keep its output open for ever, so the end of the command is what counts. All
+    // that it has said is in the pipe by then.
     loop {
-        match rx.recv_timeout(Duration::from_millis(50)) {
-            Ok(l) => line(&l),
-            Err(mpsc::RecvTimeoutError::Disconnected) => break,
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                if child.try_wait()?.is_some() {
-                    break;
-                }
-            }
+        let ended = child.try_wait()?.is_some();
+        if !drain(&mut out, &mut rest, line)? || ended {
+            break;
         }
+        let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        let mut fds = [rustix::event::PollFd::new(&out, rustix::event::PollFlags::IN)];
+        let _ = rustix::event::poll(&mut fds, Some(&wait));
         if clock::now() > end {
             let group = rustix::process::Pid::from_child(&child);
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
@@ -391,8 +400,8 @@ fn run_here(script: &str, limit: Duration, line: &mut dyn FnMut(&str)) -> Res<i3
             return Ok(124);
         }
     }
-    while let Ok(l) = rx.try_recv() {
-        line(&l);
+    if !rest.is_empty() {
+        line(&String::from_utf8_lossy(&rest));
     }
     let left = end.saturating_duration_since(clock::now()).max(Duration::from_secs(1));
     let mut status = None;

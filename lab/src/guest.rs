@@ -20,6 +20,9 @@ use std::time::Duration;
 /// Port of the agent in every guest.
 const AGENT_PORT: u16 = 7000;
 
+/// Disk of the client's guest.
+const FSCACHE_BYTES: u64 = 1 << 30;
+
 /// What one guest is made of.
 pub struct Boot<'a> {
     /// Init script below `lab/guest`.
@@ -130,11 +133,14 @@ pub fn start(lab: &Lab) -> Res<()> {
         return Ok(());
     }
     daemon.stop(Duration::from_millis(100))?;
-    let boot =
-        Boot { init: "client-init.sh", tap: "tapc", ip: GUEST_IP, mem_mib: 2000, disks: vec![], env: vec![] };
+    // For FS-Cache (`guest/fscache.sh`), which makes a file system on it; sparse until then.
+    let disk = lab.run.join("fscache.img");
+    fs::OpenOptions::new().create(true).truncate(false).write(true).open(&disk)?.set_len(FSCACHE_BYTES)?;
+    let disks = vec![disk];
+    let boot = Boot { init: "client-init.sh", tap: "tapc", ip: GUEST_IP, mem_mib: 2000, disks, env: vec![] };
     let console = lab.run.join("guest.console");
     daemon.start(boot.command(lab)?, &console)?;
-    if !clock::wait_until(Duration::from_secs(60), || daemon.pid().is_none() || CLIENT.alive())
+    if !clock::wait_until(Duration::from_secs(300), || daemon.pid().is_none() || CLIENT.alive())
         || daemon.pid().is_none()
     {
         return Err(Fail(format!("the client guest did not come up; see {}", console.display())));

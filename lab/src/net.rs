@@ -48,7 +48,7 @@ pub fn up(lab: &Lab) -> Res<()> {
         let holder =
             command(&["unshare", "--net", "--mount", "--propagation", "private", "sh", "-ec", &script]);
         lab.holder().start(holder, &log)?;
-        if !clock::wait_until(Duration::from_secs(10), || ready.exists()) {
+        if !clock::wait_until(Duration::from_secs(60), || ready.exists()) {
             let why = fs::read_to_string(&log).unwrap_or_default();
             return Err(Fail(format!("the namespace did not come up: {}", why.trim())));
         }

@@ -54,6 +54,16 @@ impl Daemon {
         Ok(kill_process(to_pid(pid)?, signal)?)
     }
 
+    /// True when no thread of the process runs, because of SIGSTOP.
+    pub fn stopped(&self) -> bool {
+        let Some(pid) = self.pid() else { return false };
+        let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+        threads.flatten().all(|thread| {
+            let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+        })
+    }
+
     /// Kills the whole process group at once, as a power cut would.
     pub fn kill_group(&self) -> Res<()> {
         let pid = self.pid().ok_or_else(|| Fail(format!("{}: not running", self.label())))?;
@@ -136,7 +146,9 @@ mod tests {
         let d = Daemon::at(&dir, "sleeper");
         let pid = d.start(command(&["sleep", "60"]), &dir.with_extension("log")).unwrap();
         assert_eq!(Daemon::at(&dir, "sleeper").pid(), Some(pid));
+        assert!(!d.stopped());
         d.signal(Signal::STOP).unwrap();
+        assert!(clock::wait_until(Duration::from_secs(60), || d.stopped()));
         d.stop(Duration::from_secs(5)).unwrap();
         assert_eq!(d.pid(), None);
         let _ = fs::remove_dir_all(&dir);

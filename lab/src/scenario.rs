@@ -22,6 +22,8 @@ mod interrupt;
 mod isolation;
 #[path = "../scenarios/locks.rs"]
 mod locks;
+#[path = "../scenarios/power.rs"]
+mod power;
 #[path = "../scenarios/restart.rs"]
 mod restart;
 #[path = "../scenarios/soft.rs"]
@@ -50,7 +52,7 @@ pub struct Scenario {
     play: fn(&Stage<'_>) -> Res<()>,
 }
 
-const ALL: [&Scenario; 11] = [
+const ALL: [&Scenario; 12] = [
     &restart::SCENARIO,
     &freeze::SCENARIO,
     &cut::SCENARIO,
@@ -62,6 +64,7 @@ const ALL: [&Scenario; 11] = [
     &isolation::SCENARIO,
     &soft::SCENARIO,
     &full::SCENARIO,
+    &power::SCENARIO,
 ];
 
 /// Every version, for scenarios that need nothing special.

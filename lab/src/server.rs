@@ -151,7 +151,7 @@ impl<'a> Server<'a> {
         let at = self.kind.direct();
         let agent = Agent { ip: KNFSD_IP };
         let up = || listens(&at) && (self.kind != Kind::Knfsd || agent.alive());
-        let limit = Duration::from_secs(60);
+        let limit = Duration::from_secs(300);
         if !clock::wait_until(limit, || !self.running() || up()) || !self.running() {
             return Err(Fail(format!("{} did not come up; see {}", self.kind.name(), log.display())));
         }
@@ -196,7 +196,13 @@ impl<'a> Server<'a> {
 
     /// Freezes or thaws it: connections stay, nothing answers.
     pub fn freeze(&self, frozen: bool) -> Res<()> {
-        self.daemon().signal(if frozen { Signal::STOP } else { Signal::CONT })
+        let daemon = self.daemon();
+        daemon.signal(if frozen { Signal::STOP } else { Signal::CONT })?;
+        // Until one of its threads has been scheduled to take the signal, the others go on answering.
+        if frozen && !clock::wait_until(Duration::from_secs(60), || daemon.stopped()) {
+            return Err(Fail(format!("{} does not stop", self.kind.name())));
+        }
+        Ok(())
     }
 
     /// As it was started last.

@@ -2,7 +2,7 @@
 
 Every client is counted by the relay, the kernel's as any other, so all numbers mean the same.
 """
-import json, os, socket, subprocess, time
+import json, os, shlex, signal, socket, subprocess, time
 from contextlib import contextmanager
 
 
@@ -34,7 +34,9 @@ class Relay:
 
 
 def delta(a, b):
-    """What passed the relay between two snapshots; `total` counts calls of the client."""
+    """What passed the relay between two snapshots; `total` counts calls of the client. None where nothing is counted."""
+    if a is None or b is None:
+        return None
     d = {"calls": {}, "ops": {}, "deleg": {}, "status4": {}, "sent": 0, "recv": 0}
     for k, v in b["calls"].items():
         o = a["calls"].get(k, {"n": 0, "req": 0, "rep": 0})
@@ -88,6 +90,17 @@ class Ctx:
         """The cold state: a fresh mount."""
         self.umount()
         self.mount()
+
+    def crash(self):
+        """A fresh mount after the death of what served the old one: the daemon of a mount that has one is killed."""
+        if os.path.basename(shlex.split(self.umount_cmd)[0]).startswith("hither"):
+            stat = json.loads(sh(shlex.split(self.umount_cmd)[:1] + ["stat", "--json", self.mp]))
+            os.chdir("/")
+            os.kill(stat["mount"]["pid"], signal.SIGKILL)
+            sh(["umount", "-l", self.mp])
+            self.mount()
+        else:
+            self.remount()
 
     def drop(self, what):
         """Empties the page cache (1)."""

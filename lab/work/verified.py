@@ -1,13 +1,18 @@
 #!/usr/bin/python3
 """A write workload that can be verified: every record carries its number and a checksum.
 
-  verified.py write DIR LOG STOP    until the file STOP exists; LOG gets a line, on a local disk, for
+  verified.py write DIR LOG STOP [volatile]
+                                    until the file STOP exists; LOG gets a line, on a local disk, for
                                     everything that the file system acknowledged as stable
   verified.py verify DIR LOG        everything acknowledged must be there, and nothing torn before it
 
 Three kinds of promises: records appended to a file and then fsync'd; records overwritten in place
 through O_DSYNC; small files that were written, fsync'd and renamed to their final name. The writer
-never excuses an error: a hard mount may wait, but it may not fail.
+never excuses an error: a hard mount may wait, but it may not fail. One thing is the server's: when it is killed
+between making a file and giving it its times, which nfs-ganesha does in two steps, nobody can tell afterwards whose
+the file is, and an exclusive creation says that it exists (see `create`). With `volatile` another thing is, too: an NFSv3 server
+remembers its replies in memory, and one that is killed after a rename and before its reply finds the old name gone when it is
+asked again (see `move`).
 """
 import hashlib, os, random, struct, sys, time
 
@@ -39,7 +44,32 @@ def parse(buf, at):
     return which, number, at + HEAD.size + length
 
 
-def write(where, log_name, stop):
+def create(name):
+    """A new file. One that is there already is taken only when it is what a server leaves that was killed while it
+    made it for us: empty, and with no times but those of its making (what we make gets an access time of its own)."""
+    try:
+        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        st = os.stat(name)
+        if st.st_size or len({st.st_atime_ns, st.st_mtime_ns, st.st_ctime_ns}) != 1:
+            raise
+        print(f"half made by a server that was killed: {name}", flush=True)
+        return os.open(name, os.O_WRONLY)
+
+
+def move(old, new, volatile):
+    """A rename. With a volatile memory of replies, `no such file` is believed of a rename that was done: the new name leads to
+    the very file."""
+    before = os.stat(old)
+    try:
+        os.rename(old, new)
+    except FileNotFoundError:
+        if not volatile or os.path.exists(old) or os.stat(new).st_ino != before.st_ino:
+            raise
+        print(f"renamed by a server that was killed: {new}", flush=True)
+
+
+def write(where, log_name, stop, *words):
     rng, n, count = random.Random(os.getpid()), 0, [0, 0, 0]
     log = open(log_name, "a", buffering=1)
     slowest = 0.0
@@ -63,11 +93,11 @@ def write(where, log_name, stop):
         assert os.pwrite(slots, rec, slot * SLOT) == SLOT
         log.write(f"slot {slot} {n}\n")
         name = f"{where}/file{n:06d}"
-        fd = os.open(name + ".part", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        fd = create(name + ".part")
         os.write(fd, record(3, n, rng.choice([1, 900, 30000])))
         os.fsync(fd)
         os.close(fd)
-        os.rename(name + ".part", name)
+        move(name + ".part", name, "volatile" in words)
         log.write(f"file {n}\n")
         slowest = max(slowest, time.monotonic() - begun)
         if n % 20 == 0:
@@ -116,6 +146,6 @@ def verify(where, log_name):
 
 
 if sys.argv[1] == "write":
-    write(*sys.argv[2:5])
+    write(*sys.argv[2:6])
 else:
     verify(*sys.argv[2:4])

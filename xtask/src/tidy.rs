@@ -15,27 +15,39 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("crates/rpc", &["hither-proto"]),
     ("crates/client", &["hither-proto", "hither-rpc", "hither-vfs"]),
     ("crates/fuse", &["hither-vfs"]),
+    ("crates/socket", &["hither-client", "hither-vfs"]),
     ("crates/store", &["hither-vfs"]),
     ("crates/server", &["hither-lease", "hither-proto", "hither-rpc", "hither-vfs"]),
     (
         "crates/hither",
         &[
-            "hither-client",
+            "hither-nfs",
             "hither-proto",
             "hither-fuse",
             "hither-rpc",
+            "hither-client",
             "hither-server",
+            "hither-socket",
             "hither-store",
             "hither-vfs",
         ],
     ),
+    ("bindings/c", &["hither-client"]),
+    ("bindings/rust", &[]),
     ("lab", &["hither-proto"]),
     ("xtask", &[]),
 ];
 
 /// Where `unsafe` may stand; the other crates forbid it in their first lines.
-const UNSAFE_IN: &[&str] =
-    &["crates/fuse/", "crates/hither/", "lab/", "crates/client/src/idmap", "crates/store/src/local/sys.rs"];
+const UNSAFE_IN: &[&str] = &[
+    "bindings/c/",
+    "crates/fuse/",
+    "crates/hither/",
+    "lab/",
+    "crates/client/src/idmap",
+    "crates/socket/src/sys.rs",
+    "crates/store/src/local/sys.rs",
+];
 
 /// Runs all checks over the files git knows.
 pub fn run() -> ExitCode {
@@ -197,10 +209,10 @@ mod tests {
             direction("crates/rpc/Cargo.toml", "[dependencies]\nhither-proto.workspace = true\n").is_empty()
         );
         assert_eq!(
-            direction("crates/fuse/Cargo.toml", "[dependencies]\nhither-client.workspace = true\n").len(),
+            direction("crates/fuse/Cargo.toml", "[dependencies]\nhither-nfs.workspace = true\n").len(),
             1
         );
-        let dev = "[dependencies]\n\n[dev-dependencies]\nhither-client.workspace = true\n";
+        let dev = "[dependencies]\n\n[dev-dependencies]\nhither-nfs.workspace = true\n";
         assert!(direction("crates/fuse/Cargo.toml", dev).is_empty());
         assert_eq!(direction("crates/new/Cargo.toml", "").len(), 1);
     }

@@ -6,7 +6,7 @@
 
 use crate::error::MountError;
 use crate::v4::V4;
-use crate::{LookupCache, Options, Version, v3};
+use crate::{LookupCache, Options, Version, nqnfs, v3};
 use hither_rpc::{Connect, Endpoint, Stats, TcpConnect};
 use hither_vfs::{Env, Vfs};
 use std::net::SocketAddr;
@@ -108,9 +108,11 @@ async fn negotiate(options: &Options, env: &Env) -> Result<Connected, MountError
 
 async fn connect_version(options: &Options, env: &Env, version: Version) -> Result<Connected, MountError> {
     let stats = Arc::new(Stats::new());
-    if version == Version::V3 {
-        let v3::Mount3 { vfs, server, rsize_bytes, wsize_bytes, lookup_cache } =
-            v3::connect_v3(options, env, stats.clone()).await?;
+    if version.is_stateless() {
+        let v3::Mount3 { vfs, server, rsize_bytes, wsize_bytes, lookup_cache } = match version {
+            Version::Nqnfs => nqnfs::connect_nqnfs(options, env, stats.clone()).await?,
+            _ => v3::connect_v3(options, env, stats.clone()).await?,
+        };
         return Ok(Connected {
             vfs,
             version,

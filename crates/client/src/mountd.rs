@@ -8,6 +8,7 @@ use crate::error::{MountError, Service};
 use crate::options::Options;
 use bytes::Bytes;
 use hither_proto::mount::{self, ExportArgs, Exportnode, MntArgs, Mountstat3, UmntArgs};
+use hither_proto::nqnfs::mount1::{Fhstatus, Mnt1Args};
 use hither_proto::rpc::{AuthFlavor, AuthSys, Procedure};
 use hither_proto::xdr::{Dec, Enc, List, Opaque};
 use hither_rpc::{
@@ -70,6 +71,34 @@ pub(crate) async fn mount(opts: &Options, ip: IpAddr, machine: Bytes) -> Result<
         return Err(MountError::Protocol { server, service: Service::Mount, cause });
     }
     Ok(Mounted { root: Fh(Bytes::copy_from_slice(&granted.fhandle)), mountd, path })
+}
+
+/// Mounts `opts.path` from the mountd at `addr` by version 1 of MOUNT, whose handles are NQNFS's.
+///
+/// # Errors
+/// See [`MountError`].
+pub(crate) async fn mount1(opts: &Options, addr: SocketAddr, machine: Bytes) -> Result<Mounted, MountError> {
+    let mountd = Mountd { addr, resvport: opts.resvport, machine };
+    let path = Bytes::copy_from_slice(opts.path.as_bytes());
+    if path.len() > mount::PATH_MAX_BYTES {
+        let (server, path) = (opts.server.clone(), opts.path.clone());
+        return Err(MountError::Failed { server, path, cause: "the path is longer than 1024 bytes".into() });
+    }
+    let failed = |e| {
+        MountError::from_call(
+            &opts.server,
+            &opts.path,
+            Service::Mount,
+            addr,
+            "MOUNT version 1, which NQNFS needs",
+            e,
+        )
+    };
+    match mountd.call(&Mnt1Args { dirpath: Opaque(path.clone()) }).await.map_err(failed)? {
+        Fhstatus::Granted(fh) => Ok(Mounted { root: Fh(fh.bytes().into()), mountd, path }),
+        // Version 1 has errno numbers, as version 3 does for all that matter.
+        Fhstatus::Refused(errno) => Err(mountd.refusal(opts, Mountstat3(errno)).await),
+    }
 }
 
 impl Mounted {

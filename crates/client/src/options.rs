@@ -6,6 +6,8 @@ use std::time::Duration;
 /// Protocol version on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
+    /// NQNFS version 1 (R. Macklem, 1994) with MOUNT v1. Never negotiated.
+    Nqnfs,
     /// NFSv3 (RFC 1813) with MOUNT v3.
     V3,
     /// NFSv4.1 (RFC 8881).
@@ -18,6 +20,7 @@ impl Version {
     /// As in `vers=`.
     pub fn name(self) -> &'static str {
         match self {
+            Version::Nqnfs => "nqnfs",
             Version::V3 => "3",
             Version::V41 => "4.1",
             Version::V42 => "4.2",

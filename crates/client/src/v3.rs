@@ -23,8 +23,9 @@ mod remove;
 #[cfg(test)]
 mod tests;
 mod walk;
-mod wire;
+pub(crate) mod wire;
 
+pub(crate) use mount::{Beginning, machine_name, rpc_client};
 pub use mount::{Mount3, connect_v3};
 
 use crate::Options;

@@ -89,8 +89,8 @@ impl V4 {
         let minor = match version {
             Version::V41 => 1,
             Version::V42 => 2,
-            Version::V3 => {
-                let (server, what) = (options.server, "NFS version 3 in the v4 client".to_owned());
+            Version::V3 | Version::Nqnfs => {
+                let (server, what) = (options.server, format!("NFS {} in the v4 client", version.name()));
                 return Err(MountError::VersionNotSupported { server, what, offered: None });
             }
         };

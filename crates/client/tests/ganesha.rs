@@ -1,6 +1,6 @@
 //! The whole `Vfs` against a real server, without FUSE.
 //!
-//! Ignored unless told where: `HITHER_TEST_SERVER=10.91.0.1:/export cargo test -p hither-client --test ganesha --
+//! Ignored unless told where: `HITHER_TEST_SERVER=10.91.0.1:/export cargo test -p hither-nfs --test ganesha --
 //! --ignored --test-threads 1`. The export must be writable by root (`no_root_squash`). `HITHER_TEST_VERS` forces
 //! a version (`4.1`, `4.2`, `3`). Tests of restarts need `HITHER_TEST_RESTART`, a command that kills the server the
 //! hard way and starts it again.
@@ -11,7 +11,7 @@
 mod chains;
 
 use bytes::Bytes;
-use hither_client::{AttrCache, Connected, LookupCache, Options, Recovery, Version};
+use hither_nfs::{AttrCache, Connected, LookupCache, Options, Recovery, Version};
 use hither_vfs::*;
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,7 +70,7 @@ struct Mount {
 
 impl Mount {
     async fn new() -> Self {
-        let connected = hither_client::connect(&options(), env()).await.expect("mount");
+        let connected = hither_nfs::connect(&options(), env()).await.expect("mount");
         eprintln!("{connected:?}");
         let vfs = connected.vfs.clone();
         let cx = Cx::new(Arc::new(Cred::root()));
@@ -480,7 +480,7 @@ async fn locks() {
         return m.end().await;
     }
     let o = m.create("file").await;
-    let other = hither_client::connect(&options(), env()).await.unwrap().vfs;
+    let other = hither_nfs::connect(&options(), env()).await.unwrap().vfs;
     let theirs = other
         .open(&m.cx, Where::fh(&o.node.fh), &how(OpenAccess::READ | OpenAccess::WRITE, Create::No))
         .await
@@ -629,7 +629,7 @@ async fn server_restart() {
     m.vfs.commit(&m.cx, file).await.unwrap();
     eprintln!("{block} blocks in {:?}", began.elapsed());
     // Another mount sees the bytes and the lock.
-    let other = hither_client::connect(&options(), env()).await.unwrap().vfs;
+    let other = hither_nfs::connect(&options(), env()).await.unwrap().vfs;
     let theirs = other
         .open(&m.cx, Where::fh(&o.node.fh), &how(OpenAccess::READ | OpenAccess::WRITE, Create::No))
         .await
@@ -663,12 +663,12 @@ fn exists(e: Error) -> Result<()> {
 async fn refusals() {
     let mut o = options();
     o.path = "/no/such/export".into();
-    let e = hither_client::connect(&o, env()).await.unwrap_err();
+    let e = hither_nfs::connect(&o, env()).await.unwrap_err();
     eprintln!("{e}");
     assert!(e.to_string().contains("no such export"), "{e}");
     let mut o = options();
     o.port = Some(1);
-    let e = hither_client::connect(&o, env()).await.unwrap_err();
+    let e = hither_nfs::connect(&o, env()).await.unwrap_err();
     eprintln!("{e}");
     assert!(e.to_string().contains("refuses connections"), "{e}");
 }

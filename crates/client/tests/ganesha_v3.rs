@@ -1,15 +1,15 @@
 //! The whole `Vfs` interface against a real NFSv3 server, without FUSE.
 //!
 //! Needs a server that exports a directory read-write without root squash, and does nothing without:
-//! `HITHER_TEST_SERVER=host:/path cargo test -p hither-client --test ganesha_v3`. With
+//! `HITHER_TEST_SERVER=host:/path cargo test -p hither-nfs --test ganesha_v3`. With
 //! `HITHER_TEST_CRASH='command'`, which must kill the server without warning and have it restarted, the
 //! crash test runs as well. Everything happens in a fresh directory of the export.
 
 #![allow(clippy::unwrap_used)] // a failure is a failed test
 
 use bytes::Bytes;
-use hither_client::v3::connect_v3;
-use hither_client::{AttrCache, LookupCache, MountError, Options, Recovery};
+use hither_nfs::v3::connect_v3;
+use hither_nfs::{AttrCache, LookupCache, MountError, Options, Recovery};
 use hither_rpc::Stats;
 use hither_vfs::*;
 use std::collections::BTreeSet;

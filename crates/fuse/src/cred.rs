@@ -94,6 +94,12 @@ pub(crate) fn process(tid: u32) -> Option<(u32, String)> {
     Some((text(b"Tgid")?.parse().ok()?, text(b"Name")?))
 }
 
+/// The process that a process was started by, or was given to when that one ended.
+pub(crate) fn parent(pid: u32) -> Option<u32> {
+    let status = read_proc(pid, "status")?;
+    std::str::from_utf8(field(&status, b"PPid")?).ok()?.trim().parse().ok()
+}
+
 fn read_proc(tid: u32, file: &str) -> Option<Vec<u8>> {
     let mut text = Vec::with_capacity(2048);
     File::open(format!("/proc/{tid}/{file}")).ok()?.read_to_end(&mut text).ok()?;

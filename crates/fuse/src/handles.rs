@@ -4,7 +4,7 @@ use crate::inode::{Inode, Moment};
 use crate::passthrough::Noted;
 use hither_vfs::{Cred, Data, DirEntry, LockOwner, OpenAccess, OpenId, Read};
 use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
@@ -29,8 +29,8 @@ pub(crate) struct OpenFile {
     pub first: Mutex<Option<(u64, Read)>>,
     /// So many writes of the file were made stable when somebody asked through this open, or before it: each open has to be told of errors.
     pub committed: AtomicU64,
-    /// Where its reads go, in mounts where they may go elsewhere.
-    pub _noted: Option<Noted>,
+    /// Where its reads go, in mounts where they may go elsewhere; until the kernel has given it up.
+    pub noted: Mutex<Option<Noted>>,
 }
 
 impl OpenFile {
@@ -61,6 +61,19 @@ impl OpenFile {
     }
 }
 
+/// Opens whose first bytes came along and were not read yet, the oldest first: files may be open for long without being read.
+#[derive(Debug, Default)]
+pub(crate) struct Unread(Mutex<VecDeque<u64>>);
+
+impl Unread {
+    /// Takes note of one more; returns the one that has to give its bytes up for it when there are `most`.
+    pub fn add(&self, id: u64, most: usize) -> Option<u64> {
+        let mut ids = self.0.lock();
+        ids.push_back(id);
+        (ids.len() > most).then(|| ids.pop_front()).flatten()
+    }
+}
+
 /// An open directory.
 #[derive(Debug)]
 pub(crate) struct OpenDir {
@@ -68,6 +81,8 @@ pub(crate) struct OpenDir {
     pub inode: Arc<Inode>,
     /// Who opened it.
     pub cred: Arc<Cred>,
+    /// The kernel may answer from its cache through it.
+    pub cached: bool,
     /// What was read last. Readers of one descriptor take turns.
     pub page: tokio::sync::Mutex<Page>,
 }
@@ -91,8 +106,11 @@ pub(crate) struct Page {
     pub asked: Moment,
     /// Until when all objects given to the kernel since the start hold; `None` when some did not come along.
     pub hold: Option<Instant>,
-    /// When the start was asked for.
+    /// When the start was asked for, and the change value of what the kernel had cached then.
     pub began: Moment,
+    pub base: Option<u64>,
+    /// Until when all entries given since the start hold.
+    pub until: Instant,
     /// Bytes to ask for next time.
     pub ask_bytes: u32,
     /// Pages since the start, and a cookie seen on the way: meeting it again means that the server runs in a circle.

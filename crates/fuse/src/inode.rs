@@ -28,6 +28,13 @@ pub(crate) use table::{Ambiguous, Inodes, Named};
 const SENT_BACK: Duration = Duration::from_secs(2);
 /// Threads sent back at a time.
 const SENT_BACK_MAX: usize = 64;
+/// How long before its time is over an open file is looked at, at most: what the kernel shows must not be older.
+pub(crate) const LEAD_MAX: Duration = Duration::from_millis(200);
+/// How often an open file is looked at whose attributes do not hold.
+const LOOK_UNKNOWN: Duration = Duration::from_secs(1);
+/// How often one is looked at, at most and at least.
+const LOOK_FLOOR: Duration = Duration::from_millis(50);
+const LOOK_CEILING: Duration = Duration::from_secs(3600);
 /// Further handles accepted for one object.
 const ALIASES_MAX: usize = 4;
 
@@ -67,7 +74,7 @@ impl Ident {
 #[derive(Debug, Default)]
 pub(crate) struct Clock(AtomicU64);
 
-/// A moment of a [`Clock`].
+/// A moment of a [`Clock`]. Withdrawals of leases move the clock too: whether an answer is older than one is told by when it was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct Moment(u64);
 
@@ -77,7 +84,8 @@ impl Clock {
         Moment(self.0.load(Ordering::SeqCst))
     }
 
-    fn tick(&self) -> Moment {
+    /// Moves on.
+    pub fn tick(&self) -> Moment {
         Moment(self.0.fetch_add(1, Ordering::SeqCst) + 1)
     }
 }
@@ -124,14 +132,21 @@ struct State {
     lock_owners: HashSet<LockOwner>,
     /// Threads whose opens for appending were sent back to look the file up again, and when.
     sent_back: SmallVec<[(u32, Instant); 1]>,
-    /// Until when the kernel's attributes and pages hold; `None` when they are to be looked at.
+    /// Until when the kernel's attributes and pages hold; `None` when they are to be looked at. A lease only once it was passed on,
+    /// so that its withdrawal finds it.
     valid: Option<Validity>,
-    /// Attributes last seen, with nothing of ours happening to the object since.
+    /// When an open file is to be looked at again.
+    look: Instant,
+    /// When it is going to be; `None` when nobody has it open.
+    queued: Option<Instant>,
+    /// Attributes last seen, with nothing of ours happening to the object since. Never under a lease: nobody withdraws it here.
     known: Option<Attrs>,
     /// What a symbolic link was last read to lead to.
     target: Option<Bytes>,
     /// Until when the objects hold that came along with the last whole listing of this directory.
     listed: Option<Instant>,
+    /// Until when the entries of this directory hold that the kernel may have in its cache.
+    entries: Option<Instant>,
     /// An error of written bytes that no program has been told yet.
     error: Option<Error>,
 }
@@ -143,6 +158,8 @@ pub(crate) struct Seen {
     pub pages_stale: bool,
     /// A directory is no longer searchable by everybody: cached names in it must not be used.
     pub search_lost: bool,
+    /// It is open, and to be looked at sooner than planned.
+    pub sooner: bool,
 }
 
 /// What an open means for the kernel's caches.
@@ -177,7 +194,7 @@ impl Drop for Modifying<'_> {
         let mut s = self.inode.state.lock();
         s.modifying -= 1;
         // Of modifications side by side nobody knows which attributes are the later ones.
-        s.known = if s.modified == self.began { self.attrs.take() } else { None };
+        s.known = if s.modified == self.began { self.attrs.take().filter(unleased) } else { None };
         s.seen = s.known.as_ref().map(|a| a.attr.change);
         s.modified = self.clock.tick();
         s.pages = None;
@@ -217,10 +234,13 @@ impl Inode {
             committed: 0,
             lock_owners: HashSet::new(),
             sent_back: SmallVec::new(),
-            valid: Some(node.attrs.valid),
-            known: Some(node.attrs.clone()),
+            valid: Some(node.attrs.valid).filter(|v| *v != Validity::Lease),
+            look: Instant::now(),
+            queued: None,
+            known: Some(&node.attrs).filter(|a| unleased(a)).cloned(),
             target: None,
             listed: None,
+            entries: None,
             error: None,
         };
         Self { id, ident: Ident::of(attr), kind: attr.kind, state: Mutex::new(state) }
@@ -364,22 +384,22 @@ impl Inode {
         if s.modifying > 0 || s.modified > asked {
             // The kernel ignores these attributes too: it orders by its own counter in the same way.
             s.told_change = None;
-            s.valid = None;
-            return Seen { pages_stale: false, search_lost };
+            let sooner = s.hold(None);
+            return Seen { pages_stale: false, search_lost, sooner };
         }
         let changed =
             s.pages.or(s.seen).is_some_and(|p| p != attr.change) && self.kind != FileKind::Directory;
         s.seen = Some(attr.change);
-        s.known = Some(attrs.clone());
+        s.known = Some(attrs).filter(|a| unleased(a)).cloned();
         let resized = s.told_size.is_some_and(|t| t != attr.size_bytes) && self.kind == FileKind::Regular;
         s.told_size = Some(attr.size_bytes);
         s.told_change = Some(attr.change);
-        s.valid = Some(attrs.valid);
+        let sooner = s.hold(Some(attrs.valid));
         let pages_stale = s.opened && (changed || resized);
         if pages_stale {
             s.pages = None;
         }
-        Seen { pages_stale, search_lost }
+        Seen { pages_stale, search_lost, sooner }
     }
 
     /// Notes that the kernel's pages were dropped after attributes with `change`, asked for at `asked`, were seen.
@@ -398,7 +418,7 @@ impl Inode {
         let attr = &attrs.attr;
         let mut s = self.state.lock();
         s.opened = true;
-        s.valid = Some(attrs.valid);
+        s.hold(Some(attrs.valid));
         s.mode = attr.mode;
         if s.modifying > 0 || s.modified > asked {
             s.known = None;
@@ -440,11 +460,19 @@ impl Inode {
         s.modifying == 0 && s.pages == Some(change)
     }
 
-    /// Notes that nothing answered before holds any more, and that the kernel is being told to drop it.
-    pub fn withdrawn(&self) {
+    /// Notes that nothing answered before holds any more, and that the kernel is being told to drop it. True when it is open, and
+    /// to be looked at sooner than planned.
+    pub fn withdrawn(&self) -> bool {
         let mut s = self.state.lock();
-        (s.valid, s.known, s.listed) = (None, None, None);
+        (s.known, s.listed) = (None, None);
         (s.pages, s.told_size, s.told_change) = (None, None, None);
+        s.hold(None)
+    }
+
+    /// Notes that the kernel's attributes and pages hold under a lease that is passed on.
+    pub fn leased(&self) {
+        let mut s = self.state.lock();
+        (s.valid, s.look) = (Some(Validity::Lease), Instant::now() + LOOK_CEILING);
     }
 
     /// What the kernel was told last about how long the attributes hold.
@@ -466,9 +494,31 @@ impl Inode {
 
     /// Notes that this directory was listed to its end with all its objects, which hold until then; `None`
     /// when some did not come along.
-    pub fn listed(&self, until: Option<Instant>, asked: Moment) {
+    /// The directory has to be the one (`base`) that the kernel's cache was begun with.
+    pub fn listed(&self, until: Option<Instant>, asked: Moment, base: Option<u64>) {
         let mut s = self.state.lock();
-        s.listed = until.filter(|_| s.modified <= asked);
+        s.listed = until.filter(|_| s.modified <= asked && s.pages == base);
+    }
+
+    /// Change value for which what the kernel has cached is right, as far as that is known.
+    pub fn pages(&self) -> Option<u64> {
+        self.state.lock().pages
+    }
+
+    /// Notes that the kernel is given entries of this directory that hold until then.
+    pub fn entries_given(&self, until: Instant) {
+        let mut s = self.state.lock();
+        s.entries = Some(s.entries.map_or(until, |e| e.min(until)));
+    }
+
+    /// Notes until when all entries hold that the kernel has in its cache; `None` when there are none.
+    pub fn entries_hold(&self, until: Option<Instant>) {
+        self.state.lock().entries = until;
+    }
+
+    /// Until when all entries hold that the kernel may have in its cache.
+    pub fn entries_until(&self) -> Option<Instant> {
+        self.state.lock().entries
     }
 
     /// Whether the kernel can do with the listing it has cached: the objects on it still hold. When they do not, a new
@@ -480,7 +530,27 @@ impl Inode {
     /// Whether what the kernel has cached of an open file is due for a look at the server.
     pub fn is_due(&self, now: Instant) -> bool {
         let s = self.state.lock();
-        s.opened && s.modifying == 0 && s.valid.is_none_or(|v| v.left(now).is_zero())
+        s.opened && s.modifying == 0 && s.look <= now
+    }
+
+    /// When an open file is to be looked at next, which is noted as planned.
+    pub fn plan_look(&self) -> Instant {
+        let mut s = self.state.lock();
+        s.queued = Some(s.look);
+        s.look
+    }
+
+    /// Notes that it was looked at; without success when it is due still.
+    pub fn looked(&self, now: Instant) {
+        let mut s = self.state.lock();
+        if s.look <= now {
+            s.look = now + LOOK_UNKNOWN;
+        }
+    }
+
+    /// Notes that nobody has it open any more.
+    pub fn plan_nothing(&self) {
+        self.state.lock().queued = None;
     }
 
     /// Keeps an error until a program can be told.
@@ -512,10 +582,38 @@ impl Inode {
     }
 }
 
+impl State {
+    /// Notes how long the kernel's attributes and pages hold; true when that is looked at sooner than planned. A lease says nothing yet.
+    fn hold(&mut self, valid: Option<Validity>) -> bool {
+        let now = Instant::now();
+        let look = match valid {
+            Some(Validity::Lease) => return false,
+            Some(Validity::Until(end)) if end > now => {
+                let left = end - now;
+                now + (left - (left / 8).min(LEAD_MAX)).clamp(LOOK_FLOOR, LOOK_CEILING)
+            }
+            // However often that is found, it is looked at.
+            _ if self.queued.is_some() => self.look.min(now + LOOK_UNKNOWN),
+            _ => now + LOOK_UNKNOWN,
+        };
+        (self.valid, self.look) = (valid, look);
+        let sooner = self.queued.is_some_and(|queued| self.look < queued);
+        if sooner {
+            self.queued = Some(self.look);
+        }
+        sooner
+    }
+}
+
+/// Whether attributes hold for a time that is known.
+fn unleased(attrs: &Attrs) -> bool {
+    attrs.valid != Validity::Lease
+}
+
 /// A copy that does not keep the message alive which the handle came in.
 fn own_fh(fh: &Fh) -> Fh {
     Fh(Bytes::copy_from_slice(&fh.0))
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

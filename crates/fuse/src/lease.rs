@@ -2,12 +2,13 @@
 //!
 //! An answer under a lease holds until the layer below withdraws it, so the kernel is told a long time and
 //! reminded in the end ([`Upcalls`]). Between an answer of the layer below and the kernel's taking it the lease may be
-//! withdrawn: a call notes how many withdrawals there were when it began, gives leases only while there were no more, and
-//! holds a withdrawal up from that look until its reply is written, a moment without waiting. What was answered
-//! without that holds for the call only.
+//! withdrawn: whoever asks notes the moment before, keeps it with the answer however long that is kept, gives leases only while
+//! none was withdrawn since that moment, and holds a withdrawal up from that look until its reply is written, a moment without
+//! waiting. What was answered without that holds for the call only.
 //!
 //! It knows nothing of servers. Invalidating pages waits for reads of them, so it happens on threads that may block.
 
+use crate::inode::{Clock, Moment};
 use crate::session::Session;
 use hither_vfs::{BoxFuture, Fh, Upcalls};
 use parking_lot::Mutex;
@@ -26,6 +27,8 @@ pub(crate) struct Leases {
     /// Held for reading by calls that pass a lease on, until their reply is written.
     gate: Arc<RwLock<()>>,
     withdrawals: AtomicU64,
+    /// When the last one was.
+    last: Mutex<Moment>,
     /// Inodes that the kernel keeps attributes of under a lease.
     held: Mutex<HashSet<u64>>,
 }
@@ -34,16 +37,15 @@ pub(crate) struct Leases {
 pub(crate) type Grant = OwnedRwLockReadGuard<()>;
 
 impl Leases {
-    /// Withdrawals so far; to be asked before the layer below is.
-    pub fn withdrawals(&self) -> u64 {
-        self.withdrawals.load(Ordering::SeqCst)
+    /// The right to pass on leases that were asked for at `asked`; `None` when one was withdrawn since.
+    pub fn grant(&self, asked: Moment) -> Option<Grant> {
+        let grant = self.gate.clone().try_read_owned().ok()?;
+        self.none_since(asked).then_some(grant)
     }
 
-    /// The right to pass on leases that were answered after there were so many withdrawals; `None` when one
-    /// came in between.
-    pub fn grant(&self, withdrawals: u64) -> Option<Grant> {
-        let grant = self.gate.clone().try_read_owned().ok()?;
-        (self.withdrawals() == withdrawals).then_some(grant)
+    /// Whether no lease was withdrawn since then; to be asked with a [`Grant`] in hand.
+    pub fn none_since(&self, asked: Moment) -> bool {
+        *self.last.lock() <= asked
     }
 
     /// Notes that the kernel has attributes of an inode under a lease.
@@ -59,16 +61,20 @@ impl Leases {
         }
     }
 
-    /// Counts a withdrawal, after the last call that passes leases on has written its reply.
-    pub async fn withdraw(&self) {
+    /// Notes a withdrawal, after the last call that passes leases on has written its reply, and takes back what was noted of
+    /// leases before the next one passes any on.
+    pub async fn withdraw<T>(&self, clock: &Clock, take_back: impl FnOnce() -> T) -> T {
         let gate = self.gate.write().await;
         self.withdrawals.fetch_add(1, Ordering::SeqCst);
+        *self.last.lock() = clock.tick();
+        let taken = take_back();
         drop(gate);
+        taken
     }
 
     /// Objects that the kernel keeps attributes of under a lease, and withdrawals so far.
     pub fn counts(&self) -> (u64, u64) {
-        (self.held.lock().len() as u64, self.withdrawals())
+        (self.held.lock().len() as u64, self.withdrawals.load(Ordering::SeqCst))
     }
 
     /// Inodes under leases, which end here.
@@ -124,11 +130,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_lease_is_passed_on_only_when_none_was_withdrawn_meanwhile() {
-        let leases = Leases::default();
-        let began = leases.withdrawals();
+        let (leases, clock) = (Leases::default(), Clock::default());
+        let began = clock.now();
         let grant = leases.grant(began);
         assert!(grant.is_some());
-        let withdrawal = leases.withdraw();
+        let withdrawal = leases.withdraw(&clock, || ());
         tokio::pin!(withdrawal);
         let soon = Duration::from_millis(20);
         assert!(tokio::time::timeout(soon, &mut withdrawal).await.is_err(), "a reply is being written");
@@ -136,6 +142,6 @@ mod tests {
         drop(grant);
         withdrawal.await;
         assert!(leases.grant(began).is_none());
-        assert!(leases.grant(leases.withdrawals()).is_some());
+        assert!(leases.grant(clock.now()).is_some());
     }
 }

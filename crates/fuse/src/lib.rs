@@ -4,7 +4,7 @@
 //! It knows the kernel's protocol and the [`Vfs`](hither_vfs::Vfs) interface, and nothing of NFS or caches. From the bottom:
 //! `abi` are the protocol's bytes, `device` reads and writes them, `call` is one request until its answer
 //! (with interrupts), `hint` is the caller's whole path, `inode` and `handles` are what the kernel's numbers mean and what it has cached,
-//! `lease` is what may be taken back, `ops` serves each request, `session` runs the threads, `mount` begins and ends it all.
+//! `lease` is what may be taken back, `beside` is what another frontend does, `ops` serves each request, `session` runs the threads, `mount` begins and ends it all.
 //!
 //! Lock order: `Inodes`' table, then one `Inode`'s state; nothing else is locked while they are held, and neither is held
 //! across an await.
@@ -12,6 +12,7 @@
 #![deny(unsafe_code)]
 
 mod abi;
+mod beside;
 mod call;
 mod cred;
 #[allow(unsafe_code)]
@@ -28,8 +29,11 @@ mod recent;
 mod sent_back;
 mod session;
 mod stats;
+mod trace;
+mod watch;
 
 pub use hint::HintStats;
 pub use mount::{Config, MountError, Mounted, mount};
 pub use recent::{RecentCall, RecentCalls};
 pub use stats::OpCount;
+pub use trace::{Traced, TracedFile};

@@ -6,6 +6,7 @@ use crate::lease::Withdrawer;
 use crate::recent::{RecentCall, RecentCalls};
 use crate::session::{Phase, Session};
 use crate::stats::OpCount;
+use crate::trace::Traced;
 use hither_vfs::{Fh, Name, Vfs};
 use std::ffi::CString;
 use std::io;
@@ -52,6 +53,8 @@ pub struct Config {
     pub passthrough: bool,
     /// close(2) returns when what was written is on stable storage, or says why it is not.
     pub close_waits: bool,
+    /// What an fsync found stable stays so: without a write since then the next one asks nobody.
+    pub commits_last: bool,
     /// How long an interrupted call goes on waiting when its program handles the signal (SIGINT and the like) itself.
     pub interrupt_patience: Duration,
 }
@@ -73,6 +76,7 @@ impl Default for Config {
             first_bytes: 64 << 10,
             close_to_open: true,
             close_waits: true,
+            commits_last: true,
             passthrough: false,
             interrupt_patience: Duration::from_secs(5),
         }
@@ -227,6 +231,11 @@ impl Mounted {
         self.session.leases.counts()
     }
 
+    /// Who is to be told what another frontend of the same stack changes, so that the kernel shows it at once.
+    pub fn beside(&self) -> Arc<dyn hither_vfs::Beside> {
+        Arc::new(crate::beside::Kernel(self.session.clone()))
+    }
+
     /// The root directory's handle.
     pub fn root(&self) -> Fh {
         self.session.inodes.root()
@@ -249,6 +258,17 @@ impl Mounted {
             (path, call)
         });
         RecentCalls { next, lost, calls: found.collect() }
+    }
+
+    /// Begins to note, for process `by`, which files are opened by process `below` and its children, or by everybody. `false` when
+    /// another process does so.
+    pub fn trace(&self, by: u32, below: Option<u32>) -> bool {
+        self.session.tracer.start(by, below)
+    }
+
+    /// Ends what process `by` began.
+    pub fn end_trace(&self, by: u32) -> Option<Traced> {
+        self.session.tracer.stop(by)
     }
 
     /// Open files, open directories, requests under way, inodes the kernel knows.

@@ -30,17 +30,14 @@ pub(crate) struct Call {
     pub name: Option<Name>,
     /// What it costs.
     account: OnceLock<Arc<Account>>,
-    /// Withdrawals of leases when the request came.
-    withdrawals: u64,
     /// Held from passing a lease on to the end of the reply.
     grant: OnceLock<Option<Grant>>,
 }
 
 impl Call {
     pub fn new(session: Arc<Session>, head: Header, pending: Arc<Pending>, name: Option<Name>) -> Self {
-        let withdrawals = session.leases.withdrawals();
         let (cred, account, grant) = Default::default();
-        Self { session, head, pending, cred, name, account, withdrawals, grant }
+        Self { session, head, pending, cred, name, account, grant }
     }
 
     /// Serves the request.
@@ -80,7 +77,7 @@ impl Call {
             Op::Opendir => self.opendir().await,
             Op::Readdir { fh, offset, size, plus } => self.readdir(fh, offset, size, plus).await,
             Op::Releasedir { fh } => {
-                self.session.dirs.remove(fh);
+                self.session.take_dir(fh);
                 Ok(Answer::empty())
             }
             // Directory changes are on stable storage when they are answered (RFC 1813, RFC 8881).
@@ -156,7 +153,7 @@ impl Call {
         self.session.dirs.find(fh).ok_or_else(|| Error::new(libc::EBADF))
     }
 
-    /// The present moment of the mount's modifications, to be taken before asking the layer below.
+    /// The present moment of the mount's modifications and of withdrawals, to be taken before asking the layer below.
     fn asked(&self) -> Moment {
         self.session.inodes.clock.now()
     }
@@ -166,6 +163,9 @@ impl Call {
         let seen = inode.observe(attrs, asked);
         if seen.search_lost {
             self.session.distrust_names(inode);
+        }
+        if seen.sooner {
+            self.session.watch.hasten(inode);
         }
         if seen.pages_stale && self.session.drop_pages(inode.id).await {
             inode.pages_dropped(attrs.attr.change, asked);
@@ -205,8 +205,8 @@ impl Call {
 
     /// How long the kernel may keep a name in `dir` and the attributes of the object it leads to. To be asked when
     /// nothing is waited for any more: a lease passed on holds its withdrawal up until the reply is written.
-    fn times(&self, dir: &Inode, inode: &Inode, attrs: &Attrs) -> (Duration, Duration) {
-        let attr_valid = self.attr_valid(inode, attrs);
+    fn times(&self, dir: &Inode, inode: &Inode, attrs: &Attrs, asked: Moment) -> (Duration, Duration) {
+        let attr_valid = self.attr_valid(inode, attrs, asked);
         let name = match attrs.valid {
             // A lease on a file says nothing about its names.
             Validity::Lease if !attr_valid.is_zero() => self.dir_left(dir),
@@ -215,17 +215,21 @@ impl Call {
         (self.name_valid(dir, name), attr_valid)
     }
 
-    /// How long the kernel may keep attributes.
-    fn attr_valid(&self, inode: &Inode, attrs: &Attrs) -> Duration {
+    /// How long the kernel may keep attributes that were asked for at `asked`.
+    fn attr_valid(&self, inode: &Inode, attrs: &Attrs, asked: Moment) -> Duration {
         if attrs.valid != Validity::Lease {
             return attrs.valid.left(Instant::now());
         }
         let leases = &self.session.leases;
-        if self.grant.get_or_init(|| leases.grant(self.withdrawals)).is_none() {
-            inode.withdrawn();
+        // With a grant in hand none is withdrawn, but what is passed on may have been asked for before the grant was.
+        if self.grant.get_or_init(|| leases.grant(asked)).is_none() || !leases.none_since(asked) {
+            if inode.withdrawn() {
+                self.session.watch.hasten(inode);
+            }
             return Duration::ZERO;
         }
         leases.passed_on(inode.id);
+        inode.leased();
         LEASE_TIME
     }
 
@@ -238,8 +242,8 @@ impl Call {
     }
 
     /// Body of an entry reply.
-    fn entry(&self, out: &mut crate::abi::Out, dir: &Inode, inode: &Inode, attrs: &Attrs) {
-        let (entry_valid, attr_valid) = self.times(dir, inode, attrs);
+    fn entry(&self, out: &mut crate::abi::Out, dir: &Inode, inode: &Inode, attrs: &Attrs, asked: Moment) {
+        let (entry_valid, attr_valid) = self.times(dir, inode, attrs, asked);
         let ino = self.session.ino(&attrs.attr);
         entry_out(
             out,
@@ -258,7 +262,7 @@ impl Call {
         let inode = self.remember(Some((dir.id, name)), node).await?;
         self.saw(&inode, &node.attrs, asked).await;
         let mut out = crate::abi::Out::with_capacity(128);
-        self.entry(&mut out, dir, &inode, &node.attrs);
+        self.entry(&mut out, dir, &inode, &node.attrs, asked);
         Ok((Answer::bytes(out.into_vec()).or(Undo::Forget(vec![inode.id])), inode.id))
     }
 }

@@ -1,7 +1,9 @@
 //! Reads that the kernel answers itself, from a local file with all the bytes of a remote one.
 //!
 //! The kernel has rules: all opens of an inode at a time go through the same local file or none does, and the local file cannot be
-//! taken away while one of them lives. So this is for mounts on which nothing changes, read-only ones whose contents are
+//! taken away while one of them lives. Elsewhere an open file shows what others write when its attributes run out or its lease is
+//! withdrawn, and what this machine writes at once: a local file that cannot be taken away would go on showing the old bytes, and an open of
+//! the new version beside it fails, or maps the old bytes. So this is for mounts on which nothing changes, read-only ones whose contents are
 //! taken to be frozen ([`Config::passthrough`](crate::Config)); there each open is noted here, and an open for writing
 //! of a file that is lent (after `mount -o remount,rw`) is refused with `ETXTBSY`.
 //!

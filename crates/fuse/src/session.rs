@@ -9,7 +9,7 @@ use crate::abi::{Header, InitIn, InitOut, MAJOR, MINOR, MINOR_OLDEST, Op, init_f
 use crate::call::{Answer, Calls, Undo, errno};
 use crate::cred::Creds;
 use crate::device::{Buffer, BufferPool, Delivery, Device};
-use crate::handles::{Handles, OpenDir, OpenFile};
+use crate::handles::{Handles, OpenDir, OpenFile, Unread};
 use crate::hint::{self, Hints};
 use crate::inode::{Ident, Inode, Inodes};
 use crate::lease::Leases;
@@ -19,10 +19,11 @@ use crate::passthrough::Passthrough;
 use crate::recent::Recent;
 use crate::sent_back::SentBack;
 use crate::stats::Stats;
+use crate::trace::Tracer;
+use crate::watch::{self, Watch};
 use bytes::Bytes;
-use hither_vfs::{Attr, Attrs, Cred, Cx, Fh, File, FsStat, Result, Vfs};
+use hither_vfs::{Attr, Attrs, Cred, Cx, Fh, File, FsStat, Name, Result, Vfs};
 use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::future::Future;
 use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,7 +34,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, watch as channel};
 use tokio::time::Instant;
 
 /// WRITE requests larger than this keep the buffer they were read into; smaller ones are copied out of it.
@@ -49,12 +50,8 @@ const IDLE_SWEEPS: u32 = 25;
 const END_PATIENCE: Duration = Duration::from_secs(5);
 /// How often it looks.
 const END_POLL: Duration = Duration::from_millis(5);
-/// How often open files are looked at whose attributes have run out.
-const WATCH: Duration = Duration::from_secs(1);
-/// How many at a time.
-const WATCH_MAX: usize = 64;
-/// How long such a look waits for the server.
-const WATCH_PATIENCE: Duration = Duration::from_secs(5);
+/// First bytes of files that were opened and not read yet, at most.
+const UNREAD_MAX_BYTES: usize = 64 << 20;
 
 /// What all threads and calls of a mount share.
 pub(crate) struct Session {
@@ -67,12 +64,19 @@ pub(crate) struct Session {
     pub stats: Stats,
     /// Calls that asked the server.
     pub recent: Recent,
+    /// Who records which files are opened.
+    pub tracer: Tracer,
     pub creds: Creds,
     pub hints: Hints,
     /// Opens that came by a name which leads elsewhere by now.
     pub sent_back: SentBack,
     pub leases: Leases,
+    /// What is open, and when it is looked at.
+    pub watch: Watch,
+    unread: Unread,
     pub passthrough: Arc<Passthrough>,
+    /// Another frontend has changed the contents of a file.
+    pub written_beside: AtomicBool,
     /// The server has no file capabilities; known after the first question.
     pub no_capabilities: AtomicBool,
     /// What the mount point and its file system looked like last.
@@ -87,7 +91,7 @@ pub(crate) struct Session {
     readers: AtomicUsize,
     dozing: AtomicBool,
     wake: Notify,
-    phase: watch::Sender<Phase>,
+    phase: channel::Sender<Phase>,
 }
 
 /// Why a thread stops reading requests.
@@ -131,12 +135,16 @@ impl Session {
             calls: Calls::new(config.interrupt_patience),
             stats: Stats::default(),
             recent: Recent::default(),
+            tracer: Tracer::default(),
             creds: Creds::default(),
             leases: Leases::default(),
+            watch: Watch::default(),
+            unread: Unread::default(),
             passthrough: Passthrough::new(device.clone()),
             // One thread always comes back to read.
             sent_back: SentBack::default(),
             hints: Hints::new(if config.hints { config.threads.max(2) - 1 } else { 0 }, at),
+            written_beside: AtomicBool::new(false),
             no_capabilities: AtomicBool::new(false),
             last_root,
             last_statfs: Mutex::new(None),
@@ -149,13 +157,13 @@ impl Session {
             readers: AtomicUsize::new(0),
             dozing: AtomicBool::new(true),
             wake: Notify::new(),
-            phase: watch::Sender::new(Phase::Starting),
+            phase: channel::Sender::new(Phase::Starting),
             config,
         })
     }
 
     /// Where the mount is in its life.
-    pub fn phase(&self) -> watch::Receiver<Phase> {
+    pub fn phase(&self) -> channel::Receiver<Phase> {
         self.phase.subscribe()
     }
 
@@ -165,7 +173,7 @@ impl Session {
         let session = self.clone();
         self.rt.spawn(async move { session.sweep().await });
         let session = self.clone();
-        self.rt.spawn(async move { session.watch_open_files().await });
+        self.rt.spawn(watch::run(session));
         Ok(())
     }
 
@@ -339,20 +347,61 @@ impl Session {
             Undo::Nothing => {}
             Undo::Forget(ids) => ids.iter().for_each(|&id| self.forget(id, 1)),
             Undo::Close { file, forget } => {
-                if let Some(file) = self.files.remove(file) {
+                if let Some(file) = self.take_file(file) {
                     self.close(&file).await;
                 }
                 if let Some(id) = forget {
                     self.forget(id, 1);
                 }
             }
-            Undo::CloseDir { dir } => drop(self.dirs.remove(dir)),
+            Undo::CloseDir { dir } => {
+                // The kernel did not take the answer, nor drop what it was to drop.
+                if let Some(dir) = self.take_dir(dir).filter(|dir| dir.cached) {
+                    self.drop_pages(dir.inode.id).await;
+                }
+            }
             Undo::Unlock { file, owner, range, held } => {
                 let fh = file.inode.fh();
                 let at = File { fh: &fh, open: Some(file.open) };
                 let _ = self.vfs.unlock(&Cx::new(file.cred.clone()), at, owner, range).await;
                 drop(held);
             }
+        }
+    }
+
+    /// Closes an open that the kernel is not told of. Nobody waits for that: layers below may keep a CLOSE back for others
+    /// that go with it.
+    pub fn close_aside(self: &Arc<Self>, id: u64) {
+        let Some(file) = self.take_file(id) else { return };
+        drop(file.noted.lock().take());
+        let session = self.clone();
+        self.aside(async move { session.close(&file).await });
+    }
+
+    /// Runs what no call waits for.
+    pub fn aside(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.rt.spawn(task);
+    }
+
+    /// Removes an open file.
+    pub fn take_file(&self, id: u64) -> Option<Arc<OpenFile>> {
+        let file = self.files.remove(id)?;
+        self.watch.remove(&file.inode, id);
+        Some(file)
+    }
+
+    /// Removes an open directory.
+    pub fn take_dir(&self, id: u64) -> Option<Arc<OpenDir>> {
+        let dir = self.dirs.remove(id)?;
+        self.watch.remove(&dir.inode, id);
+        Some(dir)
+    }
+
+    /// Takes note that an open keeps its first bytes. When many do, the oldest reads them later as all others.
+    pub fn keep_first(&self, id: u64) {
+        let most = UNREAD_MAX_BYTES / (self.config.first_bytes as usize).max(1);
+        if let Some(oldest) = self.unread.add(id, most).and_then(|oldest| self.files.find(oldest)) {
+            *oldest.first.lock() = None;
         }
     }
 
@@ -416,61 +465,34 @@ impl Session {
         }
     }
 
-    /// Reads from the kernel's page cache ask nobody. So that a file held open shows what other clients
-    /// write within the validity of its attributes, files that are open are looked at when theirs is over.
-    async fn watch_open_files(self: Arc<Self>) {
-        let mut phase = self.phase();
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(WATCH) => {}
-                _ = phase.wait_for(|p| matches!(p, Phase::Ended | Phase::Refused(_))) => return,
-            }
-            let now = Instant::now();
-            let mut due: HashMap<u64, Arc<OpenFile>> = HashMap::new();
-            for file in self.files.all() {
-                if due.len() < WATCH_MAX && file.inode.is_due(now) {
-                    due.entry(file.inode.id).or_insert(file);
-                }
-            }
-            for file in due.into_values() {
-                self.look_at(&file).await;
-            }
-        }
-    }
-
-    async fn look_at(&self, file: &OpenFile) {
-        let withdrawals = self.leases.withdrawals();
-        let (fh, asked) = (file.inode.fh(), self.inodes.clock.now());
-        let at = File { fh: &fh, open: Some(file.open) };
-        let cx = Cx { deadline: Some(Instant::now() + WATCH_PATIENCE), ..Cx::new(file.cred.clone()) };
-        let found = tokio::time::timeout(WATCH_PATIENCE, self.vfs.getattr(&cx, at)).await;
-        let Ok(Ok(attrs)) = found else { return };
-        if file.inode.observe(&attrs, asked).pages_stale && self.drop_pages(file.inode.id).await {
-            file.inode.pages_dropped(attrs.attr.change, asked);
-        }
-        if self.leases.withdrawals() != withdrawals {
-            file.inode.withdrawn();
-        }
-    }
-
     /// Takes back what was answered about an object; ends when the kernel has dropped it.
     pub async fn withdraw(&self, fh: &Fh) {
-        self.leases.withdraw().await;
-        if let Some(inode) = self.inodes.by_fh(fh) {
-            inode.withdrawn();
+        let take_back = || {
+            let inode = self.inodes.by_fh(fh)?;
             self.leases.forget(inode.id);
-            self.drop_pages(inode.id).await;
+            if inode.withdrawn() {
+                self.watch.hasten(&inode);
+            }
+            Some(inode.id)
+        };
+        if let Some(id) = self.leases.withdraw(&self.inodes.clock, take_back).await {
+            self.drop_pages(id).await;
         }
     }
 
     /// Takes back everything that was answered under leases.
     pub async fn withdraw_all(&self) {
-        self.leases.withdraw().await;
+        let take_back = || {
+            let ids = self.leases.take_all();
+            for inode in ids.iter().filter_map(|&id| self.inodes.find(id)) {
+                if inode.withdrawn() {
+                    self.watch.hasten(&inode);
+                }
+            }
+            ids
+        };
+        let ids = self.leases.withdraw(&self.inodes.clock, take_back).await;
         self.distrust_all_names();
-        let ids = self.leases.take_all();
-        for inode in ids.iter().filter_map(|&id| self.inodes.find(id)) {
-            inode.withdrawn();
-        }
         let device = self.device.clone();
         let drop_all = move || {
             for id in ids {
@@ -546,17 +568,33 @@ impl Session {
         if self.distrust_all_names() {
             return;
         }
-        let (_, flags) = self.negotiated();
-        let expire = if flags & init_flags::HAS_EXPIRE_ONLY != 0 { notify::EXPIRE_ONLY } else { 0 };
+        let expire = self.expire_flag();
         let (device, names, id) = (self.device.clone(), self.inodes.children(dir.id), dir.id);
         tokio::task::spawn_blocking(move || {
-            for name in names {
-                let mut head = crate::abi::Out::with_capacity(16);
-                head.u64(id).u32(name.as_bytes().len() as u32).u32(expire);
-                let parts = [&head.into_vec()[..], name.as_bytes(), b"\0"].map(|p| p.to_vec());
-                let _ = device.notify(notify::INVAL_ENTRY, &parts.each_ref().map(|p| IoSlice::new(p)));
-            }
+            names.iter().for_each(|name| expire_name(&device, id, name, expire))
         });
+    }
+
+    /// Makes the kernel look up a name again, and waits for it: a look-up of it that is under way holds it up, so this never
+    /// runs on a thread that reads requests.
+    pub async fn drop_name(&self, dir: u64, name: &Name) {
+        let (device, name, expire) = (self.device.clone(), name.clone(), self.expire_flag());
+        let _ = tokio::task::spawn_blocking(move || expire_name(&device, dir, &name, expire)).await;
+    }
+
+    /// Makes the kernel look up a name again that a call is about, which may hold its directory's lock: kernels before 6.16 learn it
+    /// after the answer, so that for a moment the cached name still works.
+    pub fn doubt_name(&self, dir: u64, name: &Name) {
+        if self.distrust_all_names() {
+            return;
+        }
+        let (device, name, expire) = (self.device.clone(), name.clone(), self.expire_flag());
+        tokio::task::spawn_blocking(move || expire_name(&device, dir, &name, expire));
+    }
+
+    fn expire_flag(&self) -> u32 {
+        let (_, flags) = self.negotiated();
+        if flags & init_flags::HAS_EXPIRE_ONLY != 0 { notify::EXPIRE_ONLY } else { 0 }
     }
 
     /// Makes the kernel look up again whatever names it has cached; false when it cannot (before 6.16).
@@ -579,6 +617,13 @@ impl Session {
     pub fn own_cx() -> Cx {
         Cx::new(Arc::new(Cred::root()))
     }
+}
+
+fn expire_name(device: &Device, dir: u64, name: &Name, expire: u32) {
+    let mut head = crate::abi::Out::with_capacity(16);
+    head.u64(dir).u32(name.as_bytes().len() as u32).u32(expire);
+    let parts = [&head.into_vec()[..], name.as_bytes(), b"\0"].map(|p| p.to_vec());
+    let _ = device.notify(notify::INVAL_ENTRY, &parts.each_ref().map(|p| IoSlice::new(p)));
 }
 
 fn inval_inode(device: &Device, inode: u64, offset: i64) -> bool {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{mounted, seconds};
+use common::{eventually, mounted, seconds};
 use rustix::fs::{Dir, Mode, OFlags, open};
 use std::collections::HashSet;
 use std::fs;
@@ -100,7 +100,8 @@ fn removing_while_listing_misses_nothing() {
     }
     fs::remove_dir_all(m.path("d")).unwrap();
     assert!(names(&m.dir).is_empty());
-    assert_eq!(m.model.object_count(), 1);
+    // The last ones that were written are being closed.
+    eventually("only the root is left", || m.model.object_count() == 1);
     m.end();
 }
 

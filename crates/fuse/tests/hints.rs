@@ -401,7 +401,9 @@ fn another_root_and_another_mount_namespace() {
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|p| Path::new(p).exists());
     // In a root of its own the path begins below the mount's: `/a/b/…`.
     if let Some(busybox) = busybox {
-        fs::copy(busybox, m.path("bin/busybox")).unwrap();
+        m.foreign_write("bin/busybox", 0, &fs::read(busybox).unwrap());
+        let set = hither_vfs::SetAttr { mode: Some(0o755), ..Default::default() };
+        m.foreign_setattr("bin/busybox", &set);
         let run = || {
             let mut c = std::process::Command::new("chroot");
             c.arg(&m.dir).args(["/bin/busybox", "stat", "-c", "%s", "/a/b/c/d/e/f/g/h"]);
@@ -547,26 +549,23 @@ fn io_uring_has_no_hint_and_right_answers() {
 #[test]
 fn what_a_hint_costs() {
     use rustix::fs::{AtFlags, statat};
+    // What is fast of it: what else the machine does makes calls slow now and then, a hint makes each of them slow.
     let cost = |hints: bool| {
         let m = mounted_with(0, |c| c.hints = hints)?;
         m.foreign_dirs("a");
         m.foreign_write("a/f", 0, b"x");
         let dir = fs::File::open(m.path("a")).unwrap();
-        let mut times = Vec::new();
-        for _ in 0..5000 {
-            times.push(common::seconds(|| {
-                statat(&dir, "f", AtFlags::empty()).unwrap();
-            }));
-        }
+        let stat = || assert!(statat(&dir, "f", AtFlags::empty()).is_ok());
+        let mut times: Vec<f64> = (0..2000).map(|_| 1e6 * common::seconds(stat)).collect();
         times.sort_by(f64::total_cmp);
         drop(dir);
+        assert!(!hints || m.mounted().hints().used > 1000);
         m.end();
-        Some((times[2500] * 1e6, times[4500] * 1e6))
+        Some([times[200], times[1000], times[1800]])
     };
-    let (Some(without), Some(with)) = (cost(false), cost(true)) else { return };
-    eprintln!(
-        "a look-up: median {:.1} µs, p90 {:.1} µs; with a hint: {:.1} µs, {:.1} µs",
-        without.0, without.1, with.0, with.1
-    );
-    assert!(with.0 < without.0 + 200.0, "a hint costs {:.0} µs", with.0 - without.0);
+    common::once_below("µs that a hint costs", 200.0, || {
+        let (Some(without), Some(with)) = (cost(false), cost(true)) else { return 0.0 };
+        eprintln!("a look-up, p10, median and p90: {without:.1?} µs, with a hint {with:.1?} µs");
+        with[0] - without[0]
+    });
 }

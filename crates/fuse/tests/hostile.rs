@@ -185,12 +185,14 @@ fn memory_that_never_comes_stops_nobody_else() {
     });
     let stuck = std::thread::spawn(move || memory.stat());
     // One thread is left from the start, and before long there are two again.
+    eventually("the reader is stuck", || {
+        assert_eq!(fs::metadata(m.path("g")).unwrap().len(), 10);
+        m.mounted().hints().missed.get("busy").is_some_and(|&n| n > 0)
+    });
     for _ in 0..30 {
         assert_eq!(fs::metadata(m.path("g")).unwrap().len(), 10);
         pause(50);
     }
-    let busy = m.mounted().hints().missed["busy"];
-    assert!(busy > 0, "the reader is stuck");
     assert!(!stuck.is_finished());
     let path = m.path("g");
     let many: Vec<_> = (0..4)
@@ -227,9 +229,7 @@ fn a_mount_ends_though_a_reader_is_stuck() {
     m.abort();
     let mounted = m.mounted.take().unwrap();
     mounted.unmount(true).unwrap();
-    let ended = m
-        .rt
-        .block_on(async { tokio::time::timeout(std::time::Duration::from_secs(15), mounted.wait()).await });
+    let ended = m.rt.block_on(async { tokio::time::timeout(common::PATIENCE, mounted.wait()).await });
     assert!(ended.is_ok(), "the end waits for a stuck thread");
     m.gate.at_peek(|_| ());
     drop(fault);

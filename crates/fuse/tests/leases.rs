@@ -142,3 +142,104 @@ fn withdrawing_what_nobody_knows_is_nothing() {
     m.rt.block_on(m.gate.withdraw(None));
     m.end();
 }
+
+/// The kernel takes a page of a listing in pieces, and goes on with it however long ago the page was read.
+#[test]
+fn a_page_read_before_a_withdrawal_passes_no_lease_on() {
+    use rustix::fs::{Mode, OFlags, RawDir, open};
+    let Some(m) = mounted(600_000) else { return };
+    m.gate.give_leases();
+    let pad = "x".repeat(150);
+    let files: Vec<String> = (0..60).map(|i| format!("{i:02}{pad}")).collect();
+    for f in &files {
+        m.foreign_write(f, 0, b"old");
+    }
+    let dir = open(&m.dir, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+    let mut buf = [std::mem::MaybeUninit::uninit(); 1024];
+    let mut list = RawDir::new(&dir, &mut buf);
+    let first = loop {
+        let name = list.next().unwrap().unwrap().file_name().to_str().unwrap().to_owned();
+        if !name.starts_with('.') {
+            break name;
+        }
+    };
+    // Attributes that came with the listing were used: the kernel asks for them with the next piece too.
+    assert_eq!(fs::metadata(m.path(&first)).unwrap().len(), 3);
+    let pages = m.gate.calls("readdir");
+    for f in &files {
+        m.foreign_write(f, 0, b"longer");
+        withdraw(&m, f);
+    }
+    let plus = m.requests("READDIRPLUS");
+    while let Some(entry) = list.next() {
+        entry.unwrap();
+    }
+    assert_eq!(m.gate.calls("readdir"), pages, "the page goes on");
+    assert!(m.requests("READDIRPLUS") > plus);
+    for f in &files {
+        assert_eq!(fs::metadata(m.path(f)).unwrap().len(), 6);
+    }
+    drop(dir);
+    m.end();
+}
+
+#[test]
+fn attributes_that_a_write_brings_from_before_a_withdrawal_are_not_kept() {
+    use std::os::unix::fs::OpenOptionsExt;
+    let Some(m) = mounted(600_000) else { return };
+    m.gate.give_leases();
+    // Without pages: dropping them would wait for the write.
+    let mut how = fs::OpenOptions::new();
+    let f = how.write(true).create(true).custom_flags(libc::O_DIRECT).open(m.path("f")).unwrap();
+    f.write_all_at(b"ours", 0).unwrap();
+    m.gate.shut_answers("write");
+    let writer = f.try_clone().unwrap();
+    let write = std::thread::spawn(move || writer.write_all_at(b"more", 4).unwrap());
+    common::eventually("the write is done", || m.gate.answers_waiting("write") > 0);
+    m.foreign_write("f", 8, b"theirs");
+    withdraw(&m, "f");
+    m.gate.open_all();
+    write.join().unwrap();
+    assert_eq!(f.metadata().unwrap().len(), 14);
+    drop(f);
+    m.end();
+}
+
+#[test]
+fn names_found_ahead_before_a_withdrawal_pass_no_lease_on() {
+    let Some(m) = mounted(600_000) else { return };
+    m.gate.give_leases();
+    m.foreign_dirs("d");
+    m.foreign_write("d/f", 0, b"old");
+    m.gate.shut_answers("walk");
+    let path = m.path("d/f");
+    let stat = std::thread::spawn(move || fs::metadata(path).unwrap());
+    common::eventually("the look-up waits", || m.gate.answers_waiting("walk") > 0);
+    assert_eq!(m.gate.walks()[0].path, "d/f");
+    m.foreign_write("d/f", 0, b"longer");
+    withdraw(&m, "d/f");
+    m.gate.open_all();
+    stat.join().unwrap();
+    assert_eq!(fs::metadata(m.path("d/f")).unwrap().len(), 6);
+    m.end();
+}
+
+/// The lease came with a look of the mount's own, not with an answer to a program.
+#[test]
+fn an_open_file_under_a_later_lease_is_found_when_all_go() {
+    let Some(m) = mounted(200) else { return };
+    m.foreign_write("f", 0, b"aaaa");
+    let f = File::open(m.path("f")).unwrap();
+    let mut buf = [0; 4];
+    f.read_exact_at(&mut buf, 0).unwrap();
+    m.gate.give_leases();
+    pause(1500);
+    m.foreign_write("f", 0, b"bbbb");
+    m.rt.block_on(m.gate.withdraw(None));
+    common::eventually("the new contents are read", || {
+        f.read_exact_at(&mut buf, 0).unwrap();
+        &buf == b"bbbb"
+    });
+    drop(f);
+    m.end();
+}

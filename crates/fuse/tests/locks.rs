@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Mount, eventually, mounted, mounted_with, pause, seconds};
+use common::{Mount, eventually, mounted, mounted_with, once_below, pause, seconds};
 use hither_vfs::{File as VfsFile, FileRange, LockKind, LockOwner, LockWait, Vfs};
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use rustix::io::Errno;
@@ -126,17 +126,22 @@ fn a_killed_waiter_is_gone_at_once_and_takes_no_lock() {
     let Some(m) = mounted(1000) else { return };
     let f = file(&m);
     for what in ["fcntl", "flock"] {
-        assert_eq!(foreign_lock(&m, LockKind::Write, ALL), 0);
-        let before = m.gate.calls("lock");
-        let mut child = holder(&m, what);
-        eventually("the call waits", || m.gate.calls("lock") == before + 1);
-        pause(100);
-        child.kill().unwrap();
-        assert!(seconds(|| assert!(!child.wait().unwrap().success())) < 2.0);
-        foreign_unlock(&m);
-        pause(100);
-        assert_eq!(foreign_lock(&m, LockKind::Write, ALL), 0, "{what}: the lock of a dead program");
-        foreign_unlock(&m);
+        once_below("seconds until it ends", 2.0, || {
+            assert_eq!(foreign_lock(&m, LockKind::Write, ALL), 0);
+            let before = m.gate.calls("lock");
+            let mut child = holder(&m, what);
+            eventually("the call waits", || m.gate.calls("lock") == before + 1);
+            pause(100);
+            child.kill().unwrap();
+            let took = seconds(|| assert!(!child.wait().unwrap().success()));
+            // While the other client still holds the lock.
+            eventually("the call below ends", || m.mounted().counts().2 == 0);
+            foreign_unlock(&m);
+            pause(100);
+            assert_eq!(foreign_lock(&m, LockKind::Write, ALL), 0, "{what}: the lock of a dead program");
+            foreign_unlock(&m);
+            took
+        });
     }
     drop(f);
     m.end();
@@ -146,14 +151,18 @@ fn a_killed_waiter_is_gone_at_once_and_takes_no_lock() {
 fn a_lock_granted_after_its_caller_was_killed_is_given_back() {
     let Some(m) = mounted(1000) else { return };
     let f = file(&m);
-    m.gate.shut("lock");
-    let mut child = holder(&m, "fcntl");
-    eventually("the call waits", || m.gate.waiting("lock") == 1);
-    child.kill().unwrap();
-    assert!(seconds(|| assert!(!child.wait().unwrap().success())) < 2.0);
-    m.gate.open_all();
-    eventually("the lock is free", || foreign_lock(&m, LockKind::Write, ALL) == 0);
-    foreign_unlock(&m);
+    once_below("seconds until it ends", 2.0, || {
+        m.gate.shut("lock");
+        let mut child = holder(&m, "fcntl");
+        eventually("the call waits", || m.gate.waiting("lock") == 1);
+        child.kill().unwrap();
+        let took = seconds(|| assert!(!child.wait().unwrap().success()));
+        m.gate.open_all();
+        eventually("the call below ends", || m.mounted().counts().2 == 0);
+        eventually("the lock is free", || foreign_lock(&m, LockKind::Write, ALL) == 0);
+        foreign_unlock(&m);
+        took
+    });
     drop(f);
     m.end();
 }

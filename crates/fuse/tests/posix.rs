@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Mount, mounted};
+use common::{Mount, mounted, mounted_with};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, SeekFrom, Timestamps, XattrFlags,
     copy_file_range, fallocate, mknodat, openat, renameat_with, seek, utimensat,
@@ -362,6 +362,19 @@ fn close_and_fsync_wait_for_stable_storage_only_when_something_was_written() {
     f.write_all_at(b"z", 0).unwrap();
     drop(f);
     assert_eq!(m.gate.calls("commit"), 2);
+    m.end();
+}
+
+/// Where what is below may have been refused since it was stable, every fsync and close asks.
+#[test]
+fn fsync_asks_again_where_commits_do_not_last() {
+    let Some(m) = mounted_with(1000, |config| config.commits_last = false) else { return };
+    let f = new(&m, "f");
+    f.write_all_at(b"x", 0).unwrap();
+    f.sync_all().unwrap();
+    f.sync_all().unwrap();
+    drop(f);
+    assert_eq!(m.gate.calls("commit"), 3);
     m.end();
 }
 

@@ -1,48 +1,70 @@
-//! `hither bench`: how fast an NFSv3 server answers, whoever made it.
+//! `hither bench`: the papers' experiments, and how fast an NFSv3 server answers, whoever made it.
 //!
-//! It uses neither a mount nor the client of mounts, only the wire: a connection for each client, one call at a time on it, so
+//! [`papers`] lists the experiments; [`run`] runs those that need a directory and nothing else, by the workloads of the
+//! laboratory; [`results`] reads what both have measured, [`plot`] draws it, [`report`] judges the papers' claims by it.
+//!
+//! What measures a server uses neither a mount nor the client of mounts, only the wire: a connection for each client, one call at a time on it, so
 //! that what is measured is the server. `nhfsstone` offers Moran's mix of operations at a fixed rate whether the server
 //! keeps up or not (open loop) and says how long the answers took; `sync` has clients that do one kind of stable change, each as
 //! fast as it is answered (closed loop). Both work in a directory of their own, which is removed at the end.
 
 mod client;
 mod mix;
+mod papers;
+mod plot;
+mod report;
+mod results;
+mod run;
 mod stable;
+#[cfg(test)]
+mod tests;
 
-use crate::cli::{BenchArgs, BenchCommand};
+use crate::cli::{BenchArgs, BenchCommand, BenchTarget};
 use crate::daemon::process;
 use crate::exit::Failure;
 use crate::source::Source;
+use crate::stat::print;
 use client::{Conn, Place};
 use hither_proto::nfs3::Fh3;
+use results::Selection;
 use std::io;
 use std::net::SocketAddr;
 
-/// Measures.
+/// Measures, or tells of measurements.
 ///
 /// # Errors
-/// The server cannot be reached or refuses what the measurement needs.
+/// The server cannot be reached or refuses what the measurement needs; a file that cannot be read or written; a workload that failed.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
-    process::prepare();
-    let runtime = process::runtime()?;
-    let failed = |e: io::Error| Failure::mount(format!("{}: {e}", target(args).source));
-    runtime.block_on(async {
-        let place = place(target(args))?;
-        match &args.what {
-            BenchCommand::Nhfsstone(mix) => mix::run(&place, mix).await.map_err(failed),
-            BenchCommand::Sync(stable) => stable::run(&place, stable).await.map_err(failed),
-        }
-    })
-}
-
-fn target(args: &BenchArgs) -> &crate::cli::BenchTarget {
     match &args.what {
-        BenchCommand::Nhfsstone(mix) => &mix.target,
-        BenchCommand::Sync(stable) => &stable.target,
+        BenchCommand::List(list) => papers::list(list.json),
+        BenchCommand::Run(run) => run::run(run),
+        BenchCommand::Compare(both) => {
+            let (a, b) = (Selection::read(&both.a)?.of_one()?, Selection::read(&both.b)?.of_one()?);
+            print(&results::compare(&a, &b)?)
+        }
+        BenchCommand::Plot(what) => plot::draw(what),
+        BenchCommand::Report(what) => report::write(what),
+        BenchCommand::Nhfsstone(mix) => on(&mix.target, |place| async move { mix::run(&place, mix).await }),
+        BenchCommand::Sync(stable) => {
+            on(&stable.target, |place| async move { stable::run(&place, stable).await })
+        }
     }
 }
 
-fn place(target: &crate::cli::BenchTarget) -> Result<Place, Failure> {
+/// Measures a server.
+fn on<F: Future<Output = io::Result<()>>>(
+    target: &BenchTarget,
+    measure: impl FnOnce(Place) -> F,
+) -> Result<(), Failure> {
+    process::prepare();
+    let runtime = process::runtime()?;
+    runtime.block_on(async {
+        let measured = measure(place(target)?).await;
+        measured.map_err(|e| Failure::mount(format!("{}: {e}", target.source)))
+    })
+}
+
+fn place(target: &BenchTarget) -> Result<Place, Failure> {
     let source = Source::parse(&target.source).map_err(Failure::usage)?;
     let unknown = || Failure::mount(format!("{}: the server has no address", target.source));
     let addrs = source.resolve(None).map_err(|_| unknown())?;

@@ -3,10 +3,12 @@
 //! Of a mounted cache the daemon is asked over the control socket; the parts of a cache directory that no mount uses are looked
 //! through here. Filling (`warm`) is reading through the mount like any program.
 
-mod warm;
+mod batch;
+mod keys;
+pub mod warm;
 
-use crate::cli::{CacheCommand, CacheWhere};
-use crate::control::{self, Ask, CacheAsk};
+use crate::cli::{CacheCommand, CacheFiles, CacheLs, CacheWhere};
+use crate::control::{self, Ask, CacheAsk, KeyDo};
 use crate::exit::Failure;
 use crate::mountinfo;
 use crate::report::Counters;
@@ -23,7 +25,7 @@ use std::path::Path;
 pub fn run(what: &CacheCommand) -> Result<(), Failure> {
     match what {
         CacheCommand::Status(place) => status(place),
-        CacheCommand::Ls(place) => ls(place),
+        CacheCommand::Ls(args) => ls(args),
         CacheCommand::Check(place) => check(place),
         CacheCommand::Verify(args) => {
             let (dev, dir) = stat::locate(&args.place)?;
@@ -31,10 +33,17 @@ pub fn run(what: &CacheCommand) -> Result<(), Failure> {
             tell(&found, args.json)?;
             wrong(&found, "wrong", "differed from the server's files and were dropped")
         }
-        CacheCommand::Evict(args) if args.all => args.files.iter().try_for_each(|place| evict_all(place)),
-        CacheCommand::Evict(args) => each(&args.files, |path| CacheAsk::Evict(Some(path))),
-        CacheCommand::Pin(args) => each(&args.files, CacheAsk::Pin),
-        CacheCommand::Unpin(args) => each(&args.files, CacheAsk::Unpin),
+        CacheCommand::Evict(args) if args.all => {
+            args.files.iter().try_for_each(|place| evict_all(place, args.json))
+        }
+        CacheCommand::Evict(args) if args.keys => keys::run(&args.files, KeyDo::Evict, args.json),
+        CacheCommand::Evict(args) => {
+            let evicted = each(&args.files, |path| CacheAsk::Evict(Some(path)))?;
+            let count = evicted.iter().filter_map(|one| one["evicted"].as_u64()).sum::<u64>();
+            done("evicted", count, args.json)
+        }
+        CacheCommand::Pin(args) => pin(args, KeyDo::Pin),
+        CacheCommand::Unpin(args) => pin(args, KeyDo::Unpin),
         CacheCommand::Warm(args) => warm::run(args),
     }
 }
@@ -74,13 +83,30 @@ fn status(at: &CacheWhere) -> Result<(), Failure> {
             };
             let counters = report.layers.get("disk").cloned();
             let counters = counters.unwrap_or(Counters::Group(Default::default()));
+            let room = control::ask(dev, &dir, Ask::Cache(CacheAsk::Room)).unwrap_or(Value::Null);
             if at.json {
-                let all = json!({ "directory": cache, "trouble": report.mount.cache_trouble, "counters": counters });
+                let trouble = &report.mount.cache_trouble;
+                let all =
+                    json!({ "directory": cache, "trouble": trouble, "room": room, "counters": counters });
                 return print(&format!("{all}\n"));
             }
             let mut out = format!("directory   {cache}\n");
             if let Some(why) = &report.mount.cache_trouble {
                 let _ = writeln!(out, "trouble     {why}");
+            }
+            if let Some(policy) = room["policy"].as_str() {
+                let shown = |name: &str| bytes(room[name].as_u64().unwrap_or(0));
+                let _ = writeln!(out, "policy      {policy}");
+                let _ =
+                    writeln!(out, "limits      {} soft, {} hard", shown("soft_bytes"), shown("hard_bytes"));
+                if room["dir_hard_bytes"].is_u64() {
+                    let (all, soft) = (shown("dir_bytes"), shown("dir_soft_bytes"));
+                    let hard = shown("dir_hard_bytes");
+                    let _ =
+                        writeln!(out, "all mounts  {all} in the directory; limits {soft} soft, {hard} hard");
+                }
+                let (free, least) = (shown("free_bytes"), shown("min_free_bytes"));
+                let _ = writeln!(out, "file system {free} free, {least} stay free");
             }
             if let Counters::Group(group) = &counters {
                 for (name, count) in group {
@@ -116,7 +142,28 @@ fn status(at: &CacheWhere) -> Result<(), Failure> {
     }
 }
 
-fn ls(at: &CacheWhere) -> Result<(), Failure> {
+/// What was done, for programs; people see that nothing was wrong.
+fn done(what: &str, count: u64, json: bool) -> Result<(), Failure> {
+    if json { print(&format!("{}\n", json!({ what: count }))) } else { Ok(()) }
+}
+
+fn pin(args: &CacheFiles, act: KeyDo) -> Result<(), Failure> {
+    if args.keys {
+        return keys::run(&args.files, act, args.json);
+    }
+    let (ask, what): (fn(String) -> CacheAsk, _) = match act {
+        KeyDo::Unpin => (CacheAsk::Unpin, "unpinned"),
+        KeyDo::Pin | KeyDo::Evict => (CacheAsk::Pin, "pinned"),
+    };
+    let count = each(&args.files, ask)?.len() as u64;
+    done(what, count, args.json)
+}
+
+fn ls(args: &CacheLs) -> Result<(), Failure> {
+    let at = &args.at;
+    if args.index {
+        return index(at);
+    }
     let entries = match place(&at.place)? {
         Place::Mount(dev, dir) => control::ask(dev, &dir, Ask::Cache(CacheAsk::List))?,
         Place::Directory => {
@@ -139,6 +186,24 @@ fn ls(at: &CacheWhere) -> Result<(), Failure> {
         let (cached, size) = (number(entry, "cached_bytes"), number(entry, "size_bytes"));
         let handle = entry["filehandle"].as_str().unwrap_or_default();
         let _ = writeln!(out, "{:>10} {:>10}  {pinned:<6} {handle}", bytes(cached), bytes(size));
+    }
+    print(&out)
+}
+
+/// What is known without looking at the disk.
+fn index(at: &CacheWhere) -> Result<(), Failure> {
+    let (dev, dir) = stat::locate(&at.place)?;
+    let slots = control::ask(dev, &dir, Ask::Cache(CacheAsk::Slots))?;
+    if at.json {
+        return print(&format!("{slots}\n"));
+    }
+    let mut out = format!("{:>10} {:>11} {:>4}  {:<6} key\n", "on disk", "used", "uses", "");
+    for slot in slots.as_array().into_iter().flatten() {
+        let number = |name: &str| slot[name].as_u64().unwrap_or(0);
+        let is = |what: &str| slot[what] == Value::Bool(true);
+        let kept = ["pinned", "open"].into_iter().find(|what| is(what)).unwrap_or_default();
+        let (space, key) = (bytes(number("disk_bytes")), slot["key"].as_str().unwrap_or_default());
+        let _ = writeln!(out, "{space:>10} {:>11} {:>4}  {kept:<6} {key}", number("used_s"), number("uses"));
     }
     print(&out)
 }
@@ -187,19 +252,20 @@ fn wrong(found: &Value, name: &str, what: &str) -> Result<(), Failure> {
     }
 }
 
-fn evict_all(path: &Path) -> Result<(), Failure> {
+fn evict_all(path: &Path, json: bool) -> Result<(), Failure> {
     match place(path)? {
-        Place::Mount(dev, dir) => tell(&control::ask(dev, &dir, Ask::Cache(CacheAsk::Evict(None)))?, false),
+        Place::Mount(dev, dir) => tell(&control::ask(dev, &dir, Ask::Cache(CacheAsk::Evict(None)))?, json),
         Place::Directory => {
             let (gone, in_use) =
                 disk::evict_all(path, &crate::stack::env()).map_err(|e| Failure::system(e.to_string()))?;
-            tell(&json!({ "evicted": gone, "parts_in_use": in_use }), false)
+            tell(&json!({ "evicted": gone, "parts_in_use": in_use }), json)
         }
     }
 }
 
 /// Asks about each of some files of mounts.
-fn each(files: &[std::path::PathBuf], ask: impl Fn(String) -> CacheAsk) -> Result<(), Failure> {
+fn each(files: &[std::path::PathBuf], ask: impl Fn(String) -> CacheAsk) -> Result<Vec<Value>, Failure> {
+    let mut answers = Vec::new();
     for file in files {
         let (dev, dir) = stat::locate(file)?;
         let mounts = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
@@ -209,7 +275,7 @@ fn each(files: &[std::path::PathBuf], ask: impl Fn(String) -> CacheAsk) -> Resul
         let Some(below) = below.to_str() else {
             return Err(Failure::usage(format!("{}: only names in UTF-8 can be given", file.display())));
         };
-        control::ask(dev, &dir, Ask::Cache(ask(below.to_string())))?;
+        answers.push(control::ask(dev, &dir, Ask::Cache(ask(below.to_string())))?);
     }
-    Ok(())
+    Ok(answers)
 }

@@ -1,6 +1,9 @@
 //! The command line.
 
+mod bench;
+
 use crate::exit::Failure;
+pub use bench::*;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -29,17 +32,25 @@ pub enum Command {
     Stat(StatArgs),
     /// Wait until everything that was written on a mount is at the server
     Sync(MountSyncArgs),
+    /// Delayed writes of before a crash that could not be sent: look at them, write them, drop them
+    Conflicts(ConflictsArgs),
     /// Show what a mount asks its server for right now, by operation, by process and by file
     Top(TopArgs),
     /// Show what is known of a file, by which promise and until when, and what the last calls on it cost
     Why(WhyArgs),
     /// Measure a server, the way to it and this machine, and say what to change
     Doctor(DoctorArgs),
+    /// Offer an export to programs by a socket, without mounting it
+    Daemon(DaemonArgs),
+    /// Check fstab, exports and mount options without using them
+    Config(ConfigArgs),
     /// Serve a directory of this machine to NFS clients (versions 3, 4.1 and 4.2)
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Look at a disk cache, fill it, clean it
     Cache(CacheArgs),
-    /// Measure an NFS server
+    /// Record which files a program reads, and read them again ahead of it
+    Trace(TraceArgs),
+    /// Measure: the papers' experiments in a directory, an NFS server; compare, plot, report
     Bench(BenchArgs),
     /// Print the completions for a shell
     Completions(CompletionsArgs),
@@ -72,6 +83,10 @@ pub struct MountArgs {
     /// Ignore unknown mount options
     #[arg(long)]
     pub sloppy: bool,
+    /// A page for a browser on this machine with what goes on; its address is printed. Only loopback, any free port unless given
+    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true, default_missing_value = "127.0.0.1:0",
+          value_parser = crate::dashboard::address)]
+    pub dashboard: Option<std::net::SocketAddr>,
 }
 
 /// Where the daemon's log goes.
@@ -80,7 +95,7 @@ pub struct LogArgs {
     /// Log to this file instead of the system's log (opened again on SIGHUP)
     #[arg(long = "log", value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// error, warn, info, debug, trace; or per part: `info,hither_client=debug`
+    /// error, warn, info, debug, trace; or per part: `info,hither_nfs=debug`
     #[arg(long = "log-level", value_name = "LEVEL", env = "HITHER_LOG")]
     pub level: Option<String>,
     /// Log more: as --log-level debug
@@ -131,6 +146,63 @@ pub struct MountSyncArgs {
     /// Seconds to wait; what is not sent by then is sent all the same
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: u64,
+}
+
+/// `hither conflicts`.
+#[derive(Debug, Args, Clone)]
+pub struct ConflictsArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub what: ConflictsCommand,
+}
+
+/// What can be done about conflicts. WHERE is a directory of a mount with a journal, or a directory given as `cache` or `journal-dir`.
+#[derive(Debug, Subcommand, Clone)]
+pub enum ConflictsCommand {
+    /// List them: name, path, bytes, age, why
+    Ls {
+        /// A directory of a mount, or of caches or journals
+        place: PathBuf,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what is kept of one: its ranges, or the file with them
+    Show {
+        /// A directory of a mount, or of caches or journals
+        place: PathBuf,
+        /// The conflict
+        name: String,
+        /// Write the file as it is at the server, with what is kept over it, to standard output (of a mount only)
+        #[arg(long)]
+        merged: bool,
+        /// Write to this file instead; without --merged only what is kept, with holes between
+        #[arg(short, long, value_name = "FILE")]
+        output: Option<PathBuf>,
+        /// As JSON
+        #[arg(long, conflicts_with_all = ["merged", "output"])]
+        json: bool,
+    },
+    /// Write what is kept over the file, whatever it holds now, and drop the conflict (of a mount only)
+    Apply {
+        /// A directory of the mount
+        place: PathBuf,
+        /// The conflict
+        name: String,
+        /// Write over this file of the mount instead; a path below the mount point
+        #[arg(long, value_name = "PATH")]
+        to: Option<String>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Delete what is kept
+    Drop {
+        /// A directory of a mount, or of caches or journals
+        place: PathBuf,
+        /// The conflict
+        name: String,
+    },
 }
 
 /// `hither top`.
@@ -201,6 +273,68 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
+/// `hither daemon`.
+#[derive(Debug, Args, Clone)]
+#[command(
+    after_help = "It stays in the foreground until SIGTERM or Ctrl-C, and says so to systemd when programs can come (Type=notify). What may be \
+                  relied on is in docs/SOCKET.md; paths begin at the export's root."
+)]
+pub struct DaemonArgs {
+    /// The export: SERVER:/PATH; an IPv6 address stands in brackets, [ADDRESS]:/PATH
+    #[arg(value_name = "SERVER:/PATH")]
+    pub source: String,
+    /// Where the socket is made; programs connect to it by this path
+    #[arg(short, long, value_name = "PATH")]
+    pub socket: PathBuf,
+    /// Mount options, separated by commas, of which those about mount points mean nothing here; socket-mode= and socket-group= say who may
+    /// connect. `hither mount --help` lists them
+    #[arg(short, long = "options", value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// `hither config`.
+#[derive(Debug, Args, Clone)]
+pub struct ConfigArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub what: ConfigCommand,
+}
+
+/// What is done with configuration.
+#[derive(Debug, Subcommand, Clone)]
+pub enum ConfigCommand {
+    /// Look for faults: a line for each, with file and line and how to mend it
+    Check(ConfigCheck),
+}
+
+/// `hither config check`.
+#[derive(Debug, Args, Clone)]
+#[command(
+    after_help = "Without options that name something else it checks what the units and mount(8) use: /etc/hither/exports, \
+                  /etc/hither/exports.d/*.exports, and the lines of /etc/fstab whose type is hither. Nothing is mounted or served, no \
+                  server is asked, nor a name service but for the group of socket-group. Exit status: 0 no fault (lines that begin \
+                  with `note:` are none), 3 faults, 1 a file cannot be read (what was found in the others is printed)."
+)]
+pub struct ConfigCheck {
+    /// An exports(5) file, or a directory of files *.exports; may be given several times
+    #[arg(short, long, value_name = "FILE")]
+    pub exports: Vec<PathBuf>,
+    /// A file in the syntax of fstab(5); may be given several times
+    #[arg(short, long, value_name = "FILE")]
+    pub fstab: Vec<PathBuf>,
+    /// Mount options, as for `hither mount`
+    #[arg(short, long = "options", value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    /// The usual files of a system that is below this directory
+    #[arg(long, value_name = "DIR", default_value = "/", conflicts_with_all = ["exports", "fstab", "options"])]
+    pub root: PathBuf,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `hither serve`.
 #[derive(Debug, Args, Clone)]
 pub struct ServeArgs {
@@ -237,6 +371,16 @@ pub struct ServeArgs {
     /// unless given. For local file systems only; S10 in docs/SEMANTICS.md says what is not covered yet
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1 << 24))]
     pub max_delegations: u32,
+    /// Offer NQNFS, too (Macklem's "Not Quite NFS" of 1994: NFS version 2 with leases, program 300105), with MOUNT version 1. For
+    /// clients that speak it and for experiments; docs/NQNFS.md
+    #[arg(long)]
+    pub nqnfs: bool,
+    /// Seconds of a lease of NQNFS when the client names none; the longest is twice this
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "nqnfs", value_parser = clap::value_parser!(u64).range(1..=300))]
+    pub nqnfs_term: u64,
+    /// Seconds without a write after which the write leases of silent clients of NQNFS are over
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, requires = "nqnfs", value_parser = clap::value_parser!(u64).range(1..=300))]
+    pub nqnfs_write_slack: u64,
     /// Where the server remembers what a restart must not lose; /var/lib/hither/serve-PORT unless given
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
@@ -281,7 +425,7 @@ pub enum CacheCommand {
     /// How much is kept, and what the cache has done since the mount
     Status(CacheWhere),
     /// What is kept, largest first
-    Ls(CacheWhere),
+    Ls(CacheLs),
     /// Compare everything with its checksums; what is damaged is dropped
     Check(CacheWhere),
     /// Compare everything with the files at the server; what differs is dropped
@@ -307,6 +451,16 @@ pub struct CacheWhere {
     pub json: bool,
 }
 
+/// `hither cache ls`.
+#[derive(Debug, Args, Clone)]
+pub struct CacheLs {
+    #[command(flatten)]
+    pub at: CacheWhere,
+    /// Only what the daemon has in memory, in the order in which files would go: fast, however many they are
+    #[arg(long)]
+    pub index: bool,
+}
+
 /// `hither cache verify`.
 #[derive(Debug, Args, Clone)]
 pub struct CacheVerify {
@@ -324,20 +478,32 @@ pub struct CacheVerify {
 /// Files of a mount.
 #[derive(Debug, Args, Clone)]
 pub struct CacheFiles {
-    /// Files in a mount
+    /// Files in a mount; with --keys, a directory of a mount
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
+    /// The files are those whose keys (of `ls --json`) come on standard input, a line each
+    #[arg(long)]
+    pub keys: bool,
+    /// As JSON: how many files it concerned
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `hither cache evict`.
 #[derive(Debug, Args, Clone)]
 pub struct CacheEvict {
-    /// Files in a mount; with --all, a directory of a mount or a cache directory
+    /// Files in a mount; with --all, a directory of a mount or a cache directory; with --keys, a directory of a mount
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// All files that are not pinned
-    #[arg(long)]
+    #[arg(long, conflicts_with = "keys")]
     pub all: bool,
+    /// The files are those whose keys (of `ls --json`) come on standard input, a line each; pinned ones stay
+    #[arg(long)]
+    pub keys: bool,
+    /// As JSON: how many files it concerned
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `hither cache warm`.
@@ -354,94 +520,55 @@ pub struct CacheWarm {
     pub quiet: bool,
 }
 
-/// `hither bench`.
+/// `hither trace`.
 #[derive(Debug, Args, Clone)]
-pub struct BenchArgs {
-    /// What to measure.
+pub struct TraceArgs {
+    /// What to do.
     #[command(subcommand)]
-    pub what: BenchCommand,
+    pub what: TraceCommand,
 }
 
-/// Measurements.
+/// What is done with traces.
 #[derive(Debug, Subcommand, Clone)]
-pub enum BenchCommand {
-    /// Moran's mix of operations at fixed rates: how long answers take (NFSv3)
-    Nhfsstone(NhfsstoneArgs),
-    /// Stable changes, each client as fast as it is answered: how many a second (NFSv3)
-    Sync(SyncArgs),
+pub enum TraceCommand {
+    /// Note which files are opened for reading, in the order in which that first happens
+    Record(TraceRecord),
+    /// Read the files of a trace, in its order, so that the cache has them
+    Replay(TraceReplay),
 }
 
-/// The server to measure.
+/// `hither trace record`.
 #[derive(Debug, Args, Clone)]
-pub struct BenchTarget {
-    /// The export: SERVER:/PATH. A directory hither-bench.PID is made there and removed
-    #[arg(value_name = "SERVER:/PATH")]
-    pub source: String,
-    /// The NFS port
-    #[arg(long, value_name = "N", default_value_t = 2049)]
-    pub port: u16,
-    /// The MOUNT port; the NFS port unless given
-    #[arg(long, value_name = "N")]
-    pub mountport: Option<u16>,
-    /// A word for the JSON lines
-    #[arg(long, value_name = "WORD", default_value = "")]
-    pub label: String,
+#[command(
+    after_help = "A trace is a list of paths, a line each; `/./` stands where the mount begins. `hither cache warm - < FILE` reads it, too."
+)]
+pub struct TraceRecord {
+    /// Where the trace is written
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// A directory of a mount; all mounts unless given
+    #[arg(short, long = "mount", value_name = "DIR")]
+    pub mounts: Vec<PathBuf>,
+    /// The program to run: what it and its children open counts. Without one everybody counts, until Ctrl-C
+    #[arg(last = true, value_name = "PROGRAM")]
+    pub program: Vec<std::ffi::OsString>,
 }
 
-/// `hither bench nhfsstone`.
+/// `hither trace replay`.
 #[derive(Debug, Args, Clone)]
-pub struct NhfsstoneArgs {
-    #[command(flatten)]
-    pub target: BenchTarget,
-    /// Calls a second, one after the other; the last one is that of which less than four fifths is answered
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "100,200,500,1000,2000,5000,10000,20000",
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub rates: Vec<u32>,
-    /// Seconds for each rate
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
-    pub seconds: u64,
-    /// Connections
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub clients: u32,
-    /// A JSON object for each rate
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `hither bench sync`.
-#[derive(Debug, Args, Clone)]
-pub struct SyncArgs {
-    #[command(flatten)]
-    pub target: BenchTarget,
-    /// What is done: write (FILE_SYNC), commit (UNSTABLE and COMMIT), create, remove (a file that was made before: two calls)
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "write")]
-    pub kinds: Vec<SyncKind>,
-    /// Clients at a time
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,8,64",
-          value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub clients: Vec<u32>,
-    /// Bytes of a write
-    #[arg(long, value_name = "BYTES", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    pub size: u32,
-    /// Seconds for each
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
-    pub seconds: u64,
-    /// A JSON object for each
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Kinds of `hither bench sync`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SyncKind {
-    /// WRITE with FILE_SYNC
-    Write,
-    /// WRITE with UNSTABLE, and COMMIT
-    Commit,
-    /// CREATE
-    Create,
-    /// CREATE and REMOVE
-    Remove,
+pub struct TraceReplay {
+    /// The trace
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Where the mount is now, if it was elsewhere when the trace was recorded
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<PathBuf>,
+    /// Files that are read at a time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub jobs: u8,
+    /// Show no progress
+    #[arg(short, long)]
+    pub quiet: bool,
 }
 
 /// Formats of `hither stat`.

@@ -44,10 +44,32 @@ pub enum Ask {
     Calls(u64),
     /// Something about the disk cache.
     Cache(CacheAsk),
+    /// Something about recording which files are opened.
+    Trace(TraceAsk),
+    /// What a conflict keeps is to be written over its file, or over another one (relative to the mount point).
+    Apply(String, Option<String>),
     /// Everything written is to be at the server, within so many seconds: `{}`, or `unsent` with the reason why not.
     Sync {
         /// Seconds to wait at most.
         within_s: u64,
+    },
+}
+
+/// What can be asked of the recorder. Processes are named as the daemon sees them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TraceAsk {
+    /// Process `by` wants to know what process `below` and its children open, or everybody.
+    Start {
+        /// Who asks.
+        by: u32,
+        /// Whose opens count.
+        below: Option<u32>,
+    },
+    /// It has enough: the files.
+    Stop {
+        /// Who asks.
+        by: u32,
     },
 }
 
@@ -67,6 +89,32 @@ pub enum CacheAsk {
     Pin(String),
     /// Undoes that.
     Unpin(String),
+    /// Its entries as far as memory knows them.
+    Slots,
+    /// Its limits.
+    Room,
+    /// Does something to entries with these keys.
+    Keys(KeyDo, Vec<String>),
+    /// Brings small files that are not there, many in one message: for each the bytes that it has, or null when it must be read like
+    /// any other.
+    Warm {
+        /// The files.
+        paths: Vec<String>,
+        /// Bytes of the longest.
+        longest_bytes: u32,
+    },
+}
+
+/// What is done to entries that are named by their keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeyDo {
+    /// They go.
+    Evict,
+    /// They stay.
+    Pin,
+    /// They no longer stay.
+    Unpin,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -202,7 +250,7 @@ pub fn ask(dev: (u32, u32), dir: &str, what: Ask) -> Result<serde_json::Value, F
 fn exchange(mut stream: UnixStream, what: Ask) -> io::Result<Reply> {
     // Looking through a cache takes as long as it takes.
     stream.set_read_timeout(match what {
-        Ask::Cache(_) => None,
+        Ask::Cache(_) | Ask::Trace(_) | Ask::Apply(..) => None,
         Ask::Sync { within_s } => Some(Duration::from_secs(within_s) + ANSWER_WITHIN),
         Ask::Stat | Ask::Mountstats | Ask::Why(_) | Ask::Calls(_) => Some(ANSWER_WITHIN),
     })?;

@@ -5,19 +5,23 @@
 //! control socket; the word to the command that waits; then nothing but waiting for the end of
 //! the mount or a signal; at last everything is written within a deadline.
 
+pub mod alone;
 pub mod process;
 mod voice;
 
 use crate::cli::MountArgs;
 use crate::control::{Answer, Ask, Control};
+use crate::dashboard;
 use crate::exit::{self, Failure};
 use crate::log::{self, Log, Place};
 use crate::metrics::{self, endpoint};
 use crate::mount::{Job, NoDir, check_dir};
 use crate::mountinfo;
+use crate::programs::{self, Bound};
 use crate::source::NoAddress;
-use crate::stack::{self, Client, Teller};
+use crate::stack::{self, Client, NoClient, Teller};
 use hither_fuse::Mounted;
+use hither_socket::Programs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,7 +51,7 @@ pub fn run(job: Job, args: &MountArgs) -> Result<(), Failure> {
     let mut voice = if args.daemon { Voice::pipe()? } else { Voice::Terminal };
     let result = set_up(args).and_then(|log| {
         let runtime = process::runtime()?;
-        let result = runtime.block_on(live(&job, &log, &mut voice));
+        let result = runtime.block_on(live(&job, args, &log, &mut voice));
         // A task that hangs (a name service without answer) does not keep the process.
         runtime.shutdown_timeout(Duration::from_secs(1));
         result
@@ -69,7 +73,7 @@ fn set_up(args: &MountArgs) -> Result<Log, Failure> {
 }
 
 /// From the first attempt to the end of the mount.
-async fn live(job: &Job, log: &Log, voice: &mut Voice) -> Result<(), Failure> {
+async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Result<(), Failure> {
     let mut signals = Signals::new().map_err(|e| Failure::system(format!("signal handlers: {e}")))?;
     // Before the server is asked for anything: a port that is taken is taken for good.
     let metrics = match &job.wanted.metrics {
@@ -78,18 +82,33 @@ async fn live(job: &Job, log: &Log, voice: &mut Voice) -> Result<(), Failure> {
         })?),
         None => None,
     };
+    let board = match args.dashboard {
+        Some(addr) => Some(
+            endpoint::bind(&endpoint::Place::Tcp(addr))
+                .await
+                .map_err(|e| Failure::usage(format!("--dashboard={addr}: {e}; give another port")))?,
+        ),
+        None => None,
+    };
+    let socket = programs::bind(&job.wanted.socket)?;
     let interrupted = || Failure { code: exit::INTERRUPTED, line: "interrupted".into() };
     let client = tokio::select! {
-        client = connect(job, voice) => client?,
+        client = connect(job, voice, || fit(job)) => client?,
         () = signals.end(log) => return Err(interrupted()),
     };
     let dir = check_dir(&job.dir, &job.source)?;
     let mounted = Arc::new(stack::mount(job, &dir, &client).await?);
-    let teller = Arc::new(Teller::new(job, &dir, &client, mounted.clone()));
+    let programs = offer(job, socket, &client, &mounted).await;
+    let served = programs.as_ref().map(|(served, _)| served.clone());
+    let teller = Arc::new(Teller::new(job, &dir, &client, mounted.clone(), served));
     let told = teller.clone();
     let metrics = metrics.map(|bound| bound.serve(Arc::new(move || metrics::render(&told.report()))));
+    let board = board.map(|bound| show(bound, &teller, voice));
     let control = Control::start(mounted.device(), answer(teller, &dir))
         .inspect_err(|e| tracing::warn!("no control socket, `hither stat` will not work: {e}"));
+    if let Some(note) = client.note() {
+        voice.note(note);
+    }
     if voice.ready() {
         tracing::info!("{} mounted on {} ({})", job.source.shown(), dir.display(), client.summary());
         serve(&mounted, &mut signals, log).await;
@@ -97,14 +116,57 @@ async fn live(job: &Job, log: &Log, voice: &mut Voice) -> Result<(), Failure> {
         tracing::info!("the mount command has gone: unmounting {}", dir.display());
         unmount(&mounted).await;
     }
-    let within = if job.wanted.lazy_close { LAZY_FAREWELL } else { FAREWELL };
+    if let Some((programs, socket)) = programs {
+        drop(socket);
+        // What programs have open is closed before the farewell.
+        programs.end(FAREWELL).await;
+    }
+    // With `exclusive` close(2) does not wait for the server either.
+    let lazy = job.wanted.lazy_close || job.wanted.exclusive;
+    let within = if lazy { LAZY_FAREWELL } else { FAREWELL };
     tokio::select! {
         () = farewell(&client, within) => {}
-        () = signals.end(log), if job.wanted.lazy_close => tracing::error!("signal: what was not sent yet is lost"),
+        () = signals.end(log), if lazy => match job.wanted.journal {
+            Some(_) => tracing::warn!("signal: what was not sent yet stays in the journal for the next mount"),
+            None => tracing::error!("signal: what was not sent yet is lost"),
+        },
     }
-    drop((control, metrics));
+    drop((control, metrics, board));
     tracing::info!("{} unmounted from {}", job.source.shown(), dir.display());
     Ok(())
+}
+
+/// Begins to serve the dashboard, and says where. That is for who mounts, not for the log: who knows it sees names of files.
+fn show(bound: endpoint::Bound, teller: &Arc<Teller>, voice: &mut Voice) -> endpoint::Endpoint {
+    let secret = rand::random();
+    if let Ok(addr) = bound.address() {
+        voice.note(&dashboard::told(addr, secret));
+    }
+    let (figures, calls) = (teller.clone(), teller.clone());
+    let source = dashboard::Source {
+        report: Box::new(move || figures.report()),
+        calls: Box::new(move |from| calls.calls(from).unwrap_or_default()),
+    };
+    bound.serve_site(dashboard::site(secret, source))
+}
+
+/// Offers the socket for programs, if that is wanted; a mount without it is a mount all the same.
+async fn offer(
+    job: &Job,
+    bound: Option<Bound>,
+    client: &Client,
+    mounted: &Mounted,
+) -> Option<(Arc<Programs>, impl Send + Sync + use<>)> {
+    let wanted = &job.wanted.socket;
+    if !wanted.offered {
+        return None;
+    }
+    let none = |e: &dyn std::fmt::Display| tracing::warn!("no socket for programs: {e}");
+    let listening = Bound::of_mount(bound, mounted.device(), wanted).and_then(Bound::listen);
+    let (listener, files) = listening.inspect_err(|e| none(e)).ok()?;
+    let programs =
+        stack::programs(job, client, Some(mounted), listener).await.inspect_err(|e| none(e)).ok()?;
+    Some((Arc::new(programs), files))
 }
 
 /// Waits for the end of the mount. A signal unmounts; users of a busy mount are waited for a while, and
@@ -173,6 +235,8 @@ fn answer(teller: Arc<Teller>, dir: &Path) -> Answer {
                 Ask::Calls(from) => teller.calls(from),
                 Ask::Why(path) => teller.why(&path).await,
                 Ask::Cache(ask) => teller.cache(ask).await,
+                Ask::Apply(name, to) => teller.apply(&name, to.as_deref()).await,
+                Ask::Trace(ask) => teller.trace(ask),
                 Ask::Sync { within_s } => Ok(teller.sync(Duration::from_secs(within_s)).await),
             }
         })
@@ -185,13 +249,21 @@ enum Missed {
     Now(Failure),
 }
 
-/// Attempts to connect until one succeeds, one fails for good, or `retry` is over.
-async fn connect(job: &Job, voice: &mut Voice) -> Result<Client, Failure> {
+/// Attempts to connect until one succeeds, one fails for good, or `retry` is over; `fit` is asked before each.
+async fn connect(
+    job: &Job,
+    voice: &mut Voice,
+    fit: impl Fn() -> Result<(), Missed>,
+) -> Result<Client, Failure> {
     let until = Instant::now() + job.wanted.retry();
     let mut pause = PAUSE_MIN;
     let mut told = false;
     loop {
-        let failure = match attempt(job).await {
+        let tried = match fit() {
+            Ok(()) => attempt(job).await,
+            Err(missed) => Err(missed),
+        };
+        let failure = match tried {
             Ok(client) => return Ok(client),
             Err(Missed::Never(failure)) => return Err(failure),
             Err(Missed::Now(failure)) => failure,
@@ -209,12 +281,16 @@ async fn connect(job: &Job, voice: &mut Voice) -> Result<Client, Failure> {
     }
 }
 
-async fn attempt(job: &Job) -> Result<Client, Missed> {
+/// Whether there is something to mount on.
+fn fit(job: &Job) -> Result<(), Missed> {
     match check_dir(&job.dir, &job.source) {
-        Err(NoDir::Missing(line)) if job.wanted.background => return Err(Missed::Now(Failure::mount(line))),
-        Err(why) => return Err(Missed::Never(why.into())),
-        Ok(_) => {}
+        Err(NoDir::Missing(line)) if job.wanted.background => Err(Missed::Now(Failure::mount(line))),
+        Err(why) => Err(Missed::Never(why.into())),
+        Ok(_) => Ok(()),
     }
+}
+
+async fn attempt(job: &Job) -> Result<Client, Missed> {
     let (source, family) = (job.source.clone(), job.wanted.family);
     let addrs = tokio::task::spawn_blocking(move || source.resolve(family)).await;
     let addrs = match addrs {
@@ -223,9 +299,12 @@ async fn attempt(job: &Job) -> Result<Client, Missed> {
         Ok(Err(NoAddress::Now(line))) => return Err(Missed::Now(Failure::mount(line))),
         Err(e) => return Err(Missed::Never(Failure::system(format!("looking up the host: {e}")))),
     };
-    stack::connect(job, addrs).await.map_err(|e| {
-        let failure = Failure { code: e.exit_code(), line: e.to_string() };
-        if e.is_transient() { Missed::Now(failure) } else { Missed::Never(failure) }
+    stack::connect(job, addrs).await.map_err(|e| match e {
+        NoClient::Journal(line) => Missed::Never(Failure::system(line)),
+        NoClient::Server(e) => {
+            let failure = Failure { code: e.exit_code(), line: e.to_string() };
+            if e.is_transient() { Missed::Now(failure) } else { Missed::Never(failure) }
+        }
     })
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 pub const USAGE: u8 = 1;
 /// This system's trouble: out of memory, no /dev/fuse, ...
 pub const SYSTEM: u8 = 2;
-/// `hither doctor` found something that should be changed.
+/// `hither doctor` or `hither config check` found something that should be changed.
 pub const FOUND: u8 = 3;
 /// The user interrupted.
 pub const INTERRUPTED: u8 = 8;

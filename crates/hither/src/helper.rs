@@ -75,6 +75,7 @@ pub fn mount_args(args: impl Iterator<Item = OsString>) -> Result<(MountArgs, Op
         daemon: false,
         fake: has('f'),
         sloppy: has('s'),
+        dashboard: None,
     };
     Ok((args, line.namespace))
 }

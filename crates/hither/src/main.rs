@@ -7,8 +7,11 @@
 mod bench;
 mod cache;
 mod cli;
+mod config;
+mod conflicts;
 mod control;
 mod daemon;
+mod dashboard;
 mod doctor;
 mod exit;
 mod helper;
@@ -19,6 +22,7 @@ mod mountinfo;
 mod mountstats;
 mod options;
 mod pages;
+mod programs;
 mod report;
 mod serve;
 mod source;
@@ -26,6 +30,7 @@ mod stack;
 mod stat;
 mod sync;
 mod top;
+mod trace;
 mod umount;
 mod why;
 
@@ -84,13 +89,17 @@ fn main_command() -> ExitCode {
             Command::Umount(args) => umount::run(args),
             Command::Stat(args) => stat::run(args),
             Command::Sync(args) => sync::run(args),
+            Command::Conflicts(args) => conflicts::run(&args.what),
             Command::Why(args) => why::run(args),
             Command::Top(args) => top::run(args),
             Command::Completions(args) => pages::completions(args),
             Command::Man(args) => pages::man(args),
             Command::Doctor(args) => doctor::run(args),
+            Command::Daemon(args) => daemon::alone::run(args),
+            Command::Config(args) => config::run(args),
             Command::Serve(args) => serve::run(args),
             Command::Cache(args) => cache::run(&args.what),
+            Command::Trace(args) => trace::run(args),
             Command::Bench(args) => bench::run(args),
         },
     )

@@ -23,7 +23,15 @@ const GAUGES: &[&str] = &[
     "entry_bytes",
     "queue_bytes",
     "off",
+    "journal_files",
+    "journal_bytes",
+    "journal_room_bytes",
+    "journal_max_bytes",
+    "journal_failed",
+    "conflicts",
     "held",
+    "connected",
+    "files_open",
 ];
 
 /// The text.

@@ -204,6 +204,9 @@ fn daemon_command(job: &Job, args: &MountArgs) -> Result<Command, Failure> {
     if args.log.verbose {
         command.arg("--verbose");
     }
+    if let Some(addr) = args.dashboard {
+        command.arg(format!("--dashboard={addr}"));
+    }
     command.arg("--").arg(job.source.shown()).arg(&job.dir);
     command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     Ok(command)
@@ -248,13 +251,14 @@ mod tests {
             daemon: false,
             fake: false,
             sloppy: true,
+            dashboard: Some("127.0.0.1:9311".parse().unwrap()),
         };
         let job = Job { source: source(), dir: "/mnt".into(), wanted: Wanted::default() };
         let command = daemon_command(&job, &args).unwrap();
         let words: Vec<_> = command.get_args().map(|a| a.to_string_lossy().into_owned()).collect();
         assert_eq!(
             words.join(" "),
-            "mount --daemon --sloppy -o ro -o vers=3 --log /var/l --verbose -- s:/x /mnt"
+            "mount --daemon --sloppy -o ro -o vers=3 --log /var/l --verbose --dashboard=127.0.0.1:9311 -- s:/x /mnt"
         );
     }
 

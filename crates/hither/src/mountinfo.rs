@@ -19,6 +19,8 @@ const MAX_LINKS: usize = 40;
 /// One line of mountinfo (proc_pid_mountinfo(5)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
+    /// Number of the mount; another one may get it later.
+    pub id: u64,
     /// Device number: (major, minor).
     pub dev: (u32, u32),
     /// Where it is mounted.
@@ -54,7 +56,8 @@ fn parse(text: &[u8]) -> Vec<Mount> {
 
 fn parse_line(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|&b| b == b' ');
-    let dev = std::str::from_utf8(fields.nth(2)?).ok()?;
+    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let dev = std::str::from_utf8(fields.nth(1)?).ok()?;
     let (major, minor) = dev.split_once(':')?;
     let point = unescape(fields.nth(1)?);
     let options = fields.next()?;
@@ -62,6 +65,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let fstype = after.next()?;
     let source = unescape(after.next()?);
     Some(Mount {
+        id,
         dev: (major.parse().ok()?, minor.parse().ok()?),
         point: PathBuf::from(point),
         options: String::from_utf8_lossy(options).into_owned(),
@@ -71,7 +75,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
 }
 
 /// Undoes the kernel's `\040` for blanks, tabs, newlines and backslashes.
-fn unescape(field: &[u8]) -> OsString {
+pub fn unescape(field: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&first, tail)) = rest.split_first() {

@@ -42,8 +42,11 @@ const EVENTS: [&[&str]; 27] = [
 
 /// The whole record.
 pub fn record(mount: &MountPart, flags: &str, rpc: &Snapshot, fuse: &BTreeMap<String, u64>) -> String {
-    let v3 = mount.nfs_version == "3";
-    let (fstype, program) = if v3 { ("nfs", "100003/3") } else { ("nfs4", "100003/4") };
+    let (fstype, program) = match mount.nfs_version.as_str() {
+        "nqnfs" => ("nfs", "300105/1"),
+        "3" => ("nfs", "100003/3"),
+        _ => ("nfs4", "100003/4"),
+    };
     let mut out = format!(
         "device {} mounted on {} with fstype {fstype} statvers=1.1\n",
         escape(&mount.source),
@@ -52,7 +55,7 @@ pub fn record(mount: &MountPart, flags: &str, rpc: &Snapshot, fuse: &BTreeMap<St
     let _ = writeln!(out, "\topts:\t{flags},{}", mount.options);
     let _ = writeln!(out, "\tage:\t{}", mount.age_s);
     let _ = writeln!(out, "\tcaps:\tcaps=0x0,wtmult=512,dtsize={},bsize=0,namlen=255", mount.rsize_bytes);
-    if !v3 {
+    if fstype == "nfs4" {
         out.push_str("\tnfsv4:\tbm0=0x0,bm1=0x0,bm2=0x0,acl=0x0,sessions,pnfs=not configured\n");
     }
     out.push_str("\tsec:\tflavor=1,pseudoflavor=1\n");

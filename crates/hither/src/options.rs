@@ -18,8 +18,9 @@ pub use render::markdown;
 pub use table::{Act, Arg, Def, GROUPS, Group, OPTIONS};
 
 use crate::metrics::endpoint::Place;
-use hither_client::{AttrCache, LookupCache, Recovery, Version};
+use hither_nfs::{AttrCache, LookupCache, Recovery, Version};
 use hither_store::disk::Fill;
+use hither_store::policy::Policy;
 use rustix::mount::MountFlags;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -85,6 +86,12 @@ pub struct Cache {
     pub dir: Option<PathBuf>,
     /// `cache-size=`.
     pub size_bytes: u64,
+    /// `cache-dir-size=`; `None`: no limit.
+    pub dir_size_bytes: Option<u64>,
+    /// `cache-soft=`.
+    pub soft_percent: u64,
+    /// `cache-policy=`.
+    pub policy: Policy,
     /// `cache-min-free=`.
     pub min_free_bytes: u64,
     /// `cache-min-file=`.
@@ -113,6 +120,9 @@ impl Default for Cache {
         Self {
             dir: None,
             size_bytes: 10 << 30,
+            dir_size_bytes: None,
+            soft_percent: 90,
+            policy: Policy::default(),
             min_free_bytes: 1 << 30,
             min_file_bytes: 1,
             max_file_bytes: 1 << 40,
@@ -121,6 +131,25 @@ impl Default for Cache {
             read_only: false,
             said: None,
         }
+    }
+}
+
+/// `socket=`, and what belongs to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Socket {
+    /// `nosocket` takes it away.
+    pub offered: bool,
+    /// `socket=`; `None`: the usual place.
+    pub path: Option<PathBuf>,
+    /// `socket-mode=`.
+    pub mode: u32,
+    /// `socket-group=`.
+    pub group: Option<String>,
+}
+
+impl Default for Socket {
+    fn default() -> Self {
+        Self { offered: true, path: None, mode: 0o600, group: None }
     }
 }
 
@@ -178,12 +207,20 @@ pub struct Wanted {
     pub dirty_age: Duration,
     /// `close=lazy`.
     pub lazy_close: bool,
+    /// `writeback=journal`: the directory that journals are in.
+    pub journal: Option<PathBuf>,
+    /// `journal-dir=`.
+    journal_dir: Option<PathBuf>,
+    /// `exclusive`.
+    pub exclusive: bool,
     /// `cache` and its details.
     pub cache: Cache,
     /// `rdirplus`.
     pub readdirplus: bool,
     /// `metrics=`.
     pub metrics: Option<Place>,
+    /// `socket=` and its sisters.
+    pub socket: Socket,
     /// `acl`.
     pub acl: bool,
     /// `idmap_domain=`.
@@ -202,6 +239,8 @@ pub struct Wanted {
     pub given: Vec<String>,
     /// The word of each set of words that exclude each other (`soft` of `hard`, `soft`, ...).
     chosen: BTreeMap<&'static str, &'static str>,
+    /// Those that were given two words of such a set.
+    contradictions: Vec<String>,
     /// Options of the attribute cache that were given: they contradict `noac`.
     times: Vec<String>,
 }
@@ -234,9 +273,13 @@ impl Default for Wanted {
             dirty_max_bytes: 256 << 20,
             dirty_age: Duration::from_secs(5),
             lazy_close: false,
+            journal: None,
+            journal_dir: None,
+            exclusive: false,
             cache: Cache::default(),
             readdirplus: true,
             metrics: None,
+            socket: Socket::default(),
             acl: true,
             idmap_domain: None,
             retry: None,
@@ -246,10 +289,14 @@ impl Default for Wanted {
             sloppy: false,
             given: Vec::new(),
             chosen: BTreeMap::new(),
+            contradictions: Vec::new(),
             times: Vec::new(),
         }
     }
 }
+
+/// Compares options with each other.
+type Check = fn(&mut Wanted) -> Result<(), String>;
 
 impl Wanted {
     /// Reads comma-separated lists of options (one per `-o`). Of an option that is given twice the
@@ -258,13 +305,22 @@ impl Wanted {
     /// # Errors
     /// One line that says which option is wrong and what to write instead.
     pub fn parse(lists: &[String], sloppy: bool) -> Result<Self, String> {
+        Self::parse_all(lists, sloppy).map_err(|wrong| wrong.into_iter().next().unwrap_or_default())
+    }
+
+    /// As [`Self::parse`], but tells all that is wrong. Options are compared with each other when each by itself is right: one that
+    /// says nothing sensible would be missed by others.
+    ///
+    /// # Errors
+    /// A line for each, at least one.
+    pub fn parse_all(lists: &[String], sloppy: bool) -> Result<Self, Vec<String>> {
         let words: Vec<&str> = lists.iter().flat_map(|list| split(list)).collect();
         let mut wanted = Self { sloppy: sloppy || words.contains(&"sloppy"), ..Self::default() };
-        for word in words {
-            wanted.take(word)?;
+        let mut wrong: Vec<String> = words.into_iter().filter_map(|word| wanted.take(word).err()).collect();
+        if wrong.is_empty() {
+            wrong = wanted.agree();
         }
-        wanted.agree()?;
-        Ok(wanted)
+        if wrong.is_empty() { Ok(wanted) } else { Err(wrong) }
     }
 
     /// Whether nothing changes, neither elsewhere nor here.
@@ -313,7 +369,8 @@ impl Wanted {
             let name = def.name;
             match self.chosen.insert(set, name) {
                 Some(other) if other != name => {
-                    return Err(format!("options '{other}' and '{name}' contradict each other: keep one"));
+                    let what = format!("options '{other}' and '{name}' contradict each other: keep one");
+                    self.contradictions.push(what);
                 }
                 _ => {}
             }
@@ -325,17 +382,36 @@ impl Wanted {
         Ok(())
     }
 
-    /// Checks the options against each other.
-    fn agree(&mut self) -> Result<(), String> {
-        self.join_versions()?;
-        if self.noac {
-            if let Some(time) = self.times.first() {
-                return Err(format!("options 'noac' and '{time}' contradict each other: keep one"));
-            }
-            self.attr_cache = AttrCache::NONE;
-            self.sync = true;
+    /// Checks the options against each other: all that is wrong.
+    fn agree(&mut self) -> Vec<String> {
+        let mut wrong = std::mem::take(&mut self.contradictions);
+        let checks: [Check; 7] = [
+            Self::join_versions,
+            Self::join_noac,
+            Self::join_consistency,
+            Self::check_times,
+            Self::join_journal,
+            Self::check_cache,
+            Self::check_locks,
+        ];
+        wrong.extend(checks.into_iter().filter_map(|check| check(self).err()));
+        wrong
+    }
+
+    /// `noac` is all times 0, and `sync`.
+    fn join_noac(&mut self) -> Result<(), String> {
+        if !self.noac {
+            return Ok(());
         }
-        self.join_consistency()?;
+        if let Some(time) = self.times.first() {
+            return Err(format!("options 'noac' and '{time}' contradict each other: keep one"));
+        }
+        self.attr_cache = AttrCache::NONE;
+        self.sync = true;
+        Ok(())
+    }
+
+    fn check_times(&mut self) -> Result<(), String> {
         let a = &self.attr_cache;
         for (min, max, what) in
             [(a.regular_min, a.regular_max, "acreg"), (a.directory_min, a.directory_max, "acdir")]
@@ -345,15 +421,55 @@ impl Wanted {
                 return Err(format!("{what}min={min} exceeds {what}max={max}: give a larger {what}max"));
             }
         }
-        if let (None, Some(name)) = (&self.cache.dir, self.cache.said) {
-            return Err(format!("option '{name}' says something about a disk cache: give 'cache' as well"));
+        Ok(())
+    }
+
+    fn check_cache(&mut self) -> Result<(), String> {
+        match (&self.cache.dir, self.cache.said) {
+            (None, Some(name)) => {
+                Err(format!("option '{name}' says something about a disk cache: give 'cache' as well"))
+            }
+            _ => Ok(()),
         }
-        if self.versions == Versions::Only(Version::V3) && self.chosen.get("lock") == Some(&"lock") {
+    }
+
+    fn check_locks(&mut self) -> Result<(), String> {
+        if let Versions::Only(version) = self.versions
+            && version.is_stateless()
+            && self.chosen.get("lock") == Some(&"lock")
+        {
+            let version = version.name();
+            return Err(format!(
+                "option 'lock' is not supported with vers={version}, where locks are local to this machine: \
+                 use 'nolock', or vers=4.2 for locks at the server"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The journal is where the disk cache is, unless it is said.
+    fn join_journal(&mut self) -> Result<(), String> {
+        let Some(journal) = &mut self.journal else {
+            let said = [(self.exclusive, "exclusive"), (self.journal_dir.is_some(), "journal-dir")];
+            return match said.iter().find(|(said, _)| *said) {
+                Some((_, name)) => Err(format!(
+                    "option '{name}' says something about a journal: give 'writeback=journal' as well"
+                )),
+                None => Ok(()),
+            };
+        };
+        if self.sync {
             return Err(
-                "option 'lock' is not supported with vers=3, where locks are local to this machine: \
-                        use 'nolock', or vers=4.2 for locks at the server"
-                    .into(),
+                "options 'writeback=journal' and 'sync' (or 'noac') contradict each other: keep one".into()
             );
+        }
+        if self.lazy_close {
+            return Err("options 'writeback=journal' and 'close=lazy' contradict each other: 'exclusive' makes close \
+                        wait for the journal only"
+                .into());
+        }
+        if let Some(dir) = self.journal_dir.as_ref().or(self.cache.dir.as_ref()) {
+            journal.clone_from(dir);
         }
         Ok(())
     }

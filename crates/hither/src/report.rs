@@ -91,6 +91,12 @@ pub struct MountPart {
     /// Why the disk cache takes nothing now.
     #[serde(default)]
     pub cache_trouble: Option<String>,
+    /// Directory of the journal of delayed writes.
+    #[serde(default)]
+    pub journal: Option<String>,
+    /// Why it takes nothing now.
+    #[serde(default)]
+    pub journal_trouble: Option<String>,
     /// Minor version of the FUSE protocol, 7.N.
     #[serde(default)]
     pub fuse_minor: Option<u32>,

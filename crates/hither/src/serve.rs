@@ -15,9 +15,9 @@ use crate::log::{self, Place};
 use crate::stack;
 use hither_rpc::server::{Acceptor, ServerLimits};
 use hither_server::table::Table;
-use hither_server::{Options, Server};
+use hither_server::{NqnfsOptions, Options, Server};
 use hither_vfs::{Cred, Cx};
-use notify::Notify;
+pub use notify::Notify;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,6 +26,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use what::Served;
+pub use what::files_of as exports_files;
 
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
@@ -97,6 +98,7 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
     }
     notify.stopping();
     acceptor.shutdown();
+    server.end();
     let mut cx = Cx::new(Arc::new(Cred::root()));
     cx.deadline = Some(tokio::time::Instant::now() + FAREWELL);
     served.shutdown(&cx).await;
@@ -123,7 +125,8 @@ fn make_server(args: &ServeArgs, table: Table, state_dir: Option<PathBuf>) -> Re
         v4: args.versions.contains('4'),
         lease: Duration::from_secs(args.lease),
         grace: Duration::from_secs(args.grace.unwrap_or(args.lease)),
-        delegations_max: delegations_max(args),
+        delegations_max: descriptors(args.max_delegations as usize),
+        nqnfs: args.nqnfs.then(|| nqnfs(args)),
         state_dir,
         groups: Some(Arc::new(what::groups_of)),
         ..Options::new(stack::env())
@@ -132,11 +135,21 @@ fn make_server(args: &ServeArgs, table: Table, state_dir: Option<PathBuf>) -> Re
         .map_err(|e| Failure::system(format!("state directory: {e}; --state-dir names another")))
 }
 
-/// Each delegated file has a descriptor of its own, beside those of files that are open.
-fn delegations_max(args: &ServeArgs) -> usize {
+/// Each delegated or leased file has a descriptor of its own, beside those of files that are open.
+fn descriptors(wanted: usize) -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let room = limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX) / 4);
-    room.min(args.max_delegations as usize)
+    room.min(wanted)
+}
+
+fn nqnfs(args: &ServeArgs) -> NqnfsOptions {
+    let usual = NqnfsOptions::default();
+    NqnfsOptions {
+        term: Duration::from_secs(args.nqnfs_term),
+        write_slack: Duration::from_secs(args.nqnfs_write_slack),
+        leases_max: descriptors(usual.leases_max as usize) as u32,
+        ..usual
+    }
 }
 
 /// Where the server's memory is: one for each port.
@@ -185,14 +198,17 @@ fn tell(args: &ServeArgs, served: &Served) {
             SocketAddr::V4(a) => a.ip().to_string(),
             SocketAddr::V6(a) => format!("[{}]", a.ip()),
         };
-        let port = addr.port();
-        println!("  hither mount -o port={port} {host}:/ DIR");
+        let (port, path) = (addr.port(), &served.mounted);
+        println!("  hither mount -o port={port} {host}:{path} DIR");
+        if args.nqnfs {
+            println!("  NQNFS: program 300105 version 1 and MOUNT version 1 on port {port}");
+        }
         if args.versions.contains('4') {
-            println!("  mount -t nfs -o vers=4.2,port={port} {host}:/ DIR");
+            println!("  mount -t nfs -o vers=4.2,port={port} {host}:{path} DIR");
         }
         if args.versions.contains('3') {
             println!(
-                "  mount -t nfs -o vers=3,port={port},mountport={port},nolock,proto=tcp,mountproto=tcp {host}:/ DIR"
+                "  mount -t nfs -o vers=3,port={port},mountport={port},nolock,proto=tcp,mountproto=tcp {host}:{path} DIR"
             );
         }
     }

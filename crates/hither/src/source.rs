@@ -76,6 +76,17 @@ impl Source {
         }
     }
 
+    /// Whether both name the same directory of the same host, as far as the name service tells. Blocks on it.
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        let path = |source: &Self| source.path.trim_end_matches('/').to_string();
+        let addresses = |source: &Self| source.resolve(None).unwrap_or_default();
+        path(self) == path(other)
+            && (self.host == other.host || {
+                let ours = addresses(self);
+                addresses(other).iter().any(|theirs| ours.contains(theirs))
+            })
+    }
+
     /// Addresses with port 0, in the order of the name service. Blocks on it.
     pub fn resolve(&self, family: Option<Family>) -> Result<Vec<SocketAddr>, NoAddress> {
         let host = &self.host;

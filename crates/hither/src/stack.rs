@@ -1,18 +1,22 @@
 //! The stack of a mount: `fuse(delayed writes(metadata cache(disk cache(nfs client))))`. What is put on what is here and nowhere else.
 
 mod cache;
+pub mod journal;
 mod why;
 
-use crate::control::CacheAsk;
+use crate::control::{CacheAsk, TraceAsk};
 use crate::exit::Failure;
 use crate::mount::Job;
 use crate::mountstats;
 use crate::options::{Promise, Versions, Wanted};
 use crate::report::{Counters, MountPart, Report};
-use hither_client::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
+use crate::trace::Trace;
+use hither_nfs::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
+use hither_socket::Programs;
 use hither_store::dirty::{Dirty, DirtyOptions};
 use hither_store::disk::Disk;
 use hither_store::meta::{Meta, MetaOptions, Prefetch};
+use hither_store::wal::Wal;
 use hither_vfs::{Cred, Cx, Env, Vfs};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -33,16 +37,27 @@ pub struct Client {
     connected: Connected,
     options: Options,
     disk: Option<Arc<Disk>>,
+    wal: Option<Arc<Wal>>,
+    note: Option<String>,
+    exclusive: bool,
     cache_bytes: u64,
     meta: Arc<Meta>,
     dirty: Arc<Dirty>,
+}
+
+/// Why there is no client.
+pub enum NoClient {
+    /// The server is not to be had.
+    Server(MountError),
+    /// The journal is not to be had: a line for the user.
+    Journal(String),
 }
 
 /// Connects to the server and negotiates the version.
 ///
 /// # Errors
 /// Why there is no mount, in a line for the user.
-pub async fn connect(job: &Job, addrs: Vec<SocketAddr>) -> Result<Client, MountError> {
+pub async fn connect(job: &Job, addrs: Vec<SocketAddr>) -> Result<Client, NoClient> {
     let mut options = client_options(job, addrs);
     let versions: &[Option<Version>] = match job.wanted.versions {
         Versions::Any => &[None],
@@ -52,13 +67,16 @@ pub async fn connect(job: &Job, addrs: Vec<SocketAddr>) -> Result<Client, MountE
     let mut refused = None;
     for version in versions {
         options.version = *version;
-        match hither_client::connect(&options, env()).await {
-            Ok(connected) => return Ok(Client::stacked(job, connected, options).await),
+        match hither_nfs::connect(&options, env()).await {
+            Ok(connected) => {
+                let journal = journal::open(job, &connected).await.map_err(NoClient::Journal)?;
+                return Ok(Client::stacked(job, connected, options, journal).await);
+            }
             Err(e) if e.other_version_may_work() => refused = Some(e),
-            Err(e) => return Err(e),
+            Err(e) => return Err(NoClient::Server(e)),
         }
     }
-    Err(refused.unwrap_or(MountError::Interrupted))
+    Err(NoClient::Server(refused.unwrap_or(MountError::Interrupted)))
 }
 
 /// What the client is asked to be.
@@ -100,8 +118,13 @@ pub fn env() -> Env {
 }
 
 impl Client {
-    async fn stacked(job: &Job, connected: Connected, options: Options) -> Self {
-        let (w, v3) = (&job.wanted, connected.version == Version::V3);
+    async fn stacked(
+        job: &Job,
+        connected: Connected,
+        options: Options,
+        journal: Option<(Arc<Wal>, Option<String>)>,
+    ) -> Self {
+        let (w, v3) = (&job.wanted, connected.version.is_stateless());
         // Listings that nobody asked for, for what comes along with them.
         let listings = w.chains && w.readdirplus;
         let meta = MetaOptions {
@@ -114,6 +137,7 @@ impl Client {
                 LookupCache::None => hither_store::meta::LookupCache::None,
             },
             stateless_opens: v3,
+            names_max: job.wanted.attr_cache.directory_max,
             // NFSv4 asks about many objects in one message, NFSv3 with a call each.
             batch_objects: if v3 { 16 } else { MetaOptions::default().batch_objects },
             worth_listing: match (listings, v3) {
@@ -133,8 +157,7 @@ impl Client {
             dirty_age: w.dirty_age,
             dirty_max_bytes: w.dirty_max_bytes,
             file_max_bytes: w.dirty_max_bytes / 2,
-            // Not yet: late answers, which showed one permission of 10,000 files as it was before, are mended and tested; faults are not.
-            delay_attributes: false,
+            small_copy_bytes: 64 << 10,
             ..DirtyOptions::default()
         };
         let disk = cache::disk(job, &connected).await;
@@ -144,9 +167,14 @@ impl Client {
             meta.keeper(disk.clone());
             cache::recall(disk, &meta, w.cache.size_bytes).await;
         }
-        let dirty = Dirty::new(meta.clone(), env(), dirty);
-        let cache_bytes = w.cache.size_bytes;
-        Self { connected, options, disk, cache_bytes, meta, dirty }
+        let (wal, note) = journal.unzip();
+        // Attributes that wait are not in the journal.
+        let delay_attributes = dirty.delay_attributes && wal.is_none();
+        let dirty = DirtyOptions { exclusive: w.exclusive, delay_attributes, ..dirty };
+        let dirty = Dirty::with_journal(meta.clone(), env(), dirty, wal.clone());
+        let (cache_bytes, note) = (w.cache.size_bytes, note.flatten());
+        let exclusive = w.exclusive;
+        Self { wal, note, exclusive, connected, options, disk, cache_bytes, meta, dirty }
     }
 
     /// For the log: `NFS 4.2, server 10.0.0.1:2049, rsize=1048576,...`.
@@ -171,6 +199,11 @@ impl Client {
         self.dirty.shutdown(&cx).await
     }
 
+    /// What the user is told when it is mounted: what became of delayed writes of before a crash.
+    pub fn note(&self) -> Option<&str> {
+        self.note.as_deref()
+    }
+
     /// Options in effect, as nfs(5) writes them.
     fn effective(&self) -> String {
         let (o, c) = (&self.options, &self.connected);
@@ -187,13 +220,15 @@ impl Client {
         push(if c.server.is_ipv4() { "proto=tcp" } else { "proto=tcp6" });
         push(&format!("timeo={},retrans={}", o.timeo.as_millis() / 100, o.retrans));
         push("sec=sys");
-        if c.version == Version::V3 {
+        if c.version.is_stateless() {
             push("local_lock=all");
         }
         for (on, word) in [
             (o.nconnect > 1, format!("nconnect={}", o.nconnect).as_str()),
             (!o.resvport, "noresvport"),
             (o.sync, "sync"),
+            (self.wal.is_some(), "writeback=journal"),
+            (self.exclusive, "exclusive"),
             (!o.close_to_open, "nocto"),
             (!o.readdirplus, "nordirplus"),
             (!o.acl, "noacl"),
@@ -231,13 +266,14 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         source: job.source.shown(),
         mount_flags: mount_flags(&job.wanted),
         // Without NLM, locks of NFSv3 are between the processes of this machine: the kernel's own do that.
-        server_locks: c.version != Version::V3,
-        xattrs: c.version != Version::V3,
+        server_locks: !c.version.is_stateless(),
+        xattrs: !c.version.is_stateless(),
         server_copy: c.version == Version::V42,
         max_io_bytes: largest & !4095,
         hints: job.wanted.chains,
         close_to_open: job.wanted.close_to_open,
         close_waits: !job.wanted.lazy_close,
+        commits_last: !job.wanted.lazy_close && !job.wanted.exclusive,
         passthrough: client.disk.is_some() && job.wanted.is_frozen(),
         ..hither_fuse::Config::default()
     };
@@ -249,6 +285,28 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         | hither_fuse::MountError::Root(_) => Failure::mount(e.to_string()),
         _ => Failure::system(e.to_string()),
     })
+}
+
+/// Serves the socket for programs: the same stack, beside FUSE or without it.
+///
+/// # Errors
+/// Why there is none.
+pub async fn programs(
+    job: &Job,
+    client: &Client,
+    mounted: Option<&hither_fuse::Mounted>,
+    listener: tokio::net::UnixListener,
+) -> hither_vfs::Result<Programs> {
+    let c = &client.connected;
+    let options = hither_socket::Options {
+        dir: mounted.map(|mounted| mounted.dir().to_owned()).unwrap_or_default(),
+        source: job.source.shown(),
+        read_only: job.wanted.flags.contains(rustix::mount::MountFlags::RDONLY),
+        close_to_open: job.wanted.close_to_open,
+        max_io_bytes: c.rsize_bytes.min(c.wsize_bytes).clamp(4096, MAX_IO_BYTES),
+        lends: client.disk.is_some() && job.wanted.is_frozen(),
+    };
+    Programs::start(listener, client.dirty.clone(), mounted.map(hither_fuse::Mounted::beside), options).await
 }
 
 /// mount(2)'s flags. Its SYNCHRONOUS is for file systems in the kernel; ours obeys `sync` in the client.
@@ -264,12 +322,20 @@ pub struct Teller {
     disk: Option<Arc<Disk>>,
     meta: Arc<Meta>,
     dirty: Arc<Dirty>,
+    wal: Option<Arc<Wal>>,
     promise: Promise,
+    programs: Option<Arc<Programs>>,
 }
 
 impl Teller {
     /// A teller for the mount of `client` on `dir`.
-    pub fn new(job: &Job, dir: &Path, client: &Client, mounted: Arc<hither_fuse::Mounted>) -> Self {
+    pub fn new(
+        job: &Job,
+        dir: &Path,
+        client: &Client,
+        mounted: Arc<hither_fuse::Mounted>,
+        programs: Option<Arc<Programs>>,
+    ) -> Self {
         let c = &client.connected;
         let part = MountPart {
             source: job.source.shown(),
@@ -283,18 +349,21 @@ impl Teller {
             pid: std::process::id(),
             cache: job.wanted.cache.dir.as_ref().map(|dir| dir.to_string_lossy().into_owned()),
             cache_trouble: None,
+            journal: client.wal.as_ref().map(|wal| wal.dir().to_string_lossy().into_owned()),
+            journal_trouble: None,
             fuse_minor: Some(mounted.negotiated().0),
         };
         let (disk, meta, dirty) = (client.disk.clone(), client.meta.clone(), client.dirty.clone());
-        let promise = job.wanted.promise();
-        Self { part, stats: c.stats.clone(), mounted, disk, meta, dirty, promise }
+        let (promise, wal) = (job.wanted.promise(), client.wal.clone());
+        Self { wal, part, stats: c.stats.clone(), mounted, disk, meta, dirty, promise, programs }
     }
 
     /// Everything.
     pub fn report(&self) -> Report {
         let rpc = self.stats.snapshot();
         let cache_trouble = self.disk.as_ref().and_then(|disk| disk.trouble());
-        let part = MountPart { age_s: rpc.age_s, cache_trouble, ..self.part.clone() };
+        let journal_trouble = self.wal.as_ref().and_then(|wal| wal.trouble());
+        let part = MountPart { age_s: rpc.age_s, cache_trouble, journal_trouble, ..self.part.clone() };
         Report::new(part, &rpc, &self.mounted.stats(), self.layers())
     }
 
@@ -329,9 +398,37 @@ impl Teller {
     /// A line for the user.
     pub async fn cache(&self, ask: CacheAsk) -> Result<serde_json::Value, String> {
         match &self.disk {
-            Some(disk) => cache::answer(disk, ask).await,
+            Some(disk) => cache::answer(disk, &self.meta, ask).await,
             None => Err("it is mounted without a disk cache: mount it with -o cache".into()),
         }
+    }
+
+    /// Records which files are opened.
+    ///
+    /// # Errors
+    /// Somebody else does.
+    pub fn trace(&self, ask: TraceAsk) -> Result<serde_json::Value, String> {
+        let value = match ask {
+            TraceAsk::Start { by, below } if self.mounted.trace(by, below) => Ok(serde_json::json!({})),
+            TraceAsk::Start { .. } => return Err("another process records already".into()),
+            TraceAsk::Stop { by } => {
+                let ended = self.mounted.end_trace(by).ok_or("nothing was recorded")?;
+                serde_json::to_value(Trace::from(ended))
+            }
+        };
+        value.map_err(|e| e.to_string())
+    }
+
+    /// Writes what a conflict keeps over its file, or over another one.
+    ///
+    /// # Errors
+    /// A line for the user.
+    pub async fn apply(&self, name: &str, to: Option<&str>) -> Result<serde_json::Value, String> {
+        let Some(wal) = &self.wal else {
+            return Err("it is mounted without a journal (writeback=journal)".into());
+        };
+        let bytes = journal::apply(self.dirty.clone(), wal.conflicts(), name, to).await?;
+        Ok(serde_json::json!({ "applied_bytes": bytes }))
     }
 
     /// Waits until everything written is at the server.
@@ -355,9 +452,11 @@ impl Teller {
             ("meta", Counters::of(&self.meta.stats())),
             ("dirty", Counters::of(&self.dirty.stats())),
         ];
+        layers.extend(self.wal.as_ref().map(|wal| ("journal", Counters::of(&wal.stats()))));
         let lent = BTreeMap::from([("opens", self.mounted.passthrough_opens())]);
         layers.extend(self.disk.as_ref().map(|_| ("passthrough", Counters::of(&lent))));
         layers.extend(self.disk.as_ref().map(|disk| ("disk", Counters::of(&disk.stats()))));
+        layers.extend(self.programs.as_ref().map(|programs| ("socket", Counters::of(&programs.stats()))));
         let (held, withdrawals) = self.mounted.leases();
         let leases = BTreeMap::from([("held", held), ("withdrawals", withdrawals)]);
         layers.push(("leases", Counters::of(&leases)));

@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags};
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -37,36 +38,36 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     if args.force {
         flags |= UnmountFlags::FORCE;
     }
+    let copies = copies_elsewhere(mount.dev);
     rustix::mount::unmount(&mount.point, flags).map_err(|e| explain(e, mount))?;
     if args.verbose {
         println!("{point}: unmounted");
     }
     // After a lazy unmount the daemon serves its last users, however long they stay.
     let Some((pid, pidfd)) = daemon.filter(|_| !args.lazy) else { return Ok(()) };
-    if let Some(holder) = held_elsewhere(mount.dev) {
+    // What is left; another mount may have the device number by now.
+    let left = copies_elsewhere(mount.dev).into_iter().find(|(copy, _)| copies.contains_key(copy));
+    if let Some((_, holder)) = left {
         eprintln!("hither: {point} is unmounted here and still mounted in the name space of {holder}");
         return Ok(());
     }
     wait_for_end(pid, &pidfd, args.timeout, mount)
 }
 
-/// A process in another mount name space (of a container or a service) that has a copy of the mount: the
-/// daemon goes on for it.
-fn held_elsewhere(dev: (u32, u32)) -> Option<String> {
+/// Mounts of a device in other mount name spaces (of a container or a service): the daemon goes on for them. By name space and number of the
+/// mount, a process there.
+fn copies_elsewhere(dev: (u32, u32)) -> HashMap<(PathBuf, u64), String> {
     let space = |process: &Path| std::fs::read_link(process.join("ns/mnt")).ok();
-    let mut seen = vec![space(Path::new("/proc/self"))?];
+    let mut seen: HashSet<PathBuf> = space(Path::new("/proc/self")).into_iter().collect();
+    let mut copies = HashMap::new();
     for process in processes() {
-        let Some(other) = space(&process) else { continue };
-        if seen.contains(&other) {
-            continue;
-        }
-        seen.push(other);
+        let Some(other) = space(&process).filter(|other| seen.insert(other.clone())) else { continue };
         let mounts = mountinfo::read_of(&process).unwrap_or_default();
-        if mounts.iter().any(|m| m.is_ours() && m.dev == dev) {
-            return Some(name_of(&process));
+        for mount in mounts.iter().filter(|m| m.is_ours() && m.dev == dev) {
+            copies.insert((other.clone(), mount.id), name_of(&process));
         }
     }
-    None
+    copies
 }
 
 /// The mount that is meant: at a directory, or of a source.
@@ -174,6 +175,7 @@ mod tests {
 
     fn mounts() -> Vec<Mount> {
         let mount = |point: &str, fstype: &str, source: &str| Mount {
+            id: 1,
             dev: (0, 1),
             point: point.into(),
             options: String::new(),

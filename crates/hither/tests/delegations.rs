@@ -12,7 +12,7 @@
 mod common;
 
 use common::serve::Serve;
-use common::{HITHER, daemons, run, wait_for};
+use common::{HITHER, daemons, has_stopped, run, wait_for};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -82,16 +82,20 @@ fn nothing_is_asked_while_nobody_changes_anything() {
             "vers=4.2",
         ]);
         let f = two.a.join("f");
-        until_delegated(&two.a, &f, &two.server.export("f"));
-        read(&two.b.join("f"));
-        let before = calls(&two.a);
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_secs(3) {
-            assert_eq!(read(&f), "delegated");
-            fs::metadata(&f).unwrap();
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        assert_eq!(calls(&two.a), before);
+        // (A server that is late to learn of the last write here takes the delegation back, and gives it again.)
+        let asked = || {
+            until_delegated(&two.a, &f, &two.server.export("f"));
+            read(&two.b.join("f"));
+            let before = calls(&two.a);
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_secs(3) {
+                assert_eq!(read(&f), "delegated");
+                fs::metadata(&f).unwrap();
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            calls(&two.a) - before
+        };
+        assert!((0..5).any(|_| asked() == 0), "vers={version}: what is delegated is asked about");
         two.unmount();
     }
 }
@@ -108,13 +112,15 @@ fn a_change_is_seen_when_it_is_done() {
         let f = two.a.join("f");
         fs::write(&path, "").unwrap();
         for round in 1..=2 {
-            until_delegated(&two.a, &f, &path);
-            let held = File::open(&f).unwrap();
-            let mut bytes = vec![0; 9];
-            held.read_exact_at(&mut bytes, 0).unwrap();
-            let before = calls(&two.a);
-            assert_eq!(read(&f), "delegated");
-            assert_eq!(calls(&two.a), before, "{writer}: it is delegated");
+            let (mut held, mut bytes) = (None, vec![0; 9]);
+            wait_for(&format!("{writer}: it is delegated, and open"), 5, || {
+                until_delegated(&two.a, &f, &path);
+                held.insert(File::open(&f).unwrap()).read_exact_at(&mut bytes, 0).unwrap();
+                let before = calls(&two.a);
+                assert_eq!(read(&f), "delegated");
+                calls(&two.a) == before
+            });
+            let held = held.unwrap();
             for i in 0..4 {
                 let body = format!("{round}-{i}-{}", "x".repeat(i + 5));
                 fs::write(&path, &body).unwrap();
@@ -143,7 +149,7 @@ fn permissions_and_names_end_delegations() {
         if i == 0 {
             assert_eq!(mode(), 0o640);
         } else {
-            wait_for("the new permissions", 2, || mode() == 0o640);
+            wait_for("the new permissions", 20, || mode() == 0o640);
         }
         until_delegated(&two.a, &seen, &other);
         let fresh = through.join("fresh");
@@ -152,7 +158,7 @@ fn permissions_and_names_end_delegations() {
         if i == 0 {
             assert_eq!(read(&seen), "new");
         } else {
-            wait_for("the new file", 2, || read(&seen) == "new");
+            wait_for("the new file", 20, || read(&seen) == "new");
         }
     }
     two.unmount();
@@ -166,7 +172,6 @@ fn a_stopped_holder_holds_nobody_up_for_long() {
     let two = Two::mount(["vers=4.2,acregmin=60,acregmax=60", "vers=4.2"]);
     let f = two.a.join("f");
     let local = two.server.export("f");
-    until_delegated(&two.a, &f, &local);
     let holder = daemons(&two.a);
     let signal = |signal| {
         holder.iter().for_each(|pid| {
@@ -174,14 +179,22 @@ fn a_stopped_holder_holds_nobody_up_for_long() {
             assert_eq!(unsafe { libc::kill(*pid as libc::pid_t, signal) }, 0);
         })
     };
-    signal(libc::SIGSTOP);
-    let begun = Instant::now();
-    fs::write(two.b.join("f"), "new").unwrap();
-    let took = begun.elapsed();
-    signal(libc::SIGCONT);
-    assert!(took > Duration::from_secs(3), "it was not delegated, or the writer did not wait: {took:?}");
-    assert!(took < Duration::from_secs(40), "{took:?}");
-    wait_for("the new contents", 5, || read(&f) == "new");
+    // (A server that is late to learn of the last write takes the delegation back before.)
+    for round in 0.. {
+        until_delegated(&two.a, &f, &local);
+        signal(libc::SIGSTOP);
+        wait_for("a stopped holder", 60, || holder.iter().all(|pid| has_stopped(*pid)));
+        let begun = Instant::now();
+        fs::write(two.b.join("f"), "new").unwrap();
+        let took = begun.elapsed();
+        signal(libc::SIGCONT);
+        assert!(took < Duration::from_secs(40), "{took:?}");
+        wait_for("the new contents", 60, || read(&f) == "new");
+        if took > Duration::from_secs(3) {
+            break;
+        }
+        assert!(round < 5, "it was not delegated, or the writer did not wait: {took:?}");
+    }
     until_delegated(&two.a, &f, &local);
     two.unmount();
 }

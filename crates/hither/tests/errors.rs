@@ -6,7 +6,7 @@
 mod common;
 
 use common::{HITHER, hither, run, sh};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
@@ -66,6 +66,22 @@ fn wrong_usage_of_the_helpers() {
         .fails(1, "mount.hither: unknown option 'harrd', did you mean 'hard'?");
     sh(&format!("{script} ./mount.hither s:/x")).fails(1, "mount.hither: a source and a directory are needed; usage: mount.hither SERVER:/PATH DIR [-sfnv] [-N NS] [-o OPTIONS]");
     sh(&format!("{script} ./umount.hither /none")).fails(32, "umount.hither: /none: no such directory");
+}
+
+/// Faults on standard output, a line each; how many on standard error; a status for scripts.
+#[test]
+fn faults_of_configuration() {
+    let said = hither(&["config", "check", "-o", "vers=4.2,sofft"]);
+    assert_eq!(said.out, "-o: unknown option 'sofft', did you mean 'soft'?\n");
+    said.fails(3, "hither: 1 fault found");
+    let said = hither(&["config", "check", "-o", "vers=4.2,soft"]).ok();
+    assert_eq!(said.out, "no faults in 0 exports and 0 mounts\n");
+    let json = hither(&["config", "check", "--json", "-o", "vers=4.2,sofft"]).out;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["checked"]["findings"][0]["what"], "unknown option 'sofft', did you mean 'soft'?");
+    let said = hither(&["config", "check", "--fstab", "/proc/none"]);
+    assert_eq!(said.out, "/proc/none: cannot be read: No such file or directory (os error 2)\n");
+    said.fails(1, "hither: 1 file or directory could not be read, so there may be more faults");
 }
 
 #[test]
@@ -132,7 +148,7 @@ fn no_such_host() {
     sh(&script).fails(32, "hither: no such host 'no.invalid'");
 }
 
-/// An address where nothing listens.
+/// A port where nothing listens, as long as nobody else takes it: in a network of one's own.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -140,6 +156,7 @@ fn free_port() -> u16 {
 #[test]
 #[ignore = "needs root"]
 fn refused() {
+    common::own_network_namespace();
     let port = free_port();
     attempt(&format!("vers=4.2,port={port}")).fails(
         32,
@@ -155,14 +172,26 @@ fn refused() {
 #[test]
 #[ignore = "needs root"]
 fn waiting_is_told() {
+    common::own_network_namespace();
     let dir = tempfile::tempdir().unwrap();
     let port = free_port();
-    let said = run(Command::new("timeout")
-        .args(["3", HITHER, "mount", "-o", &format!("vers=4.1,port={port}"), "127.0.0.1:/x"])
-        .arg(dir.path()));
-    assert_eq!(said.code, 124);
-    assert!(said.err.ends_with("; trying again for 2 minutes (retry=0 tries once)\n"), "{}", said.err);
-    common::wait_for("the daemon ends with its command", 10, || common::daemons(dir.path()).is_empty());
+    let mut mount = Command::new(HITHER)
+        .args(["mount", "-o", &format!("vers=4.1,port={port}"), "127.0.0.1:/x"])
+        .arg(dir.path())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut said, mut line) = (BufReader::new(mount.stderr.take().unwrap()), String::new());
+    said.read_line(&mut line).unwrap();
+    assert!(line.ends_with("; trying again for 2 minutes (retry=0 tries once)\n"), "{line}");
+    common::pause(2000);
+    assert!(mount.try_wait().unwrap().is_none(), "it goes on trying");
+    run(Command::new("kill").args(["-TERM", &mount.id().to_string()])).ok();
+    mount.wait().unwrap();
+    common::wait_for("the daemon ends with its command", 60, || common::daemons(dir.path()).is_empty());
+    line.clear();
+    said.read_to_string(&mut line).unwrap();
+    assert_eq!(line, "", "it is told once");
 }
 
 /// Serves connections: each call is answered by `reply(xid)`.

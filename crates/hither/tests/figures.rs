@@ -46,14 +46,23 @@ fn all_formats_tell_the_same() {
         for name in ["a", "b", "c"] {
             assert_eq!(std::fs::read(mnt.join(name)).unwrap().len(), 300_000);
         }
-        let report = json(&mnt);
-        let operations = report["operations"].as_array().unwrap();
-        let read = operations.iter().find(|op| op["name"] == "READ").unwrap();
+        // All formats at a moment when nothing is read: what was read ahead may come later.
+        let read_of = |report: serde_json::Value| {
+            let operations = report["operations"].as_array().unwrap();
+            operations.iter().find(|op| op["name"] == "READ").unwrap().clone()
+        };
+        let (read, page, nfsstat) = loop {
+            let read = read_of(json(&mnt));
+            let page = stat(&["--format", "prometheus"], &mnt);
+            let nfsstat = stat(&["--format", "nfsstat"], &mnt);
+            if read_of(json(&mnt))["calls"] == read["calls"] {
+                break (read, page, nfsstat);
+            }
+        };
         let calls = read["calls"].as_u64().unwrap();
         assert!(calls > 0 && read["rtt_us"]["p50"].as_u64().unwrap() > 0, "{read}");
         assert!(read["rtt_us"]["max"].as_u64() <= read["latency_us"]["max"].as_u64(), "{read}");
 
-        let page = stat(&["--format", "prometheus"], &mnt);
         let requests = "node_mountstats_nfs_operations_requests_total";
         assert_eq!(sample(&page, &[requests, "operation=\"READ\""]) as u64, calls);
         assert!(sample(&page, &["hither_fuse_requests_total", "request=\"read\""]) >= 3.0);
@@ -73,7 +82,6 @@ fn all_formats_tell_the_same() {
         };
         assert_eq!(names(body), names(&page));
 
-        let nfsstat = stat(&["--format", "nfsstat"], &mnt);
         assert!(nfsstat.starts_with("Client rpc stats:\ncalls      retrans    authrefrsh\n"), "{nfsstat}");
         let major = &version[..1];
         let columns = nfsstat.split_once(&format!("Client nfs v{major}:\n")).unwrap().1;

@@ -1,31 +1,21 @@
 //! Random histories of two clients of a real server, checked against what close-to-open promises: whoever opens a file
-//! reads what the last one to close it left, under the name that it has at the server.
+//! reads what the last one to close it left, under the name that it has at the server; and against the age that what stat and
+//! listings show may have.
 //!
 //! It needs root and nfs-ganesha: `cargo test -p hither -- --include-ignored` (`make test` does). `HITHER_SEED` repeats a history,
 //! `HITHER_STEPS` makes it longer.
-#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
 
-use common::{Ganesha, HITHER, run};
+use common::{Ganesha, HITHER, Random, pause, run};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirEntryExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// SplitMix64: a history is its seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (x ^ (x >> 31)) % n
-    }
-}
+use std::time::{Duration, Instant, SystemTime};
 
 struct World {
     mounts: [PathBuf; 2],
@@ -161,6 +151,204 @@ fn whoever_opens_sees_what_was_closed() {
             world.step();
         }
         for mnt in &world.mounts {
+            run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
+        }
+    }
+}
+
+/// Most time that attributes and names may be believed in the test below, and what a busy machine may add between an answer and its use.
+const AGE: Duration = Duration::from_secs(1);
+const SLACK: Duration = Duration::from_millis(250);
+
+/// What a name leads to: inode number, length and permissions; `None`: nothing.
+type Seen = Option<(u64, u64, u32)>;
+
+/// A file at the server: its inode number, which may be used again, and when it was made.
+type Inode = (u64, SystemTime);
+
+/// What was true of a name (its inode) or of an inode (length and permissions), who made it so, and when that was done.
+struct State<T> {
+    what: T,
+    by: usize,
+    done: Instant,
+}
+
+/// Two clients that change and look at the names of one directory.
+struct Street {
+    mounts: [PathBuf; 2],
+    /// The directory at the server.
+    truth: PathBuf,
+    names: BTreeMap<String, Vec<State<Option<Inode>>>>,
+    inodes: BTreeMap<Inode, Vec<State<(u64, u32)>>>,
+    random: Random,
+    looks: u64,
+    log: Vec<String>,
+}
+
+impl Drop for Street {
+    fn drop(&mut self) {
+        for mnt in &self.mounts {
+            let _ = Command::new("umount").arg("-l").arg(mnt).stderr(std::process::Stdio::null()).status();
+        }
+    }
+}
+
+fn look(path: &Path) -> Seen {
+    match std::fs::symlink_metadata(path) {
+        Ok(m) => Some((m.ino(), m.len(), m.mode() & 0o7777)),
+        Err(e) => {
+            assert_eq!(e.kind(), std::io::ErrorKind::NotFound, "{path:?}: {e}");
+            None
+        }
+    }
+}
+
+/// What was so at a moment that is not longer ago than it may be believed at `began`, and after `who`'s own last change.
+fn believable<T>(states: &[State<T>], who: usize, began: Instant) -> impl Iterator<Item = &T> {
+    let own = states.iter().rposition(|s| s.by == who).unwrap_or(0);
+    let oldest = began.checked_sub(AGE + SLACK).unwrap_or(began);
+    (own..states.len())
+        .filter(move |&i| states.get(i + 1).is_none_or(|next| next.done >= oldest))
+        .map(|i| &states[i].what)
+}
+
+impl Street {
+    /// Notes what is true after a change by `who`. All names: by an old name, permissions of another file are changed.
+    fn changed(&mut self, who: usize) {
+        let done = Instant::now();
+        for name in (0..6).map(|n| format!("n{n}")) {
+            let m = std::fs::symlink_metadata(self.truth.join(&name)).ok();
+            let inode = m.as_ref().map(|m| (m.ino(), m.created().unwrap()));
+            let states = self.names.entry(name).or_default();
+            if states.last().is_none_or(|last| last.what != inode) {
+                states.push(State { what: inode, by: who, done });
+            }
+            let (Some(inode), Some(m)) = (inode, m) else { continue };
+            let (len, mode) = (m.len(), m.mode() & 0o7777);
+            let states = self.inodes.entry(inode).or_default();
+            if states.last().is_none_or(|last| last.what != (len, mode)) {
+                states.push(State { what: (len, mode), by: who, done });
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        let who = self.random.below(2) as usize;
+        let (one, other) = (format!("n{}", self.random.below(6)), format!("n{}", self.random.below(6)));
+        let (path, to) = (self.mounts[who].join(&one), self.mounts[who].join(&other));
+        let what = self.random.below(14);
+        self.log.push(format!("{what} {one} {other} by {who}"));
+        let done = match what {
+            0 => {
+                let len = 1 + self.random.below(60_000) as usize;
+                std::fs::write(&path, vec![b'x'; len])
+            }
+            1 => std::fs::remove_file(&path),
+            2 if one != other => std::fs::rename(&path, &to),
+            3 => {
+                let mode = 0o600 + self.random.below(64) as u32;
+                std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
+            }
+            4..=6 => return self.list(who),
+            7 => return pause(self.random.below(700)),
+            _ => return self.stat(who, &one),
+        };
+        match done {
+            Ok(()) => self.changed(who),
+            Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::NotFound, "{e} {:?}", self.log.last()),
+        }
+    }
+
+    fn stat(&mut self, who: usize, name: &str) {
+        let (began, seen) = (Instant::now(), look(&self.mounts[who].join(name)));
+        let right = believable(&self.names[name], who, began).any(|inode| match (inode, seen) {
+            (None, None) => true,
+            (Some(inode), Some((ino, len, mode))) if inode.0 == ino => {
+                // Permissions of a file that somebody else has removed may have been changed by its old name.
+                let named = self.names.values().any(|s| s.last().is_some_and(|s| s.what == Some(*inode)));
+                let mut states = believable(&self.inodes[inode], who, began);
+                states.any(|what| what.0 == len && (what.1 == mode || !named))
+            }
+            _ => false,
+        });
+        self.judge(right, || format!("stat of {name} by {who}: {seen:?}"));
+    }
+
+    fn list(&mut self, who: usize) {
+        let began = Instant::now();
+        let entries = std::fs::read_dir(&self.mounts[who]).unwrap().map(|e| e.unwrap());
+        let listed: BTreeMap<String, u64> =
+            entries.map(|e| (e.file_name().into_string().unwrap(), e.ino())).collect();
+        let names: Vec<_> = self.names.keys().cloned().collect();
+        for name in names {
+            let ino = listed.get(&name).copied();
+            let right = believable(&self.names[&name], who, began).any(|i| i.map(|i| i.0) == ino);
+            self.judge(right, || format!("listing of {name} by {who}: {ino:?}"));
+        }
+    }
+
+    #[track_caller]
+    fn judge(&mut self, right: bool, what: impl Fn() -> String) {
+        self.looks += 1;
+        if right {
+            return;
+        }
+        let now = Instant::now();
+        let names: Vec<_> = self
+            .names
+            .iter()
+            .map(|(n, states)| {
+                let last = states.iter().rev().take(6);
+                (n, last.map(|s| (s.what, s.by, now - s.done)).collect::<Vec<_>>())
+            })
+            .collect();
+        let inodes: Vec<_> = self
+            .inodes
+            .iter()
+            .map(|(n, states)| (n, states.iter().map(|s| (s.what, s.by, now - s.done)).collect::<Vec<_>>()))
+            .collect();
+        panic!(
+            "{}, names {names:?}, inodes {inodes:?}, after {:?}",
+            what(),
+            &self.log[self.log.len().saturating_sub(40)..]
+        );
+    }
+}
+
+/// Promises 8 and 11: whatever stat(2) and readdir(3) show of what another client changed was so within the last second, and one's own
+/// changes are seen at once.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn nothing_that_is_seen_is_older_than_its_time() {
+    let ganesha = Ganesha::start();
+    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
+    let seed = number("HITHER_SEED").unwrap_or_else(rand::random);
+    let steps = number("HITHER_STEPS").unwrap_or(600);
+    println!("HITHER_SEED={seed}");
+    for version in ["4.2", "3"] {
+        let mounts = [ganesha.mnt(), ganesha.dir.path().join("mnt2")];
+        let _ = std::fs::create_dir(&mounts[1]);
+        for mnt in &mounts {
+            ganesha.mount(&format!("vers={version},actimeo={}", AGE.as_secs()), mnt).ok();
+        }
+        let mut street = Street {
+            mounts,
+            truth: ganesha.export(""),
+            names: BTreeMap::new(),
+            inodes: BTreeMap::new(),
+            random: Random(seed),
+            looks: 0,
+            log: vec![],
+        };
+        for n in 0..6 {
+            let _ = std::fs::remove_file(street.mounts[0].join(format!("n{n}")));
+        }
+        street.changed(0);
+        for _ in 0..steps {
+            street.step();
+        }
+        assert!(street.looks > steps / 2, "{} looks", street.looks);
+        for mnt in &street.mounts {
             run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
         }
     }

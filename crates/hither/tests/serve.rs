@@ -6,22 +6,17 @@
 mod common;
 
 use common::serve::Serve;
-use common::{HITHER, daemons, run, sh, wait_for};
+use common::{HITHER, daemons, pause, run, sh, wait_for};
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-#[expect(clippy::disallowed_methods, reason = "tests of processes wait in real time")]
-fn pause(ms: u64) {
-    std::thread::sleep(Duration::from_millis(ms));
-}
 
 #[expect(clippy::disallowed_methods, reason = "tests of processes measure in real time")]
 fn now() -> Instant {
@@ -29,7 +24,14 @@ fn now() -> Instant {
 }
 
 /// What one program did through a mount, all of it acknowledged: names with what is behind them.
-type Truth = BTreeMap<String, Vec<u8>>;
+type Truth = BTreeMap<String, Body>;
+
+#[derive(Default)]
+struct Body {
+    bytes: Vec<u8>,
+    /// When it was set.
+    mode: Option<u32>,
+}
 
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -43,17 +45,49 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
     out
 }
 
-/// A repeated call of a server that did not live to answer the first one finds its work done.
-fn again(result: std::io::Result<()>, done: ErrorKind) {
-    match result {
-        Err(e) if e.kind() == done => {}
-        other => other.unwrap(),
+/// What a worker did last, told when it fails.
+struct Log {
+    dir: std::path::PathBuf,
+    lines: std::collections::VecDeque<String>,
+}
+
+impl Log {
+    fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_path_buf(), lines: Default::default() }
+    }
+
+    fn note<T: std::fmt::Debug>(&mut self, what: impl std::fmt::Display, result: &std::io::Result<T>) {
+        let said = result.as_ref().map(|_| "ok").map_err(|e| e.kind());
+        self.lines.push_back(format!("{what}: {said:?}"));
+        if self.lines.len() > 200 {
+            self.lines.pop_front();
+        }
+    }
+
+    #[track_caller]
+    fn ok<T: std::fmt::Debug>(&mut self, what: impl std::fmt::Display, result: std::io::Result<T>) -> T {
+        self.note(&what, &result);
+        if let Err(e) = &result {
+            let names =
+                fs::read_dir(&self.dir).map(|d| d.map(|e| e.map(|e| e.file_name())).collect::<Vec<_>>());
+            panic!("{what}: {e}\nnow there: {names:?}\nbefore: {:#?}", self.lines);
+        }
+        result.unwrap()
+    }
+
+    /// A repeated call of a server that did not live to answer the first one finds its work done.
+    #[track_caller]
+    fn again(&mut self, what: impl std::fmt::Display, result: std::io::Result<()>, done: ErrorKind) {
+        match result {
+            Err(e) if e.kind() == done => self.note(what, &Err::<(), _>(e)),
+            other => self.ok(what, other),
+        }
     }
 }
 
 /// Changes a directory of its own until it is told to end.
 fn worker(dir: &Path, seed: u64, over: &AtomicBool, count: &AtomicU64) -> Truth {
-    let mut truth = Truth::new();
+    let (mut truth, mut log) = (Truth::new(), Log::new(dir));
     fs::create_dir(dir).unwrap();
     for i in 0.. {
         if over.load(Ordering::Relaxed) {
@@ -62,47 +96,74 @@ fn worker(dir: &Path, seed: u64, over: &AtomicBool, count: &AtomicU64) -> Truth 
         let dice = bytes(seed << 32 | i, 16);
         let len = usize::from(dice[0]) * 97;
         let (name, data) = (format!("f{}", dice[1] % 24), bytes(seed ^ i << 8, len));
-        match dice[2] % 8 {
+        match dice[2] % 11 {
             0 => {
                 let to = format!("f{}", dice[3] % 24);
                 if truth.contains_key(&name) && name != to {
-                    again(fs::rename(dir.join(&name), dir.join(&to)), ErrorKind::NotFound);
+                    let done = fs::rename(dir.join(&name), dir.join(&to));
+                    log.again(format!("rename {name} {to}"), done, ErrorKind::NotFound);
                     let moved = truth.remove(&name).unwrap();
                     truth.insert(to, moved);
                 }
             }
             1 => {
                 if truth.remove(&name).is_some() {
-                    again(fs::remove_file(dir.join(&name)), ErrorKind::NotFound);
+                    let done = fs::remove_file(dir.join(&name));
+                    log.again(format!("remove {name}"), done, ErrorKind::NotFound);
                 }
             }
             2 => {
                 // Bytes in the middle, stable one by one.
                 if let Some(body) = truth.get_mut(&name) {
                     let at = usize::from(dice[4]) * 11;
-                    let file = OpenOptions::new()
-                        .write(true)
-                        .custom_flags(libc::O_SYNC)
-                        .open(dir.join(&name))
-                        .unwrap();
+                    let opened =
+                        OpenOptions::new().write(true).custom_flags(libc::O_SYNC).open(dir.join(&name));
+                    let file = log.ok(format!("open {name} to write"), opened);
                     file.write_all_at(&data, at as u64).unwrap();
-                    body.resize(body.len().max(at + len), 0);
-                    body[at..at + len].copy_from_slice(&data);
+                    body.bytes.resize(body.bytes.len().max(at + len), 0);
+                    body.bytes[at..at + len].copy_from_slice(&data);
                 }
             }
             3 => {
                 if let Some(body) = truth.get_mut(&name) {
-                    let file = OpenOptions::new().write(true).open(dir.join(&name)).unwrap();
+                    let opened = OpenOptions::new().write(true).open(dir.join(&name));
+                    let file = log.ok(format!("open {name} to cut"), opened);
                     file.set_len(len as u64).unwrap();
-                    body.resize(len, 0);
+                    body.bytes.resize(len, 0);
                 }
             }
+            4 => {
+                let mode = 0o600 | u32::from(dice[4] & 0o77);
+                if let Some(body) = truth.get_mut(&name) {
+                    let done = fs::set_permissions(dir.join(&name), Permissions::from_mode(mode));
+                    log.ok(format!("chmod {name}"), done);
+                    body.mode = Some(mode);
+                }
+            }
+            5 => {
+                // A move by two names.
+                let to = format!("f{}", dice[3] % 24);
+                if truth.contains_key(&name) && !truth.contains_key(&to) {
+                    let done = fs::hard_link(dir.join(&name), dir.join(&to));
+                    log.again(format!("link {name} {to}"), done, ErrorKind::AlreadyExists);
+                    let done = fs::remove_file(dir.join(&name));
+                    log.again(format!("remove {name}"), done, ErrorKind::NotFound);
+                    let moved = truth.remove(&name).unwrap();
+                    truth.insert(to, moved);
+                }
+            }
+            6 => {
+                let (from, to) = (dir.join("dir"), dir.join("dir2"));
+                log.again("mkdir", fs::create_dir(&from), ErrorKind::AlreadyExists);
+                log.again("rename of it", fs::rename(&from, &to), ErrorKind::NotFound);
+                log.again("rmdir", fs::remove_dir(&to), ErrorKind::NotFound);
+            }
             _ => {
-                let mut file = File::create(dir.join(&name)).unwrap();
+                let mut file = log.ok(format!("create {name}"), File::create(dir.join(&name)));
                 file.write_all(&data[..len / 2]).unwrap();
                 file.write_all(&data[len / 2..]).unwrap();
                 file.sync_all().unwrap();
-                truth.insert(name, data);
+                truth.entry(name).or_default().bytes = data;
             }
         }
         count.fetch_add(1, Ordering::Relaxed);
@@ -150,13 +211,13 @@ fn kills(version: &str, mut server: Serve, rounds: u64) {
     };
     for round in 0..rounds {
         let before = count.load(Ordering::Relaxed);
-        wait_for("work to go on after a restart", 60, || count.load(Ordering::Relaxed) > before + 30);
+        wait_for("work to go on after a restart", 180, || count.load(Ordering::Relaxed) > before + 30);
         pause(37 * round % 101);
         server.kill();
         server.serve();
     }
     let before = count.load(Ordering::Relaxed);
-    wait_for("work to go on after the last restart", 60, || count.load(Ordering::Relaxed) > before + 30);
+    wait_for("work to go on after the last restart", 180, || count.load(Ordering::Relaxed) > before + 30);
     over.store(true, Ordering::Relaxed);
     let truths: Vec<Truth> = workers.into_iter().map(|w| w.join().unwrap()).collect();
     let line = keeper.join().unwrap();
@@ -179,8 +240,15 @@ fn kills(version: &str, mut server: Serve, rounds: u64) {
         names.sort();
         assert_eq!(names, truth.keys().cloned().collect::<Vec<_>>(), "names of d{n} (NFS {version})");
         for (name, want) in truth {
-            let found = fs::read(dir.join(name)).unwrap();
-            assert!(found == *want, "d{n}/{name} (NFS {version}): {} bytes, not {}", found.len(), want.len());
+            let (found, bytes) = (fs::read(dir.join(name)).unwrap(), &want.bytes);
+            assert!(
+                found == *bytes,
+                "d{n}/{name} (NFS {version}): {} bytes, not {}",
+                found.len(),
+                bytes.len()
+            );
+            let mode = fs::metadata(dir.join(name)).unwrap().mode() & 0o7777;
+            assert_eq!(mode, want.mode.unwrap_or(mode), "d{n}/{name} (NFS {version})");
         }
     }
     server.stop();
@@ -220,37 +288,37 @@ fn a_journal_is_not_forgotten_nor_taken_for_another() {
     fs::write(mnt.join("f"), "stable").unwrap();
     let dir = server.dir.path().to_path_buf();
     let journal = dir.join("journal");
-    let second = |words: &[&str]| {
+    let second = |seconds: &str, words: &[&str]| {
         let export = dir.join(if words.contains(&"other") { "other" } else { "export" });
         let words = words.iter().filter(|w| **w != "other");
         let state = dir.join("state");
         let mut command = Command::new("timeout");
         command
-            .args(["3", HITHER, "serve", "--listen", "127.0.0.1:2050", "--state-dir"])
+            .args([seconds, HITHER, "serve", "--listen", "127.0.0.1:2050", "--state-dir"])
             .arg(state)
             .arg(export);
         run(command.args(words))
     };
     let named = ["--journal", journal.to_str().unwrap()];
-    let used = second(&named);
+    let used = second("120", &named);
     assert!(used.code != 0 && used.err.contains("another server uses it"), "{used:?}");
     server.kill();
     // Without it, what it holds would be applied over newer bytes some day.
-    let without = second(&[]);
+    let without = second("120", &[]);
     assert!(without.code != 0 && without.err.contains("start with it (--journal "), "{without:?}");
     let other = dir.join("journal2");
-    let without = second(&["--journal", other.to_str().unwrap()]);
+    let without = second("120", &["--journal", other.to_str().unwrap()]);
     assert!(without.code != 0 && without.err.contains("start with it (--journal "), "{without:?}");
     let fs = server.mnt("other");
     run(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&fs)).ok();
-    let foreign = second(&["other", named[0], named[1]]);
+    let foreign = second("120", &["other", named[0], named[1]]);
     assert!(foreign.code != 0 && foreign.err.contains("another machine or file system"), "{foreign:?}");
     server.serve();
     assert_eq!(fs::read_to_string(mnt.join("f")).unwrap(), "stable");
     run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
     assert_eq!(server.stop(), 0);
     // An orderly end leaves nothing in it: the next start may do without.
-    let without = second(&[]);
+    let without = second("3", &[]);
     assert_eq!(without.code, 124, "it serves until it is ended: {without:?}");
 }
 
@@ -259,7 +327,7 @@ fn a_journal_is_not_forgotten_nor_taken_for_another() {
 fn the_printed_command_mounts_it_and_a_signal_ends_it() {
     let mut server = Serve::of_directory();
     server.serve();
-    wait_for("its words", 10, || server.said().contains("vers=3"));
+    wait_for("its words", 60, || server.said().contains("vers=3"));
     let said = server.said();
     let export = server.export("").display().to_string();
     assert!(
@@ -359,17 +427,18 @@ fn exports_say_who_may_do_what_and_are_read_again() {
     refused(fs::write(ro.join("f"), "new"));
     fs::write(&file, lines.replace("(ro,", "(rw,")).unwrap();
     server.signal(libc::SIGHUP);
-    wait_for("the exports to be read again", 10, || fs::write(ro.join("f"), "new").is_ok());
+    wait_for("the exports to be read again", 60, || fs::write(ro.join("f"), "new").is_ok());
     assert_eq!(fs::read_to_string(dir.join("ro/f")).unwrap(), "new");
     server.stop();
 }
 
-/// Connections that send what no client sends, until told to end. How many there were.
-fn hostile(port: u16, seed: u64, over: &AtomicBool) -> u64 {
+/// Connections that send what no client sends, until told to end; they are counted in `all`.
+fn hostile(port: u16, seed: u64, over: &AtomicBool, all: &AtomicU64) {
     let mut held: Vec<TcpStream> = Vec::new();
     let mut count = 0;
     while !over.load(Ordering::Relaxed) {
         count += 1;
+        all.fetch_add(1, Ordering::Relaxed);
         let Ok(mut s) = TcpStream::connect(("127.0.0.1", port)) else { continue };
         s.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
         s.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
@@ -398,7 +467,6 @@ fn hostile(port: u16, seed: u64, over: &AtomicBool) -> u64 {
             _ => drop(s.read(&mut buf)),
         }
     }
-    count
 }
 
 #[test]
@@ -408,18 +476,18 @@ fn clients_that_mean_harm_hurt_nobody_else() {
     server.serve();
     let mnt = server.mnt("mnt");
     server.mount("vers=4.2", &mnt).ok();
-    let over = Arc::new(AtomicBool::new(false));
+    let (over, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let port = server.port;
     let bad: Vec<_> = (0..4)
         .map(|n| {
-            let over = over.clone();
-            std::thread::spawn(move || hostile(port, n, &over))
+            let (over, count) = (over.clone(), count.clone());
+            std::thread::spawn(move || hostile(port, n, &over, &count))
         })
         .collect();
     let mut slowest = Duration::ZERO;
     let began = now();
     let mut good = 0;
-    while began.elapsed() < Duration::from_secs(6) || good < 20 {
+    while began.elapsed() < Duration::from_secs(6) || good < 20 || count.load(Ordering::Relaxed) <= 100 {
         let (from, body) = (now(), bytes(good, 50_000));
         let path = mnt.join(format!("f{}", good % 10));
         fs::write(&path, &body).unwrap();
@@ -432,8 +500,7 @@ fn clients_that_mean_harm_hurt_nobody_else() {
         good += 1;
     }
     over.store(true, Ordering::Relaxed);
-    let count: u64 = bad.into_iter().map(|b| b.join().unwrap()).sum();
-    assert!(count > 100, "{count} bad connections: not much of a test");
+    bad.into_iter().for_each(|b| b.join().unwrap());
     assert!(slowest < Duration::from_secs(20), "a file took {slowest:?}");
     let peak = server.memory_peak_kib();
     assert!(peak < 512 << 10, "{peak} KiB of memory");

@@ -56,8 +56,13 @@ fn what_is_known_and_what_calls_cost() {
         assert_eq!(unknown["calls"].as_array().unwrap().len(), 0, "{unknown}");
         assert_eq!(rpcs(&mnt), before, "looking asks nothing");
 
-        cat(&file);
-        let known = why(&file);
+        // However busy the machine is: looked at within the two seconds.
+        let mut known = Value::Null;
+        wait_for("what is known", 60, || {
+            cat(&file);
+            known = why(&file);
+            known["objects"][2]["attributes"]["left_ms"].as_u64() > Some(0) && !cost(&known, "stat").0
+        });
         assert!(known["promise"].as_str().unwrap().starts_with("close-to-open"), "{known}");
         let object = &known["objects"][2];
         assert_eq!((&object["name"], &object["kind"]), (&"file".into(), &"regular file".into()), "{known}");
@@ -81,7 +86,7 @@ fn what_is_known_and_what_calls_cost() {
         assert!(all.iter().any(|r| r.starts_with("close-to-open: an open needs")), "{version}: {again}");
 
         // And a look after its time because of that.
-        wait_for("attributes that run out", 10, || cost(&why(&file), "stat").0);
+        wait_for("attributes that run out", 60, || cost(&why(&file), "stat").0);
         let over = why(&file);
         assert!(cost(&over, "stat").1.contains("its time is over"), "{over}");
         std::fs::metadata(&file).unwrap();
@@ -93,9 +98,10 @@ fn what_is_known_and_what_calls_cost() {
         assert!(all.iter().any(|r| r.ends_with("its time was over")), "{version}: {all:?}");
 
         // A name that is not there is known not to be.
-        std::fs::metadata(mnt.join("dir/none")).unwrap_err();
-        let none = why(&mnt.join("dir/none"));
-        assert_eq!(none["objects"][2]["absent"], true, "{none}");
+        wait_for("what is known of an absent name", 60, || {
+            std::fs::metadata(mnt.join("dir/none")).unwrap_err();
+            why(&mnt.join("dir/none"))["objects"][2]["absent"] == true
+        });
 
         let text = run(Command::new(HITHER).arg("why").arg(&file)).ok().out;
         assert!(text.starts_with(&format!("{}: regular file, 9 B, version ", file.display())), "{text}");

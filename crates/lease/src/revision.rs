@@ -44,6 +44,11 @@ impl Revisions {
         self.asked_end
     }
 
+    /// The highest revision of all so far.
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+
     /// The revision of a file of which nothing is remembered.
     pub fn floor(&self) -> u64 {
         self.floor

@@ -347,6 +347,9 @@ impl Table {
         if let Some(refusal) = self.refuse_in_recovery(now, &access) {
             return refusal;
         }
+        if writes && self.comes_overdue(now, &access) {
+            return self.try_later();
+        }
         // Leases are granted only when all older ones are known to be over.
         let access = Access { lease: access.lease.filter(|_| self.recovery.is_none()), ..access };
         match self.attempt(now, &access) {
@@ -451,6 +454,24 @@ impl Table {
     /// The present modify revision of a file.
     pub fn revision(&self, file: FileKey) -> u64 {
         self.file(file).map_or(self.revisions.floor(), |f| self.files[f].revision)
+    }
+
+    /// No file has a higher modify revision than this now: one that has a higher one later was changed in between, or forgotten.
+    pub fn last_revision(&self) -> u64 {
+        self.revisions.last()
+    }
+
+    /// Whether changes of a file are under way.
+    pub fn is_changing(&self, file: FileKey) -> bool {
+        self.file(file).is_some_and(|f| self.files[f].in_flight > 0)
+    }
+
+    /// Calls back what a client holds on a file and may cache, although nobody wants the file.
+    pub fn recall(&mut self, now: Ms, client: ClientId, file: FileKey) {
+        self.handle_timeout(now);
+        if let Some(i) = self.lease_of(client, file).filter(|&i| self.leases[i].cachable) {
+            self.evict(now, i);
+        }
     }
 
     /// [`Action::Reserve`] was carried out.

@@ -6,15 +6,21 @@
 //! it is about ([`Asking`]), every successful reply with the answer to that ([`Res`]); both are one word when no lease is
 //! asked for. EVICTED travels from the server to the client.
 //!
+//! Beyond the paper, and never used with peers that do not know it: HELLO, by which a client says that connections are its own
+//! and both say what they can take, and handles longer than 32 bytes ([`fh`]).
+//!
 //! The paper leaves open whether VACATED, GETLEASE, READDIRLOOK and ACCESS carry the request, too. In 4.4BSD everything but
 //! EVICTED does, so it is so here; NULL has no arguments, as in RFC 1094.
 
 pub mod args;
+pub mod fh;
+pub mod mount1;
 pub mod res;
 
 use crate::xdr::{Dec, Enc, Opaque, Result, Xdr};
 use crate::{rpc_program, xdr_enum, xdr_struct, xdr_union};
 pub use args::*;
+pub use fh::Fh;
 pub use res::*;
 
 /// Program number of NQNFS.
@@ -34,11 +40,11 @@ pub const DATA_MAX_BYTES: usize = 1 << 30;
 pub const DATA_SAFE_BYTES: u32 = 8192;
 /// Most entries of a READDIR or READDIRLOOK reply that are listened to; the protocol sets no bound.
 pub const ENTRIES_MAX: usize = 1 << 17;
+/// In [`Sattr`], beyond the paper and only for servers that know HELLO: the server's present time.
+pub const SERVER_TIME: Time = Time { seconds: 0, nano_seconds: 1_000_000_000 };
 /// In [`Sattr`]: leave it as it is.
 pub const DONT_SET: u32 = u32::MAX;
 
-/// File handle (`fhandle`).
-pub type Fh = [u8; FH_BYTES];
 /// Name of one component (`filename`); bytes of no particular encoding.
 pub type Filename = Opaque<NAME_MAX_BYTES>;
 /// Content of a symbolic link (`path`).
@@ -97,6 +103,8 @@ rpc_program! {
         EVICTED = 21, Evicted(EvictedArgs) -> ();
         /// Asks what the caller may do.
         ACCESS = 22, Access(Asking<AccessArgs>) -> Res<()>;
+        /// Extension: whose connection this is, and what both sides can take.
+        HELLO = 0x6869_7468, Hello(Asking<HelloArgs>) -> Res<HelloOk>;
     }
 }
 

@@ -5,7 +5,7 @@
 //! RPC's own errors (no such program, other versions, credentials that nobody can read) are answered here.
 //!
 //! A client may be slow or hostile. Records and their fragments are limited; a record that has begun must go on; a connection has
-//! so many calls at a time, and no further call is read while replies wait for it to read; replies that it does not take end
+//! so many calls at a time, and so have all connections of its address together, and no further call is read while replies wait for it to read; replies that it does not take end
 //! it; all connections together have so many bytes of calls, and when too many replies wait the connection with a large share
 //! of them goes. The server calls its clients (NFSv4's backchannel) on the connections that they made ([`Peer::call`]).
 
@@ -23,12 +23,13 @@ use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// An idle connection is probed after this time.
@@ -37,8 +38,14 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Pause after a failure to accept a connection (no descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Connections that are dropped are logged so often...
+const DROPS_LOGGED: u32 = 20;
+/// ...in this time; those beyond are counted.
+const DROPS_WITHIN: Duration = Duration::from_secs(60);
 /// Unit in which memory for calls is counted, in bytes.
 const MEMORY_UNIT_BYTES: usize = 1024;
+/// For so long a call counts against its address's share of calls at a time.
+const HOST_TURN: Duration = Duration::from_secs(1);
 
 /// A program of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +122,9 @@ pub struct ServerLimits {
     pub record_max_bytes: usize,
     /// Calls of one connection at a time; more wait unread.
     pub calls_max: usize,
+    /// Calls of all connections of one address that are being answered, each for a second at most, so that many connections do not
+    /// get more than their part; more wait unread.
+    pub host_calls_max: usize,
     /// Connections; more are refused.
     pub connections_max: usize,
     /// Bytes of calls of all connections that are being answered; and bytes of replies that wait to be sent.
@@ -130,6 +140,7 @@ impl Default for ServerLimits {
         Self {
             record_max_bytes: (1 << 20) + (64 << 10),
             calls_max: 128,
+            host_calls_max: 256,
             connections_max: 4096,
             memory_max_bytes: 512 << 20,
             queued_max_bytes: 8 << 20,
@@ -147,6 +158,19 @@ pub(crate) struct Global {
     queued_bytes: AtomicUsize,
     next_id: AtomicU64,
     peers: Mutex<HashMap<u64, Arc<Shared>>>,
+    /// For each address with connections, the calls that may be answered at a time.
+    hosts: Mutex<HashMap<IpAddr, Weak<Semaphore>>>,
+    drops: Mutex<Drops>,
+}
+
+/// What was logged of connections that were dropped.
+#[derive(Default)]
+struct Drops {
+    /// When this minute began.
+    since: Option<Instant>,
+    logged: u32,
+    /// Not logged since.
+    more: u64,
 }
 
 /// Accepts connections for a [`Service`]. Dropping it lets connections go on; [`Acceptor::shutdown`] ends them.
@@ -172,6 +196,8 @@ impl Acceptor {
             queued_bytes: AtomicUsize::new(0),
             next_id: AtomicU64::new(1),
             peers: Mutex::default(),
+            hosts: Mutex::default(),
+            drops: Mutex::default(),
         };
         Self { global: Arc::new(global), stop: CancellationToken::new() }
     }
@@ -239,6 +265,47 @@ impl Acceptor {
 }
 
 impl Global {
+    /// What the connections of an address share.
+    fn host(&self, addr: IpAddr) -> Arc<Semaphore> {
+        let mut hosts = self.hosts.lock();
+        if let Some(host) = hosts.get(&addr).and_then(Weak::upgrade) {
+            return host;
+        }
+        // Those whose last call outlived their last connection.
+        if hosts.len() >= self.limits.connections_max {
+            hosts.retain(|_, host| host.strong_count() > 0);
+        }
+        let host = Arc::new(Semaphore::new(self.limits.host_calls_max.max(1)));
+        hosts.insert(addr, Arc::downgrade(&host));
+        host
+    }
+
+    /// A connection of an address has ended.
+    fn left(&self, addr: IpAddr, host: Arc<Semaphore>) {
+        let mut hosts = self.hosts.lock();
+        drop(host);
+        if hosts.get(&addr).is_some_and(|host| host.strong_count() == 0) {
+            hosts.remove(&addr);
+        }
+    }
+
+    /// Says that a connection was dropped, unless that was said too often in this minute.
+    fn dropped(&self, addr: SocketAddr, why: &str) {
+        let now = Instant::now();
+        let mut drops = self.drops.lock();
+        if drops.since.is_none_or(|since| now - since >= DROPS_WITHIN) {
+            if drops.more > 0 {
+                tracing::warn!("{} more connections were dropped in the minute before", drops.more);
+            }
+            *drops = Drops { since: Some(now), ..Drops::default() };
+        }
+        match drops.logged < DROPS_LOGGED {
+            true => tracing::warn!("connection from {addr} dropped: it {why}"),
+            false => drops.more += 1,
+        }
+        drops.logged = drops.logged.saturating_add(1);
+    }
+
     /// The program of a call, or how it is answered.
     fn program(&self, prog: u32, vers: u32) -> Result<(), Mismatch> {
         match self.service.programs().iter().find(|p| p.number == prog) {

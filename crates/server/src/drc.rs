@@ -1,10 +1,13 @@
 //! The reply cache of NFSv3: a call that is sent again is answered again, not executed again.
 //!
 //! It knows nothing of procedures. A call is recognised by its client's address, its transaction id, its program and a checksum of
-//! its arguments, so that a transaction id that is used anew is no repetition. A repetition of a call that is still being
+//! its arguments, so that a transaction id that is used anew is no repetition. A client of NQNFS that has said who it is is told from
+//! others at its address. A repetition of a call that is still being
 //! executed waits for its reply. Entries go when there are too many, oldest first; those being executed stay.
 
 use bytes::Bytes;
+use hither_proto::xdr::Enc;
+use hither_rpc::server::{Incoming, Outcome};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -21,6 +24,8 @@ const SUM_BYTES: usize = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     client: IpAddr,
+    /// Which of those at this address, when that is known.
+    which: Option<u32>,
     xid: u32,
     prog: u32,
     vers: u32,
@@ -31,9 +36,10 @@ pub(crate) struct Key {
 
 impl Key {
     /// The key of a call.
-    pub fn of(call: &hither_rpc::server::Incoming) -> Self {
+    pub fn of(call: &Incoming) -> Self {
         Self {
             client: call.peer.addr.ip(),
+            which: None,
             xid: call.xid,
             prog: call.prog,
             vers: call.vers,
@@ -41,6 +47,11 @@ impl Key {
             len: call.args.len(),
             sum: XxHash3_64::oneshot(&call.args[..call.args.len().min(SUM_BYTES)]),
         }
+    }
+
+    /// The same of a client that is told from others at its address.
+    pub fn by(self, which: Option<u32>) -> Self {
+        Self { which, ..self }
     }
 }
 
@@ -63,7 +74,7 @@ pub(crate) struct ReplyCache {
 }
 
 /// Whether a call is new.
-pub(crate) enum Seen {
+enum Seen {
     /// It is: execute it and say so.
     New(Turn),
     /// It was executed: this was its reply.
@@ -73,14 +84,31 @@ pub(crate) enum Seen {
 }
 
 /// The execution of a call.
-pub(crate) struct Turn {
+struct Turn {
     key: Key,
     done: watch::Sender<Option<Bytes>>,
 }
 
 impl ReplyCache {
+    /// Executes a call that has not been executed; one without a key every time.
+    pub async fn once(&self, key: Option<Key>, run: impl Future<Output = Enc>) -> Outcome {
+        let Some(key) = key else { return Outcome::Done(run.await) };
+        let reply = match self.look_up(key).await {
+            Seen::New(turn) => {
+                let reply = run.await.to_bytes();
+                self.finish(turn, reply.clone());
+                reply
+            }
+            Seen::Before(reply) => reply,
+            Seen::Lost => return Outcome::SystemErr,
+        };
+        let mut out = Enc::new();
+        out.raw(&reply);
+        Outcome::Done(out)
+    }
+
     /// Looks a call up; waits when it is being executed.
-    pub async fn look_up(&self, key: Key) -> Seen {
+    async fn look_up(&self, key: Key) -> Seen {
         let mut running = {
             let mut inner = self.inner.lock();
             match inner.entries.get(&key) {
@@ -103,7 +131,7 @@ impl ReplyCache {
     }
 
     /// Remembers the reply of an executed call.
-    pub fn finish(&self, turn: Turn, reply: Bytes) {
+    fn finish(&self, turn: Turn, reply: Bytes) {
         let mut inner = self.inner.lock();
         inner.entries.insert(turn.key, Entry::Done(reply.clone()));
         inner.order.push_back(turn.key);
@@ -123,7 +151,16 @@ mod tests {
     use std::sync::Arc;
 
     fn key(xid: u32) -> Key {
-        Key { client: IpAddr::from([1, 2, 3, 4]), xid, prog: 1, vers: 3, proc: 9, len: 4, sum: 5 }
+        Key {
+            client: IpAddr::from([1, 2, 3, 4]),
+            which: None,
+            xid,
+            prog: 1,
+            vers: 3,
+            proc: 9,
+            len: 4,
+            sum: 5,
+        }
     }
 
     #[tokio::test]
@@ -139,6 +176,7 @@ mod tests {
         assert!(matches!(waits.await.unwrap(), Seen::Before(r) if &r[..] == b"reply"));
         assert!(matches!(cache.look_up(key(1)).await, Seen::Before(_)));
         assert!(matches!(cache.look_up(key(2)).await, Seen::New(_)));
+        assert!(matches!(cache.look_up(key(1).by(Some(7))).await, Seen::New(_)));
     }
 
     #[tokio::test]

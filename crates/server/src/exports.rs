@@ -53,6 +53,10 @@ pub struct Client {
     pub who: Who,
     /// What.
     pub rights: Rights,
+    /// Where it is written.
+    pub at: Place,
+    /// The word when it was options only, `(rw)`: for everybody, where often a client stands before a blank that is too much.
+    pub alone: Option<String>,
 }
 
 /// Clients, as they are written.
@@ -116,20 +120,32 @@ impl Exports {
     /// # Errors
     /// The first thing that is not understood; nothing of the text is added then.
     pub fn add(&mut self, file: &str, text: &[u8]) -> Result<(), ExportsError> {
-        let place = |line| Place { file: file.to_string(), line };
+        let mut all = self.clone();
+        match all.add_what_is_right(file, text).into_iter().next() {
+            Some(wrong) => Err(wrong),
+            None => {
+                *self = all;
+                Ok(())
+            }
+        }
+    }
+
+    /// The same of those lines that are understood: what is wrong with the others, in their order.
+    pub fn add_what_is_right(&mut self, file: &str, text: &[u8]) -> Vec<ExportsError> {
+        let wrong = |line, what| ExportsError { at: Place { file: file.to_string(), line }, what };
         if text.len() > TEXT_MAX_BYTES {
-            let what = format!("more than {TEXT_MAX_BYTES} bytes");
-            return Err(ExportsError { at: place(1), what });
+            return vec![wrong(1, format!("more than {TEXT_MAX_BYTES} bytes"))];
         }
-        let mut entries = self.entries.clone();
+        let mut found = Vec::new();
         for (line, words) in words::lines(text) {
-            let wrong = |what| ExportsError { at: place(line), what };
-            let words = words.map_err(wrong)?;
-            let Some((path, clients)) = words.split_first() else { continue };
-            add_line(&mut entries, path, clients, place(line)).map_err(wrong)?;
+            let at = Place { file: file.to_string(), line };
+            let added = words.and_then(|words| match words.split_first() {
+                Some((path, clients)) => add_line(&mut self.entries, path, clients, at),
+                None => Ok(()),
+            });
+            found.extend(added.err().map(|what| wrong(line, what)));
         }
-        self.entries = entries;
-        Ok(())
+        found
     }
 }
 
@@ -143,7 +159,7 @@ fn add_line(
     let known = entries.iter().position(|e| e.path == path);
     let mut entry = match known {
         Some(i) => entries[i].clone(),
-        None => Entry { path, at, fsid: None, crossmnt: false, clients: Vec::new() },
+        None => Entry { path, at: at.clone(), fsid: None, crossmnt: false, clients: Vec::new() },
     };
     let mut defaults = Settings::default();
     let mut any = false;
@@ -155,10 +171,10 @@ fn add_line(
             continue;
         }
         any = true;
-        add_client(&mut entry, text, &defaults)?;
+        add_client(&mut entry, text, &defaults, &at)?;
     }
     if !any {
-        add_client(&mut entry, "*", &defaults)?;
+        add_client(&mut entry, "*", &defaults, &at)?;
     }
     match known {
         Some(i) => entries[i] = entry,
@@ -167,7 +183,7 @@ fn add_line(
     Ok(())
 }
 
-fn add_client(entry: &mut Entry, text: &str, defaults: &Settings) -> Result<(), String> {
+fn add_client(entry: &mut Entry, text: &str, defaults: &Settings, at: &Place) -> Result<(), String> {
     let (who, options) = match text.split_once('(') {
         Some((who, rest)) => {
             let options = rest.strip_suffix(')').ok_or_else(|| format!("'{text}': the ) is missing"))?;
@@ -187,7 +203,8 @@ fn add_client(entry: &mut Entry, text: &str, defaults: &Settings) -> Result<(), 
         _ => {}
     }
     entry.crossmnt |= settings.crossmnt;
-    entry.clients.push(Client { who, rights: settings.rights });
+    let alone = text.starts_with('(').then(|| text.to_string());
+    entry.clients.push(Client { who, rights: settings.rights, at: at.clone(), alone });
     Ok(())
 }
 

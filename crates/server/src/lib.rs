@@ -1,4 +1,4 @@
-//! A [`Vfs`](hither_vfs::Vfs) becomes an NFS server: NFSv3 with MOUNT, NFSv4.1 and 4.2, on one port.
+//! A [`Vfs`](hither_vfs::Vfs) becomes an NFS server: NFSv3 with MOUNT, NFSv4.1 and 4.2, and on demand NQNFS, on one port.
 //!
 //! It knows nothing of disks, caches or FUSE, and of sockets only what `hither-rpc` hands it. A call comes in with its RPC header
 //! read; [`Server`] finds the program, the program's module decodes the arguments, finds the export in the filehandle
@@ -17,6 +17,7 @@ mod exclusive;
 pub mod exports;
 pub mod handle;
 mod mountd;
+mod nqnfs;
 mod server;
 pub mod table;
 #[cfg(test)]
@@ -24,4 +25,5 @@ mod tests;
 mod v3;
 mod v4;
 
+pub use nqnfs::NqnfsOptions;
 pub use server::{Options, Server};

@@ -39,7 +39,8 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     Outcome::Done(out)
 }
 
-async fn mnt(request: &Request, args: &MntArgs) -> MntRes {
+/// MNT.
+pub(crate) async fn mnt(request: &Request, args: &MntArgs) -> MntRes {
     match root(request, args).await {
         Ok(ok) => MntRes::Granted(ok),
         Err(status) => {

@@ -5,9 +5,11 @@
 
 use crate::access::{Groups, GroupsOf, Rights};
 use crate::drc::ReplyCache;
+use crate::nqnfs::{self, NqnfsOptions};
 use crate::table::{Export, Others, Table};
 use crate::v4::delegation::Leases;
 use crate::{mountd, v3, v4};
+use hither_proto::nqnfs as wire;
 use hither_proto::{mount, nfs3, nfs4};
 use hither_rpc::BoxFuture;
 use hither_rpc::server::{Caller, Incoming, Outcome, Peer, Program, Service};
@@ -39,6 +41,8 @@ pub struct Options {
     pub states_max: usize,
     /// Most files delegated to clients of NFSv4; 0: none.
     pub delegations_max: usize,
+    /// NQNFS is offered, in this way.
+    pub nqnfs: Option<NqnfsOptions>,
     /// Where the names of clients are kept that may reclaim after a restart; `None`: nowhere, so they may not.
     pub state_dir: Option<PathBuf>,
     /// A user's groups, for exports with `manage-gids`.
@@ -60,6 +64,7 @@ impl Options {
             clients_max: 16_384,
             states_max: 1 << 20,
             delegations_max: 1 << 16,
+            nqnfs: None,
             state_dir: None,
             groups: None,
             env,
@@ -76,6 +81,8 @@ pub struct Server {
     pub(crate) replies: ReplyCache,
     verifier: AtomicU64,
     pub(crate) v4: v4::Nfs4,
+    pub(crate) nqnfs: nqnfs::Shared,
+    life: u64,
 }
 
 impl std::fmt::Debug for Server {
@@ -92,9 +99,13 @@ impl Server {
     pub fn new(options: Options, table: Table) -> std::io::Result<Arc<Self>> {
         let (low, high) = (if options.v3 { 3 } else { 4 }, if options.v4 { 4 } else { 3 });
         let mut programs = vec![Program { number: nfs3::PROGRAM, low, high }];
-        if options.v3 {
-            let version = mount::VERSION;
-            programs.push(Program { number: mount::PROGRAM, low: version, high: version });
+        if options.v3 || options.nqnfs.is_some() {
+            let low = if options.nqnfs.is_some() { wire::mount1::VERSION } else { mount::VERSION };
+            let high = if options.v3 { mount::VERSION } else { wire::mount1::VERSION };
+            programs.push(Program { number: mount::PROGRAM, low, high });
+        }
+        if options.nqnfs.is_some() {
+            programs.push(Program { number: wire::PROGRAM, low: wire::VERSION, high: wire::VERSION });
         }
         let v4 = v4::Nfs4::new(&options)?;
         be_told(&table, &v4.leases);
@@ -104,6 +115,8 @@ impl Server {
             groups: Groups::new(options.groups.clone()),
             replies: ReplyCache::default(),
             verifier: AtomicU64::new((options.env.random)()),
+            nqnfs: nqnfs::Shared::default(),
+            life: (options.env.random)(),
             v4,
             options,
         }))
@@ -112,6 +125,15 @@ impl Server {
     /// Work that time brings: ends what silent clients hold. Runs until it is dropped.
     pub async fn tend(self: Arc<Self>) {
         tokio::join!(self.v4.tend(&self), self.v4.leases.run());
+    }
+
+    /// Nobody is served any more: if no lease is out, the next server need not wait for any.
+    pub fn end(&self) {
+        self.v4.leases.act(|inner, _| {
+            if let Some(numbers) = inner.numbers.as_mut().filter(|_| inner.table.is_vacant()) {
+                numbers.vacant();
+            }
+        });
     }
 
     /// Exports something else from now on. Filehandles of exports that stay remain valid.
@@ -131,6 +153,11 @@ impl Server {
         (self.verifier.load(Relaxed) ^ export.epoch().rotate_left(32)).to_be_bytes()
     }
 
+    /// Another number in each life of the server.
+    pub(crate) fn life(&self) -> u64 {
+        self.life
+    }
+
     /// A COMMIT failed. When the bytes may be lost, clients have to write them again.
     pub(crate) fn commit_failed(&self, e: &Error) {
         if matches!(e.errno, libc::EIO | libc::ENOSPC | libc::EDQUOT) {
@@ -142,6 +169,9 @@ impl Server {
     async fn dispatch(self: Arc<Self>, call: Incoming) -> Outcome {
         match (call.prog, call.vers, call.proc) {
             (_, _, 0) => Outcome::Done(Default::default()),
+            (wire::PROGRAM, ..) => nqnfs::answer(&self, call).await,
+            // Version 2 has the handles of version 1.
+            (mount::PROGRAM, 1 | 2, 1) => nqnfs::mount(&self, call).await,
             (mount::PROGRAM, ..) => mountd::answer(&self, call).await,
             (nfs3::PROGRAM, nfs3::VERSION, _) => v3::answer(&self, call).await,
             (nfs4::PROGRAM, nfs4::VERSION, nfs4_proc) if nfs4_proc == nfs4::Proc4::COMPOUND.0 => {
@@ -178,6 +208,9 @@ impl Service for Server {
 
     fn closed(&self, peer: &Peer) {
         self.v4.closed(peer);
+        if let Some(short) = &self.v4.leases.short {
+            short.clients.closed(peer);
+        }
     }
 }
 

@@ -51,11 +51,15 @@ impl Lab {
         state_dir: Option<PathBuf>,
         others: Others,
     ) -> Self {
+        Self::with(model, path, Options { state_dir, ..Options::new(env(seed)) }, others)
+    }
+
+    /// One with these options.
+    pub fn with(model: &Arc<Model>, path: &str, options: Options, others: Others) -> Self {
         let rights = Rights { read_only: false, squash: Squash::None, secure: false, ..Rights::default() };
         let admit = Arc::new(move |_| Some(rights.clone()));
         let spec =
             ExportSpec { path: path.into(), aliases: vec![], vfs: model.clone(), admit, epoch: None, others };
-        let options = Options { state_dir, ..Options::new(env(seed)) };
         let server = Server::new(options, Table::new(vec![spec]).unwrap()).unwrap();
         let acceptor = Acceptor::new(server.clone(), ServerLimits::default());
         Self { server, acceptor }

@@ -14,7 +14,7 @@ mod read;
 mod tests;
 
 use crate::access::Rights;
-use crate::drc::{Key, Seen};
+use crate::drc::Key;
 use crate::error::stat3;
 use crate::handle::{self, Handle};
 use crate::server::{Request, Server};
@@ -44,22 +44,7 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
         execute(&request, args).await.encode(&mut out);
         out
     };
-    let Some(key) = key else { return Outcome::Done(run.await) };
-    match server.replies.look_up(key).await {
-        Seen::New(turn) => {
-            let reply = run.await.to_bytes();
-            server.replies.finish(turn, reply.clone());
-            Outcome::Done(raw(&reply))
-        }
-        Seen::Before(reply) => Outcome::Done(raw(&reply)),
-        Seen::Lost => Outcome::SystemErr,
-    }
-}
-
-fn raw(reply: &[u8]) -> Enc {
-    let mut out = Enc::new();
-    out.raw(reply);
-    out
+    server.replies.once(key, run).await
 }
 
 /// Executed twice, these could do harm.
@@ -140,6 +125,12 @@ impl At {
             return Err(Nfsstat3::JUKEBOX);
         }
         v4.leases.change(None, fh, PATIENCE_V3).await.map_err(|_| Nfsstat3::JUKEBOX)
+    }
+
+    /// Waits until nobody delays writes to what is about to be read.
+    async fn for_reading(&self, r: &Request) -> Result<(), Nfsstat3> {
+        let read = r.server.v4.leases.read(&self.fh, PATIENCE_V3).await;
+        read.map(|_| ()).map_err(|_| Nfsstat3::JUKEBOX)
     }
 
     /// The same for the file that a name in this directory leads to.

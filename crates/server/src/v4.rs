@@ -38,6 +38,7 @@ use hither_vfs::{Cred, Cx};
 use parking_lot::Mutex;
 use session::{Session, Slotted};
 use stable::Stable;
+pub(crate) use stable::write_durably;
 use state::{Locks, Registry};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -97,7 +98,12 @@ impl Nfs4 {
             reclaimers: Mutex::new(reclaimers),
             outstanding: Mutex::new(outstanding),
             outstanding_end: Instant::now() + believed + delegation::SKEW,
-            leases: Leases::new(options.delegations_max, options.lease, (options.env.random)()),
+            leases: Leases::new(
+                options.delegations_max,
+                options.lease,
+                (options.env.random)(),
+                crate::nqnfs::leases::begin(options)?,
+            )?,
             grace_end: Instant::now() + options.grace,
             lease: options.lease,
             courtesy: options.courtesy,
@@ -170,9 +176,8 @@ impl Nfs4 {
     /// Ends a client and what it holds.
     pub(crate) async fn expire(&self, client: &Arc<Client>) {
         self.clients.remove(client);
-        let locks = self.registry.end_all(client);
         self.leases.forget(&self.registry, client);
-        unlock_below(&locks).await;
+        self.close_all(client).await;
         if client.confirmed.load(Relaxed) {
             self.stable.forget(client.owner.clone());
         }
@@ -181,9 +186,21 @@ impl Nfs4 {
     /// Ends a former life of a client that has begun another.
     async fn end_former(&self, client: &Arc<Client>) {
         self.clients.remove(client);
-        let locks = self.registry.end_all(client);
         self.leases.forget(&self.registry, client);
-        unlock_below(&locks).await;
+        self.close_all(client).await;
+    }
+
+    /// Ends all opens of a client that is gone.
+    async fn close_all(&self, client: &Client) {
+        for open in self.registry.opens_of(client) {
+            let _order = open.file.order.lock().await;
+            self.close(&open).await;
+        }
+    }
+
+    /// Ends an open and the locks under it, here and below. With the file's `order` held.
+    async fn close(&self, open: &Arc<state::Open>) {
+        unlock_below(&self.registry.close(open)).await;
     }
 }
 

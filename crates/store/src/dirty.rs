@@ -29,6 +29,9 @@
 //! whose own try fails always says so. While bytes are kept like that, writes fail with the same error and take nothing, so
 //! that a full server looks full.
 //!
+//! **Journal** ([`Dirty::with_journal`]): a write is acknowledged when it is in a journal on the local disk, and leaves that when the server
+//! has it on stable storage; see `journal.rs` and [`crate::wal`].
+//!
 //! **Lazy closes** (`lazy_close`): a close leaves what is not sent yet to age, and tells what is known to be wrong; see `lazy.rs`.
 //!
 //! **What is shown.** Size: the larger of the server's and the end of what is here. Times, while something is here: the
@@ -48,6 +51,7 @@ mod extents;
 mod file;
 mod finish;
 mod flush;
+mod journal;
 mod lazy;
 mod owed;
 mod pay;
@@ -62,15 +66,16 @@ mod tests;
 
 pub use stats::DirtyStats;
 
+use crate::wal::Wal;
 use file::File;
 use flush::Ages;
 use hither_vfs::{Attrs, BoxFuture, Cx, Env, Fh, FileKind, Node, Result, Time, Upcalls, Vfs};
+use journal::Uncommitted;
 use parking_lot::RwLock;
-use pay::Debtors;
-use questions::Questions;
+use questions::{Keep, Questions};
 use stats::{Counters, Reason};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, Semaphore};
@@ -90,6 +95,8 @@ pub struct DirtyOptions {
     pub dirty_max_bytes: u64,
     /// Most bytes of one file.
     pub file_max_bytes: u64,
+    /// Most pieces of one file that are apart from each other: what they cost beside their bytes is bounded by this.
+    pub most_pieces: usize,
     /// WRITEs in flight for one file, whole chunks.
     pub flights_per_file: usize,
     /// The same when they are smaller, and together no more bytes than those.
@@ -100,6 +107,11 @@ pub struct DirtyOptions {
     pub stat_flush_bytes: u64,
     /// Times and permissions that a file's creator sets wait for its last bytes.
     pub delay_attributes: bool,
+    /// A copy of no more bytes than these is the caller's to make (`EOPNOTSUPP`): they come along with the open of its source and go along
+    /// with the end of its target, where the server's copy takes calls of its own; 0: the server makes all copies.
+    pub small_copy_bytes: u64,
+    /// Nobody else writes, says the user: with a journal, fsync and close wait for that alone.
+    pub exclusive: bool,
 }
 
 impl Default for DirtyOptions {
@@ -111,11 +123,14 @@ impl Default for DirtyOptions {
             dirty_age: Duration::from_secs(5),
             dirty_max_bytes: 256 << 20,
             file_max_bytes: 64 << 20,
+            most_pieces: 16 << 10,
             flights_per_file: 8,
             small_flights_per_file: 24,
             flights: 64,
             stat_flush_bytes: 8 << 20,
             delay_attributes: true,
+            small_copy_bytes: 0,
+            exclusive: false,
         }
     }
 }
@@ -132,10 +147,13 @@ pub struct Dirty {
     /// The total shrank.
     freed: Notify,
     slots: Semaphore,
+    /// Opens that are closed here and not below.
+    lazy: AtomicUsize,
     ages: Arc<Ages>,
-    owing: Debtors,
     questions: Questions,
     counters: Counters,
+    wal: Option<Arc<Wal>>,
+    uncommitted: Arc<Uncommitted>,
     last_change: AtomicU64,
     above: OnceLock<Arc<dyn Upcalls>>,
     this: Weak<Self>,
@@ -144,6 +162,17 @@ pub struct Dirty {
 impl Dirty {
     /// A layer over `below` with nothing written. Must be called inside a tokio runtime: a task looks after age.
     pub fn new(below: Arc<dyn Vfs>, env: Env, options: DirtyOptions) -> Arc<Self> {
+        Self::with_journal(below, env, options, None)
+    }
+
+    /// The same with a journal that each write is in before it is acknowledged.
+    pub fn with_journal(
+        below: Arc<dyn Vfs>,
+        env: Env,
+        options: DirtyOptions,
+        wal: Option<Arc<Wal>>,
+    ) -> Arc<Self> {
+        let journaled = wal.is_some();
         let ages = Arc::new(Ages::default());
         let this = Arc::new_cyclic(|this: &Weak<Self>| Self {
             below,
@@ -151,10 +180,12 @@ impl Dirty {
             total: AtomicU64::new(0),
             freed: Notify::new(),
             slots: Semaphore::new(options.flights.max(1)),
+            lazy: AtomicUsize::new(0),
             ages: ages.clone(),
-            owing: Debtors::default(),
             questions: Questions::default(),
             counters: Counters::default(),
+            wal,
+            uncommitted: Arc::default(),
             last_change: AtomicU64::new((env.random)()),
             above: OnceLock::new(),
             this: this.clone(),
@@ -162,6 +193,9 @@ impl Dirty {
             options,
         });
         tokio::spawn(flush::age(Arc::downgrade(&this), ages));
+        if journaled {
+            tokio::spawn(journal::make_room(Arc::downgrade(&this)));
+        }
         this
     }
 
@@ -196,7 +230,11 @@ impl Dirty {
         // Not a slice of the message that the handle came in.
         let fh = Fh(bytes::Bytes::copy_from_slice(&fh.0));
         let chunk = u64::from(self.options.wsize_bytes);
-        self.files.write().entry(fh.clone()).or_insert_with(|| Arc::new(File::new(fh, chunk))).clone()
+        self.files
+            .write()
+            .entry(fh.clone())
+            .or_insert_with(|| Arc::new(File::new(fh, chunk, self.wal.as_ref())))
+            .clone()
     }
 
     fn dirty(&self) -> Vec<Arc<File>> {
@@ -205,21 +243,31 @@ impl Dirty {
 
     /// Forgets a file about which there is nothing to remember.
     fn tidy(&self, file: &Arc<File>) {
-        {
+        let spoilt = {
             let mut s = file.state.lock();
             if !s.is_idle() || s.lingers || s.forgotten {
                 return;
             }
-            s.lingers = self.questions.keep(file);
-            if s.lingers {
-                return;
+            // Whoever asked before it was kept last has his answer, and nothing of ours ended since.
+            match s.view.ended == s.kept {
+                true => Keep::No,
+                false => {
+                    s.kept = s.view.ended;
+                    let keep = self.questions.keep(file);
+                    s.lingers = matches!(keep, Keep::Yes);
+                    keep
+                }
             }
+        };
+        match spoilt {
+            Keep::Yes => return,
+            Keep::Spoil(files) => self.let_go(files),
+            Keep::No => {}
         }
         let mut files = self.files.write();
         let mut s = file.state.lock();
         if s.is_idle() && !s.lingers && !s.forgotten {
             s.forgotten = true;
-            self.owing.remove(&file.fh);
             if let Some(place) = s.queued.take() {
                 self.ages.remove(place);
             }

@@ -11,7 +11,8 @@
 //!    question for them was sent after an answer had told that version, and no other version was told before they came: they are
 //!    of that version or newer. When somebody is told that the file is still of that version, they are exactly that.
 //! 2. Another version in an answer that was asked for later drops all of the file. Answers asked for before the end of a
-//!    change of our own tell nothing; while such a change is running, all reads are passed on.
+//!    change of our own tell nothing; while such a change is running, all reads are passed on. What writes under a lease leave
+//!    as it is survives them (`own`).
 //! 3. Bytes that are here are answered only while the attributes that told the version hold (or were asked for since the
 //!    call's [`Cx::fresh_since`](hither_vfs::Cx)); otherwise the file's attributes are asked for first.
 //! 4. A file that changed less than `cache_age` ago is not kept: `change` may be made of a clock whose tick hides a second change.
@@ -27,32 +28,40 @@
 //! When the disk is full, read-only or broken, reads are passed on, and it is tried again later.
 
 mod changing;
+mod clean;
 mod entry;
 mod fill;
 mod fillin;
 mod format;
 mod held;
 mod home;
+mod index;
 mod io;
 mod kept;
 mod live;
 mod memo;
 mod opens;
+mod own;
 mod pass;
 mod read;
+mod saved;
 mod shelf;
 mod stats;
 mod survey;
 #[cfg(test)]
 mod tests;
 mod tools;
+mod total;
+mod unused;
+mod withdrawn;
 
 pub use home::DiskError;
 pub use kept::DiskRanges;
 pub use stats::DiskStats;
 pub use survey::{DiskPart, evict_all, survey};
-pub use tools::{DiskCheck, DiskEntry, DiskVerify};
+pub use tools::{DiskCheck, DiskEntry, DiskRoom, DiskSlot, DiskVerify, KeyAct};
 
+use crate::policy::Policy;
 use fill::Job;
 use hither_vfs::{BoxFuture, Env, Fh, Upcalls, Vfs};
 use live::Live;
@@ -73,10 +82,16 @@ const QUEUE_UNIT: u64 = 4 << 10;
 /// How much is kept, and what.
 #[derive(Debug, Clone)]
 pub struct DiskOptions {
-    /// Above so much the cleaner removes what was not used for longest, in bytes.
+    /// Above so much the cleaner removes what the policy says, in bytes.
     pub soft_bytes: u64,
     /// Above so much nothing is added, in bytes.
     pub hard_bytes: u64,
+    /// Above so much in the whole directory, parts that no mount uses and then all others give something up, in bytes.
+    pub dir_soft_bytes: u64,
+    /// Above so much in the whole directory nothing is added, in bytes; `u64::MAX`: there is no limit.
+    pub dir_hard_bytes: u64,
+    /// What goes first.
+    pub policy: Policy,
     /// So much stays free in the file system of the cache, in bytes.
     pub min_free_bytes: u64,
     /// Smaller files are not kept, in bytes.
@@ -115,6 +130,9 @@ impl Default for DiskOptions {
         Self {
             soft_bytes: 9 << 30,
             hard_bytes: 10 << 30,
+            dir_soft_bytes: u64::MAX,
+            dir_hard_bytes: u64::MAX,
+            policy: Policy::Lru,
             min_free_bytes: 1 << 30,
             cache_min_file: 1,
             cache_max_file: 1 << 40,
@@ -139,16 +157,21 @@ pub struct Disk {
     shelf: RwLock<Option<Arc<Shelf>>>,
     lives: Mutex<HashMap<Fh, Arc<Live>>>,
     opens: opens::Opens,
+    own: own::Own,
     /// Orders questions and the ends of changes of our own.
     seq: AtomicU64,
     /// The end of the last change of our own to any file.
     fence: AtomicU64,
     /// Leases that were withdrawn: answers asked for before are not under a lease.
     withdrawals: AtomicU64,
+    withdrawn: Mutex<withdrawn::Moments>,
+    /// The ends of changes of our own.
+    changed: Mutex<withdrawn::Moments>,
     queue: Arc<Semaphore>,
     jobs: mpsc::UnboundedSender<Job>,
     trouble: fill::Trouble,
     candidates: fillin::Candidates,
+    emptied: unused::Emptied,
     began: Instant,
     /// When somebody last asked for something that needed the link, in milliseconds since it began.
     asked_ms: AtomicU64,
@@ -168,6 +191,21 @@ pub struct Disk {
 const POOL: usize = 32;
 /// How long a mount waits for its cache directory.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// How soon a part is tried again that somebody has for a moment only, perhaps to clean it.
+const SOON: Duration = Duration::from_millis(200);
+/// Where more files than about so many have to be looked at, it does not wait at all.
+const FILES_WAITED_FOR: u64 = 50_000;
+
+/// Whether a directory could be taken into use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Taken {
+    /// Yes, or nobody wants it any more.
+    Yes,
+    /// Not now, but most likely in a moment.
+    Soon,
+    /// No.
+    No,
+}
 
 impl std::fmt::Debug for Disk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -205,26 +243,38 @@ impl Disk {
         every: Duration,
         told: watch::Sender<bool>,
     ) {
+        let mut first = true;
         loop {
             let Some(disk) = me.upgrade().filter(|disk| !disk.is_ended()) else { return };
-            let (dir, identity) = (dir.clone(), identity.clone());
-            let taken = tokio::task::spawn_blocking(move || disk.take(&dir, &identity)).await;
-            told.send_replace(true);
-            if taken.unwrap_or(true) {
+            let (within, of) = (dir.clone(), identity.clone());
+            let teller = told.clone();
+            let taken = tokio::task::spawn_blocking(move || disk.take(&within, &of, &teller, first)).await;
+            let wait = match taken.unwrap_or(Taken::Yes) {
+                Taken::Soon => SOON,
+                Taken::Yes => Duration::ZERO,
+                Taken::No => every,
+            };
+            first = false;
+            if wait != SOON {
+                told.send_replace(true);
+            }
+            if wait.is_zero() {
                 return;
             }
-            tokio::time::sleep(every).await;
+            tokio::time::sleep(wait).await;
         }
     }
 
-    /// Takes the directory into use, if it can be; blocks. Whether that is settled.
-    fn take(&self, dir: &Path, identity: &[u8]) -> bool {
-        let why = match self.try_take(dir, identity) {
+    /// Takes the directory into use, if it can be; blocks. `first`: it was not tried before.
+    fn take(&self, dir: &Path, identity: &[u8], told: &watch::Sender<bool>, first: bool) -> Taken {
+        let why = match self.try_take(dir, identity, told) {
             Ok(true) => {
                 let before = self.off.lock().take();
                 tracing::info!(?before, "disk cache: {} is in use", dir.display());
-                return true;
+                return Taken::Yes;
             }
+            // Whoever cleans it says so a moment after he has it.
+            Ok(false) if first || home::Home::is_being_cleaned(dir, identity) => return Taken::Soon,
             Ok(false) => {
                 format!("cache directory {}: in use by another mount of the same export", dir.display())
             }
@@ -235,14 +285,25 @@ impl Disk {
             tracing::warn!("{why}; going on without a disk cache");
             *off = Some(why);
         }
-        self.is_ended()
+        if self.is_ended() { Taken::Yes } else { Taken::No }
     }
 
-    fn try_take(&self, dir: &Path, identity: &[u8]) -> Result<bool, DiskError> {
+    fn try_take(&self, dir: &Path, identity: &[u8], told: &watch::Sender<bool>) -> Result<bool, DiskError> {
         let Some(home) = home::Home::open(dir, identity, &self.env)? else { return Ok(false) };
-        let shelf = self.shelf_in(Arc::new(io::RealIo { dir: home.dir.clone() }));
+        let io = Arc::new(io::RealIo { dir: home.dir.clone() });
+        if saved::policy(&*io).is_none() && home.file_count() > FILES_WAITED_FOR {
+            tracing::info!("disk cache: {} was not left in order: looking at all files", dir.display());
+            // Nobody waits for that.
+            told.send_replace(true);
+        }
+        let shelf = self.shelf_in(io);
         let shelf = shelf.map_err(|e| DiskError::unusable(dir, &e))?;
         shelf.set_pins(home::read_pins(&home.dir));
+        if !self.options.read_only {
+            let limits = (self.options.dir_soft_bytes, self.options.dir_hard_bytes);
+            let total = total::Total::new(home.lock.clone(), &home.lock_path, limits, shelf.size().1);
+            let _ = shelf.total.set(total);
+        }
         let mut lock = self.lock.lock();
         if !self.is_ended() {
             *self.shelf.write() = Some(shelf);
@@ -271,13 +332,17 @@ impl Disk {
             shelf: RwLock::new(None),
             lives: Mutex::default(),
             opens: opens::Opens::default(),
+            own: own::Own::default(),
             seq: AtomicU64::new(1),
             fence: AtomicU64::new(0),
             withdrawals: AtomicU64::new(0),
+            withdrawn: Mutex::default(),
+            changed: Mutex::default(),
             queue: Arc::new(Semaphore::new(queue.min(Semaphore::MAX_PERMITS))),
             jobs,
             trouble: fill::Trouble::default(),
             candidates: fillin::Candidates::default(),
+            emptied: unused::Emptied::default(),
             began: Instant::now(),
             asked_ms: AtomicU64::new(0),
             ended: AtomicBool::new(false),
@@ -307,6 +372,7 @@ impl Disk {
             soft_bytes: o.soft_bytes.min(o.hard_bytes),
             hard_bytes: o.hard_bytes,
             min_free_bytes: o.min_free_bytes,
+            policy: o.policy,
             read_only: o.read_only,
         };
         let shelf = Shelf::open(io, limits, self.counters.clone(), self.env.random.clone())?;
@@ -375,18 +441,24 @@ struct Hearer(Weak<Disk>);
 impl Upcalls for Hearer {
     fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
         let Some(disk) = self.0.upgrade() else { return Box::pin(async {}) };
+        // Noted before it is counted, as `learn_known` wants.
+        disk.withdrawn.lock().note(fh, Instant::now());
         disk.withdrawals.fetch_add(1, Ordering::AcqRel);
         let live = disk.lives.lock().get(fh).cloned();
         if let Some(live) = live {
             live.expire();
         }
+        // Behind it: what begins later finds no lease.
+        disk.own_ends(Some(fh));
         disk.above.get().map_or_else(|| Box::pin(async {}) as BoxFuture<()>, |above| above.withdraw(fh))
     }
 
     fn withdraw_all(&self) -> BoxFuture<()> {
         let Some(disk) = self.0.upgrade() else { return Box::pin(async {}) };
+        disk.withdrawn.lock().note_all(Instant::now());
         disk.withdrawals.fetch_add(1, Ordering::AcqRel);
         disk.lives.lock().values().for_each(|live| live.expire_lease());
+        disk.own_ends(None);
         disk.above.get().map_or_else(|| Box::pin(async {}) as BoxFuture<()>, |above| above.withdraw_all())
     }
 }

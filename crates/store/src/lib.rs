@@ -6,6 +6,8 @@
 //! - [`disk`] keeps what was read of files on a local disk, for good.
 //! - [`dirty`] answers writes at once and sends them later, merged.
 //! - [`journal`] makes changes durable before they are where they belong.
+//! - [`wal`] keeps what [`dirty`] has acknowledged on the local disk until the server has it.
+//! - [`policy`] says what of it goes first.
 //! - [`local`] serves a directory of this machine.
 
 pub mod dirty;
@@ -13,3 +15,5 @@ pub mod disk;
 pub mod journal;
 pub mod local;
 pub mod meta;
+pub mod policy;
+pub mod wal;

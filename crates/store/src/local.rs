@@ -244,7 +244,12 @@ impl Inner {
         attributer.validity = options.validity;
         attributer.exclusive = options.exclusive;
         let journal = match options.journal.as_ref().filter(|_| options.stable) {
-            Some(journal) => Some(Journaled::open(&options, journal, &fs_id, &sealer, top.as_fd(), &env)?),
+            Some(journal) => {
+                let ordered = kind == FsKind::Ext && has_log(top_id.0) && !options.as_this_process;
+                let ordered = ordered.then_some(top_id.0);
+                let place = journaled::Place { top: top.as_fd(), fs_id: &fs_id, ordered };
+                Some(Journaled::open(&options, journal, &place, &sealer, &env)?)
+            }
             None => {
                 journaled::nothing_left(options.state_dir.as_deref(), None)?;
                 None
@@ -396,20 +401,28 @@ impl Inner {
 
     /// The same, when its records are known.
     fn sync_with(&self, worker: &mut Worker, object: &Object, records: Option<u64>) -> Result<()> {
-        let done = worker.root(|| match object.kind {
+        let told = |done: Result<()>| done.inspect_err(|e| self.disk_failed(e));
+        worker.root(|| match object.kind {
             FileKind::Regular => {
-                let fd = object.io_now(true).map_or_else(|| object.io(self.proc_fd.as_fd(), false), Ok)?;
-                rustix::fs::fsync(fd).map_err(os)
+                let fd = object.io_now(true).map_or_else(|| object.io(self.proc_fd.as_fd(), false), Ok);
+                told(sys::fsync(fd.inspect_err(|e| self.lost(e))?.as_fd()))
             }
             FileKind::Directory => {
-                let fd = object.reopen(self.proc_fd.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY)?;
-                rustix::fs::fsync(fd).map_err(os)
+                let fd = object.reopen(self.proc_fd.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY);
+                told(sys::fsync(fd.inspect_err(|e| self.lost(e))?.as_fd()))
             }
             // They cannot be opened without consequences.
-            _ => rustix::fs::syncfs(&self.top).map_err(os),
-        });
-        done.inspect_err(|e| self.lost(e))?;
+            _ => told(rustix::fs::syncfs(&self.top).map_err(os)),
+        })?;
         records.map_or(Ok(()), |upto| self.void_records(worker, object, upto))
+    }
+
+    /// Somebody is told that the disk could not keep something: others will not be.
+    fn disk_failed(&self, e: &Error) {
+        if let Some(journal) = &self.journal {
+            journal.disk_failed();
+        }
+        self.lost(e);
     }
 
     /// The disk could not keep something.
@@ -426,7 +439,7 @@ impl Inner {
             if let Some(fd) = object.io_now(true)
                 && let Err(e) = rustix::fs::fsync(&*fd)
             {
-                self.lost(&os(e));
+                self.disk_failed(&os(e));
             }
         }
     }

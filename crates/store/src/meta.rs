@@ -62,6 +62,7 @@ mod table;
 #[cfg(test)]
 pub(crate) mod tests;
 mod walk;
+mod young;
 
 pub use explain::{Known, KnownObject};
 pub use near::Near;
@@ -78,6 +79,7 @@ use stats::Counters;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 /// Credentials that are told apart at a time.
 const CREDS_MAX: usize = 4096;
@@ -120,6 +122,8 @@ pub struct MetaOptions {
     /// A directory is listed again, instead of asking about its entries one by one in a question, when so many of them have
     /// expired: as many as one message asks about.
     pub worth_listing: usize,
+    /// Most time that a name holds since it was asked for, however long what it leads to does (`acdirmax`).
+    pub names_max: Duration,
     /// Which names may be answered from memory.
     pub lookup_cache: LookupCache,
     /// Opens below leave no state at the server, and by name cost a question more than by handle (NFSv3): both questions
@@ -141,6 +145,7 @@ impl Default for MetaOptions {
             listing_bytes: 32 << 10,
             batch_objects: 256,
             worth_listing: 24,
+            names_max: Duration::MAX,
             lookup_cache: LookupCache::All,
             stateless_opens: false,
             coarse_change: true,
@@ -170,6 +175,7 @@ pub struct Meta {
     contents: Contents,
     ring: again::Ring,
     readers: list::Readers,
+    server_clock: young::ServerClock,
     mark: own::Mark,
     counters: Counters,
     above: OnceLock<Arc<dyn Upcalls>>,
@@ -204,6 +210,7 @@ impl Meta {
             opens: opens::Opens::default(),
             ring: again::Ring::new(),
             readers: list::Readers::default(),
+            server_clock: young::ServerClock::default(),
             mark: own::Mark::new((env.random)()),
             env,
             counters: Counters::default(),

@@ -155,3 +155,10 @@ pub struct FsStat {
     /// Longest name in bytes.
     pub name_max_bytes: u32,
 }
+
+/// Whether having been given bytes by handle proves the right to read: servers give them to the owner whatever the mode says, and to whoever
+/// may execute the file (RFC 1813 section 4.4).
+pub fn bytes_prove_reading(mode: u32) -> bool {
+    let (read, execute) = (mode >> 2 & 0o111, mode & 0o111);
+    read & 0o100 != 0 && execute & !read == 0
+}

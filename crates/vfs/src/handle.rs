@@ -44,6 +44,15 @@ impl Name {
         Ok(Self(name))
     }
 
+    /// The names of a path below a directory; empty ones and `.` do not count.
+    ///
+    /// # Errors
+    /// Those of [`Self::new`].
+    pub fn of_path(path: &str) -> Result<Vec<Self>> {
+        let names = path.split('/').filter(|name| !name.is_empty() && *name != ".");
+        names.map(|name| Self::new(name.as_bytes().to_vec())).collect()
+    }
+
     /// Whether servers may find an object under this name although no listing shows it: the snapshots of several file systems
     /// are hidden, and names beyond ASCII may be found in another normal form. The absence of such a name shows when it is looked
     /// up. (File systems without regard to case are another matter.)

@@ -1,6 +1,6 @@
 //! The one file-system interface that every part of hither stacks on, and its words.
 //!
-//! [`Vfs`] is implemented by an NFS client (`hither-client`), and later
+//! [`Vfs`] is implemented by an NFS client (`hither-nfs`), and later
 //! by caches and local disks; it is consumed by the FUSE frontend (`hither-fuse`) and later by
 //! servers. The path is in the address ([`Where`]), every answer carries attributes and how long they
 //! hold ([`Validity`]), and the caller's identity, deadline and cancellation travel in [`Cx`].
@@ -11,6 +11,7 @@
 
 mod account;
 mod attr;
+mod beside;
 mod cx;
 mod data;
 mod error;
@@ -20,7 +21,10 @@ mod ops;
 mod watch;
 
 pub use account::{Account, Question, Why};
-pub use attr::{Attr, Attrs, ChangeInfo, FileKind, FsStat, SetAttr, SetTime, Time, Validity};
+pub use attr::{
+    Attr, Attrs, ChangeInfo, FileKind, FsStat, SetAttr, SetTime, Time, Validity, bytes_prove_reading,
+};
+pub use beside::{Beside, Touched, Work};
 pub use cx::{Cred, Cx, Env};
 pub use data::Data;
 pub use error::{Error, Result};
@@ -29,6 +33,6 @@ pub use ops::{
     Access, Along, Backing, BoxFuture, Create, DirEntry, DirPage, Fetched, File, FileRange, Finished,
     LockConflict, LockKind, LockOwner, LockWait, Made, Node, OpenAccess, OpenHow, OpenId, Opened, Read,
     RenameFlags, Seek, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Wrote, XattrMode,
-    finish_in_steps,
+    finish_in_steps, resolve,
 };
 pub use watch::{Told, Watch, Watched};

@@ -1,6 +1,8 @@
 //! The [`Vfs`] trait and the types of its calls.
 
-use crate::{Attrs, ChangeInfo, Cx, Data, Fh, FileKind, FsStat, Name, Result, SetAttr, Validity, Where};
+use crate::{
+    Attrs, ChangeInfo, Cx, Data, Error, Fh, FileKind, FsStat, Name, Result, SetAttr, Validity, Where,
+};
 use async_trait::async_trait;
 use bitflags::bitflags;
 use bytes::Bytes;
@@ -176,6 +178,13 @@ pub struct OpenHow {
     pub known: Option<Attrs>,
 }
 
+impl OpenHow {
+    /// A file that is there, as it is; without its first bytes.
+    pub fn existing(access: OpenAccess) -> Self {
+        Self { access, create: Create::No, truncate: false, execute: false, first_bytes: 0, known: None }
+    }
+}
+
 /// An open file.
 #[derive(Debug, Clone)]
 pub struct Opened {
@@ -257,6 +266,23 @@ pub struct Finished {
     pub wrote: Wrote,
     /// Whether the attributes were set; with an error, or when fewer bytes than all were written, they were not.
     pub set: Result<()>,
+}
+
+/// The object at the end of a path of names below the root, one step at a time.
+///
+/// # Errors
+/// Those of looking it up.
+pub async fn resolve(vfs: &(impl Vfs + ?Sized), cx: &Cx, path: &[Name]) -> Result<Fh> {
+    let mut at = vfs.root(cx).await?.fh;
+    for name in path {
+        let trail = vfs.walk(cx, Where::name(&at, name), Want::default()).await?;
+        at = match (trail.stop, trail.steps.into_iter().next()) {
+            (Stop::Failed(e), _) => return Err(e),
+            (_, Some(node)) => node.fh,
+            (_, None) => return Err(Error::new(libc::ENOENT)),
+        };
+    }
+    Ok(at)
 }
 
 /// [`Vfs::finish`] step by step, by the layer's own `write` and `setattr`: for those that have nothing better.

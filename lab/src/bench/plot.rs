@@ -11,7 +11,7 @@ use std::path::Path;
 /// 2008).
 const GREYS: [RGBColor; 4] =
     [RGBColor(60, 60, 60), RGBColor(140, 140, 140), RGBColor(100, 100, 100), RGBColor(180, 180, 180)];
-const COLOURS: [RGBColor; 6] = [
+pub(super) const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(86, 180, 233),
     RGBColor(213, 94, 0),
@@ -20,18 +20,22 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(204, 121, 167),
 ];
 
-/// Draws `what` ("depth" or "rpcs") of the results with one server.
+/// Draws `what` ("depth" or "rpcs") of the results with one server, or a "sweep".
 pub fn draw(file: &Path, what: &str, server: &str, lines: &[Value]) -> Res<()> {
+    if what == "sweep" {
+        return super::sweep::draw(file, lines).map_err(|e| Fail(format!("{}: {e}", file.display())));
+    }
     let lines: Vec<&Value> = lines.iter().filter(|v| v["server"] == server).collect();
     let drawn = match what {
         "depth" => by_depth(file, server, &lines),
         "rpcs" => by_workload(file, server, &lines),
-        _ => return Err(Fail(format!("--what {what}: depth or rpcs"))),
+        _ => return Err(Fail(format!("--what {what}: depth, rpcs or sweep"))),
     };
     drawn.map_err(|e| Fail(format!("{}: {e}", file.display())))
 }
 
-type Drawn = Result<(), Box<dyn std::error::Error>>;
+/// Whether it could be drawn.
+pub(super) type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 /// A curve per client: (depth, round trips).
 type Curves = BTreeMap<String, Vec<(f64, f64)>>;

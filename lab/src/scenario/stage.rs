@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// Longest that any program of a scenario may run.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(900);
 
 /// One scenario on one server with one client.
 pub struct Stage<'a> {
@@ -84,9 +84,10 @@ impl<'a> Stage<'a> {
         let dir = self.directory(mount)?;
         let tmp = mount.scratch(self.name)?;
         let words = format!(
-            "{} write {} {t}/log {t}/stop",
+            "{} write {} {t}/log {t}/stop {}",
             self.program("verified.py"),
             dir.display(),
+            if self.vers == "3" { "volatile" } else { "" },
             t = tmp.display()
         );
         let job = Job::start(mount, &words);

@@ -23,7 +23,7 @@ def sql(text):
 
 
 def start():
-    pg("pg_ctl", "-D", DATA, "-w", "-t", "120", "-l", f"{SOCKETS}/log", "-o",
+    pg("pg_ctl", "-D", DATA, "-w", "-t", "600", "-l", f"{SOCKETS}/log", "-o",
        f"-c listen_addresses='' -c unix_socket_directories='{SOCKETS}' -c shared_buffers=16MB -c max_connections=20", "start")
 
 
@@ -91,9 +91,9 @@ def _():
     backends = children(master)
     os.kill(master, signal.SIGKILL)
     os.waitpid(master, 0)
-    load.wait(60)
+    load.wait(300)
     # The children end by themselves when their parent is gone; a new server refuses to start before.
-    for _ in range(300):
+    for _ in range(3000):
         if not any(map(alive, backends)):
             break
         time.sleep(0.1)

@@ -6,6 +6,7 @@ use super::wire::{Caller, Patience, Sizes};
 use super::{Inner, V3, convert};
 use crate::error::{MountError, Service};
 use crate::mountd;
+use crate::nqnfs::Nqnfs;
 use crate::validity::ValidityRules;
 use crate::writes::{Limits, Uncommitted};
 use crate::{LookupCache, Options, Recovery};
@@ -75,17 +76,13 @@ async fn connect_to(
     let endpoint =
         Endpoint { addr, resvport: opts.resvport, keepalive: true, connect_timeout: mountd::PATIENCE };
     let connect: Arc<dyn Connect> = Arc::new(TcpConnect::new(endpoint));
-    let client = client(opts, env, connect, stats.clone());
+    let client = rpc_client(opts, env, connect, stats.clone());
     let failed = |e| MountError::from_call(&opts.server, &opts.path, Service::Nfs, addr, "NFS version 3", e);
     client.connect_now().await.map_err(failed)?;
     let root = mounted.root.clone();
     let v3 = V3::begin(opts, env, client, stats, root, Some(mounted.clone()), machine).await;
     match v3 {
-        Ok(v3) => {
-            let Sizes { rsize_bytes, wsize_bytes, .. } = v3.caller.sizes;
-            let lookup_cache = v3.caller.rules.lookup_cache();
-            Ok(Mount3 { vfs: Arc::new(v3), server: addr, rsize_bytes, wsize_bytes, lookup_cache })
-        }
+        Ok(v3) => Ok(v3.mounted(addr)),
         Err(e) => {
             mounted.unmount().await;
             Err(match e {
@@ -107,7 +104,8 @@ async fn nfs_port(opts: &Options, addr: SocketAddr) -> Result<u16, MountError> {
     }
 }
 
-fn client(opts: &Options, env: &Env, connect: Arc<dyn Connect>, stats: Arc<Stats>) -> Client {
+/// A client with the mount's patience.
+pub(crate) fn rpc_client(opts: &Options, env: &Env, connect: Arc<dyn Connect>, stats: Arc<Stats>) -> Client {
     let mode = match opts.recovery {
         Recovery::Hard => Mode::Hard,
         Recovery::Soft => Mode::Soft,
@@ -125,8 +123,10 @@ fn client(opts: &Options, env: &Env, connect: Arc<dyn Connect>, stats: Arc<Stats
 
 /// Why a mount did not get on after mountd.
 #[derive(Debug)]
-pub(super) enum Beginning {
+pub(crate) enum Beginning {
+    /// A call had no answer.
     Call(CallError),
+    /// The server's answers do not do.
     Mount(MountError),
 }
 
@@ -147,8 +147,24 @@ impl V3 {
         mounted: Option<mountd::Mounted>,
         machine: Bytes,
     ) -> Result<V3, Beginning> {
+        Self::begin_as(opts, env, client, stats, root, mounted, machine, None).await
+    }
+
+    /// The same, and the questions are asked by NQNFS.
+    #[expect(clippy::too_many_arguments, reason = "what a mount is made of")]
+    pub(crate) async fn begin_as(
+        opts: &Options,
+        env: &Env,
+        client: Client,
+        stats: Arc<Stats>,
+        root: Fh,
+        mounted: Option<mountd::Mounted>,
+        machine: Bytes,
+        nqnfs: Option<Nqnfs>,
+    ) -> Result<V3, Beginning> {
         let rules = ValidityRules::new(opts);
         let mut caller = Caller::new(client, stats, env.clone(), rules, machine);
+        caller.nqnfs = nqnfs;
         let patience = Patience::until(Instant::now() + mountd::PATIENCE);
         let cred = Cred::root();
         let fail = |cause: String| {
@@ -198,6 +214,13 @@ impl V3 {
         };
         Ok(V3 { inner: Arc::new(inner) })
     }
+
+    /// What it has become, for who mounts it.
+    pub(crate) fn mounted(self, server: SocketAddr) -> Mount3 {
+        let Sizes { rsize_bytes, wsize_bytes, .. } = self.caller.sizes;
+        let lookup_cache = self.caller.rules.lookup_cache();
+        Mount3 { vfs: Arc::new(self), server, rsize_bytes, wsize_bytes, lookup_cache }
+    }
 }
 
 /// What the server prefers, or what the options ask for within what the server can.
@@ -230,7 +253,8 @@ async fn watch_reconnections(mut generations: watch::Receiver<Vec<u64>>, writes:
     }
 }
 
-fn machine_name() -> Bytes {
+/// This machine's name, for credentials.
+pub(crate) fn machine_name() -> Bytes {
     let name = std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim_ascii();
     Bytes::copy_from_slice(&name[..name.len().min(255)])

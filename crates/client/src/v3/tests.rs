@@ -543,3 +543,37 @@ async fn exclusive_creation_by_stamps() {
     assert_eq!(server.called(), ["CREATE", "CREATE", "LOOKUP"]);
     assert_eq!(errno(create("third").await), libc::EEXIST);
 }
+
+/// Who may not open a file as he asks to cuts nothing.
+#[tokio::test(start_paused = true)]
+async fn a_refused_open_cuts_nothing() {
+    let server = Server::new();
+    server.put("f", b"data");
+    let fs = hard(&server).await;
+    let (fh, n) = (open(&fs, "f").await.unwrap().node.fh, name("f"));
+    for (access, lacking) in [
+        (OpenAccess::all(), hither_proto::nfs3::access::READ),
+        (OpenAccess::all(), hither_proto::nfs3::access::MODIFY),
+        (OpenAccess::READ, hither_proto::nfs3::access::MODIFY),
+        (OpenAccess::WRITE, hither_proto::nfs3::access::MODIFY),
+    ] {
+        server.script(move |call, _| match call {
+            Call3::Access(a) => Act::Say(Reply3::Access(Res::Ok(AccessOk {
+                obj_attributes: None,
+                access: a.access & !lacking,
+            }))),
+            _ => Act::Serve,
+        });
+        for create in [Create::No, Create::IfMissing(SetAttr::default())] {
+            for at in [Where::fh(&fh), Where::name(&root(), &n)] {
+                if at.path.is_empty() && create != Create::No {
+                    continue;
+                }
+                let how = OpenHow { access, create: create.clone(), truncate: true, ..RW };
+                assert_eq!(errno(fs.open(&cx(), at, &how).await), libc::EACCES);
+            }
+        }
+    }
+    assert!(!server.called().contains(&"SETATTR"));
+    assert_eq!(server.content("f").unwrap(), b"data");
+}

@@ -9,6 +9,7 @@
 use super::convert;
 use crate::detach::account;
 use crate::error;
+use crate::nqnfs::Nqnfs;
 use crate::validity::ValidityRules;
 use crate::writes::{Failure, Origin, Verifier, Wire, WriteReply};
 use async_trait::async_trait;
@@ -26,15 +27,15 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// First wait after JUKEBOX ("try again later"); it doubles up to [`JUKEBOX_MOST`].
-const JUKEBOX_LEAST: Duration = Duration::from_millis(100);
+pub(crate) const JUKEBOX_LEAST: Duration = Duration::from_millis(100);
 /// Longest wait after JUKEBOX: what the Linux client waits each time.
-const JUKEBOX_MOST: Duration = Duration::from_secs(5);
+pub(crate) const JUKEBOX_MOST: Duration = Duration::from_secs(5);
 /// Most encoded credentials that are remembered.
 const CREDENTIALS_MAX: usize = 1024;
 
 /// Sizes that the server told at mount time, within what the options allow.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sizes {
+pub(crate) struct Sizes {
     pub rsize_bytes: u32,
     pub wsize_bytes: u32,
     pub name_max_bytes: u32,
@@ -44,7 +45,7 @@ pub(super) struct Sizes {
 
 /// How long the caller of a procedure is willing to wait.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Patience {
+pub(crate) struct Patience {
     cancel: Option<CancellationToken>,
     deadline: Option<Instant>,
     /// What it costs is noted here.
@@ -69,24 +70,26 @@ impl Patience {
 }
 
 /// What every procedure needs.
-pub(super) struct Caller {
+pub(crate) struct Caller {
     pub client: Client,
     pub stats: Arc<Stats>,
     pub env: Env,
     pub rules: ValidityRules,
     pub sizes: Sizes,
+    /// The questions are asked by NQNFS.
+    pub nqnfs: Option<Nqnfs>,
     machine: Bytes,
     credentials: Mutex<HashMap<Cred, Credential>>,
 }
 
 /// Outcome of a procedure: the results, or the failing status with what came along.
-pub(super) type Outcome<T, F> = std::result::Result<T, (Nfsstat3, F)>;
+pub(crate) type Outcome<T, F> = std::result::Result<T, (Nfsstat3, F)>;
 
 impl Caller {
     pub fn new(client: Client, stats: Arc<Stats>, env: Env, rules: ValidityRules, machine: Bytes) -> Self {
         let sizes =
             Sizes { rsize_bytes: 4096, wsize_bytes: 4096, name_max_bytes: 255, file_max_bytes: u64::MAX };
-        Self { client, stats, env, rules, sizes, machine, credentials: Mutex::default() }
+        Self { client, stats, env, rules, sizes, nqnfs: None, machine, credentials: Mutex::default() }
     }
 
     /// Calls a procedure; a server that asks for patience gets it.
@@ -106,12 +109,12 @@ impl Caller {
             let outcome: Outcome<T, F> = self.call(cred, patience, args).await?.into_result();
             match outcome {
                 Err((Nfsstat3::JUKEBOX, _)) => {
-                    self.stats.error(P::NAME);
+                    self.failed::<P>();
                     self.pause(patience, wait).await?;
                     wait = (wait * 2).min(JUKEBOX_MOST);
                 }
                 Err(failed) => {
-                    self.stats.error(P::NAME);
+                    self.failed::<P>();
                     return Ok(Err(failed));
                 }
                 done => return Ok(done),
@@ -130,7 +133,27 @@ impl Caller {
         outcome.map_err(|(status, _)| error::nfs3(status))
     }
 
+    /// Counts a failure; those of NQNFS are counted as what was called there.
+    fn failed<P: Procedure>(&self) {
+        if self.nqnfs.is_none() {
+            self.stats.error(P::NAME);
+        }
+    }
+
     async fn call<P: Procedure>(
+        &self,
+        cred: &Cred,
+        patience: &Patience,
+        args: &P,
+    ) -> std::result::Result<P::Reply, CallError> {
+        match &self.nqnfs {
+            None => self.send(cred, patience, args).await,
+            Some(nqnfs) => nqnfs.call(self, cred, patience, args).await,
+        }
+    }
+
+    /// One call, as it is.
+    pub async fn send<P: Procedure>(
         &self,
         cred: &Cred,
         patience: &Patience,
@@ -160,7 +183,8 @@ impl Caller {
         })
     }
 
-    async fn pause(&self, patience: &Patience, wait: Duration) -> std::result::Result<(), CallError> {
+    /// Waits before a call is repeated.
+    pub async fn pause(&self, patience: &Patience, wait: Duration) -> std::result::Result<(), CallError> {
         let over = Instant::now() + wait;
         let end = patience.deadline.map_or(over, |d| d.min(over));
         let cancelled = async {

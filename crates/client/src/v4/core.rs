@@ -89,6 +89,8 @@ pub(crate) struct Core {
     pub stop: CancellationToken,
     /// Operations of one compound that the server was found to take, below what its limits say.
     pub ops_limit: AtomicUsize,
+    /// Walks that the server did name by name only.
+    pub refusals: AtomicUsize,
     /// The server has no COPY.
     pub no_copy: std::sync::atomic::AtomicBool,
     /// The server does not give the filehandle as an attribute.
@@ -119,6 +121,7 @@ impl Core {
             facts: OnceLock::new(),
             stop: CancellationToken::new(),
             ops_limit: AtomicUsize::new(usize::MAX),
+            refusals: AtomicUsize::new(0),
             no_copy: Default::default(),
             needs_getfh: AtomicBool::new(false),
             stamps: Default::default(),

@@ -159,6 +159,7 @@ impl Core {
         let fore = ok.fore_chan_attrs;
         // What the server was short of may be there again, and it may be another one.
         self.ops_limit.store(usize::MAX, Ordering::Relaxed);
+        self.refusals.store(0, Ordering::Relaxed);
         let mut lease = self.lease.lock();
         lease.sequence = lease.sequence.wrapping_add(1);
         lease.epoch += 1;

@@ -117,14 +117,8 @@ impl Core {
         name: &Name,
         set: &SetAttr,
     ) -> Answered<Made> {
-        let how = OpenHow {
-            access: OpenAccess::WRITE,
-            create: Create::Exclusive(set.clone()),
-            truncate: false,
-            execute: false,
-            first_bytes: 0,
-            known: None,
-        };
+        let create = Create::Exclusive(set.clone());
+        let how = OpenHow { create, ..OpenHow::existing(OpenAccess::WRITE) };
         let opened = self.open(cx, dir, std::slice::from_ref(name), &how).await?;
         self.close_unwanted(opened.open);
         Ok(Made { node: opened.node, dir: opened.dir.unwrap_or_default() })

@@ -8,7 +8,7 @@ use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Compound};
 use super::core::Core;
 use super::fail::{Answered, Fail, is_state_lost};
-use super::state::{OpenState, Step, own_fh, share, wire_fh, wire_name};
+use super::state::{Files, OpenState, Step, own_fh, share, wire_fh, wire_name};
 use crate::stamp::Stamp;
 use crate::writes::OpenMark;
 use hither_proto::nfs4::{
@@ -16,13 +16,34 @@ use hither_proto::nfs4::{
     StateOwner, Stateid, access, attr, open,
 };
 use hither_vfs::{
-    ChangeInfo, Create, Cx, Error, Fh, File, Name, Node, OpenAccess, OpenHow, OpenId, Opened, Read, SetAttr,
-    SetTime, Time,
+    Access, Attrs, ChangeInfo, Create, Cx, Error, Fh, File, Name, Node, OpenAccess, OpenHow, OpenId, Opened,
+    Read, SetAttr, SetTime, Time,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
+
+/// How long a CLOSE waits for the reply to an open that passed it, and how often: after that it means whatever the state is, and
+/// after as many rounds again it is given up.
+const OLD_WAIT: Duration = Duration::from_millis(5);
+const OLD_ROUNDS: u32 = 100;
+
+/// An open by name under way; ends when dropped.
+struct Naming<'a>(&'a Files);
+
+impl<'a> Naming<'a> {
+    fn new(files: &'a Files) -> Self {
+        files.naming.fetch_add(1, Ordering::SeqCst);
+        Self(files)
+    }
+}
+
+impl Drop for Naming<'_> {
+    fn drop(&mut self) {
+        self.0.naming.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 impl Core {
     /// Opens; see `Vfs::open`. Runs in a task of its own.
@@ -33,37 +54,28 @@ impl Core {
         path: &[Name],
         how: &OpenHow,
     ) -> Answered<Opened> {
-        if how.truncate && !how.access.contains(OpenAccess::WRITE) {
-            return self.open_and_cut(cx, base, path, how).await;
-        }
-        match path.split_last() {
-            None => self.open_by_handle(cx, base, how).await,
+        let mut opened = match path.split_last() {
+            None => self.open_by_handle(cx, base, how).await?,
             Some((name, before)) => {
-                self.files.naming.fetch_add(1, Ordering::SeqCst);
-                let opened = self.open_by_name(cx, base, before, name, how).await;
-                self.files.naming.fetch_sub(1, Ordering::SeqCst);
-                opened
+                let naming = Naming::new(&self.files);
+                self.open_by_name(cx, base, before, name, how, naming).await?
             }
-        }
-    }
-
-    /// An open for reading alone gives no right to cut (ganesha answers BAD_STATEID or OPENMODE): the file is cut
-    /// by handle, for which the server asks whether the caller may write.
-    async fn open_and_cut(
-        self: &Arc<Self>,
-        cx: &Cx,
-        base: &Fh,
-        path: &[Name],
-        how: &OpenHow,
-    ) -> Answered<Opened> {
-        let uncut = OpenHow { truncate: false, ..how.clone() };
-        let mut opened = Box::pin(self.open(cx, base, path, &uncut)).await?;
-        if !opened.created {
-            let set = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
-            let cut = self.setattr(cx, File { fh: &opened.node.fh, open: None }, &set).await;
-            opened.node.attrs = self.or_close(opened.open, cut).await?;
+        };
+        // A server's word that it made the file can be mistaken (another change of the directory), so its length counts, too.
+        let is_new = opened.created && opened.node.attrs.attr.size_bytes == 0;
+        if how.truncate && !cuts_at_once(how) && !is_new {
+            opened.node.attrs = self.cut_opened(cx, &opened, how).await?;
         }
         Ok(opened)
+    }
+
+    /// Cuts a file that was opened for it, now that nothing is left that could refuse the open. An open for reading alone
+    /// gives no right to cut (ganesha answers BAD_STATEID or OPENMODE): the file is cut by handle.
+    async fn cut_opened(self: &Arc<Self>, cx: &Cx, opened: &Opened, how: &OpenHow) -> Answered<Attrs> {
+        let open = how.access.contains(OpenAccess::WRITE).then_some(opened.open);
+        let set = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
+        let cut = self.setattr(cx, File { fh: &opened.node.fh, open }, &set).await;
+        self.or_close(opened.open, cut).await
     }
 
     async fn open_by_handle(self: &Arc<Self>, cx: &Cx, fh: &Fh, how: &OpenHow) -> Answered<Opened> {
@@ -71,7 +83,7 @@ impl Core {
             return Err(Error::because(libc::EINVAL, "creating needs a name").into());
         }
         // Writes under way must not come after the cut, nor be sent again after a restart of the server.
-        let cut = match how.truncate {
+        let cut = match cuts_at_once(how) {
             true => Some(self.writes().truncating(fh, 0).await),
             false => None,
         };
@@ -114,6 +126,7 @@ impl Core {
         before: &[Name],
         name: &Name,
         how: &OpenHow,
+        naming: Naming<'_>,
     ) -> Answered<Opened> {
         // The owner is the credential's; the file is known only afterwards.
         let owner = self.files.owner(&cx.cred);
@@ -123,8 +136,11 @@ impl Core {
         ops.extend(before.iter().map(|n| Op::Lookup(wire_name(n))));
         ops.push(self.open_op(&owner, how, create.how, OpenClaim::Null(wire_name(name))));
         ops.push(Op::Getfh);
-        if how.create == Create::No {
-            ops.extend(after_open(how));
+        match how.create {
+            Create::No => ops.extend(after_open(how)),
+            // It may be there already.
+            Create::IfMissing(_) => ops.extend(right_to_open(how).map(Op::Access)),
+            Create::Exclusive(_) => {}
         }
         ops.push(Op::Getattr(NODE_ATTRS));
         let creates = how.create != Create::No;
@@ -169,7 +185,7 @@ impl Core {
             && stamp.trusted
         {
             self.stamps.refused();
-            return Box::pin(self.open_by_name(cx, base, before, name, how)).await;
+            return Box::pin(self.open_by_name(cx, base, before, name, how, naming)).await;
         }
         let state = state?;
         let (mut answer, ok, fh) = granted?;
@@ -177,9 +193,13 @@ impl Core {
             self.files.note_name(&state.file, base, name);
         }
         let (id, granted) = self.granted(&state, how.access, &ok);
-        if how.truncate {
-            self.writes().truncating(&fh, 0).await.done();
-        }
+        // Booked: should it be refused below, its CLOSE has no reply to wait for.
+        drop(naming);
+        let cut = match how.create {
+            Create::Exclusive(_) => None,
+            _ if cuts_at_once(how) => Some(self.writes().truncating(&fh, 0).await),
+            _ => None,
+        };
         // Servers that cannot take both values atomically (ganesha) still show whether the open changed
         // the directory; the Linux client goes by that as well.
         let created = match how.create {
@@ -187,7 +207,16 @@ impl Core {
             Create::IfMissing(_) => ok.cinfo.before != ok.cinfo.after,
             Create::Exclusive(_) => true,
         };
+        let allowed = match how.create {
+            Create::IfMissing(_) => {
+                let found = told_right(how, &mut answer);
+                // Made by the first of two executions, it may have a mode that gives no right to read.
+                if created || repeated { Ok(()) } else { self.may_open(cx, &fh, how, found).await }
+            }
+            _ => Ok(()),
+        };
         let rest = match creates {
+            _ if let Err(refused) = allowed => Err(refused),
             true => {
                 let missing = match (&how.create, stamp) {
                     (Create::Exclusive(_), Some(stamp)) if !stamp.trusted => {
@@ -218,6 +247,11 @@ impl Core {
                 rest.map(|(node, first)| (node, first, None))
             }
         };
+        // Where it may create, OPEN itself has cut.
+        match (cut, creates || rest.is_ok()) {
+            (Some(cut), true) => cut.done(),
+            (cut, _) => drop(cut),
+        }
         let (node, first, dir) = self.or_close(id, rest).await?;
         Ok(Opened { node, open: id, created, dir, first, backing: None })
     }
@@ -267,7 +301,7 @@ impl Core {
             Create::No => Creation::default(),
             Create::IfMissing(set) => {
                 let mut attrs = self.wire_set(set).await;
-                if how.truncate {
+                if cuts_at_once(how) {
                     attrs.size = Some(0);
                 }
                 Creation { how: Some(CreateHow::Unchecked(attrs)), ..Creation::default() }
@@ -342,13 +376,9 @@ impl Core {
         granted: Option<Stateid>,
         mut answer: Answer,
     ) -> Answered<(Node, Option<Read>)> {
-        if how.execute {
-            let allowed = answer.results.access()?;
-            if allowed.access & access::EXECUTE == 0 {
-                return Err(Fail::Nfs(Nfsstat4::ACCESS));
-            }
-        }
-        if how.truncate && answer.results.setattr().is_err() {
+        let found = told_right(how, &mut answer);
+        self.may_open(cx, fh, how, found).await?;
+        if cuts_at_once(how) && answer.results.setattr().is_err() {
             let set = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
             let attrs = self.send_setattr(cx, File { fh, open: Some(id) }, &set).await?;
             return Ok((Node { fh: fh.clone(), attrs }, None));
@@ -367,6 +397,25 @@ impl Core {
             }
         };
         Ok((Node { fh: fh.clone(), attrs }, first))
+    }
+
+    /// Whether the right that an open needs is there. What ACCESS could not tell in the open's compound (a delegation that is
+    /// being recalled: NFS4ERR_DELAY) is asked alone, and waited for as always.
+    async fn may_open(
+        self: &Arc<Self>,
+        cx: &Cx,
+        fh: &Fh,
+        how: &OpenHow,
+        told: Answered<u32>,
+    ) -> Answered<()> {
+        let Some(right) = right_to_open(how) else { return Ok(()) };
+        let have = match told {
+            Err(f) if !matches!(f.status(), Some(Nfsstat4::ACCESS | Nfsstat4::PERM)) => {
+                self.access(cx, fh, Access::from_bits_truncate(right)).await?.bits()
+            }
+            told => told?,
+        };
+        if have & right == right { Ok(()) } else { Err(Fail::Nfs(Nfsstat4::ACCESS)) }
     }
 
     #[expect(clippy::too_many_arguments, reason = "all of it is about one open")]
@@ -392,13 +441,19 @@ impl Core {
 
     async fn or_close<T>(self: &Arc<Self>, id: OpenId, outcome: Answered<T>) -> Answered<T> {
         if outcome.is_err() {
-            let _ = self.close(&self.own_cx(), id).await;
+            // Alone: who was refused does not wait for others to be closed with.
+            let _ = self.end(&self.own_cx(), id, false).await;
         }
         outcome
     }
 
     /// Ends an open: commits what was written, then tells the server. Runs in a task of its own.
     pub async fn close(self: &Arc<Self>, cx: &Cx, id: OpenId) -> Answered<()> {
+        self.end(cx, id, true).await
+    }
+
+    /// The same; `together`: the server may be told a moment later, with others.
+    async fn end(self: &Arc<Self>, cx: &Cx, id: OpenId, together: bool) -> Answered<()> {
         let entry = self.files.entry(id)?;
         let mark = entry.mark.lock().take();
         let patient = Cx { cancel: Default::default(), ..cx.clone() };
@@ -407,7 +462,9 @@ impl Core {
             None => Ok(()),
         };
         if let Some(entry) = self.files.closed(id) {
-            self.close_soon(&entry.state).await;
+            if together {
+                self.close_soon(&entry.state).await;
+            }
             self.release(&entry.state).await;
         }
         written.map_err(Fail::Final)
@@ -439,7 +496,7 @@ impl Core {
     async fn settle(self: &Arc<Self>, state: &Arc<OpenState>) -> Answered<()> {
         let _one = state.closing.lock().await;
         let cx = Cx::new(state.cred.clone());
-        let mut current = false;
+        let (mut current, mut old) = (false, 0);
         loop {
             let step = state.next_step();
             // After OLD_STATEID with no open under way: whatever the state is now.
@@ -484,10 +541,12 @@ impl Core {
                 }
             };
             match failed.status() {
-                Some(Nfsstat4::OLD_STATEID) => {
-                    // An open by name has passed us and its reply is under way; or the server counts otherwise.
-                    current = self.files.naming.load(Ordering::SeqCst) == 0;
-                    tokio::time::sleep(Duration::from_millis(5)).await;
+                Some(Nfsstat4::OLD_STATEID) if old < 2 * OLD_ROUNDS => {
+                    // An open by name has passed us and its reply is under way; or the server counts otherwise. An open that
+                    // is closed with this one is made again.
+                    old += 1;
+                    current = self.files.naming.load(Ordering::SeqCst) == 0 || old >= OLD_ROUNDS;
+                    tokio::time::sleep(OLD_WAIT).await;
                 }
                 Some(s) if is_state_lost(s) || s == Nfsstat4::STALE => {
                     state.gone(&stateid);
@@ -528,13 +587,37 @@ struct Creation {
     stamp: Option<Stamp>,
 }
 
+/// The rights that the open of a file that exists needs and OPEN does not tell of: servers grant it for reading to whoever may
+/// execute the file, because a client that runs a program has to read it; and who opens for reading may not cut, which the
+/// SETATTR that does it lets an owner do all the same.
+fn right_to_open(how: &OpenHow) -> Option<u32> {
+    let read = match how.execute {
+        true => access::EXECUTE,
+        false if how.access.contains(OpenAccess::READ) => access::READ,
+        false => 0,
+    };
+    let cut = if how.truncate && !how.access.contains(OpenAccess::WRITE) { access::MODIFY } else { 0 };
+    Some(read | cut).filter(|&right| right != 0)
+}
+
+/// Whether the file can be cut in the compound that opens it: nothing is asked there that could refuse the open, and an open
+/// that is refused must not have cut.
+fn cuts_at_once(how: &OpenHow) -> bool {
+    how.truncate && right_to_open(how).is_none()
+}
+
+/// The rights that the server says there are, of those that were asked for.
+fn told_right(how: &OpenHow, answer: &mut Answer) -> Answered<u32> {
+    match right_to_open(how) {
+        Some(_) => Ok(answer.results.access()?.access),
+        None => Ok(0),
+    }
+}
+
 /// Operations on the opened file in the same compound.
 fn after_open(how: &OpenHow) -> Vec<Op> {
-    let mut ops = Vec::new();
-    if how.execute {
-        ops.push(Op::Access(access::EXECUTE));
-    }
-    if how.truncate {
+    let mut ops: Vec<Op> = right_to_open(how).map(Op::Access).into_iter().collect();
+    if cuts_at_once(how) {
         let size = WireAttrs { size: Some(0), ..WireAttrs::default() };
         ops.push(Op::setattr(Stateid::CURRENT, size));
     }

@@ -1,6 +1,7 @@
 //! Conversations with a server in memory, on virtual time: slots, recovery, interrupted calls, recalls.
 
 mod chains;
+mod opens;
 mod server;
 mod twice;
 
@@ -424,8 +425,11 @@ async fn failure_after_the_open() {
     let execute = OpenHow { access: OpenAccess::READ, execute: true, ..how(Create::No) };
     let n = name("a");
     for at in [Where::fh(&a.node.fh), Where::name(&t.root, &n)] {
+        let before = Instant::now();
         assert_ne!(errno(t.v4.open(&cx(), at, &execute).await), 0);
         assert_eq!(t.server.lock().opens.len(), 0);
+        // Without a wait for others to close together with.
+        assert!(before.elapsed() < Duration::from_millis(100), "{:?}", before.elapsed());
     }
     let cut = OpenHow { truncate: true, ..how(Create::No) };
     for at in [Where::fh(&a.node.fh), Where::name(&t.root, &n)] {
@@ -441,6 +445,23 @@ async fn failure_after_the_open() {
         assert_eq!(t.read(&o).await.unwrap(), "");
         t.v4.close(&cx(), &o.node.fh, o.open).await.unwrap();
         t.v4.close(&cx(), &cut.node.fh, cut.open).await.unwrap();
+    }
+    t.check();
+}
+
+/// Who may not read what exists cannot open it by creating it; what he creates he has open, whatever its permissions.
+#[tokio::test(start_paused = true)]
+async fn creating_gives_no_right_to_what_exists() {
+    let t = Test::new().await;
+    let a = t.create("a").await;
+    t.v4.close(&cx(), &a.node.fh, a.open).await.unwrap();
+    let create = how(Create::IfMissing(SetAttr::default()));
+    for (file, refused) in [("a", libc::EACCES), ("b", 0)] {
+        t.server.lock().fail = vec![(NfsOpnum4::ACCESS, Nfsstat4::ACCESS)];
+        let opened = t.v4.open(&cx(), Where::name(&t.root, &name(file)), &create).await;
+        assert_eq!(t.server.lock().opens.len(), usize::from(opened.is_ok()));
+        assert_eq!((file, opened.as_ref().err().map_or(0, |e| e.errno)), (file, refused));
+        assert!(opened.is_err() || opened.unwrap().created);
     }
     t.check();
 }

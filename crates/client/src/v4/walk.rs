@@ -37,7 +37,9 @@ const NAME_REPLY_BYTES: u32 = 1024;
 /// Most bytes of the request for one name.
 const NAME_REQUEST_BYTES: u32 = 320;
 /// A compound is not made shorter than this many operations.
-const OPS_MIN: usize = 7;
+const OPS_MIN: usize = 5;
+/// After so many walks, one after the other, that failed as a chain and went well name by name, chains are not tried any more in this session.
+const REFUSALS: usize = 3;
 
 /// A walk under way.
 struct Walk<'a> {
@@ -47,6 +49,8 @@ struct Walk<'a> {
     want: Want,
     steps: Vec<Node>,
     along: Along,
+    /// Name by name, with no wishes: the server refused more.
+    plain: bool,
 }
 
 impl Walk<'_> {
@@ -111,16 +115,19 @@ impl Core {
             want.listing_bytes = 0;
         }
         let (steps, along) = (Vec::with_capacity(path.len().max(1)), Along::default());
-        let mut walk = Walk { cx, base, path, want, steps, along };
+        let mut walk = Walk { cx, base, path, want, steps, along, plain: false };
         let mut halvings = 0;
         loop {
             let leg = self.next_leg(&walk).await?;
             let wishes = leg.listing_bytes.is_some() || leg.bring.is_some() || !leg.access.is_empty();
             let sent = leg.ops().0.len();
+            let chain = wishes || leg.names.len() > 1;
             match self.walk_leg(&mut walk, leg).await {
                 Ok(None) if walk.steps.len() < path.len().max(1) => {}
-                Ok(None) => return Ok(walk.end(Stop::Complete)),
-                Ok(Some(stop)) => return Ok(walk.end(stop)),
+                Ok(stop) => {
+                    self.chain_ended(&walk, chain);
+                    return Ok(walk.end(stop.unwrap_or(Stop::Complete)));
+                }
                 // A reply is garbled by knfsd (Linux 6.1) when a READDIR fails behind many names.
                 Err(f) if wishes && (is_too_long(f.status()) || matches!(f, Fail::Garbled)) => {
                     walk.want = Want::default();
@@ -128,6 +135,9 @@ impl Core {
                 Err(f) if is_too_long(f.status()) && halvings < HALVINGS => {
                     self.found_too_long(sent);
                     halvings += 1;
+                }
+                Err(f) if chain && !walk.plain && is_refusal(&f) => {
+                    (walk.plain, walk.want) = (true, Want::default());
                 }
                 Err(f) if walk.steps.is_empty() => return Err(f),
                 Err(f) => return Ok(walk.end(Stop::Failed(f.into()))),
@@ -140,6 +150,16 @@ impl Core {
         self.ops_limit.fetch_min((ops / 2).max(OPS_MIN), Ordering::Relaxed);
     }
 
+    /// A walk has succeeded; where only name by name, the server is taken to refuse chains after a while.
+    fn chain_ended(&self, walk: &Walk<'_>, chain: bool) {
+        if chain {
+            self.refusals.store(0, Ordering::Relaxed);
+        } else if walk.plain && self.refusals.fetch_add(1, Ordering::Relaxed) + 1 == REFUSALS {
+            tracing::info!("the server refuses to look up several names in one message: they go one by one");
+            self.ops_limit.fetch_min(OPS_MIN, Ordering::Relaxed);
+        }
+    }
+
     /// As many of the names that are left as one compound takes. Wishes go with the last, unless they alone would
     /// cost a compound more.
     async fn next_leg(&self, walk: &Walk<'_>) -> Answered<Leg> {
@@ -150,7 +170,7 @@ impl Core {
         let extra = usize::from(want.listing_bytes > 0)
             + usize::from(!want.access.is_empty())
             + if want.read_bytes > 0 { BRING_OPS } else { 0 };
-        let most = self.names_at_once(limits, getfh, 0);
+        let most = if walk.plain { 1 } else { self.names_at_once(limits, getfh, 0) };
         let mut leg = Leg {
             from: walk.here().clone(),
             first: walk.steps.is_empty(),
@@ -160,7 +180,7 @@ impl Core {
             bring: None,
             getfh,
         };
-        if left.len() > self.names_at_once(limits, getfh, extra) && !left.is_empty() {
+        if walk.plain || left.len() > self.names_at_once(limits, getfh, extra) && !left.is_empty() {
             return Ok(leg);
         }
         leg.access = want.access;
@@ -293,6 +313,13 @@ fn not_a_directory(steps: &[Node], says_symlink: bool) -> Stop {
         _ if says_symlink => Stop::Symlink,
         _ => Stop::NotDirectory,
     }
+}
+
+/// The server cannot do with this compound, for no reason that lies in the path.
+fn is_refusal(f: &Fail) -> bool {
+    let refuses =
+        [Nfsstat4::SERVERFAULT, Nfsstat4::NOTSUPP, Nfsstat4::INVAL, Nfsstat4::BADXDR, Nfsstat4::OP_ILLEGAL];
+    matches!(f, Fail::Garbled) || f.status().is_some_and(|s| refuses.contains(&s))
 }
 
 /// The server says that it is the number of operations.

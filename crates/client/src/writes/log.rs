@@ -49,6 +49,8 @@ pub(super) struct Plan {
 #[derive(Debug, Default)]
 pub(super) struct Log {
     kept: BTreeMap<u64, Kept>,
+    /// Number of entries of each epoch: normally there is one epoch, which answers "is anything doubtful" without a look at them.
+    epochs: BTreeMap<u64, usize>,
     bytes: u64,
     seq: u64,
 }
@@ -93,6 +95,8 @@ impl Log {
         self.split_at(start_bytes);
         self.split_at(end_bytes);
         for (_, kept) in self.kept.range_mut(start_bytes..end_bytes) {
+            uncount(&mut self.epochs, kept.epoch);
+            *self.epochs.entry(epoch).or_default() += 1;
             kept.verifier = verifier;
             kept.epoch = epoch;
         }
@@ -176,6 +180,9 @@ impl Log {
 
     /// End of the last extent from before reconnection `epoch`; 0 without one.
     pub fn doubtful_end_bytes(&self, epoch: u64) -> u64 {
+        if self.epochs.keys().all(|&e| e == epoch) {
+            return 0;
+        }
         let last = self.kept.iter().rev().find(|(_, k)| k.epoch != epoch);
         last.map_or(0, |(&at, k)| at + k.data.len() as u64)
     }
@@ -194,15 +201,17 @@ impl Log {
 
     fn insert(&mut self, at: u64, kept: Kept) {
         self.bytes += kept.data.len() as u64 + ENTRY_OVERHEAD_BYTES;
+        *self.epochs.entry(kept.epoch).or_default() += 1;
         self.kept.insert(at, kept);
     }
 
     fn retain(&mut self, mut keep: impl FnMut(&Kept) -> bool) {
-        let bytes = &mut self.bytes;
+        let (bytes, epochs) = (&mut self.bytes, &mut self.epochs);
         self.kept.retain(|_, k| {
             let stays = keep(k);
             if !stays {
                 *bytes -= k.data.len() as u64 + ENTRY_OVERHEAD_BYTES;
+                uncount(epochs, k.epoch);
             }
             stays
         });
@@ -216,6 +225,7 @@ impl Log {
         for at in gone {
             if let Some(k) = self.kept.remove(&at) {
                 self.bytes -= k.data.len() as u64 + ENTRY_OVERHEAD_BYTES;
+                uncount(&mut self.epochs, k.epoch);
             }
         }
     }
@@ -232,6 +242,16 @@ impl Log {
         kept.data = compact(kept.data.slice(..head_bytes as usize));
         self.bytes -= tail.data.len() as u64;
         self.insert(at, tail);
+    }
+}
+
+/// One entry of `epoch` fewer.
+fn uncount(epochs: &mut BTreeMap<u64, usize>, epoch: u64) {
+    if let Some(n) = epochs.get_mut(&epoch) {
+        *n -= 1;
+        if *n == 0 {
+            epochs.remove(&epoch);
+        }
     }
 }
 

@@ -449,3 +449,23 @@ fn slices_of_data() {
         assert_eq!(&slice(&data, start, len).into_bytes()[..], wanted.as_bytes());
     }
 }
+
+proptest! {
+    /// What a log knows of epochs without looking at its entries is what its entries say.
+    #[test]
+    fn doubtful_ends(steps in proptest::collection::vec((0..7, 0..64u64, 1..32u64), 1..60)) {
+        let (mut log, mut epoch) = (log::Log::default(), 0);
+        let origin = Origin { cred: cx().cred.clone(), open: None };
+        for (what, start, len) in steps {
+            match what {
+                0..=2 => log.wrote(start, &Data::from(Bytes::from(vec![1; len as usize])), [0; 8], epoch, &origin),
+                3 => epoch += 1,
+                4 => log.resent(start, start + len, [1; 8], epoch),
+                5 => log.truncated(start),
+                _ => log.abandon(log.latest().saturating_sub(len)),
+            }
+            let end = log.doubtful(0, 1000, epoch).last().map_or(0, |(at, b)| at + b.len() as u64);
+            prop_assert_eq!(log.doubtful_end_bytes(epoch), end);
+        }
+    }
+}

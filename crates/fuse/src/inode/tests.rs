@@ -3,7 +3,7 @@
 use super::*;
 use hither_vfs::{Name, Time};
 
-fn node(fh: &str, fileid: u64, kind: FileKind) -> Node {
+pub(crate) fn node(fh: &str, fileid: u64, kind: FileKind) -> Node {
     let attr = Attr {
         kind,
         mode: 0o755,
@@ -166,6 +166,31 @@ fn attributes_are_known_until_something_else_happens() {
     drop(a);
     drop(b);
     assert!(i.known(now).is_none());
+}
+
+#[test]
+fn a_lease_counts_only_when_it_was_passed_on() {
+    let t = inodes();
+    let leased = Node {
+        attrs: Attrs { valid: Validity::Lease, ..node("f", 5, FileKind::Regular).attrs },
+        ..node("f", 5, FileKind::Regular)
+    };
+    let (i, now) = (t.remember(None, &leased).unwrap(), Instant::now());
+    let nothing = |i: &Inode| i.known(now).is_none() && i.valid() == Validity::Once;
+    assert!(nothing(&i), "made from it");
+    i.observe(&leased.attrs, t.clock.now());
+    assert!(nothing(&i), "seen");
+    i.opened(&leased.attrs, t.clock.now());
+    assert!(nothing(&i), "opened");
+    let mut m = i.modify(&t.clock);
+    m.brought(leased.attrs.clone());
+    drop(m);
+    assert!(nothing(&i), "brought by a write");
+    i.leased();
+    i.observe(&leased.attrs, t.clock.now());
+    assert_eq!(i.valid(), Validity::Lease);
+    i.withdrawn();
+    assert!(nothing(&i));
 }
 
 #[test]

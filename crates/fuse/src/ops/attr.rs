@@ -39,11 +39,11 @@ impl Call {
             return Err(Error::new(libc::ESTALE));
         }
         self.saw(inode, attrs, asked).await;
-        Ok(self.attr_body(inode, attrs))
+        Ok(self.attr_body(inode, attrs, asked))
     }
 
-    fn attr_body(&self, inode: &Inode, attrs: &Attrs) -> Answer {
-        let valid = self.attr_valid(inode, attrs);
+    fn attr_body(&self, inode: &Inode, attrs: &Attrs, asked: Moment) -> Answer {
+        let valid = self.attr_valid(inode, attrs, asked);
         Answer::bytes(attr_out(self.session.ino(&attrs.attr), &attrs.attr, valid))
     }
 
@@ -65,6 +65,7 @@ impl Call {
             _ => self.cx(),
         };
         let modifying = wanted.size_bytes.map(|_| inode.modify(&self.session.inodes.clock));
+        let asked = self.asked();
         let attrs = vfs.setattr(&cx, file, &wanted).await?;
         if wanted.size_bytes.is_some() {
             inode.resized(attrs.attr.size_bytes);
@@ -73,12 +74,16 @@ impl Call {
         }
         drop(modifying);
         inode.touch(&self.session.inodes.clock);
-        if inode.observe(&attrs, self.asked()).search_lost {
+        let seen = inode.observe(&attrs, self.asked());
+        if seen.search_lost {
             self.session.distrust_names(&inode);
+        }
+        if seen.sooner {
+            self.session.watch.hasten(&inode);
         }
         // No pages are dropped here, whatever was seen: while it truncates, the kernel writes none back, and dropping
         // dirty ones would wait for this answer.
-        Ok(self.attr_body(&inode, &attrs))
+        Ok(self.attr_body(&inode, &attrs, asked))
     }
 
     pub(super) async fn access(&self, mask: u32) -> Result<Answer> {

@@ -43,12 +43,19 @@ impl Call {
     pub(super) async fn opendir(&self) -> Result<Answer> {
         let inode = self.inode()?;
         let (attrs, asked) = self.dir_attrs(&inode).await?;
-        let mut flags = 0;
-        if !attrs.valid.left(Instant::now()).is_zero() {
+        let (mut flags, now) = (0, Instant::now());
+        let left = attrs.valid.left(now).min(LISTING_HOLDS_MAX);
+        let cached = !left.is_zero();
+        if cached {
             flags |= fopen::CACHE_DIR;
-            if inode.opened(&attrs, asked).keep && inode.listing_holds(Instant::now()) {
+            let keep = inode.opened(&attrs, asked).keep && inode.listing_holds(now);
+            if keep {
                 flags |= fopen::KEEP_CACHE;
             }
+            // What the kernel keeps is what the directory is now; otherwise it begins anew.
+            // What is kept does not hold longer than it did: an equal directory may not prove its names.
+            let until = inode.entries_until().map_or(now + left, |until| until.min(now + left));
+            inode.entries_hold(keep.then_some(until));
         }
         let page = Page {
             from: 0,
@@ -60,11 +67,17 @@ impl Call {
             asked,
             hold: None,
             began: asked,
+            base: None,
+            until: now,
             ask_bytes: FIRST_PAGE_BYTES,
             pages: 0,
             milestone: None,
         };
-        let dir = self.session.dirs.add(OpenDir { inode, cred: self.cred(), page: page.into() });
+        let watched = cached.then(|| inode.clone());
+        let dir = self.session.dirs.add(OpenDir { inode, cred: self.cred(), cached, page: page.into() });
+        if let Some(inode) = watched {
+            self.session.watch.add(&inode, dir);
+        }
         let mut out = Out::with_capacity(16);
         open_out(&mut out, dir, flags, 0);
         Ok(Answer::bytes(out.into_vec()).or(Undo::CloseDir { dir }))
@@ -110,7 +123,8 @@ impl Call {
         let mut page = dir.page.lock().await;
         let mut cookie = cookie_at(offset);
         if cookie == 0 {
-            (page.hold, page.began) = (Some(Instant::now() + LISTING_HOLDS_MAX), self.asked());
+            page.until = Instant::now() + LISTING_HOLDS_MAX;
+            (page.hold, page.began, page.base) = (Some(page.until), self.asked(), dir.inode.pages());
         }
         loop {
             if !page.seek(cookie) {
@@ -118,7 +132,7 @@ impl Call {
             }
             while let Some(entry) = page.entries.get(page.next) {
                 let Some(hold) = self.add_entry(&mut list, &dir.inode, entry, page.asked).await else {
-                    return Ok(self.listed(&dir.inode, list));
+                    return Ok(self.piece(&dir, &page, list));
                 };
                 cookie = entry.cookie;
                 page.hold = page.hold.zip(hold).map(|(a, b)| a.min(b));
@@ -126,18 +140,30 @@ impl Call {
             }
             // Something to show, or nothing more to come.
             if page.eof {
-                dir.inode.listed(page.hold, page.began);
+                dir.inode.listed(page.hold, page.began, page.base);
             }
             if page.eof || !list.is_empty() {
-                return Ok(self.listed(&dir.inode, list));
+                return Ok(self.piece(&dir, &page, list));
             }
         }
     }
 
+    /// The answer with a piece of a page, which the kernel may cache. It uses what it has cached from the answer on that has no entries
+    /// any more, through any descriptor and whenever that goes back to the start: when its time is over it is taken away.
+    fn piece(&self, dir: &OpenDir, page: &Page, list: List) -> Answer {
+        if dir.cached {
+            dir.inode.entries_given(page.until);
+            if list.is_empty() {
+                self.session.watch.hasten(&dir.inode);
+            }
+        }
+        self.listed(&dir.inode, list)
+    }
+
     /// The answer with a list, in which leases are passed on.
     fn listed(&self, dir: &Inode, mut list: List) -> Answer {
-        for (at, inode, attrs) in std::mem::take(&mut list.leased) {
-            let (entry_valid, attr_valid) = self.times(dir, &inode, &attrs);
+        for (at, inode, attrs, asked) in std::mem::take(&mut list.leased) {
+            let (entry_valid, attr_valid) = self.times(dir, &inode, &attrs, asked);
             set_times(&mut list.out, at, entry_valid, attr_valid);
         }
         list.answer()
@@ -154,7 +180,12 @@ impl Call {
         let cx = self.cx_of(dir.cred.clone());
         let fh = dir.inode.fh();
         let vfs = &self.session.vfs;
+        let before = self.dir_left(&dir.inode);
+        let until = (!before.is_zero()).then(|| Instant::now() + before);
         let new = vfs.readdir(&cx, &fh, cookie, verifier, page.ask_bytes, nodes).await?;
+        // What was remembered below holds as long as the directory was known to; what was asked for, as it is known to now.
+        let until = until.unwrap_or_else(|| Instant::now() + self.dir_left(&dir.inode));
+        page.until = page.until.min(until);
         let stuck = new.entries.is_empty() && !new.eof
             || new.entries.iter().any(|e| e.cookie == cookie || e.cookie == 0);
         let last = new.entries.last().map(|e| e.cookie);
@@ -215,7 +246,7 @@ impl Call {
                     false => (self.name_valid(dir, left), left),
                 };
                 if leased {
-                    list.leased.push((list.out.len(), inode.clone(), node.attrs.clone()));
+                    list.leased.push((list.out.len(), inode.clone(), node.attrs.clone(), asked));
                 }
                 let attr = Some(&node.attrs.attr);
                 let entry = EntryReply { nodeid: inode.id, ino, entry_valid, attr_valid, attr };
@@ -257,8 +288,8 @@ struct List {
     size: usize,
     plus: bool,
     remembered: Vec<u64>,
-    /// Objects under leases, and where their entries are.
-    leased: Vec<(usize, Arc<Inode>, Attrs)>,
+    /// Objects under leases, where their entries are, and when they were asked for.
+    leased: Vec<(usize, Arc<Inode>, Attrs, Moment)>,
 }
 
 impl List {

@@ -49,19 +49,23 @@ impl Call {
             // again, with fresh attributes, and open once more. Attributes that come together with an
             // invalidation are ignored, so what has to go goes before.
             self.session.sent_back.send(self.head.tid, self.pending.started, Instant::now());
-            self.session.undo(undo).await;
+            self.session.close_aside(id);
             if !on_open.keep && self.session.drop_pages(inode.id).await {
                 inode.pages_dropped(opened.node.attrs.attr.change, asked);
             }
             inode.attrs_dropped();
             return Err(Error::new(libc::ESTALE));
         }
+        if how.access.contains(OpenAccess::READ) && !how.truncate {
+            let path = || self.session.inodes.path_of(&inode.fh());
+            self.session.tracer.opened(self.head.tid, inode.id, path);
+        }
         if on_open.attrs_stale {
             self.session.drop_attrs(inode.id);
             inode.attrs_dropped();
         }
         if opened.node.attrs.valid == Validity::Lease {
-            self.attr_valid(&inode, &opened.node.attrs);
+            self.attr_valid(&inode, &opened.node.attrs, asked);
         }
         let mut out = Out::with_capacity(16);
         let how = self.open_flags(flags, on_open.keep, backing_id);
@@ -85,7 +89,10 @@ impl Call {
             Named::By(dir, name) => match session.vfs.open(cx, Where::name(dir, name), how).await {
                 Ok(opened) if inode.knows(&opened.node.fh) => return Ok((opened, false)),
                 Ok(other) => {
-                    let _ = session.vfs.close(cx, &other.node.fh, other.open).await;
+                    let (vfs, cx) = (session.vfs.clone(), Cx::new(cx.cred.clone()));
+                    session.aside(async move {
+                        let _ = vfs.close(&cx, &other.node.fh, other.open).await;
+                    });
                 }
                 Err(e) if !may_be_another(&e) => return Err(e),
                 Err(_) => {}
@@ -147,7 +154,7 @@ impl Call {
             }
         };
         let mut out = Out::with_capacity(144);
-        self.entry(&mut out, &dir, &inode, &opened.node.attrs);
+        self.entry(&mut out, &dir, &inode, &opened.node.attrs, asked);
         let how = self.open_flags(flags, on_open.keep, backing_id);
         open_out(&mut out, id, how, backing_id.unwrap_or(0));
         Ok(Answer::bytes(out.into_vec()).or(Undo::Close { file: id, forget: Some(inode.id) }))
@@ -168,8 +175,15 @@ impl Call {
         let (open, cred, locking) = (opened.open, self.cred(), Arc::default());
         let lockers = Default::default();
         let committed = AtomicU64::new(inode.writes().1);
-        let file = OpenFile { inode, open, access, cred, locking, lockers, first, committed, _noted: noted };
-        Ok((self.session.files.add(file), backing_id))
+        let brings_bytes = first.lock().is_some();
+        let (watched, noted) = (inode.clone(), Mutex::new(noted));
+        let file = OpenFile { inode, open, access, cred, locking, lockers, first, committed, noted };
+        let id = self.session.files.add(file);
+        self.session.watch.add(&watched, id);
+        if brings_bytes {
+            self.session.keep_first(id);
+        }
+        Ok((id, backing_id))
     }
 
     fn open_flags(&self, flags: u32, keep: bool, backing_id: Option<u32>) -> u32 {
@@ -278,8 +292,12 @@ impl Call {
             return Err(error);
         }
         let (writes, _) = file.inode.writes();
-        // Where closes do not wait, the kernel may have forgotten the file, and with it our count, before everything was sent.
-        if self.session.config.close_waits && file.committed.load(Ordering::Relaxed) >= writes {
+        // Where closes do not wait, the kernel may have forgotten the file, and with it our count, before everything was sent; where
+        // the local disk is what fsync waits for, the server may have refused it since. What was written from beside before the
+        // kernel knew the file was never counted.
+        let counted =
+            self.session.config.commits_last && !self.session.written_beside.load(Ordering::Relaxed);
+        if counted && file.committed.load(Ordering::Relaxed) >= writes {
             return Ok(());
         }
         let handle = file.inode.fh();
@@ -301,7 +319,9 @@ impl Call {
     }
 
     pub(super) async fn release(&self, fh: u64, release_flags: u32, lock_owner: u64) -> Result<Answer> {
-        let Some(file) = self.session.files.remove(fh) else { return Err(Error::new(libc::EBADF)) };
+        let Some(file) = self.session.take_file(fh) else { return Err(Error::new(libc::EBADF)) };
+        // At once: the close below may take its time, and the next open of the file may be one that the kernel can read by itself.
+        drop(file.noted.lock().take());
         // Nobody waits for the answer, but until it comes the kernel keeps the inode, and with it, when the file was
         // removed, `mount -o remount,ro` busy.
         self.pending.answer(Ok(&Body::Empty));

@@ -46,10 +46,10 @@ impl Call {
     pub(super) async fn link(&self, old: u64, name: Name) -> Result<Answer> {
         let (dir, inode) = (self.inode()?, self.inode_of(old)?);
         let _changing = (self.changing(&dir), self.changing(&inode));
+        let asked = self.asked();
         let made = self.session.vfs.link(&self.cx(), &inode.fh(), &dir.fh(), &name).await?;
         // The kernel takes the answer only for the inode it asked about.
         let node = hither_vfs::Node { fh: inode.fh(), attrs: made.node.attrs };
-        let asked = self.asked();
         self.entry_answer(&dir, &name, &node, asked).await.map(|(answer, _)| answer)
     }
 
@@ -95,7 +95,16 @@ impl Call {
         let replaced = replaced.as_ref().map(|i| i.fh());
         let (from_fh, to_fh) = (dir.fh(), to_dir.fh());
         let vfs = &self.session.vfs;
-        vfs.rename(&self.cx(), (&from_fh, &from), (&to_fh, &to), replaced.as_ref(), flags).await?;
+        let renamed =
+            vfs.rename(&self.cx(), (&from_fh, &from), (&to_fh, &to), replaced.as_ref(), flags).await;
+        if let Err(e) = renamed {
+            // A rename that is executed twice fails the second time, and the new name that the kernel has known to be absent is
+            // there; it doubts the old one by itself, and new ones that it has known to be there.
+            if matches!(e.errno, libc::ENOENT | libc::EEXIST | libc::EINTR | libc::EIO) {
+                self.session.doubt_name(to_dir.id, &to);
+            }
+            return Err(e);
+        }
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         inodes.rename((dir.id, &from), (to_dir.id, &to), exchange);
         Ok(Answer::empty())

@@ -33,6 +33,10 @@ struct State {
     at_peek: Option<Act>,
 }
 
+/// Under which name answers are held back.
+const ANSWERS: [(&str, &str); 3] =
+    [("walk", "walk's answer"), ("readdir", "readdir's answer"), ("write", "write's answer")];
+
 /// What a test does when a name is peeked for.
 type Act = Arc<dyn Fn(&str) + Send + Sync>;
 
@@ -53,6 +57,17 @@ impl Gate {
     /// Holds calls of a kind back from now on. They do not end when they are cancelled: the worst server.
     pub fn shut(&self, op: &'static str) {
         self.state.lock().unwrap().shut.insert(op);
+    }
+
+    /// Holds answers of walks, listings or writes back from now on: what they tell is as old as the call.
+    pub fn shut_answers(&self, op: &str) {
+        let key = ANSWERS.iter().find(|(of, _)| *of == op).unwrap().1;
+        self.shut(key);
+    }
+
+    /// Answers of such calls that are held back.
+    pub fn answers_waiting(&self, op: &str) -> usize {
+        self.waiting(ANSWERS.iter().find(|(of, _)| *of == op).unwrap().1)
     }
 
     /// Lets everything pass.
@@ -156,8 +171,17 @@ impl Gate {
             if let Some(&errno) = s.fail.get(op) {
                 return Err(Error::new(errno));
             }
+        }
+        self.hold(op).await;
+        Ok(())
+    }
+
+    /// Waits while calls of a kind, or their answers, are held back.
+    async fn hold(&self, op: &'static str) {
+        {
+            let mut s = self.state.lock().unwrap();
             if !s.shut.contains(op) {
-                return Ok(());
+                return;
             }
             *s.waiting.entry(op).or_default() += 1;
         }
@@ -171,7 +195,6 @@ impl Gate {
             opened.await;
         }
         *self.state.lock().unwrap().waiting.entry(op).or_default() -= 1;
-        Ok(())
     }
 }
 
@@ -201,6 +224,7 @@ macro_rules! pass_on {
                 self.pass(cx, "walk").await?;
                 let mut trail = self.below.walk(cx, at, want).await?;
                 trail.steps.iter_mut().for_each(|node| self.lease(&mut node.attrs));
+                self.hold("walk's answer").await;
                 let mut s = self.state.lock().unwrap();
                 let mut base = at.base;
                 let remembered = if s.remembers { trail.steps.len() } else { 0 };
@@ -273,7 +297,20 @@ macro_rules! pass_on {
                 let nodes = page.entries.iter_mut().filter_map(|e| e.node.as_mut());
                 nodes.for_each(|node| self.lease(&mut node.attrs));
                 page.eof &= !circle;
+                self.hold("readdir's answer").await;
                 Ok(page)
+            }
+
+            async fn write(
+                &self, cx: &Cx, file: File<'_>, at: u64, data: Data, stability: Stability,
+            ) -> Result<Wrote> {
+                self.pass(cx, "write").await?;
+                let wrote = self.below.write(cx, file, at, data, stability).await;
+                self.state.lock().unwrap().names.clear();
+                let mut wrote = wrote?;
+                wrote.attrs.iter_mut().for_each(|attrs| self.lease(attrs));
+                self.hold("write's answer").await;
+                Ok(wrote)
             }
         }
     };
@@ -285,7 +322,6 @@ pass_on! {
     fn access(fh: &Fh, want: Access) -> Access;
     fn readlink(fh: &Fh) -> Bytes;
     fn close(fh: &Fh, open: OpenId) -> ();
-    fn write(file: File<'_>, offset_bytes: u64, data: Data, stability: Stability) -> Wrote;
     fn finish(file: File<'_>, piece: Option<(u64, Data)>, set: &SetAttr) -> Finished;
     fn commit(file: File<'_>) -> ();
     fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Made;

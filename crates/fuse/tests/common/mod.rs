@@ -188,8 +188,7 @@ impl Mount {
         let mounted = self.mounted.take().unwrap();
         // A process that was killed gives its files up a moment after it was waited for.
         eventually("nothing is in use", || mounted.unmount(false).is_ok());
-        let ended =
-            self.rt.block_on(async { tokio::time::timeout(Duration::from_secs(5), mounted.wait()).await });
+        let ended = self.rt.block_on(async { tokio::time::timeout(PATIENCE, mounted.wait()).await });
         ended.expect("the threads end with the mount");
         assert_eq!(self.model.open_count(), 0, "opens left at the server");
         assert_eq!(mounted.counts().0, 0, "files left open");
@@ -230,15 +229,32 @@ pub fn user_can(dir: &Path, uid: u32, gid: u32, groups: &[u32], command: &str) -
     as_user(dir, uid, gid, groups, command).status.success()
 }
 
-/// Waits until something holds, for 5 seconds.
+/// How long a machine that does much else may need for what takes an instant.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until something holds, for a minute and more.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..500 {
+    for _ in 0..PATIENCE.as_millis() / 10 {
         if holds() {
             return;
         }
         pause(10);
     }
-    panic!("not within 5 seconds: {what}");
+    panic!("not within {PATIENCE:?}: {what}");
+}
+
+/// What is below a bound (a time, a number of calls) on a machine that does nothing else, and sometimes above it on a busy one: one
+/// of several attempts stays below.
+pub fn once_below<T: PartialOrd + std::fmt::Debug>(what: &str, bound: T, mut attempt: impl FnMut() -> T) {
+    let mut all = Vec::new();
+    for _ in 0..10 {
+        let this = attempt();
+        if this < bound {
+            return;
+        }
+        all.push(this);
+    }
+    panic!("{what}: never below {bound:?}: {all:?}");
 }
 
 #[allow(clippy::disallowed_methods)]

@@ -170,6 +170,19 @@ impl Conn {
         good(name, self.call(&RemoveArgs { object: entry(dir, name) }).await?).map(drop)
     }
 
+    /// Gives a name of a directory to another one.
+    pub async fn rename(&mut self, dir: &Fh3, old: &str, new: &str) -> io::Result<()> {
+        let args = RenameArgs { from: entry(dir, old), to: entry(dir, new) };
+        good(old, self.call(&args).await?).map(drop)
+    }
+
+    /// Sets permissions.
+    pub async fn chmod(&mut self, file: &Fh3, mode: u32) -> io::Result<()> {
+        let new_attributes = Sattr3 { mode: Some(mode), ..Sattr3::default() };
+        let args = SetattrArgs { object: file.clone(), new_attributes, guard: None };
+        good("SETATTR", self.call(&args).await?).map(drop)
+    }
+
     /// Removes a directory.
     pub async fn rmdir(&mut self, dir: &Fh3, name: &str) -> io::Result<()> {
         good(name, self.call(&RmdirArgs { object: entry(dir, name) }).await?).map(drop)

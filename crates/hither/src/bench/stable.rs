@@ -101,5 +101,8 @@ async fn change(
             conn.create(dir, "r").await?;
             conn.remove(dir, "r").await
         }
+        SyncKind::Rename if i.is_multiple_of(2) => conn.rename(dir, "file", "moved").await,
+        SyncKind::Rename => conn.rename(dir, "moved", "file").await,
+        SyncKind::Setattr => conn.chmod(file, 0o600 + i as u32 % 0o100).await,
     }
 }

@@ -1,20 +1,50 @@
-//! `hither cache warm`: reads files through their mount, several at a time.
+//! `hither cache warm`: small files by the daemon, many in a message, the others through their mount, several at a time.
 
+use super::batch::{Batch, Batches};
 use crate::cli::CacheWarm;
 use crate::exit::Failure;
 use crate::stat::text::bytes;
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Bytes of one read.
 const CHUNK: usize = 1 << 20;
 /// Files found that wait to be read, at most.
 const WAITING: usize = 65_536;
+
+/// What a reader takes.
+enum Todo {
+    File(PathBuf),
+    Batch(Batch),
+}
+
+/// Who finds files hands them on here.
+struct Found<'a> {
+    todo: &'a mpsc::SyncSender<Todo>,
+    batches: Batches,
+    /// Seconds since 1970.
+    now_s: i64,
+}
+
+impl Found<'_> {
+    fn file(&mut self, path: PathBuf, meta: &std::fs::Metadata) {
+        let todo = match self.batches.add(path, meta, self.now_s) {
+            Ok(None) => return,
+            Ok(Some(batch)) => Todo::Batch(batch),
+            Err(path) => Todo::File(path),
+        };
+        // The readers are there as long as this is.
+        let _ = self.todo.send(todo);
+    }
+}
 
 #[derive(Default)]
 struct Progress {
@@ -31,28 +61,72 @@ struct Progress {
 /// # Errors
 /// The list cannot be read, or files cannot.
 pub fn run(args: &CacheWarm) -> Result<(), Failure> {
+    warm(args.jobs, args.quiet, |found, progress| {
+        for file in &args.files {
+            match file.as_os_str() == "-" {
+                true => {
+                    lines(io::stdin().lock(), None, found, progress).map_err(|e| bad("standard input", &e))?
+                }
+                false => walk(file, found, progress),
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The same for a trace: a list in which `/./` stands where the mount begins, which is at `root` now if that is given.
+///
+/// # Errors
+/// The list cannot be read, or files cannot.
+pub fn replay(trace: &Path, root: Option<&Path>, jobs: u8, quiet: bool) -> Result<(), Failure> {
+    let list = File::open(trace).map_err(|e| bad(&trace.display().to_string(), &e))?;
+    warm(jobs, quiet, |found, progress| {
+        let list = io::BufReader::new(list);
+        lines(list, root, found, progress).map_err(|e| bad(&trace.display().to_string(), &e))
+    })
+}
+
+fn bad(what: &str, e: &io::Error) -> Failure {
+    Failure::system(format!("{what}: {e}"))
+}
+
+fn warm(
+    jobs: u8,
+    quiet: bool,
+    list: impl FnOnce(&mut Found<'_>, &Progress) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let progress = Progress::default();
-    let (found, files) = mpsc::sync_channel::<PathBuf>(WAITING);
+    let (todo, files) = mpsc::sync_channel::<Todo>(WAITING);
     let files = parking_lot::Mutex::new(files);
     let over = AtomicBool::new(false);
+    let now = (crate::stack::env().wall)().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now_s = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    let mut unkept = BTreeMap::new();
     let listed = std::thread::scope(|scope| {
-        let shown = !args.quiet && io::stderr().is_terminal();
+        let shown = !quiet && io::stderr().is_terminal();
         if shown {
             scope.spawn(|| show(&progress, &over));
         }
-        let readers: Vec<_> = (0..args.jobs).map(|_| scope.spawn(|| read_all(&files, &progress))).collect();
-        let listed = list(&args.files, &found, &progress);
+        let readers: Vec<_> = (0..jobs).map(|_| scope.spawn(|| read_all(&files, &progress))).collect();
+        let mut found = Found { todo: &todo, batches: Batches::default(), now_s };
+        let listed = list(&mut found, &progress);
+        let (left, why) = found.batches.rest();
+        left.into_iter().for_each(|batch| drop(todo.send(Todo::Batch(batch))));
+        unkept = why;
         progress.all_found.store(true, Ordering::Relaxed);
-        drop(found);
+        drop(todo);
         let ended = readers.into_iter().map(|reader| reader.join()).all(|joined| joined.is_ok());
         over.store(true, Ordering::Relaxed);
         listed.and_then(|()| if ended { Ok(()) } else { Err(Failure::system("a reader broke down")) })
     });
     listed?;
-    if !args.quiet {
+    if !quiet {
         let (read, all) =
             (progress.read.load(Ordering::Relaxed), progress.read_bytes.load(Ordering::Relaxed));
         crate::stat::print(&format!("{read} files read, {}\n", bytes(all)))?;
+        for (why, files) in unkept {
+            let _ = writeln!(io::stderr(), "hither: {files} of them are not kept on disk: {why}");
+        }
     }
     match progress.failed.load(Ordering::Relaxed) {
         0 => Ok(()),
@@ -60,25 +134,28 @@ pub fn run(args: &CacheWarm) -> Result<(), Failure> {
     }
 }
 
-fn list(files: &[PathBuf], found: &mpsc::SyncSender<PathBuf>, progress: &Progress) -> Result<(), Failure> {
-    for file in files {
-        if file.as_os_str() != "-" {
-            walk(file, found, progress);
-            continue;
-        }
-        for line in io::stdin().lock().split(b'\n') {
-            let line = line.map_err(|e| Failure::system(format!("standard input: {e}")))?;
-            if !line.is_empty() {
-                let name = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(&line);
-                walk(Path::new(name), found, progress);
-            }
+/// Paths, a line each.
+fn lines(
+    list: impl BufRead,
+    root: Option<&Path>,
+    found: &mut Found<'_>,
+    progress: &Progress,
+) -> io::Result<()> {
+    for line in list.split(b'\n') {
+        let line = line?;
+        let below = line.windows(3).position(|at| at == b"/./").and_then(|at| line.get(at + 3..));
+        let name = |bytes| Path::new(<OsStr as OsStrExt>::from_bytes(bytes));
+        match (root, below) {
+            _ if line.is_empty() => {}
+            (Some(root), Some(below)) => walk(&root.join(name(below)), found, progress),
+            _ => walk(name(&line), found, progress),
         }
     }
     Ok(())
 }
 
 /// A file, or everything below a directory; symbolic links are not followed.
-fn walk(path: &Path, found: &mpsc::SyncSender<PathBuf>, progress: &Progress) {
+fn walk(path: &Path, found: &mut Found<'_>, progress: &Progress) {
     let mut todo = vec![path.to_path_buf()];
     while let Some(path) = todo.pop() {
         let meta = match std::fs::symlink_metadata(&path) {
@@ -96,21 +173,30 @@ fn walk(path: &Path, found: &mpsc::SyncSender<PathBuf>, progress: &Progress) {
         } else if meta.is_file() {
             progress.found.fetch_add(1, Ordering::Relaxed);
             progress.found_bytes.fetch_add(meta.size(), Ordering::Relaxed);
-            if found.send(path).is_err() {
-                return;
-            }
+            found.file(path, &meta);
         }
     }
 }
 
-fn read_all(files: &parking_lot::Mutex<mpsc::Receiver<PathBuf>>, progress: &Progress) {
+fn read_all(files: &parking_lot::Mutex<mpsc::Receiver<Todo>>, progress: &Progress) {
     let mut buf = vec![0; CHUNK];
     loop {
         let next = files.lock().recv();
-        let Ok(path) = next else { return };
-        match read(&path, &mut buf, progress) {
-            Ok(()) => drop(progress.read.fetch_add(1, Ordering::Relaxed)),
-            Err(e) => failed(&path, &e, progress),
+        let Ok(todo) = next else { return };
+        let left = match todo {
+            Todo::File(path) => vec![path],
+            Todo::Batch(batch) => {
+                let (came, left) = batch.bring();
+                progress.read.fetch_add(came.len() as u64, Ordering::Relaxed);
+                progress.read_bytes.fetch_add(came.iter().sum(), Ordering::Relaxed);
+                left
+            }
+        };
+        for path in left {
+            match read(&path, &mut buf, progress) {
+                Ok(()) => drop(progress.read.fetch_add(1, Ordering::Relaxed)),
+                Err(e) => failed(&path, &e, progress),
+            }
         }
     }
 }

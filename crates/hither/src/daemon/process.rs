@@ -31,7 +31,8 @@ pub fn prepare() {
 
 /// Replies of 1 MiB are received into fresh buffers. The C library would give each back to the kernel when it is
 /// freed and fault its pages in again for the next (parallel 1 MiB reads: 300 against 958 MiB/s in one pair of
-/// runs, about equal in the next), so it keeps up to [`KEEP_BYTES`] instead.
+/// runs, about equal in the next), so it keeps up to `KEEP_BYTES` instead. musl's has nothing to be told.
+#[cfg(target_env = "gnu")]
 fn keep_memory() {
     const KEEP_BYTES: libc::c_int = 128 << 20;
     const MMAP_BYTES: libc::c_int = 32 << 20;
@@ -41,6 +42,9 @@ fn keep_memory() {
         libc::mallopt(libc::M_TRIM_THRESHOLD, KEEP_BYTES);
     }
 }
+
+#[cfg(not(target_env = "gnu"))]
+fn keep_memory() {}
 
 /// When memory is short, the kernel must not wait for dirty pages of this very mount to be written before it gives
 /// memory to this process, which writes them. Threads started later inherit the mark.

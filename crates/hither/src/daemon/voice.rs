@@ -68,6 +68,11 @@ impl Voice {
         self.tell(&Message::Note(note));
     }
 
+    /// Something to know about the mount.
+    pub fn note(&mut self, note: &str) {
+        self.tell(&Message::Note(note.to_string()));
+    }
+
     /// There is no mount.
     pub fn failed(&mut self, failure: &Failure) {
         self.part(&Message::Failed(failure.code, failure.line.clone()));

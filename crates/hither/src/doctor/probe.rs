@@ -9,7 +9,7 @@ use crate::mount::Job;
 use crate::options::Versions;
 use crate::stack;
 use bytes::Bytes;
-use hither_client::{Connected, Version};
+use hither_nfs::{Connected, Version};
 use hither_vfs::{
     Create, Cred, Cx, Data, Env, Fh, File, FileKind, Name, OpenAccess, OpenHow, OpenId, Result, SetAttr,
     SetTime, Stability, Validity, Vfs, Where,
@@ -49,7 +49,7 @@ pub async fn versions(job: &Job, addrs: &[SocketAddr], m: &mut Measured) -> Opti
     for &version in tried {
         let mut options = stack::client_options(job, addrs.to_vec());
         options.version = Some(version);
-        let connected = tokio::time::timeout(PATIENCE, hither_client::connect(&options, stack::env())).await;
+        let connected = tokio::time::timeout(PATIENCE, hither_nfs::connect(&options, stack::env())).await;
         let why = match connected {
             Ok(Ok(connected)) => {
                 match chosen {
@@ -170,19 +170,12 @@ impl Probe<'_> {
     /// Opens a file for reading, reads it, and notes whether the open brought a delegation.
     async fn reads(&self, fh: &Fh, size: u64, m: &mut Measured) {
         let cx = cx_within(PATIENCE);
-        let how = OpenHow {
-            access: OpenAccess::READ,
-            create: Create::No,
-            truncate: false,
-            execute: false,
-            first_bytes: 0,
-            known: None,
-        };
+        let how = OpenHow::existing(OpenAccess::READ);
         let opened = match self.vfs().open(&cx, Where::fh(fh), &how).await {
             Ok(opened) => opened,
             Err(e) => return m.skipped.push(format!("opening a file: {e}")),
         };
-        if self.connected.version != Version::V3 {
+        if !self.connected.version.is_stateless() {
             m.delegation = Some(opened.node.attrs.valid == Validity::Lease);
         }
         match self.moved(fh, Some(opened.open), size.min(self.most_bytes), None).await {
@@ -243,12 +236,8 @@ impl Probe<'_> {
         let name = Name::new(format!(".hither-doctor-{:016x}", (env.random)()))?;
         let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
         let how = OpenHow {
-            access: OpenAccess::READ | OpenAccess::WRITE,
             create: Create::Exclusive(set),
-            truncate: false,
-            execute: false,
-            first_bytes: 0,
-            known: None,
+            ..OpenHow::existing(OpenAccess::READ | OpenAccess::WRITE)
         };
         let opened = self.vfs().open(&cx_within(PATIENCE), Where::name(root, &name), &how).await?;
         let fh = opened.node.fh.clone();

@@ -1,7 +1,7 @@
-//! Where a mount's figures can be fetched over HTTP: `metrics=ADDRESS:PORT` or `metrics=/SOCKET`.
+//! Where a mount's figures can be fetched over HTTP: `metrics=ADDRESS:PORT` or `metrics=/SOCKET`, and `--dashboard`.
 //!
-//! It serves one page, `/metrics`, to as few and as patient readers as Prometheus is: a request of a few lines, one answer,
-//! the end. Whoever sends more, or nothing, is cut off. It knows nothing of the page but how to ask for it.
+//! It serves a page, `/metrics`, or whatever pages a [`Site`] has, to as few and as patient readers as Prometheus is: a request of a few lines, one answer,
+//! the end. Whoever sends more, or nothing, is cut off. It knows nothing of the pages but how to ask for them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,6 +22,41 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Makes the page.
 pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// Answers GET and HEAD.
+pub type Site = Arc<dyn Fn(&Request<'_>) -> Reply + Send + Sync>;
+
+/// What is asked for. What is not UTF-8 is empty.
+pub struct Request<'a> {
+    /// Without what follows a `?`.
+    pub path: &'a str,
+    /// That.
+    pub query: &'a str,
+    /// As which host the reader knows us; empty when it does not say.
+    pub host: &'a str,
+}
+
+/// An answer.
+pub struct Reply {
+    /// `200 OK`.
+    pub status: &'static str,
+    /// Its content type.
+    pub kind: &'static str,
+    /// Further lines of the head, each with its end.
+    pub headers: String,
+    /// The body.
+    pub body: String,
+}
+
+/// What Prometheus expects.
+const PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+impl Reply {
+    /// Text for people and programs.
+    pub fn plain(status: &'static str, body: impl Into<String>) -> Self {
+        Self { status, kind: PLAIN, headers: String::new(), body: body.into() }
+    }
+}
 
 /// Where it is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,28 +156,50 @@ impl Drop for Endpoint {
 }
 
 impl Bound {
-    /// Begins to serve `page`.
+    /// Where it is, on TCP.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        match &self.listener {
+            Listener::Tcp(listener) => listener.local_addr(),
+            Listener::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Begins to serve `page` as `/metrics`.
     pub fn serve(self, page: Page) -> Endpoint {
         self.serve_within(page, PATIENCE)
     }
 
+    /// Begins to serve a site.
+    pub fn serve_site(self, site: Site) -> Endpoint {
+        self.serve_site_within(site, PATIENCE)
+    }
+
     pub(super) fn serve_within(self, page: Page, patience: Duration) -> Endpoint {
-        let task = tokio::spawn(accept(self.listener, page, patience));
+        let site = move |request: &Request<'_>| match request.path {
+            "/metrics" => Reply::plain("200 OK", page()),
+            "/" => Reply::plain("200 OK", "A mount of hither; its figures are at /metrics\n"),
+            _ => Reply::plain("404 Not Found", "try /metrics\n"),
+        };
+        self.serve_site_within(Arc::new(site), patience)
+    }
+
+    fn serve_site_within(self, site: Site, patience: Duration) -> Endpoint {
+        let task = tokio::spawn(accept(self.listener, site, patience));
         Endpoint { task, _socket: self.socket }
     }
 }
 
-async fn accept(listener: Listener, page: Page, patience: Duration) {
+async fn accept(listener: Listener, site: Site, patience: Duration) {
     let readers = Arc::new(Semaphore::new(READERS_MAX));
     loop {
         let Ok(permit) = readers.clone().acquire_owned().await else { return };
-        let page = page.clone();
+        let site = site.clone();
         let accepted = match &listener {
             Listener::Tcp(l) => l.accept().await.map(|(stream, _)| {
-                tokio::spawn(async move { (answer(stream, page, patience).await, drop(permit)).0 });
+                tokio::spawn(async move { (answer(stream, site, patience).await, drop(permit)).0 });
             }),
             Listener::Unix(l) => l.accept().await.map(|(stream, _)| {
-                tokio::spawn(async move { (answer(stream, page, patience).await, drop(permit)).0 });
+                tokio::spawn(async move { (answer(stream, site, patience).await, drop(permit)).0 });
             }),
         };
         if let Err(e) = accepted {
@@ -153,24 +210,28 @@ async fn accept(listener: Listener, page: Page, patience: Duration) {
 }
 
 /// One request, one answer. What goes wrong is the reader's affair.
-async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, page: Page, patience: Duration) {
+async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, site: Site, patience: Duration) {
     let Ok(Ok(head)) = tokio::time::timeout(patience, head(&mut stream)).await else { return };
-    let mut words = head.split(|&b| b == b' ');
-    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let path = path.split(|&b| b == b'?').next().unwrap_or_default();
-    let (status, body) = match (method, path) {
-        (b"GET" | b"HEAD", b"/metrics") => ("200 OK", page()),
-        (b"GET" | b"HEAD", b"/") => ("200 OK", "A mount of hither; its figures are at /metrics\n".into()),
-        (b"GET" | b"HEAD", _) => ("404 Not Found", "try /metrics\n".into()),
-        _ => ("405 Method Not Allowed", "try GET /metrics\n".into()),
+    let mut lines = head.split(|&b| b == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+    let mut words = lines.next().unwrap_or_default().split(|&b| b == b' ');
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let target = std::str::from_utf8(target).unwrap_or_default();
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let host = lines.find(|line| line.len() >= 5 && line[..5].eq_ignore_ascii_case(b"host:"));
+    let host = host.and_then(|line| std::str::from_utf8(&line[5..]).ok()).unwrap_or_default().trim();
+    let reply = match method {
+        b"GET" | b"HEAD" => site(&Request { path, query, host }),
+        _ => Reply::plain("405 Method Not Allowed", "try GET\n"),
     };
     let mut text = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\
-         Connection: close\r\n\r\n",
-        body.len()
+        "HTTP/1.1 {}\r\nContent-Type: {}\r\n{}Content-Length: {}\r\nConnection: close\r\n\r\n",
+        reply.status,
+        reply.kind,
+        reply.headers,
+        reply.body.len()
     );
     if method != b"HEAD" {
-        text.push_str(&body);
+        text.push_str(&reply.body);
     }
     let send = async {
         stream.write_all(text.as_bytes()).await?;
@@ -179,7 +240,7 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, page: Page, pat
     let _ = tokio::time::timeout(patience, send).await;
 }
 
-/// The first line of a request, after all of its head has come.
+/// The head of a request, after all of it has come.
 async fn head(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     let mut all = Vec::with_capacity(1024);
     while !all.windows(4).any(|w| w == b"\r\n\r\n") {
@@ -187,5 +248,5 @@ async fn head(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
             return Err(io::ErrorKind::InvalidData.into());
         }
     }
-    Ok(all.split(|&b| b == b'\r').next().unwrap_or_default().to_vec())
+    Ok(all)
 }

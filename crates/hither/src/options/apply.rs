@@ -3,8 +3,9 @@
 //! A function returns the part of the error line after `option 'name=value': `.
 
 use super::{Consistency, Family, Versions, Wanted};
-use hither_client::{LookupCache, Recovery, Version};
+use hither_nfs::{LookupCache, Recovery, Version};
 use hither_store::disk::Fill;
+use hither_store::policy::Policy;
 use rustix::mount::MountFlags;
 use std::str::FromStr;
 use std::time::Duration;
@@ -30,6 +31,7 @@ pub fn version_refused(version: &str) -> String {
 
 pub fn vers(w: &mut Wanted, value: &str) -> Done {
     w.versions = match value {
+        "nqnfs" => Versions::Only(Version::Nqnfs),
         "3" => Versions::Only(Version::V3),
         "4" => Versions::Any4,
         "4.1" => Versions::Only(Version::V41),
@@ -194,7 +196,7 @@ pub fn acdirmax(w: &mut Wanted, value: &str) -> Done {
 
 pub fn actimeo(w: &mut Wanted, value: &str) -> Done {
     let all = seconds(w, "actimeo", value)?;
-    w.attr_cache = hither_client::AttrCache {
+    w.attr_cache = hither_nfs::AttrCache {
         regular_min: all,
         regular_max: all,
         directory_min: all,
@@ -310,6 +312,9 @@ pub fn meta_cache_size(w: &mut Wanted, value: &str) -> Done {
 /// Where the cache is when nobody says.
 pub const CACHE_DIR: &str = "/var/cache/hither";
 
+/// Where journals are when nobody says: what is below it is not thrown away when room is wanted.
+pub const JOURNAL_DIR: &str = "/var/lib/hither";
+
 pub fn cache(w: &mut Wanted, value: &str) -> Done {
     let dir = if value.is_empty() { CACHE_DIR } else { value };
     if !dir.starts_with('/') {
@@ -331,6 +336,21 @@ pub fn nocache(w: &mut Wanted, _: &str) -> Done {
 pub fn cache_size(w: &mut Wanted, value: &str) -> Done {
     w.cache.size_bytes = size(value, 1 << 20, 1 << 50)?;
     w.cache.detail("cache-size")
+}
+
+pub fn cache_dir_size(w: &mut Wanted, value: &str) -> Done {
+    w.cache.dir_size_bytes = Some(size(value, 1 << 20, 1 << 50)?);
+    w.cache.detail("cache-dir-size")
+}
+
+pub fn cache_soft(w: &mut Wanted, value: &str) -> Done {
+    w.cache.soft_percent = number(value, 1, 100).map_err(|why| format!("{why} percent"))?;
+    w.cache.detail("cache-soft")
+}
+
+pub fn cache_policy(w: &mut Wanted, value: &str) -> Done {
+    w.cache.policy = Policy::of(value).ok_or("expected lru, s3-fifo or gdsf")?;
+    w.cache.detail("cache-policy")
 }
 
 pub fn cache_min_free(w: &mut Wanted, value: &str) -> Done {
@@ -389,6 +409,28 @@ pub fn close(w: &mut Wanted, value: &str) -> Done {
     Ok(())
 }
 
+pub fn writeback(w: &mut Wanted, value: &str) -> Done {
+    w.journal = match value {
+        "memory" => None,
+        "journal" => Some(JOURNAL_DIR.into()),
+        _ => return Err("expected 'writeback=memory' or 'writeback=journal'".into()),
+    };
+    Ok(())
+}
+
+pub fn journal_dir(w: &mut Wanted, value: &str) -> Done {
+    if !value.starts_with('/') {
+        return Err("expected an absolute path".into());
+    }
+    w.journal_dir = Some(value.into());
+    Ok(())
+}
+
+pub fn exclusive(w: &mut Wanted, _: &str) -> Done {
+    w.exclusive = true;
+    Ok(())
+}
+
 pub fn rdirplus(w: &mut Wanted, value: &str) -> Done {
     w.readdirplus = match value {
         "" | "force" => true,
@@ -444,6 +486,33 @@ pub fn metrics(w: &mut Wanted, value: &str) -> Done {
     Ok(())
 }
 
+pub fn socket(w: &mut Wanted, value: &str) -> Done {
+    if !value.starts_with('/') {
+        return Err("expected an absolute path".into());
+    }
+    w.socket.path = Some(value.into());
+    w.socket.offered = true;
+    Ok(())
+}
+
+pub fn nosocket(w: &mut Wanted, _: &str) -> Done {
+    w.socket.offered = false;
+    Ok(())
+}
+
+pub fn socket_mode(w: &mut Wanted, value: &str) -> Done {
+    match u32::from_str_radix(value, 8) {
+        Ok(mode) if mode <= 0o777 => w.socket.mode = mode,
+        _ => return Err("expected permissions in octal, such as 0660".into()),
+    }
+    Ok(())
+}
+
+pub fn socket_group(w: &mut Wanted, value: &str) -> Done {
+    w.socket.group = Some(value.into());
+    Ok(())
+}
+
 pub fn bg(w: &mut Wanted, _: &str) -> Done {
     w.background = true;
     Ok(())
@@ -494,6 +563,7 @@ flag!(nodev, dev, MountFlags::NODEV);
 flag!(noexec, exec, MountFlags::NOEXEC);
 flag!(nodiratime, diratime, MountFlags::NODIRATIME);
 flag!(dirsync, nodirsync, MountFlags::DIRSYNC);
+flag!(nosymfollow, symfollow, MountFlags::NOSYMFOLLOW);
 flag!(lazytime, nolazytime, MountFlags::LAZYTIME);
 
 /// The three policies for access times exclude one another in mount(2).

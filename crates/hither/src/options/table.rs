@@ -137,14 +137,14 @@ pub const OPTIONS: &[Def] = &[
     // How the server is reached.
     valued("vers", "VERSION", "negotiated: 4.2, 4.1, 3", Reach, apply::vers)
         .also(&["nfsvers"])
-        .help("NFS version: 3, 4 (4.2 or 4.1), 4.1 or 4.2; without it the highest that the server has"),
+        .help("NFS version: 3, 4 (4.2 or 4.1), 4.1, 4.2, or nqnfs; without it the highest that the server has"),
     valued("minorversion", "N", "", Reach, apply::minorversion).help("with vers=4: 1 or 2"),
     valued("proto", "NETID", "any", Reach, apply::proto)
         .help("tcp (IPv4 addresses) or tcp6 (IPv6 addresses)"),
     valued("port", "N", "2049; vers=3: rpcbind's answer", Reach, apply::port)
         .help("the server's NFS port; 0 asks rpcbind"),
     valued("mountport", "N", "rpcbind's answer", Reach, apply::mountport)
-        .help("the server's MOUNT port (vers=3)"),
+        .help("the server's MOUNT port (vers=3; with vers=nqnfs that of port= unless given)"),
     valued("nconnect", "N", "1", Reach, apply::nconnect)
         .help("number of TCP connections to the server, 1 to 16"),
     keyword("resvport", Reach, apply::resvport)
@@ -235,6 +235,15 @@ pub const OPTIONS: &[Def] = &[
         .help("time after which written bytes are sent even when nobody asks"),
     valued("close", "HOW", "wait", Latency, apply::close)
         .help("wait (close returns when everything is on stable storage) or lazy (it is sent up to dirty-age later: a crash loses it, others see it late)"),
+    valued("writeback", "WHERE", "memory", Latency, apply::writeback).help(
+        "memory (what write(2) has taken is lost when the daemon is killed before fsync or close) or journal (it is on the local disk \
+         before write(2) returns, and sent at the next mount)",
+    ),
+    keyword("exclusive", Latency, apply::exclusive).help(
+        "nobody else uses what is mounted: with writeback=journal, fsync and close return when the local disk has it, and the server gets it later",
+    ),
+    valued("journal-dir", "DIR", "that of cache, or /var/lib/hither", Latency, apply::journal_dir)
+        .help("the directory below which the journal of writeback=journal is"),
     // The disk cache.
     keyword("cache", Disk, apply::cache)
         .optional("DIR")
@@ -244,7 +253,16 @@ pub const OPTIONS: &[Def] = &[
     keyword("fsc", Disk, apply::fsc).optional("TAG").rivals("cache").help("as cache, without a directory of its own"),
     keyword("nofsc", Disk, apply::nocache).rivals("cache").help("as nocache"),
     valued("cache-size", "SIZE", "10G", Disk, apply::cache_size)
-        .help("most that this mount keeps; from nine tenths of it on, what was not used for longest goes"),
+        .help("most that this mount keeps; from cache-soft= of it on, something goes, as cache-policy= says"),
+    valued("cache-dir-size", "SIZE", "no limit", Disk, apply::cache_dir_size).help(
+        "most that DIR keeps of all mounts: give it to each that shares DIR; from cache-soft= of it on, what no mount uses goes first, then something of each",
+    ),
+    valued("cache-soft", "PERCENT", "90", Disk, apply::cache_soft)
+        .help("the soft limit, as a part of cache-size= and of cache-dir-size="),
+    valued("cache-policy", "POLICY", "lru", Disk, apply::cache_policy).help(
+        "what goes first: lru (what was not used for longest, a tenth at a time), s3-fifo (what was read once; for large scans), gdsf \
+         (what is large and seldom used, so that most files are found; for sizes that differ)",
+    ),
     valued("cache-min-free", "SIZE", "1G", Disk, apply::cache_min_free)
         .help("space that the cache leaves free in the file system it is in"),
     valued("cache-min-file", "SIZE", "1", Disk, apply::cache_min_file).help("smaller files are not kept"),
@@ -275,6 +293,13 @@ pub const OPTIONS: &[Def] = &[
     keyword("fg", Command, apply::fg).rivals("bg").default("on").help("try in the foreground"),
     valued("metrics", "ADDRESS:PORT|SOCKET", "", Command, apply::metrics)
         .help("the figures of `hither stat` for Prometheus, over HTTP on a TCP address or a UNIX socket (/PATH, mode 0600)"),
+    valued("socket", "PATH", "/run/hither/MAJOR:MINOR.programs", Command, apply::socket)
+        .rivals("socket")
+        .help("where programs reach the mount without the kernel (docs/SOCKET.md)"),
+    keyword("nosocket", Command, apply::nosocket).rivals("socket").help("there is no socket for programs"),
+    valued("socket-mode", "MODE", "0600", Command, apply::socket_mode)
+        .help("permissions of the socket, in octal: who may write to it may connect, with his own rights on the files"),
+    valued("socket-group", "GROUP", "", Command, apply::socket_group).help("group of the socket, by name or number"),
     keyword("sloppy", Command, apply::sloppy).help("ignore unknown options (also mount -s)"),
     keyword("remount", Command, apply::remount)
         .help("change the flags of an existing mount (ro, rw, nosuid, ...); other options stay as they are"),
@@ -287,6 +312,9 @@ pub const OPTIONS: &[Def] = &[
     keyword("dev", Generic, apply::dev).default("on").help("device files can be opened"),
     keyword("noexec", Generic, apply::noexec).help("programs cannot be executed"),
     keyword("exec", Generic, apply::exec).default("on").help("programs can be executed"),
+    keyword("nosymfollow", Generic, apply::nosymfollow)
+        .help("symbolic links are not followed, only read (by Linux 5.10 and later)"),
+    keyword("symfollow", Generic, apply::symfollow).default("on").help("symbolic links are followed"),
     keyword("sync", Generic, apply::sync)
         .help("every write is on the server's stable storage before it returns"),
     keyword("async", Generic, apply::async_)
@@ -317,6 +345,7 @@ pub const OPTIONS: &[Def] = &[
     harmless("user_id", "mount(8) repeats what /proc/mounts shows when it remounts")
         .also(&["group_id", "rootmode", "max_read"]),
     harmless("silent", "mount(8) reads it").also(&["loud"]),
+    harmless("helper", "umount(8) reads it").also(&["uhelper"]),
     harmless("mand", "there are no mandatory locks").also(&["nomand"]),
     harmless("iversion", "the server's change attribute is always used").also(&["noiversion"]),
     harmless("intr", "waiting programs can always be interrupted").also(&["nointr"]),
@@ -328,7 +357,7 @@ pub const OPTIONS: &[Def] = &[
         .help("one server address is used, over nconnect connections"),
     valued("xprtsec", "POLICY", "", Group::Harmless, apply::xprtsec).help("none: no transport security"),
     valued("local_lock", "MECHANISM", "", Group::Harmless, apply::local_lock)
-        .help("none; with vers=3 locks are local, with vers=4.x they are the server's"),
+        .help("none; with vers=3 and nqnfs locks are local, with vers=4.x they are the server's"),
     harmless("nolock", "with vers=3 locks are always local; with vers=4.x they are part of the protocol")
         .rivals("lock"),
     harmless("lock", "with vers=4.x locks are the server's; refused with vers=3").rivals("lock"),

@@ -2,6 +2,7 @@
 
 use super::*;
 use hither_store::disk::Fill;
+use hither_store::policy::Policy;
 
 fn parse(list: &str) -> Result<Wanted, String> {
     Wanted::parse(&[list.to_string()], false)
@@ -245,11 +246,29 @@ fn the_disk_cache_is_off_until_it_is_asked_for() {
     assert_eq!((c.size_bytes, c.min_free_bytes), (5 << 30, 2 << 20));
     assert_eq!((c.min_file_bytes, c.max_file_bytes, c.age), (4096, 1 << 30, Duration::ZERO));
     assert!(c.read_only);
+    assert_eq!((c.dir_size_bytes, c.soft_percent), (None, 90));
+    let c = parse("cache,cache-dir-size=20G,cache-soft=75").unwrap().cache;
+    assert_eq!((c.size_bytes, c.dir_size_bytes, c.soft_percent), (10 << 30, Some(20 << 30), 75));
     for (value, fill) in [("off", Fill::Off), ("idle", Fill::Idle), ("10M/s", Fill::Rate(10 << 20))] {
         assert_eq!(parse(&format!("cache,fill={value}")).unwrap().cache.fill, fill);
     }
     assert_eq!(parse("cache").unwrap().cache.fill, Fill::Idle);
-    for bad in ["cache,fill=on", "cache,fill=10M", "cache,fill=/s", "fill=idle"] {
+    for policy in Policy::ALL {
+        assert_eq!(parse(&format!("cache,cache-policy={}", policy.name())).unwrap().cache.policy, policy);
+    }
+    assert_eq!(parse("cache").unwrap().cache.policy, Policy::Lru);
+    for bad in [
+        "cache,fill=on",
+        "cache,fill=10M",
+        "cache,fill=/s",
+        "fill=idle",
+        "cache,cache-policy=fifo",
+        "cache,cache-dir-size=1K",
+        "cache,cache-soft=0",
+        "cache,cache-soft=101",
+        "cache-dir-size=1G",
+        "cache-policy=lru",
+    ] {
         assert!(parse(bad).is_err(), "{bad}");
     }
 }

@@ -40,12 +40,14 @@ pub struct Served {
     open: BTreeMap<PathBuf, Files>,
     /// Lines for people: what is served, how.
     pub lines: Vec<String>,
+    /// What to mount: the only export, or the root above all of them.
+    pub mounted: String,
 }
 
 impl Served {
     /// Nothing yet.
     pub fn new(args: &ServeArgs, state_dir: Option<PathBuf>) -> Self {
-        Self { args: args.clone(), state_dir, open: BTreeMap::new(), lines: Vec::new() }
+        Self { args: args.clone(), state_dir, open: BTreeMap::new(), lines: Vec::new(), mounted: "/".into() }
     }
 
     /// Reads what is to be served and opens it. Blocks.
@@ -75,8 +77,12 @@ impl Served {
             let Files { vfs, epoch, others } = files;
             specs.push(ExportSpec { path, aliases, vfs, admit, epoch, others });
         }
+        let mounted = match specs.as_slice() {
+            [only] => only.path.clone(),
+            _ => "/".into(),
+        };
         let table = Table::new(specs).map_err(|e| Failure::usage(e.to_string()))?;
-        (self.open, self.lines) = (open, lines);
+        (self.open, self.lines, self.mounted) = (open, lines, mounted);
         Ok(table)
     }
 
@@ -195,7 +201,7 @@ impl Served {
 }
 
 /// A file, or the files `*.exports` of a directory, as exports(5) has it.
-fn files_of(path: &Path) -> Result<Vec<PathBuf>, Failure> {
+pub fn files_of(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     if !path.is_dir() {
         return Ok(vec![path.to_path_buf()]);
     }

@@ -1,12 +1,12 @@
 //! The disk cache of a mount: what its options say, and whose contents it holds.
 
 use super::env;
-use crate::control::CacheAsk;
+use crate::control::{CacheAsk, KeyDo};
 use crate::mount::Job;
-use hither_client::{Connected, Version};
-use hither_store::disk::{Disk, DiskOptions};
+use hither_nfs::{Connected, Version};
+use hither_store::disk::{Disk, DiskOptions, KeyAct};
 use hither_store::meta::Meta;
-use hither_vfs::{Cred, Cx, Fh, Name};
+use hither_vfs::{Cred, Cx, Fh, FileKind, Name, Node, Stop, Vfs, Want, Where};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -15,9 +15,13 @@ use tokio::time::Instant;
 pub async fn disk(job: &Job, connected: &Connected) -> Option<Arc<Disk>> {
     let cache = &job.wanted.cache;
     let dir = cache.dir.as_ref()?;
+    let soft = |bytes: u64| bytes / 100 * cache.soft_percent;
     let options = DiskOptions {
-        soft_bytes: cache.size_bytes / 10 * 9,
+        soft_bytes: soft(cache.size_bytes),
         hard_bytes: cache.size_bytes,
+        dir_soft_bytes: cache.dir_size_bytes.map_or(u64::MAX, soft),
+        dir_hard_bytes: cache.dir_size_bytes.unwrap_or(u64::MAX),
+        policy: cache.policy,
         min_free_bytes: cache.min_free_bytes,
         cache_min_file: cache.min_file_bytes,
         cache_max_file: cache.max_file_bytes,
@@ -26,7 +30,10 @@ pub async fn disk(job: &Job, connected: &Connected) -> Option<Arc<Disk>> {
         fill: cache.fill,
         ..DiskOptions::default()
     };
-    let identity = identity(job, connected).await;
+    let root = root(connected).await;
+    // Nobody may look at it: the mount will say so.
+    let identity =
+        identity_of(job, connected, &root).unwrap_or_else(|_| identity(job, connected, &[], (0, 0)));
     Some(Disk::start(connected.vfs.clone(), dir, &identity, options, env()).await)
 }
 
@@ -80,15 +87,40 @@ pub async fn remember(disk: &Arc<Disk>, meta: &Arc<Meta>, most: usize) {
 
 /// The server as it was named, what of it is mounted, and the handle of that: handles of another server, of a file system
 /// made anew, or of another protocol (NFSv3 and NFSv4 make them differently) are never taken for these.
-async fn identity(job: &Job, connected: &Connected) -> Vec<u8> {
-    let family = if connected.version == Version::V3 { "3" } else { "4" };
-    let root = connected.vfs.root(&Cx::new(Arc::new(Cred::root()))).await;
-    let (handle, fsid) = match &root {
-        Ok(node) => (node.fh.0.to_vec(), node.attrs.attr.fsid),
-        // Nobody may look at it: the mount will say so.
-        Err(_) => (Vec::new(), (0, 0)),
-    };
-    let words = format!("nfs{family} {} port {} ", job.source.shown(), connected.server.port());
+///
+/// # Errors
+/// The root is not known.
+pub(super) fn identity_of(
+    job: &Job,
+    connected: &Connected,
+    root: &hither_vfs::Result<Node>,
+) -> hither_vfs::Result<Vec<u8>> {
+    let node = root.as_ref().map_err(Clone::clone)?;
+    Ok(identity(job, connected, &node.fh.0, node.attrs.attr.fsid))
+}
+
+/// Protocol, file system and root of what is mounted, in a line.
+pub(super) fn file_system(connected: &Connected, root: &Node) -> String {
+    let handle: String = root.fh.0.iter().map(|b| format!("{b:02x}")).collect();
+    let (major, minor) = root.attrs.attr.fsid;
+    format!("{} {major:x}.{minor:x} {handle}", family(connected))
+}
+
+fn family(connected: &Connected) -> &'static str {
+    match connected.version {
+        Version::Nqnfs => "nqnfs",
+        Version::V3 => "nfs3",
+        Version::V41 | Version::V42 => "nfs4",
+    }
+}
+
+/// What is mounted.
+pub(super) async fn root(connected: &Connected) -> hither_vfs::Result<Node> {
+    connected.vfs.root(&Cx::new(Arc::new(Cred::root()))).await
+}
+
+fn identity(job: &Job, connected: &Connected, handle: &[u8], fsid: (u64, u64)) -> Vec<u8> {
+    let words = format!("{} {} port {} ", family(connected), job.source.shown(), connected.server.port());
     let mut identity = words.into_bytes();
     identity.extend(fsid.0.to_be_bytes());
     identity.extend(fsid.1.to_be_bytes());
@@ -100,7 +132,7 @@ async fn identity(job: &Job, connected: &Connected) -> Vec<u8> {
 ///
 /// # Errors
 /// A line for the user.
-pub async fn answer(disk: &Disk, ask: CacheAsk) -> Result<serde_json::Value, String> {
+pub async fn answer(disk: &Disk, meta: &Meta, ask: CacheAsk) -> Result<serde_json::Value, String> {
     let cx = Cx::new(Arc::new(Cred::root()));
     let value = |value: Result<serde_json::Value, serde_json::Error>| value.map_err(|e| e.to_string());
     match ask {
@@ -113,8 +145,49 @@ pub async fn answer(disk: &Disk, ask: CacheAsk) -> Result<serde_json::Value, Str
             Ok(serde_json::json!({ "evicted": u64::from(gone) }))
         }
         CacheAsk::Pin(path) => pin(disk, &find(disk, &cx, &path).await?, true).await,
+        CacheAsk::Slots => value(serde_json::to_value(disk.slots().await)),
+        CacheAsk::Room => value(serde_json::to_value(disk.room().await?)),
+        CacheAsk::Keys(act, keys) => {
+            let (act, name) = match act {
+                KeyDo::Evict => (KeyAct::Evict, "evicted"),
+                KeyDo::Pin => (KeyAct::Pin, "pinned"),
+                KeyDo::Unpin => (KeyAct::Unpin, "unpinned"),
+            };
+            Ok(serde_json::json!({ name: disk.by_key(act, &keys).await? }))
+        }
+        CacheAsk::Warm { paths, longest_bytes } => {
+            value(serde_json::to_value(warm(disk, meta, &cx, &paths, longest_bytes).await))
+        }
         CacheAsk::Unpin(path) => pin(disk, &find(disk, &cx, &path).await?, false).await,
     }
+}
+
+/// Reads small files through the disk cache, many in a message; their names are known, so that whoever listed them asks for nothing
+/// but bytes. Bytes of each; `None` for those that must be opened and read.
+async fn warm(disk: &Disk, meta: &Meta, cx: &Cx, paths: &[String], longest_bytes: u32) -> Vec<Option<u64>> {
+    let mut done = vec![None; paths.len()];
+    let Ok(root) = meta.root(cx).await else { return done };
+    let (mut places, mut files) = (Vec::new(), Vec::new());
+    for (i, path) in paths.iter().enumerate() {
+        let Ok(names) = Name::of_path(path) else { continue };
+        let at = Where { base: &root.fh, path: &names };
+        let Ok(trail) = meta.walk(cx, at, Want::default()).await else { continue };
+        // No symbolic link, and nothing else that is no file.
+        let whole = matches!(trail.stop, Stop::Complete) && trail.steps.len() == names.len();
+        let Some(node) = trail.steps.last().filter(|_| whole) else { continue };
+        let attr = &node.attrs.attr;
+        if attr.kind == FileKind::Regular && attr.size_bytes <= u64::from(longest_bytes) {
+            places.push(i);
+            files.push(node.fh.clone());
+        }
+    }
+    disk.roomy().await;
+    let brought = disk.read_many(cx, &files, None, longest_bytes.max(1)).await;
+    for (i, file) in places.into_iter().zip(brought.files) {
+        let whole = file.ok().filter(|f| f.read.data.len() as u64 == f.attrs.attr.size_bytes);
+        done[i] = whole.map(|f| f.attrs.attr.size_bytes);
+    }
+    done
 }
 
 async fn pin(disk: &Disk, fh: &Fh, pinned: bool) -> Result<serde_json::Value, String> {
@@ -122,8 +195,6 @@ async fn pin(disk: &Disk, fh: &Fh, pinned: bool) -> Result<serde_json::Value, St
 }
 
 async fn find(disk: &Disk, cx: &Cx, path: &str) -> Result<Fh, String> {
-    let names = path.split('/').filter(|name| !name.is_empty() && *name != ".");
-    let names: Result<Vec<Name>, _> = names.map(|name| Name::new(name.as_bytes().to_vec())).collect();
-    let found = async { disk.resolve(cx, &names?).await };
+    let found = async { disk.resolve(cx, &Name::of_path(path)?).await };
     found.await.map_err(|e| format!("{path}: {e}"))
 }

@@ -27,11 +27,7 @@ impl Layers<'_> {
     /// # Errors
     /// It is no path of names: a line for the user.
     pub async fn explain(&self, path: &str) -> Result<Explained, String> {
-        let names = path
-            .split('/')
-            .filter(|part| !part.is_empty())
-            .map(|part| Name::new(part.as_bytes().to_vec()).map_err(|e| format!("'{part}': {e}")))
-            .collect::<Result<Vec<Name>, String>>()?;
+        let names = Name::of_path(path).map_err(|e| format!("'{path}': {e}"))?;
         let objects = self.meta.explain(&self.mounted.root(), &names);
         let whole = objects.len() == names.len() + 1;
         let last = objects.last().filter(|_| whole);

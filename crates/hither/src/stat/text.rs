@@ -12,6 +12,10 @@ pub fn whole(report: &Report) -> String {
         let trouble = m.cache_trouble.as_ref().map_or_else(String::new, |why| format!("; off: {why}"));
         let _ = writeln!(out, "disk cache  {dir}{trouble}");
     }
+    if let Some(dir) = &m.journal {
+        let trouble = m.journal_trouble.as_ref().map_or_else(String::new, |why| format!("; off: {why}"));
+        let _ = writeln!(out, "journal     {dir}{trouble}");
+    }
     let _ = writeln!(out, "age         {}, daemon {}", age(m.age_s), m.pid);
     for c in &report.connections {
         let state = if c.connected { "connected" } else { "not connected" };
@@ -49,17 +53,8 @@ pub fn whole(report: &Report) -> String {
 
 /// How much of what was wanted was answered on this machine, by layer.
 pub fn answered(report: &Report) -> Vec<String> {
-    let count = |layer: &str, names: &[&str]| names.iter().map(|name| report.count(layer, name)).sum::<u64>();
     let mut parts = Vec::new();
-    for (what, layer, here, asked) in [
-        ("names", "meta", &["name_hits", "negative_hits"][..], &["name_misses"][..]),
-        ("attributes", "meta", &["attr_hits"], &["attr_misses"]),
-        ("listings", "meta", &["listing_hits"], &["listing_misses"]),
-        ("rights", "meta", &["access_hits"], &["access_misses"]),
-        ("opens", "meta", &["virtual_opens"], &["real_opens"]),
-        ("reads from the disk cache", "disk", &["hits"], &["misses"]),
-    ] {
-        let (here, asked) = (count(layer, here), count(layer, asked));
+    for (what, here, asked) in questions(report) {
         if let Some(percent) = (here * 100).checked_div(here + asked) {
             parts.push(format!("{percent} % of {} {what}", here + asked));
         }
@@ -69,6 +64,21 @@ pub fn answered(report: &Report) -> Vec<String> {
         parts.push(format!("{percent} % of {} brought ahead were used", bytes(brought)));
     }
     parts
+}
+
+/// Kinds of questions: how many were answered here, and how many went to the server.
+pub fn questions(report: &Report) -> Vec<(&'static str, u64, u64)> {
+    let count = |layer: &str, names: &[&str]| names.iter().map(|name| report.count(layer, name)).sum::<u64>();
+    [
+        ("names", "meta", &["name_hits", "negative_hits"][..], &["name_misses"][..]),
+        ("attributes", "meta", &["attr_hits"], &["attr_misses"]),
+        ("listings", "meta", &["listing_hits"], &["listing_misses"]),
+        ("rights", "meta", &["access_hits"], &["access_misses"]),
+        ("opens", "meta", &["virtual_opens"], &["real_opens"]),
+        ("reads from the disk cache", "disk", &["hits"], &["misses"]),
+    ]
+    .map(|(what, layer, here, asked)| (what, count(layer, here), count(layer, asked)))
+    .to_vec()
 }
 
 /// `name count` of everything that was counted at all.
@@ -254,6 +264,8 @@ pub(crate) mod tests {
                 pid: 7,
                 cache: Some("/c".into()),
                 cache_trouble: Some("it is full".into()),
+                journal: None,
+                journal_trouble: None,
                 fuse_minor: Some(38),
             },
             connections: vec![Connection {

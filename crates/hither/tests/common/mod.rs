@@ -3,6 +3,7 @@
 
 pub mod serve;
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -68,14 +69,15 @@ pub fn wait_for(what: &str, seconds: u64, mut holds: impl FnMut() -> bool) {
         if holds() {
             return;
         }
-        pause();
+        pause(50);
     }
     panic!("waited {seconds} s in vain: {what}");
 }
 
+/// Waits.
 #[expect(clippy::disallowed_methods, reason = "tests of processes wait in real time")]
-fn pause() {
-    std::thread::sleep(Duration::from_millis(50));
+pub fn pause(ms: u64) {
+    std::thread::sleep(Duration::from_millis(ms));
 }
 
 /// A nfs-ganesha in network, mount and process name spaces of its own; everything ends with it.
@@ -180,17 +182,11 @@ impl Ganesha {
         found.expect("a running ganesha")
     }
 
-    /// Stops the server as a process (SIGSTOP). kill(2) returns before: until one thread has been scheduled to
-    /// take the signal, the others go on answering.
+    /// Stops the server as a process (SIGSTOP).
     pub fn freeze(&self) {
         let pid = self.pid();
         run(Command::new("kill").args(["-STOP", &pid.to_string()])).ok();
-        wait_for("a stopped server", 10, || {
-            let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
-            threads
-                .map(|t| std::fs::read_to_string(t.path().join("stat")).unwrap_or_default())
-                .all(|stat| stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T')))
-        });
+        wait_for("a stopped server", 60, || has_stopped(pid));
     }
 
     /// Lets a stopped server go on.
@@ -222,6 +218,7 @@ impl Drop for Ganesha {
 /// Moves this thread, and what it starts, to a mount name space of its own: another test that makes one
 /// meanwhile would copy our mounts into it and keep them alive after their unmount.
 pub fn own_mount_namespace() {
+    own_files();
     let flags = libc::CLONE_FS | libc::CLONE_NEWNS;
     let (none, root) = (std::ptr::null(), c"/".as_ptr());
     // SAFETY: unshare takes no memory, mount a constant string.
@@ -230,6 +227,21 @@ pub fn own_mount_namespace() {
             && libc::mount(none, root, none, libc::MS_REC | libc::MS_PRIVATE, none.cast()) == 0
     };
     assert!(ok, "a mount name space: {}", std::io::Error::last_os_error());
+    // Mounts find their sockets by their device numbers, which are used again: what other tests leave or make there is not ours.
+    run(Command::new("mkdir").args(["-p", "/run/hither"])).ok();
+    run(Command::new("mount").args(["-t", "tmpfs", "-o", "mode=755", "hither-tests", "/run/hither"])).ok();
+}
+
+/// Gives this thread, and what it starts, open files of its own: a process that another test starts has copies of all that this
+/// one has open until it is another program, and as long a mount is busy.
+fn own_files() {
+    thread_local!(static DONE: Cell<bool> = const { Cell::new(false) });
+    // Once, while it has none yet but the first three.
+    if !DONE.replace(true) {
+        // SAFETY: it takes numbers; nothing of this thread's is closed, and the table of the others is not touched.
+        let done = unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_UNSHARE as i32) };
+        assert_eq!(done, 0, "files of its own: {}", std::io::Error::last_os_error());
+    }
 }
 
 /// Moves this thread, and what it starts, to a network of its own: ports are nobody else's.
@@ -257,8 +269,53 @@ pub fn daemons(dir: &Path) -> Vec<u32> {
     found
 }
 
+/// Whether nothing of a process runs any more. Its first thread may have ended, and its command line with it, while others
+/// still hold its files.
+pub fn has_ended(pid: u32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    states(threads).all(|state| matches!(state, None | Some('Z' | 'X')))
+}
+
+/// Whether a process was stopped (SIGSTOP), all of it. kill(2) returns before: until one thread has been scheduled to take the
+/// signal, the others go on.
+pub fn has_stopped(pid: u32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    states(threads).all(|state| state == Some('T'))
+}
+
+fn states(threads: std::fs::ReadDir) -> impl Iterator<Item = Option<char>> {
+    threads.flatten().map(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).ok()?;
+        stat.rsplit_once(") ")?.1.chars().next()
+    })
+}
+
 /// Whether something is mounted on `dir`.
 pub fn is_mounted(dir: &Path) -> bool {
     let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     mounts.lines().any(|line| line.split(' ').nth(4) == dir.to_str())
+}
+
+/// SplitMix64: a history is its seed.
+#[derive(Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// Any number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// One below `n`.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// Spreads a number over all bits.
+pub fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
 }

@@ -156,7 +156,7 @@ impl Keeper {
         let script = "while read -r _; do \"$@\" >>out 2>>err </dev/null & echo $!; wait $!; echo $?; done";
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh", HITHER, "serve"]).args(words).current_dir(dir);
-        command.args(["--lease", "10", "--grace", "2", "--listen", &format!("127.0.0.1:{port}")]);
+        command.args(["--lease", "10", "--grace", "20", "--listen", &format!("127.0.0.1:{port}")]);
         command.args(["--state-dir", "state"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.stderr(Stdio::null()).spawn().unwrap();
         let (orders, news) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());

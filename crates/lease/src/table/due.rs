@@ -6,12 +6,15 @@
 //! 2. a server worker waits for work, so that no write that has arrived is still unserved;
 //! 3. no write came for the file within the write slack after the corrected expiry.
 //!
+//! A write lease that is being evicted ends after [`Config::flush_max_ms`](crate::Config::flush_max_ms) in any case: no further
+//! write of its holder begins then, and it ends with the last of those under way.
+//!
 //! A lease without an end of its own (a delegation) expires when its client was not heard of for the client's term. One
 //! that was recalled and did not come back is revoked: from then on hearing of the client does not prolong it, and it
 //! expires like the others. A client that is still there is told with the next answer.
 
 use super::record::{LeaseState, NEVER};
-use super::{Action, Ended, Table};
+use super::{Access, Action, Ended, Table};
 use crate::{Kind, Ms};
 
 /// A lease that should have ended but for condition 2 is looked at again after this.
@@ -100,12 +103,29 @@ impl Table {
         if lease.kind == Kind::Read {
             return Some(Ended::Expired);
         }
-        if evicting && now >= lease.evict_ms + u64::from(self.config.flush_max_ms) {
-            return Some(Ended::Overdue);
-        }
         let writing = self.files[lease.file].in_flight > 0;
+        if self.is_overdue(now, i) {
+            return (!writing).then_some(Ended::Overdue);
+        }
         let idle = self.idle_workers || !self.rules.idle;
         (idle && !writing && now >= self.slack_end(i)).then_some(Ended::Expired)
+    }
+
+    /// Whether an evicted write lease has gone on for too long. The caller has seen that it is past its expiry.
+    fn is_overdue(&self, now: Ms, i: u32) -> bool {
+        let lease = &self.leases[i];
+        let evicting = lease.state.has(LeaseState::EVICTING);
+        evicting && now >= lease.evict_ms + u64::from(self.config.flush_max_ms)
+    }
+
+    /// Whether a change comes from somebody whose lease ends as soon as his changes under way have ended.
+    pub(super) fn comes_overdue(&self, now: Ms, a: &Access) -> bool {
+        let own = a.client.and_then(|client| self.lease_of(client, a.file));
+        own.is_some_and(|i| {
+            let lease = &self.leases[i];
+            let writes = lease.cachable && lease.kind == Kind::Write;
+            writes && now > self.corrected_expiry(i) && self.is_overdue(now, i)
+        })
     }
 
     fn revocation(&self, i: u32) -> Ms {
@@ -150,7 +170,7 @@ impl Table {
         if lease.kind == Kind::Write && now >= next {
             let overdue = lease.evict_ms + u64::from(self.config.flush_max_ms);
             next = match self.slack_end(i) {
-                end if end > now => end,
+                end if end > now && !self.is_overdue(now, i) => end,
                 _ => now + RECHECK_MS,
             };
             if evicting && overdue > now {

@@ -3,7 +3,8 @@
 //! Until the longest of them is over, clock skew included, and no write came for the write slack, only writes under a
 //! lease are served: delayed ones, and those of clients that know that a file is shared. Everything else is told to try
 //! later (section 4.1 of the paper). A write for which no lease is claimed is refused as well: it could be overtaken by
-//! an older, delayed one.
+//! an older, delayed one. Writes prolong this by [`Config::flush_max_ms`](crate::Config::flush_max_ms) at most: whoever has not
+//! sent what he delayed by then is told to try later, and finds his lease gone.
 
 use super::due::RECHECK_MS;
 use super::{Access, Decision, Op, Table};
@@ -42,8 +43,16 @@ impl Table {
     }
 
     pub(super) fn recovery_end(&self, r: &Recovery) -> Ms {
-        let slack = if self.rules.grace_slack { u64::from(self.config.write_slack_ms) } else { 0 };
-        (r.until_ms.max(r.last_write_ms) + slack).max(r.recheck_ms)
+        (r.until_ms.max(r.last_write_ms.min(self.flushed(r))) + self.grace_slack()).max(r.recheck_ms)
+    }
+
+    /// Writes that come later do not prolong recovery.
+    fn flushed(&self, r: &Recovery) -> Ms {
+        r.until_ms.saturating_add(self.config.flush_max_ms.into())
+    }
+
+    fn grace_slack(&self) -> Ms {
+        if self.rules.grace_slack { u64::from(self.config.write_slack_ms) } else { 0 }
     }
 
     pub(super) fn end_recovery(&mut self, now: Ms) {
@@ -75,7 +84,9 @@ impl Table {
     /// Whether an operation is not served because of a restart.
     pub(super) fn refuse_in_recovery(&mut self, now: Ms, a: &Access) -> Option<Decision> {
         if a.op == Op::Push {
-            return None;
+            // Those under way end, and recovery with them.
+            let late = self.recovery.as_ref().is_some_and(|r| now > self.flushed(r) + self.grace_slack());
+            return late.then(|| self.try_later());
         }
         if let Some(r) = &self.recovery {
             let left = (self.recovery_end(r) + 1).saturating_sub(now);

@@ -5,19 +5,28 @@
 //! instead, each line a piece of it; lines that begin with a tab are the other direction. That is
 //! what `tshark -q -z follow,tcp,raw,0` prints, after its header.
 //!
+//! `decode --pcap FILE` reads a capture (pcap, not pcapng: `tshark -F pcap -w FILE`) with any number of TCP connections.
+//!
 //! The names of the values are those of Wireshark's fields, so that both can be compared.
 
+mod pcap;
 mod summary;
 
 use bytes::Bytes;
 use hither_proto::record::{Limits, Reader as Records};
 use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 use std::error::Error;
 use std::{env, fs, io};
 use summary::{Reader, Summary};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args: Vec<String> = env::args().skip(1).collect();
+    if let [option, file] = &args[..]
+        && option == "--pcap"
+    {
+        return capture(&fs::read(file)?);
+    }
     let stream = args.first().is_some_and(|a| a == "--stream");
     if stream {
         args.remove(0);
@@ -38,6 +47,29 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut rest = &bytes[..];
         while let Some(record) = records[direction].feed(&mut rest)? {
             print(&mut reader, n, direction, &record);
+        }
+    }
+    Ok(())
+}
+
+/// All RPC messages of a capture. A connection that began before it, or of which something is missing, ends where it cannot be read.
+fn capture(file: &[u8]) -> Result<(), Box<dyn Error>> {
+    let mut readers: HashMap<pcap::Flow, Reader> = HashMap::new();
+    let mut streams: HashMap<pcap::Flow, Option<Records>> = HashMap::new();
+    for (n, segment) in pcap::segments(file)?.enumerate() {
+        let records = streams.entry(segment.flow).or_insert_with(|| Some(Records::new(Limits::default())));
+        // Calls and their replies go opposite ways; both ends call.
+        let (both, back) = segment.flow.sorted();
+        let mut rest = &segment.bytes[..];
+        while let Some(reader) = records {
+            match reader.feed(&mut rest) {
+                Ok(Some(record)) => print(readers.entry(both).or_default(), n, usize::from(back), &record),
+                Ok(None) => break,
+                Err(e) => {
+                    println!("{}", json!({ "segment": n + 1, "error": e.to_string() }));
+                    *records = None;
+                }
+            }
         }
     }
     Ok(())

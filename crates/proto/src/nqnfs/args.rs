@@ -179,4 +179,16 @@ xdr_struct! {
         /// To execute or search it.
         pub exec: bool,
     }
+
+    /// HELLO. Without it a connection is a client of its own.
+    #[derive(Copy)]
+    pub struct HelloArgs {
+        /// One incarnation of a client, by a number made at random: all connections from one address with the same number are
+        /// its own, those that take the place of lost ones included.
+        pub client: u64,
+        /// Longest handle that it takes, in bytes on the wire: 32 or 64.
+        pub fh_max: u32,
+        /// Longest READ and WRITE that it would like, in bytes.
+        pub transfer_max: u32,
+    }
 }

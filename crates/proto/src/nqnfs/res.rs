@@ -108,4 +108,17 @@ xdr_struct! {
         /// Its attributes.
         pub attr: Fattr,
     }
+
+    /// HELLO succeeded.
+    #[derive(Copy)]
+    pub struct HelloOk {
+        /// Another number in each life of the server.
+        pub server: u64,
+        /// Longest handle that this server sends to the client, in bytes on the wire.
+        pub fh_max: u32,
+        /// Longest READ and WRITE, in bytes.
+        pub transfer_max: u32,
+        /// Longest lease, in seconds.
+        pub term_max: u32,
+    }
 }

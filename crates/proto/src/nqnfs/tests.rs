@@ -5,6 +5,7 @@ use crate::rpc::Procedure;
 use crate::sample::{Sample, Source, check};
 use crate::xdr::{Chain, XdrError};
 use bytes::Bytes;
+use std::sync::LazyLock;
 
 fn wire(parts: &[&[u8]]) -> Bytes {
     parts.concat().into()
@@ -19,7 +20,8 @@ fn both_ways<T: Xdr + PartialEq + std::fmt::Debug>(value: &T, expected: &Bytes) 
     assert_eq!(&Dec::all::<T>(expected).unwrap(), value);
 }
 
-const FH: Fh = [0xaa; FH_BYTES];
+const FH_WIRE: [u8; FH_BYTES] = [0xaa; FH_BYTES];
+static FH: LazyLock<Fh> = LazyLock::new(|| Fh::from_bytes(&FH_WIRE).unwrap());
 
 fn attributes() -> Fattr {
     Fattr {
@@ -70,9 +72,13 @@ fn every_call_and_reply_survives_the_wire() {
 
 #[test]
 fn procedures_have_their_numbers() {
+    const HELLO: u32 = u32::from_be_bytes(*b"hith");
     type Read = Asking<ReadArgs>;
     assert_eq!((Read::PROG, Read::VERS, Read::PROC, Read::NAME), (300_105, 1, 6, "READ"));
-    assert_eq!(NqProc::VALUES.iter().map(|p| p.0).collect::<Vec<_>>(), (0..23).collect::<Vec<_>>());
+    assert_eq!(
+        NqProc::VALUES.iter().map(|p| p.0).collect::<Vec<_>>(),
+        (0..23).chain([HELLO]).collect::<Vec<_>>()
+    );
     let new = [NqProc::READDIRLOOK, NqProc::GETLEASE, NqProc::VACATED, NqProc::EVICTED, NqProc::ACCESS];
     assert_eq!(new.map(|p| p.0), [18, 19, 20, 21, 22]);
     assert_eq!(NqCall::decode(NqProc(23), &Bytes::new()), Ok(None));
@@ -89,26 +95,26 @@ fn attributes_have_the_bytes_of_the_paper() {
 
 #[test]
 fn calls_begin_with_the_lease_they_ask_for() {
-    let args = ReadArgs { file: FH, offset: 1 << 33, count: 512 };
-    let rest = wire(&[&FH, &words([2, 0, 512])]);
+    let args = ReadArgs { file: *FH, offset: 1 << 33, count: 512 };
+    let rest = wire(&[&FH_WIRE, &words([2, 0, 512])]);
     both_ways(&Asking::nothing(args), &wire(&[&words([0]), &rest]));
     both_ways(&Asking { lease: LeaseRequest::Read(30), args }, &wire(&[&words([1, 30]), &rest]));
-    let write = WriteArgs { file: FH, offset: 3, append: true, data: Opaque::copy(b"hello") };
+    let write = WriteArgs { file: *FH, offset: 3, append: true, data: Opaque::copy(b"hello") };
     both_ways(
         &Asking { lease: LeaseRequest::Write(60), args: write },
-        &wire(&[&words([2, 60]), &FH, &words([0, 3, 1, 5]), b"hello\0\0\0"]),
+        &wire(&[&words([2, 60]), &FH_WIRE, &words([0, 3, 1, 5]), b"hello\0\0\0"]),
     );
-    let lookup = LookupArgs { duration: 30, dir: FH, name: Opaque::copy(b"file") };
-    both_ways(&Asking::nothing(lookup), &wire(&[&words([0, 30]), &FH, &words([4]), b"file"]));
-    let lease = GetleaseArgs { file: FH, rw: Cachetype::WRITE, duration: 30 };
-    both_ways(&Asking::nothing(lease), &wire(&[&words([0]), &FH, &words([2, 30])]));
-    let look = ReaddirlookArgs { file: FH, cookie: 5, cnt: 4096, duration: 30 };
-    both_ways(&Asking::nothing(look), &wire(&[&words([0]), &FH, &words([5, 4096, 30])]));
-    let access = AccessArgs { file: FH, read: true, write: false, exec: true };
-    both_ways(&Asking::nothing(access), &wire(&[&words([0]), &FH, &words([1, 0, 1])]));
-    both_ways(&Asking::nothing(VacatedArgs { file: FH }), &wire(&[&words([0]), &FH]));
+    let lookup = LookupArgs { duration: 30, dir: *FH, name: Opaque::copy(b"file") };
+    both_ways(&Asking::nothing(lookup), &wire(&[&words([0, 30]), &FH_WIRE, &words([4]), b"file"]));
+    let lease = GetleaseArgs { file: *FH, rw: Cachetype::WRITE, duration: 30 };
+    both_ways(&Asking::nothing(lease), &wire(&[&words([0]), &FH_WIRE, &words([2, 30])]));
+    let look = ReaddirlookArgs { file: *FH, cookie: 5, cnt: 4096, duration: 30 };
+    both_ways(&Asking::nothing(look), &wire(&[&words([0]), &FH_WIRE, &words([5, 4096, 30])]));
+    let access = AccessArgs { file: *FH, read: true, write: false, exec: true };
+    both_ways(&Asking::nothing(access), &wire(&[&words([0]), &FH_WIRE, &words([1, 0, 1])]));
+    both_ways(&Asking::nothing(VacatedArgs { file: *FH }), &wire(&[&words([0]), &FH_WIRE]));
     // An eviction is no question, so nothing is asked along with it.
-    both_ways(&EvictedArgs { file: FH }, &wire(&[&FH]));
+    both_ways(&EvictedArgs { file: *FH }, &wire(&[&FH_WIRE]));
     both_ways(&NullArgs {}, &Bytes::new());
 }
 
@@ -123,8 +129,8 @@ fn replies_have_the_lease_behind_the_status() {
         &Res::Ok(LeaseReply::Read(lease), read),
         &wire(&[&words([0, 1, 1, 30, 1, 0]), &a, &words([5]), b"hello\0\0\0"]),
     );
-    let found = LookupOk { lookup_lease: LeaseReply::Read(lease), file: FH, attr: attributes() };
-    both_ways(&Res::Ok(LeaseReply::None, found), &wire(&[&words([0, 0, 1, 1, 30, 1, 0]), &FH, &a]));
+    let found = LookupOk { lookup_lease: LeaseReply::Read(lease), file: *FH, attr: attributes() };
+    both_ways(&Res::Ok(LeaseReply::None, found), &wire(&[&words([0, 0, 1, 1, 30, 1, 0]), &FH_WIRE, &a]));
     let got = GetleaseOk { cachable: false, duration: 30, rev: 5, attr: attributes() };
     both_ways(&Res::Ok(LeaseReply::None, got), &wire(&[&words([0, 0, 0, 30, 0, 5]), &a]));
     both_ways(&Res::<()>::Ok(LeaseReply::None, ()), &words([0, 0]).into());
@@ -138,14 +144,15 @@ fn directories_have_the_bytes_of_the_paper() {
         cachable: 1,
         duration: 30,
         rev: 6,
-        entry_fh: FH,
+        entry_fh: *FH,
         entry_attrib: attributes(),
         fid: 77,
         name: Opaque::copy(b"f"),
         cookie: 78,
     };
     let list = ReaddirlookOk { entries: Chain(vec![entry.clone(), entry]), eof: true };
-    let one = wire(&[&words([1, 1, 30, 0, 6]), &FH, &words(ATTRIBUTES), &words([77, 1, 0x6600_0000, 78])]);
+    let one =
+        wire(&[&words([1, 1, 30, 0, 6]), &FH_WIRE, &words(ATTRIBUTES), &words([77, 1, 0x6600_0000, 78])]);
     both_ways(&Res::Ok(LeaseReply::None, list), &wire(&[&words([0, 0]), &one, &one, &words([0, 1])]));
     let plain = Entry { fileid: 77, name: Opaque::copy(b"f"), cookie: 78 };
     let list = ReaddirOk { entries: Chain(vec![plain]), eof: false };
@@ -167,9 +174,9 @@ fn failures_carry_nothing_but_their_status() {
 
 #[test]
 fn a_peer_cannot_make_few_bytes_into_much_memory() {
-    let name = wire(&[&words([0, 0]), &FH, &words([256]), &[0; 256]]);
+    let name = wire(&[&words([0, 0]), &FH_WIRE, &words([256]), &[0; 256]]);
     assert_eq!(Dec::all::<Asking<LookupArgs>>(&name), Err(XdrError::TooLong { len: 256, max: 255 }));
-    let claim = wire(&[&words([0]), &FH, &words([0, 0, 0, 0x3fff_ffff]), b"hello\0\0\0"]);
+    let claim = wire(&[&words([0]), &FH_WIRE, &words([0, 0, 0, 0x3fff_ffff]), b"hello\0\0\0"]);
     assert_eq!(Dec::all::<Asking<WriteArgs>>(&claim), Err(XdrError::Short));
     let endless = wire(&[&words([0, 0]), &words([1, 7, 0, 0]).repeat(ENTRIES_MAX + 1), &words([0, 0])]);
     let max = ENTRIES_MAX as u64;

@@ -53,7 +53,7 @@ fn payloads_are_not_copied_either_way() {
 #[test]
 fn odd_values_are_refused() {
     assert_eq!(Dec::new(&Bytes::from_static(&[0, 0, 0, 2])).bool(), Err(XdrError::Invalid(2)));
-    assert_eq!(Dec::new(&Bytes::from_static(&[0, 0, 0, 1, 9, 0, 0, 1])).opaque(9), Err(XdrError::Padding));
+    assert_eq!(Dec::new(&Bytes::from_static(&[0, 0, 0, 1, 9, 0, 0])).opaque(9), Err(XdrError::Short));
     assert_eq!(Dec::all::<u32>(&Bytes::from_static(&[0; 8])), Err(XdrError::Trailing(4)));
     assert_eq!(
         Chain::<u32, 1>::dec(&mut Dec::new(&Bytes::from_static(&[
@@ -62,6 +62,16 @@ fn odd_values_are_refused() {
         .unwrap_err(),
         XdrError::TooLong { len: 2, max: 1 }
     );
+}
+
+/// Servers are known to leave garbage there.
+#[test]
+fn padding_means_nothing() {
+    let message = Bytes::from_static(&[0, 0, 0, 1, 9, 7, 7, 1, 5, 6, 7, 8, 0, 0, 0, 2]);
+    let mut d = Dec::new(&message);
+    assert_eq!(d.opaque(9), Ok(Bytes::from_static(&[9])));
+    assert_eq!(d.fixed(), Ok([5, 6, 7, 8]));
+    assert_eq!(d.u32(), Ok(2));
 }
 
 mod union {

@@ -4,7 +4,7 @@
 //! that a client that does not read its replies soon has no permits left. Locks: the queue's and the table of calls to the
 //! client are leaves, never held across an await.
 
-use super::{Caller, Global, Incoming, MEMORY_UNIT_BYTES, Mismatch, Outcome};
+use super::{Caller, Global, HOST_TURN, Incoming, MEMORY_UNIT_BYTES, Mismatch, Outcome};
 use crate::error::CallError;
 use bytes::Bytes;
 use hither_proto::record::{self, Limits};
@@ -178,9 +178,11 @@ where
     W: AsyncWrite + Send + Unpin + 'static,
 {
     let peer = shared.peer();
+    let host = global.host(shared.addr.ip());
     tracing::debug!(peer = %shared.addr, "connected");
     let inbound = Inbound {
         calls: Arc::new(Semaphore::new(global.limits.calls_max.max(1))),
+        host: host.clone(),
         global: global.clone(),
         shared: shared.clone(),
         peer: peer.clone(),
@@ -205,10 +207,11 @@ where
     };
     global.queued_bytes.fetch_sub(left, Relaxed);
     global.peers.lock().remove(&shared.id);
+    global.left(shared.addr.ip(), host);
     match why {
         Ended::Closed => tracing::debug!(peer = %shared.addr, "disconnected"),
         Ended::Io(error) => tracing::debug!(peer = %shared.addr, %error, "connection lost"),
-        Ended::Misbehaved(what) => tracing::warn!("connection from {} dropped: it {what}", shared.addr),
+        Ended::Misbehaved(what) => global.dropped(shared.addr, what),
     }
     global.service.closed(&peer);
 }
@@ -226,6 +229,8 @@ struct Inbound {
     peer: Arc<Peer>,
     /// Calls at a time.
     calls: Arc<Semaphore>,
+    /// Those that are being answered, of all connections of the address.
+    host: Arc<Semaphore>,
 }
 
 impl Inbound {
@@ -318,6 +323,8 @@ impl Inbound {
                 return Ok(());
             }
         };
+        // Before any memory, which is everybody's.
+        let turn = self.host.clone().acquire_owned().await.map_err(|_| Ended::Closed)?;
         let units = (bytes / MEMORY_UNIT_BYTES + 1) as u32;
         let memory = self.global.memory.clone().acquire_many_owned(units).await;
         let memory = memory.map_err(|_| Ended::Closed)?;
@@ -334,7 +341,15 @@ impl Inbound {
         let mut failure = OnFailure { global, shared, xid: header.xid, permit: Some(permit) };
         let answer = self.global.service.clone().call(incoming);
         tokio::spawn(async move {
-            let outcome = answer.await;
+            let mut answer = std::pin::pin!(answer);
+            // Until it is answered, not until the reply is written: whoever does not read holds up himself only. And no longer than
+            // a call should take: what waits for a disk or a lock must not keep the address's other connections out.
+            let soon = timeout(HOST_TURN, &mut answer).await;
+            drop(turn);
+            let outcome = match soon {
+                Ok(outcome) => outcome,
+                Err(_) => answer.await,
+            };
             drop(memory);
             failure.answer(outcome);
         });
@@ -397,7 +412,7 @@ fn reply(global: &Global, shared: &Arc<Shared>, message: Enc, permit: OwnedSemap
             global.queued_bytes.fetch_sub(bytes, Relaxed);
         }
         Some(waiting) if all > most && waiting > most / LARGE_SHARE => {
-            tracing::warn!("connection from {} dropped: it does not read its replies", shared.addr);
+            global.dropped(shared.addr, "does not read its replies");
             shared.ended.cancel();
         }
         Some(_) => {}

@@ -11,9 +11,11 @@ use tokio::sync::Notify;
 
 const PROG: u32 = 400_000;
 
-/// 0: nothing. 1: waits until 2 is called. 2: lets go. 3: panics. 4: so many bytes as the argument says. 5: calls back.
+/// 0: nothing. 1: waits until 2 is called. 2: lets go. 3: panics. 4: so many bytes as the argument says. 5: calls back. 6: takes
+/// a millisecond of the only one who works.
 #[derive(Default)]
 struct Echo {
+    work: tokio::sync::Mutex<()>,
     gate: Notify,
     running: AtomicU32,
     closed: AtomicU32,
@@ -58,6 +60,11 @@ impl Service for Echo {
                         Err(_) => Outcome::SystemErr,
                     }
                 }
+                6 => {
+                    let _work = self.work.lock().await;
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    Outcome::Done(Enc::new())
+                }
                 _ => Outcome::ProcUnavail,
             }
         })
@@ -75,9 +82,13 @@ struct Wire {
 
 impl Wire {
     fn new(acceptor: &Acceptor) -> Self {
+        Self::from(acceptor, "192.0.2.1:700")
+    }
+
+    fn from(acceptor: &Acceptor, addr: &str) -> Self {
         let (near, far) = tokio::io::duplex(64 << 10);
         let (reader, writer) = tokio::io::split(far);
-        let addr = "192.0.2.1:700".parse().unwrap();
+        let addr = addr.parse().unwrap();
         acceptor.serve(reader, writer, addr, addr);
         Self { stream: near, records: record::Reader::new(Default::default()) }
     }
@@ -199,6 +210,68 @@ async fn a_client_that_does_not_read_is_held_up_and_dropped() {
     assert_eq!(other.stat().await, AcceptStat::Success);
     tokio::time::sleep(ServerLimits::default().stall * 2).await;
     assert_eq!(acceptor.connections(), 1);
+}
+
+/// Many connections of one address get its part, not theirs each: a call from elsewhere waits for that part only.
+#[tokio::test(start_paused = true)]
+async fn many_connections_of_one_address_leave_room_for_others() {
+    let limits = ServerLimits { calls_max: 64, host_calls_max: 100, ..ServerLimits::default() };
+    let (acceptor, service) = acceptor(limits);
+    let mut flood = Vec::new();
+    for _ in 0..50 {
+        let mut wire = Wire::new(&acceptor);
+        for xid in 0..64 {
+            wire.ask(xid, 3, 6, &[]).await;
+        }
+        flood.push(wire);
+    }
+    let mut other = Wire::from(&acceptor, "192.0.2.2:700");
+    let begun = Instant::now();
+    other.ask(1, 3, 6, &[]).await;
+    assert_eq!(other.stat().await, AcceptStat::Success);
+    assert!(begun.elapsed() <= Duration::from_millis(220), "{:?}", begun.elapsed());
+    for wire in &mut flood {
+        for _ in 0..64 {
+            assert_eq!(wire.stat().await, AcceptStat::Success);
+        }
+    }
+    assert_eq!(service.running.load(Relaxed), 50 * 64 + 1);
+    drop((flood, other));
+    while acceptor.connections() > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert!(acceptor.global.hosts.lock().is_empty());
+}
+
+/// Calls that take long do not keep the other connections of their address out.
+#[tokio::test(start_paused = true)]
+async fn slow_calls_give_their_turn_back() {
+    let (acceptor, _) = acceptor(ServerLimits { host_calls_max: 2, ..ServerLimits::default() });
+    let mut stuck = Wire::new(&acceptor);
+    for xid in 0..4 {
+        stuck.ask(xid, 3, 1, &[]).await;
+    }
+    let mut other = Wire::new(&acceptor);
+    let begun = Instant::now();
+    for xid in 0..3 {
+        other.ask(xid, 3, 0, &[]).await;
+        assert_eq!(other.stat().await, AcceptStat::Success);
+    }
+    assert!(begun.elapsed() <= 3 * HOST_TURN, "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn not_every_dropped_connection_is_logged() {
+    let (acceptor, _) = acceptor(ServerLimits::default());
+    let addr = "192.0.2.1:700".parse().unwrap();
+    for _ in 0..1000 {
+        acceptor.global.dropped(addr, "is a test");
+    }
+    assert_eq!(acceptor.global.drops.lock().more, 1000 - u64::from(DROPS_LOGGED));
+    tokio::time::advance(DROPS_WITHIN).await;
+    acceptor.global.dropped(addr, "is a test");
+    let drops = acceptor.global.drops.lock();
+    assert_eq!((drops.logged, drops.more), (1, 0));
 }
 
 #[tokio::test]

@@ -139,7 +139,10 @@ async fn connect_errors() {
         Err(CallError::Connect(e)) => e.kind(),
         other => panic!("{other:?}"),
     };
-    let refused = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    // Bound, so that nobody else listens there, and not listening.
+    let bound = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    bound.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let refused = bound.local_addr().unwrap().as_socket().unwrap();
     for resvport in [false, true] {
         let result = client(Endpoint { resvport, ..endpoint(refused) }).connect_now().await;
         assert_eq!(kind(result), ErrorKind::ConnectionRefused);

@@ -147,3 +147,18 @@ fn patterns_fit_names() {
     // A pattern made to take long does not.
     assert!(!fits(&"*a".repeat(200), &"a".repeat(150)));
 }
+
+/// One wrong line takes nothing from the others, and each is told.
+#[test]
+fn every_wrong_line_is_found() {
+    let mut exports = Exports::default();
+    let text = "/a *(rw)\nrelative *(ro)\n/b \\\n *(rot)\n/c *(ro)\n/c *(rw)\n";
+    let wrong = exports.add_what_is_right("f", text.as_bytes());
+    let lines: Vec<_> = wrong.iter().map(|e| e.at.line).collect();
+    assert_eq!(lines, [2, 3, 6], "{wrong:?}");
+    let paths: Vec<_> = exports.entries.iter().map(|e| &e.path[..]).collect();
+    assert_eq!(paths, [b"/a", b"/c"]);
+    let mut none = Exports::default();
+    assert_eq!(none.add("f", text.as_bytes()).unwrap_err(), wrong[0]);
+    assert!(none.entries.is_empty(), "all or nothing");
+}

@@ -2,6 +2,7 @@
 
 use super::{At, name};
 use crate::error::stat3;
+use crate::nqnfs::leases::Short;
 use crate::server::Request;
 use hither_proto::nfs3::*;
 use hither_vfs::{Access, Stop, Want, Where};
@@ -17,7 +18,7 @@ pub(crate) const LINK_MAX: u32 = 65_000;
 
 pub(super) async fn getattr(r: &Request, a: &GetattrArgs) -> GetattrRes {
     match At::of(r, &a.object).await {
-        Ok(at) => match at.attr().await {
+        Ok(at) => match async { at.for_reading(r).await.and(at.attr().await) }.await {
             Ok(attr) => Res::Ok(at.wire(&attr)),
             Err(status) => Res::Err(status, ()),
         },
@@ -30,13 +31,13 @@ pub(super) async fn lookup(r: &Request, a: &LookupArgs) -> LookupRes {
         Ok(dir) => dir,
         Err(status) => return Res::Err(status, None),
     };
-    match look(&dir, &a.what.name).await {
+    match look(r, &dir, &a.what.name).await {
         Ok(ok) => Res::Ok(ok),
         Err((status, attr)) => Res::Err(status, attr),
     }
 }
 
-async fn look(dir: &At, wanted: &Name3) -> Result<LookupOk, (Nfsstat3, PostOpAttr)> {
+async fn look(r: &Request, dir: &At, wanted: &Name3) -> Result<LookupOk, (Nfsstat3, PostOpAttr)> {
     // The root of an export is its own parent; of other directories the parent is unknown.
     let itself = &wanted[..] == b"." || (&wanted[..] == b".." && dir.export.is_root(&dir.fh));
     if itself {
@@ -58,7 +59,9 @@ async fn look(dir: &At, wanted: &Name3) -> Result<LookupOk, (Nfsstat3, PostOpAtt
     let status = match (trail.stop, trail.steps.first()) {
         (Stop::Complete | Stop::Limit, Some(node)) => {
             let object = dir.handle(&node.fh).ok_or((Nfsstat3::SERVERFAULT, base))?;
-            let obj_attributes = Some(dir.wire(&node.attrs.attr));
+            // While somebody may delay writes to the file its attributes are worth nothing.
+            let known = !r.server.v4.leases.short.as_ref().is_some_and(Short::may_be_delayed);
+            let obj_attributes = known.then(|| dir.wire(&node.attrs.attr));
             return Ok(LookupOk { object, obj_attributes, dir_attributes: base });
         }
         (Stop::Missing(_), _) => Nfsstat3::NOENT,
@@ -74,6 +77,9 @@ pub(super) async fn access(r: &Request, a: &AccessArgs) -> AccessRes {
         Ok(at) => at,
         Err(status) => return Res::Err(status, None),
     };
+    if let Err(status) = at.for_reading(r).await {
+        return Res::Err(status, None);
+    }
     let mut want = Access::from_bits_truncate(a.access);
     if at.rights.read_only {
         want -= Access::MODIFY | Access::EXTEND | Access::DELETE;
@@ -103,6 +109,9 @@ pub(super) async fn read(r: &Request, a: &ReadArgs) -> ReadRes {
         Ok(at) => at,
         Err(status) => return Res::Err(status, None),
     };
+    if let Err(status) = at.for_reading(r).await {
+        return Res::Err(status, None);
+    }
     let count = a.count.min(r.server.options.io_max_bytes);
     match at.export.vfs.read(&at.cx, at.file(), a.offset, count).await {
         Ok(read) => {

@@ -15,9 +15,11 @@
 use super::clients::Client;
 use super::state::{Registry, State};
 use crate::handle;
+use crate::nqnfs::leases::{Numbers, Short};
 use crate::table::{Export, Others};
 use hither_lease::{
-    Access, Action, Boot, ClientId, Config, Decision, FileKey, Kind, Op, Permit, Table, Term, Ticket, Want,
+    Access, Action, Boot, ClientId, Config, Decision, FileKey, Grant, Kind, Op, Permit, Table, Term, Ticket,
+    Want,
 };
 use hither_proto::nfs4::{CbOp, CbRecallArgs, CbRes, Nfsstat4, Stateid, open};
 use hither_vfs::{Cx, Fh, FileKind, Name, Watched, Where};
@@ -118,18 +120,43 @@ pub(crate) struct Leases {
     naming: AtomicUsize,
     /// It is recorded that files are delegated.
     marked: AtomicBool,
+    /// What clients of NQNFS hold, when there can be any.
+    pub(crate) short: Option<Short>,
 }
 
-struct Inner {
-    table: Table,
+pub(crate) struct Inner {
+    pub table: Table,
     waiting: HashMap<Ticket, oneshot::Sender<Turn>>,
     held: HashMap<(ClientId, FileKey), Arc<Delegation>>,
+    /// Files of leases that clients of NQNFS may cache under.
+    pub short: crate::nqnfs::leases::Held,
+    /// Where the table's numbers are made durable, when somebody depends on them.
+    pub numbers: Option<Numbers>,
     /// What the timer waits for.
     due_ms: Option<u64>,
 }
 
-/// What those who wait are told: the operation may go on, or its client has to come back.
-type Turn = Option<Changing>;
+/// What those who wait are told: the operation may go on, or not.
+type Turn = Result<Going, Refusal>;
+
+/// An operation may go on.
+pub(crate) struct Going {
+    /// Nobody caches what it contradicts until this is dropped.
+    pub changing: Changing,
+    /// The lease that was asked for with it.
+    pub grant: Option<Grant>,
+    /// The file's modify revision before the operation.
+    pub revision: u64,
+}
+
+/// An operation may not go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// Its client has to come back.
+    Later,
+    /// It relies on a lease that is over.
+    Expired,
+}
 
 /// An operation that changes a file is under way: nobody gets a delegation of it until this is dropped.
 pub(crate) struct Changing {
@@ -139,9 +166,18 @@ pub(crate) struct Changing {
 
 impl Drop for Changing {
     fn drop(&mut self) {
-        let Some(permit) = self.permit.take() else { return };
-        // Nobody asks for modify revisions: change attributes are the file system's.
-        self.leases.act(|inner, now| inner.table.finish(now, permit, false));
+        self.done();
+    }
+}
+
+impl Changing {
+    /// The operation is over. The file's modify revision now, if it can have been changed and anybody asks for revisions.
+    pub fn done(&mut self) -> Option<u64> {
+        let permit = self.permit.take()?;
+        // Otherwise nobody asks for modify revisions: change attributes are the file system's.
+        let numbered = self.leases.short.is_some();
+        let revision = self.leases.act(|inner, now| inner.table.finish(now, permit, numbered));
+        numbered.then_some(revision)
     }
 }
 
@@ -162,8 +198,12 @@ impl Drop for Naming {
 #[derive(Default)]
 struct Todo {
     ended: Vec<Arc<Delegation>>,
-    ready: Vec<(oneshot::Sender<Turn>, Option<Permit>, bool)>,
+    ready: Vec<(oneshot::Sender<Turn>, Decision)>,
     recall: Vec<(Arc<Delegation>, u8)>,
+    /// Leases of NQNFS to call back.
+    evict: Vec<(ClientId, (u32, Fh))>,
+    /// Files that are watched no longer.
+    unwatched: Vec<Watched>,
     earlier: bool,
 }
 
@@ -188,30 +228,45 @@ fn id(client: &Client) -> ClientId {
     ClientId(client.id as u32)
 }
 
-fn key(fh: &Fh) -> FileKey {
+/// A file's number in the table.
+pub(crate) fn key(fh: &Fh) -> FileKey {
     FileKey([XxHash3_64::oneshot(&fh.0), XxHash3_64::oneshot_with_seed(1, &fh.0)])
 }
 
 impl Leases {
-    /// At most `most` delegations to clients whose own lease lasts for `lease`.
-    pub fn new(most: usize, lease: Duration, hash_seed: u64) -> Arc<Self> {
+    /// At most `most` delegations to clients whose own lease lasts for `lease`, and leases of NQNFS as `short` says.
+    ///
+    /// # Errors
+    /// What must not be lost cannot be made durable.
+    pub fn new(
+        most: usize,
+        lease: Duration,
+        hash_seed: u64,
+        short: Option<(Short, Numbers)>,
+    ) -> std::io::Result<Arc<Self>> {
         let lease_ms = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
         let most_u32 = u32::try_from(most).unwrap_or(u32::MAX / 4);
+        let boot = short.as_ref().map_or(Boot::FIRST, |(_, numbers)| numbers.boot());
+        let (short, numbers) = short.unzip();
+        let leases_max = most_u32.max(1).saturating_add(short.as_ref().map_or(0, |s| s.options.leases_max));
+        let usual = short.as_ref().map_or_else(Config::default, Short::config);
         let config = Config {
             recall_timeout_ms: lease_ms,
             skew_ms: SKEW.as_millis() as u32,
             quiet_ms: QUIET_MS,
             quiet_max_ms: QUIET_MAX_MS,
-            leases_max: most_u32.max(1),
-            files_max: most_u32.max(1).saturating_add(1 << 20),
+            leases_max,
+            files_max: leases_max.saturating_add(1 << 20),
             hash_seed,
-            ..Config::default()
+            ..usual
         };
         let inner = Inner {
             // What was held before a restart is taken back or over before anybody changes something: see `Nfs4::grace`.
-            table: Table::new(config, Boot::FIRST, 0),
+            table: Table::new(config, boot, 0),
             waiting: HashMap::new(),
             held: HashMap::new(),
+            short: short.as_ref().map(Short::held).unwrap_or_default(),
+            numbers,
             due_ms: None,
         };
         let leases = Arc::new(Self {
@@ -223,9 +278,14 @@ impl Leases {
             count: AtomicUsize::new(0),
             naming: AtomicUsize::new(0),
             marked: AtomicBool::new(false),
+            short,
         });
+        leases.act(|inner, _| match &mut inner.numbers {
+            Some(numbers) => numbers.check(),
+            None => Ok(()),
+        })?;
         leases.act(|_, _| ());
-        leases
+        Ok(leases)
     }
 
     /// Whether it is recorded that files are delegated.
@@ -238,13 +298,13 @@ impl Leases {
         self.marked.store(true, SeqCst);
     }
 
-    /// Whether anything is delegated.
+    /// Whether anything is delegated or leased, as far as is known without looking.
     pub fn any(&self) -> bool {
-        self.count.load(SeqCst) > 0
+        self.count.load(SeqCst) > 0 || self.short.is_some()
     }
 
     /// Changes the table and does what follows.
-    fn act<T>(self: &Arc<Self>, change: impl FnOnce(&mut Inner, u64) -> T) -> T {
+    pub(crate) fn act<T>(self: &Arc<Self>, change: impl FnOnce(&mut Inner, u64) -> T) -> T {
         let now = self.began.elapsed().as_millis() as u64;
         let (result, todo) = {
             let mut inner = self.inner.lock();
@@ -259,10 +319,15 @@ impl Leases {
         for d in todo.ended {
             self.lapse(&d);
         }
-        for (tell, permit, go) in todo.ready {
-            let changing = Changing { leases: self.clone(), permit };
+        drop(todo.unwatched);
+        for (tell, decision) in todo.ready {
             // Whoever does not wait any more gives the permit back.
-            let _ = tell.send(go.then_some(changing));
+            let _ = tell.send(self.turn(decision));
+        }
+        for (client, file) in todo.evict {
+            if let Some(short) = &self.short {
+                short.clients.evict(client, &file);
+            }
         }
         for (d, attempt) in todo.recall {
             if !d.calling.swap(true, SeqCst) {
@@ -272,6 +337,79 @@ impl Leases {
         if todo.earlier {
             self.moved.notify_one();
         }
+    }
+
+    fn turn(self: &Arc<Self>, decision: Decision) -> Turn {
+        match decision {
+            Decision::Go(go) => {
+                let changing = Changing { leases: self.clone(), permit: go.permit };
+                Ok(Going { changing, grant: go.grant, revision: go.revision })
+            }
+            Decision::Expired => Err(Refusal::Expired),
+            Decision::Wait(_) | Decision::TryLater { .. } => Err(Refusal::Later),
+        }
+    }
+
+    /// Begins an operation: waits until nobody caches what it contradicts, for at most `patience`.
+    ///
+    /// # Errors
+    /// Somebody still does, or the operation relies on a lease that is over.
+    pub async fn begin(self: &Arc<Self>, access: Access, patience: Duration) -> Turn {
+        self.begin_with(patience, |_| Ok(access)).await
+    }
+
+    /// The same for an operation that depends on what the table says in the moment in which it begins.
+    ///
+    /// # Errors
+    /// As [`Leases::begin`], and what `access` says.
+    pub async fn begin_with(
+        self: &Arc<Self>,
+        patience: Duration,
+        access: impl FnOnce(&Inner) -> Result<Access, Refusal>,
+    ) -> Turn {
+        let begun = self.act(|inner, now| {
+            // What has ended by now is not asked for its opinion.
+            inner.table.handle_timeout(now);
+            let access = match access(inner) {
+                Ok(access) => access,
+                Err(refusal) => return Ok(Err(refusal)),
+            };
+            match inner.table.begin(now, access) {
+                Decision::Wait(ticket) => {
+                    let (tell, told) = oneshot::channel();
+                    inner.waiting.insert(ticket, tell);
+                    Err((ticket, told))
+                }
+                decision => Ok(Ok(decision)),
+            }
+        });
+        match begun {
+            Ok(decision) => self.turn(decision?),
+            Err((ticket, told)) => {
+                let _waiting = Waiting { leases: self, ticket };
+                let turn = tokio::time::timeout(patience, told).await;
+                turn.map_err(|_| Refusal::Later)?.map_err(|_| Refusal::Later)?
+            }
+        }
+    }
+
+    /// Whoever calls, and holds no lease, is about to read a file: waits until nobody delays writes to it. True when somebody may
+    /// have: what was read before is not to be used.
+    ///
+    /// # Errors
+    /// Somebody still does: the client should come back.
+    pub async fn read(self: &Arc<Self>, fh: &Fh, patience: Duration) -> Result<bool, Nfsstat4> {
+        if !self.short.as_ref().is_some_and(Short::may_be_delayed) {
+            return Ok(false);
+        }
+        let access = Access { client: None, file: key(fh), op: Op::Read, lease: None, claim: None };
+        self.begin(access, patience).await.map_err(|_| Nfsstat4::DELAY)?;
+        Ok(true)
+    }
+
+    /// Whether leases of before a restart may be out, so that nothing but delayed writes is served.
+    pub fn is_recovering(self: &Arc<Self>) -> bool {
+        self.short.is_some() && self.act(|inner, _| inner.table.is_recovering())
     }
 
     /// Lets time pass. Runs until it is dropped.
@@ -286,6 +424,9 @@ impl Leases {
                 None => self.moved.notified().await,
             }
             self.act(|inner, now| inner.table.handle_timeout(now));
+            if let Some(short) = &self.short {
+                short.tend(self);
+            }
         }
     }
 
@@ -299,34 +440,18 @@ impl Leases {
         fh: &Fh,
         patience: Duration,
     ) -> Result<Changing, Nfsstat4> {
-        if self.most == 0 {
+        if self.most == 0 && self.short.is_none() {
             return Ok(Changing { leases: self.clone(), permit: None });
         }
         let key = key(fh);
-        let begun = self.act(|inner, now| {
+        let access = |inner: &Inner| {
             // What the holder changes himself makes his own delegation end as well: it says that nobody has the file open
             // for writing.
             let client = client.map(|c| id(c)).filter(|id| !inner.held.contains_key(&(*id, key)));
-            let access = Access { client, file: key, op: Op::Write, lease: None, claim: None };
-            match inner.table.begin(now, access) {
-                Decision::Go(go) => Ok(go.permit),
-                Decision::Wait(ticket) => {
-                    let (tell, told) = oneshot::channel();
-                    inner.waiting.insert(ticket, tell);
-                    Err(Some((ticket, told)))
-                }
-                Decision::TryLater { .. } | Decision::Expired => Err(None),
-            }
-        });
-        match begun {
-            Ok(permit) => Ok(Changing { leases: self.clone(), permit }),
-            Err(None) => Err(Nfsstat4::DELAY),
-            Err(Some((ticket, told))) => {
-                let _waiting = Waiting { leases: self, ticket };
-                let turn = tokio::time::timeout(patience, told).await;
-                turn.ok().and_then(Result::ok).flatten().ok_or(Nfsstat4::DELAY)
-            }
-        }
+            Ok(Access { client, file: key, op: Op::Write, lease: None, claim: None })
+        };
+        let going = self.begin_with(patience, access).await;
+        going.map(|going| going.changing).map_err(|_| Nfsstat4::DELAY)
     }
 
     /// Whoever calls is about to remove a name or to open it for writing: waits until nobody caches the file that it leads to.
@@ -340,8 +465,7 @@ impl Leases {
         name: &Name,
         patience: Duration,
     ) -> Result<Naming, Nfsstat4> {
-        self.naming.fetch_add(1, SeqCst);
-        let mut naming = Naming { leases: self.clone(), file: None };
+        let mut naming = self.naming();
         let (export, cx, dir) = dir;
         if !self.any() {
             return Ok(naming);
@@ -354,6 +478,12 @@ impl Leases {
             naming.file = Some((node.fh, changing));
         }
         Ok(naming)
+    }
+
+    /// Names are about to lead elsewhere: nobody gets a delegation of anything until the result is dropped.
+    pub(crate) fn naming(self: &Arc<Self>) -> Naming {
+        self.naming.fetch_add(1, SeqCst);
+        Naming { leases: self.clone(), file: None }
     }
 
     /// Delegates a file that a client has just opened for reading, if that is possible now. `reclaim`: it had it before a restart.
@@ -536,16 +666,18 @@ impl Inner {
         let mut todo = Todo::default();
         while let Some(action) = self.table.poll_action() {
             match action {
-                // Nothing depends on these numbers being durable: revisions are not given to anybody.
-                Action::Reserve { end, epoch } => self.table.reserved(end, epoch),
-                Action::Ready { ticket, decision } => {
-                    let Some(tell) = self.waiting.remove(&ticket) else { continue };
-                    match decision {
-                        Decision::Go(go) => todo.ready.push((tell, go.permit, true)),
-                        _ => todo.ready.push((tell, None, false)),
+                Action::Reserve { end, epoch } => {
+                    // Without NQNFS nothing depends on these numbers being durable: revisions are not given to anybody.
+                    if self.numbers.as_mut().is_none_or(|n| n.reserve(end, epoch)) {
+                        self.table.reserved(end, epoch);
                     }
                 }
+                Action::Ready { ticket, decision } => {
+                    let Some(tell) = self.waiting.remove(&ticket) else { continue };
+                    todo.ready.push((tell, decision));
+                }
                 Action::Evict { client, file, seq, attempt, .. } => {
+                    todo.evict.extend(self.short.file(client, file).map(|at| (client, at)));
                     if let Some(d) = self.held.get(&(client, file)).filter(|d| d.seq == seq) {
                         d.recalled.store(true, SeqCst);
                         todo.recall.push((d.clone(), attempt));
@@ -556,7 +688,10 @@ impl Inner {
                         d.revoke();
                     }
                 }
-                Action::Ended { client, file, seq, .. } => {
+                Action::Ended { client, file, seq, kind, .. } => {
+                    if crate::nqnfs::clients::is_one(client) {
+                        todo.unwatched.extend(self.short.ended(client, file, kind));
+                    }
                     if self.held.get(&(client, file)).is_some_and(|d| d.seq == seq) {
                         todo.ended.extend(self.held.remove(&(client, file)));
                     }

@@ -12,15 +12,16 @@ use super::session::Session;
 use crate::access::Rights;
 use crate::error::stat4;
 use crate::handle::{self, Handle};
+use crate::nqnfs::leases::Short;
 use crate::server::Request;
 use crate::table::Export;
 use bytes::Bytes;
 use hither_proto::nfs4::{
-    Attrs as Wire, Bitmap4, Nfsstat4, Op, OpRes, Secinfo, SequenceArgs, SequenceOk, Stateid, attr,
+    Attrs as Wire, Bitmap4, Nfsstat4, Op, OpRes, OpenClaim, Secinfo, SequenceArgs, SequenceOk, Stateid, attr,
     seq4_status,
 };
 use hither_proto::rpc::AuthFlavor;
-use hither_vfs::{Attr, Attrs, Cx, Fh, File, FileKind, Name, Node, OpenId, Stop, Time};
+use hither_vfs::{Attr, Attrs, Cx, Fh, File, FileKind, Name, Node, OpenId, Stop, Time, Want, Where};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -138,6 +139,9 @@ impl<'a> Exec<'a> {
 
     /// Executes an operation; `rest` are those behind it.
     pub async fn execute(&mut self, op: &Op, rest: &[Op]) -> OpRes {
+        if let Err(status) = self.for_reading(op).await {
+            return OpRes::failed(op.number(), status);
+        }
         match op {
             Op::Getattr(mask) => OpRes::Getattr(self.getattr(*mask).await),
             Op::Putfh(fh) => OpRes::Putfh(self.putfh(fh).await),
@@ -149,7 +153,7 @@ impl<'a> Exec<'a> {
             Op::Commit(a) => OpRes::Commit(self.commit(a).await),
             Op::Open(a) => OpRes::Open(self.open(a).await),
             Op::Close(a) => OpRes::Close(self.close(a).await),
-            Op::OpenDowngrade(a) => OpRes::OpenDowngrade(self.open_downgrade(a)),
+            Op::OpenDowngrade(a) => OpRes::OpenDowngrade(self.open_downgrade(a).await),
             Op::Readdir(a) => OpRes::Readdir(self.readdir(a).await),
             Op::Readlink => OpRes::Readlink(self.readlink().await),
             Op::Setattr(a) => OpRes::Setattr(self.setattr(a).await.map_err(Into::into)),
@@ -177,7 +181,7 @@ impl<'a> Exec<'a> {
             Op::ReclaimComplete(one_fs) => OpRes::ReclaimComplete(self.reclaim_complete(*one_fs).await),
             Op::BackchannelCtl(a) => OpRes::BackchannelCtl(self.backchannel_ctl(a)),
             Op::TestStateid(ids) => OpRes::TestStateid(self.test_stateid(ids)),
-            Op::FreeStateid(id) => OpRes::FreeStateid(self.free_stateid(id)),
+            Op::FreeStateid(id) => OpRes::FreeStateid(self.free_stateid(id).await),
             Op::Delegreturn(id) => OpRes::Delegreturn(self.delegreturn(id)),
             _ if self.minor >= 2 => self.execute_42(op).await,
             _ => self.not_here(op),
@@ -240,6 +244,37 @@ impl<'a> Exec<'a> {
             return Err(Nfsstat4::GRACE);
         }
         self.nfs.leases.change(self.client.as_ref(), &o.fh, PATIENCE_V4).await
+    }
+
+    /// Waits until nobody delays writes to what an operation is about to read, or to open for that.
+    async fn for_reading(&mut self, op: &Op) -> Result<(), Nfsstat4> {
+        if !self.nfs.leases.short.as_ref().is_some_and(Short::may_be_delayed) {
+            return Ok(());
+        }
+        if let (Op::Open(a), Some(Here::Object(dir))) = (op, &self.current)
+            && let OpenClaim::Null(wanted) = &a.claim
+            && let Ok(wanted) = Name::new(Bytes::copy_from_slice(wanted))
+        {
+            let at = Where::name(&dir.fh, &wanted);
+            let found = dir.export.vfs.walk(&dir.cx, at, Want::default()).await.ok();
+            // Before the operation: after it the client has the file open, whatever becomes of the rest.
+            if let Some(node) = found.and_then(|t| t.steps.into_iter().next()) {
+                self.nfs.leases.read(&node.fh, PATIENCE_V4).await?;
+            }
+            return Ok(());
+        }
+        let here = match op {
+            Op::Copy(_) => &self.saved,
+            Op::Read(_) | Op::Getattr(_) | Op::Access(_) | Op::Seek(_) | Op::Verify(_) | Op::Nverify(_) => {
+                &self.current
+            }
+            _ => return Ok(()),
+        };
+        let Some(Here::Object(o)) = here else { return Ok(()) };
+        if self.nfs.leases.read(&o.fh, PATIENCE_V4).await? {
+            self.changed();
+        }
+        Ok(())
     }
 
     /// The same for the file that a name leads to, which is about to lose the name, to get another one, or to be opened for writing.

@@ -7,7 +7,6 @@
 use super::exec::{Exec, Object};
 use super::ranges::Held;
 use super::state::{FileState, Locks, Open, State, Waiter};
-use super::unlock_below;
 use crate::error::stat4;
 use bytes::Bytes;
 use hither_proto::nfs4::{
@@ -26,34 +25,52 @@ const WAITERS_MAX: usize = 256;
 impl Exec<'_> {
     pub(super) async fn lock(&mut self, a: &LockArgs) -> Result<Stateid, LockFail> {
         let o = self.object(Nfsstat4::ISDIR)?;
-        let (kind, range) = (kind(a.locktype)?, range(a.offset, a.length)?);
+        let wanted = (kind(a.locktype)?, range(a.offset, a.length)?);
         self.check_grace(a.reclaim)?;
-        let locks = self.locks_of(&o, &a.locker, kind)?;
-        let waiter = Waiter { client: locks.client.clone(), owner: locks.owner.clone(), minor: self.minor };
-        let waits = matches!(a.locktype, LockType::READW | LockType::WRITEW);
-        // Before the attempt, so that no release is missed.
-        let waits = waits && add_waiter(&locks.open.file, &waiter);
-        let result = self.take(&o, &locks, kind, range).await;
-        if waits && !matches!(result, Err(LockFail::Denied(_))) {
-            remove_waiter(&locks.open.file, &waiter);
-        }
-        match result {
-            Ok(()) => {
-                let stateid = locks.changed();
-                self.stateid = Some(stateid);
-                Ok(stateid)
-            }
-            Err(fail) => {
-                // An owner that got nothing was not there.
-                if *locks.seqid.lock() == 0 {
-                    self.nfs.registry.release_locks(&locks);
+        loop {
+            match self.try_lock(&o, a, wanted).await? {
+                Tried::Taken(stateid) => {
+                    self.stateid = Some(stateid);
+                    return Ok(stateid);
                 }
-                Err(fail)
+                Tried::InTheWay(held, holder) => self.give_way(held, &holder).await?,
             }
         }
     }
 
-    /// The owner's locks on the file, made when these are the first.
+    /// Takes a lock unless somebody has it.
+    async fn try_lock(
+        &self,
+        o: &Object,
+        a: &LockArgs,
+        wanted: (LockKind, FileRange),
+    ) -> Result<Tried, LockFail> {
+        let client = self.client()?;
+        let id = match &a.locker {
+            Locker::Existing(e) => e.lock_stateid,
+            Locker::New(n) => n.open_stateid,
+        };
+        let state = self.nfs.registry.find(&client, &self.actual(&id)?)?;
+        let file = state.file().ok_or(Nfsstat4::BAD_STATEID)?;
+        let _order = file.order.lock().await;
+        let locks = self.locks_of(o, &a.locker, wanted.0)?;
+        let waiter = Waiter { client, owner: locks.owner.clone(), minor: self.minor };
+        let waits = matches!(a.locktype, LockType::READW | LockType::WRITEW);
+        // Before the attempt, so that no release is missed.
+        let waits = waits && add_waiter(file, &waiter);
+        let tried = self.take(o, &locks, wanted).await;
+        let denied = matches!(tried, Ok(Tried::InTheWay(..)) | Err(LockFail::Denied(_)));
+        if waits && !denied {
+            remove_waiter(file, &waiter);
+        }
+        // An owner that got nothing was not there.
+        if *locks.seqid.lock() == 0 {
+            self.nfs.registry.release_locks(&locks);
+        }
+        tried
+    }
+
+    /// The owner's locks on the file, made when these are the first. With the file's `order` held.
     fn locks_of(&self, o: &Object, locker: &Locker, kind: LockKind) -> Result<Arc<Locks>, Nfsstat4> {
         let client = self.client()?;
         let registry = &self.nfs.registry;
@@ -97,46 +114,32 @@ impl Exec<'_> {
             open: open.clone(),
             seqid: Mutex::new(0),
         });
-        open.file.lockers.lock().push(locks.clone());
         registry.add(State::Locks(locks.clone()))?;
+        open.file.lockers.lock().push(locks.clone());
         Ok(locks)
     }
 
+    /// Takes a lock, here and below, with the file's `order` held.
     async fn take(
         &self,
         o: &Object,
         locks: &Arc<Locks>,
-        kind: LockKind,
-        range: FileRange,
-    ) -> Result<(), LockFail> {
+        (kind, range): (LockKind, FileRange),
+    ) -> Result<Tried, LockFail> {
         let file = &locks.open.file;
-        loop {
-            let order = file.order.lock().await;
-            if locks.open.inner.lock().closed {
-                return Err(Nfsstat4::BAD_STATEID.into());
-            }
-            let (conflict, room) = {
-                let ranges = file.ranges.lock();
-                (ranges.conflict(locks.number, kind, range), ranges.has_room())
-            };
-            if let Some(held) = conflict {
-                drop(order);
-                self.give_way(file, held).await?;
-                continue;
-            }
-            if !room {
-                return Err(Nfsstat4::DELAY.into());
-            }
-            self.take_below(o, locks, kind, range).await?;
-            file.ranges.lock().take(locks.number, kind, range);
-            return Ok(());
+        if let Some((held, holder)) = in_the_way(file, locks.number, kind, range)? {
+            return Ok(Tried::InTheWay(held, holder));
         }
+        if !file.ranges.lock().has_room() {
+            return Err(Nfsstat4::DELAY.into());
+        }
+        self.take_below(o, locks, kind, range).await?;
+        file.ranges.lock().take(locks.number, kind, range);
+        Ok(Tried::Taken(locks.changed()))
     }
 
     /// A lock in the way goes when its client is silent for too long.
-    async fn give_way(&self, file: &Arc<FileState>, held: Held) -> Result<(), LockFail> {
-        let holder = file.lockers.lock().iter().find(|l| l.number == held.owner).cloned();
-        let Some(holder) = holder else { return Err(Nfsstat4::DELAY.into()) };
+    async fn give_way(&self, held: Held, holder: &Locks) -> Result<(), LockFail> {
         if self.nfs.is_courtesy(&holder.client) {
             self.nfs.expire(&holder.client).await;
             return Ok(());
@@ -183,9 +186,12 @@ impl Exec<'_> {
         let number = own.as_ref().map_or(0, |l| l.number);
         if let Some(file) = &file {
             loop {
-                let conflict = file.ranges.lock().conflict(number, kind, range);
-                let Some(held) = conflict else { break };
-                self.give_way(file, held).await?;
+                let found = {
+                    let _order = file.order.lock().await;
+                    in_the_way(file, number, kind, range)?
+                };
+                let Some((held, holder)) = found else { break };
+                self.give_way(held, &holder).await?;
             }
         }
         let owner = LockOwner { id: number, flock: false };
@@ -204,15 +210,17 @@ impl Exec<'_> {
         let o = self.object(Nfsstat4::ISDIR)?;
         let range = range(a.offset, a.length)?;
         let client = self.client()?;
-        let State::Locks(locks) = self.nfs.registry.find(&client, &self.actual(&a.lock_stateid)?)? else {
-            return Err(Nfsstat4::BAD_STATEID);
-        };
-        let file = &locks.open.file;
-        if file.key != o.key() {
-            return Err(Nfsstat4::BAD_STATEID);
-        }
-        {
+        let id = self.actual(&a.lock_stateid)?;
+        let state = self.nfs.registry.find(&client, &id)?;
+        let file = state.file().ok_or(Nfsstat4::BAD_STATEID)?;
+        let stateid = {
             let _order = file.order.lock().await;
+            let State::Locks(locks) = self.nfs.registry.find(&client, &id)? else {
+                return Err(Nfsstat4::BAD_STATEID);
+            };
+            if file.key != o.key() {
+                return Err(Nfsstat4::BAD_STATEID);
+            }
             let owner = LockOwner { id: locks.number, flock: false };
             let below = locks.open.inner.lock().below.first().cloned();
             let of = o.file(below.as_ref().map(|b| b.id));
@@ -222,9 +230,9 @@ impl Exec<'_> {
                 Err(e) => return Err(stat4(&e)),
             }
             file.ranges.lock().release(locks.number, range);
-        }
+            locks.changed()
+        };
         tell_waiters(file);
-        let stateid = locks.changed();
         self.stateid = Some(stateid);
         Ok(stateid)
     }
@@ -242,23 +250,49 @@ impl Exec<'_> {
         Ok(ids.iter().map(test).collect::<Vec<_>>().into())
     }
 
-    pub(super) fn free_stateid(&mut self, id: &Stateid) -> Result<(), Nfsstat4> {
+    pub(super) async fn free_stateid(&mut self, id: &Stateid) -> Result<(), Nfsstat4> {
         let client = self.client()?;
-        match self.nfs.registry.find(&client, &self.actual(id)?)? {
-            State::Open(_) => Err(Nfsstat4::LOCKS_HELD),
-            State::Delegation(d) if !d.is_revoked() => Err(Nfsstat4::LOCKS_HELD),
+        let registry = &self.nfs.registry;
+        let id = self.actual(id)?;
+        let locks = match registry.find(&client, &id)? {
+            State::Open(_) => return Err(Nfsstat4::LOCKS_HELD),
+            State::Delegation(d) if !d.is_revoked() => return Err(Nfsstat4::LOCKS_HELD),
             State::Delegation(d) => {
-                self.nfs.leases.end(&self.nfs.registry, &d);
-                Ok(())
+                self.nfs.leases.end(registry, &d);
+                return Ok(());
             }
-            State::Locks(l) if l.open.file.ranges.lock().holds(l.number) => Err(Nfsstat4::LOCKS_HELD),
-            State::Locks(l) => {
-                self.nfs.registry.release_locks(&l);
-                tokio::spawn(async move { unlock_below(&[l]).await });
-                Ok(())
-            }
+            State::Locks(locks) => locks,
+        };
+        let file = &locks.open.file;
+        let _order = file.order.lock().await;
+        // The owner may have locked again, under the same stateid: Linux frees it while the next process with that name locks.
+        registry.find(&client, &id)?;
+        if file.ranges.lock().holds(locks.number) {
+            return Err(Nfsstat4::LOCKS_HELD);
         }
+        registry.release_locks(&locks);
+        Ok(())
     }
+}
+
+/// What became of an attempt to lock.
+enum Tried {
+    Taken(Stateid),
+    /// A lock of somebody else.
+    InTheWay(Held, Arc<Locks>),
+}
+
+/// A lock of somebody else that forbids one, and whose it is. With the file's `order` held.
+fn in_the_way(
+    file: &FileState,
+    owner: u64,
+    kind: LockKind,
+    range: FileRange,
+) -> Result<Option<(Held, Arc<Locks>)>, Nfsstat4> {
+    let Some(held) = file.ranges.lock().conflict(owner, kind, range) else { return Ok(None) };
+    let holder = file.lockers.lock().iter().find(|l| l.number == held.owner).cloned();
+    // Ranges go before their owner does, and both go in order.
+    holder.map(|holder| Some((held, holder))).ok_or(Nfsstat4::SERVERFAULT)
 }
 
 fn is_it(a: &Waiter, b: &Waiter) -> bool {

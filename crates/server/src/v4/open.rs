@@ -8,7 +8,6 @@ use super::delegation::{Changing, Naming};
 use super::exec::{Exec, Here, Object};
 use super::names::{name, wire_change};
 use super::state::{Open, OpenInner, State, VfsOpen, access, excludes, next};
-use super::unlock_below;
 use crate::error::stat4;
 use crate::exclusive::{is_of_verifier, verifier_times};
 use bytes::Bytes;
@@ -77,7 +76,10 @@ impl Exec<'_> {
         let at = self.object(Nfsstat4::ISDIR)?;
         let changes = share & open::SHARE_ACCESS_WRITE != 0 || a.how.is_some();
         let at = if changes { at.writable()? } else { at };
-        let writes = share & open::SHARE_ACCESS_WRITE != 0 || cuts(a);
+        // Whoever takes back an open changes no bytes. While leases of before the restart may be out none is granted, and what he
+        // writes has to wait for them; to take back what was held he must not, or the grace period would be over.
+        let early = matches!(a.claim, OpenClaim::Previous(_)) && self.nfs.leases.is_recovering();
+        let writes = !early && (share & open::SHARE_ACCESS_WRITE != 0 || cuts(a));
         let mut changing = match &a.claim {
             _ if !writes => Held::default(),
             OpenClaim::Null(n) => {
@@ -124,7 +126,7 @@ impl Exec<'_> {
             }
         }
         let owner = Bytes::copy_from_slice(&a.owner.owner);
-        let opened = self.register(&file, owner, share, a.share_deny, below.clone()).await?;
+        let (opened, stateid) = self.register(&file, owner, share, a.share_deny, below.clone()).await?;
         self.changed();
         let mut file = file;
         if let Some(size) = cut {
@@ -132,9 +134,10 @@ impl Exec<'_> {
             match at.export.vfs.setattr(&at.cx, file.file(Some(below.id)), &size).await {
                 Ok(attrs) => file.known = Some(attrs),
                 Err(e) => {
-                    // The open was new, or it goes on as it was with a sequence number more.
-                    if opened.inner.lock().seqid == 1 {
-                        unlock_below(&self.nfs.registry.close(&opened)).await;
+                    // The open was new and nobody has used it, or it goes on as it was with a sequence number more.
+                    let _order = opened.file.order.lock().await;
+                    if opened.stateid().seqid == 1 {
+                        self.nfs.close(&opened).await;
                     }
                     return Err(stat4(&e));
                 }
@@ -143,7 +146,6 @@ impl Exec<'_> {
         drop(changing);
         let delegation = self.delegate(a, share, &mut file).await;
         self.go(Here::Object(file));
-        let stateid = opened.stateid();
         self.stateid = Some(stateid);
         let told = self.session.as_ref().is_some_and(|s| s.back_is_up());
         let rflags = open::RESULT_LOCKTYPE_POSIX | if told { open::RESULT_MAY_NOTIFY_LOCK } else { 0 };
@@ -329,7 +331,7 @@ impl Exec<'_> {
         Ok(Got { opened, set: Bitmap4::EMPTY, cut: None })
     }
 
-    /// Adds an open to what the client holds.
+    /// Adds an open to what the client holds; its stateid as this call made it, which is told to nobody else.
     async fn register(
         &self,
         file: &Object,
@@ -337,11 +339,12 @@ impl Exec<'_> {
         share: u32,
         deny: u32,
         below: Arc<VfsOpen>,
-    ) -> Result<Arc<Open>, Nfsstat4> {
+    ) -> Result<(Arc<Open>, Stateid), Nfsstat4> {
         let client = self.client()?;
         let registry = &self.nfs.registry;
         loop {
             let state = registry.file_or_new(&file.export, &file.fh);
+            let order = state.order.lock().await;
             let in_the_way = {
                 let mut opens = state.opens.lock();
                 let is_own = |o: &Arc<Open>| o.client.id == client.id && o.owner == owner;
@@ -360,7 +363,7 @@ impl Exec<'_> {
                             if !inner.below.iter().any(|b| b.access.contains(below.access)) {
                                 inner.below.push(below);
                             }
-                            return Ok(open.clone());
+                            return Ok((open.clone(), Stateid { seqid: inner.seqid, other: open.other }));
                         }
                         let inner = OpenInner {
                             seqid: 1,
@@ -378,10 +381,12 @@ impl Exec<'_> {
                         });
                         registry.add(State::Open(open.clone()))?;
                         opens.push(open.clone());
-                        return Ok(open);
+                        let stateid = open.stateid();
+                        return Ok((open, stateid));
                     }
                 }
             };
+            drop(order);
             if in_the_way.id == client.id || !self.nfs.is_courtesy(&in_the_way) {
                 return Err(Nfsstat4::SHARE_DENIED);
             }
@@ -389,7 +394,7 @@ impl Exec<'_> {
         }
     }
 
-    /// The open that a stateid names on the current file.
+    /// The open that a stateid names on the current file; to be asked again in the file's `order`.
     fn open_of(&self, id: &Stateid) -> Result<Arc<Open>, Nfsstat4> {
         let o = self.object(Nfsstat4::BAD_STATEID)?;
         match self.nfs.registry.find(&*self.client()?, &self.actual(id)?)? {
@@ -408,14 +413,18 @@ impl Exec<'_> {
 
     pub(super) async fn close(&mut self, a: &CloseArgs) -> Result<Stateid, Nfsstat4> {
         let open = self.open_of(&a.stateid)?;
-        let locks = self.nfs.registry.close(&open);
-        unlock_below(&locks).await;
+        let _order = open.file.order.lock().await;
+        // An OPEN of the same owner may have been faster: then the client has to hear of it first.
+        self.open_of(&a.stateid)?;
+        self.nfs.close(&open).await;
         self.stateid = None;
         Ok(Stateid::INVALID)
     }
 
-    pub(super) fn open_downgrade(&mut self, a: &OpenDowngradeArgs) -> Result<Stateid, Nfsstat4> {
+    pub(super) async fn open_downgrade(&mut self, a: &OpenDowngradeArgs) -> Result<Stateid, Nfsstat4> {
         let open = self.open_of(&a.stateid)?;
+        let _order = open.file.order.lock().await;
+        self.open_of(&a.stateid)?;
         let share = a.share_access & open::SHARE_ACCESS_BOTH;
         {
             let mut inner = open.inner.lock();
@@ -439,7 +448,7 @@ impl Exec<'_> {
 }
 
 fn how(share: u32, create: Create) -> OpenHow {
-    OpenHow { access: access(share), create, truncate: false, execute: false, first_bytes: 0, known: None }
+    OpenHow { create, ..OpenHow::existing(access(share)) }
 }
 
 /// Objects that OPEN cannot open have statuses of their own (RFC 8881 section 18.16.3).

@@ -123,7 +123,8 @@ fn file_name(owner: &[u8]) -> String {
     format!("{:016x}{:016x}", XxHash3_64::oneshot(owner), XxHash3_64::oneshot_with_seed(1, owner))
 }
 
-fn write_durably(dir: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Writes a file so that it is there whole or as it was before, also after a loss of power.
+pub(crate) fn write_durably(dir: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let part: PathBuf = path.with_extension("part");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&part)?;
     file.write_all(bytes)?;

@@ -5,6 +5,10 @@
 //! share reservations and locks of different clients meet there. The opens of the `Vfs` below live as long as a call uses
 //! them, even when the client closes the file meanwhile.
 //!
+//! Calls of one client run side by side, and some clients give a stateid up while they ask for its owner's next lock. So what a
+//! file's state becomes is decided in its `order`, one call at a time: who changes it looks his stateid up there (again), and
+//! takes the sequence number that he answers there.
+//!
 //! Locks: `Registry::files`, then a file's `opens` or `lockers`, then a client's `states`, then `Registry::states`; a file's `order` is
 //! held across awaits and taken first.
 
@@ -56,7 +60,8 @@ pub(crate) struct FileState {
     pub ranges: Mutex<Ranges>,
     /// Who asked for a lock that somebody has, and wants to be told.
     pub waiters: Mutex<Vec<Waiter>>,
-    /// Changes of locks, one after the other: the table here and the layer below change together.
+    /// Changes of opens and locks, one after the other, from the look at the stateid to the new one; the table here and the
+    /// layer below change together.
     pub order: tokio::sync::Mutex<()>,
 }
 
@@ -114,6 +119,11 @@ impl State {
             Self::Locks(l) => &l.client,
             Self::Delegation(d) => &d.client,
         }
+    }
+
+    /// The file whose opens and locks it is among.
+    pub fn file(&self) -> Option<&Arc<FileState>> {
+        self.open().map(|open| &open.file)
     }
 
     /// The open under which I/O is done; under a delegation there is none.
@@ -280,7 +290,7 @@ impl Registry {
         }
     }
 
-    /// Ends an open and the locks under it. Returns the locks' owners, to be told to the layer below.
+    /// Ends an open and the locks under it, with the file's `order` held. Returns the locks' owners, to be told to the layer below.
     pub fn close(&self, open: &Arc<Open>) -> Vec<Arc<Locks>> {
         let below = {
             let mut inner = open.inner.lock();
@@ -299,7 +309,7 @@ impl Registry {
         of_open
     }
 
-    /// Ends all locks of an owner on a file.
+    /// Ends all locks of an owner on a file, with its `order` held.
     pub fn release_locks(&self, locks: &Arc<Locks>) {
         let all = hither_vfs::FileRange { start_bytes: 0, end_bytes: u64::MAX };
         locks.open.file.ranges.lock().release(locks.number, all);
@@ -316,23 +326,18 @@ impl Registry {
     /// Removes the entry of a file that nobody has open.
     fn forget_file(&self, file: &Arc<FileState>) {
         let mut files = self.files.lock();
-        // This one and the caller's open hold it; whoever else does has just found it and will use it.
+        // Only the open that ends holds it; whoever else does has found it and is about to use it. A second entry beside that one
+        // would know nothing of its opens and locks.
         let is_this = files.get(&file.key).and_then(Weak::upgrade).is_some_and(|f| Arc::ptr_eq(&f, file));
-        if is_this && file.opens.lock().is_empty() && Arc::strong_count(file) <= 2 {
+        if is_this && file.opens.lock().is_empty() && Arc::strong_count(file) == 1 {
             files.remove(&file.key);
         }
     }
 
-    /// Ends everything that a client holds.
-    pub fn end_all(&self, client: &Arc<Client>) -> Vec<Arc<Locks>> {
-        let opens: Vec<Arc<Open>> = {
-            let states = client.states.lock();
-            states
-                .values()
-                .filter_map(|s| if let State::Open(o) = s { Some(o.clone()) } else { None })
-                .collect()
-        };
-        opens.iter().flat_map(|o| self.close(o)).collect()
+    /// Opens of a client.
+    pub fn opens_of(&self, client: &Client) -> Vec<Arc<Open>> {
+        let states = client.states.lock();
+        states.values().filter_map(|s| if let State::Open(o) = s { Some(o.clone()) } else { None }).collect()
     }
 
     /// Drops entries of files that nobody has open any more.

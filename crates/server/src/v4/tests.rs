@@ -1,9 +1,11 @@
 //! Conversations of NFSv4: compound in, compound out.
 
 mod delegations;
+mod side_by_side;
 
 use super::*;
-use crate::tests::{Client, Lab, model, open_args};
+use crate::table::Others;
+use crate::tests::{Client, Lab, env, model, open_args};
 use hither_proto::nfs4::open as bits;
 use hither_proto::nfs4::*;
 
@@ -228,6 +230,44 @@ async fn a_restart_gives_back_what_was_held() {
     b.open("f", "x", RW, 0).await.unwrap();
     let again = a.run(vec![Op::ReclaimComplete(false)]).await.reclaim_complete();
     assert_eq!(again.unwrap_err().status(), Some(Nfsstat4::COMPLETE_ALREADY));
+}
+
+/// While leases of NQNFS from before a restart may be out, files that were open for writing are taken back: the grace period does
+/// not wait. Nothing is written before those leases are over.
+#[tokio::test(start_paused = true)]
+async fn what_was_held_is_given_back_although_leases_may_be_out() {
+    let (model, dir) = (model(), tempfile::tempdir().unwrap());
+    let state = Some(dir.path().to_path_buf());
+    let lab = Lab::new(&model, "/", 2, state.clone());
+    let mut a = lab.client("a").await;
+    a.reclaim_complete().await;
+    let (_, fh) = a.open("f", "x", RW, 0).await.unwrap();
+    drop(lab);
+    std::fs::write(dir.path().join("nqnfs-numbers"), "hither-nqnfs-1 4294967296 1 60000\n").unwrap();
+    let nqnfs = Some(crate::NqnfsOptions::default());
+    let options = Options { state_dir: state, nqnfs, ..Options::new(env(3)) };
+    let lab = Lab::with(&model, "/", options, Others::Nobody);
+    tokio::spawn(lab.server.clone().tend());
+    let mut a = lab.client("a").await;
+    let reclaim = Op::Open(open_args("x", RW, 0, OpenClaim::Previous(DelegationType::NONE), false));
+    let mut r = a.run(vec![Op::putfh(&fh), reclaim]).await;
+    r.putfh().unwrap();
+    let id = r.open().unwrap().stateid;
+    a.reclaim_complete().await;
+    let (mut waited, step) = (0, 5);
+    loop {
+        let mut r = a
+            .run(vec![Op::putfh(&fh), Op::write(id, 0, StableHow::FILE_SYNC, Bytes::from_static(b"new"))])
+            .await;
+        r.putfh().unwrap();
+        match r.write() {
+            Ok(_) => break,
+            Err(e) => assert_eq!(e.status(), Some(Nfsstat4::DELAY)),
+        }
+        tokio::time::sleep(Duration::from_secs(step)).await;
+        waited += step;
+    }
+    assert!((65..80).contains(&waited), "{waited}");
 }
 
 #[tokio::test]

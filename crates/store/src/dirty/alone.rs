@@ -3,9 +3,9 @@
 //! It knows nothing of what they do. Writes wait outside for as long as one runs; what it makes void is held back and dropped.
 
 use super::Dirty;
-use super::file::File as Delayed;
+use super::file::{File as Delayed, State};
 use super::stats::Reason;
-use hither_vfs::Result;
+use hither_vfs::{Error, Result, SetAttr};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -73,24 +73,43 @@ impl Dirty {
     ) -> Result<T> {
         let _gate = file.gate.write().await;
         if order.flush != First::No {
-            let flushed = self.flush(file, Reason::Order, true).await;
+            let flushed = self.flush_bytes(file, Reason::Order, true).await;
             if order.flush == First::Must {
                 flushed?;
             }
         }
-        let mut hold = None;
+        let (mut hold, mut old) = (None, None);
         if let Some(size) = order.cut {
             hold = Some(Hold::new(file, size));
-            file.when(|s| (!s.extents.is_flying_from(size)).then_some(())).await;
+            // A time that was set before is not the last one, unless this fails.
+            let set = SetAttr { size_bytes: Some(size), ..SetAttr::default() };
+            let still = |s: &State| !s.extents.is_flying_from(size) && !s.owed.holds();
+            old = file.when(|s| still(s).then(|| s.owed.withdraw(&set))).await;
+            let noted = file.state.lock().journal.cutting(size);
+            self.announced(noted).await;
+        } else if order.flush == First::Must {
+            self.leave_journal(file).await?;
         }
         let through = Through::new(file);
         let outcome = call.await;
         drop(through);
         if let (Some(size), Ok(_)) = (order.cut, &outcome) {
-            self.with(file, |s| s.extents.cut(size));
+            self.with(file, |s| {
+                s.extents.cut(size);
+                s.journal.void(size, u64::MAX);
+            });
+            self.noted_for_good(file).await;
         }
-        if order.cut.is_some() || order.flush == First::Must {
-            file.state.lock().owed.modified();
+        let refused = |e: &Error| !matches!(e.errno, libc::EIO | libc::ETIMEDOUT | libc::EINTR);
+        match (&outcome, old) {
+            (Err(e), Some(old)) if refused(e) => {
+                let mut s = file.state.lock();
+                s.owed.restore(old);
+                self.look_after(&mut s, file, Instant::now());
+            }
+            (Err(e), None) if refused(e) => {}
+            _ if order.cut.is_some() || order.flush == First::Must => file.state.lock().owed.modified(),
+            _ => {}
         }
         if hold.take().is_some() {
             self.pump(file);

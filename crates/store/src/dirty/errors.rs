@@ -39,6 +39,11 @@ impl Errors {
         self.opens.get(&open).map(|o| o.access)
     }
 
+    /// Any of them.
+    pub fn first_open(&self) -> Option<OpenId> {
+        self.opens.keys().next().copied()
+    }
+
     /// Number of opens.
     pub fn opens(&self) -> usize {
         self.opens.len()

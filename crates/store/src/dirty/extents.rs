@@ -173,6 +173,11 @@ impl Extents {
         self.dirty_bytes + self.flying_bytes
     }
 
+    /// Number of dirty pieces: each costs some 200 bytes of memory beside its own.
+    pub fn pieces(&self) -> usize {
+        self.dirty.len()
+    }
+
     /// Nothing dirty, nothing in flight.
     pub fn is_clean(&self) -> bool {
         self.bytes() == 0
@@ -443,12 +448,12 @@ impl Extents {
         }
     }
 
-    /// Drops dirty bytes that were written through `open`; returns how many.
-    pub fn drop_open(&mut self, open: OpenId) -> u64 {
+    /// Drops dirty bytes that were written through `open`; returns which.
+    pub fn drop_open(&mut self, open: OpenId) -> Vec<(u64, u64)> {
         let of = |(at, p): (&u64, &Piece)| (p.origin.open == open).then_some((*at, *at + p.len()));
         let ranges: Vec<_> = self.dirty.iter().filter_map(of).collect();
         ranges.iter().for_each(|(start, end)| self.drop_dirty(*start, *end));
-        ranges.iter().map(|(start, end)| end - start).sum()
+        ranges
     }
 
     /// Whether [`Extents::take`] would take something.

@@ -6,7 +6,9 @@
 use super::errors::Errors;
 use super::extents::{Extents, Rules};
 use super::flush::Place;
+use super::journal::Tracks;
 use super::owed::Owing;
+use crate::wal::Wal;
 use hither_vfs::{Attrs, Cred, Error, Fh, OpenId, Time, Validity};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -41,6 +43,8 @@ pub(super) struct State {
     pub view: View,
     /// Attributes that the server does not have yet.
     pub owed: Owing,
+    /// What of it is in the journal.
+    pub journal: Tracks,
     /// Everything of this epoch and those before is to be sent.
     pub flush_to: u64,
     /// Nothing from here on may be sent: the file is about to be cut.
@@ -69,6 +73,8 @@ pub(super) struct State {
     pub asked: Option<Instant>,
     /// It stays in the layer's table until older questions are answered.
     pub lingers: bool,
+    /// Number of own changes when it was last kept for that.
+    pub kept: u64,
 }
 
 /// Sending failed in a way that may pass.
@@ -90,12 +96,13 @@ pub(super) enum Names {
 }
 
 impl File {
-    pub fn new(fh: Fh, chunk_bytes: u64) -> Self {
+    pub fn new(fh: Fh, chunk_bytes: u64, wal: Option<&Arc<Wal>>) -> Self {
         let state = State {
             extents: Extents::new(chunk_bytes),
             errors: Errors::default(),
             view: View::default(),
             owed: Owing::default(),
+            journal: Tracks::of(wal, &fh),
             flush_to: 0,
             hold_from: u64::MAX,
             workers: 0,
@@ -110,6 +117,7 @@ impl File {
             forgotten: false,
             asked: None,
             lingers: false,
+            kept: 0,
         };
         Self { fh, state: Mutex::new(state), changed: Notify::new(), gate: RwLock::new(()) }
     }
@@ -159,18 +167,22 @@ impl State {
             && self.lazy == 0
             && self.is_settled()
             && self.errors.is_idle()
+            && self.journal.is_empty()
             && self.view.through == 0
     }
 
-    /// Whether an answer that was just shown ([`State::show`]) is the whole truth: nothing of ours is here, under
-    /// way, or younger than the question.
-    pub fn is_plain(&self) -> bool {
-        self.extents.is_clean() && self.view.own.is_none() && self.view.through == 0
+    /// Whether bytes that were asked for then are the file's: nothing of ours is here, under way, or younger than the
+    /// question.
+    pub fn is_plain(&self, asked: Instant) -> bool {
+        self.extents.is_clean() && self.view.through == 0 && self.view.own.is_none_or(|own| asked > own.at)
     }
 
     /// Attributes as they are shown; `fresh` is a change value never shown before. True when the times are the server's
     /// and stay.
     pub fn show(&mut self, attrs: &mut Attrs, fresh: u64) -> bool {
+        if !self.view.replace_older(attrs) {
+            self.journal.saw(attrs);
+        }
         let bytes = Local { clean: self.extents.is_clean(), end_bytes: self.extents.end_bytes() };
         let flying = self.extents.is_flying();
         let theirs = self.view.show(attrs, bytes, flying, fresh);
@@ -218,21 +230,44 @@ pub(super) struct View {
     base: Option<u64>,
     /// Somebody else may have written between two writes of ours.
     uncertain: bool,
-    /// Own changes that ended at that moment: answers to questions from before may lack them. The size is the
-    /// least they left.
-    own: Option<(Instant, u64)>,
+    /// The last of our own changes.
+    own: Option<Own>,
     /// When a program last wrote.
     pub time: Option<Time>,
     /// Changes on their way to the layer below that are no delayed writes.
     pub through: u32,
+    /// Number of changes of ours that ended.
+    pub ended: u64,
+}
+
+/// Own changes that ended: answers to questions from before may lack them.
+#[derive(Debug, Clone, Copy)]
+struct Own {
+    at: Instant,
+    /// The least they left.
+    size_bytes: u64,
+    /// A later answer has told what became of them.
+    met: bool,
 }
 
 impl View {
+    /// Of two answers the newer one is shown, also when the older one comes last; true if this was the older one.
+    fn replace_older(&self, attrs: &mut Attrs) -> bool {
+        let Some(newer) = self.server.as_ref().filter(|s| s.asked > attrs.asked) else { return false };
+        *attrs = newer.clone();
+        true
+    }
+
+    /// The least that own changes left which an answer to a question from then may lack.
+    fn least(&self, asked: Instant) -> u64 {
+        self.own.filter(|own| asked <= own.at).map_or(0, |own| own.size_bytes)
+    }
+
     fn show(&mut self, attrs: &mut Attrs, bytes: Local, flying: bool, fresh: u64) -> bool {
         let change = attrs.attr.change;
-        let settled = !flying && self.through == 0 && self.own.is_none_or(|(at, _)| attrs.asked > at);
+        let settled = !flying && self.through == 0 && self.own.is_none_or(|own| attrs.asked > own.at);
         if settled {
-            self.own = None;
+            self.own.iter_mut().for_each(|own| own.met = true);
             if self.base.is_some_and(|b| b != change) {
                 // Somebody else's change.
                 self.alias = if bytes.clean { None } else { Some(fresh) };
@@ -251,17 +286,15 @@ impl View {
 
     fn learn(&mut self, attrs: &Attrs) {
         let mut attrs = attrs.clone();
-        if let Some((_, size)) = self.own {
-            attrs.attr.size_bytes = attrs.attr.size_bytes.max(size);
-        }
+        attrs.attr.size_bytes = attrs.attr.size_bytes.max(self.least(attrs.asked));
         self.server = Some(attrs);
     }
 
     /// Puts what is known here over the server's attributes.
     fn dress(&self, attrs: &mut Attrs, bytes: Local, local: bool) {
+        let least = self.least(attrs.asked);
         let attr = &mut attrs.attr;
-        let own = self.own.map_or(0, |(_, size)| size);
-        attr.size_bytes = attr.size_bytes.max(own);
+        attr.size_bytes = attr.size_bytes.max(least);
         if !bytes.clean {
             attr.size_bytes = attr.size_bytes.max(bytes.end_bytes);
         }
@@ -292,12 +325,14 @@ impl View {
     /// A write or other change of ours ended at `now` and left at least `size_bytes`. `alone`: no other one of ours
     /// was under way meanwhile.
     pub fn changed(&mut self, now: Instant, size_bytes: u64, attrs: Option<&Attrs>, alone: bool) {
+        self.ended += 1;
         let leased = |a: &Attrs| a.valid == Validity::Lease;
         let lease = self.server.as_ref().is_some_and(leased) && attrs.is_some_and(leased);
         self.uncertain |= !lease;
         self.base = attrs.filter(|_| alone).map(|a| a.attr.change);
-        let least = self.own.map_or(0, |(_, size)| size).max(size_bytes);
-        self.own = Some((now, least));
+        let before = self.own.filter(|own| !own.met).map_or(0, |own| own.size_bytes);
+        let least = before.max(size_bytes);
+        self.own = Some(Own { at: now, size_bytes: least, met: false });
         match attrs {
             Some(attrs) if self.server.as_ref().is_none_or(|s| s.asked <= attrs.asked) => self.learn(attrs),
             _ => {
@@ -310,7 +345,8 @@ impl View {
 
     /// The file was given a length.
     pub fn resized(&mut self, now: Instant, size_bytes: u64, attrs: Option<&Attrs>) {
-        self.own = Some((now, size_bytes));
+        self.ended += 1;
+        self.own = Some(Own { at: now, size_bytes, met: false });
         self.uncertain = true;
         self.base = None;
         self.server = attrs.cloned();

@@ -2,8 +2,9 @@
 //!
 //! It knows nothing of when that is. A load is the last when nothing of the file is in flight, everything that is dirty is to be
 //! sent, has one origin, no gaps, and fits into one WRITE: then it goes with the attributes, stable, with no COMMIT to follow. Bytes
-//! with gaps go like all others, many WRITEs in flight and one COMMIT. Attributes without bytes go alone, after a commit of
-//! what the layer below still keeps: a second write would spoil their times.
+//! with gaps go like all others, many WRITEs in flight and one COMMIT. A modification time goes after all bytes that were written
+//! before it and after a commit of what the layer below still keeps: a second write would spoil it. Permissions and access times
+//! wait for no bytes: a writer who never stops, or bytes that a full server does not take, do not keep them from the server.
 
 use super::extents::{Extents, Flight, Rules};
 use super::file::{File, State};
@@ -18,7 +19,7 @@ use tokio::time::Instant;
 pub(super) enum Load {
     /// One piece.
     One(Flight, Stability),
-    /// All there is.
+    /// All there is, or attributes that have no order to bytes.
     Last(Option<Flight>, Owed),
 }
 
@@ -28,18 +29,24 @@ impl State {
         self.owed.is_due() && !self.extents.is_flying() && !self.extents.has_work(rules)
     }
 
-    /// Whether there is something to send now. Nothing goes beside attributes: of what is written later they would spoil the times.
+    /// Whether there is something to send now. Nothing goes beside a modification time: what is written later would spoil it.
     pub fn has_load(&self) -> bool {
-        let work = |rules| self.extents.has_work(rules) || self.owes_alone(rules);
-        !self.owed.is_sent() && self.rules().is_some_and(work)
+        let work = |rules| self.extents.has_work(rules) || self.owes_alone(rules) || self.owed.is_free();
+        self.owed.is_pressing() || !self.owed.holds() && self.rules().is_some_and(work)
     }
 
     /// What to send next.
     pub fn load(&mut self) -> Option<Load> {
-        let rules = self.rules().filter(|_| !self.owed.is_sent())?;
+        if self.owed.is_pressing() {
+            return Some(Load::Last(None, self.owed.take_free()?));
+        }
+        let rules = self.rules().filter(|_| !self.owed.holds())?;
         if self.owes_alone(rules) || self.goes_together(rules) {
             let owed = self.owed.take()?;
             return Some(Load::Last(self.extents.take(rules), owed));
+        }
+        if let Some(owed) = self.owed.take_free() {
+            return Some(Load::Last(None, owed));
         }
         let flight = self.extents.take(rules)?;
         let stable = self.stable && flight.last && !self.unstable;
@@ -73,9 +80,10 @@ impl Dirty {
         // Attributes may outlive their open when a call that was to replace them failed.
         let open = file.state.lock().errors.access(open).map(|_| open);
         let at = At { fh: &file.fh, open };
-        if flight.is_none() && std::mem::take(&mut file.state.lock().unstable) {
+        let last = flight.is_none() && owed.set.mtime.is_some();
+        if last && std::mem::take(&mut file.state.lock().unstable) {
             // What cannot be committed is for the program's fsync or close to tell; the attributes are set all the same.
-            if let Err(e) = self.below.commit(&cx, at).await {
+            if let Err(e) = self.commit_journaled(&cx, file, open).await {
                 let mut s = file.state.lock();
                 s.unstable = true;
                 s.errors.record(e);
@@ -113,12 +121,16 @@ impl Dirty {
             let alone = only(s) && before == Some(s.extents.taken());
             if let Some((id, ..)) = flight {
                 s.extents.landed(id, wrote);
+                s.journal.landed(id, wrote, false, done.wrote.attrs.as_ref());
             }
             let end = if wrote > 0 { start + wrote } else { 0 };
             let (now, attrs) = (Instant::now(), done.wrote.attrs.as_ref());
             s.view.changed(now, end, attrs, alone);
-            s.backoff = None;
-            match whole && refused.is_none() {
+            if flight.is_some() {
+                s.backoff = None;
+            }
+            match whole {
+                true if refused.is_some() => {}
                 true => {
                     s.owed.landed(now, attrs);
                     if owed.set.mtime.is_some() && s.extents.is_clean() {

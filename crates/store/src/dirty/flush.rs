@@ -3,7 +3,8 @@
 //! It knows nothing of the calls above. A file has up to a handful of workers, tasks that take a chunk, send it and look for
 //! more; each WRITE needs one of the mount's slots, which are given out first come first served. What is taken is decided
 //! when the slot is there, so bytes merge for as long as they wait. A worker that finds more to do starts another
-//! one: a flush spreads by itself, a file with nothing to send has no task.
+//! one: a flush spreads by itself, a file with nothing to send has no task. A file may have more than one worker
+//! only as long as it has fewer than there are slots free, so that a few files that the server does not answer for leave slots for the next.
 
 use super::extents::Flight;
 use super::file::{Failing, File, Names, State};
@@ -70,7 +71,11 @@ impl Dirty {
             return Room::Failing(failing.clone());
         }
         let (own, limits) = (s.extents.bytes(), &self.options);
+        let pieces = s.extents.pieces();
         drop(s);
+        if pieces >= limits.most_pieces {
+            return Room::Later;
+        }
         let fits = |total: u64| {
             let free = limits.dirty_max_bytes.saturating_sub(total);
             let share = if own == 0 { free } else { limits.file_max_bytes.min(free).saturating_sub(own) };
@@ -147,20 +152,34 @@ impl Dirty {
     /// # Errors
     /// The reason why bytes are kept.
     pub(super) async fn flush(&self, file: &Arc<File>, reason: Reason, stable: bool) -> Result<()> {
+        self.flush_and(file, reason, stable, true).await
+    }
+
+    /// The same for who needs the bytes only: attributes that cannot be set are for fsync and close to tell.
+    pub(super) async fn flush_bytes(&self, file: &Arc<File>, reason: Reason, stable: bool) -> Result<()> {
+        self.flush_and(file, reason, stable, false).await
+    }
+
+    async fn flush_and(&self, file: &Arc<File>, reason: Reason, stable: bool, attrs: bool) -> Result<()> {
         let (target, owed) = {
             let mut s = file.state.lock();
             if s.is_settled() {
                 return Ok(());
             }
             s.failing = None;
+            s.owed.retry(None);
             s.stable |= stable;
             (s.seal(), s.owed.seal())
         };
         self.counters.flush(reason);
         self.pump(file);
-        file.when(|s| match s.extents.is_done(target) && s.owed.is_done(owed) {
-            true => Some(Ok(())),
-            false => s.failing.as_ref().map(|f| Err(f.error.clone())),
+        file.when(|s| match (s.extents.is_done(target), s.owed.is_done(owed)) {
+            (true, true) => Some(Ok(())),
+            // Not before the bytes are there: what the server takes is not kept from it by what it does not.
+            (true, false) if s.owed.trouble().is_some() => {
+                Some(s.owed.trouble().filter(|_| attrs).map_or(Ok(()), |e| Err(e.clone())))
+            }
+            _ => s.failing.as_ref().map(|f| Err(f.error.clone())),
         })
         .await
     }
@@ -176,7 +195,7 @@ impl Dirty {
     pub(super) fn pump(&self, file: &Arc<File>) {
         {
             let mut s = file.state.lock();
-            if !s.has_load() || s.workers >= self.most_workers(&s) {
+            if s.workers >= self.most_workers(&s) || !s.has_load() {
                 return;
             }
             s.workers += 1;
@@ -184,30 +203,39 @@ impl Dirty {
         tokio::spawn(self.this().work(file.clone()));
     }
 
-    /// A file's share of workers.
+    /// A file's share of workers: one at least.
     fn most_workers(&self, s: &State) -> usize {
         let limits = &self.options;
         let full = (limits.flights_per_file as u64).saturating_mul(s.extents.chunk_bytes());
-        match s.extents.flying_bytes() < full {
+        let most = match s.extents.flying_bytes() < full {
             true => limits.small_flights_per_file.max(limits.flights_per_file),
             false => limits.flights_per_file,
-        }
+        };
+        most.min(self.slots.available_permits().max(1))
     }
 
     async fn work(self: Arc<Self>, file: Arc<File>) {
         loop {
             // The semaphore is never closed.
             let Ok(_slot) = self.slots.acquire().await else { return };
-            let load = {
+            let (load, noted) = {
                 let mut s = file.state.lock();
-                let share = s.workers <= self.most_workers(&s);
+                let share = s.workers <= self.most_workers(&s) || s.owed.is_pressing();
                 let Some(load) = share.then(|| s.load()).flatten() else {
                     s.workers -= 1;
                     break;
                 };
-                load
+                let noted = match &load {
+                    Load::One(flight, stability) => {
+                        s.journal.sending(flight, *stability == Stability::Stable)
+                    }
+                    Load::Last(Some(flight), _) => s.journal.sending(flight, true),
+                    Load::Last(None, _) => None,
+                };
+                (load, noted)
             };
             self.pump(&file);
+            self.announced(noted).await;
             match load {
                 Load::One(flight, stability) => self.send(&file, flight, stability).await,
                 Load::Last(flight, owed) => self.finish(&file, flight, owed).await,
@@ -233,15 +261,19 @@ impl Dirty {
         }
     }
 
-    fn sent(&self, file: &File, id: u64, start: u64, wrote: Wrote) {
+    fn sent(&self, file: &Arc<File>, id: u64, start: u64, wrote: Wrote) {
         Counters::add(&self.counters.writes_out, 1);
         Counters::add(&self.counters.bytes_out, wrote.bytes);
-        self.with(file, |s| {
+        let arrived = self.with(file, |s| {
             let alone = s.extents.landed(id, wrote.bytes) && s.view.through == 0;
             let attrs = wrote.attrs.as_ref();
             s.view.changed(Instant::now(), start + wrote.bytes, attrs, alone);
             s.backoff = None;
+            s.journal.landed(id, wrote.bytes, false, attrs)
         });
+        if arrived {
+            self.to_commit(file);
+        }
     }
 
     /// A flight (number and length), and what was owed with it, was not sent.
@@ -253,6 +285,7 @@ impl Dirty {
         let retry_at = self.with(file, |s| {
             if let Some((id, len)) = flight {
                 s.extents.landed(id, if lost { len } else { 0 });
+                s.journal.landed(id, if lost { len } else { 0 }, lost, None);
             }
             // It may have been executed all the same.
             s.view.changed(now, 0, None, false);
@@ -272,6 +305,9 @@ impl Dirty {
             if s.told != Some(e.errno) {
                 s.told = Some(e.errno);
                 s.errors.record(e.clone());
+            }
+            if flight.is_none() && owed {
+                return Some(s.owed.troubled(e.clone(), now, BACKOFF_FIRST, BACKOFF_MOST));
             }
             if s.failing.is_some() {
                 // Another flight of the same try.
@@ -297,10 +333,10 @@ impl Dirty {
         file.when(|s| (!s.extents.is_flying_of(open)).then_some(())).await;
         let fresh = self.next_change();
         self.with(file, |s| {
-            let dropped = s.extents.drop_open(open);
-            if s.owed.waiting().is_some_and(|o| o.by.open == open) {
-                s.owed.forget();
-            }
+            let ranges = s.extents.drop_open(open);
+            ranges.iter().for_each(|(start, end)| s.journal.void(*start, *end));
+            let dropped = ranges.iter().map(|(start, end)| end - start).sum();
+            s.owed.give_up(open);
             if dropped > 0 {
                 s.view.broken(fresh);
             }
@@ -311,6 +347,19 @@ impl Dirty {
         })
     }
 
+    /// The time of a file that lost a name has come: with another one it is a file like any other.
+    async fn age_unless_nameless(self: Arc<Self>, file: Arc<File>) {
+        let open = file.state.lock().errors.first_open();
+        let nameless = match open {
+            Some(open) => self.is_nameless(&self.own_cx(), &file, open).await,
+            None => false,
+        };
+        match nameless {
+            true => self.look_after(&mut file.state.lock(), &file, Instant::now()),
+            false => self.flush_in_background(&file, Reason::Age),
+        }
+    }
+
     /// A file's time has come.
     fn aged(&self, file: &Arc<File>, now: Instant) {
         let again = {
@@ -319,6 +368,11 @@ impl Dirty {
             let oldest = [s.extents.oldest(), s.owed.since()].into_iter().flatten().min();
             let Some(oldest) = oldest else { return };
             let due = oldest + self.options.dirty_age;
+            s.owed.retry(Some(now));
+            if s.failing.is_some() && s.owed.since().is_some_and(|at| at + self.options.dirty_age <= now) {
+                // Bytes that cannot be sent do not keep permissions.
+                s.owed.urge();
+            }
             match &s.failing {
                 Some(f) if now < f.retry_at => Some(f.retry_at),
                 Some(_) => {
@@ -326,7 +380,12 @@ impl Dirty {
                     None
                 }
                 // What nobody can find any more may wait for its end.
-                None if s.names != Names::Some => Some(now + self.options.dirty_age),
+                None if s.names == Names::None => Some(now + self.options.dirty_age),
+                None if s.names == Names::OneLess && now >= due => {
+                    drop(s);
+                    tokio::spawn(self.this().age_unless_nameless(file.clone()));
+                    return;
+                }
                 None => (now < due).then_some(due),
             }
         };
@@ -334,6 +393,7 @@ impl Dirty {
             Some(at) => {
                 let place = self.ages.push(at, file);
                 file.state.lock().queued = Some(place);
+                self.pump(file);
             }
             None => self.flush_in_background(file, Reason::Age),
         }

@@ -3,14 +3,19 @@
 //! It knows nothing of how bytes are sent. A file that is closed lazily keeps its open below until all of it is sent: because of its
 //! age, by [`Dirty::sync`], by the fsync of another open or at the end of the mount. Nobody is there to be told of
 //! errors: they are logged, counted, and told to the next open of the file. What a full or silent server does not take is kept and tried
-//! again until it does. A file that loses its last name meanwhile is not sent any more.
+//! again until it does. A file that loses its last name meanwhile is not sent any more. At most [`LAZY_MOST`] opens are kept like that: who
+//! closes one more waits, as without lazy closes; with `exclusive` he is told then that it did not work, and what he wrote is kept all the same.
 
 use super::Dirty;
 use super::file::{File, Names};
 use super::stats::{Counters, Reason};
-use hither_vfs::{Cx, File as At, OpenId, Result};
+use hither_vfs::{Cx, OpenId, Result};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use tokio::task::JoinSet;
+
+/// Most opens that are closed here and not at the server.
+pub(super) const LAZY_MOST: usize = 4 << 10;
 
 /// What a file that was closed lazily waits for.
 enum Turn {
@@ -20,9 +25,60 @@ enum Turn {
 }
 
 impl Dirty {
+    /// Sends what is left and closes.
+    pub(super) async fn close_dirty(self: Arc<Self>, cx: Cx, file: Arc<File>, open: OpenId) -> Result<()> {
+        let last = file.state.lock().errors.opens() <= 1;
+        let flushed = if last && self.is_nameless(&cx, &file, open).await {
+            let unsent = self.abandon(&file, open).await;
+            Counters::add(&self.counters.bytes_unsent, unsent);
+            Ok(())
+        } else {
+            self.flush(&file, Reason::Close, true).await
+        };
+        if flushed.is_err() && self.options.exclusive && self.close_lazily(&cx, &file, open) {
+            // What a close before has found on the local disk is not given up.
+            return flushed;
+        }
+        if flushed.is_err() {
+            let dropped = self.abandon(&file, open).await;
+            Counters::add(&self.counters.bytes_dropped, dropped);
+            tracing::warn!(fh = ?file.fh, bytes = dropped, "the file is closed: written data is lost");
+        }
+        self.close_clean(&cx, &file, open, flushed).await
+    }
+
+    /// Closes what is sent, as far as it is.
+    pub(super) async fn close_clean(
+        &self,
+        cx: &Cx,
+        file: &Arc<File>,
+        open: OpenId,
+        flushed: Result<()>,
+    ) -> Result<()> {
+        let deaf = self.options.lazy_close || self.options.exclusive;
+        let told = {
+            let mut s = file.state.lock();
+            // Where close(2) has not waited for the server nobody hears it: it is left to the next open.
+            let told = if deaf { Ok(()) } else { s.errors.report(Some(open)) };
+            s.errors.close(open);
+            told
+        };
+        file.changed.notify_waiters();
+        let closed = self.close_below(cx, file, open).await;
+        if let (true, Err(e)) = (deaf, &closed) {
+            file.state.lock().errors.record(e.clone());
+        }
+        self.tidy(file);
+        flushed.and(told).and(closed)
+    }
+
     /// The program has closed `open`; what it wrote is still here. Nobody hears what this returns: what went wrong until now is the
-    /// next open's to tell as well.
-    pub(super) fn close_lazily(&self, cx: &Cx, file: &Arc<File>, open: OpenId) {
+    /// next open's to tell as well. False when there are too many already, and nothing was done.
+    pub(super) fn close_lazily(&self, cx: &Cx, file: &Arc<File>, open: OpenId) -> bool {
+        let more = |lazy| (lazy < LAZY_MOST || self.options.exclusive).then_some(lazy + 1);
+        if self.lazy.fetch_update(Relaxed, Relaxed, more).is_err() {
+            return false;
+        }
         Counters::add(&self.counters.lazy_closes, 1);
         {
             let mut s = file.state.lock();
@@ -33,13 +89,15 @@ impl Dirty {
         tokio::spawn(async move {
             this.close_when_sent(&cx, &file, open).await;
             this.end_lazily(&cx, &file, open).await;
+            this.lazy.fetch_sub(1, Relaxed);
         });
+        true
     }
 
     /// What goes wrong now is the next open's to tell.
     async fn end_lazily(&self, cx: &Cx, file: &Arc<File>, open: OpenId) {
         file.state.lock().errors.close(open);
-        let closed = self.below.close(cx, &file.fh, open).await;
+        let closed = self.close_below(cx, file, open).await;
         {
             let mut s = file.state.lock();
             s.lazy -= 1;
@@ -104,7 +162,7 @@ impl Dirty {
     /// when another commit is under way.
     pub(super) async fn commit_below(&self, file: &Arc<File>) -> Result<()> {
         file.state.lock().unstable = false;
-        let committed = self.below.commit(&self.own_cx(), At { fh: &file.fh, open: None }).await;
+        let committed = self.commit_journaled(&self.own_cx(), file, None).await;
         if committed.is_err() {
             file.state.lock().unstable = true;
         }

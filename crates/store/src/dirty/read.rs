@@ -6,7 +6,7 @@
 
 use super::Dirty;
 use bytes::Bytes;
-use hither_vfs::{Access, Attrs, Cx, Data, Fh, File, Read, Result};
+use hither_vfs::{Cx, Data, File, Read, Result};
 use tokio::time::Instant;
 
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
@@ -21,22 +21,6 @@ struct Here {
 }
 
 impl Dirty {
-    /// As [`hither_vfs::Vfs::prove_many`] does: permissions that are on their way are there first.
-    pub(super) async fn proven(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
-        for fh in objects {
-            if let Err(e) = self.pay_mode(cx, fh).await {
-                return objects.iter().map(|_| Err(e.clone())).collect();
-            }
-        }
-        let mut all = self.below.prove_many(cx, objects, want).await;
-        for (fh, proven) in objects.iter().zip(&mut all) {
-            if let Ok((attrs, _)) = proven {
-                self.show(fh, attrs);
-            }
-        }
-        all
-    }
-
     /// Reads as [`hither_vfs::Vfs::read`] does.
     pub(super) async fn read_merged(
         &self,

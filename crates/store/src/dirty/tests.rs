@@ -4,8 +4,10 @@ mod failures;
 mod finish;
 mod gate;
 mod histories;
+mod journal;
 mod lazy;
 mod order;
+mod owed;
 mod registers;
 
 use super::*;
@@ -282,4 +284,17 @@ async fn shutdown_sends_everything() {
     s.write(&g, 0, pattern(2, 3 * MIB)).await.unwrap();
     s.dirty.shutdown(&cx()).await.unwrap();
     assert_eq!((s.below(&f.0).await.len() as u64, s.below(&g.0).await.len() as u64), (100, 3 * MIB));
+}
+
+/// Bytes far from each other are sent when there are too many pieces of them, however few bytes they are.
+#[tokio::test(start_paused = true)]
+async fn the_number_of_pieces_is_bounded() {
+    let s = Stack::new(DirtyOptions { most_pieces: 64, ..Default::default() }).await;
+    let f = s.open("f").await;
+    for i in 0..1000 {
+        s.write(&f, i * 10, pattern(1, 1)).await.unwrap();
+        assert!(s.dirty.stats().dirty_bytes <= 64);
+    }
+    s.close(&f).await.unwrap();
+    assert_eq!(s.below(&f.0).await.iter().filter(|b| **b == pattern(1, 1)[0]).count(), 1000);
 }

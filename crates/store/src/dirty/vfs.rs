@@ -3,11 +3,13 @@
 //! It knows nothing of how bytes are kept and sent.
 
 use super::alone::{First, Order, Through};
-use super::file::{File as Delayed, Names, Origin};
+use super::file::{File as Delayed, Names, Origin, State};
 use super::flush::Room;
+use super::questions::ask;
 use super::stats::{Counters, Reason};
 use super::wait::{detached, patient};
 use super::{Dirty, Relay};
+use crate::wal::Ticket;
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::*;
@@ -32,17 +34,23 @@ impl Dirty {
                 Ok(gate) => gate,
                 Err(_) => patient(cx, async { Ok(file.gate.read().await) }).await?,
             };
+            if !self.may_delay(len) {
+                drop(gate);
+                return self.write_on(cx, file, open, offset_bytes, data, Stability::Stable).await;
+            }
             match self.room(file, len) {
                 Room::Taken => {
                     let origin = Origin { cred: cx.cred.clone(), open };
-                    let attrs = self.take(file, &origin, offset_bytes, &data);
+                    let (attrs, ticket) = self.take(file, &origin, offset_bytes, &data);
                     drop(gate);
+                    self.journaled(file, ticket).await?;
                     self.pump(file);
                     return Ok(Wrote { bytes: len, attrs });
                 }
                 Room::Never => {
                     drop(gate);
-                    return self.write_on(cx, file, open, offset_bytes, data, Stability::Unstable).await;
+                    let stability = if self.wal.is_some() { Stability::Stable } else { Stability::Unstable };
+                    return self.write_on(cx, file, open, offset_bytes, data, stability).await;
                 }
                 Room::Later => {
                     drop(gate);
@@ -55,7 +63,7 @@ impl Dirty {
                 Room::Failing(failing) if Instant::now() < failing.retry_at => return Err(failing.error),
                 Room::Failing(_) => {
                     drop(gate);
-                    patient(cx, self.flush(file, Reason::Pressure, false)).await?;
+                    patient(cx, self.flush_bytes(file, Reason::Pressure, false)).await?;
                 }
             }
         }
@@ -68,21 +76,22 @@ impl Dirty {
         origin: &Origin,
         offset_bytes: u64,
         data: &Data,
-    ) -> Option<hither_vfs::Attrs> {
+    ) -> (Option<hither_vfs::Attrs>, Option<Ticket>) {
         let (now, wall, fresh) = (Instant::now(), self.wall(), self.next_change());
         let len = data.len() as u64;
-        let (attrs, merged) = self.with_room(file, len, |s| {
+        let (attrs, merged, ticket) = self.with_room(file, len, |s| {
             let merged = s.extents.insert(offset_bytes, data, origin, now);
             if s.queued.is_none() {
                 s.queued = Some(self.ages.push(now + self.options.dirty_age, file));
             }
-            (s.written(wall, fresh), merged)
+            let ticket = s.journal.wrote(&origin.cred, offset_bytes, data, wall.secs);
+            (s.written(wall, fresh), merged, ticket)
         });
         self.relieve_old();
         Counters::add(&self.counters.writes_in, 1);
         Counters::add(&self.counters.bytes_in, len);
         Counters::add(&self.counters.writes_merged, u64::from(merged > 0));
-        attrs
+        (attrs, ticket)
     }
 
     /// Writes through, after what was written before.
@@ -97,7 +106,8 @@ impl Dirty {
     ) -> Result<Wrote> {
         let before = async {
             let gate = file.gate.read().await;
-            self.flush(file, Reason::Order, false).await.map(|()| gate)
+            self.flush_bytes(file, Reason::Order, false).await?;
+            self.leave_journal(file).await.map(|()| gate)
         };
         let _gate = patient(cx, before).await?;
         Counters::add(&self.counters.writes_through, 1);
@@ -111,6 +121,7 @@ impl Dirty {
         let mut wrote = wrote?;
         let fresh = self.next_change();
         let mut s = file.state.lock();
+        s.journal.went_past(stability);
         s.owed.modified();
         let end = if wrote.bytes > 0 { offset_bytes.saturating_add(wrote.bytes) } else { 0 };
         s.view.changed(Instant::now(), end, wrote.attrs.as_ref(), false);
@@ -156,18 +167,30 @@ impl Dirty {
             }
             let clean = s.extents.is_clean();
             s.view.opened(clean, fresh.0);
+            let asked = opened.node.attrs.asked;
             s.show(&mut opened.node.attrs, fresh.1);
-            if !s.is_plain() {
+            if !s.is_plain(asked) {
                 (opened.first, opened.backing) = (None, None);
             }
             return;
         }
     }
 
+    /// The attributes that an open brought may be older than what was forgotten since.
+    async fn look_again(&self, cx: &Cx, opened: &mut Opened) {
+        let at = File { fh: &opened.node.fh, open: Some(opened.open) };
+        match self.below.getattr(&cx.fresh(Instant::now()), at).await {
+            Ok(attrs) => opened.node.attrs = attrs,
+            Err(_) => opened.node.attrs.valid = Validity::Once,
+        }
+        (opened.first, opened.backing) = (None, None);
+    }
+
     /// A file was cut by an open that did not know which it would be: bytes from before may have come after.
     async fn cut_again(&self, cx: &Cx, opened: &mut Opened) -> Result<()> {
         let fh = &opened.node.fh;
-        let Some(file) = self.known(fh).filter(|f| !f.state.lock().extents.is_clean()) else { return Ok(()) };
+        let touched = |s: &State| !s.extents.is_clean() || s.owed.is_mtime_near();
+        let Some(file) = self.known(fh).filter(|f| touched(&f.state.lock())) else { return Ok(()) };
         let at = File { fh, open: Some(opened.open) };
         let set = SetAttr { size_bytes: Some(0), ..Default::default() };
         let order = Order { flush: First::No, cut: Some(0) };
@@ -184,6 +207,8 @@ impl Dirty {
         how: OpenHow,
         file: Arc<Delayed>,
     ) -> Result<Opened> {
+        // What cannot be had is the server's to say.
+        self.pay_mode(&cx, &fh).await.ok();
         let order = Order { flush: First::No, cut: Some(0) };
         let mut opened = self.alone(&file, order, self.below.open(&cx, Where::fh(&fh), &how)).await?;
         file.state.lock().view.resized(Instant::now(), 0, Some(&opened.node.attrs));
@@ -202,14 +227,17 @@ impl Dirty {
             return Ok(attrs);
         }
         let size = set.size_bytes;
+        if size.is_some() || set.uid.is_some() || set.gid.is_some() {
+            // What cannot be had is the server's to say.
+            self.pay_mode(&cx, &file.fh).await.ok();
+        }
         let only_size = SetAttr { size_bytes: size, ..Default::default() } == set;
         let at = File { fh: &file.fh, open };
         let flush = if size.is_some() && only_size { First::No } else { First::Try };
         let order = Order { flush, cut: size };
         let call = async {
             // What was set before and could not be sent must not come after.
-            file.when(|s| (!s.owed.is_sent()).then_some(())).await;
-            let old = file.state.lock().owed.withdraw(&set);
+            let old = file.when(|s| (!s.owed.is_sent()).then(|| s.owed.withdraw(&set))).await;
             let outcome = self.below.setattr(&cx, at, &set).await;
             if let (Err(_), Some(old)) = (&outcome, old) {
                 let mut s = file.state.lock();
@@ -236,6 +264,7 @@ impl Dirty {
             }
             s.show(&mut attrs, fresh);
         }
+        self.noted(&file).await;
         self.tidy(&file);
         Ok(attrs)
     }
@@ -259,58 +288,18 @@ impl Dirty {
         s.names == Names::None
     }
 
-    async fn close_dirty(self: Arc<Self>, cx: Cx, file: Arc<Delayed>, open: OpenId) -> Result<()> {
-        let last = file.state.lock().errors.opens() <= 1;
-        let flushed = if last && self.is_nameless(&cx, &file, open).await {
-            let unsent = self.abandon(&file, open).await;
-            Counters::add(&self.counters.bytes_unsent, unsent);
-            Ok(())
-        } else {
-            self.flush(&file, Reason::Close, true).await
-        };
-        if flushed.is_err() {
-            let dropped = self.abandon(&file, open).await;
-            Counters::add(&self.counters.bytes_dropped, dropped);
-            tracing::warn!(fh = ?file.fh, bytes = dropped, "the file is closed: written data is lost");
-        }
-        self.close_clean(&cx, &file, open, flushed).await
-    }
-
-    async fn close_clean(
-        &self,
-        cx: &Cx,
-        file: &Arc<Delayed>,
-        open: OpenId,
-        flushed: Result<()>,
-    ) -> Result<()> {
-        let told = {
-            let mut s = file.state.lock();
-            // After a lazy close nobody hears it: it is left to the next open.
-            let told = if self.options.lazy_close { Ok(()) } else { s.errors.report(Some(open)) };
-            s.errors.close(open);
-            told
-        };
-        file.changed.notify_waiters();
-        let closed = self.below.close(cx, &file.fh, open).await;
-        if let (true, Err(e)) = (self.options.lazy_close, &closed) {
-            file.state.lock().errors.record(e.clone());
-        }
-        self.tidy(file);
-        flushed.and(told).and(closed)
-    }
-
-    fn lost_a_name(&self, target: Option<&Fh>) {
-        if let Some(file) = target.and_then(|fh| self.known(fh)) {
-            file.state.lock().names = Names::OneLess;
-            file.changed.notify_waiters();
-        }
+    /// Whether a copy is not worth calls of its own, as far as the length of its source is known.
+    fn is_small_copy(&self, from: &Fh, offset_bytes: u64, len_bytes: u64) -> bool {
+        let known = self.known(from).and_then(|file| file.state.lock().shown());
+        let left = |a: hither_vfs::Attrs| a.attr.size_bytes.saturating_sub(offset_bytes).min(len_bytes);
+        known.map(left).is_some_and(|left| left > 0 && left <= self.options.small_copy_bytes)
     }
 
     /// Sends a file before a call that needs the server to have it.
     async fn flush_first(&self, cx: &Cx, fh: &Fh, first: First) -> Result<()> {
         let Some(file) = self.known(fh) else { return Ok(()) };
         patient(cx, async {
-            match self.flush(&file, Reason::Order, false).await {
+            match self.flush_bytes(&file, Reason::Order, false).await {
                 Err(e) if first == First::Must => Err(e),
                 _ => Ok(()),
             }
@@ -319,27 +308,38 @@ impl Dirty {
     }
 }
 
+/// What was tried before a call and failed is the call's to find out, unless nobody waits for it any more.
+fn unless_interrupted(e: Error) -> Result<()> {
+    match e.errno {
+        libc::EINTR | libc::ETIMEDOUT => Err(e),
+        _ => Ok(()),
+    }
+}
+
 #[async_trait]
 impl Vfs for Dirty {
     async fn root(&self, cx: &Cx) -> Result<Node> {
-        self.below.root(cx).await
+        self.below.root(cx).await.inspect(|root| self.is_root(&root.fh))
     }
 
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
         let mut trail = self.below.peek(cx, at)?;
+        self.note_names(at, &trail.steps);
         self.show_nodes(trail.steps.iter_mut());
         Some(trail)
     }
 
     async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
-        let _asking = self.asking();
-        let mut trail = self.below.walk(cx, at, want).await?;
+        let (_asking, trail) = ask!(self, cx => self.below.walk(cx, at, want).await);
+        let mut trail = trail?;
+        let asked = trail.steps.last().map(|last| last.attrs.asked);
+        self.note_names(at, &trail.steps);
         self.show_nodes(trail.steps.iter_mut());
         if let Some(page) = &mut trail.along.listing {
             self.show_nodes(page.entries.iter_mut().filter_map(|e| e.node.as_mut()));
         }
-        if let (true, Some(last)) = (trail.along.first.is_some(), trail.steps.last())
-            && self.known(&last.fh).is_some_and(|f| !f.state.lock().is_plain())
+        if let (true, Some(last), Some(asked)) = (trail.along.first.is_some(), trail.steps.last(), asked)
+            && self.known(&last.fh).is_some_and(|f| !f.state.lock().is_plain(asked))
         {
             // They may be older than what was written here.
             trail.along.first = None;
@@ -353,10 +353,13 @@ impl Vfs for Dirty {
     }
 
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<hither_vfs::Attrs> {
-        let _asking = self.asking();
-        let Some(delayed) = self.known(file.fh) else { return self.below.getattr(cx, file).await };
-        let flushed = self.flush_for_times(cx, &delayed).await;
-        let mut attrs = self.below.getattr(cx, file).await?;
+        let flushed = match self.known(file.fh) {
+            Some(delayed) => self.flush_for_times(cx, &delayed).await,
+            None => false,
+        };
+        let (_asking, attrs) = ask!(self, cx => self.below.getattr(cx, file).await);
+        let mut attrs = attrs?;
+        let Some(delayed) = self.known(file.fh) else { return Ok(attrs) };
         let theirs = delayed.state.lock().show(&mut attrs, self.next_change());
         if flushed && !theirs {
             // Known from before the last WRITE ended.
@@ -367,8 +370,7 @@ impl Vfs for Dirty {
     }
 
     async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<hither_vfs::Attrs>> {
-        let _asking = self.asking();
-        let mut all = self.below.getattr_many(cx, objects).await;
+        let (_asking, mut all) = ask!(self, cx => self.below.getattr_many(cx, objects).await);
         for (fh, attrs) in objects.iter().zip(&mut all) {
             if let Ok(attrs) = attrs {
                 self.show(fh, attrs);
@@ -387,12 +389,12 @@ impl Vfs for Dirty {
                 return Starts { files: files.iter().map(|_| Err(e.clone())).collect(), holder: None };
             }
         }
-        let _asking = self.asking();
-        let mut all = self.below.read_many(cx, files, holder, max_bytes).await;
+        let (_asking, mut all) = ask!(self, cx => self.below.read_many(cx, files, holder, max_bytes).await);
         for (fh, fetched) in files.iter().zip(&mut all.files) {
             let (Some(file), Ok(f)) = (self.known(fh), &mut *fetched) else { continue };
+            let asked = f.attrs.asked;
             self.show(fh, &mut f.attrs);
-            if !file.state.lock().is_plain() {
+            if !file.state.lock().is_plain(asked) {
                 // Written to in the meantime, or not to be sent: to be read singly.
                 *fetched = Err(Error::new(libc::EAGAIN));
             }
@@ -406,8 +408,7 @@ impl Vfs for Dirty {
         dirs: &[Fh],
         max_bytes: u32,
     ) -> Vec<Result<(hither_vfs::Attrs, DirPage)>> {
-        let _asking = self.asking();
-        let mut all = self.below.list_many(cx, dirs, max_bytes).await;
+        let (_asking, mut all) = ask!(self, cx => self.below.list_many(cx, dirs, max_bytes).await);
         let pages = all.iter_mut().filter_map(|r| r.as_mut().ok());
         self.show_nodes(pages.flat_map(|(_, p)| p.entries.iter_mut().filter_map(|e| e.node.as_mut())));
         all
@@ -419,7 +420,7 @@ impl Vfs for Dirty {
     }
 
     async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
-        self.pay_mode(cx, fh).await?;
+        self.pay_mode(cx, fh).await.or_else(unless_interrupted)?;
         self.below.access(cx, fh, want).await
     }
 
@@ -435,14 +436,16 @@ impl Vfs for Dirty {
             let open = self.this().open_and_cut(cx.clone(), at.base.clone(), how.clone(), file);
             return detached(cx, open).await;
         }
-        match at.path {
-            [] => self.pay_mode(cx, at.base).await?,
-            _ if matches!(how.create, Create::Exclusive(_)) => {}
-            _ => self.pay_modes(cx).await?,
+        let asking = self.asking();
+        let mut opened = self.open_paid(cx, at, how).await?;
+        if asking.is_spoiled() {
+            self.look_again(cx, &mut opened).await;
         }
-        let _asking = self.asking();
-        let mut opened = self.below.open(cx, at, how).await?;
+        if let [name] = at.path {
+            self.named(Some(&opened.node.fh), (at.base, name));
+        }
         if how.truncate && !opened.created {
+            self.was_cut(&opened.node.fh).await;
             // The open is there: it is not given up because its caller is.
             let own = Cx::new(cx.cred.clone());
             if let Err(e) = self.cut_again(&own, &mut opened).await {
@@ -459,13 +462,12 @@ impl Vfs for Dirty {
         let settled = {
             let mut s = file.state.lock();
             s.owed.closed(open);
-            s.is_settled()
+            s.is_settled() && (!self.options.exclusive || s.journal.is_empty())
         };
         if settled {
             return self.close_clean(cx, &file, open, Ok(())).await;
         }
-        if self.options.lazy_close {
-            self.close_lazily(cx, &file, open);
+        if (self.options.lazy_close || self.durable_here(&file).await) && self.close_lazily(cx, &file, open) {
             return Ok(());
         }
         detached(cx, self.this().close_dirty(Cx::new(cx.cred.clone()), file, open)).await
@@ -494,6 +496,10 @@ impl Vfs for Dirty {
             s.errors.access(open).is_some_and(|a| a.contains(OpenAccess::WRITE))
         };
         let fits = offset_bytes.checked_add(data.len() as u64).is_some_and(|end| end <= OFFSET_MAX);
+        if stability == Stability::Stable && writable && fits && self.commits_locally() {
+            let wrote = self.write_delayed(cx, &delayed, open, offset_bytes, data).await?;
+            return self.durable_somewhere(&delayed).await.map(|()| wrote);
+        }
         if stability == Stability::Stable || !writable || !fits {
             return self.write_on(cx, &delayed, open, offset_bytes, data, stability).await;
         }
@@ -521,6 +527,9 @@ impl Vfs for Dirty {
         if let Some(open) = file.open {
             delayed.state.lock().owed.closed(open);
         }
+        if self.durable_here(&delayed).await {
+            return delayed.state.lock().errors.report(file.open);
+        }
         let flushed = patient(cx, self.flush(&delayed, Reason::Commit, true)).await;
         let told = match &flushed {
             // What the caller would have been told waits for the next commit.
@@ -529,7 +538,7 @@ impl Vfs for Dirty {
         };
         flushed?;
         delayed.state.lock().unstable = false;
-        let committed = self.below.commit(cx, file).await;
+        let committed = self.commit_journaled(cx, &delayed, file.open).await;
         if committed.is_err() {
             delayed.state.lock().unstable = true;
         }
@@ -550,8 +559,14 @@ impl Vfs for Dirty {
     }
 
     async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
-        let _asking = self.asking();
+        self.touch(Some(fh));
+        self.pay_mode(cx, fh).await.or_else(unless_interrupted)?;
+        let asking = self.asking();
         let mut made = self.below.link(cx, fh, dir, name).await?;
+        if asking.is_spoiled() {
+            let now = self.below.getattr(&cx.fresh(Instant::now()), File { fh, open: None }).await;
+            made.node.attrs = now.unwrap_or(made.node.attrs);
+        }
         if let Some(file) = self.known(fh) {
             file.state.lock().names = Names::Some;
         }
@@ -560,8 +575,9 @@ impl Vfs for Dirty {
     }
 
     async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
+        self.touch(target);
         let change = self.below.unlink(cx, dir, name, target).await?;
-        self.lost_a_name(target);
+        self.lost_a_name(target).await;
         Ok(change)
     }
 
@@ -577,9 +593,11 @@ impl Vfs for Dirty {
         replaced: Option<&Fh>,
         flags: RenameFlags,
     ) -> Result<(ChangeInfo, ChangeInfo)> {
+        let moved = self.moving(cx, from, replaced);
         let changes = self.below.rename(cx, from, to, replaced, flags).await?;
+        self.named(moved.as_ref(), to);
         if !flags.contains(RenameFlags::EXCHANGE) {
-            self.lost_a_name(replaced);
+            self.lost_a_name(replaced).await;
         }
         Ok(changes)
     }
@@ -593,8 +611,9 @@ impl Vfs for Dirty {
         max_bytes: u32,
         nodes: bool,
     ) -> Result<DirPage> {
-        let _asking = self.asking();
-        let mut page = self.below.readdir(cx, dir, cookie, verifier, max_bytes, nodes).await?;
+        let (_asking, page) =
+            ask!(self, cx => self.below.readdir(cx, dir, cookie, verifier, max_bytes, nodes).await);
+        let mut page = page?;
         self.show_nodes(page.entries.iter_mut().filter_map(|e| e.node.as_mut()));
         Ok(page)
     }
@@ -604,21 +623,27 @@ impl Vfs for Dirty {
     }
 
     async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
-        self.pay_mode(cx, fh).await?;
+        self.pay_mode(cx, fh).await.or_else(unless_interrupted)?;
         self.below.getxattr(cx, fh, name).await
     }
 
     async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
         self.pay_mode(cx, fh).await?;
-        self.below.setxattr(cx, fh, name, value, mode).await
+        let set = self.below.setxattr(cx, fh, name, value, mode).await;
+        self.forget_shown(fh);
+        set
     }
 
     async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
+        self.pay_mode(cx, fh).await.or_else(unless_interrupted)?;
         self.below.listxattr(cx, fh).await
     }
 
     async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
-        self.below.removexattr(cx, fh, name).await
+        self.pay_mode(cx, fh).await?;
+        let removed = self.below.removexattr(cx, fh, name).await;
+        self.forget_shown(fh);
+        removed
     }
 
     async fn lock(
@@ -701,6 +726,9 @@ impl Vfs for Dirty {
         to_offset_bytes: u64,
         len_bytes: u64,
     ) -> Result<u64> {
+        if self.is_small_copy(from.fh, from_offset_bytes, len_bytes) {
+            return Err(Error::new(libc::EOPNOTSUPP));
+        }
         self.flush_first(cx, from.fh, First::Must).await?;
         let Some(delayed) = self.known(to.fh) else {
             return self.below.copy(cx, from, from_offset_bytes, to, to_offset_bytes, len_bytes).await;
@@ -727,6 +755,9 @@ impl Vfs for Dirty {
 
     async fn shutdown(&self, cx: &Cx) -> Result<()> {
         let flushed = patient(cx, self.flush_all(Reason::Shutdown)).await;
-        flushed.and(self.below.shutdown(cx).await)
+        let committed = patient(cx, self.commit_journal()).await;
+        let ended = flushed.and(committed).and(self.below.shutdown(cx).await);
+        self.end_journal();
+        ended
     }
 }

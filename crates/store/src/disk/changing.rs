@@ -1,9 +1,10 @@
-//! Changes of our own: while one is running nothing is answered from here, and nothing of before is kept.
+//! Changes of our own: while one is running nothing is answered from here, and nothing of before is kept, except what writes under a
+//! lease leave as it is (`own`).
 
 use super::Disk;
 use super::live::Using;
 use super::stats::add;
-use hither_vfs::{Fh, Result};
+use hither_vfs::{Fh, FileRange, Result};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -20,9 +21,14 @@ pub(super) struct Changing {
 }
 
 impl Changing {
-    pub fn begin(disk: &Disk, using: Using, fh: &Fh) -> Self {
+    /// `written`: the change is a write of these bytes and nothing else.
+    pub fn begin(disk: &Disk, using: Using, fh: &Fh, written: Option<FileRange>) -> Self {
         {
             let mut s = using.state.lock();
+            match written {
+                Some(range) => disk.withhold(&s, fh, range),
+                None => disk.own_ends(Some(fh)),
+            }
             s.changing += 1;
             s.known = None;
             if let Some(held) = s.held.take() {
@@ -41,6 +47,9 @@ impl Changing {
             Ok(_) => true,
             Err(e) => !matches!(e.errno, libc::EINTR | libc::ETIMEDOUT | libc::EIO),
         };
+        if let (Err(_), Some(disk)) = (outcome, self.disk.upgrade()) {
+            disk.own_ends(Some(&self.fh));
+        }
         if seen && let (Some(disk), Some(using)) = (self.disk.upgrade(), self.using.take()) {
             end(&disk, &using, &self.fh);
         }
@@ -50,6 +59,9 @@ impl Changing {
 impl Drop for Changing {
     fn drop(&mut self) {
         let Some(using) = self.using.take() else { return };
+        if let Some(disk) = self.disk.upgrade() {
+            disk.own_ends(Some(&self.fh));
+        }
         let (disk, fh) = (self.disk.clone(), self.fh.clone());
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
@@ -64,11 +76,11 @@ impl Drop for Changing {
 fn end(disk: &Disk, using: &Using, fh: &Fh) {
     let barrier = disk.ask();
     disk.fence.fetch_max(barrier, Ordering::AcqRel);
+    disk.changed.lock().note(fh, Instant::now());
     {
         let mut s = using.state.lock();
         s.changing -= 1;
         s.barrier = barrier;
-        s.barrier_at = Some(Instant::now());
         s.known = None;
         if let Some(held) = s.held.take() {
             held.kill();

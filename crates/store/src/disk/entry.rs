@@ -10,7 +10,7 @@ use super::io::{Io, IoFile};
 use bytes::Bytes;
 use hither_vfs::Fh;
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,8 +36,12 @@ pub(super) struct Entry {
     state: Mutex<State>,
     /// One at a time appends to the map.
     syncing: Mutex<u64>,
+    /// Held while a block is put: none is when the entry was given up and this is free.
+    putting: Mutex<()>,
     /// No further block is taken.
     dead: AtomicBool,
+    /// Some bytes could not be made durable.
+    broken: AtomicBool,
 }
 
 #[derive(Default)]
@@ -80,6 +84,11 @@ impl Entry {
     pub fn load(io: &Arc<dyn Io>, key: Key, id: u64, mend: bool) -> io::Result<Self> {
         let (data_name, map_name) = names(key, id);
         let (data, map) = (io.open(&data_name)?, io.open(&map_name)?);
+        let len = map.len()?;
+        if len < HEADER as u64 {
+            // It was not on the disk yet when the power failed: nothing is wrong, there is just nothing.
+            return Err(io::Error::new(ErrorKind::NotFound, "a map that was only begun"));
+        }
         let mut header = [0; HEADER];
         map.read_at(&mut header, 0)?;
         let header = Header::decode(&header).ok_or_else(|| damaged("a map without a whole header"))?;
@@ -90,7 +99,6 @@ impl Entry {
         if data.len()? != version.size {
             return Err(damaged("data of another length than the map says"));
         }
-        let len = map.len()?;
         // A block is recorded once: what is longer is no log of ours.
         let most = version.blocks().saturating_mul(RECORD as u64);
         let mut log = vec![0; len.saturating_sub(HEADER as u64).min(most) as usize];
@@ -123,7 +131,9 @@ impl Entry {
             data,
             state: Mutex::new(state),
             syncing: Mutex::new(end),
+            putting: Mutex::default(),
             dead: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
         }
     }
 
@@ -175,6 +185,7 @@ impl Entry {
 
     /// Takes a block; tells whether it was new. One caller at a time.
     pub fn put(&self, block: u64, data: &[u8]) -> io::Result<bool> {
+        let _putting = self.putting.lock();
         let (at, len) = self.version.extent(block);
         if self.is_dead() || data.len() != len || len == 0 || self.have(block) != Have::No {
             return Ok(false);
@@ -182,25 +193,75 @@ impl Entry {
         let sum = sum(data);
         self.data.write_at(data, at)?;
         let mut s = self.state.lock();
+        // Given up meanwhile: whoever did so has looked, or will look under this lock, at which blocks are here (a write that
+        // withholds the entry), so nothing may come after it.
+        if self.is_dead() {
+            return Ok(false);
+        }
         s.blocks.insert(block, Block { sum, verified: true });
         s.verified += 1;
         s.unsynced.push(Record { block, sum });
         Ok(true)
     }
 
+    /// The entry of a later version that differs from this one in blocks that are `touched` and beyond the end alone: it takes
+    /// the data file over. For one that was given up, and whose map was removed before.
+    pub fn heir(&self, id: u64, version: Version, touched: &BTreeSet<u64>) -> io::Result<Self> {
+        let _no_puts = self.putting.lock();
+        let _no_syncs = self.syncing.lock();
+        if self.broken.load(Ordering::Acquire) {
+            return Err(damaged("data that could not be made durable"));
+        }
+        let (mut state, mut durable) = (State::default(), Vec::new());
+        {
+            let s = self.state.lock();
+            let unsynced: BTreeSet<u64> = s.unsynced.iter().map(|r| r.block).collect();
+            let same = |b: &u64| !touched.contains(b) && self.version.extent(*b) == version.extent(*b);
+            for (block, known) in s.blocks.iter().filter(|(b, _)| same(b)) {
+                state.blocks.insert(*block, *known);
+                state.verified += u64::from(known.verified);
+                let record = Record { block: *block, sum: known.sum };
+                if unsynced.contains(block) { &mut state.unsynced } else { &mut durable }.push(record);
+            }
+        }
+        let header = Header { id, fh: self.fh.clone(), version };
+        let mut map = header.encode().ok_or_else(|| damaged("a filehandle of more than 128 bytes"))?;
+        durable.iter().for_each(|r| map.extend(r.encode(id)));
+        let (data_name, map_name) = names(self.key, id);
+        self.io.rename(&names(self.key, self.id).0, &data_name)?;
+        let made = self.data.set_len(version.size).and_then(|()| self.io.create(&map_name));
+        if let Err(e) = made.and_then(|file| file.write_at(&map, 0)) {
+            let _ = self.io.remove(&data_name);
+            let _ = self.io.remove(&map_name);
+            return Err(e);
+        }
+        let end = map.len() as u64;
+        Ok(Self::new(&self.io, id, (self.fh.clone(), version), self.data.clone(), end, state))
+    }
+
     /// Makes what is here durable: first the bytes, then the records. After an error the entry is of no use.
     pub fn sync(&self) -> io::Result<()> {
         let mut end = self.syncing.lock();
-        let unsynced = std::mem::take(&mut self.state.lock().unsynced);
-        if unsynced.is_empty() || self.is_dead() {
+        if self.is_dead() {
             return Ok(());
         }
-        self.data.sync_data()?;
+        let unsynced = std::mem::take(&mut self.state.lock().unsynced);
+        if unsynced.is_empty() {
+            return Ok(());
+        }
+        if let Err(e) = self.data.sync_data() {
+            // Not durable, and not known to be missing.
+            self.broken.store(true, Ordering::Release);
+            return Err(e);
+        }
         let mut log = Vec::with_capacity(unsynced.len() * RECORD);
         unsynced.iter().for_each(|r| log.extend(r.encode(self.id)));
         // Opened for each time: a descriptor an entry is enough to keep.
         match self.io.open(&names(self.key, self.id).1) {
-            Ok(map) => map.write_at(&log, *end)?,
+            Ok(map) => {
+                map.write_at(&log, *end)?;
+                map.write_soon();
+            }
             // The cleaner was here.
             Err(e) if e.kind() == ErrorKind::NotFound && self.is_dead() => return Ok(()),
             Err(e) => return Err(e),
@@ -249,10 +310,22 @@ impl Entry {
         all
     }
 
+    /// Whether all of it is here and was compared.
+    pub fn is_whole(&self) -> bool {
+        let verified = self.state.lock().verified;
+        verified == self.version.blocks() && verified > 0
+    }
+
+    /// Its blocks were compared before.
+    pub fn trust(&self) {
+        let mut s = self.state.lock();
+        s.blocks.values_mut().for_each(|b| b.verified = true);
+        s.verified = s.blocks.len() as u64;
+    }
+
     /// The data file when all of it is here and was compared.
     pub fn backing(&self) -> Option<Arc<std::fs::File>> {
-        let verified = self.state.lock().verified;
-        (verified == self.version.blocks() && verified > 0).then(|| self.data.backing()).flatten()
+        self.is_whole().then(|| self.data.backing()).flatten()
     }
 }
 

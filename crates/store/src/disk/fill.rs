@@ -8,7 +8,7 @@ use super::entry::Entry;
 use super::held::Held;
 use super::shelf::Shelf;
 use super::stats::{Counters, add};
-use super::{Disk, QUEUE_UNIT};
+use super::{Disk, QUEUE_UNIT, unused};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -23,6 +23,10 @@ use tokio::time::Instant;
 const BATCH: usize = 64;
 /// Entries are made durable so long after they were written, together.
 const SYNC_EVERY: Duration = Duration::from_secs(1);
+/// Entries that the writer removes for a batch, which brings fewer; the rest is removed beside it.
+const CLEAN_TURN: u64 = 128;
+/// Between such turns beside it: readers use the same disk.
+const CLEAN_EVERY: Duration = Duration::from_millis(10);
 /// Entries that wait to be made durable (two open files each); the writer helps above this.
 const UNSYNCED_MAX: usize = 128;
 
@@ -99,13 +103,23 @@ pub(super) async fn run(disk: Weak<Disk>, mut jobs: mpsc::UnboundedReceiver<Job>
 }
 
 async fn sync_now_and_then(disk: Weak<Disk>, unsynced: Arc<Unsynced>) {
+    let mut behind = false;
     loop {
-        tokio::time::sleep(SYNC_EVERY).await;
+        if !behind {
+            tokio::time::sleep(SYNC_EVERY).await;
+        }
         let Some(disk) = disk.upgrade() else { return };
         let (worked, unsynced) = (disk.clone(), unsynced.clone());
-        if disk.blocking(move || worked.tidy(&unsynced)).await.is_err() {
-            return;
+        let Ok(mut cleaned) = disk.blocking(move || worked.tidy(&unsynced)).await else { return };
+        // No longer than until it is time to make things durable again.
+        let until = Instant::now() + SYNC_EVERY;
+        while cleaned == CLEAN_TURN && Instant::now() < until {
+            tokio::time::sleep(CLEAN_EVERY).await;
+            let worked = disk.clone();
+            let Ok(more) = disk.blocking(move || worked.clean_some()).await else { return };
+            cleaned = more;
         }
+        behind = cleaned == CLEAN_TURN;
     }
 }
 
@@ -115,7 +129,7 @@ impl Disk {
         !self.options.read_only
             && self.is_on()
             && !self.trouble.is_low()
-            && self.shelf().is_some_and(|shelf| shelf.size().1 < self.options.hard_bytes)
+            && self.shelf().is_some_and(|shelf| !shelf.is_full())
     }
 
     fn write_batch(&self, batch: Vec<Job>, unsynced: &Unsynced) {
@@ -125,7 +139,7 @@ impl Disk {
         };
         for job in batch {
             if !job.held.is_dead() && self.is_on() {
-                match self.write(&shelf, &job) {
+                match self.put_job(&shelf, &job) {
                     Ok(Some(entry)) => {
                         unsynced.0.lock().insert(entry.id, entry);
                     }
@@ -138,20 +152,31 @@ impl Disk {
         if unsynced.0.lock().len() >= UNSYNCED_MAX {
             self.sync_all(&shelf, unsynced);
         }
-        self.clean(&shelf);
+        // What is over comes in small turns: the queue waits meanwhile.
+        self.clean(&shelf, CLEAN_TURN);
     }
 
-    fn write(&self, shelf: &Shelf, job: &Job) -> io::Result<Option<Arc<Entry>>> {
+    /// Puts a block; the entry, when it took it.
+    pub(super) fn put_job(&self, shelf: &Shelf, job: &Job) -> io::Result<Option<Arc<Entry>>> {
         let held = &job.held;
         let entry = match held.entry().filter(|e| !e.is_dead()) {
             Some(entry) => entry,
             None => {
-                let entry = shelf.create(&held.fh, held.version, self.now_s())?;
+                let entry = match self.inherit(shelf, &held.fh, held.version) {
+                    Some(entry) => entry,
+                    None => shelf.create(&held.fh, held.version, self.now_s())?,
+                };
                 held.set_entry(&entry);
                 entry
             }
         };
-        Ok(shelf.put(&entry, job.block, &job.bytes)?.then_some(entry))
+        let put = shelf.put(&entry, job.block, &job.bytes)?;
+        if held.is_dead() {
+            // Whoever ended the version dropped what there was, perhaps just before this was made; by a slow clock the next version may
+            // look like it.
+            shelf.forget(entry.key, Some(entry.id));
+        }
+        Ok(put.then_some(entry))
     }
 
     fn failed(&self, shelf: &Shelf, held: &Held, e: &io::Error) {
@@ -182,18 +207,42 @@ impl Disk {
         }
     }
 
-    fn tidy(&self, unsynced: &Unsynced) {
-        let Some(shelf) = self.shelf() else { return };
+    fn tidy(&self, unsynced: &Unsynced) -> u64 {
+        let Some(shelf) = self.shelf() else { return 0 };
         self.sync_all(&shelf, unsynced);
+        self.own.drop_old(&shelf);
         shelf.empty_trash();
-        self.clean(&shelf);
+        self.share(&shelf);
+        self.clean(&shelf, CLEAN_TURN)
     }
 
-    fn clean(&self, shelf: &Shelf) {
-        if !self.options.read_only {
-            shelf.clean();
-            self.trouble.low.store(!shelf.is_space_left(), Ordering::Relaxed);
+    /// Sees to what the whole directory takes.
+    fn share(&self, shelf: &Shelf) {
+        let Some(total) = shelf.total.get() else { return };
+        let all = total.settle(shelf.size().1);
+        if !total.is_limited() {
+            return;
         }
+        unused::measure(total, &self.counters, &self.env.random);
+        let mut over = all.saturating_sub(total.soft_bytes);
+        if over > 0 && self.emptied.clean(total, over, &self.counters, &self.env.random) > 0 {
+            over = total.settle(shelf.size().1).saturating_sub(total.soft_bytes);
+        }
+        total.set_over(over);
+    }
+
+    fn clean_some(&self) -> u64 {
+        self.shelf().map_or(0, |shelf| self.clean(&shelf, CLEAN_TURN))
+    }
+
+    /// How many entries went, at most so many.
+    fn clean(&self, shelf: &Shelf, most: u64) -> u64 {
+        if self.options.read_only {
+            return 0;
+        }
+        let gone = shelf.clean(most);
+        self.trouble.low.store(!shelf.is_space_left(), Ordering::Relaxed);
+        gone
     }
 
     /// Returns when all that was on its way is on the disk, and durable a moment later, or after `within`.

@@ -119,7 +119,7 @@ impl Disk {
             Fill::Rate(_) => true,
         };
         // What the cleaner would have to make room for is not worth it.
-        let room = || self.shelf().is_some_and(|shelf| shelf.size().1 < self.options.soft_bytes);
+        let room = || self.shelf().is_some_and(|shelf| shelf.is_roomy());
         now && self.may_store() && room()
     }
 
@@ -141,7 +141,7 @@ impl Disk {
     }
 
     fn is_worth(&self, size: u64) -> bool {
-        size <= self.options.hard_bytes / SHARE
+        size <= self.options.hard_bytes.min(self.options.dir_hard_bytes) / SHARE
     }
 
     async fn complete(&self, candidate: &Candidate) -> Outcome {

@@ -25,6 +25,18 @@ const FH_MAX: usize = 128;
 pub(super) struct Key(pub u64, pub u64);
 
 impl Key {
+    /// In 32 hexadecimal digits.
+    pub fn hex(self) -> String {
+        format!("{:016x}{:016x}", self.0, self.1)
+    }
+
+    /// The key of such digits.
+    pub fn of_hex(digits: &str) -> Option<Self> {
+        let part = |s: Option<&str>| u64::from_str_radix(s?, 16).ok();
+        let is_hex = digits.len() == 32 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+        is_hex.then(|| Some(Self(part(digits.get(..16))?, part(digits.get(16..))?)))?
+    }
+
     pub fn of(fh: &Fh) -> Self {
         Self(XxHash3_64::oneshot(&fh.0), XxHash3_64::oneshot_with_seed(1, &fh.0))
     }
@@ -225,6 +237,15 @@ mod tests {
         assert_eq!(parse_name(&map), Some((key, 0xfeed, true)));
         assert_eq!(parse_name(&data.replace("12/", "13/")), None);
         assert_eq!(parse_name(&map.replace(".m", ".x")), None);
+    }
+
+    #[test]
+    fn keys_are_read_as_written() {
+        let key = Key(7, u64::MAX);
+        assert_eq!(Key::of_hex(&key.hex()), Some(key));
+        for bad in ["", "7", &key.hex()[1..], &format!("+{}", &key.hex()[1..]), &"é".repeat(16)] {
+            assert_eq!(Key::of_hex(bad), None, "{bad}");
+        }
     }
 
     #[test]

@@ -23,6 +23,9 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 /// How long a call that nobody waits for waits for room.
 const ROOM_WITHIN: Duration = Duration::from_secs(5);
 
+/// How often those look who wait for the queue to empty.
+const ROOMY_EVERY: Duration = Duration::from_millis(20);
+
 /// One version of a file.
 pub(super) struct Held {
     pub fh: Fh,
@@ -97,8 +100,8 @@ impl Start {
 pub(super) enum Place {
     /// In memory.
     Ready(Bytes),
-    /// On disk.
-    Disk,
+    /// On disk, in this entry: the file may have another one a moment later.
+    Disk(Arc<Entry>),
     /// On its way.
     Coming(Arc<Fetch>),
 }
@@ -177,13 +180,13 @@ impl Held {
         for block in first..=last {
             places.push(if let Some(bytes) = inner.ready.get(&block) {
                 Some(Place::Ready(bytes.clone()))
-            } else if inner.entry.as_ref().is_some_and(|e| e.have(block) != Have::No) {
-                Some(Place::Disk)
+            } else if let Some(entry) = inner.entry.as_ref().filter(|e| e.have(block) != Have::No) {
+                Some(Place::Disk(entry.clone()))
             } else {
                 inner.fetching.get(&block).map(|f| Place::Coming(f.clone()))
             });
         }
-        let here = |p: &Option<Place>| matches!(p, Some(Place::Ready(_) | Place::Disk | Place::Coming(_)));
+        let here = |p: &Option<Place>| matches!(p, Some(Place::Ready(_) | Place::Disk(_) | Place::Coming(_)));
         if only_if_missing && places.iter().any(here) {
             return None;
         }
@@ -237,11 +240,14 @@ impl Held {
     /// Looks on the disk once, and again when something was put there meanwhile.
     pub async fn look(&self, disk: &Disk) {
         let Some(shelf) = disk.shelf() else { return };
+        let is_there = || shelf.has(Key::of(&self.fh)) || disk.own.has(&self.fh, self.version);
         let wanted = || {
+            // Before the lock: others are taken there.
+            let there = is_there();
             let inner = self.inner.lock();
-            inner.entry.is_none() && (!inner.looked || shelf.has(Key::of(&self.fh)))
+            inner.entry.is_none() && (!inner.looked || there)
         };
-        if !wanted() || !shelf.has(Key::of(&self.fh)) {
+        if !wanted() || !is_there() {
             self.inner.lock().looked = true;
             return;
         }
@@ -250,7 +256,12 @@ impl Held {
             return;
         }
         let (shelf, fh, version, now_s) = (shelf.clone(), self.fh.clone(), self.version, disk.now_s());
-        let found = disk.blocking(move || shelf.find(&fh, version, now_s)).await.ok().flatten();
+        let me = disk.me.clone();
+        let find = move || {
+            let inherited = me.upgrade().and_then(|disk| disk.inherit(&shelf, &fh, version));
+            inherited.or_else(|| shelf.find(&fh, version, now_s))
+        };
+        let found = disk.blocking(find).await.ok().flatten();
         let mut inner = self.inner.lock();
         inner.looked = true;
         if inner.entry.is_none() && !self.is_dead() {
@@ -400,6 +411,15 @@ impl Disk {
         let all: usize = start.blocks().map(|b| units(version.extent(b).1)).sum();
         let room = self.queue.clone().acquire_many_owned(all as u32);
         tokio::time::timeout(ROOM_WITHIN, room).await.ok()?.ok()
+    }
+
+    /// Returns when half the memory of the queue is free, or nothing can be added anyway, for those who read for the cache's sake
+    /// alone and faster than the disk writes. It takes nothing from readers, so several who wait may go on at once.
+    pub async fn roomy(&self) {
+        let half = usize::try_from(self.options.queue_bytes / QUEUE_UNIT / 2).unwrap_or(usize::MAX);
+        while self.queue.available_permits() < half && self.may_store() {
+            tokio::time::sleep(ROOMY_EVERY).await;
+        }
     }
 
     /// Calls that are not made after all.

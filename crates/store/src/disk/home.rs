@@ -1,15 +1,18 @@
 //! The cache directory: whose it is, and that only one daemon at a time uses a part of it.
 //!
 //! `DIR/hither-cache` marks it as ours. Each identity (a server and what of it is mounted) has a part of its own, `DIR/HASH/`,
-//! and a file `DIR/HASH.lock` that whoever uses the part holds locked (flock). `DIR/HASH/format` says version and identity; a part
+//! and a file `DIR/HASH.lock` that whoever uses the part holds locked (flock), and in which he says how much it takes. `DIR/HASH/format` says version and identity; a part
 //! that says something else is renamed to `DIR/HASH.aside-N` and a new one begun. A directory with other things in it is left alone.
 
 use super::format::Key;
+use super::total;
 use hither_vfs::Env;
+use std::ffi::OsStr;
 use std::fs::{DirBuilder, File};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
 /// In the cache directory.
@@ -18,6 +21,11 @@ const MARK: &str = "hither-cache";
 const FORMAT: &str = "format";
 /// In each part: files that the cleaner leaves alone, a line each.
 const PINS: &str = "pins";
+
+/// What a file is called until all of it is on the disk.
+const NEW: &str = "new";
+/// Directories whose files are counted for all.
+const SUBS_COUNTED: usize = 4;
 
 /// Why a directory cannot be the cache.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +42,9 @@ impl DiskError {
 #[derive(Debug)]
 pub(super) struct Home {
     pub dir: PathBuf,
-    _lock: File,
+    /// Its lock file, locked; it says how much the part takes (`total`).
+    pub lock: Arc<File>,
+    pub lock_path: PathBuf,
 }
 
 impl Home {
@@ -44,12 +54,18 @@ impl Home {
         private(dir)?;
         mark(dir)?;
         let hash = hash_of(identity);
-        let lock = dir.join(format!("{hash}.lock"));
-        let lock = File::options().create(true).truncate(false).write(true).open(lock).map_err(unusable)?;
+        let lock_path = dir.join(format!("{hash}.lock"));
+        let mut how = File::options();
+        let lock =
+            how.create(true).truncate(false).read(true).write(true).open(&lock_path).map_err(unusable)?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(std::fs::TryLockError::WouldBlock) => return Ok(None),
             Err(std::fs::TryLockError::Error(e)) => return Err(unusable(e)),
+        }
+        if let Some((bytes, true)) = total::said(&lock) {
+            // Somebody has cleaned it.
+            let _ = total::announce(&lock, bytes, false);
         }
         let part = dir.join(&hash);
         let format = format_text(identity);
@@ -67,7 +83,38 @@ impl Home {
                 begin(&part, &format).map_err(unusable)?;
             }
         }
-        Ok(Some(Self { dir: part, _lock: lock }))
+        Ok(Some(Self { dir: part, lock: Arc::new(lock), lock_path }))
+    }
+
+    /// Takes the part that a lock file is of, if nobody has it and it is one of this version.
+    pub fn unused(dir: &Path, lock_name: &OsStr) -> Option<Self> {
+        let lock_path = dir.join(lock_name);
+        let lock = File::options().read(true).write(true).open(&lock_path).ok()?;
+        lock.try_lock().ok()?;
+        let part = lock_path.with_extension("");
+        if !part.exists() {
+            // Somebody has removed it by hand; its lock file may be in use by then, and stays.
+            let _ = total::announce(&lock, 0, false);
+        }
+        let identity = identity_of(&std::fs::read(part.join(FORMAT)).ok()?)?;
+        (part == dir.join(hash_of(&identity))).then(|| Self { dir: part, lock: Arc::new(lock), lock_path })
+    }
+
+    /// Whether the part of an identity is taken by somebody who only cleans it.
+    pub fn is_being_cleaned(dir: &Path, identity: &[u8]) -> bool {
+        let lock = File::open(dir.join(format!("{}.lock", hash_of(identity))));
+        lock.ok().and_then(|lock| total::said(&lock)).is_some_and(|(_, cleaning)| cleaning)
+    }
+}
+
+impl Home {
+    /// About how many files there are: keys are hashes, so that one directory is like the others.
+    pub fn file_count(&self) -> u64 {
+        let count = |dir: &Path| std::fs::read_dir(dir).map_or(0, |all| all.count() as u64);
+        let subs = std::fs::read_dir(&self.dir).into_iter().flatten().flatten().map(|sub| sub.path());
+        let subs: Vec<_> = subs.filter(|sub| sub.is_dir()).collect();
+        let tried: u64 = subs.iter().take(SUBS_COUNTED).map(|sub| count(sub)).sum();
+        tried * subs.len() as u64 / subs.len().clamp(1, SUBS_COUNTED) as u64
     }
 }
 
@@ -99,7 +146,12 @@ fn mark(dir: &Path) -> Result<(), DiskError> {
         return Ok(());
     }
     let mut others = std::fs::read_dir(dir).map_err(unusable)?;
-    if others.any(|e| e.is_ok_and(|e| e.file_name() != "lost+found")) {
+    // The mark itself, when the power failed before it had its name.
+    let begun = Path::new(MARK).with_extension(NEW);
+    // Journals of delayed writes are beside caches, and may be there first.
+    let ours =
+        |name: &std::ffi::OsStr| name == "lost+found" || name == "journal" || name == begun.as_os_str();
+    if others.any(|e| e.is_ok_and(|e| !ours(&e.file_name()))) {
         let shown = dir.display();
         return Err(DiskError(format!(
             "cache directory {shown}: holds other files; give an empty directory"
@@ -158,8 +210,13 @@ fn state_of(part: &Path, format: &[u8]) -> io::Result<State> {
         }
         Err(_) => {}
     }
+    // It is made first of all, so a part that has nothing else was begun when the power failed.
+    let begun = Path::new(FORMAT).with_extension(NEW);
     match std::fs::read_dir(part) {
-        Ok(mut any) => Ok(if any.next().is_none() { State::Empty } else { State::Strange }),
+        Ok(mut all) => {
+            let only_begun = all.all(|e| e.is_ok_and(|e| e.file_name() == begun.as_os_str()));
+            Ok(if only_begun { State::Empty } else { State::Strange })
+        }
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(State::Empty),
         Err(e) if e.kind() == ErrorKind::NotADirectory => Ok(State::Strange),
         Err(e) => Err(e),
@@ -174,13 +231,14 @@ fn begin(part: &Path, format: &[u8]) -> io::Result<()> {
     write_whole(&part.join(FORMAT), format)
 }
 
-/// All of it or nothing.
+/// All of it or nothing, on stable storage.
 fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let temporary = path.with_extension("new");
+    let temporary = path.with_extension(NEW);
     let mut file = File::create(&temporary)?;
     file.write_all(bytes)?;
     file.sync_all()?;
-    std::fs::rename(&temporary, path)
+    std::fs::rename(&temporary, path)?;
+    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
 }
 
 /// Bytes in hexadecimal.

@@ -26,8 +26,12 @@ pub(super) trait Io: Send + Sync + 'static {
     fn open(&self, name: &str) -> io::Result<Arc<dyn IoFile>>;
     /// Removes a file; whoever has it open keeps it.
     fn remove(&self, name: &str) -> io::Result<()>;
+    /// Gives a file another name, which no file has.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// All files.
     fn list(&self) -> io::Result<Vec<Listed>>;
+    /// Names of the files in one directory; none when it is not there.
+    fn list_in(&self, dir: &str) -> io::Result<Vec<String>>;
     /// Sets the time that [`Listed::touched_s`] tells.
     fn touch(&self, name: &str, at_s: u64) -> io::Result<()>;
     /// Free space of the file system.
@@ -48,6 +52,8 @@ pub(super) trait IoFile: Send + Sync + 'static {
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// Returns when what was written is on stable storage, with the length.
     fn sync_data(&self) -> io::Result<()>;
+    /// The system begins to put what was written on the disk; without it that may take half a minute.
+    fn write_soon(&self);
     /// The file itself, for others to read from.
     fn backing(&self) -> Option<Arc<File>>;
 }
@@ -87,6 +93,10 @@ impl Io for RealIo {
         std::fs::remove_file(self.dir.join(name))
     }
 
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        std::fs::rename(self.dir.join(from), self.dir.join(to))
+    }
+
     fn list(&self) -> io::Result<Vec<Listed>> {
         let mut out = Vec::new();
         for sub in std::fs::read_dir(&self.dir)? {
@@ -109,6 +119,18 @@ impl Io for RealIo {
                     touched_s: meta.mtime().max(0) as u64,
                 });
             }
+        }
+        Ok(out)
+    }
+
+    fn list_in(&self, dir: &str) -> io::Result<Vec<String>> {
+        let all = match std::fs::read_dir(self.dir.join(dir)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            all => all?,
+        };
+        let mut out = Vec::new();
+        for entry in all {
+            out.extend(entry?.file_name().to_str().map(|name| format!("{dir}/{name}")));
         }
         Ok(out)
     }
@@ -155,6 +177,11 @@ impl IoFile for RealFile {
 
     fn sync_data(&self) -> io::Result<()> {
         self.0.sync_data()
+    }
+
+    fn write_soon(&self) {
+        // On Linux this begins to write what is dirty, and waits for nothing; the page that goes is not needed.
+        let _ = rustix::fs::fadvise(&*self.0, 0, None, rustix::fs::Advice::DontNeed);
     }
 
     fn backing(&self) -> Option<Arc<File>> {

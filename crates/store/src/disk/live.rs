@@ -4,7 +4,7 @@ use super::format::{Key, Version};
 use super::held::Held;
 use super::stats::add;
 use super::{Disk, changing};
-use hither_vfs::{Attr, Attrs, Cx, Error, Fh, File, FileKind, OpenId, Result, Validity};
+use hither_vfs::{Attr, Attrs, Cx, Error, Fh, File, FileKind, FileRange, OpenId, Result, Validity};
 use parking_lot::Mutex;
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
@@ -30,8 +30,8 @@ pub(super) struct State {
     pub changing: usize,
     /// Questions with lower numbers were sent before the end of a change of our own.
     pub barrier: u64,
-    /// The moment of that end.
-    pub barrier_at: Option<Instant>,
+    /// What was asked for up to this moment does not say how long anything holds: somebody else may have had a lock then.
+    pub doubted: Option<Instant>,
     pub known: Option<Known>,
     pub held: Option<Arc<Held>>,
 }
@@ -47,6 +47,11 @@ pub(super) struct Known {
 }
 
 impl Known {
+    /// Whether it holds until a lease is withdrawn.
+    pub fn is_leased(&self) -> bool {
+        self.valid == Validity::Lease
+    }
+
     /// Whether it may be used for a call that began at `began`.
     fn holds(&self, cx: &Cx, began: Instant) -> bool {
         let fresh = cx.fresh_since.is_none_or(|since| self.asked >= since);
@@ -65,6 +70,8 @@ pub(super) struct Ticket {
     seq: u64,
     withdrawals: u64,
     at: Instant,
+    /// Nobody was asked: the answer is one that somebody above has had for some time.
+    second_hand: bool,
 }
 
 impl Ticket {
@@ -127,7 +134,13 @@ impl Live {
         }
     }
 
-    /// The same if they stand under a lease.
+    /// Nor do those that come in answer to questions of up to now.
+    pub fn doubt(&self) {
+        self.state.lock().doubted = Some(Instant::now());
+        self.expire();
+    }
+
+    /// The attributes hold no longer if they stand under a lease.
     pub fn expire_lease(&self) {
         if let Some(known) = &mut self.state.lock().known
             && known.valid == Validity::Lease
@@ -173,7 +186,8 @@ impl Disk {
 
     /// The same for one that makes way for others, or that nobody is asked.
     pub(super) fn ticket_quietly(&self) -> Ticket {
-        Ticket { seq: self.ask(), withdrawals: self.withdrawals.load(Ordering::Acquire), at: Instant::now() }
+        let withdrawals = self.withdrawals.load(Ordering::Acquire);
+        Ticket { seq: self.ask(), withdrawals, at: Instant::now(), second_hand: false }
     }
 
     /// Takes in attributes of a file in use, if any. What is held under them when they are believed.
@@ -184,10 +198,14 @@ impl Disk {
 
     /// The same for attributes that somebody above has known for some time.
     pub(super) fn learn_known(&self, fh: &Fh, live: &Live, attrs: &Attrs) -> Option<Arc<Held>> {
-        if live.state.lock().barrier_at.is_some_and(|at| attrs.asked <= at) {
-            return None;
+        // What the ticket does not count is noted by now; what comes from now on it will miss.
+        let ticket = Ticket { second_hand: true, ..self.ticket_quietly() };
+        for events in [&self.withdrawn, &self.changed] {
+            if events.lock().since(fh).is_some_and(|at| attrs.asked <= at) {
+                return None;
+            }
         }
-        self.learn_live(fh, live, attrs, self.ticket_quietly())
+        self.learn_live(fh, live, attrs, ticket)
     }
 
     fn learn_live(&self, fh: &Fh, live: &Live, attrs: &Attrs, ticket: Ticket) -> Option<Arc<Held>> {
@@ -196,11 +214,24 @@ impl Disk {
             return None;
         }
         let version = Version { change: attr.change, size: attr.size_bytes };
-        let lost = ticket.withdrawals != self.withdrawals.load(Ordering::Acquire);
-        let valid = if lost && attrs.valid == Validity::Lease { Validity::Once } else { attrs.valid };
         let mut s = live.state.lock();
+        // Looked at under the lock: a withdrawal is counted first, and then waits for the lock.
+        let lost = ticket.withdrawals != self.withdrawals.load(Ordering::Acquire);
+        let doubted = s.doubted.is_some_and(|at| attrs.asked <= at);
+        let valid = match attrs.valid {
+            Validity::Lease if lost => Validity::Once,
+            _ if doubted => Validity::Once,
+            valid => valid,
+        };
         if s.changing > 0 || ticket.seq < s.barrier {
             return None;
+        }
+        if let Some(k) = s.known.as_ref().filter(|k| ticket.second_hand && k.asked > attrs.asked) {
+            // Here something newer has passed, of which whoever hands them down has not heard yet.
+            return s.held.clone().filter(|_| k.version == version);
+        }
+        if s.known.as_ref().is_none_or(|k| ticket.seq >= k.seq) {
+            self.own.told(self.shelf().as_deref(), fh, version, valid);
         }
         match &mut s.known {
             Some(k) if k.version == version => {
@@ -277,6 +308,11 @@ impl Disk {
 
     /// A change of ours to a file begins.
     pub(super) fn changing(&self, fh: &Fh) -> changing::Changing {
-        changing::Changing::begin(self, self.using(fh), fh)
+        changing::Changing::begin(self, self.using(fh), fh, None)
+    }
+
+    /// The same for a write.
+    pub(super) fn writing(&self, fh: &Fh, written: FileRange) -> changing::Changing {
+        changing::Changing::begin(self, self.using(fh), fh, Some(written))
     }
 }

@@ -19,19 +19,22 @@ const FRAME: usize = 12;
 /// A longer file is none of ours, in bytes.
 const FILE_MAX: u64 = 1 << 30;
 
+/// The directory.
+const DIR: &str = "memo";
+
 fn name(number: u64) -> String {
-    format!("memo/{number:016x}.n")
+    format!("{DIR}/{number:016x}.n")
 }
 
 fn number_of(name_: &str) -> Option<u64> {
-    let hex = name_.strip_prefix("memo/")?.strip_suffix(".n")?;
+    let hex = name_.strip_prefix(DIR)?.strip_prefix('/')?.strip_suffix(".n")?;
     let number = u64::from_str_radix(hex, 16).ok()?;
     (name(number) == name_).then_some(number)
 }
 
 /// Numbers of the files that there are, newest first.
 fn numbers(io: &dyn Io) -> io::Result<Vec<u64>> {
-    let mut all: Vec<u64> = io.list()?.iter().filter_map(|l| number_of(&l.name)).collect();
+    let mut all: Vec<u64> = io.list_in(DIR)?.iter().filter_map(|name| number_of(name)).collect();
     all.sort_unstable_by_key(|n| std::cmp::Reverse(*n));
     Ok(all)
 }

@@ -62,6 +62,21 @@ impl Disk {
         self.learn_nodes(page.entries.iter().filter_map(|e| e.node.as_ref()), ticket);
     }
 
+    /// A write: of some bytes and nothing else.
+    async fn write_range<T>(
+        &self,
+        fh: &Fh,
+        written: FileRange,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        self.needs_link();
+        self.before_write(fh).await;
+        let changing = self.writing(fh, written);
+        let outcome = call.await;
+        changing.done(&outcome);
+        outcome
+    }
+
     /// A change to a file's bytes.
     async fn change<T>(&self, fh: &Fh, call: impl Future<Output = Result<T>>) -> Result<T> {
         self.needs_link();
@@ -386,7 +401,10 @@ impl Vfs for Disk {
         stability: Stability,
     ) -> Result<Wrote> {
         let below = self.down(file).await?;
-        self.change(file.fh, self.below.write(cx, below, offset_bytes, data, stability)).await
+        let end_bytes = offset_bytes.saturating_add(data.len() as u64);
+        let written = FileRange { start_bytes: offset_bytes, end_bytes };
+        let call = self.below.write(cx, below, offset_bytes, data, stability);
+        self.write_range(file.fh, written, call).await
     }
 
     async fn finish(
@@ -501,7 +519,7 @@ impl Vfs for Disk {
         self.below.lock(cx, self.down(file).await?, owner, kind, range, wait).await?;
         // Whoever takes a lock wants to see what its last holder wrote.
         if let Some(live) = self.used(file.fh) {
-            live.expire();
+            live.doubt();
         }
         Ok(())
     }
@@ -559,8 +577,12 @@ impl Vfs for Disk {
     }
 
     async fn shutdown(&self, cx: &Cx) -> Result<()> {
+        self.own_ends(None);
         self.drain(DRAIN).await;
         self.ended.store(true, Ordering::Release);
+        if let Some(shelf) = self.shelf() {
+            let _ = self.blocking(move || shelf.save()).await;
+        }
         // The next daemon may have the directory at once.
         *self.shelf.write() = None;
         *self.lock.lock() = None;

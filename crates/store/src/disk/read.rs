@@ -121,11 +121,12 @@ impl Disk {
                         Err(_) => return Ok(Served::Again),
                     }
                 }
-                Place::Disk => {
-                    let run = places[i..].iter().take_while(|p| matches!(p, Place::Disk)).count();
+                Place::Disk(entry) => {
+                    // One lock saw all of them, so there is no other entry among them.
+                    let run = places[i..].iter().take_while(|p| matches!(p, Place::Disk(_))).count();
                     let from = at.max(block * BLOCK);
                     let to = end.min((block + run as u64) * BLOCK);
-                    let Some(bytes) = self.on_disk(held, from, to).await else {
+                    let Some(bytes) = self.on_disk(held, entry, from, to).await else {
                         return Ok(Served::Again);
                     };
                     data.push(bytes);
@@ -147,9 +148,8 @@ impl Disk {
         add(&c.shared_fetches, u64::from(waited && !asked));
     }
 
-    /// Bytes of blocks that are on disk; `None` when they are not, after all.
-    async fn on_disk(&self, held: &Arc<Held>, from: u64, to: u64) -> Option<Bytes> {
-        let entry = held.entry()?;
+    /// Bytes of blocks that an entry has; `None` when it does not, after all.
+    async fn on_disk(&self, held: &Arc<Held>, entry: &Arc<Entry>, from: u64, to: u64) -> Option<Bytes> {
         let (first, last) = (block_of(from), block_of(to - 1));
         let verified = entry.verified_until(first, last - first + 1) > last;
         let len = (to - from) as usize;
@@ -162,10 +162,16 @@ impl Disk {
             false => verify(&reader, from, to),
         };
         match self.blocking(read).await.and_then(|read| read) {
-            Ok(bytes) => Some(bytes),
+            Ok(bytes) => {
+                if let Some(shelf) = self.shelf().filter(|_| !verified) {
+                    shelf.note_whole(entry);
+                }
+                Some(bytes)
+            }
             Err(e) => {
-                held.drop_entry(&entry);
-                if let Some(shelf) = self.shelf() {
+                held.drop_entry(entry);
+                // Of one that was given up others may have the file by now.
+                if let Some(shelf) = self.shelf().filter(|_| !entry.is_dead()) {
                     shelf.damaged(entry.key, entry.id, &e);
                 }
                 None
@@ -224,14 +230,7 @@ impl Disk {
     /// The open below, made now if there is none.
     pub(super) async fn real(&self, open: &Open) -> Result<OpenId> {
         let make = || async {
-            let how = OpenHow {
-                access: OpenAccess::READ,
-                create: hither_vfs::Create::No,
-                truncate: false,
-                execute: open.execute,
-                first_bytes: 0,
-                known: None,
-            };
+            let how = OpenHow { execute: open.execute, ..OpenHow::existing(OpenAccess::READ) };
             let cx = Cx::new(open.cred.clone());
             let ticket = self.ticket();
             let opened = self.below.open(&cx, Where::fh(&open.fh), &how).await?;
@@ -254,7 +253,7 @@ impl Disk {
         if to == 0 || (0..to.div_ceil(BLOCK)).any(|b| entry.have(b) == Have::No) {
             return None;
         }
-        let bytes = self.on_disk(held, 0, to).await?;
+        let bytes = self.on_disk(held, &entry, 0, to).await?;
         add(&self.counters.hits, 1);
         add(&self.counters.hit_bytes, to);
         Some(Read { data: bytes.into(), eof: to == size })

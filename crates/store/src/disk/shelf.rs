@@ -1,27 +1,34 @@
 //! All entries of one cache directory: which there are, how much they take, which go first. All calls block, except
-//! [`Shelf::has`] and [`Shelf::forget`].
+//! [`Shelf::has`], [`Shelf::forget`] and where it is said.
 //!
-//! The index in memory is made of file names and sizes at the start; maps are read when their file is first asked for. There
-//! is one entry a filehandle: another version replaces it. Entries leave the index at once and the disk a little later.
+//! The index in memory comes from an orderly end before (`saved`), or is made of file names and sizes at the start; maps are read when
+//! their file is first asked for. There is one entry a filehandle: another version replaces it. Entries leave the index at once and
+//! the disk a little later.
 
 use super::entry::Entry;
 use super::format::{Key, Version, names, parse_name};
+use super::index::{Index, Slot};
 use super::io::Io;
+use super::saved;
 use super::stats::{Counters, add};
+use super::tools::DiskSlot;
+use super::total::Total;
+use crate::policy::{Kept, Policy};
 use hither_vfs::Fh;
 use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, ErrorKind};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// What an entry takes besides its blocks, in bytes: two inodes and a map.
 const ENTRY_COST: u64 = 8 << 10;
+/// Entries that are remembered as compared; more are compared again.
+const WHOLE_MAX: usize = 1 << 18;
 /// Locks over makers and loaders of entries.
 const LOCKS: usize = 16;
 /// The time of an entry's last use is noted on the disk when it was noted so long ago.
 const TOUCH_EVERY_S: u64 = 60;
-/// Of what is cached, the part that the cleaner removes at least: P0's oldest 10 %.
-const CLEAN_PART: u64 = 10;
 
 /// How much may be kept.
 #[derive(Debug, Clone, Copy)]
@@ -29,40 +36,34 @@ pub(super) struct Limits {
     pub soft_bytes: u64,
     pub hard_bytes: u64,
     pub min_free_bytes: u64,
+    /// What goes first.
+    pub policy: Policy,
     /// Nothing on the disk is touched.
     pub read_only: bool,
 }
 
 pub(super) struct Shelf {
     pub io: Arc<dyn Io>,
-    index: Mutex<Index>,
+    pub index: Mutex<Index>,
     makers: [Mutex<()>; LOCKS],
     trash: Mutex<Vec<String>>,
-    cleaning: Mutex<()>,
+    /// Entries that were here as a whole, every block compared with its checksum since the start or put since then: they need not
+    /// be compared again when they are looked at next.
+    whole: Mutex<HashSet<u64>>,
+    pub cleaning: Mutex<()>,
+    /// Space that entries take which are not in the index because they are being written.
+    withheld_bytes: AtomicU64,
     /// Files that the cleaner leaves alone.
     pins: Mutex<HashSet<Key>>,
-    limits: Limits,
-    counters: Arc<Counters>,
+    pub limits: Limits,
+    /// What the directory takes that this is a part of.
+    pub total: OnceLock<Total>,
+    pub counters: Arc<Counters>,
     random: Arc<dyn Fn() -> u64 + Send + Sync>,
-}
-
-#[derive(Default)]
-struct Index {
-    slots: HashMap<Key, Slot>,
-    bytes: u64,
 }
 
 /// Space that one file of an entry takes, and when it was touched.
 type Half = (u64, u64);
-
-struct Slot {
-    id: u64,
-    bytes: u64,
-    /// Of these, the data file's: all of the remote file, or less.
-    data_bytes: u64,
-    used_s: u64,
-    entry: Weak<Entry>,
-}
 
 impl Shelf {
     /// Finds what is in a directory. Names that are none of ours are left alone.
@@ -72,64 +73,114 @@ impl Shelf {
         counters: Arc<Counters>,
         random: Arc<dyn Fn() -> u64 + Send + Sync>,
     ) -> io::Result<Self> {
-        let mut halves: HashMap<(Key, u64), [Option<Half>; 2]> = HashMap::new();
-        for file in io.list()? {
-            if let Some((key, id, map)) = parse_name(&file.name) {
-                halves.entry((key, id)).or_default()[usize::from(map)] =
-                    Some((file.used_bytes, file.touched_s));
-            }
-        }
         let shelf = Self {
+            index: Mutex::new(Index::new(limits.policy, random())),
             io,
-            index: Mutex::default(),
             makers: Default::default(),
             trash: Mutex::default(),
+            whole: Mutex::default(),
             cleaning: Mutex::default(),
+            withheld_bytes: AtomicU64::new(0),
             pins: Mutex::default(),
             limits,
+            total: OnceLock::new(),
             counters,
             random,
         };
-        {
-            let mut index = shelf.index.lock();
-            for ((key, id), halves) in halves {
-                let [Some((data, _)), Some((map, used_s))] = halves else {
-                    // A crash left half of it.
-                    shelf.throw_away(key, id);
-                    continue;
-                };
-                let slot = Slot { id, bytes: data + map, data_bytes: data, used_s, entry: Weak::new() };
-                if let Some(older) = index.slots.get(&key)
-                    && older.used_s > slot.used_s
-                {
-                    shelf.throw_away(key, id);
-                    continue;
-                }
-                index.bytes += slot.bytes;
-                if let Some(older) = index.slots.insert(key, slot) {
-                    index.bytes -= older.bytes;
-                    shelf.throw_away(key, older.id);
-                }
+        let saved = saved::read(&*shelf.io, limits.policy);
+        if !limits.read_only {
+            saved::invalidate(&*shelf.io)?;
+        }
+        match saved {
+            Some(all) => {
+                let mut index = shelf.index.lock();
+                index.reserve(all.len());
+                all.into_iter().for_each(|(slot, bytes, kept)| index.restore(slot, bytes, kept));
             }
+            None => shelf.scan()?,
         }
         shelf.empty_trash();
         Ok(shelf)
     }
 
+    /// Looks at all files.
+    fn scan(&self) -> io::Result<()> {
+        let mut halves: HashMap<(Key, u64), [Option<Half>; 2]> = HashMap::new();
+        for file in self.io.list()? {
+            if let Some((key, id, map)) = parse_name(&file.name) {
+                halves.entry((key, id)).or_default()[usize::from(map)] =
+                    Some((file.used_bytes, file.touched_s));
+            }
+        }
+        let mut whole = Vec::with_capacity(halves.len());
+        for ((key, id), halves) in halves {
+            match halves {
+                [Some((data, _)), Some((map, used_s))] => whole.push((used_s, key, id, data, map)),
+                // A crash left half of it.
+                _ => self.throw_away(key, id),
+            }
+        }
+        whole.sort_unstable();
+        let mut index = self.index.lock();
+        index.reserve(whole.len());
+        for (used_s, key, id, data_bytes, map_bytes) in whole {
+            if let Some(older) = index.remove(key, None) {
+                self.throw_away(key, older.id);
+            }
+            let slot = Slot { key, id, data_bytes, used_s, entry: Weak::new() };
+            index.restore(slot, data_bytes + map_bytes, None);
+        }
+        Ok(())
+    }
+
+    /// Writes down what there is, for a quick start; nothing may be added or removed any more.
+    pub fn save(&self) {
+        if self.limits.read_only {
+            return;
+        }
+        self.empty_trash();
+        let written = saved::write(&*self.io, &self.index.lock());
+        if let Err(e) = written {
+            // Then all files are looked at.
+            tracing::debug!("disk cache: the index cannot be written: {e}");
+        }
+        if let Some(total) = self.total.get() {
+            total.leave(self.size().1);
+        }
+    }
+
+    /// Whether nothing more may come in. Does not block.
+    pub fn is_full(&self) -> bool {
+        let bytes = self.size().1;
+        bytes >= self.limits.hard_bytes || self.total.get().is_some_and(|total| total.is_full(bytes))
+    }
+
+    /// Whether there is room without anything having to go for it. Does not block.
+    pub fn is_roomy(&self) -> bool {
+        let bytes = self.size().1;
+        let all = self.total.get().is_none_or(|total| total.bytes(bytes) < total.soft_bytes);
+        bytes < self.limits.soft_bytes && all
+    }
+
     /// Entries, and bytes they take.
     pub fn size(&self) -> (u64, u64) {
         let index = self.index.lock();
-        (index.slots.len() as u64, index.bytes)
+        (index.len() as u64, index.bytes() + self.withheld())
+    }
+
+    /// Space that is taken outside the index.
+    pub fn withheld(&self) -> u64 {
+        self.withheld_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether there is something of a file, of whatever version.
     pub fn has(&self, key: Key) -> bool {
-        self.index.lock().slots.contains_key(&key)
+        self.index.lock().get(key).is_some()
     }
 
     /// Whether there is, most likely, all of a file of this length.
     pub fn has_all(&self, key: Key, size_bytes: u64) -> bool {
-        self.index.lock().slots.get(&key).is_some_and(|slot| slot.data_bytes >= size_bytes)
+        self.index.lock().get(key).is_some_and(|slot| slot.data_bytes >= size_bytes)
     }
 
     /// The entry of a version of a file. One of another version goes.
@@ -142,11 +193,7 @@ impl Shelf {
             self.forget(key, Some(entry.id));
             return None;
         }
-        let before_s = {
-            let mut index = self.index.lock();
-            let slot = index.slots.get_mut(&key)?;
-            std::mem::replace(&mut slot.used_s, now_s)
-        };
+        let before_s = self.index.lock().used(key, now_s)?;
         if !self.limits.read_only && now_s >= before_s.saturating_add(TOUCH_EVERY_S) {
             // The order of use survives a restart; nothing is lost when it does not.
             let _ = self.io.touch(&names(key, entry.id).1, now_s);
@@ -157,7 +204,7 @@ impl Shelf {
     fn load(&self, key: Key) -> Option<Arc<Entry>> {
         let id = {
             let index = self.index.lock();
-            let slot = index.slots.get(&key)?;
+            let slot = index.get(key)?;
             if let Some(entry) = slot.entry.upgrade() {
                 return Some(entry);
             }
@@ -165,9 +212,12 @@ impl Shelf {
         };
         match Entry::load(&self.io, key, id, !self.limits.read_only) {
             Ok(entry) => {
+                if self.whole.lock().contains(&id) {
+                    entry.trust();
+                }
                 let entry = Arc::new(entry);
                 let mut index = self.index.lock();
-                let slot = index.slots.get_mut(&key).filter(|slot| slot.id == id)?;
+                let slot = index.get_mut(key).filter(|slot| slot.id == id)?;
                 slot.entry = Arc::downgrade(&entry);
                 Some(entry)
             }
@@ -213,50 +263,113 @@ impl Shelf {
         }
         let id = (self.random)();
         let entry = Arc::new(Entry::create(&self.io, id, fh, version)?);
-        let slot =
-            Slot { id, bytes: ENTRY_COST, data_bytes: 0, used_s: now_s, entry: Arc::downgrade(&entry) };
-        let mut index = self.index.lock();
-        index.bytes += ENTRY_COST;
-        if let Some(other) = index.slots.insert(key, slot) {
-            index.bytes -= other.bytes;
-            self.throw_away(key, other.id);
-        }
+        self.take_in(
+            Slot { key, id, data_bytes: 0, used_s: now_s, entry: Arc::downgrade(&entry) },
+            ENTRY_COST,
+        );
         Ok(entry)
     }
 
     /// Takes a block into an entry, if there is room; tells whether it did.
     pub fn put(&self, entry: &Entry, block: u64, data: &[u8]) -> io::Result<bool> {
-        if self.size().1 + data.len() as u64 > self.limits.hard_bytes {
+        let bytes = self.size().1 + data.len() as u64;
+        let admitted = || self.total.get().is_none_or(|total| total.admit(bytes));
+        if bytes > self.limits.hard_bytes || !admitted() {
             add(&self.counters.refused_full, 1);
             return Ok(false);
         }
         if !entry.put(block, data)? {
             return Ok(false);
         }
-        let mut index = self.index.lock();
-        if let Some(slot) = index.slots.get_mut(&entry.key).filter(|slot| slot.id == entry.id) {
-            slot.bytes += data.len() as u64;
-            slot.data_bytes += data.len() as u64;
-            index.bytes += data.len() as u64;
-        }
+        self.index.lock().grow(entry.key, entry.id, data.len() as u64);
+        self.note_whole(entry);
         add(&self.counters.stored_bytes, data.len() as u64);
         Ok(true)
     }
 
+    /// Remembers an entry that is whole and was compared.
+    pub fn note_whole(&self, entry: &Entry) {
+        if entry.is_whole() {
+            let mut whole = self.whole.lock();
+            if whole.len() >= WHOLE_MAX {
+                whole.clear();
+            }
+            whole.insert(entry.id);
+        }
+    }
+
     /// Gives an entry up (that with `id`, or whichever there is). Who reads from it may go on. Does not block.
     pub fn forget(&self, key: Key, id: Option<u64>) -> bool {
-        let mut index = self.index.lock();
-        if index.slots.get(&key).is_none_or(|slot| id.is_some_and(|id| id != slot.id)) {
-            return false;
-        }
-        let Some(slot) = index.slots.remove(&key) else { return false };
-        index.bytes -= slot.bytes;
-        drop(index);
+        let Some(slot) = self.index.lock().remove(key, id) else { return false };
+        self.gone(&slot);
+        true
+    }
+
+    /// What has left the index leaves the disk.
+    pub fn gone(&self, slot: &Slot) {
         if let Some(entry) = slot.entry.upgrade() {
             entry.kill();
         }
-        self.throw_away(key, slot.id);
-        true
+        self.whole.lock().remove(&slot.id);
+        self.throw_away(slot.key, slot.id);
+    }
+
+    /// Takes an entry out as [`Shelf::forget`] does, but its data stay on the disk, for [`Shelf::adopt`] or [`Shelf::discard`].
+    /// They take space all the while, `bytes` of it.
+    pub fn withhold(&self, entry: &Entry, bytes: u64) -> bool {
+        if self.limits.read_only || !self.forget(entry.key, Some(entry.id)) {
+            return false;
+        }
+        let data = names(entry.key, entry.id).0;
+        let mut trash = self.trash.lock();
+        let before = trash.len();
+        trash.retain(|name| *name != data);
+        // Else somebody has just emptied it.
+        let withheld = trash.len() < before;
+        if withheld {
+            self.withheld_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        withheld
+    }
+
+    /// The data of an entry that was withheld go.
+    pub fn discard(&self, entry: &Entry, bytes: u64) {
+        self.withheld_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.trash.lock().push(names(entry.key, entry.id).0);
+    }
+
+    /// The data of an entry that was withheld are those of a later version, but for blocks that were `touched`.
+    pub fn adopt(
+        &self,
+        (old, bytes): (&Entry, u64),
+        version: Version,
+        touched: &BTreeSet<u64>,
+        now_s: u64,
+    ) -> io::Result<Arc<Entry>> {
+        let _making = self.makers[old.key.0 as usize % LOCKS].lock();
+        // What came under the later version meanwhile is less.
+        self.forget(old.key, None);
+        // The map of before goes first: it must not be found with the data.
+        self.empty_trash();
+        let id = (self.random)();
+        let entry = Arc::new(old.heir(id, version, touched)?);
+        self.withheld_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        let data_bytes = entry.bytes();
+        let slot = Slot { key: old.key, id, data_bytes, used_s: now_s, entry: Arc::downgrade(&entry) };
+        self.take_in(slot, ENTRY_COST + data_bytes);
+        Ok(entry)
+    }
+
+    /// A new entry, in place of whatever its key had.
+    fn take_in(&self, slot: Slot, bytes: u64) {
+        let key = slot.key;
+        let pins = self.pins.lock();
+        let mut index = self.index.lock();
+        if let Some(other) = index.remove(key, None) {
+            self.throw_away(key, other.id);
+        }
+        index.insert(slot, bytes);
+        index.set_aside(key, pins.contains(&key));
     }
 
     fn throw_away(&self, key: Key, id: u64) {
@@ -281,63 +394,53 @@ impl Shelf {
         }
     }
 
-    /// Removes what was not used for longest when there is too much, or too little is free: down to the soft limit and at
-    /// least a tenth. Tells how many entries went.
-    pub fn clean(&self) -> u64 {
-        let Some(_alone) = self.cleaning.try_lock() else { return 0 };
-        let bytes = self.size().1;
-        let free = self.io.free_bytes().unwrap_or(u64::MAX);
-        let over = bytes.saturating_sub(self.limits.soft_bytes);
-        let short = self.limits.min_free_bytes.saturating_sub(free);
-        if over.max(short) == 0 || bytes == 0 {
-            return 0;
-        }
-        let goal = over.max(short).max(bytes / CLEAN_PART);
-        // What somebody has open goes last.
-        let mut all: Vec<_> = {
-            let index = self.index.lock();
-            let each = |(key, slot): (&Key, &Slot)| {
-                (slot.entry.strong_count() > 0, slot.used_s, *key, slot.id, slot.bytes)
-            };
-            let pins = self.pins.lock();
-            index.slots.iter().filter(|(key, _)| !pins.contains(key)).map(each).collect()
-        };
-        all.sort_unstable();
-        let (mut freed, mut gone) = (0, 0);
-        for (_, _, key, id, bytes) in all {
-            if freed >= goal {
-                break;
-            }
-            if self.forget(key, Some(id)) {
-                freed += bytes;
-                gone += 1;
-            }
-        }
-        self.empty_trash();
-        add(&self.counters.evictions, gone);
-        add(&self.counters.evicted_bytes, freed);
-        gone
-    }
-
     /// Whether the cleaner leaves a file alone.
     pub fn is_pinned(&self, key: Key) -> bool {
         self.pins.lock().contains(&key)
     }
 
-    /// Pins a file or lets it go; all pins afterwards.
-    pub fn pin(&self, key: Key, pinned: bool) -> Vec<Key> {
+    /// Pins files or lets them go; all pins afterwards.
+    pub fn pin(&self, keys: &[Key], pinned: bool) -> Vec<Key> {
         let mut pins = self.pins.lock();
-        if pinned {
-            pins.insert(key);
-        } else {
-            pins.remove(&key);
+        for key in keys {
+            if pinned {
+                pins.insert(*key);
+            } else {
+                pins.remove(key);
+            }
+            self.index.lock().set_aside(*key, pinned);
         }
         pins.iter().copied().collect()
     }
 
+    /// All entries as the index knows them.
+    pub fn slots(&self) -> Vec<DiskSlot> {
+        // Nothing is made of it under the locks that readers need.
+        let known: Vec<_> = {
+            let pins = self.pins.lock();
+            let index = self.index.lock();
+            let known = |(slot, disk_bytes, kept): (&Slot, u64, Kept)| {
+                (slot.key, disk_bytes, slot.used_s, kept.uses, pins.contains(&slot.key), slot.is_open())
+            };
+            index.iter().map(known).collect()
+        };
+        let told = |(key, disk_bytes, used_s, uses, pinned, open): (Key, _, _, _, _, _)| DiskSlot {
+            key: key.hex(),
+            disk_bytes,
+            used_s,
+            uses,
+            pinned,
+            open,
+        };
+        known.into_iter().map(told).collect()
+    }
+
     /// The pins of before.
-    pub fn set_pins(&self, pins: Vec<Key>) {
-        *self.pins.lock() = pins.into_iter().collect();
+    pub fn set_pins(&self, all: Vec<Key>) {
+        let mut pins = self.pins.lock();
+        let mut index = self.index.lock();
+        all.iter().for_each(|key| index.set_aside(*key, true));
+        *pins = all.into_iter().collect();
     }
 
     /// Whether the file system has as much free as it should.
@@ -347,12 +450,12 @@ impl Shelf {
 
     /// All keys, for those who go through everything.
     pub fn keys(&self) -> Vec<Key> {
-        self.index.lock().slots.keys().copied().collect()
+        self.index.lock().iter().map(|(slot, ..)| slot.key).collect()
     }
 
     /// The entry of a key, if somebody uses it.
     pub fn in_use(&self, key: Key) -> Option<Arc<Entry>> {
-        self.index.lock().slots.get(&key)?.entry.upgrade()
+        self.index.lock().get(key)?.entry.upgrade()
     }
 
     /// An entry for looking at.
@@ -360,16 +463,16 @@ impl Shelf {
         let _making = self.makers[key.0 as usize % LOCKS].lock();
         let entry = self.load(key)?;
         let index = self.index.lock();
-        let slot = index.slots.get(&key)?;
-        Some((entry, slot.bytes, slot.used_s))
+        let (bytes, _) = index.size_and_uses(key)?;
+        Some((entry, bytes, index.get(key)?.used_s))
     }
 
     /// Names of files that belong to no entry of the index, as a test wants to know.
     #[cfg(test)]
     pub fn strays(&self) -> Vec<String> {
-        let known: HashSet<_> = self.index.lock().slots.iter().map(|(k, s)| (*k, s.id)).collect();
+        let known: HashSet<_> = self.index.lock().iter().map(|(s, ..)| (s.key, s.id)).collect();
         let all = self.io.list().expect("a disk that works");
         let stray = |name: &String| parse_name(name).is_none_or(|(k, id, _)| !known.contains(&(k, id)));
-        all.into_iter().map(|l| l.name).filter(stray).collect()
+        all.into_iter().map(|l| l.name).filter(|name| name != saved::NAME).filter(stray).collect()
     }
 }

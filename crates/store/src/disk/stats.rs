@@ -54,6 +54,8 @@ counters! {
     filled_files,
     /// Bytes asked for to complete files.
     filled_bytes,
+    /// Files whose other blocks were kept over writes of this mount, under a lease.
+    kept_over_writes,
     /// Readers that waited for another's call instead of asking.
     shared_fetches,
     /// Questions whether the file is still the same, because the time of its attributes was over.

@@ -2,9 +2,11 @@
 
 use super::home::{self, DiskError, Home};
 use super::io;
+use super::saved;
 use super::shelf::{Limits, Shelf};
 use super::stats::Counters;
 use super::tools::{DiskCheck, DiskEntry, check_one, told};
+use super::total;
 use hither_vfs::Env;
 use std::path::Path;
 use std::sync::Arc;
@@ -40,16 +42,38 @@ pub fn survey(dir: &Path, check: bool, env: &Env) -> Result<Vec<DiskPart>, DiskE
     Ok(parts)
 }
 
+/// Who shares the directory counts with what a part takes.
+fn say(home: &Home, shelf: &Shelf) {
+    if !shelf.limits.read_only {
+        let _ = total::announce(&home.lock, shelf.size().1, false);
+    }
+}
+
+/// Nothing goes by itself; what a mount knows of the use of files is kept for it.
+fn limits(io: &dyn io::Io, read_only: bool) -> Limits {
+    let (soft_bytes, hard_bytes, min_free_bytes) = (u64::MAX, u64::MAX, 0);
+    Limits {
+        soft_bytes,
+        hard_bytes,
+        min_free_bytes,
+        policy: saved::policy(io).unwrap_or_default(),
+        read_only,
+    }
+}
+
 fn look(dir: &Path, home: &Home, check: bool, env: &Env, part: &mut DiskPart) -> Result<(), DiskError> {
-    let limits = Limits { soft_bytes: u64::MAX, hard_bytes: u64::MAX, min_free_bytes: 0, read_only: !check };
     let io = Arc::new(io::RealIo { dir: home.dir.clone() });
+    let limits = limits(&*io, !check);
+    if check {
+        // Everything is looked at, not what somebody wrote down about it.
+        saved::invalidate(&*io).map_err(|e| DiskError::unusable(dir, &e))?;
+    }
     let shelf = Shelf::open(io, limits, Arc::new(Counters::default()), env.random.clone());
     let shelf = shelf.map_err(|e| DiskError::unusable(dir, &e))?;
     shelf.set_pins(home::read_pins(&home.dir));
     if check {
         let mut report = DiskCheck::default();
         shelf.keys().into_iter().for_each(|key| report.add(check_one(&shelf, key)));
-        shelf.empty_trash();
         part.check = Some(report);
     }
     part.entries = shelf
@@ -58,6 +82,8 @@ fn look(dir: &Path, home: &Home, check: bool, env: &Env, part: &mut DiskPart) ->
         .filter_map(|key| shelf.look(key))
         .map(|(e, _, t)| told(&shelf, &e, t))
         .collect();
+    shelf.save();
+    say(home, &shelf);
     Ok(())
 }
 
@@ -73,15 +99,15 @@ pub fn evict_all(dir: &Path, env: &Env) -> Result<(u64, u64), DiskError> {
             in_use += 1;
             continue;
         };
-        let limits =
-            Limits { soft_bytes: u64::MAX, hard_bytes: u64::MAX, min_free_bytes: 0, read_only: false };
         let io = Arc::new(io::RealIo { dir: home.dir.clone() });
+        let limits = limits(&*io, false);
         let shelf = Shelf::open(io, limits, Arc::new(Counters::default()), env.random.clone());
         let shelf = shelf.map_err(|e| DiskError::unusable(dir, &e))?;
         shelf.set_pins(home::read_pins(&home.dir));
         let keys = shelf.keys().into_iter();
         gone += keys.filter(|key| !shelf.is_pinned(*key) && shelf.forget(*key, None)).count() as u64;
-        shelf.empty_trash();
+        shelf.save();
+        say(&home, &shelf);
     }
     Ok((gone, in_use))
 }

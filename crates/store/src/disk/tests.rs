@@ -1,10 +1,13 @@
 //! What is answered from here is what the server has, however often the cache, the disk or the power fails.
 
+mod belated;
 mod crash;
 mod damage;
 mod fillin;
 mod histories;
 mod memo;
+mod own;
+mod scale;
 mod sim;
 #[path = "../meta/tests/wire.rs"]
 #[allow(dead_code, clippy::duplicate_mod, reason = "each of its users needs a part of it")]
@@ -347,6 +350,38 @@ async fn an_open_of_what_is_known_and_here_asks_nobody() {
     assert_eq!(l.wire.take(), "open 1");
     assert_eq!(l.read(&o, 0, 500_000).await, data);
     l.close(o).await;
+}
+
+/// Whoever knows attributes under a lease hears of a withdrawal after it has passed here.
+#[tokio::test(start_paused = true)]
+async fn what_was_known_under_a_lease_is_not_believed_after_its_withdrawal() {
+    for all in [false, true] {
+        let l = Lab::new(options()).await;
+        l.wire.lease(true);
+        let (old, new) = (pattern(1, 200_000), pattern(2, 200_000));
+        let fh = l.file("f", &old).await;
+        assert_eq!(l.cat(&fh, 131_072).await, old);
+        l.settle().await;
+        let known = l.disk.getattr(&l.cx, File { fh: &fh, open: None }).await.unwrap();
+        assert_eq!(known.valid, Validity::Lease);
+        let how = OpenHow { known: Some(known), ..READ };
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        l.wire.take();
+        let o = l.disk.open(&l.cx, Where::fh(&fh), &how).await.unwrap();
+        assert_eq!((l.read(&o, 0, 200_000).await, l.wire.take().as_str()), (old, ""));
+        l.close(o).await;
+        l.wire.lease(false);
+        let upcalls = l.wire.upcalls.get().unwrap();
+        if all {
+            upcalls.withdraw_all().await
+        } else {
+            upcalls.withdraw(&fh).await
+        }
+        l.file("f", &new).await;
+        let o = l.disk.open(&l.cx, Where::fh(&fh), &how).await.unwrap();
+        assert_eq!(l.read(&o, 0, 200_000).await, new);
+        l.close(o).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,12 +4,14 @@ use super::entry::Entry;
 use super::format::{BLOCK, Key, Version, sum};
 use super::shelf::Shelf;
 use super::{Disk, home};
-use hither_vfs::{Cx, Fh, File, Where};
+use hither_vfs::{Cx, Fh, File};
 use std::sync::Arc;
 
 /// What is kept of one file.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct DiskEntry {
+    /// Under which it is found, in hexadecimal.
+    pub key: String,
     /// Filehandle in hexadecimal.
     pub filehandle: String,
     /// Change attribute of the version.
@@ -22,6 +24,63 @@ pub struct DiskEntry {
     pub used_s: u64,
     /// The cleaner leaves it alone.
     pub pinned: bool,
+}
+
+/// What is known of an entry without looking at the disk: enough to choose what goes.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct DiskSlot {
+    /// Under which it is found, in hexadecimal.
+    pub key: String,
+    /// Space it takes.
+    pub disk_bytes: u64,
+    /// When it was last used, in seconds since 1970.
+    pub used_s: u64,
+    /// How often it was used, as far as the policy counts.
+    pub uses: u8,
+    /// The cleaner leaves it alone.
+    pub pinned: bool,
+    /// Somebody has it open.
+    pub open: bool,
+}
+
+/// How much may be kept, and how much is.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct DiskRoom {
+    /// The cleaner's policy.
+    pub policy: &'static str,
+    /// Space that all entries take.
+    pub entry_bytes: u64,
+    /// Above so much the cleaner works.
+    pub soft_bytes: u64,
+    /// Above so much nothing is added.
+    pub hard_bytes: u64,
+    /// Space that all parts of the directory take, as far as one looks after that: where there is a limit for it.
+    pub dir_bytes: Option<u64>,
+    /// Above so much in the directory something goes.
+    pub dir_soft_bytes: Option<u64>,
+    /// Above so much in the directory nothing is added.
+    pub dir_hard_bytes: Option<u64>,
+    /// Free in the file system.
+    pub free_bytes: u64,
+    /// Below so much the cleaner works.
+    pub min_free_bytes: u64,
+    /// Files that changed within so many seconds are not kept.
+    pub age_s: u64,
+    /// Shorter files are not kept.
+    pub min_file_bytes: u64,
+    /// Longer files are not kept.
+    pub max_file_bytes: u64,
+}
+
+/// What is done to entries that are named by their keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyAct {
+    /// They go.
+    Evict,
+    /// They stay.
+    Pin,
+    /// They no longer stay.
+    Unpin,
 }
 
 /// What [`Disk::check`] found.
@@ -65,6 +124,7 @@ impl DiskCheck {
 
 pub(super) fn told(shelf: &Shelf, entry: &Entry, used_s: u64) -> DiskEntry {
     DiskEntry {
+        key: entry.key.hex(),
         filehandle: home::hex(&entry.fh.0),
         change: entry.version.change,
         size_bytes: entry.version.size,
@@ -192,8 +252,67 @@ impl Disk {
         let dir = self.lock.lock().as_ref().map(|home| home.dir.clone());
         let dir = dir.ok_or("the disk cache is not in use")?;
         let key = Key::of(fh);
-        let write = move || home::write_pins(&dir, &shelf.pin(key, pinned)).map_err(|e| e.to_string());
+        let write = move || home::write_pins(&dir, &shelf.pin(&[key], pinned)).map_err(|e| e.to_string());
         self.blocking(write).await.map_err(|e| e.to_string())?
+    }
+
+    /// All entries as far as memory knows them, those that go next first.
+    pub async fn slots(&self) -> Vec<DiskSlot> {
+        let Some(shelf) = self.shelf() else { return Vec::new() };
+        self.blocking(move || shelf.slots()).await.unwrap_or_default()
+    }
+
+    /// Limits, and how far away they are.
+    ///
+    /// # Errors
+    /// There is no directory in use: a line for the user.
+    pub async fn room(&self) -> Result<DiskRoom, String> {
+        let shelf = self.shelf().ok_or("the disk cache is not in use")?;
+        let o = &self.options;
+        let (age_s, min_file_bytes, max_file_bytes) =
+            (o.cache_age.as_secs(), o.cache_min_file, o.cache_max_file);
+        let look = move || {
+            let entry_bytes = shelf.size().1;
+            let total = shelf.total.get().filter(|total| total.is_limited());
+            DiskRoom {
+                policy: shelf.limits.policy.name(),
+                entry_bytes,
+                dir_bytes: total.map(|total| total.bytes(entry_bytes)),
+                dir_soft_bytes: total.map(|total| total.soft_bytes),
+                dir_hard_bytes: total.map(|total| total.hard_bytes),
+                soft_bytes: shelf.limits.soft_bytes,
+                hard_bytes: shelf.limits.hard_bytes,
+                free_bytes: shelf.io.free_bytes().unwrap_or(0),
+                min_free_bytes: shelf.limits.min_free_bytes,
+                age_s,
+                min_file_bytes,
+                max_file_bytes,
+            }
+        };
+        self.blocking(look).await.map_err(|e| e.to_string())
+    }
+
+    /// Does something to the entries with these keys; how many that concerned. What is pinned does not go.
+    ///
+    /// # Errors
+    /// A key that is none, no directory in use, or it cannot be written: a line for the user.
+    pub async fn by_key(&self, act: KeyAct, keys: &[String]) -> Result<u64, String> {
+        let shelf = self.shelf().ok_or("the disk cache is not in use")?;
+        let dir = self.lock.lock().as_ref().map(|home| home.dir.clone());
+        let parsed = keys.iter().map(|key| Key::of_hex(key).ok_or_else(|| format!("'{key}' is no key")));
+        let mut keys = parsed.collect::<Result<Vec<_>, _>>()?;
+        let work = move || {
+            keys.retain(|key| shelf.has(*key));
+            if act == KeyAct::Evict {
+                keys.retain(|key| !shelf.is_pinned(*key) && shelf.forget(*key, None));
+                shelf.empty_trash();
+                return Ok(keys.len() as u64);
+            }
+            let dir = dir.ok_or("the disk cache is not in use")?;
+            home::write_pins(&dir, &shelf.pin(&keys, act == KeyAct::Pin)).map_err(|e| e.to_string())?;
+            Ok(keys.len() as u64)
+        };
+        self.blocking(work).await.map_err(|e| e.to_string())?
     }
 
     /// The object at the end of a path of names, as this layer's file system has it.
@@ -201,15 +320,6 @@ impl Disk {
     /// # Errors
     /// Those of looking it up.
     pub async fn resolve(&self, cx: &Cx, path: &[hither_vfs::Name]) -> hither_vfs::Result<Fh> {
-        let mut at = self.below.root(cx).await?.fh;
-        for name in path {
-            let trail = self.below.walk(cx, Where::name(&at, name), hither_vfs::Want::default()).await?;
-            at = match (trail.stop, trail.steps.into_iter().next()) {
-                (hither_vfs::Stop::Failed(e), _) => return Err(e),
-                (_, Some(node)) => node.fh,
-                (_, None) => return Err(hither_vfs::Error::new(libc::ENOENT)),
-            };
-        }
-        Ok(at)
+        hither_vfs::resolve(&*self.below, cx, path).await
     }
 }

@@ -463,13 +463,14 @@ impl Log {
         }
         let settled = if settle { self.shared.checkpoint() } else { Ok(()) };
         // What is appended from now on is never written.
-        let waiting = {
-            let mut state = self.shared.state.lock();
-            self.shared.failed.store(true, Ordering::SeqCst);
-            std::mem::take(&mut state.waiting)
-        };
-        waiting.into_iter().for_each(|then| then(false));
+        self.shared.end(Vec::new());
         settled
+    }
+
+    /// A checkpoint now.
+    #[cfg(test)]
+    pub fn checkpoint(&self) -> io::Result<()> {
+        self.shared.checkpoint()
     }
 }
 
@@ -505,7 +506,7 @@ impl Shared {
                 match state.place(room) {
                     Some(place) => break Some(place),
                     // Only checkpoints make room, and there are none any more.
-                    None if state.stuck || state.closed => break None,
+                    None if state.stuck || state.closed || self.failed.load(Ordering::SeqCst) => break None,
                     None => {
                         state.hurry = true;
                         self.wanted.notify_one();
@@ -579,8 +580,15 @@ impl Shared {
         }
     }
 
-    fn fail(&self, why: &str, mut waiting: Vec<Then>) {
-        tracing::error!("the journal fails, calls are slower from now on: {why}");
+    fn fail(&self, why: &str, waiting: Vec<Then>) {
+        if !self.failed.load(Ordering::SeqCst) {
+            tracing::error!("the journal fails, calls are slower from now on: {why}");
+        }
+        self.end(waiting);
+    }
+
+    /// Nothing becomes durable any more: says so to all who wait.
+    fn end(&self, mut waiting: Vec<Then>) {
         // With the lock, so that nobody looks before and waits after it. Whoever waits looks again.
         let mut state = self.state.lock();
         self.failed.store(true, Ordering::SeqCst);
@@ -597,7 +605,7 @@ impl Shared {
         loop {
             {
                 let mut state = self.state.lock();
-                if state.closed {
+                if state.closed || self.failed.load(Ordering::SeqCst) {
                     return;
                 }
                 let half = state.used > (state.head.size - RING_AT) / 2;
@@ -640,15 +648,20 @@ impl Shared {
                 return done;
             }
             let tail = match state.live.iter().find(|(last, ..)| *last > settled) {
-                // Records of the batch that are settled are read again all the same, after a crash.
-                Some((_, _, at)) => Position { seq: state.head.tail.seq.max(settled + 1), ..*at },
-                None => Position { seq: settled.min(state.end.seq - 1) + 1, ..state.end },
+                Some((_, _, at)) => *at,
+                None => state.end,
             };
-            state.head.tail = tail;
+            // Also of a batch that is still being written: what counts as settled must never be applied again, over what
+            // is done to the file from now on.
+            state.head.tail = Position { seq: settled + 1, ..tail };
             state.head.generation += 1;
             state.head
         };
-        head.write(&*self.device)?;
+        if let Err(e) = head.write(&*self.device) {
+            // The other header is good; a second attempt would be made over that one.
+            self.fail(&e.to_string(), Vec::new());
+            return Err(e);
+        }
         let mut state = self.state.lock();
         while state.live.front().is_some_and(|(last, ..)| *last <= settled) {
             if let Some((_, taken, _)) = state.live.pop_front() {

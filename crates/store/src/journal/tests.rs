@@ -5,7 +5,7 @@ use super::*;
 use parking_lot::Mutex;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A disk in memory whose power fails in the middle of a write: some blocks of it are there and some are not.
 struct Cut {
@@ -62,6 +62,113 @@ impl Device for Cut {
     fn size(&self) -> io::Result<u64> {
         Ok(self.blocks.lock().len() as u64)
     }
+}
+
+/// A disk whose batches wait, or whose headers fail.
+struct Held {
+    disk: Cut,
+    is_held: AtomicBool,
+    /// Batches that were begun.
+    begun: AtomicU64,
+    heads_fail: AtomicBool,
+}
+
+impl Held {
+    fn new() -> Arc<Self> {
+        let disk = Cut::new(1 << 20, u64::MAX, 0);
+        let (is_held, heads_fail) = Default::default();
+        Arc::new(Self { disk, is_held, begun: AtomicU64::new(0), heads_fail })
+    }
+}
+
+impl Device for Held {
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        self.disk.read_at(buf, at)
+    }
+
+    fn write_at(&self, data: &[u8], at: u64) -> io::Result<()> {
+        if at < 2 * BLOCK_BYTES as u64 {
+            if self.heads_fail.load(Ordering::SeqCst) {
+                return Err(io::Error::other("a bad block"));
+            }
+        } else {
+            self.begun.fetch_add(1, Ordering::SeqCst);
+            while self.is_held.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+        }
+        self.disk.write_at(data, at)
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        self.disk.size()
+    }
+}
+
+/// Numbers of the records that a start would apply.
+fn left_on(disk: &Cut) -> Vec<u64> {
+    let mut left = Vec::new();
+    let found = Found::open(disk.again(), OWNER).unwrap();
+    found
+        .read(|seq, _| {
+            left.push(seq);
+            Ok(())
+        })
+        .unwrap();
+    left
+}
+
+#[tokio::test]
+async fn what_counts_as_settled_is_never_read_again() {
+    let device = Held::new();
+    let log =
+        Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), Arc::new(|| Ok(()))).unwrap();
+    device.is_held.store(true, Ordering::SeqCst);
+    let first = log.append(&[b"one"]);
+    while device.begun.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    // One is being written, the other waits; both were applied, so the checkpoint settles them.
+    let second = log.append(&[b"two"]);
+    log.checkpoint().unwrap();
+    let settled = log.settled().load(Ordering::SeqCst);
+    device.is_held.store(false, Ordering::SeqCst);
+    assert!(log.durable(second).await);
+    let third = log.append(&[b"three"]);
+    assert!(log.durable(third).await);
+    let left = left_on(&device.disk);
+    assert_eq!(settled, second);
+    assert_eq!(
+        left,
+        [third],
+        "{first} and {second} would be applied over what came after they counted as settled"
+    );
+    // Numbers go on behind all of them.
+    drop(log);
+    let mut seen = Vec::new();
+    let again = Found::open(device.disk.again(), OWNER).unwrap();
+    let each = |seq: u64, _: &[u8]| {
+        seen.push(seq);
+        Ok(())
+    };
+    let log = again.start(each, Arc::new(|| Ok(()))).unwrap();
+    assert_eq!(log.append(&[b"four"]), third + 1);
+    assert_eq!(seen, [third]);
+}
+
+#[tokio::test]
+async fn a_header_that_cannot_be_written_is_a_failure_of_the_journal() {
+    let device = Held::new();
+    let log =
+        Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), Arc::new(|| Ok(()))).unwrap();
+    let seq = log.append(&[b"one"]);
+    assert!(log.durable(seq).await);
+    device.heads_fail.store(true, Ordering::SeqCst);
+    assert!(log.checkpoint().is_err());
+    assert!(log.failed(), "there would be no room, and nobody told of it");
+    assert!(!log.wait_durable(log.append(&[b"two"])));
+    drop(log);
+    assert_eq!(left_on(&device.disk), [seq]);
 }
 
 const OWNER: Owner = Owner { host: [1; 16], fs: [2; 16] };

@@ -1,8 +1,9 @@
 //! Stable writes through a journal: durable with one sequential write for many, and where they belong later.
 //!
 //! A stable write goes to the page cache, and a record with its bytes to the journal; it is answered when the record is durable. The
-//! kernel writes back what it finds worth it, merged and sorted; what is overwritten or removed before is never written. Everything else
-//! (names, attributes, lengths, commits of unstable writes) is made stable at once, as without a journal.
+//! kernel writes back what it finds worth it, merged and sorted; what is overwritten or removed before is never written. Where the
+//! file system keeps the order of changes, removals, moves, links and attributes have records, too (`names`). Everything else
+//! (new objects, lengths, commits of unstable writes) is made stable at once, as without a journal.
 //!
 //! The order in which bytes and records are made agrees for each file (`Object::order`), so that applying the records since the last
 //! checkpoint again, in order, gives the bytes that were acknowledged. Two rules keep that from bringing old bytes back over new
@@ -14,8 +15,13 @@
 //! journal's records are void, and stable writes are synced one by one from then on. Until both have been done nothing
 //! that needs it is acknowledged.
 //!
-//! What is left: a local program that syncs other bytes into the same place of a file within the seconds between a stable write and
-//! the next checkpoint finds the client's bytes there after a power cut.
+//! An error of the disk below is told once, to whoever asks first. So once anybody was told of one, nothing that the journal holds
+//! is given back or declared void any more: the next start applies it again.
+//!
+//! What is left: a local program that changes the same bytes or the length of a file within the seconds between a stable write and
+//! the next checkpoint finds the client's bytes there after a power cut or the server's violent end.
+
+pub(super) mod names;
 
 use super::io::FileAt;
 use super::object::{Object, os};
@@ -25,6 +31,7 @@ use crate::journal::{Found, Log, OpenError, Owner, RealDevice, SIZE_MIN_BYTES};
 use bytes::Bytes;
 use handle::Sealer;
 use hither_vfs::{Data, Env, Error, Fh, OpenAccess, Result, Wrote};
+use names::{Change, Names, Redo};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode as FileMode, OFlags, Timespec, Timestamps, UTIME_OMIT};
@@ -35,7 +42,7 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A record of bytes.
 const WRITE: u8 = 1;
@@ -68,6 +75,11 @@ pub(super) struct Journaled {
     pub log: Log,
     record_max: u64,
     touched: Arc<Touched>,
+    /// `None`: changes of names and attributes have no records here.
+    names: Option<Arc<Names>>,
+    /// Changes of names and attributes that were made again at the start, and those that could not be.
+    #[cfg(test)]
+    pub redone: (u64, u64),
     settled: Arc<AtomicU64>,
     epoch: u64,
     #[cfg(test)]
@@ -85,63 +97,78 @@ enum Mode {
 
 /// Files with records since the last checkpoint.
 struct Touched {
+    /// Opened for checkpoints only: errors that are told to others are told here, too.
     whole: OwnedFd,
     proc_fd: OwnedFd,
     files: Mutex<Files>,
+    /// An error of the disk below was told to somebody: what the journal holds may be nowhere else.
+    disk_failed: AtomicBool,
 }
 
 #[derive(Default)]
 struct Files {
-    listed: Vec<Arc<Object>>,
+    /// Each with a descriptor for the checkpoint only, for the same reason.
+    listed: Vec<(Arc<Object>, OwnedFd)>,
     /// There are others; in the beginning, those that records were applied to.
     more: bool,
 }
 
 impl Touched {
     fn new(top: BorrowedFd<'_>) -> Result<Self> {
-        let whole = rustix::io::fcntl_dupfd_cloexec(top, 0).map_err(os)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let whole = rustix::fs::openat(top, c".", flags, FileMode::empty()).map_err(os)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let proc_fd = rustix::fs::open("/proc/self/fd", flags, FileMode::empty()).map_err(os)?;
-        Ok(Self { whole, proc_fd, files: Mutex::new(Files { listed: Vec::new(), more: true }) })
+        let files = Mutex::new(Files { listed: Vec::new(), more: true });
+        Ok(Self { whole, proc_fd, files, disk_failed: AtomicBool::new(false) })
     }
 
     /// To be called after bytes were written and before their record is made.
-    fn add(&self, object: &Arc<Object>) {
+    fn add(&self, worker: &mut Worker, object: &Arc<Object>) {
         if object.listed.swap(true, Ordering::SeqCst) {
             return;
         }
+        let full = self.files.lock().listed.len() >= LISTED_MAX;
+        let fd = (!full).then(|| worker.root(|| object.reopen(self.proc_fd.as_fd(), OFlags::RDONLY)).ok());
         let mut files = self.files.lock();
-        if files.listed.len() < LISTED_MAX {
-            files.listed.push(object.clone());
-        } else {
-            files.more = true;
-            object.listed.store(false, Ordering::SeqCst);
+        match fd.flatten() {
+            Some(fd) => files.listed.push((object.clone(), fd)),
+            // Too many, or not to be opened by this process.
+            None => {
+                files.more = true;
+                object.listed.store(false, Ordering::SeqCst);
+            }
         }
     }
 
-    /// Syncs them, and nothing else if they are few: what others write to the file system is not ours to wait for.
-    fn settle(&self) -> io::Result<()> {
+    /// Syncs them, and nothing else if they are few: what others write to the file system is not ours to wait for. With
+    /// `removals_last`, all removals until now are made durable after this.
+    fn settle(&self, removals_last: bool) -> io::Result<()> {
         let Files { listed, more } = std::mem::take(&mut *self.files.lock());
-        for object in &listed {
+        for (object, _) in &listed {
             // Before the disk is asked: what is written from now on is for the next checkpoint.
             object.listed.store(false, Ordering::SeqCst);
         }
         if more {
-            return Ok(rustix::fs::syncfs(&self.whole)?);
+            return sys::syncfs(self.whole.as_fd()).map_err(plain);
         }
-        for object in listed {
-            // What has no name and is not open is of no use to anybody.
-            if object.opens.load(Ordering::SeqCst) == 0 && object.stat().map_err(plain)?.stx_nlink == 0 {
-                continue;
-            }
-            match object.io(self.proc_fd.as_fd(), false) {
+        for (object, fd) in listed {
+            // What has no name and is not open is of no use to anybody, once it surely has none.
+            let unused = removals_last && object.opens.load(Ordering::SeqCst) == 0;
+            if !unused || object.stat().map_err(plain)?.stx_nlink > 0 {
                 // With its times: those were answered, too.
-                Ok(fd) => rustix::fs::fsync(&fd)?,
-                // Not to be opened by this process.
-                Err(_) => return Ok(rustix::fs::syncfs(&self.whole)?),
+                sys::fsync(fd.as_fd()).map_err(plain)?;
             }
         }
         Ok(())
+    }
+
+    /// Fails when somebody was told that the disk failed: others may be told that all is well.
+    fn sound(&self) -> io::Result<()> {
+        match self.disk_failed.load(Ordering::SeqCst) {
+            true => Err(io::Error::from_raw_os_error(libc::EIO)),
+            false => Ok(()),
+        }
     }
 }
 
@@ -149,18 +176,28 @@ impl Touched {
 enum Record {
     Write { fh: Fh, at: u64, mtime: (i64, u32), data: Bytes },
     Settled { fh: Fh, upto: u64 },
+    Changed { number: u64, change: Change },
+}
+
+/// What a journal is for.
+pub(super) struct Place<'a> {
+    /// The directory.
+    pub top: BorrowedFd<'a>,
+    pub fs_id: &'a [u8; 16],
+    /// The device number of its file system, if that keeps the order of changes on disk.
+    pub ordered: Option<u64>,
 }
 
 impl Journaled {
-    /// Opens the journal and applies what is in it to the directory that `top` is in.
+    /// Opens the journal and applies what is in it to the directory.
     pub fn open(
         options: &LocalOptions,
         journal: &JournalOptions,
-        fs_id: &[u8; 16],
+        place: &Place<'_>,
         sealer: &Sealer,
-        top: BorrowedFd<'_>,
         env: &Env,
     ) -> Result<Self> {
+        let Place { top, fs_id, ordered } = *place;
         let fail = |e: io::Error| {
             let errno = e.raw_os_error().unwrap_or(libc::EIO);
             Error::because(errno, format!("journal {}: {e}", journal.path.display()))
@@ -188,11 +225,25 @@ impl Journaled {
         let void = marked(state_dir.as_deref()).map_err(fail)? == Some(found.epoch());
         let found = if void { fresh().map_err(fail)? } else { found };
         let epoch = found.epoch();
-        apply_all(&found, sealer, top).map_err(fail)?;
+        let parent = journal.path.parent().map(Path::to_path_buf);
+        let places: Vec<PathBuf> = state_dir.iter().cloned().chain(parent).collect();
+        let (names, _redone) = apply_all(&found, sealer, top, (&places, ordered)).map_err(fail)?;
+        let names = names.map(Arc::new);
+        if ordered.is_some() && names.is_none() {
+            tracing::info!(
+                "neither the state directory nor the journal is on the file system that is served: only bytes go through the journal"
+            );
+        }
         let touched = Arc::new(Touched::new(top)?);
         let settle = {
-            let touched = touched.clone();
-            move || touched.settle()
+            let (touched, names) = (touched.clone(), names.clone());
+            move || {
+                let done = touched.settle(names.is_some());
+                let done = done.and_then(|()| names.as_ref().map_or(Ok(()), |names| names.settle()));
+                // Told here, it is not told to whoever makes everything stable when the journal fails.
+                done.inspect_err(|_| touched.disk_failed.store(true, Ordering::SeqCst))?;
+                touched.sound()
+            }
         };
         let log = found.start(|_, _| Ok(()), Arc::new(settle)).map_err(fail)?;
         if let Some(dir) = &state_dir {
@@ -203,6 +254,9 @@ impl Journaled {
         Ok(Self {
             record_max: log.record_max() as u64,
             touched,
+            names,
+            #[cfg(test)]
+            redone: _redone,
             log,
             settled,
             epoch,
@@ -220,6 +274,11 @@ impl Journaled {
             Some(dir) => remove(dir, IN_USE_FILE),
             None => Ok(()),
         }
+    }
+
+    #[cfg(test)]
+    pub fn names(&self) -> Option<&Names> {
+        self.names.as_deref()
     }
 
     #[cfg(test)]
@@ -241,13 +300,33 @@ impl Journaled {
         object.journaled.load(Ordering::SeqCst) > self.settled.load(Ordering::SeqCst)
     }
 
-    /// Does without the journal from now on: what was promised is made stable where it belongs first.
-    fn abandon(&self, top: BorrowedFd<'_>) -> Result<()> {
+    /// Notes that somebody was told of an error of the disk below.
+    pub fn disk_failed(&self) {
+        if !self.touched.disk_failed.swap(true, Ordering::SeqCst) {
+            tracing::error!("the disk below fails; what the journal holds is kept until the next start");
+        }
+    }
+
+    /// Makes everything stable where it belongs.
+    fn sync_all(&self) -> Result<()> {
+        // By a descriptor that is also the checkpoint's: an error that is told here has to be noted.
+        sys::syncfs(self.touched.whole.as_fd()).inspect_err(|_| self.disk_failed())?;
+        self.touched.sound().map_err(|_| {
+            Error::because(
+                libc::EIO,
+                "the disk below failed: the journal's next start applies what may be lost",
+            )
+        })
+    }
+
+    /// Does without the journal from now on: what was promised is made stable where it belongs first. `false`: that was
+    /// done before.
+    fn abandon(&self) -> Result<bool> {
         let mut mode = self.mode.lock();
         if *mode == Mode::PassThrough {
-            return Ok(());
+            return Ok(false);
         }
-        rustix::fs::syncfs(top).map_err(os)?;
+        self.sync_all()?;
         let dir = self.state_dir.as_deref();
         let dir = dir
             .ok_or_else(|| Error::because(libc::EIO, "the journal fails and there is no state directory"))?;
@@ -257,7 +336,7 @@ impl Journaled {
         })?;
         *mode = Mode::PassThrough;
         tracing::warn!("the journal is out of use; stable writes are synced one by one");
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -306,15 +385,25 @@ impl Inner {
             parts.push(&part[..part.len().min(left)]);
             left -= part.len().min(left);
         }
-        journal.touched.add(&object);
+        journal.touched.add(worker, &object);
         let seq = journal.log.append_then(&parts, Box::new(move |durable| then(Ok((wrote, durable)))));
         object.journaled.fetch_max(seq, Ordering::SeqCst);
     }
 
-    /// After the journal failed under a write: makes it stable all the same.
-    pub(super) fn without_journal(&self, worker: &mut Worker) -> Result<()> {
+    /// After the journal failed under a change: makes it stable all the same.
+    pub(super) fn stable_all_the_same(&self, worker: &mut Worker) -> Result<()> {
         let Some(journal) = &self.journal else { return Ok(()) };
-        worker.root(|| journal.abandon(self.top.as_fd())).inspect_err(|e| self.lost(e))
+        let done = worker.root(|| match journal.abandon()? {
+            true => Ok(()),
+            // It may have been made after everything was synced.
+            false => journal.sync_all(),
+        });
+        done.inspect_err(|e| self.lost(e))
+    }
+
+    fn without_journal(&self, worker: &mut Worker) -> Result<()> {
+        let Some(journal) = &self.journal else { return Ok(()) };
+        worker.root(|| journal.abandon()).map(drop).inspect_err(|e| self.lost(e))
     }
 
     /// As [`Inner::without_journal`], when the journal has failed.
@@ -334,6 +423,10 @@ impl Inner {
     /// Says that the records of a file are void, because it was synced; returns when that is durable.
     pub(super) fn void_records(&self, worker: &mut Worker, object: &Object, upto: u64) -> Result<()> {
         let Some(journal) = &self.journal else { return Ok(()) };
+        // The sync that this is about may have gone well because another one was told what failed.
+        journal.touched.sound().map_err(|_| {
+            Error::because(libc::EIO, "the disk below failed, and the journal holds older bytes of the file")
+        })?;
         if journal.is_on() {
             let mut record = vec![SETTLED];
             put_fh(&mut record, &object.fh);
@@ -361,6 +454,9 @@ fn put_fh(out: &mut Vec<u8>, fh: &Fh) {
 
 impl Record {
     fn parse(raw: &[u8]) -> Option<Self> {
+        if let Some((number, change)) = Change::parse(raw) {
+            return Some(Self::Changed { number, change });
+        }
         let (&kind, rest) = raw.split_first()?;
         let (&len, rest) = rest.split_first()?;
         let (fh, rest) = rest.split_at_checked(len.into())?;
@@ -384,23 +480,37 @@ fn parse(raw: &[u8]) -> io::Result<Record> {
     Record::parse(raw).ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a record that is none"))
 }
 
-/// Up to which record those of a file are void.
-fn voids(found: &Found) -> io::Result<HashMap<Fh, u64>> {
-    let mut void: HashMap<Fh, u64> = HashMap::new();
-    found.read(|_, raw| {
-        if let Record::Settled { fh, upto } = parse(raw)? {
-            let most = void.entry(fh).or_default();
-            *most = upto.max(*most);
-        }
-        Ok(())
-    })?;
-    Ok(void)
+/// What a journal holds, before it is applied.
+#[derive(Default)]
+struct Overview {
+    /// Up to which record those of a file are void.
+    void: HashMap<Fh, u64>,
+    /// The number of the last change; 0: there is none.
+    last_change: u64,
+}
+
+impl Overview {
+    fn of(found: &Found) -> io::Result<Self> {
+        let mut all = Self::default();
+        found.read(|_, raw| {
+            match parse(raw)? {
+                Record::Settled { fh, upto } => {
+                    let most = all.void.entry(fh).or_default();
+                    *most = upto.max(*most);
+                }
+                Record::Changed { number, .. } => all.last_change = number.max(all.last_change),
+                Record::Write { .. } => {}
+            }
+            Ok(())
+        })?;
+        Ok(all)
+    }
 }
 
 /// Handle, offset and length of all writes that would be applied again.
 #[cfg(test)]
 pub(super) fn live_writes(found: &Found) -> io::Result<Vec<(Fh, u64, usize)>> {
-    let (void, mut out) = (voids(found)?, Vec::new());
+    let (void, mut out) = (Overview::of(found)?.void, Vec::new());
     found.read(|seq, raw| {
         if let Record::Write { fh, at, data, .. } = parse(raw)?
             && void.get(&fh).is_none_or(|&upto| seq > upto)
@@ -412,27 +522,58 @@ pub(super) fn live_writes(found: &Found) -> io::Result<Vec<(Fh, u64, usize)>> {
     Ok(out)
 }
 
-/// Applies all records that are not void.
-fn apply_all(found: &Found, sealer: &Sealer, top: BorrowedFd<'_>) -> io::Result<()> {
-    let void = voids(found)?;
+/// Applies all records that are not void. Returns what changes of names go on with, where they have records, and how
+/// many were made again and could not be.
+fn apply_all(
+    found: &Found,
+    sealer: &Sealer,
+    top: BorrowedFd<'_>,
+    (places, ordered): (&[PathBuf], Option<u64>),
+) -> io::Result<(Option<Names>, (u64, u64))> {
+    let Overview { void, last_change } = Overview::of(found)?;
+    let mark = match ordered {
+        Some(dev) => Names::find(places, dev, found.epoch())?,
+        None => None,
+    };
+    let (mark, kept) = match (names::checked(mark, last_change)?, ordered) {
+        (Some((mark, kept)), _) => (Some(mark), kept),
+        (None, Some(dev)) => (Names::make(places, dev, found.epoch())?, 0),
+        (None, None) => (None, 0),
+    };
+    let names = mark.map(|mark| Names::new(mark, kept.max(last_change) + 1));
+    let mut redo = names.as_ref().map(|names| Redo { sealer, top, names, kept, count: (0, 0) });
     let mut files = Replay { sealer, top, open: HashMap::new(), times: HashMap::new() };
     let (mut applied, mut gone) = (0_u64, 0_u64);
     found.read(|seq, raw| {
-        let Record::Write { fh, at, mtime, data } = parse(raw)? else { return Ok(()) };
-        if void.get(&fh).is_some_and(|&upto| seq <= upto) {
-            return Ok(());
-        }
-        match files.write(&fh, at, mtime, data)? {
-            true => applied += 1,
-            false => gone += 1,
+        match parse(raw)? {
+            Record::Write { fh, .. } if void.get(&fh).is_some_and(|&upto| seq <= upto) => {}
+            Record::Write { fh, at, mtime, data } => match files.write(&fh, at, mtime, data)? {
+                true => applied += 1,
+                false => gone += 1,
+            },
+            Record::Changed { number, change } => {
+                files.note(&change);
+                if let Some(redo) = &mut redo {
+                    redo.again(number, &change)?;
+                }
+            }
+            Record::Settled { .. } => {}
         }
         Ok(())
     })?;
     files.finish()?;
-    if applied + gone > 0 {
-        tracing::info!("journal: {applied} writes applied again, {gone} to files that were removed since");
+    let (redone, missed) = redo.map_or((0, 0), |redo| redo.count);
+    if applied + gone + redone + missed > 0 {
+        tracing::info!(
+            "journal: {applied} writes applied again, {gone} to files that were removed since; {redone} changes of names and \
+             attributes made again, {missed} that cannot be"
+        );
     }
-    Ok(())
+    if names.is_some() {
+        // What the life before had done and not recorded must not be lost under what comes now.
+        rustix::fs::syncfs(top)?;
+    }
+    Ok((names, (redone, missed)))
 }
 
 /// Files that records are applied to.
@@ -464,6 +605,16 @@ impl Replay<'_> {
         }
         self.times.insert(fh.clone(), mtime);
         Ok(true)
+    }
+
+    /// The last one who set a file's time is right.
+    fn note(&mut self, change: &Change) {
+        if let Change::Attrs { fh, set } = change
+            && let Some(mtime) = set.mtime
+            && let Some(time) = self.times.get_mut(fh)
+        {
+            *time = (mtime.secs, mtime.nanos);
+        }
     }
 
     fn open(&self, fh: &Fh) -> io::Result<Option<OwnedFd>> {

@@ -2,6 +2,7 @@
 //!
 //! A name is looked up alone, below the descriptor of its directory, and not followed: there is no path that could lead out.
 
+use super::journaled::names::{Change, Done};
 use super::object::{Object, os, stat};
 use super::pool::Worker;
 use super::{Inner, sys};
@@ -12,6 +13,7 @@ use hither_vfs::{
 };
 use rustix::fd::AsFd;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
+use smallvec::smallvec;
 use std::ffi::CString;
 use std::sync::Arc;
 
@@ -19,6 +21,10 @@ use std::sync::Arc;
 pub(super) fn resolve_flags(crosses: bool) -> ResolveFlags {
     let flags = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     if crosses { flags } else { flags | ResolveFlags::NO_XDEV }
+}
+
+fn owned(name: &Name) -> Bytes {
+    Bytes::copy_from_slice(name.as_bytes())
 }
 
 fn c_name(name: &Name) -> Result<CString> {
@@ -159,10 +165,14 @@ impl Inner {
         let dir = self.resolve(worker, dir)?;
         dir.need_dir()?;
         self.check_new(worker.cred(), set)?;
+        let mut unsynced = self.unsynced();
         let before = self.attributer.before(&dir)?;
         let made = {
             let _changing = dir.changes.begin();
             worker.caller(|| act(&dir).map_err(os))?;
+            if let Some(unsynced) = &mut unsynced {
+                unsynced.dirty = true;
+            }
             let found = worker.caller(|| self.find_name(&dir, name))?;
             found.ok_or_else(|| {
                 Error::because(libc::EIO, "a new object was removed at once by somebody else")
@@ -172,6 +182,9 @@ impl Inner {
         match touched {
             true => self.sync(worker, &[&dir, &made])?,
             false => self.sync(worker, &[&made, &dir])?,
+        }
+        if let Some(unsynced) = &mut unsynced {
+            unsynced.dirty = false;
         }
         Ok(Made { node: self.node(&made)?, dir: self.attributer.change_info(&dir, &before)? })
     }
@@ -227,7 +240,7 @@ impl Inner {
         })
     }
 
-    pub(super) fn link(&self, worker: &mut Worker, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+    pub(super) fn link(&self, worker: &mut Worker, fh: &Fh, dir: &Fh, name: &Name) -> Result<Done<Made>> {
         let (object, dir) = (self.resolve(worker, fh)?, self.resolve(worker, dir)?);
         dir.need_dir()?;
         if object.kind == FileKind::Directory {
@@ -249,15 +262,16 @@ impl Inner {
             };
             worker.caller(|| link().map_err(os))?;
         }
-        self.sync(worker, &[&object, &dir])?;
-        Ok(Made { node: self.node(&object)?, dir: self.attributer.change_info(&dir, &before)? })
+        let change = Change::Link { fh: object.fh.clone(), dir: dir.fh.clone(), name: owned(name) };
+        let result = Made { node: self.node(&object)?, dir: self.attributer.change_info(&dir, &before)? };
+        Ok(Done { result, touched: smallvec![object, dir], change: Some(change) })
     }
 
-    /// The known object under a name, to be forgotten when that was its last name.
-    fn known(&self, worker: &mut Worker, dir: &Object, name: &Name) -> Option<Arc<Object>> {
+    /// What is under a name: for the record, and to be forgotten when that was its last name.
+    fn fh_at(&self, worker: &mut Worker, dir: &Object, name: &Name) -> Option<Fh> {
         let name = c_name(name).ok()?;
         let (handle, _) = worker.caller(|| sys::name_to_handle(dir.path(), &name)).ok()?;
-        self.objects.find(&self.sealer.seal(&handle)?)
+        self.sealer.seal(&handle)
     }
 
     pub(super) fn remove(
@@ -266,21 +280,22 @@ impl Inner {
         dir: &Fh,
         name: &Name,
         is_dir: bool,
-    ) -> Result<ChangeInfo> {
+    ) -> Result<Done<ChangeInfo>> {
         let dir = self.resolve(worker, dir)?;
         dir.need_dir()?;
         let before = self.attributer.before(&dir)?;
-        let victim = self.known(worker, &dir, name);
+        let victim = self.fh_at(worker, &dir, name);
         {
             let _changing = dir.changes.begin();
             let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             worker.caller(|| rustix::fs::unlinkat(dir.path(), name.as_bytes(), flags).map_err(os))?;
         }
-        if let Some(victim) = victim {
+        if let Some(victim) = victim.as_ref().and_then(|fh| self.objects.find(fh)) {
             self.objects.forget_if_gone(&victim);
         }
-        self.sync(worker, &[&dir])?;
-        self.attributer.change_info(&dir, &before)
+        let change =
+            victim.map(|victim| Change::Remove { dir: dir.fh.clone(), name: owned(name), victim, is_dir });
+        Ok(Done { result: self.attributer.change_info(&dir, &before)?, touched: smallvec![dir], change })
     }
 
     pub(super) fn rename(
@@ -289,14 +304,15 @@ impl Inner {
         from: (&Fh, &Name),
         to: (&Fh, &Name),
         flags: RenameFlags,
-    ) -> Result<(ChangeInfo, ChangeInfo)> {
+    ) -> Result<Done<(ChangeInfo, ChangeInfo)>> {
         let from_dir = self.resolve(worker, from.0)?;
         let to_dir = self.resolve(worker, to.0)?;
         from_dir.need_dir()?;
         to_dir.need_dir()?;
         let same = Arc::ptr_eq(&from_dir, &to_dir);
         let before = (self.attributer.before(&from_dir)?, self.attributer.before(&to_dir)?);
-        let replaced = self.known(worker, &to_dir, to.1);
+        let moved = self.fh_at(worker, &from_dir, from.1);
+        let replaced = self.fh_at(worker, &to_dir, to.1);
         {
             let _changing = (from_dir.changes.begin(), (!same).then(|| to_dir.changes.begin()));
             let mut how = rustix::fs::RenameFlags::empty();
@@ -306,15 +322,21 @@ impl Inner {
             let rename = || rustix::fs::renameat_with(from_dir.path(), a, to_dir.path(), b, how);
             worker.caller(|| rename().map_err(os))?;
         }
-        if let Some(replaced) = replaced {
+        if let Some(replaced) = replaced.as_ref().and_then(|fh| self.objects.find(fh)) {
             self.objects.forget_if_gone(&replaced);
         }
-        match same {
-            true => self.sync(worker, &[&to_dir])?,
-            false => self.sync(worker, &[&from_dir, &to_dir])?,
-        }
+        // Between two names of one file nothing happens.
+        let plain = !flags.contains(RenameFlags::EXCHANGE) && moved != replaced;
+        let change = moved.filter(|_| plain).map(|moved| Change::Rename {
+            from: (from_dir.fh.clone(), owned(from.1)),
+            to: (to_dir.fh.clone(), owned(to.1)),
+            moved,
+            replaced,
+        });
         let info = |dir: &Object, before| self.attributer.change_info(dir, before);
-        Ok((info(&from_dir, &before.0)?, info(&to_dir, &before.1)?))
+        let result = (info(&from_dir, &before.0)?, info(&to_dir, &before.1)?);
+        let touched = if same { smallvec![to_dir] } else { smallvec![from_dir, to_dir] };
+        Ok(Done { result, touched, change })
     }
 
     pub(super) fn readlink(&self, worker: &mut Worker, fh: &Fh) -> Result<Bytes> {

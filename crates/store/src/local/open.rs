@@ -101,6 +101,7 @@ impl Inner {
         access: OpenAccess,
     ) -> Result<Opened> {
         self.check_new(worker.cred(), set)?;
+        let mut unsynced = self.unsynced();
         let before = self.attributer.before(dir)?;
         let mode = Mode::from_raw_mode(set.mode.unwrap_or(0o666) & 0o7777);
         let flags = OFlags::RDWR
@@ -116,6 +117,9 @@ impl Inner {
                     .map_err(os)
             };
             let fd = worker.caller(open)?;
+            if let Some(unsynced) = &mut unsynced {
+                unsynced.dirty = true;
+            }
             // The descriptor of the object itself is one without rights.
             let path = Object::path_of(&fd, self.proc_fd.as_fd())?;
             let object = self.adopt(path)?;
@@ -124,6 +128,9 @@ impl Inner {
         };
         let object = self.objects.open(&object);
         let created = self.created(worker, dir, &object, set, &before);
+        if let Some(unsynced) = &mut unsynced {
+            unsynced.dirty = created.is_err();
+        }
         match created {
             Ok(dir) => {
                 let node = self.node(&object)?;

@@ -1,11 +1,13 @@
 //! Changing attributes, and who may.
 
+use super::journaled::names::{Became, Change, Done};
 use super::object::{Object, os};
 use super::pool::Worker;
 use super::{Inner, sys};
 use hither_vfs::{Attrs, Cred, Error, Fh, FileKind, OpenAccess, OpenId, Result, SetAttr, SetTime};
 use rustix::fd::AsFd;
 use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
+use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -26,6 +28,17 @@ impl Inner {
             self.sync(worker, &[&object])?;
         }
         self.attrs(&object)
+    }
+
+    /// Sets attributes other than the length.
+    pub(super) fn set_others(&self, worker: &mut Worker, fh: &Fh, set: &SetAttr) -> Result<Done<Attrs>> {
+        let object = self.resolve(worker, fh)?;
+        if !self.apply(worker, &object, set)? {
+            return Ok(Done { result: self.attrs(&object)?, touched: SmallVec::new(), change: None });
+        }
+        let change = Change::Attrs { fh: fh.clone(), set: Became::of(&object, set)? };
+        let result = self.attrs(&object)?;
+        Ok(Done { result, touched: smallvec![object], change: Some(change) })
     }
 
     /// Who may change the length; and who changes other things with it, so that it is not done by halves.

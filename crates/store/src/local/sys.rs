@@ -175,11 +175,11 @@ pub(super) fn private_mount(dir: BorrowedFd<'_>) -> Result<OwnedFd> {
 
 /// The file system's own UUID; `None` when it has none or cannot tell (before Linux 6.9).
 pub(super) fn fs_uuid(fd: BorrowedFd<'_>) -> Option<[u8; 16]> {
-    const FS_IOC_GETFSUUID: libc::c_ulong = 0x8011_1500;
+    const FS_IOC_GETFSUUID: u32 = 0x8011_1500;
     // struct fsuuid2: length, then 16 bytes.
     let mut out = [0_u8; 17];
     // SAFETY: the kernel writes at most the 17 bytes of struct fsuuid2.
-    let ret = unsafe { libc::ioctl(fd.as_raw_fd(), FS_IOC_GETFSUUID, out.as_mut_ptr()) };
+    let ret = unsafe { libc::ioctl(fd.as_raw_fd(), FS_IOC_GETFSUUID as _, out.as_mut_ptr()) };
     let uuid: [u8; 16] = out.get(1..)?.try_into().ok()?;
     (ret == 0 && out.first() == Some(&16) && uuid != [0; 16]).then_some(uuid)
 }
@@ -263,4 +263,34 @@ pub(super) fn take_lease(fd: BorrowedFd<'_>, thread: libc::pid_t) -> Result<()> 
             && libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) == 0
     };
     if done { Ok(()) } else { Err(last_error()) }
+}
+
+/// Makes an object stable.
+pub(super) fn fsync(fd: BorrowedFd<'_>) -> Result<()> {
+    let sync = || rustix::fs::fsync(fd).map_err(super::object::os);
+    sync()?;
+    // One that is under way while a test switches the power off may be told that all went well: the next one is not.
+    #[cfg(test)]
+    sync()?;
+    Ok(())
+}
+
+/// Makes a file system stable.
+pub(super) fn syncfs(fd: BorrowedFd<'_>) -> Result<()> {
+    let sync = || rustix::fs::syncfs(fd).map_err(super::object::os);
+    sync()?;
+    // As in `fsync`.
+    #[cfg(test)]
+    sync()?;
+    Ok(())
+}
+
+/// As if the power went: an ext4 file system keeps what is on disk, without what its log has in memory, and does nothing any
+/// more (`EXT4_IOC_SHUTDOWN` with `EXT4_GOING_FLAGS_NOLOGFLUSH`).
+#[cfg(test)]
+pub(super) fn power_off(fs: BorrowedFd<'_>) -> Result<()> {
+    const SHUTDOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;
+    let how: u32 = 2;
+    // SAFETY: the call reads one number, which lives through it.
+    done(unsafe { libc::ioctl(fs.as_raw_fd(), SHUTDOWN, &raw const how) }.into()).map(drop)
 }

@@ -13,6 +13,7 @@ use std::time::SystemTime;
 mod hostile;
 mod journaled;
 mod posix;
+mod power;
 mod watch;
 
 /// A directory that goes with its test.

@@ -1,10 +1,11 @@
 //! [`Vfs`] of a [`Local`]: each call takes what it needs along to a thread of the pool.
 
-use super::Local;
 use super::io::FileAt;
+use super::journaled::names::Done;
 use super::names::{Path, wanted};
 use super::object::os;
 use super::pool::{Answer, Worker};
+use super::{Inner, Local};
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
@@ -126,6 +127,9 @@ impl Vfs for Local {
 
     async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
         let ((fh, open), set) = (owned(file), set.clone());
+        if set.size_bytes.is_none() {
+            return self.change(cx, move |inner, worker| inner.set_others(worker, &fh, &set)).await;
+        }
         self.run(cx, move |inner, worker| inner.setattr(worker, &fh, open, &set)).await
     }
 
@@ -207,17 +211,17 @@ impl Vfs for Local {
 
     async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
         let (fh, dir, name) = (fh.clone(), dir.clone(), name.clone());
-        self.run(cx, move |inner, worker| inner.link(worker, &fh, &dir, &name)).await
+        self.change(cx, move |inner, worker| inner.link(worker, &fh, &dir, &name)).await
     }
 
     async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, _target: Option<&Fh>) -> Result<ChangeInfo> {
         let (dir, name) = (dir.clone(), name.clone());
-        self.run(cx, move |inner, worker| inner.remove(worker, &dir, &name, false)).await
+        self.change(cx, move |inner, worker| inner.remove(worker, &dir, &name, false)).await
     }
 
     async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         let (dir, name) = (dir.clone(), name.clone());
-        self.run(cx, move |inner, worker| inner.remove(worker, &dir, &name, true)).await
+        self.change(cx, move |inner, worker| inner.remove(worker, &dir, &name, true)).await
     }
 
     async fn rename(
@@ -229,7 +233,7 @@ impl Vfs for Local {
         flags: RenameFlags,
     ) -> Result<(ChangeInfo, ChangeInfo)> {
         let (from, to) = ((from.0.clone(), from.1.clone()), (to.0.clone(), to.1.clone()));
-        self.run(cx, move |inner, worker| inner.rename(worker, (&from.0, &from.1), (&to.0, &to.1), flags))
+        self.change(cx, move |inner, worker| inner.rename(worker, (&from.0, &from.1), (&to.0, &to.1), flags))
             .await
     }
 
@@ -356,7 +360,7 @@ impl Vfs for Local {
         self.run(cx, |inner, worker| {
             inner.opens.lock().clear();
             let synced = worker.root(|| rustix::fs::syncfs(inner.top.as_fd()).map_err(os));
-            synced.inspect_err(|e| inner.lost(e))?;
+            synced.inspect_err(|e| inner.disk_failed(e))?;
             match &inner.journal {
                 Some(journal) => journal.close().map_err(|e| {
                     Error::because(
@@ -373,16 +377,31 @@ impl Vfs for Local {
 
 impl Local {
     /// A stable write through the journal: the thread that applied it does not wait.
-    async fn write_journaled(&self, cx: &Cx, file: FileAt, at: u64, data: Data) -> Result<Wrote> {
+    pub(super) async fn write_journaled(&self, cx: &Cx, file: FileAt, at: u64, data: Data) -> Result<Wrote> {
         let (inner, data) = (self.inner.clone(), data);
         let job = move |worker: &mut Worker, then: Answer<(Wrote, bool)>| {
             inner.journaled_write(worker, (&file, at, &data), then);
         };
         let (wrote, durable) = self.inner.lane.run_then(cx.cred.clone(), job).await?;
         if !durable {
-            self.run(cx, |inner, worker| inner.without_journal(worker)).await?;
+            self.run(cx, |inner, worker| inner.stable_all_the_same(worker)).await?;
         }
         Ok(wrote)
+    }
+
+    /// A change of names or attributes.
+    async fn change<T: Send + 'static>(
+        &self,
+        cx: &Cx,
+        act: impl FnOnce(&Inner, &mut Worker) -> Result<Done<T>> + Send + 'static,
+    ) -> Result<T> {
+        let inner = self.inner.clone();
+        let job = move |worker: &mut Worker, then: Answer<(T, bool)>| inner.changed(worker, act, then);
+        let (result, durable) = self.inner.pool.run_then(cx.cred.clone(), job).await?;
+        if !durable {
+            self.run(cx, |inner, worker| inner.stable_all_the_same(worker)).await?;
+        }
+        Ok(result)
     }
 
     /// Locks are of objects that exist.

@@ -174,6 +174,7 @@ impl Meta {
         let when = self.when(cx).any_age();
         let most = self.options.batch_objects.max(1);
         let mut wanted: Vec<Id> = old.iter().filter_map(|fh| self.table.find(fh)).collect();
+        let cred = self.cred(&cx.cred);
         if most > 1
             && let Some(last) = wanted.last()
         {
@@ -185,17 +186,17 @@ impl Meta {
             };
             let mut seen: HashSet<Id> = wanted.iter().copied().collect();
             for id in self.ring.after(at, ahead) {
-                self.with_those_above(id, &when, &mut seen, &mut wanted);
+                self.with_those_above(id, (cred, &when), &mut seen, &mut wanted);
                 if wanted.len() >= enough {
                     break;
                 }
             }
         }
-        let cred = self.cred(&cx.cred);
         let most_opens = self.opens_at_once(&when);
-        // A listing would tell what they are, and their opens would ask again.
+        // A listing would tell what they are, and their opens would ask again. Of what holds it would tell nothing new.
         let opens = |id: &&Id| opening && matches!(self.way(**id, cred, most_opens > 0), Way::Open(_));
-        let listable: Vec<Id> = wanted.iter().filter(|id| !opens(id)).copied().collect();
+        let old_ones = |id: &&Id| self.table.with_id(**id, |o| !o.holds(&when)).unwrap_or(false);
+        let listable: Vec<Id> = wanted.iter().filter(|id| old_ones(id) && !opens(id)).copied().collect();
         let homes = self.groups(cx, &listable, &when);
         let mut plan = Plan::default();
         for (i, id) in wanted.iter().enumerate() {
@@ -233,9 +234,18 @@ impl Meta {
         plan
     }
 
-    /// Adds an object and the directories above it, those first, as far as they have expired. (A file under a lease has not.)
-    fn with_those_above(&self, id: Id, when: &When, seen: &mut HashSet<Id>, wanted: &mut Vec<Id>) {
-        let expired = |o: &super::objects::Object| o.asked != 0 && !o.holds(when);
+    /// Adds an object and the directories above it, those first, as far as they have expired, or a right on them is only
+    /// remembered. (A file under a lease has not.)
+    fn with_those_above(
+        &self,
+        id: Id,
+        (cred, when): (u32, &When),
+        seen: &mut HashSet<Id>,
+        wanted: &mut Vec<Id>,
+    ) {
+        let unproven = |o: &super::objects::Object| o.dir().is_some() && o.remembers(cred, Access::LOOKUP);
+        let known = |o: &super::objects::Object| o.asked != 0 && !o.attr.is_nameless();
+        let expired = |o: &super::objects::Object| known(o) && (!o.holds(when) || unproven(o));
         let Some((itself, mut above)) = self.table.with_id(id, |o| (expired(o), o.parent)) else { return };
         let start = wanted.len();
         if itself && seen.insert(id) {

@@ -77,7 +77,11 @@ fn is_unknown(e: &Error) -> bool {
 
 impl Changing<'_> {
     /// The call ended: `attrs` are the object's afterwards, when they came along. `ours`: it was sent after this call began.
-    pub fn done(mut self, outcome: std::result::Result<Option<&Attrs>, &Error>) {
+    pub fn done(self, outcome: std::result::Result<Option<&Attrs>, &Error>) {
+        self.end(outcome, false);
+    }
+
+    fn end(mut self, outcome: std::result::Result<Option<&Attrs>, &Error>, removed: bool) {
         self.settled = true;
         let (meta, unknown) = (self.meta, outcome.as_ref().is_err_and(|e| is_unknown(e)));
         let attrs = outcome.unwrap_or(None);
@@ -90,6 +94,9 @@ impl Changing<'_> {
                 Some(attrs) if alone => meta.store_attrs(object, attrs, &self.ticket, true),
                 _ => object.expire(),
             }
+            if removed {
+                object.attr.lost_a_name();
+            }
             let last = object.modifying == 0;
             if let Some(dir) = object.known_dir().filter(|dir| last && !dir.pending.is_empty()) {
                 meta.left_over(dir, meta.clock.now());
@@ -100,6 +107,12 @@ impl Changing<'_> {
             }
         });
         meta.relieve();
+    }
+
+    /// The call took a name from the object. What is left of it is not asked about by the way: a server answers a handle without a
+    /// name with an error, behind which it does not go on.
+    pub fn removed(self) {
+        self.end(Ok(None), true);
     }
 
     /// The call changed nothing after all.
@@ -153,6 +166,8 @@ impl Changing<'_> {
             match outcome {
                 Ok(changes) => {
                     let (label, met) = advance(dir, changes, takes, last, now);
+                    // Whoever else changes it in the same tick of the server's clock leaves no trace in `change`.
+                    dir.unproven |= meta.options.coarse_change && label.is_some();
                     if met == Met::OthersAndTook {
                         meta.raise_fence();
                     }
@@ -253,10 +268,7 @@ impl Meta {
             Renamed::Gone => (None, ticket.asked, Validity::Lease),
             Renamed::Unknown => return None,
         };
-        let until = match valid {
-            Validity::Until(end) => self.clock.of(end),
-            Validity::Once | Validity::Lease => asked,
-        };
+        let until = self.name_end(&valid, asked);
         let valid_s = whole_seconds(asked, until);
         Some(Bound { child, asked, valid_s, labeled: valid != Validity::Once, cookie: None })
     }

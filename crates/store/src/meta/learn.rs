@@ -6,13 +6,13 @@ use super::moment::{LEASE, Moment};
 use super::names::{Bound, Id, whole_seconds};
 use super::objects::{Listing, Object, When};
 use super::{LookupCache, Meta, stats};
-use hither_vfs::{Access, Attrs, Cred, Cx, DirPage, Fh, FileKind, Name, Node, Read, Stop, Trail, Validity};
+use hither_vfs::{
+    Access, Attrs, Cred, Cx, DirPage, Fh, FileKind, Name, Node, Read, Stop, Trail, Validity,
+    bytes_prove_reading,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::SystemTime;
 
-/// A directory whose ctime is this young may change again without its `change` telling, when that is made of a clock.
-const YOUNG_S: u64 = 5;
 /// The coarsest clock that servers stamp with, and some.
 const TICK_NANOS: u64 = 20_000_000;
 
@@ -68,6 +68,24 @@ impl Meta {
         }
     }
 
+    /// Until when a name holds by itself that was asked for then, and leads to something that holds so long.
+    pub(super) fn name_end(&self, valid: &Validity, asked: Moment) -> Moment {
+        let most = u64::try_from(self.options.names_max.as_nanos()).unwrap_or(u64::MAX);
+        match valid {
+            Validity::Until(end) => self.clock.of(*end).min(asked.saturating_add(most)),
+            Validity::Once | Validity::Lease => asked,
+        }
+    }
+
+    /// Attributes that come with a name say how long both hold.
+    pub(super) fn name_holds(&self, attrs: &mut Attrs) {
+        if let (Validity::Until(end), Some(most)) =
+            (attrs.valid, attrs.asked.checked_add(self.options.names_max))
+        {
+            attrs.valid = Validity::Until(end.min(most));
+        }
+    }
+
     /// The validity that ends so.
     pub(super) fn validity(&self, until: Moment, now: Moment) -> Validity {
         match until {
@@ -111,6 +129,9 @@ impl Meta {
             return;
         }
         object.set_attr(packed, (until, self.clock.now()), asked, ours);
+        if ours {
+            self.server_clock.shown(object.attr.ctime_secs(), self.wall_secs(), self.clock.now());
+        }
     }
 
     pub(super) fn relieve(&self) {
@@ -134,10 +155,7 @@ impl Meta {
         found: &Found<'_>,
         ticket: &Ticket,
     ) {
-        let until = match found.valid {
-            Validity::Until(end) => self.clock.of(end),
-            Validity::Once | Validity::Lease => found.asked,
-        };
+        let until = self.name_end(&found.valid, found.asked);
         let once = found.valid == Validity::Once;
         let parent = self.table.ensure(dir, |id, object| {
             if !self.may_keep(object, ticket) {
@@ -183,15 +201,6 @@ impl Meta {
             let (label, seen) = (dir.label, dir.label_seen);
             dir.reset(label, seen);
         }
-    }
-
-    /// Whether the next change may have the same `change` value.
-    fn is_young(&self, object: &Object) -> bool {
-        if !self.options.coarse_change || object.asked == 0 {
-            return false;
-        }
-        let wall = (self.env.wall)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-        wall.abs_diff(u64::try_from(object.attr.ctime_secs()).unwrap_or(0)) < YOUNG_S
     }
 
     #[expect(clippy::too_many_arguments, reason = "one call and all of its answer")]
@@ -252,7 +261,10 @@ impl Meta {
             self.learn_rights(&cx.cred, under, wanted | have, have, ticket);
         }
         if let Some(read) = &trail.along.first {
-            self.learn_rights(&cx.cred, under, Access::READ, Access::READ, ticket);
+            let asked = trail.along.access.is_some_and(|have| (wanted | have).contains(Access::READ));
+            if !asked && bytes_prove_reading(node.attrs.attr.mode) {
+                self.learn_rights(&cx.cred, under, Access::READ, Access::READ, ticket);
+            }
             self.learn_contents(&node.fh, &node.attrs, read, ticket, false);
         }
     }
@@ -360,10 +372,7 @@ impl Meta {
                 continue;
             };
             let asked = self.clock.of(node.attrs.asked);
-            let until = match node.attrs.valid {
-                Validity::Until(end) => self.clock.of(end),
-                Validity::Once | Validity::Lease => asked,
-            };
+            let until = self.name_end(&node.attrs.valid, asked);
             let valid_s = whole_seconds(asked, until);
             let once = node.attrs.valid == Validity::Once;
             let bound = Bound {

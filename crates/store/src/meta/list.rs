@@ -1,6 +1,7 @@
 //! Listings: from memory while they hold, else pages from below, which fill memory as they come.
 
 use super::Meta;
+use super::moment::{LEASE, Moment};
 use super::names::Id;
 use super::objects::When;
 use super::stats;
@@ -132,7 +133,7 @@ impl Meta {
     ) -> Option<DirPage> {
         let cred = self.cred(&cx.cred);
         let each = if nodes { NODE_ENTRY_BYTES } else { ENTRY_BYTES };
-        let (id, listed, verifier, mut eof) = self.table.with(dir, |id, object| {
+        let (id, listed, verifier, until, mut eof) = self.table.with(dir, |id, object| {
             let may = object.rights(cred, Access::READ, when) == Some(Access::READ);
             let names = object.dir()?;
             let listing = names.listing?;
@@ -157,12 +158,12 @@ impl Meta {
             if all && !listing.eof && listed.is_empty() {
                 return None;
             }
-            Some((id, listed, listing.verifier, all && listing.eof))
+            Some((id, listed, listing.verifier, names.until, all && listing.eof))
         })??;
         let mut entries = Vec::with_capacity(listed.len());
         let mut next = None;
         for l in listed {
-            let Some(entry) = self.entry(&l, nodes, when) else {
+            let Some(entry) = self.entry(&l, nodes, until, when) else {
                 eof = false;
                 break;
             };
@@ -178,13 +179,17 @@ impl Meta {
         Some(DirPage { entries, verifier, eof })
     }
 
-    pub(super) fn entry(&self, l: &Listed, nodes: bool, when: &When) -> Option<DirEntry> {
+    /// An entry of a directory whose names hold until then.
+    pub(super) fn entry(&self, l: &Listed, nodes: bool, until: Moment, when: &When) -> Option<DirEntry> {
         let name = Name::new(l.name.clone()).ok()?;
         self.table.with_id(l.child, |object| {
             if object.asked == 0 || nodes && !object.holds(when) {
                 return None;
             }
-            let attrs = self.attrs_of(object, when);
+            let mut attrs = self.attrs_of(object, when);
+            if object.until & LEASE == 0 {
+                attrs.valid = self.validity(object.until.min(until), when.now);
+            }
             let (fileid, kind) = (attrs.attr.fileid, Some(attrs.attr.kind));
             let node = nodes.then(|| hither_vfs::Node { fh: super::handle(object), attrs });
             Some(DirEntry { name, cookie: l.cookie, fileid, kind, node })

@@ -65,6 +65,18 @@ impl Packed {
         }
     }
 
+    /// A name of it was removed, the last one as far as is known.
+    pub fn lost_a_name(&mut self) {
+        if self.kind() == FileKind::Directory || self.nlink <= 1 {
+            self.nlink = 0;
+        }
+    }
+
+    /// Whether it had no name any more.
+    pub fn is_nameless(&self) -> bool {
+        self.nlink == 0
+    }
+
     /// The attributes; `fsid` is their file system.
     pub fn attr(&self, fsid: (u64, u64)) -> Attr {
         let kind = self.kind();

@@ -454,12 +454,10 @@ impl Meta {
             return Ok(Real::of(*real));
         }
         let how = OpenHow {
-            access: OpenAccess::READ,
-            create: Create::No,
-            truncate: false,
             execute: open.execute,
             first_bytes,
             known: self.known_open(&open),
+            ..OpenHow::existing(OpenAccess::READ)
         };
         let cx = Cx::new(open.cred.clone());
         let ticket = self.ticket();

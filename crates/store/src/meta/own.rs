@@ -57,7 +57,7 @@ impl Meta {
         when: &When,
     ) -> Option<DirPage> {
         let cred = self.cred(&cx.cred);
-        let mut names = self.table.with(dir, |_, object| {
+        let (mut names, until) = self.table.with(dir, |_, object| {
             let may = object.rights(cred, Access::READ, when) == Some(Access::READ);
             let names = object.dir()?;
             let known = names.is_complete() && when.fits(names.until, names.asked);
@@ -71,7 +71,7 @@ impl Meta {
                     all.push((hash, name.to_vec(), child));
                 }
             }
-            Some(all)
+            Some((all, names.until))
         })??;
         names.sort_unstable_by_key(|n| n.0);
         if after.is_none() && names.windows(2).any(|two| two[0].0 == two[1].0) {
@@ -83,7 +83,7 @@ impl Meta {
             bytes += NODE_ENTRY_BYTES + name.len();
             let fits = entries.is_empty() || bytes <= max_bytes as usize;
             let listed = Listed { at: 0, name: name.clone(), cookie: self.mark.cookie(*hash), child: *child };
-            let Some(entry) = fits.then(|| self.entry(&listed, nodes, when)).flatten() else { break };
+            let Some(entry) = fits.then(|| self.entry(&listed, nodes, until, when)).flatten() else { break };
             entries.push(entry);
         }
         if entries.is_empty() && !names.is_empty() {

@@ -8,7 +8,7 @@ use hither_vfs::{
     Access, Attrs, ChangeInfo, Cx, Data, DirPage, Fh, File, FileKind, FileRange, Finished, FsStat,
     LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read,
     RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote,
-    XattrMode,
+    XattrMode, bytes_prove_reading,
 };
 use std::sync::Arc;
 
@@ -19,10 +19,13 @@ impl Meta {
         F: Future<Output = Result<Made>>,
     {
         let changing = self.renaming(dir, &[name]);
-        let made = call.await;
+        let mut made = call.await;
         match &made {
             Ok(made) => changing.renamed(Ok(&[&made.dir]), &[(name, Renamed::To(&made.node))]),
             Err(e) => changing.renamed(Err(e), &[(name, Renamed::Unknown)]),
+        }
+        if let Ok(made) = &mut made {
+            self.name_holds(&mut made.node.attrs);
         }
         made.map_err(|e| self.failed(dir, e))
     }
@@ -36,6 +39,7 @@ impl Meta {
         let changing = self.renaming(dir, &[name]);
         let outcome = call.await;
         match gone {
+            Some(gone) if outcome.is_ok() => gone.removed(),
             Some(gone) => gone.done(outcome.as_ref().map(|_| None)),
             None if outcome.is_ok() => self.raise_fence(),
             None => {}
@@ -205,7 +209,11 @@ impl Vfs for Meta {
     }
 
     async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
-        self.walk_on(cx, at, want).await
+        let mut trail = self.walk_on(cx, at, want).await?;
+        if !at.path.is_empty() {
+            trail.steps.iter_mut().for_each(|node| self.name_holds(&mut node.attrs));
+        }
+        Ok(trail)
     }
 
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
@@ -244,6 +252,10 @@ impl Vfs for Meta {
         for (fh, answer) in files.iter().zip(&answers.files) {
             if let Ok(fetched) = answer {
                 self.learn_attrs(fh, &fetched.attrs, &ticket);
+                if max_bytes > 0 && bytes_prove_reading(fetched.attrs.attr.mode) {
+                    let under = (fh, fetched.attrs.attr.change);
+                    self.learn_rights(&cx.cred, under, Access::READ, Access::READ, &ticket);
+                }
                 self.learn_contents(fh, &fetched.attrs, &fetched.read, &ticket, false);
             }
         }
@@ -270,7 +282,11 @@ impl Vfs for Meta {
     }
 
     async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
-        self.open_file(cx, at, how).await
+        let mut opened = self.open_file(cx, at, how).await?;
+        if !at.path.is_empty() {
+            self.name_holds(&mut opened.node.attrs);
+        }
+        Ok(opened)
     }
 
     async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
@@ -379,7 +395,9 @@ impl Vfs for Meta {
         max_bytes: u32,
         nodes: bool,
     ) -> Result<DirPage> {
-        self.list(cx, dir, cookie, verifier, max_bytes, nodes).await
+        let mut page = self.list(cx, dir, cookie, verifier, max_bytes, nodes).await?;
+        page.entries.iter_mut().filter_map(|e| e.node.as_mut()).for_each(|n| self.name_holds(&mut n.attrs));
+        Ok(page)
     }
 
     async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {

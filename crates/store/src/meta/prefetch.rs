@@ -10,7 +10,7 @@
 use super::moment::LEASE;
 use super::objects::When;
 use super::{Meta, Prefetch, stats};
-use hither_vfs::{Access, Cx, Fh, File, FileKind, Validity, Why};
+use hither_vfs::{Access, Cx, Fh, File, FileKind, Validity, Why, bytes_prove_reading};
 use std::sync::atomic::Ordering;
 
 /// Opens in one directory within this time are a burst.
@@ -60,9 +60,7 @@ impl Meta {
             let Ok(fetched) = fetched.map_err(|e| self.failed(fh, e)) else { continue };
             self.learn_attrs(fh, &fetched.attrs, &ticket);
             leased |= fetched.attrs.valid == Validity::Lease;
-            // Servers let the owner of a file read it by handle whatever its mode says, so that alone does not prove that
-            // he may open it.
-            if fetched.attrs.attr.mode & 0o400 != 0 {
+            if bytes_prove_reading(fetched.attrs.attr.mode) {
                 let under = (fh, fetched.attrs.attr.change);
                 self.learn_rights(&cx.cred, under, Access::READ, Access::READ, &ticket);
             }

@@ -8,7 +8,7 @@
 use super::names::Id;
 use super::objects::When;
 use super::{Meta, stats};
-use hither_vfs::{Access, Attrs, Cx, DirPage, Error, Fh, FileKind, Result, Validity};
+use hither_vfs::{Access, Attrs, Cx, DirPage, Error, Fh, FileKind, Result, Validity, bytes_prove_reading};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Files that are opened in one question: as many as one message to a Linux server holds with the attributes of a directory.
@@ -129,8 +129,7 @@ impl Meta {
             let id = self.learn_attrs(fh, &fetched.attrs, &ticket);
             self.note_use(id);
             leased |= fetched.attrs.valid == Validity::Lease;
-            // As for files that are fetched ahead: that the owner is let in by handle does not prove that he may open it.
-            if fetched.attrs.attr.mode & 0o400 != 0 {
+            if bytes_prove_reading(fetched.attrs.attr.mode) {
                 let under = (fh, fetched.attrs.attr.change);
                 self.learn_rights(&cx.cred, under, Access::READ, Access::READ, &ticket);
             }

@@ -3,6 +3,7 @@
 mod histories;
 mod own;
 mod passing;
+mod promises;
 mod recall;
 pub(crate) mod wire;
 

@@ -6,7 +6,8 @@ use super::names::Id;
 use super::objects::{Object, When};
 use super::{Meta, stats};
 use hither_vfs::{
-    Access, Along, Attrs, Cx, Error, Fh, FileKind, Name, Node, Read, Result, Stop, Trail, Want, Where,
+    Access, Along, Attrs, Cx, Error, Fh, FileKind, Name, Node, Read, Result, Stop, Trail, Validity, Want,
+    Where,
 };
 
 /// Walks below for one walk, at most: a path that is renamed all the time does not hold a caller for ever.
@@ -254,6 +255,11 @@ impl Meta {
                 Err(e) => return Ok(Trail::new(steps, Stop::Failed(e))),
                 Ok(trail) => trail,
             };
+            // What holds for this call alone is worth no question about many.
+            let kept = trail.steps.last().filter(|node| node.attrs.valid != Validity::Once);
+            if let Some(id) = kept.and_then(|node| self.table.find(&node.fh)) {
+                self.note_use(id);
+            }
             let got = trail.steps.len();
             if at.path.is_empty() {
                 return Ok(trail);

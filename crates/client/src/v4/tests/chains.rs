@@ -154,6 +154,27 @@ async fn chains_split_at_limits() {
     }
 }
 
+/// A server that fails chains for no reason that lies in the path is asked name by name, and after a few times so from the start.
+#[tokio::test(start_paused = true)]
+async fn refused_chains_are_walked_name_by_name() {
+    let path = ["a", "b", "c"];
+    let t = tree(|_| {}, &path, &["f"]).await;
+    for refusals in 0..4 {
+        let fails = if refusals < 3 { vec![(NfsOpnum4::PUTFH, Nfsstat4::SERVERFAULT)] } else { vec![] };
+        t.server.lock().fail = fails;
+        let trail = t.walk(&["a", "b", "c", "f"], WANT).await;
+        assert!(matches!(trail.stop, Stop::Complete) && trail.steps.len() == 4, "{:?}", trail.stop);
+        let sent = t.sent();
+        match refusals {
+            0..3 => assert_eq!(sent[1..], [4, 3, 3, 3]),
+            _ => assert_eq!(sent[..4], [4, 3, 3, 3]),
+        }
+    }
+    t.server.lock().fail = vec![(NfsOpnum4::PUTFH, Nfsstat4::SERVERFAULT)];
+    let alone = t.v4.walk(&cx(), Where { base: &t.root, path: &[name("a")] }, Want::default()).await;
+    assert!(alone.is_err(), "what fails by itself fails");
+}
+
 /// A server that leaves the filehandle out of the attributes is asked for it.
 #[tokio::test(start_paused = true)]
 async fn getfh_where_it_is_needed() {

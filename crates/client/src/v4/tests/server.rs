@@ -39,6 +39,10 @@ pub struct State {
     pub lose_reply: Option<NfsOpnum4>,
     /// No reply to compounds with this operation until it is taken back.
     pub hold: Option<NfsOpnum4>,
+    /// Rights that nobody has, by what ACCESS says.
+    pub no_right: u32,
+    /// Each OPEN finds its directory changed, by whomever.
+    pub changes_always: bool,
     pub slots: u32,
     pub target: Option<u32>,
     pub status_flags: u32,
@@ -475,7 +479,8 @@ impl State {
             Op::FreeStateid(_) => OpRes::FreeStateid(Ok(())),
             Op::Delegreturn(_) => OpRes::Delegreturn(Ok(())),
             Op::Access(want) => {
-                OpRes::Access(Ok(AccessOk { supported: *want, access: *want & !access::EXECUTE }))
+                let access = *want & !access::EXECUTE & !self.no_right;
+                OpRes::Access(Ok(AccessOk { supported: *want, access }))
             }
             Op::Readdir(_) => OpRes::Readdir(self.list(cur)),
             other => OpRes::failed(other.number(), Nfsstat4::NOTSUPP),
@@ -618,6 +623,7 @@ impl State {
     }
 
     fn open(&mut self, a: &OpenArgs, cur: &mut Cur) -> Result<OpenOk, Nfsstat4> {
+        let there = self.files.len();
         let reclaim = matches!(a.claim, OpenClaim::Previous(_));
         match (reclaim, self.grace) {
             (true, false) => return Err(Nfsstat4::NO_GRACE),
@@ -641,6 +647,12 @@ impl State {
                     };
                     let atime = atime.unwrap_or(Time { seconds: 77, nseconds: 0 });
                     drop(self.files.insert(name.clone(), File { change: 1, atime, ..File::default() }))
+                }
+                (Some(CreateHow::Unchecked(attrs)), true) if attrs.size == Some(0) => {
+                    if let Some(file) = self.files.get_mut(&name) {
+                        file.data.clear();
+                        file.change += 1;
+                    }
                 }
                 _ => {}
             }
@@ -668,7 +680,11 @@ impl State {
             }),
             false => OpenDelegation::None,
         };
-        let cinfo = ChangeInfo { atomic: true, before: 1, after: 2 };
+        let cinfo = ChangeInfo {
+            atomic: true,
+            before: 1,
+            after: 1 + u64::from(self.changes_always || self.files.len() > there),
+        };
         let attrset = match self.verifier_in_times {
             true => Bitmap4::of(&[attr::MODE, attr::TIME_ACCESS, attr::TIME_MODIFY]),
             false => Bitmap4::of(&[attr::MODE]),

@@ -14,7 +14,7 @@ use hither_proto::rpc::{
     AcceptStat, AcceptedReply, CallHeader, DeniedReply, Message, OpaqueAuth, ReplyBody, ReplyHeader,
 };
 use hither_proto::xdr::{Result, XdrError};
-use hither_proto::{mount as mnt, nfs3 as v3, nfs4 as v4, portmap as pmap};
+use hither_proto::{mount as mnt, nfs3 as v3, nfs4 as v4, nqnfs as nq, portmap as pmap};
 use std::collections::HashMap;
 use std::fmt::Display;
 
@@ -170,6 +170,13 @@ fn procedure(
     Ok(match (prog, vers) {
         (v3::PROGRAM, v3::VERSION) => read!(v3::Call3, v3::Reply3, v3::Proc3(proc), nfs3::call, nfs3::reply),
         (v4::PROGRAM, v4::VERSION) => read!(v4::Call4, v4::Reply4, v4::Proc4(proc), nfs4::call, nfs4::reply),
+        (nq::PROGRAM, nq::VERSION) => {
+            read!(nq::NqCall, nq::NqReply, nq::NqProc(proc), nqnfs_call, nqnfs_reply)
+        }
+        (mnt::PROGRAM, nq::mount1::VERSION) if proc == nq::mount1::Mount1Proc::MNT.0 => {
+            use nq::mount1::{Mount1Call, Mount1Proc, Mount1Reply};
+            read!(Mount1Call, Mount1Reply, Mount1Proc(proc), shown, shown)
+        }
         (mnt::PROGRAM, mnt::VERSION) => {
             read!(mnt::MountCall, mnt::MountReply, mnt::MountProc(proc), mount_call, mount_reply)
         }
@@ -184,6 +191,34 @@ fn procedure(
         }
         _ => None,
     })
+}
+
+/// Wireshark has no dissector for NQNFS: the values are shown as this library names them.
+fn shown(f: &mut Fields, value: &impl std::fmt::Debug) {
+    f.text("nqnfs", format!("{value:?}").as_bytes());
+}
+
+fn nqnfs_call(f: &mut Fields, call: &nq::NqCall) {
+    match call {
+        nq::NqCall::Write(a) => {
+            let nq::WriteArgs { file, offset, append, data } = &a.args;
+            let bytes = data.len();
+            let text =
+                format!("Write({:?}, {file:?}, offset {offset}, append {append}, {bytes} bytes)", a.lease);
+            f.text("nqnfs", text.as_bytes());
+        }
+        call => shown(f, call),
+    }
+}
+
+fn nqnfs_reply(f: &mut Fields, reply: &nq::NqReply) {
+    match reply {
+        nq::NqReply::Read(nq::Res::Ok(lease, ok)) => {
+            let text = format!("Read({lease:?}, {:?}, {} bytes)", ok.attributes, ok.data.len());
+            f.text("nqnfs", text.as_bytes());
+        }
+        reply => shown(f, reply),
+    }
 }
 
 fn mount_call(f: &mut Fields, call: &mnt::MountCall) {

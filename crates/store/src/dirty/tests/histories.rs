@@ -43,7 +43,9 @@ enum Op {
     },
     SetTime(usize),
     /// Sets times and permissions, which may wait, at any moment.
-    Owe(usize, u32),
+    Owe(usize, u32, u8),
+    /// Somebody else asks what he may do.
+    Pay,
     Copy {
         open: usize,
         from: u64,
@@ -74,7 +76,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (open.clone(), 0..400u64).prop_map(|(open, size)| Op::Resize { open, size }),
         1 => (open.clone(), at.clone(), len.clone()).prop_map(|(open, at, len)| Op::Punch { open, at, len }),
         1 => open.clone().prop_map(Op::SetTime),
-        2 => (open.clone(), 0..4u32).prop_map(|(open, mode)| Op::Owe(open, 0o600 | mode)),
+        2 => (open.clone(), 0..4u32, 1..8u8).prop_map(|(open, mode, what)| Op::Owe(open, 0o600 | mode, what)),
+        1 => Just(Op::Pay),
         1 => (open.clone(), at.clone(), at, len)
             .prop_map(|(open, from, to, len)| Op::Copy { open, from, to, len }),
         2 => open.clone().prop_map(Op::Commit),
@@ -167,15 +170,23 @@ impl Run {
         assert!(self.then.is_none_or(|then| theirs.mtime == then), "{:?} {:?}", theirs.mtime, self.then);
     }
 
-    async fn owe(&mut self, open: usize, mode: u32) {
+    async fn owe(&mut self, open: usize, mode: u32, what: u8) {
         let f = &self.opens[open];
         let then = Time { secs: 6, nanos: self.file.len() as u32 };
-        let set = SetAttr { mode: Some(mode), mtime: Some(SetTime::To(then)), ..Default::default() };
+        let time = |bit| (what & bit != 0).then_some(SetTime::To(then));
+        let set = SetAttr {
+            mode: (what & 1 != 0).then_some(mode),
+            mtime: time(2),
+            atime: time(4),
+            ..Default::default()
+        };
+        let mode = set.mode.unwrap_or(self.mode);
         let file = At { fh: &f.0, open: Some(f.1) };
         let attrs = self.s.dirty.setattr(&cx(), file, &set).await.unwrap();
         assert_eq!(attrs.attr.mode, mode);
         // On a server that is not well, older bytes may still have to go.
-        (self.then, self.mode) = ((!self.troubled).then_some(then), mode);
+        let then = if set.mtime.is_some() { Some(then) } else { self.then };
+        (self.then, self.mode) = (then.filter(|_| !self.troubled), mode);
         assert_eq!(self.s.dirty.getattr(&cx(), file).await.unwrap().attr.mode, mode);
     }
 
@@ -202,7 +213,14 @@ impl Run {
             self.then = None;
         }
         match op {
-            Op::Owe(open, mode) => self.owe(open, mode).await,
+            Op::Owe(open, mode, what) => self.owe(open, mode, what).await,
+            Op::Pay => {
+                let who = Cx::new(Arc::new(Cred { uid: 9, ..Cred::root() }));
+                let fh = &self.opens[0].0;
+                self.s.dirty.access(&who, fh, hither_vfs::Access::READ).await.unwrap();
+                let theirs = self.s.gate.below().getattr(&cx(), At { fh, open: None }).await;
+                assert_eq!(theirs.unwrap().attr.mode, self.mode);
+            }
             Op::Write { open, at, len, byte } => {
                 self.write(open, at, pattern(byte, len), Stability::Unstable).await;
             }

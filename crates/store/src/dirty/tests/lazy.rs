@@ -116,3 +116,32 @@ async fn the_end_sends_everything() {
     s.dirty.shutdown(&cx()).await.unwrap();
     assert_eq!(s.below(&f.0).await, b"at last");
 }
+
+/// A server that takes nothing does not gather opens without end: who closes one too many waits.
+#[tokio::test(start_paused = true)]
+async fn opens_that_are_left_are_bounded() {
+    let s = Arc::new(stack().await);
+    s.gate.shut("write");
+    for i in 0..super::super::lazy::LAZY_MOST {
+        let f = s.open(&format!("f{i}")).await;
+        s.write(&f, 0, "x").await.unwrap();
+        s.close(&f).await.unwrap();
+    }
+    let f = s.open("one more").await;
+    s.write(&f, 0, "x").await.unwrap();
+    let (this, file) = (s.clone(), f.clone());
+    let waits = tokio::spawn(async move { this.close(&file).await });
+    settle().await;
+    assert!(!waits.is_finished());
+    s.gate.open_all();
+    waits.await.unwrap().unwrap();
+    assert_eq!(s.below(&f.0).await, b"x");
+    s.dirty.sync().await.unwrap();
+    settle().await;
+    assert!(s.dirty.files.read().is_empty());
+    let f = s.open("after").await;
+    s.write(&f, 0, "x").await.unwrap();
+    let before = s.gate.calls("write");
+    s.close(&f).await.unwrap();
+    assert_eq!(s.gate.calls("write"), before, "and nobody waits any more");
+}

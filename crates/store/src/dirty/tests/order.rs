@@ -100,9 +100,9 @@ async fn opens_that_cut_void_what_was_written_before() {
         s.gate.open_all();
         let opened = open.await.unwrap();
         assert_eq!(opened.node.attrs.attr.size_bytes, 0);
-        assert_eq!(s.read(&f, 0, 100).await, []);
+        assert_eq!(s.read(&f, 0, 100).await, [0_u8; 0]);
         s.commit(&f).await.unwrap();
-        assert_eq!(s.below(&f.0).await, []);
+        assert_eq!(s.below(&f.0).await, [0_u8; 0]);
         s.gate.shut("write");
         s.write(&f, 0, pattern(2, MIB)).await.unwrap();
         settle().await;
@@ -176,10 +176,25 @@ async fn old_times_are_asked_for_again() {
     let old = attrs(&s, &f).await;
     tokio::time::sleep(Duration::from_millis(1)).await;
     s.write(&f, 0, pattern(1, 3 * MIB)).await.unwrap();
+    s.gate.answer_with(Some(old.clone()));
+    let asked = s.gate.calls("getattr");
+    // One WRITE tells itself what it left; which of several was the last one is not known.
+    s.gate.decide(Box::new(|_, _| Verdict::Pass(Duration::from_millis(1))));
+    attrs(&s, &f).await;
+    assert!(s.gate.writes().len() > 1);
+    assert_eq!(s.gate.calls("getattr") - asked, 2);
+
+    s.gate.answer_with(None);
+    let f = s.open("g").await;
+    let old = attrs(&s, &f).await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    s.write(&f, 0, pattern(1, 1000)).await.unwrap();
     s.gate.answer_with(Some(old));
     let asked = s.gate.calls("getattr");
-    attrs(&s, &f).await;
-    assert_eq!(s.gate.calls("getattr") - asked, 2);
+    let seen = attrs(&s, &f).await.attr;
+    assert_eq!(s.gate.calls("getattr") - asked, 1);
+    let theirs = s.theirs(&f.0).await;
+    assert_eq!((seen.mtime, seen.ctime, seen.size_bytes), (theirs.mtime, theirs.ctime, 1000));
 }
 
 /// An answer that was on its way while bytes were sent lacks them.
@@ -202,6 +217,35 @@ async fn old_answers_do_not_shorten_a_file() {
     tokio::time::sleep(Duration::from_millis(1)).await;
     s.gate.answer_with(Some(Attrs { asked: tokio::time::Instant::now(), ..old }));
     assert_eq!(attrs(&s, &f).await.attr.size_bytes, 0);
+}
+
+/// An answer from before bytes were sent, that comes after a newer one: nothing of it is shown, neither attributes nor bytes.
+#[tokio::test(start_paused = true)]
+async fn the_newest_answer_is_shown_whichever_comes_last() {
+    let s = Stack::new(no_stat_flush()).await;
+    let f = s.open("f").await;
+    s.write(&f, 0, pattern(1, 100)).await.unwrap();
+    s.commit(&f).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    s.gate.shut("walk answer");
+    let (dirty, root) = (s.dirty.clone(), s.root.clone());
+    let late = tokio::spawn(async move {
+        let want = Want { listing_bytes: 0, read_bytes: 4096, access: Access::READ };
+        dirty.walk(&cx(), Where::name(&root, &name("f")), want).await.unwrap()
+    });
+    settle().await;
+    assert!(!late.is_finished());
+    s.write(&f, 0, pattern(2, 200)).await.unwrap();
+    s.commit(&f).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let newer = attrs(&s, &f).await.attr;
+    assert_eq!(newer.size_bytes, 200);
+    s.gate.open_all();
+    let late = late.await.unwrap();
+    let shown = &late.steps[0].attrs.attr;
+    assert_eq!((shown.size_bytes, shown.change, shown.mtime), (200, newer.change, newer.mtime));
+    assert!(late.along.first.is_none(), "these were the bytes of before");
+    assert_eq!(attrs(&s, &f).await.attr, newer);
 }
 
 #[tokio::test(start_paused = true)]
@@ -519,4 +563,25 @@ async fn a_descriptor_for_reading_cannot_write() {
     assert_eq!(s.read(&reader, 0, 100).await, pattern(1, 10));
     s.commit(&reader).await.unwrap();
     assert_eq!(s.below(&f.0).await.len(), 10);
+}
+
+/// Small copies are the caller's: no call, not even for bytes that are not sent yet. Larger ones are the server's.
+#[tokio::test(start_paused = true)]
+async fn small_copies_are_left_to_the_caller() {
+    let s = Stack::new(DirtyOptions { small_copy_bytes: 1000, ..Default::default() }).await;
+    let (f, g) = (s.open("f").await, s.open("g").await);
+    s.write(&f, 0, pattern(1, 1000)).await.unwrap();
+    let at = |f: &(Fh, OpenId)| (f.0.clone(), f.1);
+    let (from, to) = (at(&f), at(&g));
+    let (from, to) = (At { fh: &from.0, open: Some(from.1) }, At { fh: &to.0, open: Some(to.1) });
+    let copied = s.dirty.copy(&cx(), from, 0, to, 0, 1 << 30).await;
+    assert_eq!(copied.unwrap_err().errno, libc::EOPNOTSUPP);
+    assert_eq!((s.gate.calls("write"), s.gate.calls("copy")), (0, 0));
+    s.write(&f, 1000, pattern(2, 10)).await.unwrap();
+    assert_eq!(s.dirty.copy(&cx(), from, 0, to, 0, 1 << 30).await.unwrap(), 1010);
+    assert_eq!(s.below(&g.0).await, s.below(&f.0).await);
+    assert_eq!(s.dirty.copy(&cx(), from, 10, to, 0, 1 << 30).await.unwrap_err().errno, libc::EOPNOTSUPP);
+    assert_eq!(s.dirty.copy(&cx(), from, 0, to, 0, 10).await.unwrap_err().errno, libc::EOPNOTSUPP);
+    // At the end there is nothing to copy, and nothing to leave to anybody.
+    assert_eq!(s.dirty.copy(&cx(), from, 1010, to, 0, 10).await.unwrap(), 0);
 }

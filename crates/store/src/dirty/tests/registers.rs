@@ -9,6 +9,7 @@ use crate::meta::tests::wire::Wire;
 use crate::meta::{Meta, MetaOptions};
 use hither_vfs::{Attr, Stop, Validity, Want};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 const TICK_MS: u64 = 4;
@@ -64,7 +65,7 @@ struct World {
     model: Arc<Model>,
     root: Fh,
     now: Counter,
-    files: Mutex<HashMap<String, (Fh, Story)>>,
+    files: Mutex<BTreeMap<String, (Fh, Story)>>,
     wrong: Mutex<Vec<String>>,
     over: std::sync::atomic::AtomicBool,
 }

@@ -54,6 +54,24 @@ fn model() -> Arc<Model> {
     Arc::new(Model::new(env_at(1), VALID, 1 << 40))
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_block_that_comes_when_its_version_is_over_leaves_nothing() {
+    let l = Lab::new(options()).await;
+    let fh = l.file("f", &pattern(1, 100)).await;
+    let (shelf, version) = (l.disk.shelf().unwrap(), format::Version { change: 7, size: 100 });
+    for over in [false, true] {
+        let held = Arc::new(held::Held::new(&fh, version));
+        if over {
+            held.kill();
+        }
+        let _room = l.disk.queue.clone().try_acquire_many_owned(1).unwrap();
+        let job = fill::Job { held, block: 0, bytes: pattern(1, 100), _room };
+        l.disk.put_job(&shelf, &job).unwrap();
+        assert_eq!(shelf.has(format::Key::of(&fh)), !over);
+        shelf.forget(format::Key::of(&fh), None);
+    }
+}
+
 #[tokio::test]
 async fn a_real_directory_keeps_files_and_lends_them() {
     let (dir, model) = (Dir::new(), model());
@@ -167,16 +185,132 @@ async fn one_daemon_an_identity() {
     let fh = first.file("f", &pattern(1, 100_000)).await;
     assert_eq!(second.cat(&fh, 65536).await, pattern(1, 100_000));
     drop(first);
-    for _ in 0..100 {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        if second.disk.stats().off == 0 {
-            break;
-        }
-    }
-    assert_eq!(second.disk.stats().off, 0, "the first has gone");
+    until("the first has gone", || second.disk.stats().off == 0).await;
     assert_eq!(second.cat(&fh, 65536).await, pattern(1, 100_000));
     second.settle().await;
     assert_eq!(second.disk.stats().entries, 1);
+}
+
+/// Another export's cache in the same directory; its server is the same.
+async fn of_other(model: &Arc<Model>, dir: &Dir, identity: &[u8], options: DiskOptions) -> Lab {
+    let wire = Wire::new(model.clone());
+    let disk = Disk::start(wire.clone(), &dir.0, identity, options, env_at(100_000)).await;
+    let top = disk.root(&root_cx()).await.unwrap().fh;
+    Lab { model: model.clone(), wire, disk, io: Sim::new(1), top, cx: root_cx() }
+}
+
+/// Waits in real time, for what is done once a second.
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    for _ in 0..5000 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("waited in vain: {what}");
+}
+
+/// Files of `n` MiB in a cache.
+async fn fill_up(l: &Lab, first: u64, n: u64) {
+    for i in first..first + n {
+        let fh = l.file(&format!("f{i}"), &pattern(i, MIB)).await;
+        assert_eq!(l.cat(&fh, 131_072).await, pattern(i, MIB));
+        l.settle().await;
+    }
+}
+
+/// A limit for the directory: what nobody uses goes first, then something of everybody; it is never exceeded.
+#[tokio::test]
+async fn mounts_that_share_a_directory_keep_it_below_its_limit() {
+    let (dir, model) = (Dir::new(), model());
+    let hard = 20 * MIB;
+    let shared = DiskOptions { dir_soft_bytes: 16 * MIB, dir_hard_bytes: hard, ..options() };
+    let bytes = |l: &Lab| l.disk.stats().entry_bytes;
+    // It was used before there was anything said of sizes.
+    let old = of_other(&model, &dir, b"server:/old", options()).await;
+    fill_up(&old, 100, 6).await;
+    let pinned =
+        old.model.walk(&old.cx, Where::name(&old.top, &name("f100")), Want::default()).await.unwrap();
+    old.disk.pin(&pinned.steps[0].fh, true).await.unwrap();
+    old.disk.shutdown(&old.cx).await.unwrap();
+    drop(old);
+    for file in std::fs::read_dir(&dir.0).unwrap().map(|e| e.unwrap().path()) {
+        if file.extension().is_some_and(|e| e == "lock") {
+            std::fs::write(file, "").unwrap();
+        }
+    }
+    let a = of_other(&model, &dir, b"server:/a", shared.clone()).await;
+    until("the old part was measured", || a.disk.shelf().unwrap().total.get().unwrap().bytes(0) > 6 * MIB)
+        .await;
+    fill_up(&a, 200, 8).await;
+    let before = bytes(&a);
+    assert!(before > 8 * MIB);
+    // Together 14; with 4 more of another one there is too much, and the old part has something to give.
+    let b = of_other(&model, &dir, b"server:/b", shared.clone()).await;
+    fill_up(&b, 300, 4).await;
+    let total = |l: &Lab| l.disk.shelf().unwrap().total.get().unwrap().bytes(bytes(l));
+    until("the unused part gives way", || total(&a).max(total(&b)) <= 16 * MIB).await;
+    assert_eq!((bytes(&a), a.disk.stats().evictions > 0 || b.disk.stats().evictions > 0), (before, true));
+    // Then all that are used give something up.
+    fill_up(&b, 400, 10).await;
+    until("each gives something up", || {
+        assert!(bytes(&a) + bytes(&b) <= hard);
+        bytes(&a) < before && total(&a).max(total(&b)) <= 16 * MIB
+    })
+    .await;
+    let old = survey(&dir.0, false, &env_at(7)).unwrap().into_iter().find(|p| p.identity == b"server:/old");
+    let left = old.unwrap().entries;
+    assert!(left.iter().any(|e| e.pinned) && left.len() < 6, "{left:?}");
+    for l in [&a, &b] {
+        assert_eq!(l.disk.check().await.damaged, 0);
+        let room = l.disk.room().await.unwrap();
+        assert_eq!((room.dir_soft_bytes, room.dir_hard_bytes), (Some(16 * MIB), Some(hard)));
+        assert!(room.dir_bytes.unwrap() >= room.entry_bytes);
+    }
+}
+
+/// Parts that were removed by hand, as `rm -r` does it, take nothing any more.
+#[tokio::test]
+async fn what_was_removed_by_hand_does_not_count() {
+    let (dir, model) = (Dir::new(), model());
+    let shared = DiskOptions { dir_soft_bytes: 2 * MIB, dir_hard_bytes: 3 * MIB, ..options() };
+    let old = of_other(&model, &dir, b"server:/old", options()).await;
+    fill_up(&old, 100, 3).await;
+    old.disk.shutdown(&old.cx).await.unwrap();
+    drop(old);
+    let part = std::fs::read_dir(&dir.0).unwrap().map(|e| e.unwrap().path()).find(|p| p.is_dir()).unwrap();
+    std::fs::remove_dir_all(part).unwrap();
+    let l = of_other(&model, &dir, b"server:/new", shared).await;
+    let others = || l.disk.shelf().unwrap().total.get().unwrap().bytes(0);
+    assert!(others() > 3 * MIB);
+    until("the old part does not count", || others() == 0).await;
+    let fh = l.file("f", &pattern(1, MIB)).await;
+    until("nothing is full", || l.disk.trouble().is_none()).await;
+    assert_eq!(l.cat(&fh, 131_072).await, pattern(1, MIB));
+    l.settle().await;
+    assert_eq!(l.disk.stats().entries, 1);
+}
+
+/// Somebody cleans a part when its mount comes: it waits for that moment.
+#[tokio::test]
+async fn a_part_that_is_being_cleaned_is_waited_for() {
+    let (dir, model) = (Dir::new(), model());
+    let l = real(&model, &dir, options()).await;
+    l.disk.shutdown(&l.cx).await.unwrap();
+    let mut names = std::fs::read_dir(&dir.0).unwrap().map(|e| e.unwrap().path());
+    let lock = names.find(|p| p.extension().is_some_and(|e| e == "lock")).unwrap();
+    let home = home::Home::unused(&dir.0, lock.file_name().unwrap()).unwrap();
+    assert!(home::Home::unused(&dir.0, lock.file_name().unwrap()).is_none());
+    total::announce(&home.lock, 0, true).unwrap();
+    let release = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        drop(home);
+    });
+    let forever = DiskOptions { retry: Duration::from_secs(3600), ..options() };
+    let l = real(&model, &dir, forever).await;
+    release.await.unwrap();
+    until("it has its part", || l.disk.trouble().is_none()).await;
+    assert!(!home::Home::is_being_cleaned(&dir.0, b"server:/export"));
 }
 
 #[tokio::test]
@@ -204,6 +338,29 @@ async fn directories_that_are_not_ours_are_refused_or_set_aside() {
     let names = std::fs::read_dir(&newer.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
     assert_eq!(names.filter(|n| n.contains(".aside-")).count(), 1);
     assert!(std::fs::read(part.join("format")).unwrap().starts_with(b"hither disk cache, version 1"));
+}
+
+/// The power fails while a cache directory is made: there is nothing yet, and nothing to complain of.
+#[tokio::test]
+async fn a_directory_that_was_only_begun_is_begun_again() {
+    let wire: Arc<dyn Vfs> = Wire::new(model());
+    let (dir, like) = (Dir::new(), Dir::new());
+    let open = async |dir: &Dir| {
+        Disk::start(wire.clone(), &dir.0, b"server:/export", options(), env_at(5)).await.trouble()
+    };
+    assert_eq!(open(&like).await, None);
+    let part = std::fs::read_dir(&like.0).unwrap().map(|e| e.unwrap().path()).find(|p| p.is_dir()).unwrap();
+    let part = dir.0.join(part.file_name().unwrap());
+    std::fs::create_dir(&dir.0).unwrap();
+    std::fs::set_permissions(&dir.0, PermissionsExt::from_mode(0o700)).unwrap();
+    std::fs::write(dir.0.join("hither-cache.new"), "a disk").unwrap();
+    assert_eq!(open(&dir).await, None);
+    std::fs::remove_dir_all(&part).unwrap();
+    std::fs::create_dir(&part).unwrap();
+    std::fs::write(part.join("format.new"), "").unwrap();
+    assert_eq!(open(&dir).await, None);
+    let mut names = std::fs::read_dir(&dir.0).unwrap().map(|e| e.unwrap().file_name());
+    assert!(names.all(|name| !name.to_string_lossy().contains("aside")));
 }
 
 /// A file system of 1 MiB fills up in the middle: reads go on, nothing wrong is kept.

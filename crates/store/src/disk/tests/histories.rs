@@ -111,7 +111,18 @@ async fn own_writer(disk: Arc<Disk>, w: Arc<World>, i: usize, r: (u64, u64, u64)
     t.floor = t.floor.max(now);
 }
 
-async fn history(seed: u64) -> (u64, u64, u64) {
+/// Another client writes; where there are leases, the server takes ours back first, and may give another at once.
+async fn foreign_write(w: &World, wire: &Wire, i: usize, leased: bool, r: (u64, u64, u64)) {
+    if leased {
+        wire.lease(false);
+        wire.upcalls.get().unwrap().withdraw(&w.files[i].0).await;
+    }
+    write(&*w.model, w, i, r).await;
+    w.note(i).await;
+    wire.lease(leased && !r.0.is_multiple_of(3));
+}
+
+async fn history(seed: u64, leased: bool) -> (u64, u64, u64, u64) {
     let mut r = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let model = Arc::new(Model::new(env_at(1), VALID, 1 << 40));
     let mut io = Sim::new(seed);
@@ -119,7 +130,7 @@ async fn history(seed: u64) -> (u64, u64, u64) {
         DiskOptions { fetch_bytes: 2 * format::BLOCK, soft_bytes: MIB, hard_bytes: 2 * MIB, ..options() };
     let stack = |io: &Arc<Sim>, seed| {
         let wire = Wire::slow(model.clone(), Some(seed), Duration::from_millis(300));
-        Disk::new(wire, Some(io.clone()), options.clone(), env_at(100_000))
+        (wire.clone(), Disk::new(wire, Some(io.clone()), options.clone(), env_at(100_000)))
     };
     let cx = root_cx();
     let top = model.root(&cx).await.unwrap().fh;
@@ -135,19 +146,28 @@ async fn history(seed: u64) -> (u64, u64, u64) {
     for i in 0..3 {
         w.note(i).await;
     }
-    let (mut bytes, mut hits, mut cuts) = (0, 0, 0);
+    let (mut bytes, mut hits, mut cuts, mut kept) = (0, 0, 0, 0);
     for life in 0..4 {
         if life > 0 {
             io.cut_after(r.below(400));
         }
-        let disk = stack(&io, r.below(u64::MAX - 1) + 1);
+        let (wire, disk) = stack(&io, r.below(u64::MAX - 1) + 1);
+        wire.lease(leased);
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..14 {
             match r.below(8) {
+                2 if leased => {
+                    let (i, how) = (r.below(3) as usize, (r.below(99), r.below(SIZE), r.below(SIZE)));
+                    own_writer(disk.clone(), w.clone(), i, how).await;
+                    // Before anybody has asked.
+                    if r.below(2) == 0 {
+                        foreign_write(&w, &wire, i, leased, (r.below(99), r.below(SIZE), r.below(SIZE)))
+                            .await;
+                    }
+                }
                 0 => {
                     let (i, how) = (r.below(3) as usize, (r.below(99), r.below(SIZE), r.below(SIZE)));
-                    write(&*model, &w, i, how).await;
-                    w.note(i).await;
+                    foreign_write(&w, &wire, i, leased, how).await;
                 }
                 1 => {
                     let (i, how) = (r.below(3) as usize, (r.below(99), r.below(SIZE), r.below(SIZE)));
@@ -161,6 +181,7 @@ async fn history(seed: u64) -> (u64, u64, u64) {
             bytes += done.unwrap();
         }
         hits += disk.stats().hit_bytes;
+        kept += disk.stats().kept_over_writes;
         cuts += u64::from(io.is_off());
         if r.below(2) == 0 && !io.is_off() {
             disk.drain(Duration::from_secs(10)).await;
@@ -168,19 +189,37 @@ async fn history(seed: u64) -> (u64, u64, u64) {
         drop(disk);
         io = if r.below(2) == 0 { io.after_power_cut() } else { io.after_kill() };
     }
-    (bytes, hits, cuts)
+    (bytes, hits, cuts, kept)
+}
+
+/// A history on a clock of its own.
+fn alone(seed: u64, leased: bool) -> (u64, u64, u64, u64) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+    runtime.unwrap().block_on(history(seed, leased))
 }
 
 #[test]
 fn random_histories_give_no_wrong_byte() {
     let (mut bytes, mut hits, mut cuts) = (0, 0, 0);
     for seed in 1..=20 {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-        let (b, h, c) = runtime.unwrap().block_on(history(seed));
+        let (b, h, c, _) = alone(seed, false);
         (bytes, hits, cuts) = (bytes + b, hits + h, cuts + c);
     }
     assert!(
         hits * 10 > bytes && cuts > 5,
         "{bytes} bytes, {hits} from the cache, {cuts} power cuts while reading"
+    );
+}
+
+#[test]
+fn random_histories_under_leases_give_no_wrong_byte() {
+    let (mut bytes, mut hits, mut kept) = (0, 0, 0);
+    for seed in 101..=130 {
+        let (b, h, _, k) = alone(seed, true);
+        (bytes, hits, kept) = (bytes + b, hits + h, kept + k);
+    }
+    assert!(
+        hits * 10 > bytes && kept > 10,
+        "{bytes} bytes, {hits} from the cache, {kept} times over our own writes"
     );
 }

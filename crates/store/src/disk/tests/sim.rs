@@ -43,6 +43,8 @@ struct State {
     off: bool,
     fail: Option<i32>,
     capacity: u64,
+    /// What happens while the next write is under way.
+    meanwhile: Option<Box<dyn FnOnce() + Send>>,
 }
 
 /// The disk.
@@ -185,6 +187,13 @@ impl Sim {
     }
 }
 
+impl Sim {
+    /// This happens while the next write is under way.
+    pub fn meanwhile(&self, what: impl FnOnce() + Send + 'static) {
+        self.0.lock().meanwhile = Some(Box::new(what));
+    }
+}
+
 impl Io for Sim {
     fn create(&self, name: &str) -> io::Result<Arc<dyn IoFile>> {
         let mut s = self.0.lock();
@@ -215,6 +224,17 @@ impl Io for Sim {
         Ok(())
     }
 
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut s = self.0.lock();
+        s.step_writing()?;
+        let ino = s.names.remove(from).ok_or(ErrorKind::NotFound)?;
+        s.names.insert(to.to_string(), ino);
+        // After a power cut both names may be there, or none: more than real disks do.
+        s.pending_names.push(NameChange::Add(to.to_string(), ino));
+        s.pending_names.push(NameChange::Remove(from.to_string()));
+        Ok(())
+    }
+
     fn list(&self) -> io::Result<Vec<Listed>> {
         let mut s = self.0.lock();
         s.step()?;
@@ -223,6 +243,13 @@ impl Io for Sim {
             Listed { name: name.clone(), used_bytes: inode.now.len() as u64, touched_s: inode.touched_s }
         };
         Ok(s.names.iter().map(each).collect())
+    }
+
+    fn list_in(&self, dir: &str) -> io::Result<Vec<String>> {
+        let mut s = self.0.lock();
+        s.step()?;
+        let within = |name: &&String| name.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'));
+        Ok(s.names.keys().filter(within).cloned().collect())
     }
 
     fn touch(&self, name: &str, at_s: u64) -> io::Result<()> {
@@ -259,6 +286,10 @@ impl IoFile for SimFile {
     }
 
     fn write_at(&self, data: &[u8], at: u64) -> io::Result<()> {
+        let meanwhile = self.0.lock().meanwhile.take();
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
         let mut s = self.0.lock();
         let step = s.step_writing();
         // When the power is cut in the middle of a write, part of it may have happened.
@@ -295,6 +326,8 @@ impl IoFile for SimFile {
         }
         Ok(())
     }
+
+    fn write_soon(&self) {}
 
     fn backing(&self) -> Option<Arc<File>> {
         None

@@ -19,7 +19,7 @@ fn with_journal(dir: &Dir, state: &Dir, export_id: u64, discard: bool) -> Result
     Local::open(&dir.0, options, env())
 }
 
-fn mix(n: u64) -> u64 {
+pub(super) fn mix(n: u64) -> u64 {
     let n = (n ^ (n >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let n = (n ^ (n >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     n ^ (n >> 32)
@@ -171,6 +171,35 @@ async fn a_journal_that_fails_is_given_up_and_never_applied_again() {
 }
 
 #[tokio::test]
+async fn after_an_error_of_the_disk_the_journal_keeps_what_it_holds() {
+    let (dir, state, cx) = (Dir::new(), Dir::new(), root());
+    let l = with_journal(&dir, &state, 1, false).unwrap();
+    let base = top(&l).await;
+    let f = create(&l, &cx, &base, "f", 0o644).await.unwrap();
+    let file = File { fh: &f.node.fh, open: None };
+    let write = async |l: &Local, data: &'static [u8]| {
+        l.write(&cx, file, 0, Bytes::from_static(data).into(), Stability::Stable).await.map(|w| w.bytes)
+    };
+    assert_eq!(write(&l, b"stable").await.unwrap(), 6);
+    // Somebody's sync was told of an error: the next one may go well although the bytes are lost.
+    l.inner.disk_failed(&Error::new(libc::EIO));
+    let journal = l.inner.journal.as_ref().unwrap();
+    assert!(journal.log.checkpoint().is_err(), "the room would be given back");
+    assert_eq!(errno(l.commit(&cx, file).await), libc::EIO, "the record would be void");
+    let cut = SetAttr { size_bytes: Some(1), ..Default::default() };
+    assert_eq!(errno(l.setattr(&cx, file, &cut).await), libc::EIO);
+    // Without the journal nothing says where the bytes are.
+    journal.log.close(false).unwrap();
+    assert_eq!(errno(write(&l, b"newer").await), libc::EIO);
+    assert!(!state.path("state/journal-void").exists());
+    drop(l);
+    std::fs::write(dir.path("f"), b"lost??").unwrap();
+    let l = with_journal(&dir, &state, 1, false).unwrap();
+    assert_eq!(&read_all(&l, &cx, &f.node.fh).await.unwrap()[..], b"stable");
+    assert_eq!(write(&l, b"again!").await.unwrap(), 6);
+}
+
+#[tokio::test]
 async fn what_is_no_journal_of_this_directory_is_refused() {
     let (dir, state) = (Dir::new(), Dir::new());
     drop(with_journal(&dir, &state, 1, false).unwrap());
@@ -180,6 +209,54 @@ async fn what_is_no_journal_of_this_directory_is_refused() {
     drop(with_journal(&dir, &state, 2, false).unwrap());
     std::fs::write(state.path("journal"), vec![7; 4 << 20]).unwrap();
     assert!(with_journal(&dir, &state, 2, false).unwrap_err().to_string().contains("no journal"));
+}
+
+#[tokio::test]
+async fn a_removal_is_not_made_again_under_what_was_moved_there() {
+    let (dir, state, cx) = (Dir::new(), Dir::new(), root());
+    let l = with_journal(&dir, &state, 1, false).unwrap();
+    let base = top(&l).await;
+    let f = create(&l, &cx, &base, "a", 0o644).await.unwrap();
+    l.close(&cx, &f.node.fh, f.open).await.unwrap();
+    l.link(&cx, &f.node.fh, &base, &name("b")).await.unwrap();
+    l.unlink(&cx, &base, &name("a"), None).await.unwrap();
+    l.rename(&cx, (&base, &name("b")), (&base, &name("a")), None, RenameFlags::empty()).await.unwrap();
+    l.setattr(&cx, File { fh: &f.node.fh, open: None }, &mode(0o600)).await.unwrap();
+    drop(l);
+    for _ in 0..2 {
+        drop(with_journal(&dir, &state, 1, false).unwrap());
+    }
+    let found = std::fs::metadata(dir.path("a")).unwrap();
+    assert_eq!((found.nlink(), found.mode() & 0o7777), (1, 0o600));
+    assert!(!dir.path("b").exists());
+}
+
+/// On ext4, the only one where names and attributes have records.
+#[tokio::test]
+async fn changes_of_names_are_not_applied_without_knowing_which_are_done() {
+    let (dir, state, cx) = (Dir::new(), Dir::new(), root());
+    let l = with_journal(&dir, &state, 1, false).unwrap();
+    if l.inner.journal.as_ref().unwrap().names().is_none() {
+        return;
+    }
+    let base = top(&l).await;
+    let f = create(&l, &cx, &base, "a", 0o644).await.unwrap();
+    l.close(&cx, &f.node.fh, f.open).await.unwrap();
+    l.rename(&cx, (&base, &name("a")), (&base, &name("b")), None, RenameFlags::empty()).await.unwrap();
+    drop(l);
+    let mark = state.path("state/journal-position");
+    let kept = std::fs::read(&mark).unwrap();
+    std::fs::remove_file(&mark).unwrap();
+    let missing = with_journal(&dir, &state, 1, false).unwrap_err().to_string();
+    assert!(
+        missing.contains("journal-position, which says what of the journal was done, is missing"),
+        "{missing}"
+    );
+    std::fs::write(&mark, kept).unwrap();
+    let touched = with_journal(&dir, &state, 1, false).unwrap_err().to_string();
+    assert!(touched.contains("somebody changed the time of journal-position"), "{touched}");
+    drop(with_journal(&dir, &state, 1, true).unwrap());
+    drop(with_journal(&dir, &state, 1, false).unwrap());
 }
 
 /// Not a test of anything: prints what stable writes of 8 KiB cost with and without a journal.

@@ -15,7 +15,7 @@ fn told(local: &Local) -> UnboundedReceiver<Fh> {
 
 /// Watches; right after a writer went it may take a moment.
 async fn watch(l: &Local, fh: &Fh) -> Watched {
-    for _ in 0..200 {
+    for _ in 0..6000 {
         if let Some(watched) = l.watch(fh).await {
             return watched;
         }

@@ -606,7 +606,7 @@ fn history() -> impl Strategy<Value = History> {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: std::env::var("HITHER_HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(1200),
+        cases: std::env::var("HITHER_HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(2000),
         max_shrink_iters: 3000,
         failure_persistence: None,
         ..Default::default()

@@ -149,3 +149,36 @@ async fn what_was_written_here_is_read_back_with_one_question() {
     l.meta.close(&l.cx, &fh, opened.open).await.unwrap();
     assert_eq!(l.wire.take(), "walk 1");
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_was_removed_is_not_asked_about_by_the_way() {
+    let l = lab().await;
+    let d = make_dir(&*l.model, &l.cx, &l.top, "d").await;
+    let mut files = Vec::new();
+    for i in 0..20 {
+        files.push(make_file(&*l.model, &l.cx, &d, &format!("f{i}"), "").await);
+    }
+    // One of the files keeps a second name.
+    l.model.link(&l.cx, &files[3], &l.top, &name("other")).await.unwrap();
+    for fh in &files {
+        l.meta.getattr(&l.cx, File { fh, open: None }).await.unwrap();
+    }
+    for (i, fh) in files[..15].iter().enumerate() {
+        l.meta.unlink(&l.cx, &d, &name(&format!("f{i}")), Some(fh)).await.unwrap();
+    }
+    tokio::time::advance(VALID).await;
+    l.wire.take();
+    let before = l.meta.stats().batched_objects;
+    l.meta.getattr(&l.cx, File { fh: &files[15], open: None }).await.unwrap();
+    assert_eq!(l.wire.take(), "getattr_many 1");
+    assert_eq!(
+        l.meta.stats().batched_objects - before,
+        6,
+        "five that have their names and the one with another"
+    );
+    // Who asks is told the truth.
+    let gone = l.meta.getattr(&l.cx, File { fh: &files[0], open: None }).await.unwrap_err();
+    assert_eq!(gone.errno, libc::ESTALE);
+    let linked = l.meta.getattr(&l.cx, File { fh: &files[3], open: None }).await.unwrap();
+    assert_eq!(linked.attr.nlink, 1);
+}

@@ -174,6 +174,52 @@ async fn ten_thousand_files_are_confirmed_in_a_few_dozen_questions() {
     assert!(questions <= 24, "{questions}");
 }
 
+/// A shell's `*/f` after a restart: the listing of the top brings the attributes of its directories, and what remains, rights on them and
+/// files in them, comes many at a time, though each path was only walked once before.
+#[tokio::test(start_paused = true)]
+async fn paths_below_a_directory_that_was_listed_are_confirmed_together() {
+    // With listings that nobody asked for and without; a directory in one page and in many.
+    for (dirs, ahead, most) in [(60, true, 12), (200, true, 30), (60, false, 12), (200, false, 30)] {
+        below_a_listing(dirs, ahead, most).await;
+    }
+}
+
+async fn below_a_listing(dirs: usize, ahead: bool, most: usize) {
+    let l = lab().await;
+    for d in 0..dirs {
+        let dir = make_dir(&*l.model, &l.cx, &l.top, &format!("d{d}")).await;
+        for f in ["f", "g"] {
+            l.model.mknod(&l.cx, &dir, &name(f), &Special::Regular, &mode(0o644)).await.unwrap();
+        }
+    }
+    tokio::time::advance(Duration::from_secs(100)).await;
+    let list = async |meta: &Meta| {
+        let (mut cookie, mut verifier, mut found) = (0, [0; 8], 0);
+        loop {
+            let page = meta.readdir(&l.cx, &l.top, cookie, verifier, 4096, true).await.unwrap();
+            found += page.entries.len();
+            (cookie, verifier) = (page.entries.last().map_or(cookie, |e| e.cookie), page.verifier);
+            if page.eof {
+                return found;
+            }
+        }
+    };
+    let all = async |meta: &Meta| {
+        for d in 0..dirs {
+            assert_eq!(walk(meta, &l.cx, &l.top, &format!("d{d}/f")).await.steps.len(), 2);
+        }
+    };
+    assert_eq!(list(&l.meta).await, dirs);
+    all(&l.meta).await;
+    let listing_bytes = if ahead { options().listing_bytes } else { 0 };
+    let (wire, meta) = restarted(&l, MetaOptions { listing_bytes, ..options() }, None);
+    assert_eq!(list(&meta).await, dirs);
+    wire.take();
+    all(&meta).await;
+    let questions = wire.total();
+    assert!(questions <= most, "{dirs} directories, {ahead}: {questions}");
+}
+
 fn restarted_all(l: &Lab, options: MetaOptions) -> (Arc<Wire>, Arc<Meta>) {
     let wire = Wire::new(l.model.clone());
     let meta = Meta::new(wire.clone(), options, env());

@@ -14,13 +14,15 @@ pub struct Wire {
     /// State of the random numbers that delays are made of; `None`: no delays.
     random: Mutex<Option<u64>>,
     most: Duration,
-    /// What an answer's validity is made of by a test; `None`: as it comes.
-    lease: Mutex<bool>,
+    /// Since when files are under a lease; answers to questions of before are not.
+    lease: Mutex<Option<tokio::time::Instant>>,
     pub upcalls: OnceLock<Arc<dyn Upcalls>>,
     /// Called when the layer below has answered and before the answer travels back.
     pub answered: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Whether changes of directories are told without the promise that they are atomic.
     pub vague: Mutex<bool>,
+    /// `change` of directories is at most this, as if what changed them afterwards had come in one tick of a clock.
+    pub tick: Mutex<u64>,
     /// As with NFSv3: `change` of files is made of their time, and finishing a file takes a call for each step.
     pub plain: Mutex<bool>,
 }
@@ -37,10 +39,11 @@ impl Wire {
             calls: Mutex::default(),
             random: Mutex::new(seed),
             most,
-            lease: Mutex::new(false),
+            lease: Mutex::new(None),
             upcalls: OnceLock::new(),
             answered: OnceLock::new(),
             vague: Mutex::new(false),
+            tick: Mutex::new(u64::MAX),
             plain: Mutex::new(false),
         })
     }
@@ -59,11 +62,12 @@ impl Wire {
 
     /// From now on attributes of files are under a lease, as with delegations.
     pub fn lease(&self, on: bool) {
-        *self.lease.lock() = on;
+        *self.lease.lock() = on.then(tokio::time::Instant::now);
     }
 
     fn leased(&self, attrs: &mut Attrs) {
-        if *self.lease.lock() && attrs.attr.kind == FileKind::Regular {
+        if self.lease.lock().is_some_and(|since| attrs.asked >= since) && attrs.attr.kind == FileKind::Regular
+        {
             attrs.valid = Validity::Lease;
         }
     }
@@ -89,6 +93,8 @@ impl Wire {
         if *self.vague.lock() {
             change.atomic = false;
         }
+        change.after = change.after.min(*self.tick.lock());
+        change.before = change.before.min(*self.tick.lock());
     }
 }
 
@@ -152,6 +158,9 @@ fn stamp(w: &Wire, attrs: &mut Attrs, asked: tokio::time::Instant) {
     if *w.plain.lock() && attrs.attr.kind == FileKind::Regular {
         let Time { secs, nanos } = attrs.attr.ctime;
         attrs.attr.change = secs as u64 * 1_000_000_000 + u64::from(nanos);
+    }
+    if attrs.attr.kind == FileKind::Directory {
+        attrs.attr.change = attrs.attr.change.min(*w.tick.lock());
     }
     w.leased(attrs);
 }

@@ -1,0 +1,190 @@
+/* hither.h: the files of a hither mount for programs, without the kernel in between.
+ *
+ * A program connects to a mount by its mount point and sees there what any program of the mount sees, as promptly and with the same
+ * rights. What this adds is many files in few round trips: hither_readv, hither_read_files, hither_stat_many, hither_walk.
+ *
+ *     cc program.c $(pkg-config --cflags --libs hither)
+ *
+ * Paths are relative to the mount's root ("" is the root), or absolute below the mount point. No umask is applied. There are no locks.
+ *
+ * What fails returns -1, or NULL, sets errno as the system call of the same name would, and has a line of text for people:
+ * hither_error(). A connection that is lost (the mount has ended) fails with ECONNABORTED, an argument that is NULL with EFAULT, what
+ * is not of the protocol with EPROTO; a path or target of more than 4096 bytes with ENAMETOOLONG, a length or count that no memory has with
+ * EINVAL; no signal is sent.
+ *
+ * A hither_t and a hither_file_t may be used by many threads at a time; a hither_walk_t and a hither_watch_t by one at a time. Functions that
+ * end a handle (hither_disconnect, hither_close, hither_walk_end, hither_watch_end) take it from all threads, and take NULL without an effect.
+ * Files, walks and watches may outlive hither_disconnect: the connection ends with the last of them. It does not survive fork(2): a child
+ * connects anew; with its parent's handles all calls fail with ECONNABORTED there, and go on working in the parent.
+ *
+ * The numbers of the library's name (libhither.so.0) change when something here changes its meaning. Licence: Apache-2.0 OR MIT.
+ */
+#ifndef HITHER_H
+#define HITHER_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A connection to a mount. */
+typedef struct hither hither_t;
+/* An open file. */
+typedef struct hither_file hither_file_t;
+/* Entries of a directory or tree, as they come. */
+typedef struct hither_walk hither_walk_t;
+/* Changes of paths, as they are found out. */
+typedef struct hither_watch hither_watch_t;
+
+/* A time: seconds since 1970, nanoseconds. */
+struct hither_time {
+    int64_t sec;
+    uint32_t nsec;
+};
+
+/* Attributes of an object. */
+struct hither_attr {
+    uint32_t mode; /* type and permissions as st_mode has them: S_ISDIR(mode), mode & 07777 */
+    uint32_t nlink;
+    uint32_t uid;
+    uint32_t gid;
+    uint32_t rdev_major;
+    uint32_t rdev_minor;
+    uint64_t size;       /* bytes */
+    uint64_t used;       /* bytes taken at the server */
+    uint64_t fsid_major; /* the server's file system */
+    uint64_t fsid_minor;
+    uint64_t fileid; /* number of the object in it */
+    struct hither_time atime;
+    struct hither_time mtime;
+    struct hither_time ctime;
+    uint64_t change; /* differs whenever data or attributes differ */
+};
+
+/* A part of a file to read (hither_readv): the first three and len are given, the others are answers. */
+struct hither_part {
+    const char *path;
+    uint64_t offset;
+    void *data;    /* len bytes of the program's */
+    size_t len;    /* at most so many are read */
+    size_t read;   /* so many were: fewer than len at the end of the file */
+    uint64_t size; /* length of the file */
+    int error;     /* 0, or an errno: nothing was read then */
+};
+
+/* All bytes of a file (hither_read_files). */
+struct hither_content {
+    void *data; /* the library's: hither_free_contents; NULL on an error and of an empty file */
+    size_t len;
+    int error; /* 0, or an errno */
+};
+
+/* Attributes of one of many paths (hither_stat_many). */
+struct hither_stated {
+    struct hither_attr attr; /* zeros on an error */
+    int error;               /* 0, or an errno */
+};
+
+/* An entry of a directory or tree (hither_next). */
+struct hither_entry {
+    const char *path;        /* a name; in a tree, the path below where the walk began. Until the next call */
+    struct hither_attr attr; /* of a symbolic link itself; zeros on an error */
+    int error;               /* 0, or an errno: why there are no attributes, or a directory could not be read */
+};
+
+/* How a watched path is now (hither_change). */
+struct hither_changed {
+    size_t index;            /* which of the paths */
+    struct hither_attr attr; /* zeros on an error */
+    int error;               /* 0; ENOENT: it is gone */
+};
+
+/* The version of the library: "0.1.0". */
+const char *hither_version(void);
+
+/* The last failure of this thread in words, "open a/b: No such file or directory"; never NULL. Until the next failure. */
+const char *hither_error(void);
+
+/* Connects to the mount that holds path, or to the socket that path is. ENOENT when nothing of hither is mounted there or it has no socket,
+ * EACCES when the socket is not for this user. */
+hither_t *hither_connect(const char *path);
+void hither_disconnect(hither_t *h);
+
+/* Where it is mounted ("" when it is not); what is mounted, "server:/path"; whether nothing can be changed. The strings are the connection's. */
+const char *hither_dir(const hither_t *h);
+const char *hither_source(const hither_t *h);
+int hither_is_read_only(const hither_t *h);
+
+/* Opens a file with flags of open(2): O_RDONLY, O_WRONLY or O_RDWR, and any of O_CREAT, O_EXCL, O_TRUNC, O_NOFOLLOW, O_CLOEXEC; others are
+ * refused with EINVAL. mode: permissions of a file that is created. */
+hither_file_t *hither_open(hither_t *h, const char *path, int flags, unsigned mode);
+
+/* Reads at an offset until len bytes are there or the file ends; large reads travel as several requests side by side. How many were read. */
+ssize_t hither_pread(hither_file_t *f, void *data, size_t len, uint64_t offset);
+
+/* Writes all of len bytes at an offset, or fails; len. EFBIG when there are no numbers for where it ends. */
+ssize_t hither_pwrite(hither_file_t *f, const void *data, size_t len, uint64_t offset);
+
+int hither_fsync(hither_file_t *f);
+int hither_ftruncate(hither_file_t *f, uint64_t len);
+int hither_fstat(hither_file_t *f, struct hither_attr *attr);
+
+/* Ends a file. 0: what was written is on stable storage; -1: why not. The handle is gone in either case. */
+int hither_close(hither_file_t *f);
+
+/* Reads parts of many files, small ones many in a round trip. 0: each part tells its own outcome; -1: the connection failed. Parts of up to a
+ * megabyte are read by path; for the rest of longer ones the file is opened, and read anew from the part's beginning. */
+int hither_readv(hither_t *h, struct hither_part *parts, size_t count);
+
+/* Reads many files whole. 0: contents[i] tells what became of paths[i], to be given back with hither_free_contents; -1: the connection failed,
+ * and there is nothing to give back. */
+int hither_read_files(hither_t *h, const char *const *paths, size_t count, struct hither_content *contents);
+void hither_free_contents(struct hither_content *contents, size_t count);
+
+/* Makes a file of these bytes, or replaces those of the one that is there; on stable storage when it returns. */
+int hither_write_file(hither_t *h, const char *path, const void *data, size_t len, unsigned mode);
+
+/* Attributes of a path; hither_lstat does not follow a symbolic link at its end. */
+int hither_stat(hither_t *h, const char *path, struct hither_attr *attr);
+int hither_lstat(hither_t *h, const char *path, struct hither_attr *attr);
+
+/* Attributes of many paths in few round trips. 0: stated[i] tells of paths[i]; -1: the connection failed. */
+int hither_stat_many(hither_t *h, const char *const *paths, size_t count, struct hither_stated *stated);
+
+/* A directory's entries with attributes, without "." and "..", in any order; the whole listing is read before this returns. */
+hither_walk_t *hither_list(hither_t *h, const char *path);
+
+/* Everything below a directory, at most so many levels deep (UINT32_MAX: all), with attributes, a directory before what is in it. A directory
+ * that cannot be walked is told by hither_next. EAGAIN while 128 walks and watches of the connection are held: one has to end first. */
+hither_walk_t *hither_walk(hither_t *h, const char *path, uint32_t levels);
+
+/* The next entry. 1: there is one; 0: that was all; -1: it failed, and nothing follows. */
+int hither_next(hither_walk_t *walk, struct hither_entry *entry);
+void hither_walk_end(hither_walk_t *walk);
+
+/* Tells how paths are, and again whenever that has changed, as the mount finds out: docs/SOCKET.md says when that is. At most 1024 paths,
+ * and a megabyte of them (EINVAL); EAGAIN while 128 walks and watches of the connection are held. */
+hither_watch_t *hither_watch(hither_t *h, const char *const *paths, size_t count);
+
+/* The next change. 1: there is one; 0: none came within timeout_ms (-1: waits for ever); -1: the watch has ended, EAGAIN: the
+ * connection's watches have more than 1024 paths together, others: the connection failed. */
+int hither_change(hither_watch_t *watch, int timeout_ms, struct hither_changed *changed);
+void hither_watch_end(hither_watch_t *watch);
+
+int hither_mkdir(hither_t *h, const char *path, unsigned mode);
+int hither_unlink(hither_t *h, const char *path);
+int hither_rmdir(hither_t *h, const char *path);
+int hither_rename(hither_t *h, const char *from, const char *to);
+int hither_symlink(hither_t *h, const char *target, const char *path);
+
+/* As readlink(2): at most len bytes, without a NUL behind them; how many. */
+ssize_t hither_readlink(hither_t *h, const char *path, char *data, size_t len);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

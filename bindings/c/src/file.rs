@@ -1,0 +1,154 @@
+//! Open files.
+
+use crate::{CAttr, Hither, array, fail, given, many, path, put, run};
+use hither_client::{File, OpenOptions};
+use libc::{c_char, c_int, c_void};
+use std::io;
+
+/// As much as the client keeps under way.
+const PIECE_BYTES: usize = 8 << 20;
+
+/// `hither_file_t`.
+pub struct OpenFile {
+    file: File,
+}
+
+/// The flags of open(2) that have a meaning here.
+fn options(flags: c_int, mode: u32) -> io::Result<OpenOptions> {
+    let others = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // O_LARGEFILE, which some compilers' O_RDONLY is never without, is one more name for what holds anyway.
+    if flags & !(libc::O_ACCMODE | others | libc::O_LARGEFILE) != 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a flag other than O_RDONLY, O_WRONLY, O_RDWR, O_CREAT, O_EXCL, O_TRUNC, O_NOFOLLOW and O_CLOEXEC",
+        ));
+    }
+    let mut options = OpenOptions::new();
+    let (read, write) = match flags & libc::O_ACCMODE {
+        libc::O_RDONLY => (true, false),
+        libc::O_WRONLY => (false, true),
+        libc::O_RDWR => (true, true),
+        _ => return Err(fail(libc::EINVAL)),
+    };
+    let has = |flag| flags & flag != 0;
+    options.read(read).write(write).mode(mode & 0o7777);
+    // As open(2): O_EXCL alone means nothing.
+    match (has(libc::O_CREAT), has(libc::O_EXCL)) {
+        (true, true) => options.create_new(true),
+        (create, _) => options.create(create),
+    };
+    options.truncate(has(libc::O_TRUNC)).no_follow(has(libc::O_NOFOLLOW));
+    Ok(options)
+}
+
+/// open(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hither_open(
+    h: *mut Hither,
+    at: *const c_char,
+    flags: c_int,
+    mode: u32,
+) -> *mut OpenFile {
+    // SAFETY: as the header says.
+    let (h, at) = unsafe { (h.as_ref(), path(at)) };
+    run("open", at, std::ptr::null_mut(), || {
+        let file = options(flags, mode)?.open(&given(h)?.client, given(at)?)?;
+        Ok(Box::into_raw(Box::new(OpenFile { file })))
+    })
+}
+
+/// What is too long for one answer.
+fn room(len: usize) -> io::Result<usize> {
+    isize::try_from(len).map(|_| len).map_err(|_| fail(libc::EINVAL))
+}
+
+/// pread(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hither_pread(f: *mut OpenFile, data: *mut c_void, len: usize, offset: u64) -> isize {
+    // SAFETY: as the header says.
+    let f = unsafe { f.as_ref() };
+    run("pread", None, -1, || {
+        let len = room(len)?;
+        offset.checked_add(len as u64).ok_or_else(|| fail(libc::EINVAL))?;
+        let f = given(f)?;
+        if len == 0 {
+            return Ok(0);
+        }
+        // SAFETY: `len` bytes of the program's.
+        unsafe { read_into(&f.file, data.cast(), len, offset) }.map(|n| n as isize)
+    })
+}
+
+/// Reads until `len` bytes are there or the file ends: how many. The program's memory may never have been written to: it is read into
+/// memory of our own, a piece at a time.
+pub(crate) unsafe fn read_into(file: &File, data: *mut u8, len: usize, offset: u64) -> io::Result<usize> {
+    let mut piece = vec![0; len.min(PIECE_BYTES)];
+    let mut done = 0;
+    while done < len {
+        let want = piece.len().min(len - done);
+        let at = offset.checked_add(done as u64).ok_or_else(|| fail(libc::EINVAL))?;
+        let n = file.read_at(&mut piece[..want], at)?;
+        // SAFETY: `len` bytes of the program's, of which there is room for `want` behind what was read.
+        done += unsafe { many::fill(data.wrapping_add(done), want, &piece[..n]) }?;
+        if n < want {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// pwrite(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hither_pwrite(
+    f: *mut OpenFile,
+    data: *const c_void,
+    len: usize,
+    offset: u64,
+) -> isize {
+    // SAFETY: as the header says.
+    let (f, data) = unsafe { (f.as_ref(), array(data.cast::<u8>(), len)) };
+    run("pwrite", None, -1, || {
+        let data = data?;
+        offset.checked_add(len as u64).ok_or_else(|| fail(libc::EFBIG))?;
+        given(f)?.file.write_all_at(data, offset).map(|()| len as isize)
+    })
+}
+
+/// fsync(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hither_fsync(f: *mut OpenFile) -> c_int {
+    // SAFETY: as the header says.
+    let f = unsafe { f.as_ref() };
+    run("fsync", None, -1, || given(f)?.file.sync_all().map(|()| 0))
+}
+
+/// ftruncate(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hither_ftruncate(f: *mut OpenFile, len: u64) -> c_int {
+    // SAFETY: as the header says.
+    let f = unsafe { f.as_ref() };
+    run("ftruncate", None, -1, || given(f)?.file.set_len(len).map(|()| 0))
+}
+
+/// fstat(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hither_fstat(f: *mut OpenFile, attr: *mut CAttr) -> c_int {
+    // SAFETY: as the header says.
+    let f = unsafe { f.as_ref() };
+    run("fstat", None, -1, || {
+        let found = given(f)?.file.stat()?;
+        // SAFETY: as the header says.
+        unsafe { put(attr, (&found).into()) }.map(|()| 0)
+    })
+}
+
+/// close(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hither_close(f: *mut OpenFile) -> c_int {
+    if f.is_null() {
+        return 0;
+    }
+    // SAFETY: a box of ours, which the program gives back.
+    let owned = unsafe { Box::from_raw(f) };
+    run("close", None, -1, || owned.file.close().map(|()| 0))
+}

@@ -1,0 +1,294 @@
+//! Requests and their replies: one thread reads, whoever asked waits for his own.
+//!
+//! A request is sent whole or ends the connection: what came behind a part of one would be taken for the rest of it, the bytes of a file
+//! for instance. A child process has the same socket and not the thread: it is refused everything, before it waits for anything.
+
+use crate::wire::{
+    self, FLAG_ERROR, FLAG_MORE, FRAMES_AHEAD, HEADER_BYTES, Header, Hello, Request, decode_error,
+};
+use std::collections::HashMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Requests under way at a time; the daemon takes a few more.
+const REQUESTS_MAX: usize = 192;
+/// Of these, walks and watches, which a program may hold for ever: the others are for what ends by itself.
+pub(crate) const HELD_MAX: usize = 128;
+
+/// A connection after the greeting.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub hello: Hello,
+    stream: Mutex<UnixStream>,
+    waiting: Arc<Waiting>,
+    process: u32,
+}
+
+/// Who waits for a reply.
+#[derive(Debug, Default)]
+struct Waiting {
+    state: Mutex<State>,
+    room: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    calls: HashMap<u32, Sender<(u16, Vec<u8>)>>,
+    last: u32,
+    /// Walks and watches among them, until the program gives them up.
+    held: usize,
+    over: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is under these locks is whole between two statements.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A request under way. Dropped before its end, it is cancelled.
+#[derive(Debug)]
+pub(crate) struct Call {
+    conn: Arc<Connection>,
+    id: u32,
+    replies: Receiver<(u16, Vec<u8>)>,
+    /// Frames since more were allowed.
+    taken: u32,
+    held: bool,
+    over: bool,
+}
+
+impl Connection {
+    /// Greets the daemon at the other end.
+    pub fn greet(mut stream: UnixStream) -> io::Result<Self> {
+        let mut out = Vec::new();
+        Request::Hello(wire::VERSION).encode(0, &mut out);
+        stream.write_all(&out)?;
+        let (header, body) = frame(&mut stream)?;
+        if header.flags & FLAG_ERROR != 0 {
+            return Err(failure(&body));
+        }
+        let hello = Hello::decode(&body)?;
+        if hello.version == 0 || hello.version > wire::VERSION {
+            return Err(io::Error::new(ErrorKind::InvalidData, "the daemon speaks another version"));
+        }
+        let waiting = Arc::new(Waiting::default());
+        let (mut reading, told) = (stream.try_clone()?, waiting.clone());
+        std::thread::Builder::new().name("hither-client".into()).spawn(move || {
+            while let Ok((header, body)) = frame(&mut reading) {
+                told.take(header, body);
+            }
+            let mut state = lock(&told.state);
+            state.over = true;
+            // Whoever waits learns it by the end of his channel.
+            state.calls.clear();
+            told.room.notify_all();
+        })?;
+        Ok(Self { hello, stream: Mutex::new(stream), waiting, process: std::process::id() })
+    }
+
+    /// Whether this is a child of the process that connected.
+    fn is_inherited(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    fn own(&self) -> io::Result<()> {
+        let why = "the connection is one of the process that this one was forked from";
+        if self.is_inherited() { Err(io::Error::new(ErrorKind::ConnectionAborted, why)) } else { Ok(()) }
+    }
+
+    /// Sends a request; waits while there are too many.
+    pub fn begin(self: &Arc<Self>, request: &Request<'_>) -> io::Result<Call> {
+        self.start(request, false)
+    }
+
+    /// The same of a request that the program may hold for ever: `WouldBlock` when there are too many of these.
+    pub fn begin_held(self: &Arc<Self>, request: &Request<'_>) -> io::Result<Call> {
+        self.start(request, true)
+    }
+
+    fn start(self: &Arc<Self>, request: &Request<'_>, held: bool) -> io::Result<Call> {
+        self.own()?;
+        let (sender, replies) = channel();
+        let id = self.waiting.add(sender, held)?;
+        let mut call = Call { conn: self.clone(), id, replies, taken: 0, held, over: false };
+        // What the daemon never learns of is not to be cancelled, and nobody will answer it.
+        let bytes = encoded(id, request).inspect_err(|_| {
+            self.waiting.forget(id);
+            call.over = true;
+        })?;
+        self.write(&bytes)?;
+        Ok(call)
+    }
+
+    /// Sends a request and waits for its reply of one frame.
+    pub fn call(self: &Arc<Self>, request: &Request<'_>) -> io::Result<Vec<u8>> {
+        self.begin(request)?.one()
+    }
+
+    fn send(&self, id: u32, request: &Request<'_>) -> io::Result<()> {
+        self.write(&encoded(id, request)?)
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut stream = lock(&self.stream);
+        stream.write_all(bytes).map_err(|e| {
+            let _ = stream.shutdown(Shutdown::Both);
+            match e.kind() {
+                // The reading thread learns of the end a moment later.
+                ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => lost(),
+                _ => e,
+            }
+        })
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if self.is_inherited() {
+            return;
+        }
+        let _ = lock(&self.stream).shutdown(Shutdown::Both);
+    }
+}
+
+impl Waiting {
+    fn add(&self, sender: Sender<(u16, Vec<u8>)>, held: bool) -> io::Result<u32> {
+        let mut state = lock(&self.state);
+        if held && state.held >= HELD_MAX {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        while state.calls.len() >= REQUESTS_MAX && !state.over {
+            state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.over {
+            return Err(lost());
+        }
+        loop {
+            state.last = state.last.wrapping_add(1);
+            let id = state.last;
+            if id != 0 && !state.calls.contains_key(&id) {
+                state.calls.insert(id, sender);
+                state.held += usize::from(held);
+                return Ok(id);
+            }
+        }
+    }
+
+    /// Ends a call that was never sent.
+    fn forget(&self, id: u32) {
+        lock(&self.state).calls.remove(&id);
+        self.room.notify_one();
+    }
+
+    /// Hands a frame to who waits for it.
+    fn take(&self, header: Header, body: Vec<u8>) {
+        let mut state = lock(&self.state);
+        if let Some(sender) = state.calls.get(&header.id) {
+            // Who has gone does not want it.
+            let _ = sender.send((header.flags, body));
+        }
+        if header.flags & FLAG_MORE == 0 {
+            state.calls.remove(&header.id);
+            self.room.notify_one();
+        }
+    }
+}
+
+impl Call {
+    /// The only frame of the reply.
+    pub fn one(mut self) -> io::Result<Vec<u8>> {
+        self.conn.own()?;
+        let (flags, body) = self.replies.recv().map_err(|_| lost())?;
+        self.over = flags & FLAG_MORE == 0;
+        if flags & FLAG_ERROR != 0 { Err(failure(&body)) } else { Ok(body) }
+    }
+
+    /// The next frame of a reply of many; `None` at its end.
+    pub fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        if self.over {
+            return Ok(None);
+        }
+        self.conn.own()?;
+        let (flags, body) = self.replies.recv().map_err(|_| lost())?;
+        self.took(flags, body)
+    }
+
+    /// The same, but no longer than that.
+    pub fn next_within(&mut self, within: std::time::Duration) -> io::Result<Option<Vec<u8>>> {
+        use std::sync::mpsc::RecvTimeoutError;
+        if self.over {
+            return Ok(None);
+        }
+        self.conn.own()?;
+        let (flags, body) = self.replies.recv_timeout(within).map_err(|e| match e {
+            RecvTimeoutError::Timeout => ErrorKind::TimedOut.into(),
+            RecvTimeoutError::Disconnected => lost(),
+        })?;
+        self.took(flags, body)
+    }
+
+    fn took(&mut self, flags: u16, body: Vec<u8>) -> io::Result<Option<Vec<u8>>> {
+        if flags & FLAG_ERROR != 0 {
+            self.over = true;
+            return Err(failure(&body));
+        }
+        if flags & FLAG_MORE == 0 {
+            self.over = true;
+            return Ok(Some(body).filter(|body| !body.is_empty()));
+        }
+        self.taken += 1;
+        if self.taken >= FRAMES_AHEAD / 2 {
+            self.conn.send(self.id, &Request::More(self.id, self.taken))?;
+            self.taken = 0;
+        }
+        Ok(Some(body))
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if self.conn.is_inherited() {
+            return;
+        }
+        if self.held {
+            lock(&self.conn.waiting.state).held -= 1;
+        }
+        if !self.over {
+            // Its number stays taken until the daemon has ended it.
+            let _ = self.conn.send(self.id, &Request::Cancel(self.id));
+        }
+    }
+}
+
+/// A request's bytes; `InvalidInput` when they are more than the daemon takes.
+fn encoded(id: u32, request: &Request<'_>) -> io::Result<Vec<u8>> {
+    let mut out = Vec::new();
+    request.encode(id, &mut out);
+    match out.len() > HEADER_BYTES + wire::BODY_MAX_BYTES {
+        true => Err(io::Error::new(ErrorKind::InvalidInput, "more bytes of paths than a request may have")),
+        false => Ok(out),
+    }
+}
+
+fn frame(stream: &mut UnixStream) -> io::Result<(Header, Vec<u8>)> {
+    let mut header = [0; HEADER_BYTES];
+    stream.read_exact(&mut header)?;
+    let header = Header::decode(&header)?;
+    let mut body = vec![0; header.len as usize];
+    stream.read_exact(&mut body)?;
+    Ok((header, body))
+}
+
+fn failure(body: &[u8]) -> io::Error {
+    match decode_error(body) {
+        Ok((errno, _)) => io::Error::from_raw_os_error(errno),
+        Err(e) => e.into(),
+    }
+}
+
+fn lost() -> io::Error {
+    io::Error::new(ErrorKind::ConnectionAborted, "the mount's daemon ended the connection")
+}

@@ -1,0 +1,120 @@
+//! HELLO, the first call on each connection (docs/NQNFS.md, "Extensions").
+//!
+//! It is made while a connection is made, before anything else can be sent on it: a server that has seen another call takes the
+//! connection for a client of its own, and would send it no long handles. A server that does not know the procedure is spoken to
+//! as the paper has it.
+
+use hither_proto::nqnfs::{Asking, HelloArgs, HelloOk, NqProc, PROGRAM, Res, VERSION};
+use hither_proto::record;
+use hither_proto::rpc::{AcceptStat, AcceptedReply, Message, OpaqueAuth, ReplyBody, call};
+use hither_proto::xdr::{Dec, Enc};
+use hither_rpc::{BoxFuture, Connect, Link};
+use parking_lot::Mutex;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// Longest wait for the answer.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Longest handle that is taken, on the wire.
+const FH_MAX_BYTES: u32 = 64;
+/// Largest READ and WRITE that are used.
+const TRANSFER_MAX_BYTES: u32 = 1 << 20;
+/// Longest answer, and its most fragments.
+const ANSWER_MAX_BYTES: usize = 4096;
+const FRAGMENTS_MAX: usize = 16;
+
+/// Makes connections that have been introduced.
+pub(super) struct Greeting {
+    inner: Arc<dyn Connect>,
+    /// This incarnation of the client.
+    client: u64,
+    said: Mutex<Option<HelloOk>>,
+}
+
+impl Greeting {
+    pub fn new(inner: Arc<dyn Connect>, client: u64) -> Arc<Self> {
+        Arc::new(Self { inner, client, said: Mutex::default() })
+    }
+
+    /// What the server said last; `None` when it does not know HELLO.
+    pub fn said(&self) -> Option<HelloOk> {
+        *self.said.lock()
+    }
+
+    async fn greet(&self, link: &mut Link) -> io::Result<Option<HelloOk>> {
+        let hello = HelloArgs { client: self.client, fh_max: FH_MAX_BYTES, transfer_max: TRANSFER_MAX_BYTES };
+        let xid = self.client as u32;
+        let args = Enc::of(&Asking::nothing(hello));
+        let message = call(xid, PROGRAM, VERSION, NqProc::HELLO.0, &OpaqueAuth::none(), args);
+        link.writer.write_all(&record::frame(message).concat()).await?;
+        link.writer.flush().await?;
+        let answer = one_record(link).await?;
+        match Message::decode(&answer) {
+            Ok(Message::Reply(header, body)) if header.xid == xid => match header.body {
+                ReplyBody::Accepted(AcceptedReply { stat: AcceptStat::Success, .. }) => {
+                    match Dec::all::<Res<HelloOk>>(&body) {
+                        Ok(Res::Ok(_, ok)) => Ok(Some(ok)),
+                        Ok(Res::Err(status)) => {
+                            Err(nonsense(format!("the server refuses HELLO: {status:?}")))
+                        }
+                        Err(_) => Err(nonsense("the answer to HELLO cannot be decoded")),
+                    }
+                }
+                // Whatever else is wrong, the calls that follow meet it as well.
+                _ => Ok(None),
+            },
+            _ => Err(nonsense("what the server sends is no answer to HELLO")),
+        }
+    }
+}
+
+impl Connect for Greeting {
+    fn connect(&self, previous: Option<SocketAddr>) -> BoxFuture<'_, io::Result<Link>> {
+        Box::pin(async move {
+            let mut link = self.inner.connect(previous).await?;
+            let said = match tokio::time::timeout(PATIENCE, self.greet(&mut link)).await {
+                Ok(said) => said,
+                Err(_) => Err(io::ErrorKind::TimedOut.into()),
+            };
+            match said {
+                Ok(said) => *self.said.lock() = said,
+                Err(e) => {
+                    if let Some(abort) = &link.abort {
+                        abort();
+                    }
+                    return Err(e);
+                }
+            }
+            Ok(link)
+        })
+    }
+
+    fn server(&self) -> String {
+        self.inner.server()
+    }
+}
+
+fn nonsense(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why.into())
+}
+
+/// One record and not a byte more: what follows is the connection's.
+async fn one_record(link: &mut Link) -> io::Result<bytes::Bytes> {
+    let mut whole = Vec::new();
+    for _ in 0..FRAGMENTS_MAX {
+        let mark = link.reader.read_u32().await?;
+        let (start, len) = (whole.len(), (mark & (u32::MAX >> 1)) as usize);
+        if start + len > ANSWER_MAX_BYTES {
+            break;
+        }
+        whole.resize(start + len, 0);
+        link.reader.read_exact(&mut whole[start..]).await?;
+        if mark >> 31 == 1 {
+            return Ok(whole.into());
+        }
+    }
+    Err(nonsense("the answer to HELLO is too long"))
+}

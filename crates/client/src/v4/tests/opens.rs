@@ -1,0 +1,159 @@
+//! Opens that are refused, or nearly.
+
+use super::*;
+use hither_proto::nfs4::access;
+
+const READ: OpenAccess = OpenAccess::READ;
+const WRITE: OpenAccess = OpenAccess::WRITE;
+
+impl Test {
+    /// A closed file with `data` in it.
+    async fn closed(&self, name: &str, data: &'static str) -> Fh {
+        let o = self.create(name).await;
+        self.write(&o, 0, data).await.unwrap();
+        self.v4.close(&cx(), &o.node.fh, o.open).await.unwrap();
+        o.node.fh
+    }
+
+    fn stored(&self, name: &str) -> Vec<u8> {
+        self.server.lock().files[name].data.clone()
+    }
+}
+
+/// All ways to open a file that is there and cut it, by name or by handle.
+fn cutting() -> Vec<(bool, OpenHow)> {
+    let mut all = Vec::new();
+    for access in [READ, WRITE, RW] {
+        for (by_name, create) in
+            [(false, Create::No), (true, Create::No), (true, Create::IfMissing(SetAttr::default()))]
+        {
+            all.push((by_name, OpenHow { access, truncate: true, ..how(create) }));
+        }
+    }
+    all
+}
+
+/// Who is refused has cut nothing, whatever the open asks for and however the file is named; who is not has cut it.
+#[tokio::test(start_paused = true)]
+async fn a_refused_open_cuts_nothing() {
+    let t = Test::new().await;
+    let (fh, n) = (t.closed("a", "data").await, name("a"));
+    for (by_name, how) in cutting() {
+        let at = if by_name { Where::name(&t.root, &n) } else { Where::fh(&fh) };
+        let missing = if how.access == READ { access::MODIFY } else { access::READ };
+        t.server.lock().no_right = missing;
+        let before = t.server.count("SETATTR");
+        let refused = t.v4.open(&cx(), at, &how).await;
+        // OPEN itself has told that the file may be written.
+        let expected = if how.access == WRITE { 0 } else { libc::EACCES };
+        assert_eq!(errno(refused.as_ref().map(drop).map_err(Clone::clone)), expected, "{by_name} {how:?}");
+        if let Ok(opened) = refused {
+            t.v4.close(&cx(), &opened.node.fh, opened.open).await.unwrap();
+        } else {
+            assert_eq!(t.stored("a"), b"data", "{by_name} {how:?}");
+            assert_eq!(t.server.count("SETATTR"), before);
+            assert!(t.server.lock().opens.is_empty());
+        }
+        t.server.lock().no_right = 0;
+        let opened = t.v4.open(&cx(), at, &how).await.unwrap();
+        assert!(!opened.created);
+        assert_eq!(opened.node.attrs.attr.size_bytes, 0);
+        assert_eq!(t.stored("a"), b"", "{by_name} {how:?}");
+        t.v4.close(&cx(), &opened.node.fh, opened.open).await.unwrap();
+        t.closed("a", "data").await;
+    }
+    t.check();
+}
+
+/// A cut that the server refuses leaves the bytes that were not committed yet as they are: they are sent again when the
+/// server restarts.
+#[tokio::test(start_paused = true)]
+async fn a_cut_that_is_refused_makes_no_bytes_void() {
+    let t = Test::new().await;
+    let (o, n) = (t.create("a").await, name("a"));
+    t.write(&o, 0, "data").await.unwrap();
+    for (by_name, access) in [(false, WRITE), (true, WRITE), (false, RW), (true, RW)] {
+        let at = if by_name { Where::name(&t.root, &n) } else { Where::fh(&o.node.fh) };
+        t.server.lock().fail = vec![(NfsOpnum4::SETATTR, Nfsstat4::NOSPC); 2];
+        let how = OpenHow { access, truncate: true, ..how(Create::No) };
+        assert_eq!(errno(t.v4.open(&cx(), at, &how).await), libc::ENOSPC);
+        t.server.lock().fail.clear();
+    }
+    t.server.restart();
+    t.server.lock().grace = false;
+    t.net.cut(Cut::Reset);
+    t.v4.commit(&cx(), file(&o)).await.unwrap();
+    assert_eq!(t.server.lock().files["a"].stable, b"data");
+    t.check();
+}
+
+/// A file that the server made is cut for nobody; one that it says it made although it was there is.
+#[tokio::test(start_paused = true)]
+async fn a_new_file_needs_no_cut() {
+    let t = Test::new().await;
+    let cut = OpenHow { truncate: true, ..how(Create::IfMissing(SetAttr::default())) };
+    let opened = t.v4.open(&cx(), Where::name(&t.root, &name("new")), &cut).await.unwrap();
+    assert!(opened.created);
+    assert_eq!(t.server.count("SETATTR"), 0);
+    t.closed("old", "data").await;
+    t.server.lock().changes_always = true;
+    let opened = t.v4.open(&cx(), Where::name(&t.root, &name("old")), &cut).await.unwrap();
+    assert_eq!((opened.node.attrs.attr.size_bytes, t.stored("old")), (0, vec![]));
+    t.check();
+}
+
+/// ACCESS that has to wait (a delegation being recalled) is waited for, and refuses nothing by itself.
+#[tokio::test(start_paused = true)]
+async fn an_open_waits_for_its_right() {
+    let t = Test::new().await;
+    let (fh, n) = (t.closed("a", "data").await, name("a"));
+    let create = Create::IfMissing(SetAttr::default());
+    for (by_name, create) in [(false, Create::No), (true, Create::No), (true, create)] {
+        let at = if by_name { Where::name(&t.root, &n) } else { Where::fh(&fh) };
+        for refused in [false, true] {
+            t.server.lock().fail = vec![(NfsOpnum4::ACCESS, Nfsstat4::DELAY); 3];
+            t.server.lock().no_right = if refused { access::READ } else { 0 };
+            let began = Instant::now();
+            let opened = t.v4.open(&cx(), at, &how(create.clone())).await;
+            assert!(t.server.lock().fail.is_empty());
+            // 20 ms and 40 ms after the one that came with the OPEN.
+            assert!(began.elapsed() >= Duration::from_millis(60), "{:?}", began.elapsed());
+            match opened {
+                Ok(o) => {
+                    assert!(!refused);
+                    assert_eq!(o.node.attrs.attr.size_bytes, 4);
+                    assert_eq!(t.read(&o).await.unwrap(), "data");
+                    t.v4.close(&cx(), &o.node.fh, o.open).await.unwrap();
+                }
+                Err(e) => assert_eq!((e.errno, refused), (libc::EACCES, true)),
+            }
+            assert!(t.server.lock().opens.is_empty());
+        }
+    }
+    t.check();
+}
+
+/// The CLOSE of a refused open that the server finds old is sent again for the state as it is; a server that goes on saying so is
+/// left alone.
+#[tokio::test(start_paused = true)]
+async fn a_refused_open_ends_whatever_its_close_is_told() {
+    let t = Test::new().await;
+    let (fh, n) = (t.closed("a", "data").await, name("a"));
+    for at in [Where::fh(&fh), Where::name(&t.root, &n)] {
+        t.server.lock().no_right = access::READ;
+        for (times, left) in [(1, 0), (1000, 1)] {
+            t.server.lock().fail = vec![(NfsOpnum4::CLOSE, Nfsstat4::OLD_STATEID); times];
+            let began = Instant::now();
+            assert_eq!(errno(t.v4.open(&cx(), at, &how(Create::No)).await), libc::EACCES);
+            assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+            assert_eq!(t.server.lock().opens.len(), left);
+            t.server.lock().fail.clear();
+        }
+        // What was left there goes with the next open of the file.
+        t.server.lock().no_right = 0;
+        let o = t.v4.open(&cx(), at, &how(Create::No)).await.unwrap();
+        t.v4.close(&cx(), &o.node.fh, o.open).await.unwrap();
+        assert!(t.server.lock().opens.is_empty());
+    }
+    t.check();
+}

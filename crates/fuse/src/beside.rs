@@ -1,0 +1,83 @@
+//! What another frontend of the same stack does, and what the kernel drops for it.
+//!
+//! A change from beside is a modification of the mount's own: what was asked for before or meanwhile proves nothing afterwards
+//! ([`crate::inode`]). Then the kernel is made to drop what it has of the objects. It asks again at once, which is
+//! answered by the stack that the change went through. What the kernel comes to know while the change is under way may be from
+//! before it, so objects are looked for again in the end.
+//!
+//! Dropping a page that a program has stored to through a map writes it back first, whole: done behind the change alone, that would
+//! put old bytes over the new ones around the store. So pages are dropped before the change as well, and what was stored until
+//! then lies below it. Stores while the change is under way still win with their whole page.
+
+use crate::inode::Inode;
+use crate::session::Session;
+use async_trait::async_trait;
+use hither_vfs::{Beside, Fh, Touched, Work};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The kernel of a mount.
+pub(crate) struct Kernel(pub Arc<Session>);
+
+impl Kernel {
+    fn find(&self, fh: &Fh) -> Option<Arc<Inode>> {
+        self.0.inodes.by_fh(fh)
+    }
+
+    /// The objects that the kernel knows: those whose contents change, and the others.
+    fn known(&self, touched: &[Touched]) -> (Vec<Arc<Inode>>, Vec<Arc<Inode>>) {
+        let (mut contents, mut others) = (Vec::new(), Vec::new());
+        for one in touched {
+            match one {
+                Touched::Contents(fh) => contents.extend(self.find(fh)),
+                Touched::Name(dir, name, object) => {
+                    let dir = self.find(dir);
+                    let child = dir.as_ref().and_then(|dir| self.0.inodes.child(dir.id, name));
+                    others.extend(
+                        [dir, child, object.as_ref().and_then(|fh| self.find(fh))].into_iter().flatten(),
+                    );
+                }
+            }
+        }
+        (contents, others)
+    }
+}
+
+#[async_trait]
+impl Beside for Kernel {
+    async fn around<'a>(&self, touched: &[Touched], work: Work<'a>) {
+        let (session, clock) = (&self.0, &self.0.inodes.clock);
+        let (contents, others) = self.known(touched);
+        if touched.iter().any(|one| matches!(one, Touched::Contents(_))) {
+            session.written_beside.store(true, Ordering::Relaxed);
+        }
+        for inode in &contents {
+            inode.attrs_dropped();
+            session.drop_pages(inode.id).await;
+        }
+        let modifying: Vec<_> = contents.iter().map(|inode| inode.modify(clock)).collect();
+        let changing: Vec<_> = others.iter().map(|inode| inode.changing(clock)).collect();
+        work.await;
+        drop((modifying, changing));
+        for inode in contents.iter().chain(&self.known(touched).0) {
+            // A program of the mount that calls fsync wants these bytes on stable storage, too.
+            inode.wrote(0, false);
+            drop(inode.modify(clock));
+            inode.attrs_dropped();
+            session.drop_pages(inode.id).await;
+        }
+        for one in touched {
+            let Touched::Name(dir, name, _) = one else { continue };
+            if let Some(dir) = self.find(dir) {
+                session.inodes.unbind(dir.id, name);
+                session.drop_name(dir.id, name).await;
+            }
+        }
+        for inode in others.iter().chain(&self.known(touched).1) {
+            inode.touch(clock);
+            inode.attrs_dropped();
+            inode.entries_hold(None);
+            session.drop_pages(inode.id).await;
+        }
+    }
+}

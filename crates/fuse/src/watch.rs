@@ -1,0 +1,229 @@
+//! What is open, and when what the kernel has cached of it is looked at again.
+//!
+//! The kernel asks nobody when it reads from its page cache, nor when it lists a directory from its cache through a descriptor
+//! that was opened before. So that what is held open shows what other clients did within the validity of its attributes, each
+//! open object stands in a queue ordered by when that is over. A file is looked at a moment before, and its pages go when
+//! it was changed; the cached listing of a directory goes when its time is over, without a question: the next
+//! reader from its start asks. Some are looked at side by side, the longest due first; nothing happens while nothing is due.
+//!
+//! It knows nothing of how long things hold: that is the inodes' ([`crate::inode`]).
+
+use crate::inode::{Inode, LEAD_MAX, Moment};
+use crate::session::{Phase, Session};
+use hither_vfs::{Attrs, Cx, File, FileKind, Result, Validity};
+use parking_lot::Mutex;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+/// How many are looked at side by side.
+const LOOKS_MAX: usize = 64;
+/// How long a look waits for the server.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long nothing happens, at most.
+const SLEEP_MAX: Duration = Duration::from_secs(3600);
+
+/// What is open.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    queue: Mutex<Queue>,
+    sooner: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    order: BTreeSet<(Instant, u64)>,
+    open: HashMap<u64, Entry>,
+    /// When the queue is looked at next without being told.
+    wakes: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    inode: Arc<Inode>,
+    /// Its open files or directories.
+    handles: BTreeSet<u64>,
+    /// Where it stands in the queue.
+    due: Option<Instant>,
+    /// It is being looked at, and stands in no queue.
+    looking: bool,
+}
+
+/// Something to look at.
+#[derive(Debug)]
+pub(crate) struct Due {
+    inode: Arc<Inode>,
+    /// One of its open files or directories.
+    handle: u64,
+}
+
+impl Watch {
+    /// Takes note of an open.
+    pub fn add(&self, inode: &Arc<Inode>, handle: u64) {
+        let mut q = self.queue.lock();
+        let new = || Entry { inode: inode.clone(), handles: BTreeSet::new(), due: None, looking: false };
+        q.open.entry(inode.id).or_insert_with(new).handles.insert(handle);
+        // With the queue locked: the end of the last open says that nothing is planned.
+        let wake = planned(inode).is_some_and(|due| q.put(inode.id, due));
+        drop(q);
+        self.wake(wake);
+    }
+
+    /// Takes note of the end of an open.
+    pub fn remove(&self, inode: &Inode, handle: u64) {
+        let mut q = self.queue.lock();
+        let Some(entry) = q.open.get_mut(&inode.id) else { return };
+        entry.handles.remove(&handle);
+        if entry.handles.is_empty() {
+            let due = entry.due;
+            q.open.remove(&inode.id);
+            if let Some(due) = due {
+                q.order.remove(&(due, inode.id));
+            }
+            inode.plan_nothing();
+        }
+    }
+
+    /// Looks at it when it says, if that is sooner than planned.
+    pub fn hasten(&self, inode: &Inode) {
+        let wake = planned(inode).is_some_and(|due| self.queue.lock().put(inode.id, due));
+        self.wake(wake);
+    }
+
+    /// Takes note of the end of a look.
+    fn looked(&self, inode: &Inode) {
+        if let Some(entry) = self.queue.lock().open.get_mut(&inode.id) {
+            entry.looking = false;
+        }
+        self.hasten(inode);
+    }
+
+    fn wake(&self, wake: bool) {
+        if wake {
+            self.sooner.notify_one();
+        }
+    }
+
+    /// Takes what is longest due from the queue.
+    fn pop(&self, now: Instant) -> Option<Due> {
+        let mut q = self.queue.lock();
+        loop {
+            let &(due, id) = q.order.first().filter(|(due, _)| *due <= now)?;
+            q.order.remove(&(due, id));
+            if let Some(entry) = q.open.get_mut(&id) {
+                entry.due = None;
+                if let Some(&handle) = entry.handles.first() {
+                    entry.looking = true;
+                    return Some(Due { inode: entry.inode.clone(), handle });
+                }
+            }
+        }
+    }
+
+    /// When the first is due; whoever is due earlier from now on says so.
+    fn next(&self, now: Instant) -> Instant {
+        let mut q = self.queue.lock();
+        let next = q.order.first().map_or(now + SLEEP_MAX, |(due, _)| *due);
+        q.wakes = Some(next);
+        next
+    }
+}
+
+impl Queue {
+    /// Puts it into the queue, or further ahead; true when that is before anybody looks.
+    fn put(&mut self, id: u64, due: Instant) -> bool {
+        let Some(entry) = self.open.get_mut(&id) else { return false };
+        match entry.due {
+            _ if entry.looking => return false,
+            Some(before) if before <= due => return false,
+            Some(before) => {
+                self.order.remove(&(before, id));
+            }
+            None => {}
+        }
+        entry.due = Some(due);
+        self.order.insert((due, id));
+        self.wakes.is_some_and(|wakes| due < wakes)
+    }
+}
+
+/// When something is to be looked at.
+fn planned(inode: &Inode) -> Option<Instant> {
+    match inode.kind {
+        FileKind::Directory => inode.entries_until(),
+        _ => Some(inode.plan_look()),
+    }
+}
+
+/// Looks at what is due until the mount ends.
+pub(crate) async fn run(session: Arc<Session>) {
+    let (mut phase, mut looks) = (session.phase(), JoinSet::new());
+    loop {
+        while looks.len() < LOOKS_MAX
+            && let Some(due) = session.watch.pop(Instant::now())
+        {
+            let session = session.clone();
+            looks.spawn(async move { look(&session, &due).await });
+        }
+        let full = looks.len() >= LOOKS_MAX;
+        let next = session.watch.next(Instant::now());
+        tokio::select! {
+            _ = looks.join_next(), if !looks.is_empty() => {}
+            () = tokio::time::sleep_until(next), if !full => {}
+            () = session.watch.sooner.notified(), if !full => {}
+            _ = phase.wait_for(|p| matches!(p, Phase::Ended | Phase::Refused(_))) => return,
+        }
+    }
+}
+
+async fn look(session: &Session, due: &Due) {
+    let (inode, now) = (&due.inode, Instant::now());
+    if inode.kind == FileKind::Directory {
+        if inode.entries_until().is_some_and(|until| until <= now) {
+            inode.entries_hold(None);
+            session.drop_pages(inode.id).await;
+        }
+    } else if inode.is_due(now)
+        && let Some(file) = session.files.find(due.handle)
+    {
+        let cx = Cx { deadline: Some(now + PATIENCE), ..Cx::new(file.cred.clone()) };
+        let (fh, asked) = (inode.fh(), session.inodes.clock.now());
+        let found = ask(session, &cx, File { fh: &fh, open: Some(file.open) }, now);
+        if let Ok(Ok(attrs)) = tokio::time::timeout(PATIENCE, found).await {
+            saw(session, inode, &attrs, asked).await;
+        }
+    }
+    inode.looked(Instant::now());
+    session.watch.looked(inode);
+}
+
+/// Attributes that hold for longer than those that are about to end.
+async fn ask(session: &Session, cx: &Cx, at: File<'_>, now: Instant) -> Result<Attrs> {
+    let attrs = session.vfs.getattr(cx, at).await?;
+    match attrs.asked < now && attrs.valid.left(now) <= LEAD_MAX {
+        true => session.vfs.getattr(&cx.fresh(now), at).await,
+        false => Ok(attrs),
+    }
+}
+
+async fn saw(session: &Session, inode: &Inode, attrs: &Attrs, asked: Moment) {
+    if inode.observe(attrs, asked).pages_stale && session.drop_pages(inode.id).await {
+        inode.pages_dropped(attrs.attr.change, asked);
+    }
+    if attrs.valid == Validity::Lease {
+        // The pages hold under it from now on, so a withdrawal has to find them.
+        match session.leases.grant(asked) {
+            Some(_grant) => {
+                session.leases.passed_on(inode.id);
+                inode.leased();
+            }
+            None => drop(inode.withdrawn()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

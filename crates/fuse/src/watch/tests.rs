@@ -1,0 +1,99 @@
+//! The queue of what is open.
+
+use super::*;
+use hither_vfs::Node;
+
+fn inode(table: &crate::inode::Inodes, fileid: u64, kind: FileKind, valid: Validity) -> Arc<Inode> {
+    let inode = table.remember(None, &node(fileid, kind, valid)).unwrap();
+    inode.opened(&node(fileid, kind, valid).attrs, table.clock.now());
+    inode
+}
+
+fn node(fileid: u64, kind: FileKind, valid: Validity) -> Node {
+    let mut node = crate::inode::tests::node(&fileid.to_string(), fileid, kind);
+    node.attrs.valid = valid;
+    node
+}
+
+fn table() -> crate::inode::Inodes {
+    crate::inode::Inodes::new(&node(1, FileKind::Directory, Validity::Once))
+}
+
+fn secs(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// Takes what is due, as if looks at it had brought nothing.
+fn take(w: &Watch) -> Vec<u64> {
+    let mut taken = Vec::new();
+    while let Some(due) = w.pop(Instant::now()) {
+        due.inode.looked(Instant::now());
+        w.looked(&due.inode);
+        taken.push(due.inode.id);
+    }
+    taken
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_longest_due_comes_first_and_each_in_its_turn() {
+    let (t, w, now) = (table(), Watch::default(), Instant::now());
+    let until = |i: u64| Validity::Until(now + secs(200 - i));
+    let files: Vec<_> = (2..102).map(|i| inode(&t, i, FileKind::Regular, until(i))).collect();
+    files.iter().for_each(|f| w.add(f, f.id));
+    tokio::time::advance(secs(90)).await;
+    assert_eq!(take(&w), [0; 0], "nothing is due");
+    tokio::time::advance(secs(300)).await;
+    let mut expected: Vec<u64> = files.iter().rev().map(|f| f.id).collect();
+    assert_eq!(take(&w), expected);
+    assert_eq!(take(&w), [0; 0], "each once");
+    tokio::time::advance(secs(2)).await;
+    expected.sort_unstable();
+    let mut again = take(&w);
+    again.sort_unstable();
+    assert_eq!(again, expected, "what could not be looked at is tried again");
+    files.iter().for_each(|f| w.remove(f, f.id));
+    assert!(w.queue.lock().order.is_empty() && w.queue.lock().open.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn looks_come_a_moment_before_the_time_is_over_and_sooner_when_it_gets_shorter() {
+    let (t, w, now) = (table(), Watch::default(), Instant::now());
+    let f = inode(&t, 2, FileKind::Regular, Validity::Until(now + secs(60)));
+    w.add(&f, 7);
+    let due = w.next(now);
+    assert!(due < now + secs(60) && due > now + secs(59));
+    // The one who sleeps until then is woken.
+    let sooner = node(2, FileKind::Regular, Validity::Until(now + secs(2))).attrs;
+    assert!(f.observe(&sooner, t.clock.now()).sooner);
+    w.hasten(&f);
+    w.sooner.notified().await;
+    assert!(w.next(now) < now + secs(2));
+    // Later is found out when it is due.
+    let later = node(2, FileKind::Regular, Validity::Until(now + secs(90))).attrs;
+    assert!(!f.observe(&later, t.clock.now()).sooner);
+    tokio::time::advance(secs(2)).await;
+    assert_eq!(take(&w), [f.id]);
+    assert!(!f.is_due(Instant::now()) && w.next(Instant::now()) > now + secs(80));
+    // Again and again nothing is known: that puts no look off.
+    let once = node(2, FileKind::Regular, Validity::Once).attrs;
+    for _ in 0..8 {
+        f.observe(&once, t.clock.now());
+        w.hasten(&f);
+        tokio::time::advance(Duration::from_millis(200)).await;
+    }
+    assert!(f.is_due(Instant::now()));
+    assert_eq!(take(&w), [f.id]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_cached_listing_of_an_open_directory_has_its_time() {
+    let (t, w, now) = (table(), Watch::default(), Instant::now());
+    let d = inode(&t, 2, FileKind::Directory, Validity::Until(now + secs(9)));
+    w.add(&d, 1);
+    assert!(w.queue.lock().order.is_empty(), "the kernel has nothing");
+    d.entries_given(now + secs(9));
+    d.entries_given(now + secs(5));
+    d.entries_given(now + secs(7));
+    w.hasten(&d);
+    assert_eq!(w.next(now), now + secs(5));
+}

@@ -1,0 +1,150 @@
+//! Small files for `hither cache warm`, put together so that the daemon brings many in one message.
+//!
+//! It knows which mount a file is in and where below its root, and which files that mount's cache keeps; what the daemon does not bring
+//! is given back, to be read through the mount.
+
+use crate::control::{self, Ask, CacheAsk};
+use crate::stat;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Longer files are read through the mount, whose read-ahead serves them well, in bytes.
+const SMALL: u64 = 64 << 10;
+/// Most files of a batch, and most bytes of them.
+const FILES: usize = 64;
+const BYTES: u64 = 1 << 20;
+/// Most bytes of their names: they travel in one request of the control socket.
+const NAME_BYTES: usize = 16 << 10;
+
+/// The mount that a directory is in.
+#[derive(Debug, Clone)]
+struct Mount {
+    dev: (u32, u32),
+    dir: String,
+}
+
+/// Some small files of one mount.
+#[derive(Debug)]
+pub struct Batch {
+    mount: Mount,
+    files: Vec<(PathBuf, String, u64)>,
+    name_bytes: usize,
+}
+
+impl Batch {
+    fn is_full_with(&self, name: &str, size: u64) -> bool {
+        let bytes: u64 = self.files.iter().map(|(.., size)| size).sum();
+        self.files.len() >= FILES || bytes + size > BYTES || self.name_bytes + name.len() > NAME_BYTES
+    }
+
+    /// Brings the files: bytes that came, and the files that did not.
+    pub fn bring(self) -> (Vec<u64>, Vec<PathBuf>) {
+        let longest = self.files.iter().map(|(.., size)| *size).max().unwrap_or(0);
+        let paths = self.files.iter().map(|(_, name, _)| name.clone()).collect();
+        let ask = CacheAsk::Warm { paths, longest_bytes: u32::try_from(longest).unwrap_or(u32::MAX) };
+        let answer = control::ask(self.mount.dev, &self.mount.dir, Ask::Cache(ask)).unwrap_or_default();
+        let (mut came, mut left) = (Vec::new(), Vec::new());
+        for (i, (path, ..)) in self.files.into_iter().enumerate() {
+            match answer[i].as_u64() {
+                Some(bytes) => came.push(bytes),
+                None => left.push(path),
+            }
+        }
+        (came, left)
+    }
+}
+
+/// Which files the disk cache of a mount keeps.
+#[derive(Debug, Clone, Copy)]
+struct Rules {
+    age_s: u64,
+    min_bytes: u64,
+    max_bytes: u64,
+}
+
+/// A mount that files were found in.
+#[derive(Debug)]
+struct Home {
+    /// `None`: without a disk cache, or with one that is not in use.
+    rules: Option<Rules>,
+    batch: Batch,
+}
+
+impl Home {
+    fn of(path: &Path) -> Option<Self> {
+        let (dev, dir) = stat::locate(path).ok()?;
+        let room = control::ask(dev, &dir, Ask::Cache(CacheAsk::Room)).ok();
+        let rules = room.and_then(|room| {
+            let n = |name: &str| room[name].as_u64();
+            Some(Rules {
+                age_s: n("age_s")?,
+                min_bytes: n("min_file_bytes")?,
+                max_bytes: n("max_file_bytes")?,
+            })
+        });
+        let batch = Batch { mount: Mount { dev, dir }, files: Vec::new(), name_bytes: 0 };
+        Some(Self { rules, batch })
+    }
+}
+
+/// Batches that are not full yet, and what will not be kept.
+#[derive(Debug, Default)]
+pub struct Batches {
+    /// By device number; `None`: no mount of hither.
+    homes: HashMap<u64, Option<Home>>,
+    /// Files, by why they are only read.
+    unkept: BTreeMap<String, u64>,
+}
+
+impl Batches {
+    /// Takes a small file in; a batch that became full by it, or `Err` when the file is to be read by itself.
+    pub fn add(&mut self, path: PathBuf, meta: &Metadata, now_s: i64) -> Result<Option<Batch>, PathBuf> {
+        let home = self.homes.entry(meta.dev()).or_insert_with(|| Home::of(&path));
+        let Some(Home { rules, batch }) = home else { return Err(path) };
+        let size = meta.size();
+        let why = match rules {
+            _ if size == 0 => None,
+            None => Some(format!("{} has no disk cache in use (mount -o cache)", batch.mount.dir)),
+            Some(r) if now_s.saturating_sub(meta.ctime()) < i64::try_from(r.age_s).unwrap_or(i64::MAX) => {
+                Some(format!("changed within the last {} s (cache-age)", r.age_s))
+            }
+            Some(r) if size < r.min_bytes || size > r.max_bytes => {
+                Some("shorter or longer than the cache keeps (cache-min-file, cache-max-file)".into())
+            }
+            Some(_) => None,
+        };
+        if let Some(why) = why {
+            *self.unkept.entry(why).or_default() += 1;
+            return Err(path);
+        }
+        if !(1..=SMALL).contains(&size) {
+            return Err(path);
+        }
+        let Some(name) = below(&path, &batch.mount.dir) else { return Err(path) };
+        let mut full = None;
+        if batch.is_full_with(&name, size) {
+            let next = Batch { mount: batch.mount.clone(), files: Vec::new(), name_bytes: 0 };
+            full = Some(std::mem::replace(batch, next));
+        }
+        batch.name_bytes += name.len();
+        batch.files.push((path, name, size));
+        Ok(full.filter(|batch| !batch.files.is_empty()))
+    }
+
+    /// What is left, and files that are only read, by why.
+    pub fn rest(self) -> (Vec<Batch>, BTreeMap<String, u64>) {
+        let left = self.homes.into_values().flatten().map(|home| home.batch);
+        (left.filter(|batch| !batch.files.is_empty()).collect(), self.unkept)
+    }
+}
+
+/// A path below a mount point. Only names in UTF-8 without control characters travel in a request.
+fn below(path: &Path, dir: &str) -> Option<String> {
+    let whole = path.is_absolute().then(|| path.to_path_buf());
+    let whole = whole.or_else(|| std::path::absolute(path).ok())?;
+    let name = whole.strip_prefix(dir).ok()?.to_str()?;
+    let plain = !name.chars().any(|c| c.is_control() || c == '"' || c == '\\');
+    (plain && !name.split('/').any(|part| part == "..")).then(|| name.to_string())
+}

@@ -1,0 +1,53 @@
+//! What is done to cached files that are named by their keys: for programs that choose what stays and what goes.
+
+use crate::control::{self, Ask, CacheAsk, KeyDo};
+use crate::exit::Failure;
+use crate::stat;
+use serde_json::json;
+use std::io::BufRead;
+use std::path::PathBuf;
+
+/// Keys in one request: they are 32 digits each, and requests are bounded.
+const AT_ONCE: usize = 500;
+/// Longest line: a key, and the end of a line of another system.
+const LINE_MAX: usize = 64;
+
+/// Reads keys from standard input and does it.
+///
+/// # Errors
+/// Not one mount, a line that is no key, or what the daemon says.
+pub fn run(places: &[PathBuf], act: KeyDo, json: bool) -> Result<(), Failure> {
+    let [place] = places else {
+        return Err(Failure::usage("--keys: give one directory of a mount"));
+    };
+    let (dev, dir) = stat::locate(place)?;
+    let name = match act {
+        KeyDo::Evict => "evicted",
+        KeyDo::Pin => "pinned",
+        KeyDo::Unpin => "unpinned",
+    };
+    let (mut count, mut some) = (0, Vec::with_capacity(AT_ONCE));
+    let mut send = |some: &mut Vec<String>| -> Result<(), Failure> {
+        let keys = std::mem::take(some);
+        if !keys.is_empty() {
+            let answer = control::ask(dev, &dir, Ask::Cache(CacheAsk::Keys(act, keys)))?;
+            count += answer[name].as_u64().unwrap_or(0);
+        }
+        Ok(())
+    };
+    for line in std::io::stdin().lock().lines() {
+        let line = line.map_err(|e| Failure::system(format!("standard input: {e}")))?;
+        let key = line.trim();
+        if key.len() > LINE_MAX {
+            return Err(Failure::usage("standard input: a line that is no key"));
+        }
+        if !key.is_empty() {
+            some.push(key.to_string());
+        }
+        if some.len() == AT_ONCE {
+            send(&mut some)?;
+        }
+    }
+    send(&mut some)?;
+    super::tell(&json!({ name: count }), json)
+}

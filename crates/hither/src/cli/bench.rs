@@ -1,0 +1,195 @@
+//! The words of `hither bench`.
+
+use clap::{Args, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// `hither bench`.
+#[derive(Debug, Args, Clone)]
+pub struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub what: BenchCommand,
+}
+
+/// Measurements.
+#[derive(Debug, Subcommand, Clone)]
+pub enum BenchCommand {
+    /// List the experiments, and the command that runs each
+    List(ListArgs),
+    /// Run experiments in a directory: of a local disk, or of whatever is mounted
+    Run(RunArgs),
+    /// Compare two results: ratios of medians, with the least and the most
+    Compare(CompareArgs),
+    /// Draw results, as SVG
+    Plot(PlotArgs),
+    /// Judge the papers' claims by results: a page (HTML) and a table (Markdown)
+    Report(ReportArgs),
+    /// Moran's mix of operations at fixed rates: how long answers take (NFSv3)
+    Nhfsstone(NhfsstoneArgs),
+    /// Stable changes, each client as fast as it is answered: how many a second (NFSv3)
+    Sync(SyncArgs),
+}
+
+/// `hither bench list`.
+#[derive(Debug, Args, Clone)]
+pub struct ListArgs {
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hither bench run`.
+#[derive(Debug, Args, Clone)]
+pub struct RunArgs {
+    /// Where: files are made below DIR/hither-bench and removed at the end
+    pub dir: PathBuf,
+    /// Which (see `hither bench list`); several times
+    #[arg(value_name = "EXPERIMENT", required = true)]
+    pub experiments: Vec<String>,
+    /// Where the JSON lines go; more are appended to what is there
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// How often each is run
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub reps: u32,
+    /// Smaller, without waits for timeouts, nothing four at a time
+    #[arg(long)]
+    pub quick: bool,
+    /// A shell command that makes DIR forget: unmounts and mounts it. Without it nothing is cold
+    #[arg(long, value_name = "COMMAND")]
+    pub fresh: Option<String>,
+    /// Empty the machine's page cache where an experiment asks for it (root)
+    #[arg(long)]
+    pub drop_caches: bool,
+    /// What is measured, in results: the file system's type unless given
+    #[arg(long, value_name = "WORD")]
+    pub label: Option<String>,
+    /// Leave the files, for the next run
+    #[arg(long)]
+    pub keep: bool,
+}
+
+/// `hither bench compare`.
+#[derive(Debug, Args, Clone)]
+pub struct CompareArgs {
+    /// Results, and which of them: FILE or FILE#WORD,!WORD; words are client, version, mount options (`default`: none), server, rttN
+    #[arg(value_name = "A")]
+    pub a: String,
+    /// What is divided by A
+    #[arg(value_name = "B")]
+    pub b: String,
+}
+
+/// `hither bench plot`.
+#[derive(Debug, Args, Clone)]
+pub struct PlotArgs {
+    /// Results: FILE or FILE#WORD,WORD, as with compare
+    #[arg(value_name = "RESULTS", required = true)]
+    pub results: Vec<String>,
+    /// The picture
+    #[arg(short, long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// What is drawn
+    #[arg(long, value_enum, default_value_t = PlotMetric::Rpcs)]
+    pub metric: PlotMetric,
+}
+
+/// What `hither bench plot` draws.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PlotMetric {
+    /// RPCs
+    Rpcs,
+    /// Seconds
+    Secs,
+}
+
+/// `hither bench report`.
+#[derive(Debug, Args, Clone)]
+pub struct ReportArgs {
+    /// The directory with claims.json and the results
+    #[arg(value_name = "DIR", default_value = "bench")]
+    pub dir: PathBuf,
+    /// The page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// The table
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+}
+
+/// The server to measure.
+#[derive(Debug, Args, Clone)]
+pub struct BenchTarget {
+    /// The export: SERVER:/PATH. A directory hither-bench.PID is made there and removed
+    #[arg(value_name = "SERVER:/PATH")]
+    pub source: String,
+    /// The NFS port
+    #[arg(long, value_name = "N", default_value_t = 2049)]
+    pub port: u16,
+    /// The MOUNT port; the NFS port unless given
+    #[arg(long, value_name = "N")]
+    pub mountport: Option<u16>,
+    /// A word for the JSON lines
+    #[arg(long, value_name = "WORD", default_value = "")]
+    pub label: String,
+}
+
+/// `hither bench nhfsstone`.
+#[derive(Debug, Args, Clone)]
+pub struct NhfsstoneArgs {
+    #[command(flatten)]
+    pub target: BenchTarget,
+    /// Calls a second, one after the other; the last one is that of which less than four fifths is answered
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "100,200,500,1000,2000,5000,10000,20000",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub rates: Vec<u32>,
+    /// Seconds for each rate
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    pub seconds: u64,
+    /// Connections
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub clients: u32,
+    /// A JSON object for each rate
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hither bench sync`.
+#[derive(Debug, Args, Clone)]
+pub struct SyncArgs {
+    #[command(flatten)]
+    pub target: BenchTarget,
+    /// What is done: write (FILE_SYNC), commit (UNSTABLE and COMMIT), create, remove (a file that was made before: two calls), rename, setattr (the mode)
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "write")]
+    pub kinds: Vec<SyncKind>,
+    /// Clients at a time
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,8,64",
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub clients: Vec<u32>,
+    /// Bytes of a write
+    #[arg(long, value_name = "BYTES", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub size: u32,
+    /// Seconds for each
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    pub seconds: u64,
+    /// A JSON object for each
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Kinds of `hither bench sync`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SyncKind {
+    /// WRITE with FILE_SYNC
+    Write,
+    /// WRITE with UNSTABLE, and COMMIT
+    Commit,
+    /// CREATE
+    Create,
+    /// CREATE and REMOVE
+    Remove,
+    /// RENAME
+    Rename,
+    /// SETATTR of the mode
+    Setattr,
+}

@@ -1,0 +1,221 @@
+//! `hither config check`: what is wrong with exports, fstab lines and mount options, before anything uses them.
+//!
+//! It judges with the very parsers that `hither serve` and `hither mount` have, and adds what those would stumble over later:
+//! directories that are not there, files that nothing reads, what other programs make of a line. Nothing outside this machine is asked.
+
+mod fstab;
+mod served;
+#[cfg(test)]
+mod tests;
+
+use crate::cli::{ConfigArgs, ConfigCheck, ConfigCommand};
+use crate::exit::{self, Failure};
+use crate::mountinfo;
+use crate::options::Wanted;
+use crate::stat::print;
+use serde::Serialize;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// Version of the words of `--json`.
+const VERSION: u32 = 1;
+/// Largest file that is read: more is no configuration.
+const FILE_MAX_BYTES: u64 = 4 << 20;
+
+/// Something to tell.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Finding {
+    /// Nothing is broken by it.
+    note: bool,
+    /// The file, or `-o` for options of the command line.
+    file: String,
+    /// Its line; `None`: the file as a whole.
+    line: Option<usize>,
+    /// What, and how to mend it.
+    what: String,
+}
+
+/// All that was looked at.
+#[derive(Debug, Default, Serialize)]
+struct Checked {
+    /// Exported directories.
+    exports: usize,
+    /// Lines of fstab that are ours.
+    mounts: usize,
+    /// Files and directories that could not be read; they are among the findings.
+    #[serde(skip)]
+    unread: usize,
+    findings: Vec<Finding>,
+}
+
+impl Checked {
+    fn fault(&mut self, file: &str, line: impl Into<Option<usize>>, what: impl Into<String>) {
+        self.add(false, file, line.into(), what.into());
+    }
+
+    /// What cannot be read; the rest is looked at nevertheless. `why` may begin with the file's name.
+    fn unreadable(&mut self, file: &Path, why: &str) {
+        let name = file.display().to_string();
+        let why = why.strip_prefix(&format!("{name}: ")).unwrap_or(why);
+        self.fault(&name, None, format!("cannot be read: {why}"));
+        self.unread += 1;
+    }
+
+    fn note(&mut self, file: &str, line: impl Into<Option<usize>>, what: impl Into<String>) {
+        self.add(true, file, line.into(), what.into());
+    }
+
+    fn add(&mut self, note: bool, file: &str, line: Option<usize>, what: String) {
+        self.findings.push(Finding { note, file: file.into(), line, what });
+    }
+
+    fn faults(&self) -> usize {
+        self.findings.iter().filter(|f| !f.note).count()
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A file cannot be read, or there are faults ([`exit::FOUND`]).
+pub fn run(args: &ConfigArgs) -> Result<(), Failure> {
+    let ConfigCommand::Check(args) = &args.what;
+    let checked = check(args)?;
+    if args.json {
+        let all = serde_json::json!({ "version": VERSION, "checked": checked });
+        print(&format!("{all}\n"))?;
+    } else {
+        print(&text(&checked))?;
+    }
+    verdict(&checked)
+}
+
+fn verdict(checked: &Checked) -> Result<(), Failure> {
+    if checked.unread > 0 {
+        let files = if checked.unread == 1 { "file or directory" } else { "files or directories" };
+        let line = format!("{} {files} could not be read, so there may be more faults", checked.unread);
+        return Err(Failure::usage(line));
+    }
+    match checked.faults() {
+        0 => Ok(()),
+        1 => Err(Failure { code: exit::FOUND, line: "1 fault found".into() }),
+        n => Err(Failure { code: exit::FOUND, line: format!("{n} faults found") }),
+    }
+}
+
+fn text(checked: &Checked) -> String {
+    let mut out = String::new();
+    for f in &checked.findings {
+        let at = f.line.map_or(f.file.clone(), |line| format!("{}:{line}", f.file));
+        let line = format!("{}{at}: {}", if f.note { "note: " } else { "" }, f.what);
+        // What stands in a file does not move the cursor.
+        out.extend(line.chars().map(|c| if c.is_control() { ' ' } else { c }));
+        out.push('\n');
+    }
+    if checked.faults() == 0 {
+        let some = |n: usize, one: &str| format!("{n} {one}{}", if n == 1 { "" } else { "s" });
+        let (exports, mounts) = (some(checked.exports, "export"), some(checked.mounts, "mount"));
+        out.push_str(&format!("no faults in {exports} and {mounts}\n"));
+    }
+    out
+}
+
+fn check(args: &ConfigCheck) -> Result<Checked, Failure> {
+    let mut checked = Checked::default();
+    let no_root = |why: &str| Failure::usage(format!("--root {}: {why}", args.root.display()));
+    match std::fs::metadata(&args.root) {
+        Ok(meta) if meta.is_dir() => {}
+        Ok(_) => return Err(no_root("not a directory")),
+        Err(e) => return Err(no_root(&e.to_string())),
+    }
+    let usual = args.exports.is_empty() && args.fstab.is_empty() && args.options.is_empty();
+    if let Err(wrong) = Wanted::parse_all(&args.options, false) {
+        wrong.into_iter().for_each(|what| checked.fault("-o", None, what));
+    }
+    if usual {
+        let etc = below(&args.root, Path::new("/etc/hither"));
+        let places = [etc.join("exports"), etc.join("exports.d")];
+        let there: Vec<PathBuf> = places.into_iter().filter(|p| present(p, &mut checked)).collect();
+        served::check(&there, &args.root, &mut checked);
+        served::unit(&etc, &mut checked);
+        served::strays(&etc, &mut checked);
+        let fstab = below(&args.root, Path::new("/etc/fstab"));
+        if present(&fstab, &mut checked) {
+            fstab::check(&fstab, &args.root, &mut checked);
+        }
+        return Ok(checked);
+    }
+    served::check(&args.exports, &args.root, &mut checked);
+    for file in &args.fstab {
+        fstab::check(file, &args.root, &mut checked);
+    }
+    Ok(checked)
+}
+
+/// Whether there is something to read. A link that leads nowhere is, and what may not be looked at is told: whoever starts the unit
+/// reads it.
+fn present(path: &Path, checked: &mut Checked) -> bool {
+    match std::fs::symlink_metadata(path) {
+        Ok(_) => true,
+        Err(e) if e.kind() == ErrorKind::NotFound => false,
+        Err(e) => {
+            checked.unreadable(path, &e.to_string());
+            false
+        }
+    }
+}
+
+/// Where an absolute path of a system is that is itself below `root`.
+fn below(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// A file, when it is one that can be configuration; what cannot be read is told.
+fn read(file: &Path, checked: &mut Checked) -> Option<Vec<u8>> {
+    let bytes = std::fs::metadata(file).and_then(|meta| match meta.len() {
+        _ if !meta.is_file() => Err(std::io::Error::other("not a file")),
+        len if len > FILE_MAX_BYTES => {
+            Err(std::io::Error::other(format!("larger than {FILE_MAX_BYTES} bytes")))
+        }
+        _ => std::fs::read(file),
+    });
+    bytes.inspect_err(|e| checked.unreadable(file, &e.to_string())).ok()
+}
+
+/// A directory that can be made.
+const MISSING: &str = "does not exist";
+
+/// What [`no_directory`] said, and what to do.
+fn mended(why: &str, dir: &Path) -> String {
+    match why {
+        MISSING => format!("{why}: create it (mkdir -p {})", dir.display()),
+        _ => format!("{why}: name another one"),
+    }
+}
+
+/// Whether a path is where something is mounted, or in a mount of ours.
+fn untouched(mounts: &[mountinfo::Mount], real: &Path) -> bool {
+    mountinfo::at(mounts, real).is_some() || mountinfo::ours_holding(mounts, real).is_some()
+}
+
+/// What hinders a directory of the system below `root` from being used as one. Something may be mounted there whose server is
+/// dead: it is not touched.
+fn no_directory(root: &Path, dir: &Path) -> Option<&'static str> {
+    let meta = if root == Path::new("/") {
+        let mounts = mountinfo::read().unwrap_or_default();
+        match mountinfo::resolve(&mounts, dir) {
+            Ok(real) if untouched(&mounts, &real) => return None,
+            Ok(real) => std::fs::symlink_metadata(real),
+            Err(e) => Err(e),
+        }
+    } else {
+        std::fs::symlink_metadata(below(root, dir))
+    };
+    match meta {
+        Err(e) if e.kind() == ErrorKind::NotFound => Some(MISSING),
+        Err(e) if e.kind() == ErrorKind::NotADirectory => Some("is not below directories only"),
+        // Where a link leads in another system cannot be told, nor what may not be looked at.
+        Ok(meta) if !meta.is_dir() && !meta.is_symlink() => Some("is not a directory"),
+        _ => None,
+    }
+}

@@ -1,0 +1,145 @@
+//! Faults of exports.
+
+use super::{Checked, no_directory, present, read};
+use crate::serve::exports_files;
+use hither_server::exports::{Entry, Exports, Who};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Checks files, and directories of files, as one configuration.
+pub(super) fn check(places: &[PathBuf], root: &Path, checked: &mut Checked) {
+    let mut exports = Exports::default();
+    let mut files = Vec::new();
+    for place in places {
+        match exports_files(place) {
+            Ok(found) => files.extend(found),
+            Err(failure) => checked.unreadable(place, &failure.line),
+        }
+    }
+    for file in &files {
+        let name = file.display().to_string();
+        let Some(text) = read(file, checked) else { continue };
+        for wrong in exports.add_what_is_right(&name, &text) {
+            checked.fault(&name, wrong.at.line, wrong.what);
+        }
+    }
+    if let (true, Some(first)) = (exports.entries.is_empty() && checked.faults() == 0, files.first()) {
+        checked.note(
+            &first.display().to_string(),
+            None,
+            "nothing is exported: `hither serve` does not start until a line says something, /srv/data 192.0.2.0/24(rw)",
+        );
+    }
+    checked.exports = exports.entries.len();
+    exports.entries.iter().for_each(|entry| one(entry, root, checked));
+    nested(&exports.entries, checked);
+}
+
+/// What is wrong with an export that is well written.
+fn one(entry: &Entry, root: &Path, checked: &mut Checked) {
+    let (file, line) = (&entry.at.file[..], entry.at.line);
+    let dir = Path::new(OsStr::from_bytes(&entry.path));
+    if let Some(why) = no_directory(root, dir) {
+        checked.fault(file, line, format!("{} {}", dir.display(), super::mended(why, dir)));
+    }
+    for client in &entry.clients {
+        let (file, line) = (&client.at.file[..], client.at.line);
+        // `host (rw)` with a blank between gives everybody what the host was to have, and the host what is usual.
+        if let Some(word) = &client.alone {
+            let what = format!(
+                "'{word}' stands alone and is for everybody: write it right behind a client, or *{word}"
+            );
+            checked.fault(file, line, what);
+        }
+        if let Who::Pattern(pattern) = &client.who {
+            let what = format!(
+                "'{pattern}': names of clients are not looked up: use addresses or networks, 192.0.2.0/24"
+            );
+            checked.fault(file, line, what);
+        }
+    }
+}
+
+/// NFSv4 has one tree: below an export there is no other.
+fn nested(entries: &[Entry], checked: &mut Checked) {
+    let place = |e: &Entry| if e.fsid == Some(0) { b"/".to_vec() } else { e.path.clone() };
+    let mut all: Vec<(Vec<u8>, &Entry)> = entries.iter().map(|e| (place(e), e)).collect();
+    // By names, not by bytes: between `/a` and `/a/c` there would be `/a.b`.
+    let mut above: Vec<(&[u8], &Entry)> = Vec::new();
+    all.sort_by_key(|(path, _)| path.split(|b| *b == b'/').map(<[u8]>::to_vec).collect::<Vec<_>>());
+    for (path, entry) in &all {
+        while above.last().is_some_and(|(top, _)| !holds(top, path)) {
+            above.pop();
+        }
+        let shown = entry.path.escape_ascii();
+        match above.last() {
+            Some((top, outer)) if *top == &path[..] => checked.fault(
+                &entry.at.file,
+                entry.at.line,
+                format!("{shown} and {} have fsid=0 or the root both: keep one", outer.path.escape_ascii()),
+            ),
+            Some((_, outer)) => {
+                let what = format!(
+                    "{shown} is inside {}, which is exported as well ({}): clients of NFSv4 could not see it; export one of them",
+                    outer.path.escape_ascii(),
+                    outer.at
+                );
+                checked.fault(&entry.at.file, entry.at.line, what);
+            }
+            None => {}
+        }
+        above.push((path, entry));
+    }
+}
+
+/// Whether one path is the other or leads to it.
+fn holds(outer: &[u8], path: &[u8]) -> bool {
+    outer == b"/" || path.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+}
+
+/// The unit of `hither serve` does not start without the first file, whatever is beside it.
+pub(super) fn unit(etc: &Path, checked: &mut Checked) {
+    let (exports, more) = (etc.join("exports"), etc.join("exports.d"));
+    if checked.exports > 0 && !present(&exports, checked) {
+        let what = format!(
+            "does not exist: the unit hither-serve starts only with it, whatever is in {}: create it, if empty",
+            more.display()
+        );
+        checked.fault(&exports.display().to_string(), None, what);
+    }
+}
+
+/// Files that nobody reads, where somebody may expect it.
+pub(super) fn strays(etc: &Path, checked: &mut Checked) {
+    let names = |dir: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let mut all: Vec<PathBuf> = entries.map(|e| e.path()).filter(|p| !left_over(p)).collect();
+        all.sort();
+        all
+    };
+    for file in names(etc) {
+        if file != etc.join("exports") && file != etc.join("exports.d") {
+            checked.note(
+                &file.display().to_string(),
+                None,
+                "nothing reads it: exports go to exports or exports.d",
+            );
+        }
+    }
+    for file in names(&etc.join("exports.d")) {
+        if file.extension() != Some(OsStr::new("exports")) {
+            let what = "nothing reads it: exports are in files whose names end in .exports";
+            checked.note(&file.display().to_string(), None, what);
+        }
+    }
+}
+
+/// What people, editors and package managers leave beside files.
+fn left_over(file: &Path) -> bool {
+    let name = file.file_name().unwrap_or_default().as_bytes();
+    let ends = [&b"~"[..], b"README", b".bak", b".orig", b".rpmnew", b".rpmsave"];
+    name.starts_with(b".")
+        || ends.iter().any(|end| name.ends_with(end))
+        || name.windows(6).any(|part| part == b".dpkg-")
+}

@@ -1,0 +1,110 @@
+//! `hither daemon`: the stack of a mount with the socket for programs on top, and no mount.
+//!
+//! It needs no FUSE and mounts nothing, so it runs where that is not allowed. Programs that connect have their own rights as with a
+//! mount. What belongs to a mount point is not there: `hither stat` and its like, which find a daemon by it.
+
+use super::{FAREWELL, LAZY_FAREWELL, Signals, connect, farewell, process};
+use crate::cli::DaemonArgs;
+use crate::daemon::voice::Voice;
+use crate::exit::{self, Failure};
+use crate::log::{self, Log, Place};
+use crate::mount::Job;
+use crate::options::Wanted;
+use crate::programs;
+use crate::serve::Notify;
+use crate::source::Source;
+use crate::stack;
+use crate::stat::print;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Serves until a signal ends it.
+///
+/// # Errors
+/// Why programs could not be served.
+pub fn run(args: &DaemonArgs) -> Result<(), Failure> {
+    let job = job(args).map_err(Failure::usage)?;
+    let log = log::init(&args.log, Place::Foreground)?;
+    log::log_panics();
+    process::prepare();
+    let runtime = process::runtime()?;
+    let result = runtime.block_on(live(&job, &log));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    result
+}
+
+/// What is wanted, as of a mount without a mount point.
+fn job(args: &DaemonArgs) -> Result<Job, String> {
+    let source = Source::parse(&args.source)?;
+    let mut wanted = Wanted::parse(&args.options, false)?;
+    let path = std::path::absolute(&args.socket).map_err(|e| format!("{}: {e}", args.socket.display()))?;
+    let refused = [
+        (wanted.socket.path.is_some(), "socket", "--socket says where it is"),
+        (!wanted.socket.offered, "nosocket", "there would be nothing to do"),
+        (wanted.metrics.is_some(), "metrics", "figures are those of mounts: mount it"),
+        (wanted.journal.is_some(), "writeback=journal", "conflicts are looked after by mounts: mount it"),
+        (wanted.remount, "remount", "remove it"),
+        (wanted.background, "bg", "remove it, and start it by a unit or with &"),
+    ];
+    if let Some((_, option, why)) = refused.iter().find(|(given, ..)| *given) {
+        return Err(format!("option '{option}' has no place without a mount: {why}"));
+    }
+    wanted.socket.path = Some(path);
+    Ok(Job { source, dir: PathBuf::new(), wanted })
+}
+
+async fn live(job: &Job, log: &Log) -> Result<(), Failure> {
+    let system = |e: std::io::Error| Failure::system(format!("the socket: {e}"));
+    let mut signals = Signals::new().map_err(|e| Failure::system(format!("signal handlers: {e}")))?;
+    let socket = programs::bind(&job.wanted.socket)?;
+    let mut voice = Voice::Terminal;
+    let client = tokio::select! {
+        client = connect(job, &mut voice, || Ok(())) => client?,
+        () = signals.end(log) => return Err(Failure { code: exit::INTERRUPTED, line: "interrupted".into() }),
+    };
+    let Some(bound) = socket else { return Err(Failure::system("the socket: none was made")) };
+    let (listener, files) = bound.listen().map_err(system)?;
+    let served = stack::programs(job, &client, None, listener).await;
+    let served = served.map_err(|e| Failure::system(format!("the socket: {e}")))?;
+    let at = job.wanted.socket.path.as_deref().unwrap_or(&job.dir).display();
+    print(&format!("{} for programs at {at}\n", job.source.shown()))?;
+    tracing::info!("{} for programs at {at} ({})", job.source.shown(), client.summary());
+    let notify = Notify::from_environment();
+    notify.ready();
+    signals.end(log).await;
+    notify.stopping();
+    // Nobody new comes; what programs have open is closed before the farewell.
+    drop(files);
+    served.end(FAREWELL).await;
+    let within = if job.wanted.lazy_close { LAZY_FAREWELL } else { FAREWELL };
+    tokio::select! {
+        () = farewell(&client, within) => {}
+        () = signals.end(log) => tracing::error!("second signal: what was not sent yet is lost"),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn job_of(options: &str) -> Result<Job, String> {
+        let words = ["hither", "daemon", "s:/x", "--socket", "/run/s", "-o", options];
+        let Command::Daemon(args) = Cli::parse_from(words).command else { panic!("it is daemon") };
+        job(&args)
+    }
+
+    #[test]
+    fn what_belongs_to_mounts_is_refused() {
+        for option in ["socket=/x", "nosocket", "metrics=127.0.0.1:9", "writeback=journal", "remount", "bg"] {
+            let line = job_of(option).map(|_| ()).unwrap_err();
+            let name = option.split('=').next().unwrap();
+            assert!(line.contains(name) && line.contains("has no place without a mount: "), "{line}");
+        }
+        let job = job_of("vers=4.2,cache,socket-mode=0660").unwrap();
+        assert_eq!(job.wanted.socket.path, Some("/run/s".into()));
+        assert_eq!(job.wanted.socket.mode, 0o660);
+    }
+}

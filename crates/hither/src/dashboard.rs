@@ -1,0 +1,111 @@
+//! The dashboard of a mount: `hither mount --dashboard`, a page for a browser on this machine.
+//!
+//! It shows what `hither stat` and `hither top` know, and knows nothing else. One page with everything in it asks for the figures every two
+//! seconds; what lies between two answers makes rates. Only loopback addresses are served, only under a path that nobody can guess (other
+//! users of the machine reach loopback, too, and names of files are not theirs to see), and only when the browser asked for
+//! this machine by name (a web page elsewhere can make its own name mean 127.0.0.1). Names of files and programs are anybody's: the page only ever puts them
+//! in as text.
+
+#[cfg(test)]
+mod tests;
+
+use crate::metrics::endpoint::{Reply, Request, Site};
+use crate::report::Report;
+use crate::stat::text::questions;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+const PAGE: &str = include_str!("dashboard/page.html");
+/// In `PAGE`, where the word stands that tells its own script from any other.
+const NONCE: &str = "@NONCE@";
+
+/// Reads what follows `--dashboard=`.
+///
+/// # Errors
+/// A line, unless it is a loopback address with a port.
+pub fn address(text: &str) -> Result<SocketAddr, String> {
+    let addr: SocketAddr = text.parse().map_err(|_| {
+        "expected ADDRESS:PORT, such as 127.0.0.1:9311, or nothing for any free port".to_string()
+    })?;
+    match addr.ip().is_loopback() {
+        true => Ok(addr),
+        false => Err("only 127.0.0.1 and [::1] are served: nobody else may see names of files".into()),
+    }
+}
+
+/// What it shows.
+pub struct Source {
+    /// The figures.
+    pub report: Box<dyn Fn() -> Report + Send + Sync>,
+    /// The calls that asked the server since an earlier question ([`crate::control::Ask::Calls`]).
+    pub calls: Box<dyn Fn(u64) -> Value + Send + Sync>,
+}
+
+/// The pages, below a path that is made of `secret`.
+pub fn site(secret: u128, source: Source) -> Site {
+    let secret = path(secret);
+    Arc::new(move |request: &Request<'_>| answer(&secret, &source, request))
+}
+
+/// Where the page is: `/…/`.
+pub fn path(secret: u128) -> String {
+    format!("/{secret:032x}/")
+}
+
+fn answer(secret: &str, source: &Source, request: &Request<'_>) -> Reply {
+    if !this_machine(request.host) {
+        return Reply::plain("403 Forbidden", "ask for this machine by its loopback address\n");
+    }
+    let Some(below) = request.path.strip_prefix(secret) else {
+        return Reply::plain("404 Not Found", "the mount command told the address of the page\n");
+    };
+    match below {
+        "" => page(),
+        "data" => Reply {
+            status: "200 OK",
+            kind: "application/json; charset=utf-8",
+            headers: "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n".into(),
+            body: data(source, request.query).to_string(),
+        },
+        _ => Reply::plain("404 Not Found", "no such page\n"),
+    }
+}
+
+fn page() -> Reply {
+    let nonce = format!("{:032x}", rand::random::<u128>());
+    let headers = format!(
+        "Content-Security-Policy: default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n\
+         Cache-Control: no-store\r\nReferrer-Policy: no-referrer\r\nX-Content-Type-Options: nosniff\r\n"
+    );
+    Reply { status: "200 OK", kind: "text/html; charset=utf-8", headers, body: PAGE.replace(NONCE, &nonce) }
+}
+
+/// Whether a `Host` header names this machine by loopback; absent (HTTP/1.0) it cannot be a browser's.
+fn this_machine(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// The figures, and the calls since the one that `from=` names.
+fn data(source: &Source, query: &str) -> Value {
+    let from = query.split('&').find_map(|pair| pair.strip_prefix("from=")?.parse().ok()).unwrap_or(0);
+    let report = (source.report)();
+    let answered: Vec<Value> = questions(&report)
+        .into_iter()
+        .map(|(what, here, asked)| json!({ "what": what, "here": here, "asked": asked }))
+        .collect();
+    json!({ "answered": answered, "calls": (source.calls)(from), "report": report })
+}
+
+/// What the mount command says.
+pub fn told(addr: SocketAddr, secret: u128) -> String {
+    let mut line = String::from("dashboard: ");
+    let _ = write!(line, "http://{addr}{}", path(secret));
+    line
+}

@@ -1,0 +1,235 @@
+//! The socket for programs: where it is, and whom it lets in.
+//!
+//! It knows nothing of what is said on it (`hither-socket`). A mount's socket is `/run/hither/MAJOR:MINOR.programs`, after the mount's
+//! device, so that a program finds it by the mount point; with `socket=PATH` that is a symbolic link. The permissions are
+//! set before anybody can connect.
+
+use crate::exit::Failure;
+use crate::options::Socket;
+use nix::unistd::Group;
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+/// Where sockets are unless told otherwise.
+const DIR: &str = "/run/hither";
+/// Programs that wait to be let in.
+const BACKLOG: i32 = 128;
+
+/// A socket that was made, before anybody is served.
+pub struct Bound {
+    listener: UnixListener,
+    files: Vec<Made>,
+}
+
+/// A file that goes with the socket.
+struct Made {
+    path: PathBuf,
+    identity: [i64; 4],
+}
+
+impl Made {
+    fn at(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), identity: identity(path)? })
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        // A newer mount may have the name already.
+        if identity(&self.path).is_ok_and(|there| there == self.identity) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// What tells a socket or symbolic link from a later one: numbers of inodes are used again.
+fn identity(path: &Path) -> io::Result<[i64; 4]> {
+    let meta = std::fs::symlink_metadata(path)?;
+    Ok([meta.dev() as i64, meta.ino() as i64, meta.mtime(), meta.mtime_nsec()])
+}
+
+/// Makes the socket that was asked for by its path.
+///
+/// # Errors
+/// A line for the user.
+pub fn bind(wanted: &Socket) -> Result<Option<Bound>, Failure> {
+    let Some(path) = wanted.path.as_ref().filter(|_| wanted.offered) else { return Ok(None) };
+    let bound = bind_at(path, wanted)
+        .map_err(|e| Failure::usage(format!("option 'socket={}': {e}; give another path", path.display())))?;
+    Ok(Some(bound))
+}
+
+impl Bound {
+    /// The socket of the mount with this device number: the one that was made, or else one in the usual place.
+    ///
+    /// # Errors
+    /// Those of making files.
+    pub fn of_mount(bound: Option<Self>, device: (u32, u32), wanted: &Socket) -> io::Result<Self> {
+        Self::of_mount_in(Path::new(DIR), bound, device, wanted)
+    }
+
+    fn of_mount_in(dir: &Path, bound: Option<Self>, device: (u32, u32), wanted: &Socket) -> io::Result<Self> {
+        let path = dir.join(format!("{}:{}.programs", device.0, device.1));
+        let ready = || {
+            std::fs::create_dir_all(dir)?;
+            // Device numbers are used again: a daemon that was killed left its own behind.
+            remove_stale(&path)
+        };
+        let Some(mut bound) = bound else {
+            ready()?;
+            return bind_at(&path, wanted);
+        };
+        let Some(made) = bound.files.first() else { return Ok(bound) };
+        let link = || std::os::unix::fs::symlink(&made.path, &path).and_then(|()| Made::at(&path));
+        match ready().and_then(|()| link()) {
+            Ok(made) => bound.files.push(made),
+            // Whoever knows the path gets on without.
+            Err(e) => tracing::warn!("no link to the socket for programs at {}: {e}", path.display()),
+        }
+        Ok(bound)
+    }
+
+    /// The listening end, and what has to live as long.
+    ///
+    /// # Errors
+    /// Those of the runtime.
+    pub fn listen(self) -> io::Result<(tokio::net::UnixListener, impl Send + Sync)> {
+        self.listener.set_nonblocking(true)?;
+        Ok((tokio::net::UnixListener::from_std(self.listener)?, self.files))
+    }
+}
+
+fn remove_stale(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+fn bind_at(path: &Path, wanted: &Socket) -> io::Result<Bound> {
+    if let Ok(meta) = std::fs::symlink_metadata(path) {
+        let dead = meta.file_type().is_socket()
+            && std::os::unix::net::UnixStream::connect(path)
+                .is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
+        if !dead {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something is there already"));
+        }
+        remove_stale(path)?;
+    }
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // What bind(2) makes has the rights of the socket (but for the umask): there is no moment with others.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    let made = Made::at(path)?;
+    open_to(path, wanted)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(Bound { listener: UnixListener::from(socket), files: vec![made] })
+}
+
+/// Gives a new socket the group and the rights that were asked for. Where others may write to its directory the name can lead to
+/// anything by now: nothing is changed but a socket of our own that nobody else can use yet.
+fn open_to(path: &Path, wanted: &Socket) -> io::Result<()> {
+    let at = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = rustix::fs::fstat(&at)?;
+    let ours = FileType::from_raw_mode(stat.st_mode) == FileType::Socket
+        && stat.st_uid == rustix::process::geteuid().as_raw()
+        && stat.st_mode & 0o077 == 0
+        && stat.st_nlink == 1;
+    if !ours {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something else has taken its place"));
+    }
+    // In this order: nobody gets in before the group is what was asked for.
+    if let Some(group) = &wanted.group {
+        rustix::fs::chownat(&at, "", None, Some(gid(group)?), AtFlags::EMPTY_PATH)?;
+    }
+    // There is no fchmod(2) for such a descriptor.
+    let path = format!("/proc/self/fd/{}", at.as_raw_fd());
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(wanted.mode))
+}
+
+fn gid(group: &str) -> io::Result<Gid> {
+    if let Ok(gid) = group.parse() {
+        return Ok(Gid::from_raw(gid));
+    }
+    let none = || io::Error::new(io::ErrorKind::NotFound, format!("there is no group '{group}'"));
+    Ok(Gid::from_raw(Group::from_name(group)?.ok_or_else(none)?.gid.as_raw()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn socket(path: &Path) -> Socket {
+        Socket { path: Some(path.into()), mode: 0o660, group: Some("0".into()), ..Socket::default() }
+    }
+
+    #[tokio::test]
+    async fn the_socket_has_its_permissions_and_goes_with_its_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let (listener, files) = bind(&socket(&path)).unwrap().unwrap().listen().unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+        let taken = bind(&socket(&path)).err().unwrap().line;
+        assert!(taken.contains("something is there already; give another path"), "{taken}");
+        drop(files);
+        assert!(!path.exists());
+        drop(listener);
+    }
+
+    #[test]
+    fn what_a_killed_daemon_left_is_replaced_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(bind(&socket(&path)).is_ok_and(|bound| bound.is_some()));
+        std::fs::write(&path, "a file").unwrap();
+        assert!(bind(&socket(&path)).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"a file");
+        // A link is no socket, wherever it leads, and what it leads to keeps its rights.
+        let (link, far) = (dir.path().join("link"), dir.path().join("far"));
+        std::fs::write(&far, "").unwrap();
+        std::fs::set_permissions(&far, std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::os::unix::fs::symlink(&far, &link).unwrap();
+        assert!(open_to(&link, &socket(&link)).is_err());
+        assert!(open_to(&far, &socket(&far)).is_err());
+        assert_eq!(std::fs::metadata(&far).unwrap().mode() & 0o777, 0o600);
+        let off = Socket { offered: false, ..socket(&path) };
+        assert!(bind(&off).is_ok_and(|bound| bound.is_none()));
+    }
+
+    /// The name of a device number is for whoever has the number now.
+    #[test]
+    fn device_numbers_are_used_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let usual = dir.path().join("0:7.programs");
+        let wanted = Socket { path: None, ..socket(&usual) };
+        let mount = |bound| Bound::of_mount_in(dir.path(), bound, (0, 7), &wanted).unwrap();
+        // A daemon with `socket=PATH` was killed: its link leads nowhere, or to a living socket of another.
+        let elsewhere = dir.path().join("elsewhere");
+        let _living = UnixListener::bind(&elsewhere).unwrap();
+        for leads in ["nowhere", "elsewhere"] {
+            std::os::unix::fs::symlink(dir.path().join(leads), &usual).unwrap();
+            let first = mount(None);
+            assert!(usual.symlink_metadata().unwrap().file_type().is_socket());
+            let second = mount(None);
+            drop(first);
+            assert!(usual.exists(), "the older one removes its own only");
+            drop(second);
+            assert!(!usual.exists());
+        }
+        assert!(elsewhere.exists());
+        // With a path of its own a mount needs no other directory.
+        let own = dir.path().join("own");
+        let bound = bind(&socket(&own)).unwrap();
+        let bound = Bound::of_mount_in(&elsewhere, bound, (0, 7), &wanted).unwrap();
+        assert!(own.exists());
+        drop(bound);
+        assert!(!own.exists());
+    }
+}

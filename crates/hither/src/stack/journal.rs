@@ -1,0 +1,203 @@
+//! The journal of delayed writes of a mount (`writeback=journal`): where it is, and what a crash left in it.
+
+use super::cache;
+use super::env;
+use crate::mount::Job;
+use crate::source::Source;
+use hither_nfs::Connected;
+use hither_store::wal::{self, Conflicts, Outcome, Wal};
+use hither_vfs::{Cred, Cx, Data, Fh, File, Name, Stability, Vfs};
+use std::fmt::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use twox_hash::XxHash3_64;
+
+/// Segments that are being filled and emptied come on top of what waits to be sent.
+const SLACK_BYTES: u64 = 64 << 20;
+/// How long a server may take for the last WRITEs of a client that has died.
+const LATE: Duration = Duration::from_secs(3);
+/// Bytes of a conflict written at a time.
+const STEP_BYTES: u64 = 1 << 20;
+/// Files that a message names.
+const NAMED: usize = 3;
+
+/// Below the directory of caches, where journals are: one directory each.
+pub fn journals(dir: &Path) -> PathBuf {
+    dir.join("journal")
+}
+
+/// Takes the journal of a mount, when one is wanted, and puts what a crash left in it where it belongs. What is to be told about that.
+///
+/// # Errors
+/// A line for the user: the mount must not go on without.
+pub async fn open(job: &Job, connected: &Connected) -> Result<Option<(Arc<Wal>, Option<String>)>, String> {
+    let Some(dir) = &job.wanted.journal else { return Ok(None) };
+    // Without the root another journal would be taken for this one.
+    let root = cache::root(connected).await;
+    let identity = cache::identity_of(job, connected, &root);
+    let identity = identity
+        .map_err(|e| format!("the journal of this mount cannot be chosen, its root is not to be had: {e}"))?;
+    let id = format!(
+        "{:016x}{:016x}",
+        XxHash3_64::oneshot(&identity),
+        XxHash3_64::oneshot_with_seed(1, &identity)
+    );
+    let (dir, source) = (journals(dir).join(id), job.source.shown());
+    let of = root.map(|root| cache::file_system(connected, &root)).unwrap_or_default();
+    refuse_another(job, &dir, &of).await?;
+    let most = job.wanted.dirty_max_bytes.saturating_mul(2) + SLACK_BYTES;
+    let (wal, left) = Wal::open(&dir, (&source, &of), most, &env()).await.map_err(|e| e.to_string())?;
+    let mut notes = Vec::new();
+    if let Some(damage) = &left.damage {
+        notes.push(format!("the journal {} was damaged: {damage}", dir.display()));
+    }
+    // What a client that was killed had sent, and its server has not executed yet, must not come after what is sent now: what nobody
+    // has heard of may still be on its way, however long ago it was sent.
+    let rest = if left.is_on_its_way() {
+        Some(LATE)
+    } else {
+        left.written_ago.and_then(|ago| LATE.checked_sub(ago))
+    };
+    if let Some(rest) = rest {
+        tokio::time::sleep(rest).await;
+    }
+    if !left.files.is_empty() || left.damage.is_some() {
+        let below = connected.vfs.clone();
+        let outcome = wal.recover(below, left, &source, job.wanted.exclusive, connected.wsize_bytes).await;
+        let outcome = outcome.map_err(|e| {
+            let dir = dir.display();
+            format!("what a crash left in the journal {dir} can neither be sent nor kept ({e}); mend that and mount again")
+        })?;
+        notes.extend(told(&outcome, &job.dir));
+    }
+    let kept = wal.conflicts().count();
+    if kept > 0 {
+        notes.push(format!("{kept} conflicts are kept: hither conflicts ls {}", job.dir.display()));
+    }
+    let note = (!notes.is_empty()).then(|| notes.join("; "));
+    if let Some(note) = &note {
+        tracing::warn!("{source}: {note}");
+    }
+    Ok(Some((wal, note)))
+}
+
+/// What a crash left of a mount that was named otherwise, or spoke the other protocol, is not in this journal: what is written now would be
+/// older than that for whoever mounts it later.
+async fn refuse_another(job: &Job, dir: &Path, of: &str) -> Result<(), String> {
+    let (dir, source, of) = (dir.to_path_buf(), job.source.clone(), of.to_string());
+    let protocol = |of: &str| of.split(' ').next().map(str::to_string);
+    let found = tokio::task::spawn_blocking(move || {
+        // They were side by side before.
+        if wal::holds(&dir) {
+            return None;
+        }
+        let left = wal::left_beside(&dir).into_iter();
+        // In the same protocol it is known which file system it is.
+        let mut left = left.filter(|(_, _, theirs)| *theirs == of || protocol(theirs) != protocol(&of));
+        left.find_map(|(path, name, _)| {
+            Some((path, Source::parse(&name).ok().filter(|other| other.is_same_as(&source))?))
+        })
+    });
+    match found.await.map_err(|e| e.to_string())? {
+        None => Ok(()),
+        Some((path, other)) => Err(format!(
+            "a crash left writes of {} that the server does not have, in the journal {}: mount that first, with the same name, vers= and \
+             port= as then, or move the directory away",
+            other.shown(),
+            path.display()
+        )),
+    }
+}
+
+/// What became of what a crash left.
+fn told(outcome: &Outcome, dir: &Path) -> Vec<String> {
+    let mut notes = Vec::new();
+    if outcome.files > 0 {
+        notes.push(format!(
+            "after a crash, {} bytes of {} files were sent to the server",
+            outcome.bytes, outcome.files
+        ));
+    }
+    for (name, path, why) in &outcome.kept {
+        tracing::error!(conflict = %name, %path, %why, "delayed writes of before a crash are kept, not sent");
+    }
+    if !outcome.kept.is_empty() {
+        let mut line =
+            format!("after a crash, the delayed writes of {} files are kept, not sent:", outcome.kept.len());
+        for (name, path, why) in outcome.kept.iter().take(NAMED) {
+            let shown = if path.is_empty() { name } else { path };
+            let _ = write!(line, " {shown} ({why}),");
+        }
+        let _ = write!(line, " see hither conflicts ls {}", dir.display());
+        notes.push(line);
+    }
+    notes
+}
+
+/// Writes what a conflict keeps over the file, or over another one of the mount, and drops the conflict.
+///
+/// # Errors
+/// A line for the user; then the conflict stays.
+pub async fn apply(vfs: Arc<dyn Vfs>, kept: Conflicts, name: &str, to: Option<&str>) -> Result<u64, String> {
+    let about = kept.about(name).map_err(|e| format!("conflict {name}: {e}"))?;
+    let data = kept.data(name).map_err(|e| format!("conflict {name}: {e}"))?;
+    let data = Arc::new(data);
+    let fh = match to {
+        Some(path) => {
+            let cx = Cx::new(Arc::new(Cred::root()));
+            let found = async { hither_vfs::resolve(&*vfs, &cx, &Name::of_path(path)?).await };
+            found.await.map_err(|e| format!("{path}: {e}"))?
+        }
+        None => {
+            Fh(about.handle().ok_or_else(|| format!("conflict {name}: its description is damaged"))?.into())
+        }
+    };
+    let own = Cx::new(Arc::new(Cred::root())).fresh(tokio::time::Instant::now());
+    match vfs.getattr(&own, File { fh: &fh, open: None }).await {
+        Ok(attrs) if attrs.attr.nlink > 0 => {}
+        Ok(_) => {
+            return Err(format!("conflict {name}: its file was removed; --to PATH writes to another one"));
+        }
+        Err(e) => {
+            return Err(format!(
+                "conflict {name}: its file is not to be had ({e}); --to PATH writes to another one"
+            ));
+        }
+    }
+    let mut bytes = 0;
+    for range in &about.ranges {
+        let groups = range.groups.iter().copied().collect();
+        let cred = Arc::new(Cred { uid: range.uid, gid: range.gid, groups });
+        let (cx, open) = wal::open_as(&*vfs, cred, &fh).await.map_err(|e| {
+            format!("conflict {name}: its file cannot be opened ({e}); --to PATH writes to another one")
+        })?;
+        let (mut at, end) = (range.start_bytes, range.start_bytes + range.len_bytes);
+        let written = async {
+            while at < end {
+                let data = data.clone();
+                let mut step = vec![0; (end - at).min(STEP_BYTES) as usize];
+                let read =
+                    tokio::task::spawn_blocking(move || data.read_exact_at(&mut step, at).map(|()| step));
+                let step = read.await.map_err(std::io::Error::other).flatten();
+                let step =
+                    step.map_err(|e| hither_vfs::Error::because(libc::EIO, format!("what is kept: {e}")))?;
+                let file = File { fh: &fh, open: Some(open) };
+                let wrote =
+                    vfs.write(&cx, file, at, Data::from(bytes::Bytes::from(step)), Stability::Stable).await?;
+                if wrote.bytes == 0 {
+                    return Err(hither_vfs::Error::because(libc::EIO, "the server writes no bytes"));
+                }
+                at += wrote.bytes.min(end - at);
+                bytes += wrote.bytes;
+            }
+            vfs.commit(&cx, File { fh: &fh, open: Some(open) }).await
+        };
+        let written = written.await;
+        let closed = vfs.close(&cx, &fh, open).await;
+        written.and(closed).map_err(|e| format!("conflict {name}: {e}; it stays"))?;
+    }
+    kept.drop(name).map_err(|e| format!("conflict {name} is written, but cannot be dropped: {e}"))?;
+    Ok(bytes)
+}

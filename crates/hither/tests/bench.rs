@@ -1,0 +1,96 @@
+//! `hither bench` in directories: a local one, a mount, and what is said of wrong words.
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+mod common;
+
+use common::serve::Serve;
+use common::{HITHER, run};
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+
+fn bench(words: &[&str]) -> Command {
+    let mut command = Command::new(HITHER);
+    command.arg("bench").args(words);
+    command
+}
+
+fn lines(file: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(file).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn wrong_words_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().to_str().unwrap();
+    run(&mut bench(&["run", at, "opendept"])).fails(
+        1,
+        "hither: no experiment 'opendept', did you mean 'opendepth'? `hither bench list` lists them",
+    );
+    run(&mut bench(&["run", at, "nhfsstone"]))
+        .fails(1, "hither: 'nhfsstone' does not run in a directory: hither bench nhfsstone SERVER:/PATH");
+    let listed = run(&mut bench(&["list"])).ok().out;
+    for name in ["badros", "opendepth", "pageopen", "postmark", "mab", "nhfsstone", "profiles", "cache-sizes"]
+    {
+        assert!(listed.lines().any(|line| line.starts_with(&format!("{name} "))), "{name}: {listed}");
+    }
+}
+
+/// The same experiment on the local disk and on a mount, compared: only the mount has calls, and when it is fresh it has to ask.
+#[test]
+#[ignore = "needs root and Python"]
+fn an_experiment_on_disk_and_on_a_mount() {
+    let mut server = Serve::of_directory();
+    server.serve();
+    let (mnt, dir) = (server.mnt("mnt"), server.dir.path().to_path_buf());
+    server.mount("vers=4.2", &mnt).ok();
+    let (local, remote) = (dir.join("local.jsonl"), dir.join("remote.jsonl"));
+    let plain = dir.join("plain");
+    std::fs::create_dir(&plain).unwrap();
+    let words = |place: &Path, out: &Path| -> Vec<String> {
+        [
+            "run",
+            place.to_str().unwrap(),
+            "opendepth",
+            "--quick",
+            "--reps",
+            "1",
+            "--out",
+            out.to_str().unwrap(),
+        ]
+        .map(String::from)
+        .to_vec()
+    };
+    run(Command::new(HITHER).arg("bench").args(words(&plain, &local))).ok();
+    let at = mnt.display();
+    let fresh = format!(
+        "{HITHER} umount {at} && {HITHER} mount -o retry=0,vers=4.2,port={} 127.0.0.1:/ {at}",
+        server.port
+    );
+    run(Command::new(HITHER).arg("bench").args(words(&mnt, &remote)).args(["--fresh", &fresh])).ok();
+    for (file, calls) in [(&local, false), (&remote, true)] {
+        let all = lines(file);
+        assert!(
+            all[0]["about"]["kernel"].is_string() && all[0]["about"]["workloads"].is_string(),
+            "{}",
+            all[0]
+        );
+        let phases: Vec<&Value> = all[1..].iter().filter(|line| line["phase"] == "open.cold").collect();
+        assert_eq!(phases.len(), 8, "depths");
+        for line in phases {
+            assert!(line["secs"].as_f64().unwrap() > 0.0, "{line}");
+            // Each file has a chain of directories of its own.
+            let asked = line["rpc"]["total"].as_u64();
+            assert!(if calls { asked >= Some(1) } else { asked.is_none() }, "{line}");
+        }
+        assert!(!plain.join("hither-bench").exists() && !mnt.join("hither-bench").exists());
+    }
+    let compared = run(&mut bench(&["compare", local.to_str().unwrap(), remote.to_str().unwrap()])).ok().out;
+    assert!(compared.contains("opendepth open.cold, depth 16"), "{compared}");
+    let picture = dir.join("p.svg");
+    let (local, remote) = (local.to_str().unwrap(), remote.to_str().unwrap());
+    run(&mut bench(&["plot", local, remote, "--metric", "secs", "--out", picture.to_str().unwrap()])).ok();
+    assert!(std::fs::read_to_string(&picture).unwrap().contains("opendepth open.cold, depth 16"));
+    run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+}

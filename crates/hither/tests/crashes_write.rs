@@ -1,0 +1,453 @@
+//! A mount with a journal of delayed writes whose daemon is killed at random moments, over and over, while programs write: every
+//! write that was acknowledged is there after the next mount, at the server or in a conflict that is reported, and nothing is wrong.
+//!
+//! Records carry number, writer, place and checksum. It needs root and nfs-ganesha. `HITHER_SEED` repeats a history as far as scheduling
+//! allows, `HITHER_CRASHES` says how many kills there are: `make crashes-write` is the campaign.
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+mod common;
+
+use common::{Ganesha, HITHER, Random, daemons, mix, pause, run, wait_for};
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The bytes of a record: number, writer, place, checksum, and what follows from them.
+fn record(writer: u64, place: u64, number: u64, len: usize) -> Vec<u8> {
+    let seed = mix(writer << 48 ^ place << 24 ^ number);
+    let head = [number, writer, place, mix(number ^ mix(writer ^ mix(place)))];
+    let mut out: Vec<u8> = head.iter().flat_map(|n| n.to_le_bytes()).collect();
+    out.extend((0..(len - 32).div_ceil(8) as u64).flat_map(|i| mix(seed ^ i).to_le_bytes()));
+    out.truncate(len);
+    out
+}
+
+/// What one writer knows: its file, and what was acknowledged.
+struct Writer {
+    id: u64,
+    path: PathBuf,
+    len: usize,
+    /// It goes back to old places; others only append.
+    overwrites: bool,
+    number: u64,
+    /// Newest acknowledged number by place, and those that an fsync that returned came after.
+    acked: BTreeMap<u64, u64>,
+    synced: BTreeMap<u64, u64>,
+    /// What was begun and not acknowledged.
+    tried: Option<(u64, u64)>,
+    /// A cut that was begun and not acknowledged: places from there on may be gone.
+    cut: Option<u64>,
+}
+
+impl Writer {
+    fn open(&self, mnt: &Path) -> std::io::Result<File> {
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(mnt.join(&self.path))
+    }
+
+    /// Writes until the daemon is gone. Acknowledged writes.
+    fn write(&mut self, mnt: &Path, mut r: Random) -> u64 {
+        let mut acknowledged = 0;
+        (self.tried, self.cut) = (None, None);
+        let Ok(mut file) = self.open(mnt) else { return 0 };
+        loop {
+            let end = self.acked.keys().next_back().map_or(0, |last| last + 1);
+            let place = if self.overwrites && end > 4 { r.below(end + 2) } else { end };
+            self.number += 1;
+            self.tried = Some((place, self.number));
+            let bytes = record(self.id, place, self.number, self.len);
+            if file.write_all_at(&bytes, place * self.len as u64).is_err() {
+                return acknowledged;
+            }
+            self.acked.insert(place, self.number);
+            self.tried = None;
+            acknowledged += 1;
+            match r.below(60) {
+                0 | 1 => {
+                    if file.sync_all().is_err() {
+                        return acknowledged;
+                    }
+                    self.synced = self.acked.clone();
+                }
+                2 => {
+                    drop(file);
+                    let Ok(again) = self.open(mnt) else { return acknowledged };
+                    file = again;
+                }
+                3 if self.overwrites && end > 8 => {
+                    let keep = end / 2 + r.below(end / 2);
+                    self.cut = Some(keep);
+                    if file.set_len(keep * self.len as u64).is_err() {
+                        return acknowledged;
+                    }
+                    self.acked.split_off(&keep);
+                    self.synced.split_off(&keep);
+                    self.cut = None;
+                }
+                4 => pause(r.below(20)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Compares a copy of the file with what was acknowledged (or synced); what is wrong.
+    fn wrong(&self, bytes: &[u8], promised: &BTreeMap<u64, u64>) -> Option<String> {
+        for (&place, &number) in promised {
+            if self.cut.is_some_and(|cut| place >= cut) {
+                continue;
+            }
+            // What was synced and written again since is somewhere in between.
+            let again = self.acked.get(&place) != Some(&number)
+                || self.tried.is_some_and(|(tried, _)| tried == place);
+            if again && !std::ptr::eq(promised, &self.acked) {
+                continue;
+            }
+            let at = place as usize * self.len;
+            let Some(is) = bytes.get(at..at + self.len) else {
+                return Some(format!(
+                    "place {place}: number {number} is lost, the file ends at {}",
+                    bytes.len()
+                ));
+            };
+            if let Some((_, tried)) = self.tried.filter(|(tried, _)| *tried == place) {
+                // A write that was not acknowledged may be there in part: each byte is of it or of the one before.
+                let (old, new) =
+                    (record(self.id, place, number, self.len), record(self.id, place, tried, self.len));
+                if let Some(i) = (0..is.len()).find(|&i| is[i] != old[i] && is[i] != new[i]) {
+                    return Some(format!(
+                        "place {place}, byte {i}: neither of {number} nor of {tried}, which was tried"
+                    ));
+                }
+                continue;
+            }
+            let told = u64::from_le_bytes(is[..8].try_into().unwrap());
+            let known = told == number;
+            if !known || is != record(self.id, place, told, self.len) {
+                return Some(format!("place {place}: number {number} is to be there, {told} is"));
+            }
+        }
+        None
+    }
+}
+
+/// Kills the daemon. Not by a command: a child of this process closes copies of the open files, and closing is flushing.
+fn kill(mnt: &Path) {
+    for pid in daemons(mnt) {
+        let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    }
+}
+
+struct Campaign {
+    ganesha: Ganesha,
+    mnt: PathBuf,
+    other: PathBuf,
+    options: String,
+    exclusive: bool,
+    writers: Vec<Writer>,
+    random: Random,
+    conflicts: u64,
+    replayed: u64,
+}
+
+impl Drop for Campaign {
+    fn drop(&mut self) {
+        for mnt in [&self.mnt, &self.other] {
+            let _ = Command::new("umount").arg("-l").arg(mnt).stderr(std::process::Stdio::null()).status();
+        }
+    }
+}
+
+fn kept(mnt: &Path) -> Vec<(String, String)> {
+    let said = run(Command::new(HITHER).args(["conflicts", "ls", "--json"]).arg(mnt)).ok();
+    let all: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_string();
+    all["conflicts"].as_array().unwrap().iter().map(|c| (text(&c["name"]), text(&c["path"]))).collect()
+}
+
+fn counter(mnt: &Path, name: &str) -> u64 {
+    let said = run(Command::new(HITHER).args(["stat", "--json"]).arg(mnt));
+    let report: serde_json::Value = serde_json::from_str(&said.out).unwrap_or_default();
+    report["layers"]["journal"][name].as_u64().unwrap_or(0)
+}
+
+impl Campaign {
+    fn start(seed: u64, version: &str, exclusive: bool) -> Self {
+        let ganesha = Ganesha::start();
+        let (mnt, other) = (ganesha.mnt(), ganesha.dir.path().join("mnt2"));
+        std::fs::create_dir(&other).unwrap();
+        ganesha.mount(&format!("vers={version}"), &other).ok();
+        let journal = ganesha.dir.path().join("journals");
+        let word = if exclusive { ",exclusive" } else { "" };
+        let options = format!(
+            "vers={version},writeback=journal,journal-dir={}{word},dirty-age=2,dirty-max=32M",
+            journal.display()
+        );
+        let writer = |(id, (len, overwrites)): (usize, (usize, bool))| Writer {
+            id: id as u64,
+            path: format!("f{id}").into(),
+            len,
+            overwrites,
+            number: 0,
+            acked: BTreeMap::new(),
+            synced: BTreeMap::new(),
+            tried: None,
+            cut: None,
+        };
+        let kinds =
+            [(100, false), (1000, true), (9000, false), (8192, true), (300_000, false), (150_000, true)];
+        let writers = kinds.into_iter().enumerate().map(writer).collect();
+        let random = Random(seed);
+        Self { ganesha, mnt, other, options, exclusive, writers, random, conflicts: 0, replayed: 0 }
+    }
+
+    fn mount(&self) {
+        self.ganesha.mount(&self.options, &self.mnt).ok();
+    }
+
+    fn kill(&self) {
+        kill(&self.mnt);
+    }
+
+    fn bury(&self) {
+        run(Command::new("umount").arg("-l").arg(&self.mnt)).ok();
+        wait_for("the end of the daemon", 60, || daemons(&self.mnt).is_empty());
+    }
+
+    /// One life of the daemon, and what the next one finds. Acknowledged writes.
+    fn life(&mut self) -> u64 {
+        self.mount();
+        self.replayed += counter(&self.mnt, "journal_replayed_files");
+        let mut acknowledged = 0;
+        std::thread::scope(|scope| {
+            let mut running = Vec::new();
+            for writer in &mut self.writers {
+                if self.random.below(4) > 0 {
+                    let (mnt, random) = (&self.mnt, Random(self.random.next()));
+                    running.push(scope.spawn(move || writer.write(mnt, random)));
+                } else {
+                    (writer.tried, writer.cut) = (None, None);
+                }
+            }
+            pause(self.random.below(1500));
+            kill(&self.mnt);
+            acknowledged = running.into_iter().map(|r| r.join().unwrap()).sum();
+        });
+        if !self.exclusive {
+            for w in &self.writers {
+                let bytes = std::fs::read(self.ganesha.export(w.path.to_str().unwrap())).unwrap_or_default();
+                assert_eq!(
+                    w.wrong(&bytes, &w.synced),
+                    None,
+                    "f{} before the next mount: fsync is the server's",
+                    w.id
+                );
+            }
+        }
+        self.bury();
+        self.mount();
+        self.replayed += counter(&self.mnt, "journal_replayed_files");
+        for (name, _) in kept(&self.mnt) {
+            assert!(!self.exclusive, "nobody else wrote: {name}");
+            self.conflicts += 1;
+            run(Command::new(HITHER).args(["conflicts", "apply"]).arg(&self.mnt).arg(name)).ok();
+        }
+        for w in &self.writers {
+            let bytes = std::fs::read(self.ganesha.export(w.path.to_str().unwrap())).unwrap_or_default();
+            assert_eq!(w.wrong(&bytes, &w.acked), None, "f{} after the next mount", w.id);
+        }
+        assert_eq!(kept(&self.mnt), [], "what is applied is no conflict any more");
+        self.settle();
+        acknowledged
+    }
+
+    /// What was tried and not acknowledged is either there or not: from here on it is known which.
+    fn settle(&mut self) {
+        for w in &mut self.writers {
+            let bytes = std::fs::read(self.ganesha.export(w.path.to_str().unwrap())).unwrap_or_default();
+            if let Some(cut) = w.cut.take() {
+                let there = bytes.len() as u64 / w.len as u64;
+                w.acked.split_off(&there.max(cut));
+                w.synced.split_off(&there.max(cut));
+            }
+            if let Some((place, number)) = w.tried.take() {
+                let at = place as usize * w.len;
+                let is = bytes.get(at..at + w.len);
+                if is.is_some_and(|is| is == record(w.id, place, number, w.len)) {
+                    w.acked.insert(place, number);
+                } else if is.is_some_and(|is| {
+                    w.acked.get(&place).is_some_and(|old| is != record(w.id, place, *old, w.len))
+                }) {
+                    // There in part: what comes next goes over it.
+                    w.acked.remove(&place);
+                    w.synced.remove(&place);
+                }
+            }
+        }
+        if self.random.below(4) == 0 {
+            run(Command::new(HITHER).arg("umount").arg(&self.mnt)).ok();
+        } else {
+            self.kill();
+            self.bury();
+        }
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|n| n.parse().ok())
+}
+
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn what_was_acknowledged_survives_a_killed_daemon() {
+    let seed = number("HITHER_SEED").unwrap_or_else(rand::random);
+    let crashes = number("HITHER_CRASHES").unwrap_or(8);
+    println!("HITHER_SEED={seed}");
+    let mut replayed = 0;
+    for (version, exclusive) in [("4.2", false), ("4.2", true), ("3", false), ("3", true)] {
+        let mut campaign = Campaign::start(seed, version, exclusive);
+        let mut acknowledged = 0;
+        // Longer where no life lasted until the first write.
+        for life in 0.. {
+            if life >= crashes.div_ceil(4) && acknowledged > 0 {
+                break;
+            }
+            assert!(life < 10 * crashes, "nothing was tested");
+            acknowledged += campaign.life();
+        }
+        println!(
+            "NFS {version}{}: {acknowledged} writes acknowledged; {} files replayed, {} conflicts reported and applied",
+            if exclusive { ", exclusive" } else { "" },
+            campaign.replayed,
+            campaign.conflicts
+        );
+        replayed += campaign.replayed;
+    }
+    assert!(replayed > 0, "nothing was replayed");
+}
+
+/// What somebody else changed meanwhile is not written over; what was acknowledged is kept, shown, and applied when asked for.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn somebody_elses_change_is_a_conflict() {
+    for version in ["4.2", "3"] {
+        let campaign = Campaign::start(1, version, false);
+        let options = campaign.options.replace("dirty-age=2", "dirty-age=600");
+        let (mnt, other) = (&campaign.mnt, &campaign.other);
+        let mount = || campaign.ganesha.mount(&options, mnt);
+        mount().ok();
+        for name in ["same", "changed", "removed", "cut"] {
+            std::fs::write(mnt.join(name), [b'.'; 1000]).unwrap();
+        }
+        let files: Vec<File> = ["same", "changed", "removed", "cut"]
+            .iter()
+            .map(|name| OpenOptions::new().write(true).open(mnt.join(name)).unwrap())
+            .collect();
+        for file in &files {
+            file.write_all_at(b"ours", 10).unwrap();
+        }
+        files[3].set_len(12).unwrap();
+        campaign.kill();
+        drop(files);
+        campaign.bury();
+        let theirs = OpenOptions::new().write(true).open(other.join("changed")).unwrap();
+        theirs.write_all_at(b"theirs", 10).unwrap();
+        drop(theirs);
+        std::fs::remove_file(other.join("removed")).unwrap();
+        let said = mount().ok();
+        assert!(said.err.contains("kept, not sent"), "{}", said.err);
+        let read = |name: &str| std::fs::read(campaign.ganesha.export(name)).unwrap();
+        assert_eq!(&read("same")[8..16], b"..ours..", "vers={version}");
+        assert_eq!(&read("changed")[8..18], b"..theirs..", "not written over, vers={version}");
+        assert_eq!(read("cut"), b"..........ou", "vers={version}");
+        assert!(!campaign.ganesha.export("removed").exists());
+        let mut all = kept(mnt);
+        all.sort_by(|a, b| a.1.cmp(&b.1));
+        let paths: Vec<&str> = all.iter().map(|(_, path)| path.as_str()).collect();
+        assert_eq!(paths, ["changed", "removed"]);
+        assert_eq!(counter(mnt, "conflicts"), 2);
+        let merged = campaign.ganesha.dir.path().join("merged");
+        let conflicts = |what: &str| {
+            let mut command = Command::new(HITHER);
+            command.args(["conflicts", what]).arg(mnt);
+            command
+        };
+        run(conflicts("show").arg(&all[0].0).args(["--merged", "-o"]).arg(&merged)).ok();
+        assert_eq!(&std::fs::read(&merged).unwrap()[8..18], b"..oursrs..");
+        assert_eq!(&read("changed")[8..18], b"..theirs..", "showing changes nothing");
+        run(conflicts("apply").arg(&all[0].0)).ok();
+        assert_eq!(&read("changed")[8..18], b"..oursrs..");
+        let refused = run(conflicts("apply").arg(&all[1].0));
+        assert!(refused.code == 2 && refused.err.contains("--to PATH"), "{refused:?}");
+        run(conflicts("drop").arg(&all[1].0)).ok();
+        assert_eq!(kept(mnt), []);
+        run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
+    }
+}
+
+/// What a crash left is not passed over by a mount that names the server otherwise, or speaks another protocol.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn another_name_of_the_server_does_not_hide_a_journal() {
+    let campaign = Campaign::start(1, "4.2", false);
+    let options = campaign.options.replace("dirty-age=2", "dirty-age=600");
+    let (mnt, ganesha) = (&campaign.mnt, &campaign.ganesha);
+    ganesha.mount(&options, mnt).ok();
+    let file = File::create(mnt.join("f")).unwrap();
+    file.write_all_at(b"acknowledged", 0).unwrap();
+    campaign.kill();
+    drop(file);
+    campaign.bury();
+    let refused = ganesha.mount(&options.replace("vers=4.2", "vers=3"), mnt);
+    assert!(refused.code == 2 && refused.err.contains("mount that first"), "{refused:?}");
+    let said = ganesha.mount(&options, mnt).ok();
+    assert!(said.err.contains("12 bytes of 1 files were sent"), "{}", said.err);
+    run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
+    ganesha.mount(&options.replace("vers=4.2", "vers=3"), mnt).ok();
+    // A journal of which everything is at the server hides nothing.
+    std::fs::write(mnt.join("g"), "closed").unwrap();
+    campaign.kill();
+    campaign.bury();
+    ganesha.mount(&options, mnt).ok();
+    run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
+}
+
+/// `exclusive`: close and fsync wait for the local disk, `hither sync` for the server, umount as well.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn exclusive_waits_for_the_journal() {
+    for version in ["4.2", "3"] {
+        let campaign = Campaign::start(1, version, true);
+        let options = campaign.options.replace("dirty-age=2", "dirty-age=600");
+        let mnt = &campaign.mnt;
+        campaign.ganesha.mount(&options, mnt).ok();
+        let at_server = |name: &str| std::fs::read(campaign.ganesha.export(name)).unwrap();
+        let file = File::create(mnt.join("open")).unwrap();
+        file.write_all_at(b"synced", 0).unwrap();
+        file.sync_all().unwrap();
+        std::fs::write(mnt.join("closed"), "closed").unwrap();
+        assert_eq!(
+            (at_server("open").len(), at_server("closed").len()),
+            (0, 0),
+            "neither waits for the server"
+        );
+        std::fs::rename(mnt.join("closed"), mnt.join("renamed")).unwrap();
+        assert_eq!(counter(mnt, "journal_files"), 2);
+        assert_eq!(counter(mnt, "journal_bytes"), 12);
+        campaign.kill();
+        drop(file);
+        campaign.bury();
+        let said = campaign.ganesha.mount(&options, mnt).ok();
+        assert!(said.err.contains("12 bytes of 2 files were sent"), "{}", said.err);
+        assert_eq!(at_server("open"), b"synced");
+        assert_eq!(at_server("renamed"), b"closed");
+        std::fs::write(mnt.join("later"), "later").unwrap();
+        run(Command::new(HITHER).arg("sync").arg(mnt)).ok();
+        assert_eq!(at_server("later"), b"later");
+        wait_for("an empty journal", 60, || counter(mnt, "journal_files") == 0);
+        std::fs::write(mnt.join("last"), "last").unwrap();
+        run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
+        assert_eq!(at_server("last"), b"last");
+    }
+}

@@ -1,0 +1,342 @@
+//! Steering a disk cache from outside: policies, programs that choose what goes, traces, and disks that are full, read-only or broken.
+//!
+//! It needs root, nfs-ganesha, python3, and mkfs.ext4 with loop devices.
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
+
+mod common;
+
+use common::{Ganesha, HITHER, Said, hither, run, sh, wait_for};
+use serde_json::Value;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn json(said: Said) -> Value {
+    serde_json::from_str(&said.ok().out).unwrap()
+}
+
+fn cache(words: &[&str]) -> Said {
+    hither(&[&["cache"], words].concat())
+}
+
+fn status(mnt: &str) -> Value {
+    json(cache(&["status", "--json", mnt]))
+}
+
+fn counter(mnt: &str, name: &str) -> u64 {
+    status(mnt)["counters"][name].as_u64().unwrap()
+}
+
+fn umount(mnt: &str) {
+    hither(&["umount", mnt]).ok();
+}
+
+fn pattern(n: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + i / 251 + n) as u8).collect()
+}
+
+/// A server with `count` files of `len` bytes, f0 and so on.
+fn with_files(count: usize, len: usize) -> Ganesha {
+    let ganesha = Ganesha::start();
+    for n in 0..count {
+        std::fs::write(ganesha.export(&format!("f{n}")), pattern(n, len)).unwrap();
+    }
+    ganesha
+}
+
+fn settled(mnt: &str) {
+    wait_for("a quiet cache", 60, || counter(mnt, "queue_bytes") == 0);
+}
+
+/// What was read often stays, over a remount too, while a scan goes through; what is pinned stays as well; nothing read is wrong.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn policies_keep_what_they_say_and_limits_hold() {
+    let ganesha = with_files(60, 200_000);
+    let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path().join("cache"));
+    let shown = mnt.to_str().unwrap();
+    let read = |n: usize| right(&mnt, n..n + 1, 200_000);
+    for (policy, stays) in [("lru", false), ("s3-fifo", true)] {
+        let options = format!(
+            "vers=4.2,cache={},cache-age=0,cache-size=4M,fill=off,cache-policy={policy}",
+            dir.display()
+        );
+        ganesha.mount(&options, &mnt).ok();
+        assert_eq!(status(shown)["room"]["policy"], policy);
+        // Six files that are wanted again and again, and one that is pinned.
+        // (Reads that follow each other closely are one use.)
+        wait_for("all to have been used", 60, || {
+            (0..7).for_each(read);
+            settled(shown);
+            let slots = json(cache(&["ls", "--index", "--json", shown]));
+            let used = slots.as_array().unwrap().iter().filter(|slot| slot["uses"].as_u64() > Some(1));
+            used.count() == 7
+        });
+        cache(&["pin", mnt.join("f6").to_str().unwrap()]).ok();
+        umount(shown);
+        assert!(saved_index(&dir).is_some(), "an orderly end writes the index down");
+        ganesha.mount(&options, &mnt).ok();
+        assert_eq!(saved_index(&dir), None, "nobody believes it any more");
+        assert_eq!(counter(shown, "entries"), 7);
+        for n in 7..60 {
+            read(n);
+            settled(shown);
+            let room = &status(shown)["room"];
+            assert!(room["entry_bytes"].as_u64() <= room["hard_bytes"].as_u64(), "{room}");
+        }
+        assert!(counter(shown, "evictions") > 20);
+        let before = counter(shown, "fetches");
+        read(6);
+        assert_eq!(counter(shown, "fetches"), before, "{policy}: it is pinned");
+        let index = cache(&["ls", "--index", shown]).ok().out;
+        (0..6).for_each(read);
+        assert_eq!(counter(shown, "fetches") == before, stays, "{policy}: {}\n{index}", status(shown));
+        cache(&["evict", "--all", shown]).ok();
+        cache(&["unpin", mnt.join("f6").to_str().unwrap()]).ok();
+        assert_eq!(
+            cache(&["evict", "--json", mnt.join("f6").to_str().unwrap()]).ok().out,
+            "{\"evicted\":1}\n"
+        );
+        umount(shown);
+    }
+}
+
+/// The saved index of the one part of a cache directory, if it is valid.
+fn saved_index(dir: &Path) -> Option<PathBuf> {
+    let parts = std::fs::read_dir(dir).unwrap().flatten().map(|e| e.path().join("memo/index.x"));
+    parts.filter(|file| std::fs::read(file).is_ok_and(|bytes| bytes.starts_with(b"hitherX"))).last()
+}
+
+/// A program with a policy of its own lists, chooses and evicts; pinned files stay.
+#[test]
+#[ignore = "needs root, nfs-ganesha and python3"]
+fn a_program_chooses_what_goes() {
+    let ganesha = with_files(20, 150_000);
+    let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path().join("cache"));
+    let shown = mnt.to_str().unwrap();
+    ganesha.mount(&format!("vers=4.2,cache={},cache-age=0,fill=off", dir.display()), &mnt).ok();
+    cache(&["warm", "--quiet", shown]).ok();
+    settled(shown);
+    let all = json(cache(&["ls", "--json", shown]));
+    assert_eq!(all.as_array().unwrap().len(), 20);
+    // Three are named by their keys, and stay.
+    let keys: Vec<&str> = all.as_array().unwrap()[..3].iter().map(|e| e["key"].as_str().unwrap()).collect();
+    let with_keys = |what: &str| {
+        sh(&format!("printf '{}' | $HITHER cache {what} --keys --json {shown}", keys.join("\\n")))
+    };
+    assert_eq!(json(with_keys("pin"))["pinned"], 3);
+    assert_eq!(json(with_keys("evict"))["evicted"], 0, "what is pinned stays");
+    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/examples/cache-policy.py");
+    let choose = |high: &str, low: &str| {
+        run(Command::new("python3").args([program, shown, "--hither", HITHER, "--high", high, "--low", low]))
+            .ok()
+            .out
+    };
+    assert_eq!(choose("100M", "1M"), "0 files went\n");
+    let before = status(shown)["room"]["entry_bytes"].as_u64().unwrap();
+    choose("2M", "1M");
+    let after = status(shown)["room"]["entry_bytes"].as_u64().unwrap();
+    assert!(before > 2 << 20 && after <= 1 << 20, "{before} {after}");
+    choose("1", "0");
+    let left = json(cache(&["ls", "--index", "--json", shown]));
+    let mut left: Vec<&str> = left.as_array().unwrap().iter().map(|e| e["key"].as_str().unwrap()).collect();
+    left.sort_unstable();
+    let mut pinned = keys.clone();
+    pinned.sort_unstable();
+    assert_eq!(left, pinned);
+    assert_eq!(json(with_keys("unpin"))["unpinned"], 3);
+    choose("1", "0");
+    assert_eq!(counter(shown, "entries"), 0);
+    sh(&format!("echo nonsense | $HITHER cache evict --keys {shown}"))
+        .fails(2, &format!("hither: the daemon of {shown} refuses: 'nonsense' is no key"));
+    umount(shown);
+}
+
+/// What a program and its children open is recorded in order, nobody else's, and read again elsewhere.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn a_trace_is_recorded_and_replayed() {
+    let ganesha = with_files(9, 100_000);
+    std::fs::create_dir(ganesha.export("d")).unwrap();
+    std::fs::write(ganesha.export("d/in a directory"), pattern(1, 70_000)).unwrap();
+    let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path().join("cache"));
+    let (shown, trace) = (mnt.to_str().unwrap(), ganesha.dir.path().join("trace"));
+    let list = trace.to_str().unwrap();
+    let options = |name: &str| format!("vers=4.2,cache={},cache-age=0,fill=off", dir.join(name).display());
+    let made = std::fs::create_dir(&dir);
+    made.unwrap();
+    ganesha.mount(&options("one"), &mnt).ok();
+    let script = format!(
+        "cd {shown}; cat f3 f1 f3 >/dev/null; (sh -c 'sleep 0.3; cat f5; : >{seen}' >/dev/null &); \
+         while [ ! -e {seen} ]; do sleep 0.1; done; cat 'd/in a directory' >/dev/null; echo new >made; cat nothing; exit 7",
+        seen = ganesha.dir.path().join("seen").display()
+    );
+    let stranger = std::thread::spawn({
+        let mnt = mnt.clone();
+        move || (0..20).for_each(|_| drop(std::fs::read(mnt.join("f8")).unwrap()))
+    });
+    let said = hither(&["trace", "record", "-m", shown, list, "--", "sh", "-c", &script]);
+    stranger.join().unwrap();
+    assert_eq!(said.code, 7, "{said:?}");
+    let names = ["f3", "f1", "f5", "d/in a directory"];
+    let expected: String = names.iter().map(|name| format!("{shown}/./{name}\n")).collect();
+    assert_eq!(std::fs::read_to_string(&trace).unwrap(), expected);
+    // Without a program everybody counts, until it is interrupted.
+    let all = ganesha.dir.path().join("all");
+    // (It records when it listens to SIGINT.)
+    let script = format!(
+        "$HITHER trace record -m {shown} {} & \
+         until grep -q '^SigCgt:.*[2367abef]$' /proc/$!/status; do sleep 0.1; done; \
+         cat {shown}/f8 >/dev/null; kill -INT $!; wait $!",
+        all.display()
+    );
+    sh(&script).ok();
+    assert_eq!(std::fs::read_to_string(&all).unwrap(), format!("{shown}/./f8\n"));
+    umount(shown);
+    // Another mount point, an empty cache.
+    let other = ganesha.dir.path().join("mnt2");
+    std::fs::create_dir(&other).unwrap();
+    let elsewhere = other.to_str().unwrap();
+    ganesha.mount(&options("two"), &other).ok();
+    assert_eq!(hither(&["trace", "replay", list, "--root", elsewhere]).ok().out, "4 files read, 361 KiB\n");
+    settled(elsewhere);
+    assert_eq!(counter(elsewhere, "entries"), 4);
+    umount(elsewhere);
+    // A trace is a list for `warm`, too.
+    ganesha.mount(&options("three"), &mnt).ok();
+    sh(&format!("$HITHER cache warm --quiet - < {list}")).ok();
+    settled(shown);
+    assert_eq!(counter(shown, "entries"), 4);
+    umount(shown);
+    hither(&["trace", "record", list, "--", "no-such-program"])
+        .fails(1, "hither: there is no mount of hither");
+}
+
+fn trouble(mnt: &str) -> String {
+    status(mnt)["trouble"].as_str().unwrap_or_default().to_string()
+}
+
+/// Lines of the daemons' log with these words.
+fn told(ganesha: &Ganesha, words: &str) -> usize {
+    let log = std::fs::read_to_string(ganesha.dir.path().join("log")).unwrap();
+    log.lines().filter(|line| line.contains(words)).count()
+}
+
+/// The files are what they should be. The kernel does not keep their pages, so that the next reader asks the cache again.
+#[track_caller]
+fn right(mnt: &Path, files: std::ops::Range<usize>, len: usize) {
+    for n in files {
+        let mut file = std::fs::File::open(mnt.join(format!("f{n}"))).unwrap();
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).unwrap();
+        assert!(bytes == pattern(n, len), "f{n}");
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    }
+}
+
+/// Waits until the cache is in use again: it tries every half minute.
+#[track_caller]
+fn again(mnt: &str, mut is: impl FnMut() -> bool) {
+    let began = std::time::Instant::now();
+    while !is() {
+        assert!(began.elapsed().as_secs() < 300, "the cache is not in use again: {}", status(mnt));
+        std::thread::sleep(std::time::Duration::from_secs(2));
+    }
+}
+
+/// A file system that is full with other things: the mount goes on, says so once and in `stat`, and uses it when there is room.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn a_full_disk() {
+    let ganesha = with_files(40, 300_000);
+    let (mnt, small) = (ganesha.mnt(), ganesha.dir.path().join("small"));
+    let (shown, at) = (mnt.to_str().unwrap(), small.display());
+    std::fs::create_dir(&small).unwrap();
+    sh(&format!("mount -t tmpfs -o size=4m,mode=700 none {at}")).ok();
+    // The cache may not know that it is short of space: it finds out by writing.
+    let options = format!("vers=4.2,cache={at}/cache,cache-age=0,cache-min-free=0,fill=off");
+    ganesha.mount(&options, &mnt).ok();
+    right(&mnt, 0..40, 300_000);
+    settled(shown);
+    right(&mnt, 0..40, 300_000);
+    assert!(trouble(shown).contains("No space left on device"), "{}", trouble(shown));
+    assert!(hither(&["stat", shown]).ok().out.contains("No space left on device"));
+    assert_eq!(told(&ganesha, "going on without adding to it"), 1);
+    assert!(counter(shown, "errors") > 0);
+    sh(&format!("mount -o remount,size=64m {at}")).ok();
+    again(shown, || {
+        right(&mnt, 0..40, 300_000);
+        settled(shown);
+        trouble(shown).is_empty() && counter(shown, "entries") == 40
+    });
+    let before = counter(shown, "fetches");
+    right(&mnt, 0..40, 300_000);
+    assert_eq!(counter(shown, "fetches"), before);
+    umount(shown);
+    // Short of what is to stay free: nothing fails, and something goes.
+    let options = format!("vers=4.2,cache={at}/cache,cache-age=0,cache-min-free=60M,fill=off");
+    ganesha.mount(&options, &mnt).ok();
+    wait_for("the cleaner", 60, || counter(shown, "entry_bytes") < 5 << 20);
+    right(&mnt, 0..40, 300_000);
+    settled(shown);
+    let room = &status(shown)["room"];
+    assert!(room["free_bytes"].as_u64().unwrap() > 55 << 20, "{room}");
+    assert_eq!(counter(shown, "errors"), 0);
+    umount(shown);
+    sh(&format!("umount {at}")).ok();
+}
+
+/// A file system that turns read-only under the cache, as ext4 does after an error: what is there is used, nothing is added; it is
+/// used again after it was mounted anew.
+#[test]
+#[ignore = "needs root, nfs-ganesha and loop devices"]
+fn a_disk_that_becomes_read_only() {
+    let ganesha = with_files(20, 300_000);
+    let (mnt, small) = (ganesha.mnt(), ganesha.dir.path().join("small"));
+    let (shown, at) = (mnt.to_str().unwrap(), small.display());
+    std::fs::create_dir(&small).unwrap();
+    let image = ganesha.dir.path().join("image");
+    sh(&format!(
+        "truncate -s 64M {0}; mkfs.ext4 -qF {0}; mount -o loop {0} {at}; chmod 700 {at}",
+        image.display()
+    ))
+    .ok();
+    let options = format!("vers=4.2,cache={at}/cache,cache-age=0,cache-min-free=0,fill=off");
+    ganesha.mount(&options, &mnt).ok();
+    right(&mnt, 0..10, 300_000);
+    settled(shown);
+    wait_for("it to be durable", 60, || counter(shown, "entries") == 10 && told(&ganesha, "going on") == 0);
+    sh(&format!("sync -f {at}; mount -o remount,abort {at}")).ok();
+    let before = counter(shown, "fetched_bytes");
+    right(&mnt, 0..20, 300_000);
+    settled(shown);
+    right(&mnt, 0..20, 300_000);
+    assert!(trouble(shown).contains("Read-only file system"), "{}", trouble(shown));
+    assert_eq!(told(&ganesha, "going on without adding to it"), 1);
+    assert!(counter(shown, "fetched_bytes") - before <= 6_000_000, "what is there is used");
+    // Mended and mounted again, below the same mount of the server. (A copy: the broken one lives as long as it is in use.)
+    let mended = ganesha.dir.path().join("mended");
+    sh(&format!(
+        "umount -l {at}; cp {0} {1}; e2fsck -fy {1} >/dev/null || [ $? -le 2 ]",
+        image.display(),
+        mended.display()
+    ))
+    .ok();
+    sh(&format!("mount -o loop {} {at}", mended.display())).ok();
+    again(shown, || {
+        right(&mnt, 0..20, 300_000);
+        settled(shown);
+        trouble(shown).is_empty() && counter(shown, "entries") == 20
+    });
+    let before = counter(shown, "fetches");
+    right(&mnt, 0..20, 300_000);
+    assert_eq!(counter(shown, "fetches"), before);
+    umount(shown);
+    // One that is read-only from the beginning.
+    sh(&format!("umount {at}; mount -o loop,ro {} {at}", mended.display())).ok();
+    ganesha.mount(&options, &mnt).ok();
+    right(&mnt, 0..20, 300_000);
+    assert!(trouble(shown).contains("Read-only file system"), "{}", trouble(shown));
+    umount(shown);
+    sh(&format!("umount {at}")).ok();
+}

@@ -1,0 +1,186 @@
+//! The procedures that change something.
+
+use super::convert::{set, stat};
+use super::read::walk;
+use super::{At, Begun, Caller, Done, WRITE_LOCKS};
+use crate::v4::delegation::{Naming, key};
+use hither_lease::Op;
+use hither_proto::nqnfs::{
+    Asking, CreateArgs, DiropOk, Fattr, LeaseReply, LeaseRequest, LinkArgs, MkdirArgs, RenameArgs, Sattr,
+    SetattrArgs, Stat, SymlinkArgs, WriteArgs,
+};
+use hither_vfs::{Data, FileKind, Name, Node, RenameFlags, SetAttr, Special, Stability};
+
+impl At<'_> {
+    /// Writes to a file come one after the other.
+    fn write_lock(&self) -> &tokio::sync::Mutex<()> {
+        &self.c.r.server.nqnfs.writes[key(&self.fh).0[0] as usize % WRITE_LOCKS]
+    }
+
+    /// Begins to change an object, and everything that is known of the change follows from [`Begun::done`].
+    async fn begin_change(&self) -> Result<Begun, Stat> {
+        Ok(self.begin(Op::Write, LeaseRequest::None).await?.1)
+    }
+
+    /// A name in this directory is about to lead elsewhere: nobody else caches the file that it leads to, nor begins to.
+    async fn begin_name(&self, name: &Name) -> Result<(Naming, Option<Begun>), Stat> {
+        let naming = self.c.leases().naming();
+        // What cannot be looked up has its failure from the operation itself.
+        let begun = match walk(self, name).await {
+            Ok(node) if node.attrs.attr.kind == FileKind::Regular => {
+                Some(self.with(node.fh).begin_change().await?)
+            }
+            _ => None,
+        };
+        Ok((naming, begun))
+    }
+}
+
+pub(super) async fn setattr(c: &Caller<'_>, a: &Asking<SetattrArgs>) -> Done<Fattr> {
+    let at = c.at_to_change(&a.args.file).await?;
+    let set = set(&a.args.attributes).ok_or(Stat::IO)?;
+    let (_, mut begun) = at.begin(Op::Write, a.lease).await?;
+    let _turn = at.write_lock().lock().await;
+    let attr = at.export.vfs.setattr(&at.cx, at.file(), &set).await.map_err(|e| stat(&e))?.attr;
+    let revision = begun.done(&at, attr.change);
+    Ok((begun.lease(revision), at.wire(&attr, revision)))
+}
+
+pub(super) async fn write(c: &Caller<'_>, a: Asking<WriteArgs>) -> Done<Fattr> {
+    let at = c.at_to_change(&a.args.file).await?;
+    if a.args.data.len() > c.r.server.options.io_max_bytes as usize {
+        return Err(Stat::FBIG);
+    }
+    // A write that asks for no lease is done under one, or is a delayed one.
+    let delayed = a.lease == LeaseRequest::None;
+    let (_, mut begun) = at.begin_any(Op::Write, a.lease, delayed).await?;
+    let _turn = at.write_lock().lock().await;
+    let offset = if a.args.append { at.attr().await?.size_bytes } else { a.args.offset };
+    let len = a.args.data.len() as u64;
+    if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
+        return Err(Stat::FBIG);
+    }
+    let data = Data::from(a.args.data.0);
+    let wrote = at.export.vfs.write(&at.cx, at.file(), offset, data, Stability::Stable).await;
+    let wrote = wrote.map_err(|e| stat(&e))?;
+    let attr = match wrote.attrs {
+        Some(attrs) => attrs.attr,
+        None => at.attr().await?,
+    };
+    let revision = begun.done(&at, attr.change);
+    if wrote.bytes < len {
+        // The reply has no room for how much was written.
+        return Err(Stat::NOSPC);
+    }
+    Ok((begun.lease(revision), at.wire(&attr, revision)))
+}
+
+pub(super) async fn create(c: &Caller<'_>, a: &Asking<CreateArgs>) -> Done<DiropOk> {
+    let (dir, name) = c.entry(&a.args.r#where).await?;
+    let wanted = set(&a.args.attributes).ok_or(Stat::IO)?;
+    let first = SetAttr { size_bytes: None, ..wanted };
+    let what = special(&a.args.attributes);
+    let made = dir.export.vfs.mknod(&dir.cx, &dir.fh, &name, &what, &first).await;
+    let (node, old) = match made {
+        Ok(made) => (made.node, false),
+        Err(e) if e.errno == libc::EEXIST && what == Special::Regular => (walk(&dir, &name).await?, true),
+        Err(e) => return Err(stat(&e)),
+    };
+    if node.attrs.attr.kind != FileKind::Regular {
+        return match what {
+            Special::Regular => Err(Stat::EXIST),
+            _ => Ok((LeaseReply::None, made_ok(&dir, node)?)),
+        };
+    }
+    let at = dir.with(node.fh);
+    // An old file is cut, with what others have delayed; the lease that is asked for is on the new one as on the old.
+    let size = wanted.size_bytes.filter(|size| old || *size > 0);
+    let op = if size.is_some() { Op::Write } else { Op::Read };
+    let (mut attr, mut begun) = at.begin(op, a.lease).await?;
+    if size.is_some_and(|size| size != attr.size_bytes) {
+        let _turn = at.write_lock().lock().await;
+        let size = SetAttr { size_bytes: size, ..SetAttr::default() };
+        attr = at.export.vfs.setattr(&at.cx, at.file(), &size).await.map_err(|e| stat(&e))?.attr;
+    }
+    let revision = begun.done(&at, attr.change);
+    let ok = DiropOk { file: at.handle(&at.fh)?, attributes: at.wire(&attr, revision) };
+    Ok((begun.lease(revision), ok))
+}
+
+/// What CREATE makes: the type is in the mode, and a device's number in the size (as 4.2BSD and its descendants have it).
+fn special(s: &Sattr) -> Special {
+    let number = s.size as u32;
+    let device = (number >> 8 & 0xff, number & 0xff | number >> 8 & !0xff);
+    match s.mode & 0o170_000 {
+        _ if s.mode == u32::MAX => Special::Regular,
+        0o010_000 => Special::Fifo,
+        0o140_000 => Special::Socket,
+        0o020_000 => Special::CharDevice(device.0, device.1),
+        0o060_000 => Special::BlockDevice(device.0, device.1),
+        _ => Special::Regular,
+    }
+}
+
+fn made_ok(dir: &At<'_>, node: Node) -> Result<DiropOk, Stat> {
+    // Nobody caches what was just made, and directories are never cached.
+    let revision = dir.c.leases().act(|inner, _| inner.table.revision(key(&node.fh)));
+    Ok(DiropOk { file: dir.handle(&node.fh)?, attributes: dir.wire(&node.attrs.attr, revision) })
+}
+
+pub(super) async fn mkdir(c: &Caller<'_>, a: &Asking<MkdirArgs>) -> Done<DiropOk> {
+    let (dir, name) = c.entry(&a.args.r#where).await?;
+    let set = set(&Sattr { size: u64::MAX, ..a.args.attributes }).ok_or(Stat::IO)?;
+    let made = dir.export.vfs.mkdir(&dir.cx, &dir.fh, &name, &set).await.map_err(|e| stat(&e))?;
+    Ok((LeaseReply::None, made_ok(&dir, made.node)?))
+}
+
+pub(super) async fn symlink(c: &Caller<'_>, a: &Asking<SymlinkArgs>) -> Done<()> {
+    let (dir, name) = c.entry(&a.args.from).await?;
+    // A copy: the text may be kept for longer than the message.
+    let target = bytes::Bytes::copy_from_slice(&a.args.to);
+    let sattr = Sattr { mode: u32::MAX, size: u64::MAX, ..a.args.attributes };
+    let set = set(&sattr).ok_or(Stat::IO)?;
+    dir.export.vfs.symlink(&dir.cx, &dir.fh, &name, &target, &set).await.map_err(|e| stat(&e))?;
+    Ok((LeaseReply::None, ()))
+}
+
+pub(super) async fn remove(c: &Caller<'_>, what: &hither_proto::nqnfs::Diropargs, is_dir: bool) -> Done<()> {
+    let (dir, name) = c.entry(what).await.map_err(|status| match status {
+        // '.' and '..' are never removed.
+        Stat::EXIST => Stat::IO,
+        status => status,
+    })?;
+    let vfs = &dir.export.vfs;
+    let _changing = dir.begin_name(&name).await?;
+    let result = match is_dir {
+        true => vfs.rmdir(&dir.cx, &dir.fh, &name).await,
+        false => vfs.unlink(&dir.cx, &dir.fh, &name, None).await,
+    };
+    result.map_err(|e| stat(&e))?;
+    Ok((LeaseReply::None, ()))
+}
+
+pub(super) async fn rename(c: &Caller<'_>, a: &Asking<RenameArgs>) -> Done<()> {
+    let (from, old) = c.entry(&a.args.from).await?;
+    let (to, new) = c.entry(&a.args.to).await?;
+    if from.export.number != to.export.number {
+        return Err(Stat::IO);
+    }
+    let _from = from.begin_name(&old).await?;
+    let _to = to.begin_name(&new).await?;
+    let vfs = &from.export.vfs;
+    let result = vfs.rename(&from.cx, (&from.fh, &old), (&to.fh, &new), None, RenameFlags::empty()).await;
+    result.map_err(|e| stat(&e))?;
+    Ok((LeaseReply::None, ()))
+}
+
+pub(super) async fn link(c: &Caller<'_>, a: &Asking<LinkArgs>) -> Done<()> {
+    let file = c.at_to_change(&a.args.from).await?;
+    let (dir, name) = c.entry(&a.args.to).await?;
+    if file.export.number != dir.export.number {
+        return Err(Stat::IO);
+    }
+    let _begun = file.begin_change().await?;
+    dir.export.vfs.link(&dir.cx, &file.fh, &dir.fh, &name).await.map_err(|e| stat(&e))?;
+    Ok((LeaseReply::None, ()))
+}

@@ -1,0 +1,278 @@
+//! READDIR and READDIRLOOK.
+//!
+//! Cookies of the protocol have 32 bits, those of a `Vfs` 64. Small ones are shifted by two, because READDIR begins with `.` and
+//! `..`, which have the cookies 1 and 2. Large ones (hashes, on most file systems) become numbers with the top bit set, made of a
+//! checksum; which cookie stands behind such a number is remembered for the entries that were sent last, and looked for from the
+//! directory's beginning otherwise. An entry whose checksum is that of another one that is remembered has the next number.
+
+use super::convert::{fold, stat};
+use super::leases::Since;
+use super::{At, Caller, Done, Plan};
+use crate::v4::delegation::key;
+use hither_lease::{Kind, Op};
+use hither_proto::nqnfs::{
+    Asking, Entry, EntryLook, FH_BYTES, Filename, LeaseReply, ReaddirArgs, ReaddirOk, ReaddirlookArgs,
+    ReaddirlookOk, Stat,
+};
+use hither_proto::xdr::Chain;
+use hither_vfs::{DirEntry, DirPage, Node};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use twox_hash::XxHash3_64;
+
+/// Longest listing that is sent.
+const REPLY_MAX_BYTES: u32 = 1 << 20;
+/// Bytes of a reply besides its entries: status, lease, end of list, end of directory.
+const HEAD_BYTES: usize = 4 + 4 + 4 + 4;
+/// Bytes of an entry besides its name: marker, number, length of the name, cookie.
+const ENTRY_BYTES: usize = 4 + 4 + 4 + 4;
+/// What lease and attributes add.
+const LOOK_BYTES: usize = 4 + 4 + 8 + 92;
+/// Cookies of `.` and `..`.
+const DOT: u32 = 1;
+const DOTDOT: u32 = 2;
+/// Cookies that stand for large ones.
+const LARGE: u32 = 1 << 31;
+/// Most cookies that are remembered, twice.
+const COOKIES_MAX: usize = 1 << 16;
+/// Most numbers that are tried for an entry.
+const TRIES_MAX: u32 = 8;
+/// Bytes of a page when a cookie is looked for.
+const SEARCH_BYTES: u32 = 256 << 10;
+
+/// Cookie and verifier of the `Vfs`.
+type Place = (u64, [u8; 8]);
+
+/// Where clients may go on, by directory and cookie on the wire: the newer ones and the older ones.
+#[derive(Default)]
+pub(super) struct Cookies {
+    inner: Mutex<[HashMap<(u64, u32), Place>; 2]>,
+}
+
+impl Cookies {
+    /// The cookies on the wire of entries that are sent. Clients go on from any of them, also when it is gone then.
+    fn remember(&self, dir: u64, entries: &[DirEntry], verifier: [u8; 8]) -> Vec<u32> {
+        let mut inner = self.inner.lock();
+        entries.iter().map(|e| Self::number(&mut inner, dir, e.cookie, verifier)).collect()
+    }
+
+    fn number(inner: &mut [HashMap<(u64, u32), Place>; 2], dir: u64, cookie: u64, verifier: [u8; 8]) -> u32 {
+        let natural = short(cookie);
+        let taken = |n: u32| {
+            let known = inner.iter().find_map(|m| m.get(&(dir, n)));
+            known.is_some_and(|(other, _)| *other != cookie)
+        };
+        let others = (0..TRIES_MAX).map(|i| natural.wrapping_add(i) | natural & LARGE);
+        let number = others.into_iter().find(|n| natural < LARGE || !taken(*n)).unwrap_or(natural);
+        if inner[0].len() >= COOKIES_MAX {
+            inner[1] = std::mem::take(&mut inner[0]);
+        }
+        inner[0].insert((dir, number), (cookie, verifier));
+        number
+    }
+
+    fn find(&self, dir: u64, short: u32) -> Option<Place> {
+        let inner = self.inner.lock();
+        inner.iter().find_map(|m| m.get(&(dir, short)).copied())
+    }
+}
+
+/// The cookie on the wire.
+fn short(cookie: u64) -> u32 {
+    match u32::try_from(cookie.saturating_add(DOTDOT.into())) {
+        Ok(n) if n < LARGE => n,
+        _ => LARGE | XxHash3_64::oneshot(&cookie.to_be_bytes()) as u32,
+    }
+}
+
+/// Bytes of a directory that are asked for.
+struct Room {
+    reply: usize,
+    /// What each entry has besides [`ENTRY_BYTES`] and its name.
+    more: usize,
+}
+
+struct Listing {
+    /// With their cookies on the wire.
+    entries: Vec<(DirEntry, u32)>,
+    eof: bool,
+}
+
+pub(super) async fn readdir(c: &Caller<'_>, a: &Asking<ReaddirArgs>) -> Done<ReaddirOk> {
+    let dir = c.at(&a.args.dir).await?;
+    let mut reply = a.args.count.min(REPLY_MAX_BYTES) as usize;
+    let attr = dir.attr().await?;
+    let dot = |name: &[u8], cookie| Entry { fileid: fold(attr.fileid), name: Filename::copy(name), cookie };
+    // The number of the parent is not known, and nobody relies on it.
+    let mut entries = match a.args.cookie {
+        0 => vec![dot(b".", DOT), dot(b"..", DOTDOT)],
+        DOT => vec![dot(b"..", DOTDOT)],
+        _ => Vec::new(),
+    };
+    reply = reply.saturating_sub(entries.len() * (ENTRY_BYTES + 4));
+    let l = match list(&dir, a.args.cookie, &Room { reply, more: 0 }, false).await {
+        Err(Stat::IO) if !entries.is_empty() => Listing { entries: Vec::new(), eof: false },
+        l => l?,
+    };
+    entries.extend(l.entries.into_iter().map(|(e, cookie)| Entry {
+        fileid: fold(e.fileid),
+        name: Filename::from(e.name.bytes().clone()),
+        cookie,
+    }));
+    Ok((LeaseReply::None, ReaddirOk { entries: Chain(entries), eof: l.eof }))
+}
+
+/// `.` and `..` are left out: the caller has their handles.
+pub(super) async fn readdirlook(c: &Caller<'_>, a: &Asking<ReaddirlookArgs>) -> Done<ReaddirlookOk> {
+    let dir = c.at(&a.args.file).await?;
+    let handle_bytes = if c.long { 2 * FH_BYTES } else { FH_BYTES };
+    let room = Room { reply: a.args.cnt.min(REPLY_MAX_BYTES) as usize, more: LOOK_BYTES + handle_bytes };
+    let since = dir.since();
+    let l = list(&dir, a.args.cookie, &room, true).await?;
+    let mut entries = Vec::with_capacity(l.entries.len());
+    for (e, cookie) in l.entries {
+        let name = Filename::from(e.name.bytes().clone());
+        // One that is gone meanwhile is left out.
+        let node = match e.node {
+            Some(node) => node,
+            None => match super::read::walk(&dir, &e.name).await {
+                Ok(node) => node,
+                Err(_) => continue,
+            },
+        };
+        entries.extend(look(&dir, node, (name, cookie), a.args.duration, since).await);
+    }
+    Ok((LeaseReply::None, ReaddirlookOk { entries: Chain(entries), eof: l.eof }))
+}
+
+/// An entry with what is known of it. A lease is given if that takes nothing from anybody; without one the attributes are what the
+/// server knows, and somebody may have delayed writes to the file.
+async fn look(
+    dir: &At<'_>,
+    node: Node,
+    (name, cookie): (Filename, u32),
+    duration: u32,
+    since: Since,
+) -> Option<EntryLook> {
+    let entry_fh = dir.handle(&node.fh).ok()?;
+    let at = dir.with(node.fh);
+    let mut attr = node.attrs.attr;
+    let (mut cachable, mut granted, mut rev) = (0, 0, 0);
+    if let Some(mut want) = at.want(&attr, Kind::Read, duration).await {
+        want.optional = true;
+        let plan = Plan { op: Op::Lease, want: Some(want), delayed: false };
+        let begun = at.begin_with((attr.change, since), plan).await.ok();
+        if let Some(begun) = begun {
+            rev = begun.revision;
+            if let LeaseReply::Read(l) | LeaseReply::Write(l) = begun.lease(begun.revision) {
+                (cachable, granted) = (u32::from(l.cachable), l.duration);
+                attr = at.attr().await.ok()?;
+            }
+        }
+    }
+    if rev == 0 {
+        let key = key(&at.fh);
+        rev =
+            dir.c.leases().act(|inner, now| inner.short.seen(&mut inner.table, now, key, attr.change, since));
+    }
+    let (entry_attrib, fid) = (at.wire(&attr, rev), fold(attr.fileid));
+    Some(EntryLook { cachable, duration: granted, rev, entry_fh, entry_attrib, fid, name, cookie })
+}
+
+async fn list(dir: &At<'_>, cookie: u32, room: &Room, nodes: bool) -> Result<Listing, Stat> {
+    let number = key(&dir.fh).0[0];
+    let (from, verifier) = match cookie {
+        0..=DOTDOT => (0, [0; 8]),
+        n if n < LARGE => match dir.c.r.server.nqnfs.cookies.find(number, n) {
+            Some(at) => at,
+            None => (u64::from(n - DOTDOT), [0; 8]),
+        },
+        n => match dir.c.r.server.nqnfs.cookies.find(number, n) {
+            Some(at) => at,
+            None => search(dir, n).await?,
+        },
+    };
+    let most = room.reply.saturating_sub(HEAD_BYTES).clamp(64, u32::MAX as usize) as u32;
+    let page = page(dir, from, verifier, most, nodes).await?;
+    let (mut bytes, all_of_page) = (HEAD_BYTES, page.eof);
+    let mut entries = Vec::with_capacity(page.entries.len());
+    let mut eof = true;
+    for e in page.entries {
+        bytes += ENTRY_BYTES + e.name.bytes().len().next_multiple_of(4) + room.more;
+        if bytes > room.reply {
+            eof = false;
+            break;
+        }
+        entries.push(e);
+    }
+    if entries.is_empty() && !eof {
+        // Not even one entry fits.
+        return Err(Stat::IO);
+    }
+    let cookies = dir.c.r.server.nqnfs.cookies.remember(number, &entries, page.verifier);
+    Ok(Listing { entries: entries.into_iter().zip(cookies).collect(), eof: eof && all_of_page })
+}
+
+async fn page(dir: &At<'_>, from: u64, verifier: [u8; 8], most: u32, nodes: bool) -> Result<DirPage, Stat> {
+    let page = dir.export.vfs.readdir(&dir.cx, &dir.fh, from, verifier, most, nodes).await;
+    page.map_err(|e| stat(&e))
+}
+
+/// The entry that has this cookie on the wire.
+async fn search(dir: &At<'_>, wanted: u32) -> Result<Place, Stat> {
+    let (mut from, mut verifier) = (0, [0; 8]);
+    loop {
+        let page = page(dir, from, verifier, SEARCH_BYTES, false).await?;
+        verifier = page.verifier;
+        if let Some(e) = page.entries.iter().find(|e| short(e.cookie) == wanted) {
+            return Ok((e.cookie, verifier));
+        }
+        match page.entries.last() {
+            Some(last) if !page.eof && last.cookie != from => from = last.cookie,
+            // The entry is gone, and with it the place in the directory.
+            _ => return Err(Stat::STALE),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hither_vfs::Name;
+
+    fn entry(cookie: u64) -> DirEntry {
+        DirEntry { name: Name::new("n").unwrap(), cookie, fileid: 1, kind: None, node: None }
+    }
+
+    /// Two large cookies with one checksum.
+    fn twins() -> (u64, u64) {
+        let mut seen = HashMap::new();
+        (1 << 40..).find_map(|c: u64| seen.insert(short(c), c).map(|other| (other, c))).unwrap()
+    }
+
+    #[test]
+    fn entries_with_one_checksum_have_numbers_of_their_own() {
+        let (a, b) = twins();
+        let cookies = Cookies::default();
+        let numbers = cookies.remember(1, &[entry(a), entry(b)], [0; 8]);
+        assert_ne!(numbers[0], numbers[1]);
+        assert!(numbers.iter().all(|n| *n >= LARGE));
+        assert_eq!(
+            [a, b].map(|c| (c, [0; 8])).to_vec(),
+            numbers.iter().map(|n| cookies.find(1, *n).unwrap()).collect::<Vec<_>>()
+        );
+        // The same when they are listed again, in whatever order; another directory is another matter.
+        assert_eq!(cookies.remember(1, &[entry(b), entry(a)], [0; 8]), [numbers[1], numbers[0]]);
+        assert_eq!(cookies.remember(2, &[entry(b)], [0; 8]), [numbers[0]]);
+    }
+
+    #[test]
+    fn what_is_remembered_has_a_bound() {
+        let cookies = Cookies::default();
+        let many: Vec<DirEntry> = (0..3 * COOKIES_MAX as u64).map(|n| entry(n << 40 | 1 << 63)).collect();
+        let numbers = cookies.remember(1, &many, [0; 8]);
+        assert!(cookies.inner.lock().iter().all(|m| m.len() <= COOKIES_MAX));
+        let newest = numbers.iter().rev().take(COOKIES_MAX / 2);
+        assert!(newest.into_iter().all(|n| cookies.find(1, *n).is_some()));
+    }
+}

@@ -1,0 +1,385 @@
+//! Several calls of one client side by side, and what the client, the server and local programs do at the wrong moment.
+
+use super::*;
+use crate::nqnfs::leases::Held;
+use crate::v4::delegation::key;
+use hither_lease::{Boot, Config, Decision, Table as LeaseTable};
+use hither_proto::nfs3;
+use hither_vfs::{BoxFuture, Data, Fh, Told, Watched};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+
+async fn seconds(s: f64) {
+    tokio::time::sleep(Duration::from_secs_f64(s)).await;
+}
+
+/// A lease that the table gives to a call that waits is noted, whatever else its client has asked meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_noted_although_other_calls_of_its_client_end_while_it_is_waited_for() {
+    let lab = Lab::new(&model(), 1, None);
+    let (mut c, mut d, mut other) = (lab.client(1).await, lab.client(2).await, lab.client(3).await);
+    let f = c.create("f").await;
+    assert!(d.lease(f, Cachetype::READ).await.unwrap().cachable);
+    d.gives_up = false;
+    seconds(f64::from(TERM) - 1.0).await;
+    let waits =
+        c.send(&Asking::nothing(GetleaseArgs { file: f, rw: Cachetype::WRITE, duration: TERM })).await;
+    d.take().await;
+    assert_eq!(d.evicted.pop_front(), Some(f));
+    c.ask(GetattrArgs { file: f }).await.into_result().unwrap();
+    c.read(f).await.unwrap();
+    // Its lease is over on its own clock: it does not go on using the file.
+    seconds(1.5).await;
+    d.ask(VacatedArgs { file: f }).await;
+    let lease: Res<GetleaseOk> = c.answer(waits).await;
+    assert!(lease.into_result().unwrap().1.cachable);
+    c.gives_up = false;
+    let xid = other.send(&nfs3::ReadArgs { file: of_v3(f), offset: 0, count: 100 }).await;
+    c.take().await;
+    assert_eq!(c.evicted.pop_front(), Some(f), "others read what it delays");
+    c.write(f, LeaseRequest::None, "delayed").await.unwrap();
+    c.ask(VacatedArgs { file: f }).await;
+    let nfs3::Res::Ok(read) = other.answer::<nfs3::ReadRes>(xid).await else { panic!() };
+    assert_eq!(&read.data[..], b"delayed");
+}
+
+/// A client that is gone before the lease that it waited for was granted is evicted like others.
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_noted_although_nobody_waits_for_it_any_more() {
+    let lab = Lab::new(&model(), 1, None);
+    let (mut c, mut d) = (lab.client(1).await, lab.client(2).await);
+    let f = c.create("f").await;
+    assert!(d.lease(f, Cachetype::READ).await.unwrap().cachable);
+    d.gives_up = false;
+    seconds(f64::from(TERM) - 1.0).await;
+    c.send(&Asking::nothing(GetleaseArgs { file: f, rw: Cachetype::WRITE, duration: TERM })).await;
+    d.take().await;
+    drop(c);
+    seconds(1.5).await;
+    d.ask(VacatedArgs { file: f }).await;
+    let mut c = lab.client(1).await;
+    let read = c.until(d.read(f)).await.unwrap();
+    assert_eq!(read.0, b"");
+}
+
+/// Files that a local program may change, if they can be watched.
+#[derive(Default)]
+struct Watcher {
+    cannot: AtomicBool,
+    watched: Arc<AtomicUsize>,
+    /// What a local program does in the moment before a file is watched.
+    before: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Watch for Watcher {
+    fn watch(&self, _: &Fh) -> BoxFuture<Option<Watched>> {
+        if let Some(before) = self.before.lock().take() {
+            before();
+        }
+        let watched = (!self.cannot.load(SeqCst)).then(|| {
+            self.watched.fetch_add(1, SeqCst);
+            Box::new(Counted(self.watched.clone())) as Watched
+        });
+        Box::pin(async move { watched })
+    }
+
+    fn tell(&self, _: Arc<Told>) {}
+}
+
+async fn read_renewing(c: &mut Client, file: WireFh) -> LeaseReply {
+    let args = ReadArgs { file, offset: 0, count: 100 };
+    let read = c.call(&Asking { lease: LeaseRequest::Read(TERM), args }).await;
+    read.into_result().unwrap().0
+}
+
+/// A lease that its client knows of does not end because its file cannot be watched any more: the client is asked for it.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_cannot_be_watched_any_more_is_called_back() {
+    let watcher = Arc::new(Watcher::default());
+    let lab = Lab::beside(&model(), 1, None, Others::Watched(watcher.clone()));
+    let (mut c, mut w) = (lab.client(1).await, lab.client(2).await);
+    let f = c.create("f").await;
+    assert!(c.lease(f, Cachetype::READ).await.unwrap().cachable);
+    assert_eq!(watcher.watched.load(SeqCst), 1);
+    c.gives_up = false;
+    c.write(f, LeaseRequest::None, "mine").await.unwrap();
+    assert_eq!(watcher.watched.load(SeqCst), 0, "what the holder changes looks like somebody else's doing");
+    watcher.cannot.store(true, SeqCst);
+    let renewed = read_renewing(&mut c, f).await;
+    assert!(matches!(renewed, LeaseReply::Read(l) if !l.cachable && l.duration == 0), "{renewed:?}");
+    let args = WriteArgs { file: f, offset: 0, append: false, data: Opaque::copy(b"other") };
+    let xid = w.send(&Asking::nothing(args)).await;
+    while c.evicted.is_empty() {
+        c.take().await;
+    }
+    assert!(tokio::time::timeout(Duration::from_secs(1), w.take()).await.is_err(), "it may still read");
+    c.ask(VacatedArgs { file: f }).await;
+    let wrote: Res<Fattr> = w.answer(xid).await;
+    wrote.into_result().unwrap();
+    assert_eq!(c.read(f).await.unwrap().0, b"other");
+}
+
+/// One that its client has not heard of is not granted, and nobody waits for it.
+#[tokio::test(start_paused = true)]
+async fn a_file_that_cannot_be_watched_is_not_leased() {
+    let watcher = Arc::new(Watcher::default());
+    watcher.cannot.store(true, SeqCst);
+    let lab = Lab::beside(&model(), 1, None, Others::Watched(watcher.clone()));
+    let (mut c, mut w) = (lab.client(1).await, lab.client(2).await);
+    let f = c.create("f").await;
+    assert_eq!(read_renewing(&mut c, f).await, LeaseReply::None);
+    w.write(f, LeaseRequest::None, "new").await.unwrap();
+    seconds(1.0).await;
+    assert!(tokio::time::timeout(Duration::from_secs(1), c.take()).await.is_err(), "it has nothing");
+    watcher.cannot.store(false, SeqCst);
+    assert!(c.lease(f, Cachetype::READ).await.unwrap().cachable);
+}
+
+/// What a local program changes between the look at the file and the watch is not taken for what was looked at.
+#[tokio::test(start_paused = true)]
+async fn a_file_that_changes_before_it_is_watched_is_not_cached() {
+    use hither_vfs::Vfs;
+    let (model, watcher) = (model(), Arc::new(Watcher::default()));
+    let lab = Lab::beside(&model, 1, None, Others::Watched(watcher.clone()));
+    let mut c = lab.client(1).await;
+    let f = c.create("f").await;
+    c.write(f, LeaseRequest::None, "old").await.unwrap();
+    let first = c.read(f).await.unwrap().1;
+    let Some(Handle::Object(_, fh)) = f.unpack().and_then(|own| Handle::read(&own)) else { panic!() };
+    let program = model.clone();
+    *watcher.before.lock() = Some(Box::new(move || {
+        let (data, file) = (Data::from(Bytes::from_static(b"new")), File { fh: &fh, open: None });
+        let cx = Cx::new(Arc::new(hither_vfs::Cred::root()));
+        let write = program.write(&cx, file, 0, data, hither_vfs::Stability::Stable);
+        futures_now(write).unwrap();
+    }));
+    let lease = c.lease(f, Cachetype::READ).await.unwrap();
+    assert!(!lease.cachable, "{lease:?}");
+    assert_eq!(watcher.watched.load(SeqCst), 0);
+    c.until(seconds(1.0)).await;
+    let (data, revision) = c.read(f).await.unwrap();
+    assert!(data == b"new" && revision > first);
+}
+
+/// What a future that never waits comes to.
+fn futures_now<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    match future.as_mut().poll(&mut cx) {
+        std::task::Poll::Ready(done) => done,
+        std::task::Poll::Pending => panic!("it waits"),
+    }
+}
+
+/// A table, and a client that holds a lease in it.
+struct Alone {
+    table: LeaseTable,
+    held: Held,
+    file: Fh,
+}
+
+const HOLDER: ClientId = ClientId(7);
+
+impl Alone {
+    fn new(kind: Kind) -> Self {
+        let mut alone = Self {
+            table: LeaseTable::new(Config::default(), Boot::FIRST, 0),
+            held: Held::default(),
+            file: Fh(Bytes::from_static(b"file")),
+        };
+        alone.evictions();
+        let file = alone.key();
+        alone.held.asked(HOLDER, file, (1, alone.file.clone()));
+        let want = Want { kind, term: Term::For(0), optional: false };
+        let access = Access { client: Some(HOLDER), file, op: Op::Lease, lease: Some(want), claim: None };
+        assert!(matches!(alone.table.begin(0, access), Decision::Go(_)));
+        alone.held.answered(HOLDER, file);
+        alone.held.settle(HOLDER, file, alone.table.held(HOLDER, file));
+        alone
+    }
+
+    fn key(&self) -> FileKey {
+        key(&self.file)
+    }
+
+    /// Carries out what the table wants; how many leases it calls back.
+    fn evictions(&mut self) -> usize {
+        let mut evictions = 0;
+        while let Some(action) = self.table.poll_action() {
+            match action {
+                hither_lease::Action::Reserve { end, epoch } => self.table.reserved(end, epoch),
+                hither_lease::Action::Evict { .. } => evictions += 1,
+                _ => {}
+            }
+        }
+        evictions
+    }
+
+    fn write(&mut self) -> hither_lease::Permit {
+        let access =
+            Access { client: Some(HOLDER), file: self.key(), op: Op::Write, lease: None, claim: None };
+        let Decision::Go(go) = self.table.begin(1, access) else { panic!() };
+        go.permit.unwrap()
+    }
+
+    fn seen(&mut self, change: u64, since: Since) -> u64 {
+        let key = self.key();
+        self.held.seen(&mut self.table, 1, key, change, since)
+    }
+}
+
+/// Attributes that were read during a change through the table, or before it, are not somebody else's doing.
+#[test]
+fn writes_of_the_holder_side_by_side_do_not_take_its_lease() {
+    let mut a = Alone::new(Kind::Write);
+    let now = Since::now(&a.table);
+    let first = a.seen(10, now);
+    let (one, other) = (a.write(), a.write());
+    // The first has changed the file, and is not answered yet.
+    let before = Since::now(&a.table);
+    assert_eq!(a.seen(11, before), first);
+    let second = a.table.finish(2, one, true);
+    let key = a.key();
+    a.held.changed(key, second, 11);
+    // Another has changed it by now.
+    let now = Since::now(&a.table);
+    assert_eq!(a.seen(12, now), second);
+    let third = a.table.finish(2, other, true);
+    a.held.changed(key, third, 12);
+    // Read before both.
+    assert_eq!(a.seen(10, before), third);
+    assert_eq!(a.evictions(), 0);
+    let now = Since::now(&a.table);
+    assert_eq!(a.seen(12, now), third);
+    assert_eq!(a.evictions(), 0);
+    // And this is a local program's.
+    assert!(a.seen(13, now) > third);
+    assert_eq!(a.evictions(), 1);
+}
+
+/// A change that could not be numbered when it was seen is seen again.
+#[test]
+fn what_could_not_be_numbered_is_not_forgotten() {
+    let config = Config { revision_step: 8, ..Config::default() };
+    let mut a = Alone::new(Kind::Read);
+    a.table = LeaseTable::new(config, Boot::FIRST, 0);
+    a.evictions();
+    let since = Since::now(&a.table);
+    let first = a.seen(10, since);
+    let mut change = 10;
+    // Until the next numbers are durable.
+    let stuck = loop {
+        change += 1;
+        let before = a.table.revision(a.key());
+        let since = Since::now(&a.table);
+        if a.seen(change, since) == before {
+            break before;
+        }
+        assert!(change < 100);
+    };
+    assert!(stuck >= first);
+    a.evictions();
+    let since = Since::now(&a.table);
+    assert!(a.seen(change, since) > stuck);
+}
+
+/// A delayed write is late from the moment on in which the table ends the lease, told or not.
+#[test]
+fn a_write_is_late_as_soon_as_the_table_has_ended_its_lease() {
+    let mut a = Alone::new(Kind::Write);
+    let key = a.key();
+    assert!(!a.held.is_late(HOLDER, key, a.table.held(HOLDER, key)));
+    a.table.handle_timeout(600_000);
+    assert!(a.held.is_late(HOLDER, key, a.table.held(HOLDER, key)));
+    a.held.ended(HOLDER, key, Kind::Write);
+    assert!(a.held.is_late(HOLDER, key, a.table.held(HOLDER, key)));
+    a.held.renewed(HOLDER, key);
+    assert!(!a.held.is_late(HOLDER, key, a.table.held(HOLDER, key)));
+}
+
+/// Whoever may not read a file gets no lease for reading it, for which those who write would have to wait.
+#[tokio::test(start_paused = true)]
+async fn those_who_may_not_read_get_no_lease() {
+    let lab = Lab::new(&model(), 1, None);
+    let (mut c, mut w) = (lab.client(1).await, lab.client(2).await);
+    let f = w.create("f").await;
+    let attributes = Sattr { mode: 0o600, ..Sattr::NOTHING };
+    w.ask(SetattrArgs { file: f, attributes }).await.into_result().unwrap();
+    c.uid = 1000;
+    assert!(!c.lease(f, Cachetype::READ).await.unwrap().cachable);
+    w.write(f, LeaseRequest::None, "new").await.unwrap();
+    assert!(c.evicted.is_empty());
+    c.uid = 0;
+    assert!(c.lease(f, Cachetype::READ).await.unwrap().cachable);
+}
+
+/// Two clients at one address use the same numbers for their calls.
+#[tokio::test(start_paused = true)]
+async fn calls_of_different_clients_are_no_repetitions() {
+    let lab = Lab::new(&model(), 1, None);
+    let (mut a, mut b) = (lab.client(1).await, lab.client(2).await);
+    let f = a.create("f").await;
+    for c in [&mut a, &mut b] {
+        c.xid = 77_777;
+        let args = WriteArgs { file: f, offset: 0, append: true, data: Opaque::copy(b"same") };
+        c.ask(args).await.into_result().unwrap();
+    }
+    assert_eq!(a.read(f).await.unwrap().0, b"samesame");
+    // The same client, on another connection: it has not seen the answer.
+    drop(a);
+    let mut a = lab.client(1).await;
+    a.xid = 77_777;
+    let args = WriteArgs { file: f, offset: 0, append: true, data: Opaque::copy(b"same") };
+    a.ask(args).await.into_result().unwrap();
+    assert_eq!(a.read(f).await.unwrap().0, b"samesame");
+}
+
+/// Clients that are gone make room for others, also when no lease ends and nothing else happens.
+#[tokio::test(start_paused = true)]
+async fn clients_that_are_gone_make_room() {
+    let lab = Lab::new(&model(), 1, None);
+    let clients = &lab.server.v4.leases.short.as_ref().unwrap().clients;
+    clients.set_most(3);
+    let all = [lab.client(1).await, lab.client(2).await, lab.client(3).await];
+    let mut crowded = lab.client(0).await;
+    let f = crowded.create("f").await;
+    assert!(!crowded.lease(f, Cachetype::READ).await.unwrap().cachable, "there are too many");
+    drop(all);
+    seconds(10.0).await;
+    assert!(!crowded.lease(f, Cachetype::READ).await.unwrap().cachable, "they may come back");
+    seconds(f64::from(2 * TERM) + (SKEW + SLACK) as f64 + 60.0).await;
+    assert!(crowded.lease(f, Cachetype::READ).await.unwrap().cachable);
+}
+
+/// A call that is answered after the end of its connection leaves nothing of the connection behind.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_has_ended_is_nobodys() {
+    let lab = Lab::new(&model(), 1, None);
+    let clients = &lab.server.v4.leases.short.as_ref().unwrap().clients;
+    let (one, nameless) = (lab.client(1).await, lab.client(0).await);
+    let mut asks = lab.client(0).await;
+    let f = asks.create("f").await;
+    asks.lease(f, Cachetype::READ).await.unwrap();
+    drop(nameless);
+    let peers = clients.peers();
+    assert_eq!(peers.len(), 2);
+    drop((one, asks));
+    seconds(1.0).await;
+    assert!(clients.peers().is_empty());
+    for peer in peers {
+        let hello = HelloArgs { client: 1, fh_max: 64, transfer_max: 0 };
+        assert!(!clients.hello(&peer, &hello, true));
+        assert!(clients.of(&peer).is_none());
+        let new = HelloArgs { client: 2, fh_max: 64, transfer_max: 0 };
+        assert!(!clients.hello(&peer, &new, true));
+    }
+    assert!(clients.peers().is_empty());
+}

@@ -1,0 +1,216 @@
+//! A Vfs becomes a socket for programs: docs/SOCKET.md, served.
+//!
+//! It knows the [`Vfs`](hither_vfs::Vfs) interface and the library's wire format, and nothing of mounts or NFS. From the bottom:
+//! `sys` is who is at the other end, `conn` one connection with its limits, `frames` what it is sent, `path` whole paths,
+//! `file` open files, `many` questions about many files, `tree` listings and walks, `watch` what changes, `names` what changes names.
+//! Each request is a task with the identity that the kernel tells of the program; a program that does not read its replies,
+//! or asks for too much at a time, holds up itself alone.
+
+#![deny(unsafe_code)]
+
+mod conn;
+mod file;
+mod frames;
+mod many;
+mod names;
+mod path;
+mod stats;
+#[allow(unsafe_code)]
+mod sys;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod watch;
+
+pub use stats::SocketStats;
+
+use hither_vfs::{Beside, Cred, Cx, Fh, Touched, Vfs};
+use parking_lot::Mutex;
+use stats::Stats;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::net::UnixListener;
+use tokio::sync::{OnceCell, watch as channel};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Connections at a time, of everybody and of one user.
+const CONNECTIONS_MAX: usize = 256;
+const CONNECTIONS_EACH: usize = 64;
+
+/// What programs are offered.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where the same stack is mounted: absolute symbolic links are followed below it.
+    pub dir: PathBuf,
+    /// What is mounted: `server:/path`.
+    pub source: String,
+    /// Nothing can be changed.
+    pub read_only: bool,
+    /// An open sees what was closed elsewhere before it, whatever still holds here.
+    pub close_to_open: bool,
+    /// Largest read and write of the stack, in bytes.
+    pub max_io_bytes: u32,
+    /// Descriptors of files that are wholly on the local disk are lent: only where nothing ever changes.
+    pub lends: bool,
+}
+
+/// What all connections share.
+struct Shared {
+    vfs: Arc<dyn Vfs>,
+    beside: Option<Arc<dyn Beside>>,
+    options: Options,
+    /// Asked for when a program first wants it: a mount must not wait for that.
+    root: OnceCell<Fh>,
+    stats: Stats,
+    /// Connections of each user.
+    users: Mutex<HashMap<u32, usize>>,
+    ending: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Shared {
+    /// The root directory.
+    async fn root(&self, cx: &Cx) -> hither_vfs::Result<Fh> {
+        let cx = Cx { cancel: cx.cancel.clone(), ..Cx::new(Arc::new(Cred::root())) };
+        let root = async || self.vfs.root(&cx).await.map(|node| node.fh);
+        self.root.get_or_try_init(root).await.cloned()
+    }
+
+    /// Runs a call that changes something, and has it shown elsewhere.
+    async fn change<T: Send>(&self, touched: &[Touched], call: impl Future<Output = T> + Send) -> T {
+        let Some(beside) = &self.beside else { return call.await };
+        let mut out = None;
+        let work = Box::pin(async {
+            out = Some(call.await);
+        });
+        beside.around(touched, work).await;
+        match out {
+            Some(out) => out,
+            None => unreachable!("`around` runs its work"),
+        }
+    }
+}
+
+/// The socket at work.
+pub struct Programs {
+    shared: Arc<Shared>,
+    alive: channel::Sender<()>,
+}
+
+impl Programs {
+    /// Serves `vfs` to the programs that connect, and asks it nothing before. `beside` is told of what they change. Inside a tokio runtime.
+    ///
+    /// # Errors
+    /// None at present.
+    pub async fn start(
+        listener: UnixListener,
+        vfs: Arc<dyn Vfs>,
+        beside: Option<Arc<dyn Beside>>,
+        options: Options,
+    ) -> hither_vfs::Result<Self> {
+        let shared = Arc::new(Shared {
+            vfs,
+            beside,
+            options,
+            root: OnceCell::new(),
+            stats: Stats::default(),
+            users: Mutex::default(),
+            ending: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        });
+        let accepting = shared.clone();
+        shared.tasks.spawn(async move { accept(&accepting, listener).await });
+        Ok(Self { shared, alive: channel::Sender::new(()) })
+    }
+
+    /// What was asked so far.
+    pub fn stats(&self) -> SocketStats {
+        self.shared.stats.snapshot()
+    }
+
+    /// Ends all connections; what they have open is closed, within that time.
+    pub async fn end(&self, within: Duration) {
+        self.shared.ending.cancel();
+        self.shared.tasks.close();
+        if tokio::time::timeout(within, self.shared.tasks.wait()).await.is_err() {
+            tracing::warn!("files that programs had open on the socket could not be closed in time");
+        }
+        self.alive.send_replace(());
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        self.shared.ending.cancel();
+    }
+}
+
+async fn accept(shared: &Arc<Shared>, listener: UnixListener) {
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = shared.ending.cancelled() => return,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "socket for programs");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                continue;
+            }
+        };
+        let Ok(cred) = sys::peer(&stream) else { continue };
+        let Some(seat) = Seat::take(shared, cred.uid) else {
+            // Closed without a word: there is nobody to read it yet.
+            tracing::debug!(cred.uid, "too many connections");
+            continue;
+        };
+        let served = shared.clone();
+        shared.tasks.spawn(async move {
+            conn::serve(served, stream, Arc::new(cred)).await;
+            drop(seat);
+        });
+    }
+}
+
+/// A place among the connections.
+struct Seat {
+    shared: Arc<Shared>,
+    uid: u32,
+}
+
+impl Seat {
+    fn take(shared: &Arc<Shared>, uid: u32) -> Option<Self> {
+        let mut users = shared.users.lock();
+        let all: usize = users.values().sum();
+        let own = users.entry(uid).or_default();
+        if all >= CONNECTIONS_MAX || *own >= CONNECTIONS_EACH {
+            if *own == 0 {
+                users.remove(&uid);
+            }
+            shared.stats.refused.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        *own += 1;
+        shared.stats.connections.fetch_add(1, Ordering::Relaxed);
+        shared.stats.connected.fetch_add(1, Ordering::Relaxed);
+        Some(Self { shared: shared.clone(), uid })
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.shared.stats.connected.fetch_sub(1, Ordering::Relaxed);
+        let mut users = self.shared.users.lock();
+        if let Some(own) = users.get_mut(&self.uid) {
+            *own -= 1;
+            if *own == 0 {
+                users.remove(&self.uid);
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What changes names.
+
+use crate::conn::Connection;
+use crate::file::created;
+use crate::path::{Found, fits, wants_directory};
+use bytes::Bytes;
+use hither_client::wire::RENAME_NOREPLACE;
+use hither_vfs::{
+    Cx, Error, Fh, FileKind, Name, Node, RenameFlags, Result, SetAttr, Stop, Touched, Want, Where,
+};
+
+impl Connection {
+    /// Makes a directory.
+    pub async fn mkdir(&self, cx: &Cx, path: &[u8], mode: u32) -> Result<()> {
+        self.writable()?;
+        let (dir, name) = self.place(cx, path).await.map_err(exists)?;
+        let set = SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() };
+        let call = self.shared.vfs.mkdir(cx, &dir, &name, &set);
+        self.shared.change(&created(&dir, &name), call).await.map(drop)
+    }
+
+    /// Makes a symbolic link.
+    pub async fn symlink(&self, cx: &Cx, target: &[u8], path: &[u8]) -> Result<()> {
+        self.writable()?;
+        if target.is_empty() {
+            return Err(Error::new(libc::ENOENT));
+        }
+        fits(target)?;
+        let (dir, name) = self.place(cx, path).await.map_err(exists)?;
+        if wants_directory(path) {
+            let there = self.child(cx, &dir, &name).await?.is_some();
+            return Err(Error::new(if there { libc::EEXIST } else { libc::ENOENT }));
+        }
+        let (set, target) = (SetAttr::default(), Bytes::copy_from_slice(target));
+        let call = self.shared.vfs.symlink(cx, &dir, &name, &target, &set);
+        self.shared.change(&created(&dir, &name), call).await.map(drop)
+    }
+
+    /// Removes a name.
+    pub async fn remove(&self, cx: &Cx, path: &[u8], directory: bool) -> Result<()> {
+        self.writable()?;
+        let (dir, name) = self.place(cx, path).await?;
+        let node = self.child(cx, &dir, &name).await?;
+        let is_dir = node.as_ref().is_some_and(|n| n.attrs.attr.kind == FileKind::Directory);
+        if node.is_some() && !is_dir && wants_directory(path) {
+            return Err(Error::new(libc::ENOTDIR));
+        }
+        let fh = node.map(|node| node.fh);
+        let touched = [Touched::Name(dir.clone(), name.clone(), fh.clone())];
+        match (directory, is_dir) {
+            (false, true) => Err(Error::new(libc::EISDIR)),
+            (true, _) => self.shared.change(&touched, self.shared.vfs.rmdir(cx, &dir, &name)).await.map(drop),
+            (false, false) => {
+                let call = self.shared.vfs.unlink(cx, &dir, &name, fh.as_ref());
+                self.shared.change(&touched, call).await.map(drop)
+            }
+        }
+    }
+
+    /// Renames.
+    pub async fn rename(&self, cx: &Cx, from: &[u8], to: &[u8], flags: u32) -> Result<()> {
+        self.writable()?;
+        if flags & !RENAME_NOREPLACE != 0 {
+            return Err(Error::new(libc::EINVAL));
+        }
+        let directory = wants_directory(from) || wants_directory(to);
+        let ((from_dir, from), (to_dir, to)) = (self.place(cx, from).await?, self.place(cx, to).await?);
+        let moved = self.child(cx, &from_dir, &from).await?;
+        let is_dir = moved.as_ref().is_some_and(|n| n.attrs.attr.kind == FileKind::Directory);
+        if moved.is_some() && !is_dir && directory {
+            return Err(Error::new(libc::ENOTDIR));
+        }
+        let moved = moved.map(|n| n.fh);
+        let replaced = self.child(cx, &to_dir, &to).await?.map(|n| n.fh);
+        let noreplace = flags & RENAME_NOREPLACE != 0;
+        let flags = if noreplace { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+        let touched = [
+            Touched::Name(from_dir.clone(), from.clone(), moved),
+            Touched::Name(to_dir.clone(), to.clone(), replaced.clone()),
+        ];
+        let (source, target) = ((&from_dir, &from), (&to_dir, &to));
+        let call = self.shared.vfs.rename(cx, source, target, replaced.as_ref(), flags);
+        self.shared.change(&touched, call).await.map(drop)
+    }
+
+    /// Target of a symbolic link.
+    pub async fn read_link(&self, cx: &Cx, path: &[u8]) -> Result<Bytes> {
+        match self.shared.find(cx, path, false, Want::default()).await? {
+            Found::Object { node, .. } if node.attrs.attr.kind == FileKind::Symlink => {
+                self.shared.vfs.readlink(cx, &node.fh).await
+            }
+            found => found.node().and(Err(Error::new(libc::EINVAL))),
+        }
+    }
+
+    async fn place(&self, cx: &Cx, path: &[u8]) -> Result<(Fh, Name)> {
+        self.shared.place(cx, path).await
+    }
+
+    /// What a name leads to, links themselves.
+    async fn child(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<Option<Node>> {
+        let trail = self.shared.vfs.walk(cx, Where::name(dir, name), Want::default()).await?;
+        match (trail.stop, trail.steps.into_iter().next()) {
+            (_, Some(node)) => Ok(Some(node)),
+            (Stop::Failed(e), None) => Err(e),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// What cannot be made because it is there always: the root, `.`, `..`.
+fn exists(e: Error) -> Error {
+    if e.errno == libc::EBUSY { Error::new(libc::EEXIST) } else { e }
+}

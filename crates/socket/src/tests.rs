@@ -1,0 +1,585 @@
+//! The socket over the model: what no test with a real server can be sure to meet.
+
+#[path = "../../fuse/tests/common/gate.rs"]
+#[allow(dead_code, missing_docs)]
+mod gate;
+
+use crate::conn;
+use crate::{Options, Shared, stats::Stats};
+use gate::Gate;
+use hither_client::wire::{
+    self, Entry, FLAG_ERROR, FLAG_MORE, HEADER_BYTES, Header, Opened, Part, Piece, Reader, Request, Stated,
+    decode_error,
+};
+use hither_vfs::model::Model;
+use hither_vfs::{
+    Create, Cred, Cx, Data, Env, File, Name, OpenAccess, OpenHow, SetAttr, Stability, Vfs, Where,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
+fn root() -> Cx {
+    Cx::new(Arc::new(Cred::root()))
+}
+
+async fn shared() -> (Arc<Model>, Arc<Shared>) {
+    let model = model(64 << 20);
+    (model.clone(), over(model))
+}
+
+fn model(capacity_bytes: u64) -> Arc<Model> {
+    let wall = || std::time::SystemTime::UNIX_EPOCH;
+    let env = Env { random: Arc::new(|| 4), wall: Arc::new(wall) };
+    Arc::new(Model::new(env, Duration::from_secs(1), capacity_bytes))
+}
+
+fn over(vfs: Arc<dyn Vfs>) -> Arc<Shared> {
+    let options = Options {
+        dir: "/mnt".into(),
+        source: "model:/".into(),
+        read_only: false,
+        close_to_open: true,
+        max_io_bytes: 4096,
+        lends: false,
+    };
+    let shared = Shared {
+        vfs,
+        beside: None,
+        options,
+        root: Default::default(),
+        stats: Stats::default(),
+        users: Default::default(),
+        ending: Default::default(),
+        tasks: Default::default(),
+    };
+    Arc::new(shared)
+}
+
+/// A directory of the superuser's with a file `f` of three bytes.
+async fn directory(model: &Model, name: &str, mode: u32) {
+    directory_with(model, name, mode, b"abc".to_vec()).await;
+}
+
+async fn directory_with(model: &Model, name: &str, mode: u32, body: Vec<u8>) {
+    let (cx, top) = (root(), model.root(&root()).await.unwrap().fh);
+    let name = Name::new(name.to_string()).unwrap();
+    let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+    let dir = model.mkdir(&cx, &top, &name, &set).await.unwrap().node.fh;
+    let set = SetAttr { mode: Some(0o644), ..SetAttr::default() };
+    let how = OpenHow {
+        access: OpenAccess::WRITE,
+        create: Create::Exclusive(set),
+        truncate: false,
+        execute: false,
+        first_bytes: 0,
+        known: None,
+    };
+    let file = Name::new("f").unwrap();
+    let opened = model.open(&cx, Where::name(&dir, &file), &how).await.unwrap();
+    let at = File { fh: &opened.node.fh, open: Some(opened.open) };
+    model.write(&cx, at, 0, Data::from(bytes::Bytes::from(body)), Stability::Stable).await.unwrap();
+    model.close(&cx, &opened.node.fh, opened.open).await.unwrap();
+}
+
+/// A program of user `uid`.
+struct Program {
+    stream: UnixStream,
+    server: tokio::task::JoinHandle<()>,
+    next: u32,
+}
+
+impl Program {
+    async fn new(shared: &Arc<Shared>, uid: u32) -> Self {
+        let (stream, other) = UnixStream::pair().unwrap();
+        let cred = Arc::new(Cred { uid, gid: uid, groups: Default::default() });
+        let server = tokio::spawn(conn::serve(shared.clone(), other, cred));
+        let mut program = Self { stream, server, next: 1 };
+        program.call(&Request::Hello(1)).await.unwrap();
+        program
+    }
+
+    async fn send(&mut self, request: &Request<'_>) -> u32 {
+        let mut out = Vec::new();
+        self.next += 1;
+        request.encode(self.next, &mut out);
+        self.stream.write_all(&out).await.unwrap();
+        self.next
+    }
+
+    async fn frame(&mut self) -> (Header, Vec<u8>) {
+        let mut header = [0; HEADER_BYTES];
+        self.stream.read_exact(&mut header).await.unwrap();
+        let header = Header::decode(&header).unwrap();
+        let mut body = vec![0; header.len as usize];
+        self.stream.read_exact(&mut body).await.unwrap();
+        (header, body)
+    }
+
+    /// All frames of a reply, joined; an errno.
+    async fn call(&mut self, request: &Request<'_>) -> Result<Vec<u8>, i32> {
+        let id = self.send(request).await;
+        let mut all = Vec::new();
+        loop {
+            let (header, body) = self.frame().await;
+            assert_eq!(header.id, id);
+            if header.flags & FLAG_ERROR != 0 {
+                return Err(decode_error(&body).unwrap().0);
+            }
+            all.extend(body);
+            if header.flags & FLAG_MORE == 0 {
+                return Ok(all);
+            }
+        }
+    }
+
+    async fn read_many(&mut self, paths: &[&'static str]) -> Vec<Result<Vec<u8>, i32>> {
+        let part = |path: &&'static str| Part { path: path.as_bytes(), offset: 0, len: 100 };
+        let body = self.call(&Request::ReadMany(paths.iter().map(part).collect())).await.unwrap();
+        let (mut r, mut out) = (Reader(&body), BTreeMap::new());
+        while !r.is_empty() {
+            let piece = Piece::decode(&mut r).unwrap();
+            out.insert(piece.index, piece.read.map(|(_, data)| data.to_vec()));
+        }
+        out.into_values().collect()
+    }
+}
+
+/// Who may list a directory but not look names up in it is told names and nothing else, by whatever request.
+#[tokio::test]
+async fn a_listing_is_no_right_to_look_names_up() {
+    let (model, shared) = shared().await;
+    directory(&model, "d", 0o744).await;
+    for (uid, attr) in [(0, Ok(3)), (7, Err(libc::EACCES))] {
+        let mut program = Program::new(&shared, uid).await;
+        for request in [Request::List(b"d"), Request::Walk(b"d", 9)] {
+            let body = program.call(&request).await.unwrap();
+            let entry = Entry::decode(&mut Reader(&body)).unwrap();
+            assert_eq!((entry.name, entry.attr.map(|a| a.size)), (&b"f"[..], attr), "{uid} {request:?}");
+        }
+        // One name and many go different ways.
+        for n in [1, 10] {
+            let body = program.call(&Request::StatMany(0, vec![b"d/f"; n])).await.unwrap();
+            let mut r = Reader(&body);
+            for _ in 0..n {
+                assert_eq!(Stated::decode(&mut r).unwrap().attr.map(|a| a.size), attr, "{uid}, {n}");
+            }
+            let bytes = attr.map(|_| b"abc".to_vec());
+            assert_eq!(program.read_many(&vec!["d/f"; n]).await, vec![bytes; n], "{uid}, {n}");
+        }
+        assert_eq!(program.call(&Request::Open(b"d/f", wire::OPEN_READ, 0)).await.err(), attr.err());
+    }
+}
+
+/// Files are the connection's own, limited in number, and closed at its end.
+#[tokio::test]
+async fn open_files_are_bounded_and_end_with_the_connection() {
+    let (model, shared) = shared().await;
+    directory(&model, "d", 0o755).await;
+    let mut program = Program::new(&shared, 0).await;
+    let open = Request::Open(b"d/f", wire::OPEN_READ, 0);
+    let mut last = 0;
+    for _ in 0..1024 {
+        last = Opened::decode(&program.call(&open).await.unwrap()).unwrap().file;
+    }
+    assert_eq!(program.call(&open).await, Err(libc::EMFILE));
+    let mut other = Program::new(&shared, 0).await;
+    assert_eq!(other.call(&Request::Read(last, 0, 3)).await, Err(libc::EBADF), "nobody else's");
+    assert_eq!(other.call(&Request::Close(last)).await, Err(libc::EBADF));
+    assert_eq!(program.call(&Request::Read(last, 1, 9)).await.unwrap(), b"\x01bc");
+    assert_eq!(program.call(&Request::Write(last, 0, 0, b"x")).await, Err(libc::EBADF), "opened for reading");
+    program.call(&Request::Close(last)).await.unwrap();
+    assert_eq!(program.call(&Request::Close(last)).await, Err(libc::EBADF));
+    program.call(&open).await.unwrap();
+    soon("the end of the one that was closed", async {
+        while model.open_count() != 1024 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let Program { stream, server, .. } = program;
+    drop(stream);
+    server.await.unwrap();
+    assert_eq!(model.open_count(), 0);
+}
+
+/// Too many requests fail singly; cancelling makes room.
+#[tokio::test]
+async fn requests_under_way_are_bounded() {
+    let (model, shared) = shared().await;
+    directory(&model, "d", 0o755).await;
+    let mut program = Program::new(&shared, 0).await;
+    let watch = Request::Watch(vec![b"d/f"]);
+    let first = program.send(&watch).await;
+    program.frame().await;
+    for _ in 1..256 {
+        program.send(&watch).await;
+        assert_eq!(program.frame().await.0.flags, FLAG_MORE);
+    }
+    assert_eq!(program.call(&Request::List(b"")).await, Err(libc::EAGAIN));
+    program.send(&Request::Cancel(first)).await;
+    let (header, _) = program.frame().await;
+    assert_eq!((header.id, header.flags & FLAG_MORE), (first, 0));
+    program.call(&Request::List(b"")).await.unwrap();
+    let many = Request::Watch(vec![b"d/f"; 1024]);
+    assert_eq!(program.call(&many).await, Err(libc::EAGAIN), "with those that are watched");
+}
+
+/// What is too long or too much fails by itself, each of many paths by itself too, and the connection goes on.
+#[tokio::test]
+async fn what_is_too_much_is_no_end_of_the_connection() {
+    let (model, shared) = shared().await;
+    directory(&model, "d", 0o755).await;
+    let mut program = Program::new(&shared, 0).await;
+    let long = [&b"d/"[..], &[b'/'; 4095]].concat();
+    let fits = [&b"d/"[..], &[b'/'; 4094]].concat();
+    for (path, errno) in [(&long[..], libc::ENAMETOOLONG), (b"d/a\0b", libc::EINVAL)] {
+        for request in [
+            Request::Open(path, wire::OPEN_READ, 0),
+            Request::ReadLink(path),
+            Request::List(path),
+            Request::Walk(path, 1),
+            Request::Watch(vec![b"d", path]),
+            Request::Mkdir(path, 0o755),
+            Request::Remove(path, 0),
+            Request::Rename(path, b"d/new", 0),
+            Request::Rename(b"d/f", path, 0),
+            Request::Symlink(b"f", path),
+            Request::Symlink(path, b"d/link"),
+        ] {
+            assert_eq!(program.call(&request).await, Err(errno), "{request:?}");
+        }
+        let body = program.call(&Request::StatMany(0, vec![b"d/f", path, b"d"])).await.unwrap();
+        let mut r = Reader(&body);
+        let mut stated = BTreeMap::new();
+        while !r.is_empty() {
+            let one = Stated::decode(&mut r).unwrap();
+            stated.insert(one.index, one.attr.map(|_| ()));
+        }
+        assert_eq!(stated.into_values().collect::<Vec<_>>(), [Ok(()), Err(errno), Ok(())]);
+        let part = |path| Part { path, offset: 0, len: 9 };
+        let body = program.call(&Request::ReadMany(vec![part(path), part(b"d/f")])).await.unwrap();
+        let (mut r, mut read) = (Reader(&body), BTreeMap::new());
+        while !r.is_empty() {
+            let piece = Piece::decode(&mut r).unwrap();
+            read.insert(piece.index, piece.read.map(|(_, data)| data.to_vec()));
+        }
+        assert_eq!(read.into_values().collect::<Vec<_>>(), [Err(errno), Ok(b"abc".to_vec())]);
+    }
+    program.call(&Request::List(&fits)).await.unwrap();
+    let most = wire::ITEMS_MAX;
+    for request in [
+        Request::Watch(vec![b"d"; 1025]),
+        Request::Watch(vec![b"d"; most + 1]),
+        Request::StatMany(0, vec![b"d/f"; most + 1]),
+        Request::ReadMany(vec![Part { path: b"d/f", offset: 0, len: 1 }; most + 1]),
+    ] {
+        let op = request.op();
+        assert_eq!(program.call(&request).await, Err(libc::E2BIG), "operation {op}");
+    }
+    // As much as may be is served, and nothing of what was refused is counted.
+    program.send(&Request::Watch(vec![b"d"; 1024])).await;
+    assert_eq!(program.frame().await.0.flags, FLAG_MORE);
+}
+
+/// What must happen soon.
+async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), future).await.unwrap_or_else(|_| panic!("{what}"))
+}
+
+/// Sends until nothing is taken any more, or so many.
+async fn pour(stream: &mut UnixStream, frame: impl Fn(u32) -> Vec<u8>, most: u32) -> u32 {
+    for i in 0..most {
+        let sent = tokio::time::timeout(Duration::from_millis(500), stream.write_all(&frame(1000 + i))).await;
+        if !matches!(sent, Ok(Ok(()))) {
+            return i;
+        }
+    }
+    most
+}
+
+/// A program that sends and does not read is not listened to for ever: what waits for it is bounded.
+#[tokio::test]
+async fn who_does_not_read_is_not_heard() {
+    let (_, shared) = shared().await;
+    let mut program = Program::new(&shared, 0).await;
+    let close = |id| {
+        let mut out = Vec::new();
+        Request::Close(99).encode(id, &mut out);
+        out
+    };
+    let sent = pour(&mut program.stream, close, 50_000).await;
+    assert!((256..5000).contains(&sent), "{sent} requests were taken");
+    // Once it reads, it is.
+    for _ in 0..sent {
+        assert_eq!(soon("a reply", program.frame()).await.0.flags, FLAG_ERROR);
+    }
+}
+
+/// A program that hangs up ends its connection, whatever is under way: watches, replies that it did not ask on for.
+#[tokio::test]
+async fn who_hangs_up_is_gone() {
+    let (model, shared) = shared().await;
+    directory(&model, "d", 0o755).await;
+    let mut program = Program::new(&shared, 0).await;
+    program.call(&Request::Open(b"d/f", wire::OPEN_READ | wire::OPEN_WRITE, 0)).await.unwrap();
+    program.send(&Request::Watch(vec![b"d/f"])).await;
+    assert_eq!(program.frame().await.0.flags, FLAG_MORE);
+    let part = Part { path: b"d/f", offset: 0, len: 1 << 20 };
+    program.send(&Request::ReadMany(vec![part; 40])).await;
+    let Program { stream, server, .. } = program;
+    drop(stream);
+    soon("the end of the connection", server).await.unwrap();
+    assert_eq!(model.open_count(), 0);
+    // What is malformed is said to be, and ends it as well.
+    let mut program = Program::new(&shared, 0).await;
+    program.send(&Request::Watch(vec![b"d/f"])).await;
+    assert_eq!(program.frame().await.0.flags, FLAG_MORE);
+    program.send(&Request::Hello(1)).await;
+    let (header, body) = program.frame().await;
+    assert_eq!((header.flags, decode_error(&body).unwrap().0), (FLAG_ERROR, libc::EPROTO));
+    soon("the end of the connection", program.server).await.unwrap();
+}
+
+/// A program that stops in the middle of a request, or of reading, does not hold up the end of the mount.
+#[tokio::test]
+async fn who_stops_does_not_hold_up_the_end() {
+    let (model, shared) = shared().await;
+    directory_with(&model, "d", 0o755, vec![1; 1 << 20]).await;
+    let mut sends = Program::new(&shared, 0).await;
+    sends.stream.write_all(&Header { len: 100, id: 5, op: 2, flags: 0 }.encode()).await.unwrap();
+    let mut reads = Program::new(&shared, 0).await;
+    let opened = reads.call(&Request::Open(b"d/f", wire::OPEN_READ, 0)).await.unwrap();
+    let file = Opened::decode(&opened).unwrap().file;
+    for _ in 0..100 {
+        reads.send(&Request::Read(file, 0, 1 << 20)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    shared.ending.cancel();
+    soon("the end of who stopped sending", sends.server).await.unwrap();
+    soon("the end of who stopped reading", reads.server).await.unwrap();
+    assert_eq!(model.open_count(), 0);
+}
+
+/// Files that are being read for somebody who does not want them any more are closed.
+#[tokio::test]
+async fn files_read_for_nobody_are_closed() {
+    let model = model(64 << 20);
+    directory_with(&model, "d", 0o755, vec![1; 1 << 20]).await;
+    let gate = Gate::new(model.clone());
+    let shared = over(gate.clone());
+    let mut program = Program::new(&shared, 0).await;
+    let part = Part { path: b"d/f", offset: 0, len: 1 << 20 };
+    gate.shut("read");
+    // Together they want more than may be on its way: some wait for that, the others for the server.
+    program.send(&Request::ReadMany(vec![part; 10])).await;
+    let second = program.send(&Request::ReadMany(vec![part; 16])).await;
+    soon("open files", async {
+        while gate.waiting("read") < 15 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    program.send(&Request::Cancel(second)).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    gate.open_all();
+    let Program { stream, server, .. } = program;
+    drop(stream);
+    soon("the end of the connection", server).await.unwrap();
+    assert_eq!(model.open_count(), 0);
+}
+
+/// A reply that nobody reads on keeps no room from the others.
+#[tokio::test]
+async fn who_asks_for_no_more_frames_blocks_nothing() {
+    let (model, shared) = shared().await;
+    directory_with(&model, "d", 0o755, vec![1; 1 << 20]).await;
+    let mut program = Program::new(&shared, 0).await;
+    let opened = program.call(&Request::Open(b"d/f", wire::OPEN_READ, 0)).await.unwrap();
+    let file = Opened::decode(&opened).unwrap().file;
+    let part = Part { path: b"d/f", offset: 0, len: 1 << 20 };
+    let many = program.send(&Request::ReadMany(vec![part; 60])).await;
+    for _ in 0..wire::FRAMES_AHEAD {
+        assert_eq!(soon("a frame", program.frame()).await.0.id, many);
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let read = Request::Read(file, 1, 2);
+    assert_eq!(soon("another reply", program.call(&read)).await.unwrap(), b"\x00\x01\x01");
+    // And it goes on when it is wanted.
+    let frames = 60 - wire::FRAMES_AHEAD;
+    program.send(&Request::More(many, frames)).await;
+    for _ in 0..frames {
+        assert_eq!(soon("a frame", program.frame()).await.0.id, many);
+    }
+    assert_eq!(soon("the end", program.frame()).await.0.flags, 0);
+}
+
+/// A mount is ready before the socket has asked the server for anything.
+#[tokio::test]
+async fn the_root_is_asked_for_when_it_is_wanted() {
+    let model = model(64 << 20);
+    directory(&model, "d", 0o755).await;
+    let gate = Gate::new(model.clone());
+    let path = std::env::temp_dir().join(format!("hither-socket-{}", std::process::id()));
+    let listener = tokio::net::UnixListener::bind(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    gate.shut("root");
+    let shared = over(gate.clone());
+    let options = shared.options.clone();
+    let start = crate::Programs::start(listener, gate.clone(), None, options);
+    soon("the start", start).await.unwrap();
+    let mut program = soon("the greeting", Program::new(&shared, 0)).await;
+    assert_eq!(gate.calls("root"), 0);
+    gate.open_all();
+    for _ in 0..3 {
+        program.call(&Request::List(b"d")).await.unwrap();
+    }
+    assert_eq!(gate.calls("root"), 1);
+}
+
+/// Who has only read does not wait until the server knows that he is done; the end of the connection does.
+#[tokio::test]
+async fn the_end_of_reading_is_not_waited_for() {
+    let model = model(64 << 20);
+    directory(&model, "d", 0o755).await;
+    let gate = Gate::new(model.clone());
+    let mut program = Program::new(&over(gate.clone()), 0).await;
+    gate.shut("close");
+    let opened = program.call(&Request::Open(b"d/f", wire::OPEN_READ, 0)).await.unwrap();
+    let file = Opened::decode(&opened).unwrap().file;
+    soon("a close", program.call(&Request::Close(file))).await.unwrap();
+    let Program { stream, server, .. } = program;
+    drop(stream);
+    soon("the close at the server", async {
+        while gate.waiting("close") == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert!(!server.is_finished() && model.open_count() == 1);
+    gate.open_all();
+    soon("the end of the connection", server).await.unwrap();
+    assert_eq!(model.open_count(), 0);
+}
+
+/// Questions about many files are bounded by how many files they ask about.
+#[tokio::test]
+async fn questions_are_bounded() {
+    let model = model(64 << 20);
+    directory(&model, "d", 0o755).await;
+    let gate = Gate::new(model.clone());
+    let mut program = Program::new(&over(gate.clone()), 0).await;
+    gate.shut("walk");
+    let many = Request::StatMany(0, vec![b"d/f"; 16_000]);
+    for _ in 0..8 {
+        program.send(&many).await;
+    }
+    assert_eq!(soon("a refusal", program.call(&many)).await, Err(libc::EAGAIN));
+    gate.open_all();
+}
+
+/// An error in the middle of a write is told by what comes next.
+#[tokio::test]
+async fn an_error_in_the_middle_of_a_write_is_told() {
+    let model = model(64 << 20);
+    directory(&model, "d", 0o755).await;
+    let gate = Gate::new(model.clone());
+    let mut program = Program::new(&over(gate.clone()), 0).await;
+    let body = vec![7; 3 * 4096];
+    for next in 0..3 {
+        let opened = program.call(&Request::Open(b"d/f", wire::OPEN_WRITE, 0)).await.unwrap();
+        let file = Opened::decode(&opened).unwrap().file;
+        gate.shut_answers("write");
+        let id = program.send(&Request::Write(file, 0, 0, &body)).await;
+        soon("the first part", async {
+            while gate.answers_waiting("write") == 0 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        gate.fail("write", libc::EIO);
+        gate.open_all();
+        let (header, taken) = soon("a short write", program.frame()).await;
+        assert_eq!((header.id, header.flags, &taken[..]), (id, 0, &4096_u32.to_le_bytes()[..]));
+        gate.fail("write", 0);
+        let after = match next {
+            0 => Request::Write(file, 4096, 0, b"x"),
+            1 => Request::Sync(file),
+            _ => Request::Close(file),
+        };
+        assert_eq!(program.call(&after).await, Err(libc::EIO), "{after:?}");
+        // Once.
+        let closed = program.call(&Request::Close(file)).await;
+        assert_eq!(closed.err(), (next == 2).then_some(libc::EBADF));
+    }
+    assert_eq!(model.open_count(), 0);
+}
+
+/// A path that ends with a slash, or with a slash and a dot, is one of a directory, as system calls have it; how many slashes does not count.
+#[tokio::test]
+async fn what_ends_with_a_slash_is_a_directory() {
+    let (model, shared) = shared().await;
+    directory(&model, "d", 0o755).await;
+    let mut program = Program::new(&shared, 0).await;
+    for path in ["d/s", "d/s2//", "/d///s3/"] {
+        program.call(&Request::Mkdir(path.as_bytes(), 0o755)).await.unwrap();
+    }
+    program.call(&Request::Symlink(b"s", b"d/l")).await.unwrap();
+    let wrong = [
+        (Request::Remove(b"d/f/", 0), libc::ENOTDIR),
+        (Request::Remove(b"d/l/", 0), libc::ENOTDIR),
+        (Request::Remove(b"d/l/", 1), libc::ENOTDIR),
+        (Request::Rename(b"d/f/", b"d/g", 0), libc::ENOTDIR),
+        (Request::Rename(b"d/f", b"d/g/", 0), libc::ENOTDIR),
+        (Request::Symlink(b"x", b"d/none/"), libc::ENOENT),
+        (Request::Symlink(b"x", b"d/f/"), libc::EEXIST),
+        (Request::Open(b"d/none/", wire::OPEN_WRITE | wire::OPEN_CREATE, 0o644), libc::EISDIR),
+        (Request::Open(b"d/f/.", wire::OPEN_READ, 0), libc::ENOTDIR),
+    ];
+    for (request, errno) in wrong {
+        assert_eq!(program.call(&request).await, Err(errno), "{request:?}");
+    }
+    for (path, kind) in [
+        ("d/l", Ok(wire::Kind::Symlink)),
+        ("d/l/.", Ok(wire::Kind::Directory)),
+        ("d/f/.", Err(libc::ENOTDIR)),
+    ] {
+        let body = program.call(&Request::StatMany(wire::NO_FOLLOW, vec![path.as_bytes()])).await.unwrap();
+        assert_eq!(Stated::decode(&mut Reader(&body)).unwrap().attr.map(|a| a.kind), kind, "{path}");
+    }
+    program.call(&Request::Rename(b"d/s/", b"d/t//", 0)).await.unwrap();
+    program.call(&Request::Remove(b"d/t//", 1)).await.unwrap();
+    let body = program.call(&Request::List(b"d//")).await.unwrap();
+    let (mut r, mut names) = (Reader(&body), Vec::new());
+    while !r.is_empty() {
+        names.push(String::from_utf8(Entry::decode(&mut r).unwrap().name.to_vec()).unwrap());
+    }
+    names.sort();
+    assert_eq!(names, ["f", "l", "s2", "s3"]);
+}
+
+/// What no system call could ask for is refused before anything below has to make something of it.
+#[tokio::test]
+async fn numbers_that_no_file_has_are_refused() {
+    let (model, shared) = shared().await;
+    directory(&model, "d", 0o755).await;
+    let mut program = Program::new(&shared, 0).await;
+    let opened = program.call(&Request::Open(b"d/f", wire::OPEN_READ | wire::OPEN_WRITE, 0)).await.unwrap();
+    let file = Opened::decode(&opened).unwrap().file;
+    let last = i64::MAX as u64;
+    for (request, errno) in [
+        (Request::Read(file, last + 1, 1 << 20), libc::EINVAL),
+        (Request::Read(file, u64::MAX, 1 << 20), libc::EINVAL),
+        (Request::Write(file, last - 1, 0, b"xyz"), libc::EFBIG),
+        (Request::SetLen(file, last + 1), libc::EFBIG),
+        (Request::SetLen(file, u64::MAX), libc::EFBIG),
+        // It would be a rename that replaces.
+        (Request::Rename(b"d/f", b"d/g", 2), libc::EINVAL),
+    ] {
+        assert_eq!(program.call(&request).await, Err(errno), "{request:?}");
+    }
+    assert_eq!(program.call(&Request::Read(file, last - 1, 1 << 20)).await.unwrap(), b"\x01");
+    assert_eq!(program.call(&Request::Read(file, 0, 9)).await.unwrap(), b"\x01abc");
+}

@@ -1,0 +1,328 @@
+//! How much a disk cache of each size finds, with each policy: the cleaner's own code over profiles of reads, without a disk.
+//!
+//! `cargo run --release -p hither-store --example sweep` plays P4's interspersed profile (caches of 5 KB to 5 MB), a Zipf profile
+//! over 100,000 files of 10 GB, and the same with a scan of everything between, and prints a line of JSON for each policy and size.
+//! `... --example sweep FILE` plays the reads in FILE (`name bytes` a line, each a file read from end to end) with the sizes and
+//! policies that follow: `FILE lru 16777216 gdsf 16777216`; `bench/sweep-check.py` compares that with a mount.
+//!
+//! What the disk cache does is done here to numbers: files in blocks of 64 KiB, 8 KiB more for an entry, the soft limit at nine tenths, no
+//! block beyond the hard one, missing blocks asked for in calls of at most 1 MiB. Reads come one after the other, and what was read is on
+//! the disk before the next.
+//!
+//! Beside the policies stand two that know the future. `belady` keeps what is read again soonest, whole files: a schedule that
+//! could be had, the best one if all files were of one size. `bound` is what no schedule exceeds (PFOO-L; Berger,
+//! Beckmann and Harchol-Balter, SIGMETRICS 2018): each stretch between two reads of a file takes its bytes × its length of the
+//! cache's bytes × all reads; the cheapest stretches are hits until that is used up. The best schedule is between the two.
+
+use hither_store::policy::{Item, Order, Place, Policy};
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write;
+
+const BLOCK: u64 = 64 << 10;
+const ENTRY: u64 = 8 << 10;
+const CALL: u64 = 1 << 20;
+/// What P4's client asked for at a time.
+const P4_CALL: u64 = 8 << 10;
+
+/// A profile: sizes of files, and which are read one after the other.
+struct Profile {
+    name: String,
+    sizes: Vec<u64>,
+    reads: Vec<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Score {
+    hits: u64,
+    hit_bytes: u64,
+    /// Calls of at most 1 MiB for what was missing, and of at most 8 KiB.
+    calls: u64,
+    calls_8k: u64,
+    evictions: u64,
+}
+
+struct Numbered(u32);
+
+impl Item for Numbered {
+    fn mark(&self) -> u32 {
+        self.0
+    }
+}
+
+/// The disk cache, as numbers.
+struct Cache<'a> {
+    sizes: &'a [u64],
+    order: Order<Numbered>,
+    kept: HashMap<u32, (Place, Vec<bool>)>,
+    bytes: u64,
+    soft: u64,
+    hard: u64,
+    score: Score,
+}
+
+impl<'a> Cache<'a> {
+    fn new(sizes: &'a [u64], policy: Policy, bytes: u64) -> Self {
+        let order = Order::new(policy);
+        Self {
+            sizes,
+            order,
+            kept: HashMap::new(),
+            bytes: 0,
+            soft: bytes / 10 * 9,
+            hard: bytes,
+            score: Score::default(),
+        }
+    }
+
+    fn read(&mut self, file: u32) {
+        let size = self.sizes[file as usize];
+        let blocks = size.div_ceil(BLOCK);
+        let len = |block: u64| BLOCK.min(size - block * BLOCK);
+        let here =
+            self.kept.get(&file).map_or_else(|| vec![false; blocks as usize], |(_, here)| here.clone());
+        if let Some((place, _)) = self.kept.get(&file) {
+            self.order.used(*place);
+        }
+        let missing: Vec<u64> = (0..blocks).filter(|b| !here[*b as usize]).collect();
+        let fetched: u64 = missing.iter().map(|b| len(*b)).sum();
+        self.score.hits += u64::from(missing.is_empty());
+        self.score.hit_bytes += size - fetched;
+        self.score.calls_8k += fetched.div_ceil(P4_CALL);
+        for run in missing.chunk_by(|a, b| a + 1 == *b) {
+            self.score.calls += run.iter().map(|b| len(*b)).sum::<u64>().div_ceil(CALL);
+        }
+        for block in missing.iter().filter(|_| self.bytes < self.hard).copied().collect::<Vec<_>>() {
+            self.put(file, block, len(block));
+        }
+        self.clean();
+    }
+
+    fn put(&mut self, file: u32, block: u64, len: u64) {
+        let blocks = self.sizes[file as usize].div_ceil(BLOCK) as usize;
+        let (order, bytes) = (&mut self.order, &mut self.bytes);
+        let (place, here) = self.kept.entry(file).or_insert_with(|| {
+            *bytes += ENTRY;
+            (order.insert(Numbered(file), ENTRY), vec![false; blocks])
+        });
+        if *bytes + len <= self.hard {
+            here[block as usize] = true;
+            order.resize(*place, order.bytes(*place) + len);
+            *bytes += len;
+        }
+    }
+
+    fn clean(&mut self) {
+        let Some(goal) = self.order.policy().goal(self.bytes, self.soft, 0) else { return };
+        while self.bytes > goal
+            && let Some((_, Numbered(file), bytes)) = self.order.evict(|_| false)
+        {
+            self.kept.remove(&file);
+            self.bytes -= bytes;
+            self.score.evictions += 1;
+        }
+    }
+}
+
+impl Profile {
+    fn play(&self, policy: Policy, bytes: u64) -> Score {
+        let mut cache = Cache::new(&self.sizes, policy, bytes);
+        self.reads.iter().for_each(|file| cache.read(*file));
+        cache.score
+    }
+
+    /// For each read, the next one of the same file.
+    fn next_reads(&self) -> Vec<usize> {
+        let mut next = vec![usize::MAX; self.reads.len()];
+        let mut seen = HashMap::new();
+        for (at, file) in self.reads.iter().enumerate().rev() {
+            if let Some(later) = seen.insert(file, at) {
+                next[at] = later;
+            }
+        }
+        next
+    }
+
+    fn size(&self, at: usize) -> u64 {
+        self.sizes[self.reads[at] as usize]
+    }
+
+    /// Whole files, those that are read again soonest.
+    fn belady(&self, next: &[usize], most: u64) -> Score {
+        let (mut score, mut bytes) = (Score::default(), 0);
+        // By the next read of the file.
+        let mut kept: BTreeSet<usize> = BTreeSet::new();
+        for (at, later) in next.iter().enumerate() {
+            let size = self.size(at);
+            if kept.remove(&at) {
+                score.hits += 1;
+                score.hit_bytes += size;
+            } else {
+                bytes += size + ENTRY;
+                score.calls += size.div_ceil(CALL);
+                score.calls_8k += size.div_ceil(P4_CALL);
+            }
+            match later {
+                &usize::MAX => bytes -= size + ENTRY,
+                later => drop(kept.insert(*later)),
+            }
+            while bytes > most
+                && let Some(last) = kept.pop_last()
+            {
+                bytes -= self.size(last) + ENTRY;
+                score.evictions += 1;
+            }
+        }
+        score
+    }
+
+    /// No schedule has more hits, nor more bytes of hits, nor fewer calls; each is bounded by itself.
+    fn bound(&self, next: &[usize], most: u64) -> Score {
+        let stretches = || next.iter().enumerate().filter(|(_, later)| **later != usize::MAX);
+        let room = |(at, later): (usize, &usize)| (self.size(at) + ENTRY) as u128 * (later - at) as u128;
+        // The best value for the room comes first; the last one that fits in part counts whole.
+        let pack = |value: &dyn Fn(usize) -> u64| -> u64 {
+            let mut all: Vec<_> = stretches().map(|(at, later)| (room((at, later)), value(at))).collect();
+            all.sort_by(|a, b| (a.0 * u128::from(b.1)).cmp(&(b.0 * u128::from(a.1))));
+            let mut left = u128::from(most) * self.reads.len() as u128;
+            let mut sum = 0;
+            for (room, value) in all {
+                if left == 0 {
+                    break;
+                }
+                left = left.saturating_sub(room);
+                sum += value;
+            }
+            sum
+        };
+        let of_all =
+            |calls: u64| -> u64 { (0..self.reads.len()).map(|at| self.size(at).div_ceil(calls)).sum() };
+        Score {
+            hits: pack(&|_| 1),
+            hit_bytes: pack(&|at| self.size(at)),
+            calls: of_all(CALL) - pack(&|at| self.size(at).div_ceil(CALL)),
+            calls_8k: of_all(P4_CALL) - pack(&|at| self.size(at).div_ceil(P4_CALL)),
+            evictions: 0,
+        }
+    }
+
+    fn tell(&self, policy: &str, cache_bytes: u64, score: &Score) {
+        let all: u64 = (0..self.reads.len()).map(|at| self.size(at)).sum();
+        let reads = self.reads.len() as u64;
+        let ratio = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        let mut line = String::new();
+        let _ = write!(
+            line,
+            r#"{{"profile":"{}","policy":"{policy}","cache_bytes":{cache_bytes},"reads":{reads},"hits":{},"hit_ratio":{:.4}"#,
+            self.name,
+            score.hits,
+            ratio(score.hits, reads)
+        );
+        let _ = write!(
+            line,
+            r#","byte_hit_ratio":{:.4},"fetched_bytes":{},"calls":{},"calls_8k":{},"evictions":{}}}"#,
+            ratio(score.hit_bytes, all),
+            all - score.hit_bytes.min(all),
+            score.calls,
+            score.calls_8k,
+            score.evictions
+        );
+        println!("{line}");
+    }
+
+    fn sweep(&self, caches: &[u64]) {
+        let next = self.next_reads();
+        for bytes in caches {
+            for policy in Policy::ALL {
+                self.tell(policy.name(), *bytes, &self.play(policy, *bytes));
+            }
+            self.tell("belady", *bytes, &self.belady(&next, *bytes));
+            self.tell("bound", *bytes, &self.bound(&next, *bytes));
+        }
+    }
+}
+
+/// Ten files of 16 KB and three of 1 MB, 440 KB and 188 KB, four times one after the other.
+fn interspersed() -> Profile {
+    let mut sizes = vec![16 << 10; 10];
+    sizes.extend([1 << 20, 440 << 10, 188 << 10]);
+    Profile { name: "interspersed".into(), reads: (0..4).flat_map(|_| 0..13).collect(), sizes }
+}
+
+/// A generator of numbers that are the same each time (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// Files whose sizes are linear, from 2 bytes to 200 KB, read in random order: the one of rank n in proportion to n^-0.9, whatever
+/// its size.
+/// With `scans`, everything is read once in between, so many times.
+fn zipf(files: u32, reads: usize, scans: usize) -> Profile {
+    let mut random = Random(7);
+    let mut by_rank: Vec<u32> = (0..files).collect();
+    for i in (1..by_rank.len()).rev() {
+        by_rank.swap(i, (random.next() % (i as u64 + 1)) as usize);
+    }
+    let weights = (1..=files).map(|rank| f64::from(rank).powf(-0.9));
+    let sums: Vec<f64> = weights
+        .scan(0.0, |sum, w| {
+            *sum += w;
+            Some(*sum)
+        })
+        .collect();
+    let whole = sums.last().copied().unwrap_or(1.0);
+    let mut all = Vec::with_capacity(reads);
+    for i in 0..reads {
+        if scans > 0 && i > 0 && i % (reads / (scans + 1)) == 0 {
+            all.extend(0..files);
+        }
+        let at = random.unit() * whole;
+        all.push(by_rank[sums.partition_point(|sum| *sum < at).min(files as usize - 1)]);
+    }
+    let name = if scans > 0 { "zipf+scans" } else { "zipf" };
+    Profile { name: name.into(), sizes: (1..=u64::from(files)).map(|i| i * 2).collect(), reads: all }
+}
+
+fn from_file(path: &str) -> std::io::Result<Profile> {
+    let (mut numbers, mut sizes, mut reads) = (HashMap::new(), Vec::new(), Vec::new());
+    for line in std::fs::read_to_string(path)?.lines() {
+        let Some((name, size)) = line.rsplit_once(' ') else { continue };
+        let size = size.parse().map_err(std::io::Error::other)?;
+        let number = *numbers.entry(name.to_string()).or_insert_with(|| {
+            sizes.push(size);
+            sizes.len() as u32 - 1
+        });
+        reads.push(number);
+    }
+    Ok(Profile { name: path.into(), sizes, reads })
+}
+
+fn main() -> std::io::Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let Some((file, cells)) = words.split_first() {
+        let profile = from_file(file)?;
+        for cell in cells.chunks(2) {
+            let policy = Policy::of(&cell[0]).ok_or_else(|| std::io::Error::other("lru, s3-fifo or gdsf"))?;
+            let bytes =
+                cell.get(1).and_then(|n| n.parse().ok()).ok_or_else(|| std::io::Error::other("bytes"))?;
+            profile.tell(policy.name(), bytes, &profile.play(policy, bytes));
+        }
+        return Ok(());
+    }
+    interspersed().sweep(&(0..11).map(|i| 5_000 << i).collect::<Vec<_>>());
+    let caches: Vec<u64> =
+        [1, 2, 5, 10, 20, 30, 50, 70, 100, 115].map(|percent| 100_000_000 * percent).into();
+    zipf(100_000, 1_000_000, 0).sweep(&caches);
+    zipf(100_000, 1_000_000, 4).sweep(&caches);
+    Ok(())
+}

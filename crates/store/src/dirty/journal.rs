@@ -1,0 +1,615 @@
+//! What of a file is in the journal of delayed writes, and when it may leave it.
+//!
+//! It knows nothing of the journal's files (`wal`). Of each byte that was written here and is not known to be on the server's stable
+//! storage, it knows which record holds its newest version. A flight takes bytes of records up to a number; when it lands,
+//! those of them that were not written again meanwhile have arrived, and are stable when the WRITE was, or when a commit that
+//! began after it succeeded. A record of which nothing is left is dead; when the oldest ones of a file are, the journal is told.
+//!
+//! What is appended under the lock of the file's state is in the order in which it happened.
+
+use super::file::{File, Names};
+use super::stats::Reason;
+use super::{Dirty, extents::Flight, lazy::LAZY_MOST};
+use crate::wal::{Base, Event, Record, Ticket, Wal, Write};
+use hither_vfs::{Attrs, Cred, Cx, Data, Fh, File as At, Name, Node, OpenId, Result, Stability, Where};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// What arrived is committed so that it can leave the journal, at least so often.
+const COMMIT_EVERY: Duration = Duration::from_secs(5);
+
+/// As many WRITEs of a file are in flight at most, and a few more.
+const RECENT: usize = 32;
+
+/// The newest version of some bytes.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    end: u64,
+    seq: u64,
+    /// Number of the landing with which it arrived, 0: it has not.
+    landed: u64,
+}
+
+/// Bytes on their way.
+#[derive(Debug, Clone, Copy)]
+struct Flying {
+    start: u64,
+    end: u64,
+    /// First and last record that may be in it.
+    low: u64,
+    upto: u64,
+    stable: bool,
+}
+
+#[derive(Debug)]
+struct Held {
+    segment: u64,
+    bytes: u64,
+}
+
+/// One file's part in the journal; nothing for a mount without one.
+#[derive(Debug, Default)]
+pub(super) struct Tracks {
+    to: Option<(Arc<Wal>, Fh)>,
+    spans: BTreeMap<u64, Span>,
+    held: BTreeMap<u64, Held>,
+    flights: HashMap<u64, Flying>,
+    last: u64,
+    /// The first record of those that came since nothing was held, and that was durable.
+    first: u64,
+    /// The last record of any kind.
+    noted: Option<Ticket>,
+    landings: u64,
+    retired: u64,
+    base: Option<Base>,
+    /// States that the server told last: replies overtake each other, and which is the file's is not known.
+    recent: VecDeque<Base>,
+    fileid: u64,
+    /// Writes that went past the journal and may not be on stable storage, and how many of them are.
+    past: (u64, u64),
+    /// It has none any more: nobody can find it after a crash.
+    nameless: bool,
+}
+
+impl Tracks {
+    /// Begins for a file.
+    pub fn of(wal: Option<&Arc<Wal>>, fh: &Fh) -> Self {
+        Self { to: wal.map(|wal| (wal.clone(), fh.clone())), ..Self::default() }
+    }
+
+    /// Nothing of the file is in the journal.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Number of the last record.
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+
+    fn note(&mut self, event: Event) -> Option<Ticket> {
+        let (wal, fh) = self.to.as_ref()?;
+        self.noted = Some(wal.log().append(Record::of(fh, event)));
+        self.noted
+    }
+
+    /// The server told the file's attributes.
+    pub fn saw(&mut self, attrs: &Attrs) {
+        if self.to.is_none() {
+            return;
+        }
+        self.fileid = attrs.attr.fileid;
+        if attrs.attr.nlink > 0 {
+            self.nameless = false;
+        }
+        let base = Base::of(attrs);
+        if self.base != Some(base) {
+            self.told_state(base);
+            if !self.is_empty() {
+                self.note(Event::State(base));
+            }
+        }
+    }
+
+    fn told_state(&mut self, base: Base) {
+        self.base = Some(base);
+        if !self.recent.contains(&base) {
+            if self.recent.len() == RECENT {
+                self.recent.pop_front();
+            }
+            self.recent.push_back(base);
+        }
+    }
+
+    /// A program wrote.
+    pub fn wrote(&mut self, cred: &Arc<Cred>, offset_bytes: u64, data: &Data, wall_s: i64) -> Option<Ticket> {
+        let (wal, fh) = self.to.clone().filter(|_| !self.nameless)?;
+        let (path, fileid, base) = (wal.path(&fh), self.fileid, self.base);
+        let write = Write { fileid, path, cred: cred.clone(), offset_bytes, base, wall_s };
+        let ticket = wal.log().append(Record { fh, event: Event::Data(write), data: data.clone() });
+        let (start, end) = (offset_bytes, offset_bytes + data.len() as u64);
+        // What came before may be forgotten together with this.
+        if self.held.is_empty() && self.noted.is_none_or(|noted| noted.seq <= wal.log().durable_upto()) {
+            self.first = ticket.seq;
+        }
+        if self.held.is_empty() {
+            wal.counters().files.fetch_add(1, Relaxed);
+            for base in self.recent.clone().into_iter().filter(|b| Some(*b) != base) {
+                self.note(Event::State(base));
+            }
+        }
+        wal.counters().writes.fetch_add(1, Relaxed);
+        self.held.insert(ticket.seq, Held { segment: ticket.segment, bytes: 0 });
+        self.last = ticket.seq;
+        self.carve(start, end, |_| true);
+        self.put(start, Span { end, seq: ticket.seq, landed: 0 });
+        self.told();
+        Some(ticket)
+    }
+
+    /// Bytes are about to be sent: what must be in the journal before.
+    pub fn sending(&mut self, flight: &Flight, stable: bool) -> Option<Ticket> {
+        let (start_bytes, end_bytes) = (flight.start_bytes, flight.start_bytes + flight.data.len() as u64);
+        self.to.as_ref()?;
+        let first = self.spans.range(..start_bytes).next_back().filter(|(_, s)| s.end > start_bytes);
+        let first = first.map_or(start_bytes, |(at, _)| *at);
+        let low = self.spans.range(first..end_bytes).map(|(_, s)| s.seq).min().unwrap_or(self.last);
+        let flying = Flying { start: start_bytes, end: end_bytes, low, upto: self.last, stable };
+        self.flights.insert(flight.id, flying);
+        self.note(Event::Sent { start_bytes, end_bytes, upto: self.last })
+    }
+
+    /// What this client is about to do explains what becomes of the file from there on.
+    pub fn cutting(&mut self, start_bytes: u64) -> Option<Ticket> {
+        if self.is_empty() {
+            return None;
+        }
+        self.note(Event::Sent { start_bytes, end_bytes: u64::MAX, upto: self.last })
+    }
+
+    /// A flight ended: its first bytes arrived, or are given up (`lost`). True when something waits for a commit.
+    pub fn landed(&mut self, id: u64, bytes: u64, lost: bool, attrs: Option<&Attrs>) -> bool {
+        let Some(Flying { start, end, upto, stable, .. }) = self.flights.remove(&id) else { return false };
+        let end = end.min(start + bytes);
+        let base = attrs.map(Base::of);
+        if let Some(base) = base {
+            self.told_state(base);
+        }
+        if end > start && !lost && !self.is_empty() {
+            self.note(Event::Landed { start_bytes: start, end_bytes: end, upto, base });
+        }
+        self.landings += 1;
+        let landing = self.landings;
+        let mut arrived = self.carve(start, end, |s| s.seq <= upto && s.landed == 0);
+        if !stable && !lost {
+            for (at, span) in arrived.drain(..) {
+                if let Some(held) = self.held.get_mut(&span.seq) {
+                    held.bytes += span.end - at;
+                }
+                self.live(span.end - at, true);
+                self.spans.insert(at, Span { landed: landing, ..span });
+            }
+        }
+        self.told();
+        !stable && !lost && !self.is_empty()
+    }
+
+    /// Number of the last landing, and of writes that went past: a commit that begins now is about all up to them.
+    pub fn landings(&self) -> (u64, u64) {
+        (self.landings, self.past.0)
+    }
+
+    /// What had arrived until then is on stable storage.
+    pub fn committed(&mut self, (landings, past): (u64, u64)) {
+        self.past.1 = self.past.1.max(past);
+        if self.to.is_none() || self.spans.is_empty() {
+            return;
+        }
+        self.carve(0, u64::MAX, |s| s.landed != 0 && s.landed <= landings);
+        self.told();
+    }
+
+    /// What was written to a range does not count any more.
+    pub fn void(&mut self, start_bytes: u64, end_bytes: u64) {
+        if !self.is_empty() {
+            self.note(Event::Void { start_bytes, end_bytes });
+            self.carve(start_bytes, end_bytes, |_| true);
+            self.told();
+        }
+    }
+
+    /// Names or attributes of the file are about to be changed.
+    pub fn touch(&mut self) {
+        if !self.is_empty() {
+            self.note(Event::Touched);
+        }
+    }
+
+    /// The last name of the file was removed here. What was written to a file without a name is not wanted after a crash.
+    pub fn lost_its_names(&mut self) {
+        self.nameless = true;
+        self.void(0, u64::MAX);
+    }
+
+    /// A write went past the journal, and may not be on stable storage.
+    pub fn went_past(&mut self, stability: Stability) {
+        self.past.0 += u64::from(stability == Stability::Unstable);
+    }
+
+    fn live(&self, bytes: u64, more: bool) {
+        let Some((wal, _)) = &self.to else { return };
+        match more {
+            true => wal.counters().live_bytes.fetch_add(bytes, Relaxed),
+            false => wal.counters().live_bytes.fetch_sub(bytes, Relaxed),
+        };
+    }
+
+    fn put(&mut self, start: u64, span: Span) {
+        if let Some(held) = self.held.get_mut(&span.seq) {
+            held.bytes += span.end - start;
+        }
+        self.live(span.end - start, true);
+        self.spans.insert(start, span);
+    }
+
+    /// Takes out what is within a range, where `which` says so.
+    fn carve(&mut self, start: u64, end: u64, which: impl Fn(&Span) -> bool) -> Vec<(u64, Span)> {
+        if start >= end {
+            return Vec::new();
+        }
+        let first =
+            self.spans.range(..start).next_back().filter(|(_, s)| s.end > start).map_or(start, |(at, _)| *at);
+        let within: Vec<_> =
+            self.spans.range(first..end).filter(|(_, s)| which(s)).map(|(at, s)| (*at, *s)).collect();
+        let mut out = Vec::with_capacity(within.len());
+        for (at, span) in within {
+            let (from, to) = (at.max(start), span.end.min(end));
+            self.spans.remove(&at);
+            if at < from {
+                self.spans.insert(at, Span { end: from, ..span });
+            }
+            if to < span.end {
+                self.spans.insert(to, span);
+            }
+            if let Some(held) = self.held.get_mut(&span.seq) {
+                held.bytes -= to - from;
+            }
+            self.live(to - from, false);
+            out.push((from, Span { end: to, ..span }));
+        }
+        out
+    }
+
+    /// Tells the journal what is dead.
+    fn told(&mut self) {
+        let Some((wal, _)) = self.to.clone() else { return };
+        let mut dead: BTreeMap<u64, u64> = BTreeMap::new();
+        // Records die about in the order of their writing; those in the middle go when it is their turn.
+        while let Some(first) = self.held.first_entry() {
+            // What is on its way explains what becomes of the file as long as nobody has heard of it.
+            let seq = *first.key();
+            let flies = self.flights.values().any(|f| f.low <= seq && seq <= f.upto);
+            if first.get().bytes > 0 || flies {
+                break;
+            }
+            self.retired = *first.key();
+            *dead.entry(first.remove().segment).or_default() += 1;
+        }
+        if dead.is_empty() {
+            return;
+        }
+        self.note(Event::Retire(self.retired));
+        dead.into_iter().for_each(|(segment, records)| wal.log().dead(segment, records));
+        if self.held.is_empty() {
+            wal.counters().files.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+/// Files of which something arrived and was not committed.
+#[derive(Debug, Default)]
+pub(super) struct Uncommitted {
+    files: Mutex<HashMap<Fh, Weak<File>>>,
+    /// The journal is half full, or has failed.
+    hurry: Notify,
+}
+
+impl Dirty {
+    /// Whether a write may be answered from here: it is journaled where it is to be.
+    pub(super) fn may_delay(&self, len: u64) -> bool {
+        let Some(wal) = &self.wal else { return true };
+        let takes = wal.takes(len);
+        if !takes || wal.is_half_full() {
+            self.uncommitted.hurry.notify_one();
+        }
+        if !takes {
+            wal.counters().writes_through.fetch_add(1, Relaxed);
+        }
+        takes
+    }
+
+    /// Whether fsync and close are answered by the journal.
+    pub(super) fn commits_locally(&self) -> bool {
+        self.options.exclusive && self.wal.as_ref().is_some_and(|wal| wal.log().works())
+    }
+
+    /// Waits until a write that was taken is where a kill of this process does not reach it. When the journal fails in that moment, the
+    /// server has it.
+    pub(super) async fn journaled(&self, file: &Arc<File>, ticket: Option<Ticket>) -> Result<()> {
+        let (Some(wal), Some(ticket)) = (&self.wal, ticket) else { return Ok(()) };
+        if wal.log().written(ticket.seq).await.is_ok() {
+            return Ok(());
+        }
+        self.uncommitted.hurry.notify_one();
+        wal.counters().writes_through.fetch_add(1, Relaxed);
+        self.flush(file, Reason::Order, true).await?;
+        self.commit_below(file).await
+    }
+
+    /// Waits until everything that was written to a file is durable in the journal; false when it will not be.
+    pub(super) async fn durable_here(&self, file: &Arc<File>) -> bool {
+        let Some(wal) = self.wal.as_ref().filter(|_| self.commits_locally()) else { return false };
+        if self.lazy.load(Relaxed) >= LAZY_MOST {
+            // Too many wait for the server already: this one is to hear what it says.
+            return false;
+        }
+        let (last, empty) = {
+            let s = file.state.lock();
+            // Bytes that are not in it, and that the server may not have.
+            let nowhere = s.journal.is_empty() && !s.extents.is_clean();
+            if nowhere || s.journal.past.0 > s.journal.past.1 {
+                return false;
+            }
+            (s.journal.last().max(s.journal.noted.map_or(0, |t| t.seq)), s.journal.is_empty())
+        };
+        let durable = empty || wal.log().durable(last).await.is_ok();
+        wal.counters().local_commits.fetch_add(u64::from(durable), Relaxed);
+        durable
+    }
+
+    /// Something is about to be sent: the journal says so before.
+    pub(super) async fn announced(&self, ticket: Option<Ticket>) {
+        if let (Some(wal), Some(ticket)) = (&self.wal, ticket) {
+            // Of a journal that has failed nothing is promised.
+            let _ = wal.log().written(ticket.seq).await;
+        }
+    }
+
+    /// Waits until the journal knows what became of a file: before a caller hears of it.
+    pub(super) async fn noted(&self, file: &File) {
+        let noted = file.state.lock().journal.noted;
+        self.announced(noted).await;
+    }
+
+    /// The same where it must not be forgotten either: what a power cut leaves of the journal would say that bytes are missing which
+    /// a caller was told are there, or gone.
+    pub(super) async fn noted_for_good(&self, file: &File) {
+        let (Some(wal), (first, Some(noted))) = (&self.wal, {
+            let s = file.state.lock();
+            (s.journal.first, s.journal.noted)
+        }) else {
+            return;
+        };
+        self.announced(Some(noted)).await;
+        // Of what is not durable itself, and not about to be, nothing is left.
+        if wal.log().durable_soon_upto() >= first {
+            // Of a journal that has failed nothing is promised.
+            let _ = wal.log().durable(noted.seq).await;
+        }
+    }
+
+    /// Commits what the layer below has of a file.
+    pub(super) async fn commit_journaled(
+        &self,
+        cx: &Cx,
+        file: &Arc<File>,
+        open: Option<OpenId>,
+    ) -> Result<()> {
+        self.commit_counted(cx, file, open).await?;
+        self.noted_for_good(file).await;
+        Ok(())
+    }
+
+    async fn commit_counted(&self, cx: &Cx, file: &File, open: Option<OpenId>) -> Result<()> {
+        let landings = file.state.lock().journal.landings();
+        self.below.commit(cx, At { fh: &file.fh, open }).await?;
+        file.state.lock().journal.committed(landings);
+        Ok(())
+    }
+
+    /// Before a change that is not journaled and goes over what was written: everything of the file is at the server, stable.
+    pub(super) async fn leave_journal(&self, file: &Arc<File>) -> Result<()> {
+        let left = !file.state.lock().journal.is_empty();
+        if left {
+            return self.commit_below(file).await;
+        }
+        self.noted_for_good(file).await;
+        Ok(())
+    }
+
+    /// Something arrived that a commit is to follow.
+    pub(super) fn to_commit(&self, file: &Arc<File>) {
+        let mut files = self.uncommitted.files.lock();
+        files.entry(file.fh.clone()).or_insert_with(|| Arc::downgrade(file));
+    }
+
+    /// Closes below, which commits; what is left in the journal after that is committed.
+    pub(super) async fn close_below(&self, cx: &Cx, file: &Arc<File>, open: OpenId) -> Result<()> {
+        let closed = self.below.close(cx, &file.fh, open).await;
+        let left = {
+            let s = file.state.lock();
+            s.is_settled() && !s.journal.is_empty()
+        };
+        if left && closed.is_ok() {
+            return self.commit_below(file).await;
+        }
+        self.noted_for_good(file).await;
+        closed
+    }
+
+    /// Names or attributes of a file are about to be changed.
+    pub(super) fn touch(&self, fh: Option<&Fh>) {
+        if let Some(file) = fh.filter(|_| self.wal.is_some()).and_then(|fh| self.known(fh)) {
+            file.state.lock().journal.touch();
+        }
+    }
+
+    /// Objects were found under names: paths for humans are made of that.
+    pub(super) fn note_names(&self, at: Where<'_>, steps: &[Node]) {
+        let Some(wal) = &self.wal else { return };
+        let mut dir = at.base;
+        for (name, node) in at.path.iter().zip(steps) {
+            wal.named(&node.fh, dir, name);
+            dir = &node.fh;
+        }
+    }
+
+    /// A name of a file was removed.
+    pub(super) async fn lost_a_name(&self, target: Option<&Fh>) {
+        if let Some(file) = target.and_then(|fh| self.known(fh)) {
+            file.state.lock().names = Names::OneLess;
+            let journaled = self.wal.is_some() && !file.state.lock().journal.is_empty();
+            if journaled && self.has_no_name(&file).await {
+                file.state.lock().journal.lost_its_names();
+            }
+            file.changed.notify_waiters();
+            self.noted(&file).await;
+        }
+    }
+
+    /// Whether a file has no name at the server, as it says now: it may have had more than were known here.
+    async fn has_no_name(&self, file: &File) -> bool {
+        let at = At { fh: &file.fh, open: file.state.lock().errors.first_open() };
+        match self.below.getattr(&self.own_cx().fresh(Instant::now()), at).await {
+            Ok(attrs) => attrs.attr.nlink == 0,
+            Err(e) => matches!(e.errno, libc::ESTALE | libc::ENOENT),
+        }
+    }
+
+    /// The same for a file that is renamed, or gets a name in place of another file.
+    pub(super) fn moving(&self, cx: &Cx, from: (&Fh, &Name), replaced: Option<&Fh>) -> Option<Fh> {
+        self.wal.as_ref()?;
+        let trail = self.below.peek(cx, Where::name(from.0, from.1));
+        let moved = trail.and_then(|trail| trail.steps.last().map(|node| node.fh.clone()));
+        self.touch(moved.as_ref());
+        self.touch(replaced);
+        moved
+    }
+
+    /// The directory that has no name here.
+    pub(super) fn is_root(&self, fh: &Fh) {
+        if let Some(wal) = &self.wal {
+            wal.is_root(fh);
+        }
+    }
+
+    /// What is not at the server stays in the journal for the next mount.
+    pub(super) fn end_journal(&self) {
+        if let Some(wal) = &self.wal {
+            wal.close();
+        }
+    }
+
+    /// A file has a name now.
+    pub(super) fn named(&self, fh: Option<&Fh>, (dir, name): (&Fh, &Name)) {
+        if let (Some(wal), Some(fh)) = (&self.wal, fh) {
+            wal.named(fh, dir, name);
+        }
+    }
+
+    /// A file was cut to nothing by an open.
+    pub(super) async fn was_cut(&self, fh: &Fh) {
+        if let Some(file) = self.known(fh) {
+            file.state.lock().journal.void(0, u64::MAX);
+            self.noted_for_good(&file).await;
+        }
+    }
+
+    /// Waits until everything that was written to a file is durable in the journal, or at the server when that has failed.
+    pub(super) async fn durable_somewhere(&self, file: &Arc<File>) -> Result<()> {
+        if self.durable_here(file).await {
+            return Ok(());
+        }
+        self.flush(file, Reason::Order, true).await?;
+        self.commit_below(file).await
+    }
+
+    /// Commits everything that arrived, at the end of the mount.
+    pub(super) async fn commit_journal(&self) -> Result<()> {
+        // Not only those that wait to be committed: somebody may just be at it.
+        let files: Vec<_> = self.files.read().values().cloned().collect();
+        let mut outcome = Ok(());
+        for file in files {
+            let left = {
+                let s = file.state.lock();
+                s.is_settled() && !s.journal.is_empty()
+            };
+            if left {
+                outcome = outcome.and(self.commit_for_room(&file).await);
+            }
+        }
+        outcome
+    }
+
+    /// Commits when nobody waits for that: the journal may forget it.
+    async fn commit_for_room(&self, file: &Arc<File>) -> Result<()> {
+        file.state.lock().unstable = false;
+        let committed = self.commit_counted(&self.own_cx(), file, None).await;
+        match &committed {
+            Ok(()) => self.noted(file).await,
+            Err(_) => file.state.lock().unstable = true,
+        }
+        committed
+    }
+
+    /// Commits what arrived, so that it leaves the journal; sends everything when that is getting full or has failed.
+    async fn make_room(&self) {
+        let Some(wal) = &self.wal else { return };
+        if wal.is_half_full() || !wal.log().works() {
+            // What cannot be sent is kept, and recorded with the files.
+            let _ = self.flush_all(Reason::Pressure).await;
+        }
+        let files = std::mem::take(&mut *self.uncommitted.files.lock());
+        for (_, file) in files {
+            let Some(file) = file.upgrade() else { continue };
+            if file.state.lock().journal.is_empty() {
+                continue;
+            }
+            if let Err(e) = self.commit_for_room(&file).await {
+                file.state.lock().errors.record(e);
+                self.to_commit(&file);
+            }
+            self.tidy(&file);
+        }
+        let again = wal.clone();
+        let restart = move || !again.log().works() && again.log().restart();
+        if tokio::task::spawn_blocking(restart).await.unwrap_or(false) {
+            tracing::info!("the journal of delayed writes is tried again");
+        }
+    }
+}
+
+/// Gives the journal's room back for as long as the layer lives.
+pub(super) async fn make_room(layer: Weak<Dirty>) {
+    loop {
+        let Some(this) = layer.upgrade() else { return };
+        let uncommitted = this.uncommitted.clone();
+        drop(this);
+        tokio::select! {
+            () = uncommitted.hurry.notified() => {}
+            () = tokio::time::sleep(COMMIT_EVERY) => {}
+        }
+        let Some(this) = layer.upgrade() else { return };
+        this.make_room().await;
+        if this.wal.as_ref().is_some_and(|wal| !wal.log().works()) {
+            drop(this);
+            // Not again and again at once.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+}

@@ -1,0 +1,680 @@
+//! Delayed writes with a journal: what is in it when, what a crash leaves, and what becomes of that at the server.
+
+mod cuts;
+
+use super::gate::Verdict;
+use super::*;
+use crate::wal::tests::Memory;
+use crate::wal::{Outcome, Wal};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use tokio::time::Instant;
+
+/// A directory of its own for each test, gone in the end.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new() -> Self {
+        static COUNT: Counter = Counter::new(0);
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        Self(std::env::temp_dir().join(format!("hither-wal-{}-{n}", std::process::id())))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Journaled {
+    s: Stack,
+    memory: Memory,
+    wal: Arc<Wal>,
+}
+
+/// Nothing is sent because it is old: what is here and what is at the server does not depend on how long a test takes.
+fn options(exclusive: bool) -> DirtyOptions {
+    let dirty_age = Duration::from_secs(3600);
+    DirtyOptions { exclusive, delay_attributes: false, dirty_age, ..DirtyOptions::default() }
+}
+
+impl Journaled {
+    async fn new(options: DirtyOptions) -> Self {
+        let env = env();
+        let model = Arc::new(Model::new(env.clone(), Duration::from_secs(3), u64::MAX));
+        Self::over(Gate::new(model), options, env).await
+    }
+
+    async fn over(gate: Arc<Gate>, options: DirtyOptions, env: Env) -> Self {
+        let memory = Memory::default();
+        let wal = Wal::over(Box::new(memory.clone()), 1 << 30);
+        let dirty = Dirty::with_journal(gate.clone(), env, options, Some(wal.clone()));
+        let root = dirty.root(&cx()).await.unwrap().fh;
+        Self { s: Stack { dirty, gate, root }, memory, wal }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.wal.stats().journal_bytes
+    }
+
+    /// The daemon is killed in this moment: the journal as it is now, read by the next one, and `meanwhile` at the server.
+    async fn crash(&self, exclusive: bool, meanwhile: impl AsyncFnOnce(&Stack)) -> (Outcome, Vec<Vec<u8>>) {
+        self.crash_with(self.memory.copy(), exclusive, meanwhile).await
+    }
+
+    /// The same with the journal as it was in an earlier moment.
+    async fn crash_with(
+        &self,
+        journal: BTreeMap<u64, Vec<u8>>,
+        exclusive: bool,
+        meanwhile: impl AsyncFnOnce(&Stack),
+    ) -> (Outcome, Vec<Vec<u8>>) {
+        let dir = Temporary::new();
+        std::fs::create_dir_all(&dir.0).unwrap();
+        for (number, bytes) in journal {
+            std::fs::write(dir.0.join(format!("{number:016x}.wal")), bytes).unwrap();
+        }
+        if self.memory.failed.load(Ordering::Relaxed) {
+            std::fs::write(dir.0.join("failed"), "").unwrap();
+        }
+        let own = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(&dir.0, own).unwrap();
+        meanwhile(&self.s).await;
+        let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
+        let below = Arc::new(Below(self.s.gate.clone()));
+        let outcome = wal.recover(below, left, "here", exclusive, 1 << 20).await.unwrap();
+        let kept = wal.conflicts();
+        let mut all = Vec::new();
+        for (name, about) in kept.list().unwrap() {
+            let data = kept.data(&name).unwrap();
+            for r in about.ranges {
+                let mut bytes = vec![0; r.len_bytes as usize];
+                std::os::unix::fs::FileExt::read_exact_at(&data, &mut bytes, r.start_bytes).unwrap();
+                all.push(bytes);
+            }
+        }
+        wal.close();
+        let left: Vec<_> = std::fs::read_dir(&dir.0).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert!(
+            !left.iter().any(|n| n.to_string_lossy().ends_with(".wal")),
+            "everything was decided: {left:?}"
+        );
+        (outcome, all)
+    }
+}
+
+/// The server without the gate.
+struct Below(Arc<Gate>);
+
+macro_rules! straight {
+    ($(fn $op:ident($($arg:ident: $ty:ty),*) -> $out:ty;)*) => {
+        #[async_trait::async_trait]
+        impl Vfs for Below {
+            $(async fn $op(&self, cx: &Cx, $($arg: $ty),*) -> $out { self.0.below().$op(cx, $($arg),*).await })*
+            fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<hither_vfs::Trail> { self.0.below().peek(cx, at) }
+            fn subscribe(&self, _: Arc<dyn Upcalls>) {}
+        }
+    };
+}
+
+use hither_vfs::*;
+straight! {
+    fn root() -> Result<Node>;
+    fn walk(at: Where<'_>, want: Want) -> Result<Trail>;
+    fn getattr(file: hither_vfs::File<'_>) -> Result<Attrs>;
+    fn getattr_many(objects: &[Fh]) -> Vec<Result<Attrs>>;
+    fn prove_many(objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>>;
+    fn read_many(files: &[Fh], holder: Option<&Fh>, max: u32) -> Starts;
+    fn list_many(dirs: &[Fh], max: u32) -> Vec<Result<(Attrs, DirPage)>>;
+    fn setattr(file: hither_vfs::File<'_>, set: &SetAttr) -> Result<Attrs>;
+    fn access(fh: &Fh, want: Access) -> Result<Access>;
+    fn readlink(fh: &Fh) -> Result<Bytes>;
+    fn open(at: Where<'_>, how: &OpenHow) -> Result<Opened>;
+    fn close(fh: &Fh, open: OpenId) -> Result<()>;
+    fn read(file: hither_vfs::File<'_>, at: u64, len: u32) -> Result<Read>;
+    fn write(file: hither_vfs::File<'_>, at: u64, data: Data, stability: Stability) -> Result<Wrote>;
+    fn finish(file: hither_vfs::File<'_>, piece: Option<(u64, Data)>, set: &SetAttr) -> Result<Finished>;
+    fn commit(file: hither_vfs::File<'_>) -> Result<()>;
+    fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made>;
+    fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made>;
+    fn symlink(dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made>;
+    fn link(fh: &Fh, dir: &Fh, name: &Name) -> Result<Made>;
+    fn unlink(dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo>;
+    fn rmdir(dir: &Fh, name: &Name) -> Result<ChangeInfo>;
+    fn rename(
+        from: (&Fh, &Name), to: (&Fh, &Name), replaced: Option<&Fh>, flags: RenameFlags
+    ) -> Result<(ChangeInfo, ChangeInfo)>;
+    fn readdir(dir: &Fh, cookie: u64, verifier: [u8; 8], max: u32, nodes: bool) -> Result<DirPage>;
+    fn statfs(fh: &Fh) -> Result<FsStat>;
+    fn getxattr(fh: &Fh, name: &[u8]) -> Result<Bytes>;
+    fn setxattr(fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()>;
+    fn listxattr(fh: &Fh) -> Result<Vec<Bytes>>;
+    fn removexattr(fh: &Fh, name: &[u8]) -> Result<()>;
+    fn lock(
+        file: hither_vfs::File<'_>, owner: LockOwner, kind: LockKind, range: FileRange, wait: LockWait
+    ) -> Result<()>;
+    fn unlock(file: hither_vfs::File<'_>, owner: LockOwner, range: FileRange) -> Result<()>;
+    fn test_lock(
+        file: hither_vfs::File<'_>, owner: LockOwner, kind: LockKind, range: FileRange
+    ) -> Result<Option<LockConflict>>;
+    fn seek(file: hither_vfs::File<'_>, at: u64, what: Seek) -> Result<u64>;
+    fn allocate(file: hither_vfs::File<'_>, range: FileRange) -> Result<()>;
+    fn deallocate(file: hither_vfs::File<'_>, range: FileRange) -> Result<()>;
+    fn copy(
+        from: hither_vfs::File<'_>, from_at: u64, to: hither_vfs::File<'_>, to_at: u64, len: u64
+    ) -> Result<u64>;
+    fn shutdown() -> Result<()>;
+}
+
+/// An acknowledged write that nobody sent is there after a crash; fsync and close empty the journal.
+#[tokio::test]
+async fn what_was_acknowledged_is_there_after_a_crash() {
+    let j = Journaled::new(options(false)).await;
+    let f = j.s.open("f").await;
+    j.s.write(&f, 0, pattern(1, 1000)).await.unwrap();
+    j.s.write(&f, 500, pattern(9, 1000)).await.unwrap();
+    assert_eq!((j.bytes(), j.s.below(&f.0).await.len()), (1500, 0));
+    let (outcome, _) = j.crash(false, async |_| ()).await;
+    assert_eq!((outcome.files, outcome.bytes, outcome.kept.len()), (1, 1500, 0));
+    let mut want = pattern(1, 500).to_vec();
+    want.extend_from_slice(&pattern(9, 1000));
+    assert_eq!(j.s.below(&f.0).await, want);
+    j.s.commit(&f).await.unwrap();
+    assert_eq!((j.bytes(), j.wal.stats().journal_files), (0, 0));
+    j.s.write(&f, 0, pattern(5, 3 * MIB)).await.unwrap();
+    assert!(j.bytes() > 0);
+    j.s.close(&f).await.unwrap();
+    assert_eq!((j.bytes(), j.wal.stats().journal_files), (0, 0));
+    let (outcome, _) = j.crash(false, async |_| ()).await;
+    assert_eq!(outcome, Outcome::default());
+}
+
+/// With `exclusive` fsync, close and O_SYNC wait for the journal, and a crash right after loses nothing of it.
+#[tokio::test]
+async fn exclusive_calls_wait_for_the_journal_only() {
+    let j = Journaled::new(options(true)).await;
+    let f = j.s.open("f").await;
+    j.s.gate.shut("write");
+    j.s.write(&f, 0, pattern(1, 100)).await.unwrap();
+    j.s.commit(&f).await.unwrap();
+    let at = At { fh: &f.0, open: Some(f.1) };
+    j.s.dirty.write(&cx(), at, 100, Data::from(pattern(2, 100)), Stability::Stable).await.unwrap();
+    assert_eq!(j.wal.stats().journal_local_commits, 2);
+    j.s.close(&f).await.unwrap();
+    let (outcome, _) = j.crash(true, async |_| ()).await;
+    assert_eq!((outcome.files, outcome.bytes), (1, 200));
+    assert_eq!(j.s.below(&f.0).await, [pattern(1, 100), pattern(2, 100)].concat());
+    j.s.gate.open_all();
+    j.s.dirty.sync().await.unwrap();
+    until("it leaves the journal when the server has it", async || j.bytes() == 0).await;
+}
+
+/// A WRITE that was executed and not answered explains what it changed; the rest of the file is written.
+#[tokio::test]
+async fn what_was_on_its_way_explains_the_file() {
+    for arrived in [0, 1, 2] {
+        let j = Journaled::new(DirtyOptions { wsize_bytes: 1000, ..options(false) }).await;
+        let f = j.s.open("f").await;
+        j.s.gate.shut("write");
+        j.s.write(&f, 0, pattern(1, 2500)).await.unwrap();
+        until("two chunks are on their way", async || j.s.gate.writes().len() == 2).await;
+        let (outcome, kept) = j
+            .crash(false, async |s| {
+                for n in 0..arrived {
+                    let at = At { fh: &f.0, open: None };
+                    let data = pattern(1, 2500).slice(n * 1000..(n + 1) * 1000);
+                    s.gate
+                        .below()
+                        .write(&cx(), at, n as u64 * 1000, data.into(), Stability::Stable)
+                        .await
+                        .unwrap();
+                }
+            })
+            .await;
+        assert_eq!((outcome.files, kept.len()), (1, 0), "{arrived}: {outcome:?}");
+        assert_eq!(j.s.below(&f.0).await, pattern(1, 2500));
+    }
+}
+
+/// What somebody else wrote is not written over: before and after this client's own writes arrived, in the range of ours, and when
+/// the file was cut or removed.
+#[tokio::test]
+async fn what_somebody_else_did_is_never_undone() {
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Theirs {
+        Write,
+        WriteOverSent,
+        Cut,
+        Remove,
+    }
+    let all = [Theirs::Write, Theirs::WriteOverSent, Theirs::Cut, Theirs::Remove];
+    for (theirs, exclusive) in all.into_iter().flat_map(|theirs| [(theirs, false), (theirs, true)]) {
+        let j = Journaled::new(DirtyOptions { wsize_bytes: 1000, ..options(exclusive) }).await;
+        let f = j.s.open("f").await;
+        j.s.write(&f, 0, pattern(7, 4000)).await.unwrap();
+        j.s.dirty.sync().await.unwrap();
+        j.s.gate.shut("write");
+        j.s.write(&f, 1000, pattern(1, 2500)).await.unwrap();
+        settle().await;
+        let root = j.s.root.clone();
+        let (outcome, kept) = j
+            .crash(exclusive, async |s| {
+                let (below, at) = (s.gate.below(), At { fh: &f.0, open: None });
+                let write = async |start: u64, data: Bytes| {
+                    below.write(&cx(), at, start, data.into(), Stability::Stable).await.unwrap();
+                };
+                match theirs {
+                    Theirs::Write => write(3200, pattern(200, 10)).await,
+                    Theirs::WriteOverSent => {
+                        write(1000, pattern(1, 1000)).await;
+                        write(1100, pattern(200, 10)).await;
+                    }
+                    Theirs::Cut => {
+                        let set = SetAttr { size_bytes: Some(10), ..Default::default() };
+                        below.setattr(&cx(), at, &set).await.unwrap();
+                    }
+                    Theirs::Remove => {
+                        below.unlink(&cx(), &root, &name("f"), Some(&f.0)).await.unwrap();
+                    }
+                }
+            })
+            .await;
+        assert_eq!((outcome.files, outcome.kept.len()), (0, 1), "{theirs:?}: {outcome:?}");
+        assert_eq!(outcome.kept[0].1, "f");
+        assert_eq!(kept.concat(), pattern(1, 2500), "{theirs:?}: kept as it was written");
+        match theirs {
+            Theirs::Write => assert_eq!(j.s.below(&f.0).await[3200..3210], pattern(200, 10)),
+            Theirs::WriteOverSent => assert_eq!(j.s.below(&f.0).await[1100..1110], pattern(200, 10)),
+            Theirs::Cut => assert_eq!(j.s.below(&f.0).await.len(), 10),
+            Theirs::Remove => {}
+        }
+    }
+}
+
+/// Bytes that had arrived, and that somebody else has written over since, stay written over, even when this client saw the change, and
+/// whatever the user has promised.
+#[tokio::test]
+async fn bytes_that_arrived_are_not_written_twice_over_others() {
+    for exclusive in [false, true] {
+        let j = Journaled::new(DirtyOptions { wsize_bytes: 1000, ..options(exclusive) }).await;
+        let f = j.s.open("f").await;
+        j.s.write(&f, 0, pattern(1, 1500)).await.unwrap();
+        until("a chunk arrives, and nobody commits it", async || j.s.below(&f.0).await.len() == 1000).await;
+        let at = At { fh: &f.0, open: None };
+        j.s.gate.below().write(&cx(), at, 100, pattern(200, 10).into(), Stability::Stable).await.unwrap();
+        j.s.dirty.getattr(&cx().fresh(Instant::now()), At { fh: &f.0, open: Some(f.1) }).await.unwrap();
+        let (outcome, _) = j.crash(exclusive, async |_| ()).await;
+        assert_eq!(j.s.below(&f.0).await[100..110], pattern(200, 10), "{exclusive}: {outcome:?}");
+    }
+}
+
+/// What an fsync found on the local disk is not given up by a close when the server takes nothing more, however many closes wait.
+#[tokio::test]
+async fn what_is_stable_here_is_not_given_up_by_a_close() {
+    let j = Journaled::new(options(true)).await;
+    j.s.gate.fail("write", libc::ENOSPC);
+    let (early, late) = (j.s.open("early").await, j.s.open("late").await);
+    j.s.write(&early, 0, pattern(1, 100)).await.unwrap();
+    j.s.commit(&early).await.unwrap();
+    j.s.dirty.lazy.store(super::super::lazy::LAZY_MOST, Ordering::Relaxed);
+    assert_eq!(j.s.close(&early).await.map_err(|e| e.errno), Err(libc::ENOSPC));
+    j.s.write(&late, 0, pattern(2, 100)).await.unwrap();
+    assert_eq!(
+        j.s.commit(&late).await.map_err(|e| e.errno),
+        Err(libc::ENOSPC),
+        "it hears what the server says"
+    );
+    assert_eq!(j.s.close(&late).await.map_err(|e| e.errno), Err(libc::ENOSPC));
+    let again = j.s.open("early").await;
+    assert_eq!(j.s.read(&again, 0, 200).await, pattern(1, 100));
+    let (outcome, _) = j.crash(true, async |_| ()).await;
+    assert_eq!((outcome.files, outcome.kept), (2, vec![]));
+    assert_eq!(j.s.below(&early.0).await, pattern(1, 100));
+    assert_eq!(j.s.below(&late.0).await, pattern(2, 100));
+}
+
+/// Waits, in real time, until something is so.
+async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+    for _ in 0..60_000 {
+        if holds().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("waited in vain: {what}");
+}
+
+/// A journal that failed does not know what was written after that: nothing of it goes over newer bytes that were fsynced.
+#[tokio::test]
+async fn what_went_past_a_failed_journal_is_not_written_over() {
+    let j = Journaled::new(DirtyOptions { wsize_bytes: 1000, ..options(true) }).await;
+    let f = j.s.open("f").await;
+    j.s.write(&f, 0, pattern(7, 4000)).await.unwrap();
+    j.s.dirty.sync().await.unwrap();
+    j.s.gate.shut("write");
+    j.s.write(&f, 0, pattern(1, 2000)).await.unwrap();
+    settle().await;
+    j.memory.full.store(true, Ordering::Relaxed);
+    j.s.gate.open_all();
+    j.s.write(&f, 1000, pattern(9, 1000)).await.unwrap();
+    j.s.commit(&f).await.unwrap();
+    let now = j.s.below(&f.0).await;
+    assert_eq!(now[1000..2000], pattern(9, 1000), "stable, says fsync");
+    let (outcome, kept) = j.crash(true, async |_| ()).await;
+    assert_eq!(j.s.below(&f.0).await, now, "{outcome:?}");
+    // Unless the journal was begun anew already; what had left it is not kept.
+    let (kept, written) = (kept.concat(), pattern(1, 2000));
+    assert!(kept.is_empty() || written.windows(kept.len()).any(|part| part == kept), "{outcome:?}");
+}
+
+/// A WRITE in the middle of what a program wrote fails, and is repeated: everything leaves the journal.
+#[tokio::test]
+async fn a_flight_that_failed_leaves_no_trace() {
+    let j = Journaled::new(DirtyOptions { wsize_bytes: 1000, ..options(false) }).await;
+    let f = j.s.open("f").await;
+    let mut full = true;
+    j.s.gate.decide(Box::new(move |at, _| match at {
+        1000 if std::mem::take(&mut full) => Verdict::Fail(Duration::ZERO, libc::ENOSPC),
+        1000 => Verdict::Pass(Duration::ZERO),
+        _ => Verdict::Pass(Duration::from_millis(20)),
+    }));
+    j.s.write(&f, 0, pattern(1, 2500)).await.unwrap();
+    for _ in 0..100 {
+        settle().await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let mut done = j.s.commit(&f).await;
+    for _ in 0..200 {
+        if done.is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        done = j.s.commit(&f).await;
+    }
+    done.unwrap();
+    assert_eq!(j.s.below(&f.0).await, pattern(1, 2500));
+    assert_eq!((j.bytes(), j.wal.stats().journal_files), (0, 0));
+}
+
+/// A conflict stays until somebody decides: another one of the same file after another crash does not take its place, and the very
+/// same one is not kept twice.
+#[tokio::test]
+async fn a_conflict_is_never_replaced_by_another_one() {
+    let dir = Temporary::new();
+    let j = Journaled::new(options(false)).await;
+    let f = j.s.open("f").await;
+    let mut kept = Vec::new();
+    for (n, again) in [(1, false), (2, false), (2, true)] {
+        if !again {
+            // A clean end in between: numbers begin anew.
+            let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
+            assert!(left.files.is_empty());
+            let below = Arc::new(Below(j.s.gate.clone()));
+            let dirty = Dirty::with_journal(below, env(), options(false), Some(wal.clone()));
+            dirty.root(&cx()).await.unwrap();
+            wal.close();
+        }
+        let journal = Journaled::over(j.s.gate.clone(), options(false), env()).await;
+        let f = journal.s.open("f").await;
+        journal.s.write(&f, 0, pattern(n, 100)).await.unwrap();
+        for (number, bytes) in journal.memory.copy() {
+            std::fs::write(dir.0.join(format!("{number:016x}.wal")), bytes).unwrap();
+        }
+        let at = At { fh: &f.0, open: None };
+        j.s.gate.below().write(&cx(), at, 500, pattern(n + 10, 10).into(), Stability::Stable).await.unwrap();
+        let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
+        let below = Arc::new(Below(j.s.gate.clone()));
+        let outcome = wal.recover(below, left, "here", false, 1 << 20).await.unwrap();
+        assert_eq!((outcome.files, outcome.kept.len()), (0, 1));
+        kept.push(outcome.kept[0].0.clone());
+        wal.close();
+        let conflicts = wal.conflicts();
+        let first = conflicts.data(&kept[0]).unwrap();
+        let mut bytes = [0; 100];
+        std::os::unix::fs::FileExt::read_exact_at(&first, &mut bytes, 0).unwrap();
+        assert_eq!(bytes[..], pattern(1, 100)[..], "the first one is still there");
+    }
+    assert_ne!(kept[0], kept[1]);
+    assert_eq!(kept[1], kept[2], "found again");
+    drop(f);
+}
+
+/// A file with a name that this client does not know of is not given up when the one it knows is removed here.
+#[tokio::test]
+async fn a_file_with_another_name_stays_journaled() {
+    let j = Journaled::new(options(false)).await;
+    let f = j.s.open("f").await;
+    j.s.write(&f, 0, pattern(1, 100)).await.unwrap();
+    j.s.gate.below().link(&cx(), &f.0, &j.s.root, &name("theirs")).await.unwrap();
+    j.s.dirty.unlink(&cx(), &j.s.root, &name("f"), Some(&f.0)).await.unwrap();
+    assert_eq!(j.bytes(), 100);
+    j.s.write(&f, 100, pattern(2, 100)).await.unwrap();
+    assert_eq!(j.bytes(), 200);
+}
+
+/// With `exclusive`, fsync waits for the server when bytes are not in the journal.
+#[tokio::test]
+async fn what_is_not_in_the_journal_is_not_told_to_be_durable() {
+    let j = Journaled::new(options(true)).await;
+    let f = j.s.open("f").await;
+    j.s.write(&f, 0, pattern(1, 100)).await.unwrap();
+    j.s.dirty.unlink(&cx(), &j.s.root, &name("f"), Some(&f.0)).await.unwrap();
+    j.s.write(&f, 100, pattern(2, 100)).await.unwrap();
+    let before = j.wal.stats().journal_local_commits;
+    j.s.commit(&f).await.unwrap();
+    assert_eq!(j.wal.stats().journal_local_commits, before);
+}
+
+/// A damaged journal stays where it is until everything that is whole of it is kept: a mount that fails before finds it again.
+#[tokio::test]
+async fn a_damaged_journal_is_set_aside_when_its_conflicts_are_kept() {
+    let j = Journaled::new(options(true)).await;
+    let f = j.s.open("f").await;
+    j.s.gate.shut("write");
+    for n in 0..3 {
+        j.s.write(&f, u64::from(n) * 1000, pattern(n, 1000)).await.unwrap();
+        j.s.commit(&f).await.unwrap();
+    }
+    let dir = Temporary::new();
+    let mut copy = j.memory.copy();
+    copy.get_mut(&1).unwrap()[500] ^= 1;
+    let (wal, _) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
+    wal.close();
+    drop(wal);
+    copy.iter().for_each(|(n, b)| std::fs::write(dir.0.join(format!("{n:016x}.wal")), b).unwrap());
+    for _ in 0..2 {
+        let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
+        assert!(left.damage.is_some() && !left.files.is_empty(), "found again: {left:?}");
+        wal.close();
+    }
+    let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
+    let below = Arc::new(Below(j.s.gate.clone()));
+    let outcome = wal.recover(below, left, "here", true, 1 << 20).await.unwrap();
+    assert_eq!((outcome.files, outcome.kept.len(), wal.conflicts().count()), (0, 1, 1));
+    wal.close();
+    drop(wal);
+    let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
+    assert!(left.damage.is_none() && left.files.is_empty(), "{left:?}");
+    wal.close();
+    let aside = |e: std::io::Result<std::fs::DirEntry>| {
+        e.unwrap().file_name().to_string_lossy().starts_with("aside-")
+    };
+    assert_eq!(std::fs::read_dir(&dir.0).unwrap().map(aside).filter(|is| *is).count(), 1);
+}
+
+/// Cutting, removing, and writing past the journal leave nothing behind that would come back.
+#[tokio::test]
+async fn what_became_void_does_not_come_back() {
+    let j = Journaled::new(options(false)).await;
+    let f = j.s.open("f").await;
+    j.s.write(&f, 0, pattern(1, 1000)).await.unwrap();
+    j.s.resize(&f, 300).await.unwrap();
+    j.s.write(&f, 600, pattern(2, 10)).await.unwrap();
+    let mut want = pattern(1, 300).to_vec();
+    want.resize(600, 0);
+    want.extend_from_slice(&pattern(2, 10));
+    let (outcome, _) = j.crash(false, async |_| ()).await;
+    assert_eq!(outcome.kept, []);
+    assert_eq!(j.s.below(&f.0).await, want);
+    j.s.commit(&f).await.unwrap();
+
+    let range = FileRange { start_bytes: 100, end_bytes: 200 };
+    j.s.write(&f, 0, pattern(3, 400)).await.unwrap();
+    j.s.dirty.deallocate(&cx(), At { fh: &f.0, open: Some(f.1) }, range).await.unwrap();
+    let holed = j.s.below(&f.0).await;
+    let (outcome, _) = j.crash(false, async |_| ()).await;
+    assert_eq!((outcome, j.s.below(&f.0).await), (Outcome::default(), holed));
+
+    let gone = j.s.open("gone").await;
+    j.s.write(&gone, 0, pattern(4, 400)).await.unwrap();
+    j.s.dirty.unlink(&cx(), &j.s.root, &name("gone"), Some(&gone.0)).await.unwrap();
+    j.s.write(&gone, 400, pattern(4, 400)).await.unwrap();
+    assert_eq!(j.s.read(&gone, 0, 800).await, [pattern(4, 400), pattern(4, 400)].concat());
+    let (outcome, _) = j.crash(false, async |_| ()).await;
+    assert_eq!(outcome, Outcome::default(), "a file that was removed here is nobody's conflict");
+}
+
+/// When the local disk is full, writes wait for the server; when it is not any more, the journal is used again.
+#[tokio::test]
+async fn without_the_local_disk_writes_wait_for_the_server() {
+    let j = Journaled::new(options(true)).await;
+    let f = j.s.open("f").await;
+    j.s.write(&f, 0, pattern(1, 100)).await.unwrap();
+    j.memory.full.store(true, Ordering::Relaxed);
+    j.s.write(&f, 100, pattern(2, 100)).await.unwrap();
+    assert_eq!(j.s.below(&f.0).await, [pattern(1, 100), pattern(2, 100)].concat(), "both are at the server");
+    j.s.write(&f, 200, pattern(3, 100)).await.unwrap();
+    assert_eq!(j.s.below(&f.0).await.len(), 300);
+    let stats = j.wal.stats();
+    assert!(stats.journal_writes_through >= 2, "{stats:?}");
+    j.s.commit(&f).await.unwrap();
+    j.memory.full.store(false, Ordering::Relaxed);
+    until("the journal is used again", async || j.wal.stats().journal_failed == 0).await;
+    assert_eq!(j.wal.trouble(), None);
+    j.s.write(&f, 300, pattern(4, 100)).await.unwrap();
+    assert_eq!((j.bytes(), j.s.below(&f.0).await.len()), (100, 300));
+}
+
+/// A refusal for good and a close that gives up take the bytes out of the journal: the program was told.
+#[tokio::test]
+async fn what_was_given_up_leaves_the_journal() {
+    let j = Journaled::new(options(false)).await;
+    let f = j.s.open("f").await;
+    j.s.write(&f, 0, pattern(1, 100)).await.unwrap();
+    j.s.gate.fail("write", libc::EACCES);
+    assert_eq!(j.s.commit(&f).await.unwrap_err().errno, libc::EACCES);
+    assert_eq!(j.bytes(), 0);
+    j.s.gate.fail("write", libc::ENOSPC);
+    j.s.write(&f, 0, pattern(1, 100)).await.unwrap();
+    assert_eq!(j.s.commit(&f).await.unwrap_err().errno, libc::ENOSPC);
+    assert_eq!(j.bytes(), 100, "a full server may have room again");
+    assert!(j.s.close(&f).await.is_err());
+    assert_eq!(j.bytes(), 0);
+}
+
+/// Random programs and random moments: what was acknowledged is at the server after the crash, whichever of the WRITEs that were on
+/// their way arrived, or is kept; no byte is there that nobody wrote.
+/// A length that was acknowledged is known to be ours, in whatever moment after it the daemon is killed.
+#[tokio::test]
+async fn what_is_left_of_a_cut_file_is_sent() {
+    for round in 0..300 {
+        let j = Journaled::new(options(false)).await;
+        let f = j.s.open("f").await;
+        j.s.write(&f, 0, vec![b'.'; 1000]).await.unwrap();
+        j.s.commit(&f).await.unwrap();
+        j.s.gate.shut("write");
+        j.s.write(&f, 10, vec![b'o'; 4]).await.unwrap();
+        j.s.resize(&f, 12).await.unwrap();
+        let (outcome, _) = j.crash(false, async |_| {}).await;
+        assert_eq!(outcome.kept, [], "round {round}");
+        assert_eq!(j.s.below(&f.0).await, b"..........oo");
+    }
+}
+
+#[tokio::test]
+async fn random_crashes_lose_nothing() {
+    let (mut conflicts, mut unjudged) = (0, 0);
+    for seed in 0..300_u64 {
+        let exclusive = seed % 2 == 0;
+        let j = Journaled::new(DirtyOptions { wsize_bytes: 4096, ..options(exclusive) }).await;
+        let mut rng = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut below = |n: u64| {
+            rng ^= rng << 13;
+            rng ^= rng >> 7;
+            rng ^= rng << 17;
+            rng % n
+        };
+        let f = j.s.open("f").await;
+        let mut truth: Vec<u8> = Vec::new();
+        if below(2) == 0 {
+            truth = vec![1; 20_000];
+            j.s.write(&f, 0, truth.clone()).await.unwrap();
+            j.s.commit(&f).await.unwrap();
+        }
+        for step in 0..below(12) {
+            if below(3) == 0 {
+                j.s.gate.shut("write");
+            }
+            match below(8) {
+                0..=4 => {
+                    let (at, len) = (below(20_000) as usize, 1 + below(9000) as usize);
+                    let bytes = vec![2 + step as u8; len];
+                    truth.resize(truth.len().max(at + len), 0);
+                    truth[at..at + len].copy_from_slice(&bytes);
+                    j.s.write(&f, at as u64, bytes).await.unwrap();
+                }
+                5 => {
+                    j.s.gate.open_all();
+                    j.s.commit(&f).await.unwrap();
+                }
+                6 => {
+                    j.s.gate.open_all();
+                    let size = below(25_000);
+                    truth.resize(size as usize, 0);
+                    j.s.resize(&f, size).await.unwrap();
+                }
+                _ => settle().await,
+            }
+        }
+        // A daemon that is killed sends nothing any more.
+        j.s.gate.shut("write");
+        settle().await;
+        let copy = j.memory.copy();
+        let numbers: Vec<u64> = copy.keys().copied().collect();
+        let left = crate::wal::scan_for_tests(&numbers, |n| copy[&n].clone());
+        let mut arrive: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+        for (start, bytes) in left {
+            if below(2) == 0 {
+                arrive.insert(start, bytes);
+            }
+        }
+        // The very journal that says what was on its way: its thread may have written more by now.
+        let (outcome, kept) = j
+            .crash_with(copy, exclusive, async |s| {
+                for (start, bytes) in arrive {
+                    let at = At { fh: &f.0, open: None };
+                    s.gate
+                        .below()
+                        .write(&cx(), at, start, Bytes::from(bytes).into(), Stability::Stable)
+                        .await
+                        .unwrap();
+                }
+            })
+            .await;
+        let is = j.s.below(&f.0).await;
+        match outcome.kept.len() {
+            0 => assert!(is == truth, "seed {seed}: {outcome:?}"),
+            _ => {
+                unjudged += u32::from(exclusive);
+                assert!(!kept.is_empty());
+                conflicts += 1;
+            }
+        }
+    }
+    assert!(unjudged < 5, "where nobody else writes nearly everything can be judged: {unjudged}");
+    assert!(
+        conflicts < 100,
+        "overwrites of which a part arrived cannot be judged, everything else can: {conflicts}"
+    );
+}

@@ -1,0 +1,164 @@
+//! The entries of a shelf in memory: found by key, ordered by the cleaner's policy.
+//!
+//! About ninety bytes an entry: a slot in the order's slab, and five bytes in a hash table of places. It knows nothing of the disk.
+
+use super::entry::Entry;
+use super::format::Key;
+use crate::policy::{Item, Kept, Order, Place, Policy};
+use hashbrown::HashTable;
+use std::sync::{Arc, Weak};
+
+/// What is known of an entry without looking at its files.
+pub(super) struct Slot {
+    pub key: Key,
+    pub id: u64,
+    /// Of the space it takes, the data file's: all of the remote file, or less.
+    pub data_bytes: u64,
+    /// When it was last used, in seconds since 1970.
+    pub used_s: u64,
+    pub entry: Weak<Entry>,
+}
+
+impl Slot {
+    /// Whether somebody has it open. That it waits to be made durable does not count.
+    pub fn is_open(&self) -> bool {
+        let open = |e: Arc<Entry>| Arc::strong_count(&e) > 1 + usize::from(e.is_unsynced());
+        self.entry.strong_count() > 0 && self.entry.upgrade().is_some_and(open)
+    }
+}
+
+impl Item for Slot {
+    fn mark(&self) -> u32 {
+        self.key.0 as u32
+    }
+}
+
+pub(super) struct Index {
+    order: Order<Slot>,
+    places: HashTable<Place>,
+    /// Handles are the server's: it shall not choose where they stand.
+    seed: u64,
+    bytes: u64,
+    /// The cleaner is on its way down to so many bytes.
+    pub goal: Option<u64>,
+}
+
+fn hash(key: Key, seed: u64) -> u64 {
+    // The key is a hash already; the product spreads the seed over the bits that the table uses.
+    (key.0 ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ key.1.rotate_left((seed & 63) as u32)
+}
+
+impl Index {
+    pub fn new(policy: Policy, seed: u64) -> Self {
+        Self { order: Order::new(policy), places: HashTable::new(), seed, bytes: 0, goal: None }
+    }
+
+    /// Room for so many entries more.
+    pub fn reserve(&mut self, entries: usize) {
+        self.order.reserve(entries);
+        let (order, seed) = (&self.order, self.seed);
+        self.places.reserve(entries, |p| hash(order.at(*p).key, seed));
+    }
+
+    pub fn policy(&self) -> Policy {
+        self.order.policy()
+    }
+
+    pub fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Space that all entries take.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn place(&self, key: Key) -> Option<Place> {
+        self.places.find(hash(key, self.seed), |p| self.order.at(*p).key == key).copied()
+    }
+
+    pub fn get(&self, key: Key) -> Option<&Slot> {
+        self.place(key).map(|place| self.order.at(place))
+    }
+
+    pub fn get_mut(&mut self, key: Key) -> Option<&mut Slot> {
+        self.place(key).map(|place| self.order.at_mut(place))
+    }
+
+    /// Space an entry takes, and how often it was used as far as that counts.
+    pub fn size_and_uses(&self, key: Key) -> Option<(u64, u8)> {
+        self.place(key).map(|place| (self.order.bytes(place), self.order.uses(place)))
+    }
+
+    /// Takes in a new entry; the key has none.
+    pub fn insert(&mut self, slot: Slot, bytes: u64) {
+        let key = slot.key;
+        let place = self.order.insert(slot, bytes);
+        self.add(key, place, bytes);
+    }
+
+    /// Takes in an entry of before, in the order that [`Order::restore`] wants.
+    pub fn restore(&mut self, slot: Slot, bytes: u64, kept: Option<Kept>) {
+        let key = slot.key;
+        let place = self.order.restore(slot, bytes, kept);
+        self.add(key, place, bytes);
+    }
+
+    fn add(&mut self, key: Key, place: Place, bytes: u64) {
+        let (order, seed) = (&self.order, self.seed);
+        self.places.insert_unique(hash(key, seed), place, |p| hash(order.at(*p).key, seed));
+        self.bytes += bytes;
+    }
+
+    /// Takes out the entry of a key (that with `id`, or whichever there is).
+    pub fn remove(&mut self, key: Key, id: Option<u64>) -> Option<Slot> {
+        let place = self.place(key)?;
+        if id.is_some_and(|id| id != self.order.at(place).id) {
+            return None;
+        }
+        self.bytes -= self.order.bytes(place);
+        self.lose(key, place);
+        Some(self.order.remove(place))
+    }
+
+    fn lose(&mut self, key: Key, place: Place) {
+        if let Ok(found) = self.places.find_entry(hash(key, self.seed), |p| *p == place) {
+            found.remove();
+        }
+    }
+
+    /// Notes that an entry is used now; when it was before, in seconds since 1970.
+    pub fn used(&mut self, key: Key, now_s: u64) -> Option<u64> {
+        let place = self.place(key)?;
+        self.order.used(place);
+        Some(std::mem::replace(&mut self.order.at_mut(place).used_s, now_s))
+    }
+
+    /// An entry takes so many bytes more.
+    pub fn grow(&mut self, key: Key, id: u64, bytes: u64) {
+        let Some(place) = self.place(key).filter(|place| self.order.at(*place).id == id) else { return };
+        self.order.at_mut(place).data_bytes += bytes;
+        self.order.resize(place, self.order.bytes(place) + bytes);
+        self.bytes += bytes;
+    }
+
+    /// From now on the cleaner leaves an entry alone, or does so no longer.
+    pub fn set_aside(&mut self, key: Key, aside: bool) {
+        if let Some(place) = self.place(key) {
+            self.order.set_aside(place, aside);
+        }
+    }
+
+    /// The entry that is to go next leaves; with the space it took. What somebody has open is passed over, up to 64 of them in a row.
+    pub fn evict(&mut self) -> Option<(Slot, u64)> {
+        let (place, slot, bytes) = self.order.evict(Slot::is_open)?;
+        self.lose(slot.key, place);
+        self.bytes -= bytes;
+        Some((slot, bytes))
+    }
+
+    /// All entries with their space, in the order that [`Index::restore`] wants.
+    pub fn iter(&self) -> impl Iterator<Item = (&Slot, u64, Kept)> {
+        self.order.iter().map(|(place, slot, kept)| (slot, self.order.bytes(place), kept))
+    }
+}

@@ -1,0 +1,88 @@
+//! Answers that come late, or by way of somebody who has had them for some time.
+
+use super::*;
+
+/// A range lock of everything, for reading.
+async fn lock(l: &Lab, o: &Opened) {
+    let file = File { fh: &o.node.fh, open: Some(o.open) };
+    let all = FileRange { start_bytes: 0, end_bytes: u64::MAX };
+    l.disk
+        .lock(&l.cx, file, LockOwner { id: 1, flock: false }, LockKind::Read, all, LockWait::No)
+        .await
+        .unwrap();
+}
+
+/// Who holds a lock sees what was written under the one before, also when somebody had asked just before that.
+#[tokio::test(start_paused = true)]
+async fn an_answer_of_before_a_lock_does_not_hold_after_it() {
+    for leased in [false, true] {
+        let l = Lab::new(options()).await;
+        l.wire.lease(leased);
+        let (old, new) = (pattern(1, 100_000), pattern(2, 100_000));
+        let fh = l.file("f", &old).await;
+        let o = l.open(&fh).await;
+        assert!(l.read(&o, 0, 100_000).await == old);
+        l.settle().await;
+        let late = l.disk.ticket();
+        let answer = l.wire.getattr(&l.cx, File { fh: &fh, open: None }).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        l.file("f", &new).await;
+        lock(&l, &o).await;
+        l.disk.learn(&fh, &answer, late);
+        assert!(l.read(&o, 0, 100_000).await == new);
+        // What is asked for from then on holds.
+        l.settle().await;
+        l.wire.take();
+        assert!(l.read(&o, 0, 100_000).await == new && l.wire.take().is_empty());
+        l.close(o).await;
+    }
+}
+
+/// Somebody above may believe attributes a moment longer than this layer, which has seen newer ones pass.
+#[tokio::test(start_paused = true)]
+async fn what_somebody_above_still_believes_does_not_take_back_what_was_told() {
+    let l = Lab::new(options()).await;
+    let (old, new) = (pattern(1, 100_000), pattern(2, 150_000));
+    let fh = l.file("f", &old).await;
+    let o = l.open(&fh).await;
+    assert!(l.read(&o, 0, 100_000).await == old);
+    let believed = l.disk.getattr(&l.cx, File { fh: &fh, open: None }).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    l.file("f", &new).await;
+    l.disk.getattr(&l.cx, File { fh: &fh, open: None }).await.unwrap();
+    assert!(l.read(&o, 0, 150_000).await == new);
+    l.settle().await;
+    l.wire.take();
+    let using = l.disk.using(&fh);
+    assert!(l.disk.learn_known(&fh, &using, &believed).is_none());
+    assert!(l.read(&o, 0, 150_000).await == new && l.wire.take().is_empty());
+    drop(using);
+    l.close(o).await;
+}
+
+/// The end of a change of our own is remembered when nobody has the file open any more.
+#[tokio::test(start_paused = true)]
+async fn what_was_known_before_an_own_write_is_not_believed_after_the_close() {
+    let l = Lab::new(options()).await;
+    let fh = l.file("f", &pattern(1, 100_000)).await;
+    let believed = l.disk.getattr(&l.cx, File { fh: &fh, open: None }).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let w = l.disk.open(&l.cx, Where::fh(&fh), &OpenHow { create: Create::No, ..writing() }).await.unwrap();
+    let file = File { fh: &fh, open: Some(w.open) };
+    l.disk.write(&l.cx, file, 100_000, Bytes::from_static(b"more").into(), Stability::Stable).await.unwrap();
+    l.close(w).await;
+    let new = l.cat(&fh, 65536).await;
+    assert_eq!(new.len(), 100_004);
+    l.settle().await;
+    let dropped = l.disk.stats().dropped_by_change;
+    let how = OpenHow { known: Some(believed.clone()), ..READ };
+    {
+        let using = l.disk.using(&fh);
+        assert!(l.disk.learn_known(&fh, &using, &believed).is_none());
+    }
+    let o = l.disk.open(&l.cx, Where::fh(&fh), &how).await.unwrap();
+    l.wire.take();
+    assert!(l.read(&o, 0, 200_000).await == new && l.wire.take().is_empty());
+    l.close(o).await;
+    assert_eq!(l.disk.stats().dropped_by_change, dropped, "what is here stays");
+}

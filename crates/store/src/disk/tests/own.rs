@@ -1,0 +1,249 @@
+//! What is here of a file survives writes of this mount when nobody else can have written, and not otherwise.
+
+use super::*;
+
+const BLOCK: u64 = format::BLOCK;
+
+impl Lab {
+    /// This mount writes.
+    async fn write(&self, fh: &Fh, at: u64, data: &Bytes) {
+        let how = OpenHow { create: Create::No, ..writing() };
+        let o = self.disk.open(&self.cx, Where::fh(fh), &how).await.unwrap();
+        let file = File { fh, open: Some(o.open) };
+        self.disk.write(&self.cx, file, at, data.clone().into(), Stability::Stable).await.unwrap();
+        self.disk.close(&self.cx, fh, o.open).await.unwrap();
+    }
+
+    /// The server takes a lease back, as it does before anybody else writes.
+    async fn withdraw(&self, fh: &Fh) {
+        self.wire.lease(false);
+        self.wire.upcalls.get().unwrap().withdraw(fh).await;
+    }
+
+    /// Another client writes.
+    async fn foreign(&self, fh: &Fh, at: u64, data: &Bytes) {
+        let file = File { fh, open: None };
+        self.model.write(&self.cx, file, at, data.clone().into(), Stability::Stable).await.unwrap();
+    }
+
+    /// A file that is wholly here, under a lease.
+    async fn leased(n: &str, data: &Bytes) -> (Self, Fh) {
+        let l = Self::new(options()).await;
+        l.wire.lease(true);
+        let fh = l.file(n, data).await;
+        assert_eq!(l.cat(&fh, 131_072).await, data);
+        l.settle().await;
+        (l, fh)
+    }
+}
+
+fn changed(old: &Bytes, at: usize, new: &Bytes) -> Bytes {
+    let mut all = old.to_vec();
+    all.resize(all.len().max(at + new.len()), 0);
+    all[at..at + new.len()].copy_from_slice(new);
+    all.into()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_write_leaves_as_it_is_stays_here_under_a_lease() {
+    let old = pattern(1, 10 * BLOCK + 500);
+    let (mut l, fh) = Lab::leased("f", &old).await;
+    let (a, b) = (pattern(2, 100), pattern(3, BLOCK));
+    l.write(&fh, 2 * BLOCK + 7, &a).await;
+    l.write(&fh, 5 * BLOCK - 1, &b).await;
+    let now = changed(&changed(&old, 2 * BLOCK as usize + 7, &a), 5 * BLOCK as usize - 1, &b);
+    l.wire.take();
+    assert_eq!(l.cat(&fh, 100_000).await, now);
+    // Blocks 2, 4 and 5.
+    let s = l.disk.stats();
+    assert_eq!((s.kept_over_writes, s.fetched_bytes), (2, old.len() as u64 + 3 * BLOCK), "{}", l.wire.take());
+    // What was here before the writes is here after a restart; what came since as well.
+    l.restart(options()).await;
+    assert_eq!(l.cat(&fh, 100_000).await, now);
+    assert_eq!((l.disk.stats().misses, l.disk.stats().damaged), (0, 0), "{}", l.wire.take());
+    assert_eq!(l.disk.shelf().unwrap().strays(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn appending_keeps_all_but_the_last_block() {
+    let old = pattern(1, 4 * BLOCK + 500);
+    let (mut l, fh) = Lab::leased("f", &old).await;
+    let more = pattern(2, 3000);
+    l.write(&fh, old.len() as u64 + 200, &more).await;
+    let now = changed(&old, old.len() + 200, &more);
+    assert_eq!(l.cat(&fh, 100_000).await, now);
+    assert_eq!(l.disk.stats().fetched_bytes, old.len() as u64 + now.len() as u64 - 4 * BLOCK);
+    l.restart(options()).await;
+    assert_eq!(l.cat(&fh, 100_000).await, now);
+    assert_eq!(l.disk.stats().misses, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn first_bytes_that_come_with_an_open_take_nothing_away() {
+    let old = pattern(1, 10 * BLOCK);
+    let (l, fh) = Lab::leased("f", &old).await;
+    let new = pattern(2, 100);
+    l.write(&fh, 2 * BLOCK, &new).await;
+    let how = OpenHow { first_bytes: 2 * BLOCK as u32, ..READ };
+    let o = l.disk.open(&l.cx, Where::fh(&fh), &how).await.unwrap();
+    l.settle().await;
+    l.close(o).await;
+    assert_eq!(l.cat(&fh, 100_000).await, changed(&old, 2 * BLOCK as usize, &new));
+    assert_eq!((l.disk.stats().kept_over_writes, l.disk.stats().fetched_bytes), (1, 11 * BLOCK));
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_side_by_side_are_all_ours() {
+    let old = pattern(1, 20 * BLOCK);
+    let mut l = Lab::slow(options(), Duration::from_millis(300)).await;
+    l.wire.lease(true);
+    let fh = l.file("f", &old).await;
+    for round in 0..6 {
+        l.cat(&fh, 131_072).await;
+        l.settle().await;
+        let (a, b, c) =
+            (pattern(round + 2, 3 * BLOCK), pattern(round + 40, 50_000), pattern(round + 80, BLOCK));
+        tokio::join!(
+            l.write(&fh, round * BLOCK, &a),
+            l.write(&fh, (round + 2) * BLOCK + 99, &b),
+            l.write(&fh, (20 - round) * BLOCK, &c),
+            l.cat(&fh, 100_000),
+        );
+        let now = l.model.read(&l.cx, File { fh: &fh, open: None }, 0, 1 << 22).await.unwrap();
+        assert_eq!(l.cat(&fh, 100_000).await, now.data.into_bytes());
+    }
+    assert!(l.disk.stats().kept_over_writes >= 6, "{:?}", l.disk.stats());
+    let now = l.model.read(&l.cx, File { fh: &fh, open: None }, 0, 1 << 22).await.unwrap();
+    l.restart(options()).await;
+    assert_eq!(l.cat(&fh, 100_000).await, now.data.into_bytes());
+    assert_eq!(l.disk.stats().damaged, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_lease_nothing_is_kept() {
+    let old = pattern(1, 4 * BLOCK);
+    let (l, fh) = Lab::leased("f", &old).await;
+    l.withdraw(&fh).await;
+    assert_eq!(l.cat(&fh, 100_000).await, old);
+    let new = pattern(2, 10);
+    l.write(&fh, 0, &new).await;
+    // Too late.
+    l.wire.lease(true);
+    assert_eq!(l.cat(&fh, 100_000).await, changed(&old, 0, &new));
+    assert_eq!((l.disk.stats().kept_over_writes, l.disk.own.len()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_of_somebody_else_between_ours_and_the_next_answer_is_seen() {
+    let old = pattern(1, 4 * BLOCK);
+    for regained in [false, true] {
+        let (mut l, fh) = Lab::leased("f", &old).await;
+        let (ours, theirs) = (pattern(2, 10), pattern(3, 50_000));
+        l.write(&fh, 0, &ours).await;
+        assert_eq!(l.disk.own.len(), 1);
+        l.withdraw(&fh).await;
+        l.foreign(&fh, 2 * BLOCK, &theirs).await;
+        l.wire.lease(regained);
+        let now = changed(&changed(&old, 0, &ours), 2 * BLOCK as usize, &theirs);
+        assert_eq!(l.cat(&fh, 100_000).await, now);
+        assert_eq!((l.disk.stats().kept_over_writes, l.disk.own.len()), (0, 0));
+        l.restart(options()).await;
+        assert_eq!(l.cat(&fh, 100_000).await, now);
+        assert_eq!(l.disk.shelf().unwrap().strays(), Vec::<String>::new());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_not_under_the_lease_proves_nothing() {
+    let old = pattern(1, 4 * BLOCK);
+    let (l, fh) = Lab::leased("f", &old).await;
+    let (ours, theirs) = (pattern(2, 10), pattern(3, 50_000));
+    l.write(&fh, 0, &ours).await;
+    // The client does not trust its leases any more, and does not know yet which are lost.
+    l.wire.lease(false);
+    l.foreign(&fh, 2 * BLOCK, &theirs).await;
+    let now = changed(&changed(&old, 0, &ours), 2 * BLOCK as usize, &theirs);
+    assert_eq!(l.cat(&fh, 100_000).await, now);
+    assert_eq!((l.disk.stats().kept_over_writes, l.disk.own.len()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_changes_keep_nothing() {
+    let old = pattern(1, 4 * BLOCK);
+    for what in ["cut", "grow", "copy"] {
+        let (l, fh) = Lab::leased("f", &old).await;
+        l.write(&fh, 0, &pattern(2, 10)).await;
+        let how = OpenHow { create: Create::No, ..writing() };
+        let o = l.disk.open(&l.cx, Where::fh(&fh), &how).await.unwrap();
+        let file = File { fh: &fh, open: Some(o.open) };
+        let size_bytes = match what {
+            "cut" => Some(BLOCK + 5),
+            "grow" => Some(9 * BLOCK),
+            _ => None,
+        };
+        let done = match size_bytes {
+            Some(_) => {
+                let set = SetAttr { size_bytes, ..Default::default() };
+                l.disk.setattr(&l.cx, file, &set).await.map(drop)
+            }
+            None => l.disk.copy(&l.cx, file, 0, file, 2 * BLOCK, BLOCK).await.map(drop),
+        };
+        l.disk.close(&l.cx, &fh, o.open).await.unwrap();
+        assert_eq!(l.disk.own.len(), 0, "{what}: {done:?}");
+        let now = l.model.read(&l.cx, File { fh: &fh, open: None }, 0, 1 << 20).await.unwrap();
+        assert_eq!(l.cat(&fh, 100_000).await, now.data.into_bytes(), "{what}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_withheld_goes_with_the_end() {
+    let (mut l, fh) = Lab::leased("f", &pattern(1, 4 * BLOCK)).await;
+    l.write(&fh, 0, &pattern(2, 10)).await;
+    l.disk.shutdown(&l.cx).await.unwrap();
+    l.restart(options()).await;
+    assert_eq!(l.disk.shelf().unwrap().size().0, 0);
+    assert_eq!(l.disk.shelf().unwrap().strays(), Vec::<String>::new());
+}
+
+/// A block whose bytes are on their way to the disk when the entry is given up does not come into it afterwards: whoever gave it up
+/// has looked at which blocks a write touches.
+#[test]
+fn a_block_on_its_way_does_not_come_into_an_entry_that_was_given_up() {
+    for given_up in [false, true] {
+        let sim = Sim::new(7);
+        let io: Arc<dyn io::Io> = sim.clone();
+        let fh = Fh(Bytes::from_static(b"f"));
+        let version = format::Version { change: 1, size: 2 * BLOCK };
+        let entry = Arc::new(entry::Entry::create(&io, 1, &fh, version).unwrap());
+        let data = vec![1; BLOCK as usize];
+        if given_up {
+            let entry = entry.clone();
+            sim.meanwhile(move || entry.kill());
+        }
+        assert_eq!(entry.put(0, &data).unwrap(), !given_up);
+        assert_eq!(entry.block_count(), u64::from(!given_up));
+    }
+}
+
+/// What is withheld takes space like anything else, and not for ever.
+#[tokio::test(start_paused = true)]
+async fn what_is_withheld_counts_and_goes_when_nobody_reads_it() {
+    let old = pattern(1, 10 * BLOCK);
+    let (l, fh) = Lab::leased("f", &old).await;
+    let before = l.disk.stats().entry_bytes;
+    l.write(&fh, 0, &pattern(2, 100)).await;
+    let s = l.disk.stats();
+    assert_eq!((s.entries, l.disk.own.len()), (0, 1));
+    assert!(s.entry_bytes >= old.len() as u64 && s.entry_bytes <= before, "{} of {before}", s.entry_bytes);
+    tokio::time::sleep(std::time::Duration::from_secs(62)).await;
+    l.settle().await;
+    assert_eq!((l.disk.stats().entry_bytes, l.disk.own.len()), (0, 0));
+    assert_eq!(l.disk.shelf().unwrap().strays(), Vec::<String>::new());
+    // The same when somebody does: it is counted once.
+    assert_eq!(l.cat(&fh, 100_000).await.len(), old.len());
+    l.settle().await;
+    l.write(&fh, 0, &pattern(3, 100)).await;
+    assert_eq!(l.cat(&fh, 100_000).await.len(), old.len());
+    l.settle().await;
+    assert_eq!((l.disk.own.len(), l.disk.stats().entry_bytes), (0, before));
+}

@@ -1,0 +1,79 @@
+//! When leases were last withdrawn and files last changed from here, for attributes that somebody above has known for some time: whoever
+//! holds them may not have heard yet of what has passed here already.
+//!
+//! The moments of the last events are kept by file; of those before, the latest alone, which counts for all files.
+
+use hither_vfs::Fh;
+use std::collections::{HashMap, VecDeque};
+use tokio::time::Instant;
+
+/// Events that are remembered by their files.
+const MOST: usize = 1024;
+
+/// Events of one kind.
+#[derive(Debug, Default)]
+pub(super) struct Moments {
+    last: HashMap<Fh, Instant>,
+    order: VecDeque<(Fh, Instant)>,
+    of_all: Option<Instant>,
+}
+
+impl Moments {
+    /// One of a file.
+    pub fn note(&mut self, fh: &Fh, at: Instant) {
+        self.last.insert(fh.clone(), at);
+        if let Some((_, last)) = self.order.back_mut().filter(|(last, _)| last == fh) {
+            // One after the other to one file, as writes are: others are not forgotten for them.
+            *last = at;
+            return;
+        }
+        self.order.push_back((fh.clone(), at));
+        if self.order.len() > MOST
+            && let Some((fh, at)) = self.order.pop_front()
+        {
+            if self.last.get(&fh) == Some(&at) {
+                self.last.remove(&fh);
+            }
+            self.of_all = self.of_all.max(Some(at));
+        }
+    }
+
+    /// One of everything.
+    pub fn note_all(&mut self, at: Instant) {
+        *self = Self { of_all: Some(at), ..Self::default() };
+    }
+
+    /// The last one that may concern a file.
+    pub fn since(&self, fh: &Fh) -> Option<Instant> {
+        self.last.get(fh).copied().max(self.of_all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn fh(n: usize) -> Fh {
+        Fh(n.to_string().into())
+    }
+
+    #[test]
+    fn the_last_are_known_by_file_and_nothing_before_is_forgotten() {
+        let (start, mut all) = (Instant::now(), Moments::default());
+        let at = |n: usize| start + Duration::from_millis(n as u64);
+        assert_eq!(all.since(&fh(1)), None);
+        (0..MOST).for_each(|n| all.note(&fh(n), at(n)));
+        assert_eq!((all.since(&fh(7)), all.since(&fh(MOST))), (Some(at(7)), None));
+        // Twice: the later one counts, also when the earlier one goes.
+        all.note(&fh(0), at(MOST));
+        assert_eq!((all.since(&fh(0)), all.since(&fh(MOST))), (Some(at(MOST)), Some(at(0))));
+        (MOST + 1..=MOST + 10).for_each(|n| all.note(&fh(n), at(n)));
+        assert_eq!(all.since(&fh(3)), Some(at(10)));
+        assert_eq!((all.last.len(), all.order.len()), (MOST, MOST));
+        (0..MOST).for_each(|n| all.note(&fh(5), at(2000 + n)));
+        assert_eq!((all.since(&fh(5)), all.since(&fh(4))), (Some(at(1999 + MOST)), Some(at(11))));
+        all.note_all(at(5000));
+        assert_eq!((all.since(&fh(0)), all.last.len(), all.order.len()), (Some(at(5000)), 0, 0));
+    }
+}

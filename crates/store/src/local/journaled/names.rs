@@ -1,0 +1,537 @@
+//! Changes of names and attributes through the journal.
+//!
+//! A change is made in the file system at once, without a sync; then the mark, a small file of the same file system, gets the
+//! change's number as its modification time; then a record of what was done goes to the journal, and the answer waits for that. One
+//! change at a time does these three. ext4's own log keeps the order in which names and inodes were changed, so what a
+//! power cut leaves is all changes up to one of them, and the mark says up to which. Records up to the mark are done and
+//! are left alone: made again, a removal could meet the file that was moved to the name later. Those after it were lost
+//! and are made again in their order; only of the first of them it is not known, and a look at its names tells: a file that is not at
+//! the name any more was removed or moved.
+//!
+//! Every object in a record has a durable inode already: what makes new ones (and what has no record) is synced as without a journal, which
+//! makes all that came before it durable, too; and while such a change is under way others are synced as well, so that nothing that was
+//! acknowledged stands on something that may be lost.
+//!
+//! What is left: a name made by a local program that has not reached the disk can be lost with a power cut, and what clients did
+//! with it then cannot be done again; the log says so.
+
+use super::super::handle::Sealer;
+use super::super::object::{Object, os};
+use super::super::pool::{Answer, Worker};
+use super::super::{Inner, sys};
+use super::{Journaled, plain};
+use bytes::Bytes;
+use hither_vfs::{Error, Fh, FileKind, Result, Time};
+use parking_lot::Mutex;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{
+    AtFlags, Gid, Mode, OFlags, RenameFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
+};
+use smallvec::SmallVec;
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Kinds of records; 1 and 2 are those of bytes.
+const REMOVE: u8 = 3;
+const RENAME: u8 = 4;
+const LINK: u8 = 5;
+const ATTRS: u8 = 6;
+/// Name of the mark in its directory.
+const MARK_FILE: &str = "journal-position";
+/// What it starts with; the journal's epoch follows.
+const MARK_MAGIC: &[u8; 8] = b"hithpos1";
+/// Numbers are below this: what is above is a time that somebody set.
+const NUMBER_MAX: u64 = 1 << 56;
+/// A number is kept as seconds and nanoseconds.
+const NANOS: u64 = 1_000_000_000;
+
+/// What was done, so that it can be done again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::local) enum Change {
+    /// `victim` was removed from `name` in `dir`.
+    Remove { dir: Fh, name: Bytes, victim: Fh, is_dir: bool },
+    /// `moved` went from a name to another one, in the place of `replaced`.
+    Rename { from: (Fh, Bytes), to: (Fh, Bytes), moved: Fh, replaced: Option<Fh> },
+    /// `fh` got another name.
+    Link { fh: Fh, dir: Fh, name: Bytes },
+    /// Attributes of `fh` became these.
+    Attrs { fh: Fh, set: Became },
+}
+
+/// Attributes as they were after a change; those that it did not set are `None`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(in crate::local) struct Became {
+    /// uid, gid, permissions.
+    pub owner: Option<(u32, u32, u32)>,
+    pub atime: Option<Time>,
+    pub mtime: Option<Time>,
+}
+
+/// A change that was made and is not stable yet.
+pub(in crate::local) struct Done<T> {
+    pub result: T,
+    /// What makes it stable, the last one touched last.
+    pub touched: SmallVec<[Arc<Object>; 2]>,
+    /// `None`: it has no record.
+    pub change: Option<Change>,
+}
+
+/// The mark and the numbers of changes.
+pub(in crate::local) struct Names {
+    mark: OwnedFd,
+    numbers: Mutex<Numbers>,
+}
+
+struct Numbers {
+    /// Of the next change with a record.
+    next: u64,
+    /// Changes without a record that are under way.
+    unsynced: u32,
+}
+
+/// A change without a record that is under way.
+pub(in crate::local) struct Unsynced<'a> {
+    names: &'a Names,
+    /// It was made and not synced.
+    pub dirty: bool,
+}
+
+impl Drop for Unsynced<'_> {
+    fn drop(&mut self) {
+        // It failed half-way: what is left of it must be durable before others build on it.
+        if self.dirty
+            && let Err(e) = self.names.settle()
+        {
+            tracing::error!("the disk below the served directory fails: {e}");
+        }
+        self.names.numbers.lock().unsynced -= 1;
+    }
+}
+
+impl Names {
+    /// The mark of a journal in one of `places`, whichever is on the file system `dev`. With its number, when it is there and
+    /// of this epoch.
+    pub fn find(places: &[PathBuf], dev: u64, epoch: u64) -> io::Result<Option<(OwnedFd, u64)>> {
+        for place in places.iter().filter(|place| is_on(place, dev)) {
+            let mut file = match File::open(place.join(MARK_FILE)) {
+                Ok(file) => file,
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
+                Err(e) => return Err(e),
+            };
+            let mut raw = Vec::new();
+            (&mut file).take(32).read_to_end(&mut raw)?;
+            if raw.strip_prefix(MARK_MAGIC) != Some(&epoch.to_le_bytes()[..]) {
+                continue;
+            }
+            let number = number_of(file.as_fd())?;
+            return Ok(Some((file.into(), number)));
+        }
+        Ok(None)
+    }
+
+    /// A new mark with the number 0 in the first of `places` that will do; `None` when none will.
+    pub fn make(places: &[PathBuf], dev: u64, epoch: u64) -> io::Result<Option<OwnedFd>> {
+        let Some(place) = places.iter().find(|place| is_on(place, dev)) else { return Ok(None) };
+        super::keep(place, MARK_FILE, &[&MARK_MAGIC[..], &epoch.to_le_bytes()].concat())?;
+        let mark = OwnedFd::from(File::open(place.join(MARK_FILE))?);
+        // Times must be kept as they are set.
+        for number in [NANOS + 123_456_789, 0] {
+            set_number(mark.as_fd(), number)?;
+            if number_of(mark.as_fd())? != number {
+                return Ok(None);
+            }
+        }
+        rustix::fs::fsync(&mark)?;
+        Ok(Some(mark))
+    }
+
+    /// With the mark, and the number of the next change.
+    pub fn new(mark: OwnedFd, next: u64) -> Self {
+        Self { mark, numbers: Mutex::new(Numbers { next, unsynced: 0 }) }
+    }
+
+    /// Makes all changes durable that were made before, by whomever.
+    pub fn settle(&self) -> io::Result<()> {
+        // Another time of access, so that the mark is no older than they are; the number stays.
+        let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        let last_modification = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        match rustix::fs::futimens(&self.mark, &Timestamps { last_access, last_modification }) {
+            Ok(()) => sys::fsync(self.mark.as_fd()).map_err(plain),
+            // A thread that acts for somebody may not.
+            Err(_) => sys::syncfs(self.mark.as_fd()).map_err(plain),
+        }
+    }
+
+    fn begin_unsynced(&self) -> Unsynced<'_> {
+        self.numbers.lock().unsynced += 1;
+        Unsynced { names: self, dirty: false }
+    }
+
+    /// Sets the mark back by so much: as if the file system had kept a change and not the mark.
+    #[cfg(test)]
+    pub fn set_back(&self, by: u64) -> io::Result<()> {
+        set_number(self.mark.as_fd(), number_of(self.mark.as_fd())? - by)
+    }
+}
+
+fn is_on(place: &Path, dev: u64) -> bool {
+    std::fs::metadata(place).is_ok_and(|m| m.dev() == dev)
+}
+
+fn number_of(mark: BorrowedFd<'_>) -> io::Result<u64> {
+    let mtime = rustix::fs::statx(mark, c"", AtFlags::EMPTY_PATH, StatxFlags::MTIME)?.stx_mtime;
+    Ok((mtime.tv_sec as u64).saturating_mul(NANOS).saturating_add(mtime.tv_nsec.into()))
+}
+
+fn set_number(mark: BorrowedFd<'_>, number: u64) -> io::Result<()> {
+    let last_modification = Timespec { tv_sec: (number / NANOS) as i64, tv_nsec: (number % NANOS) as i64 };
+    let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+    Ok(rustix::fs::futimens(mark, &Timestamps { last_access, last_modification })?)
+}
+
+impl Inner {
+    fn names_journal(&self) -> Option<(&Journaled, &Names)> {
+        let journal = self.journal.as_ref().filter(|j| self.options.stable && j.is_on())?;
+        Some((journal, journal.names.as_deref()?))
+    }
+
+    /// A change without a record begins; it ends, durable, when the result is dropped. `None` where there are no records.
+    pub(in crate::local) fn unsynced(&self) -> Option<Unsynced<'_>> {
+        self.names_journal().map(|(_, names)| names.begin_unsynced())
+    }
+
+    /// Makes a change and has it made durable, by a record if possible. `then` is told: `(_, false)` when it was done and the journal
+    /// failed.
+    pub(in crate::local) fn changed<T: Send + 'static>(
+        &self,
+        worker: &mut Worker,
+        act: impl FnOnce(&Self, &mut Worker) -> Result<Done<T>>,
+        then: Answer<(T, bool)>,
+    ) {
+        let Some((journal, names)) = self.names_journal() else {
+            let done = act(self, worker).and_then(|done| self.synced(worker, done));
+            return then(done);
+        };
+        let mut numbers = names.numbers.lock();
+        if numbers.unsynced > 0 {
+            drop(numbers);
+            let unsynced = names.begin_unsynced();
+            let done = act(self, worker).and_then(|done| self.synced(worker, done));
+            drop(unsynced);
+            return then(done);
+        }
+        let done = match act(self, worker) {
+            Ok(done) => done,
+            Err(e) => {
+                drop(numbers);
+                return then(Err(e));
+            }
+        };
+        let number = numbers.next;
+        // The mark is ours, not the caller's.
+        let mut mark = || worker.root(|| Ok(set_number(names.mark.as_fd(), number).is_ok()));
+        let record = done.change.as_ref().filter(|_| matches!(mark(), Ok(true)));
+        let record = record.map(|change| change.encode(number));
+        let Some(record) = record else {
+            numbers.unsynced += 1;
+            drop(numbers);
+            let unsynced = Unsynced { names, dirty: false };
+            let done = self.synced(worker, done);
+            drop(unsynced);
+            return then(done);
+        };
+        numbers.next += 1;
+        let result = done.result;
+        journal.log.append_then(&[&record], Box::new(move |durable| then(Ok((result, durable)))));
+    }
+
+    fn synced<T>(&self, worker: &mut Worker, done: Done<T>) -> Result<(T, bool)> {
+        let touched: SmallVec<[&Object; 2]> = done.touched.iter().map(|object| &**object).collect();
+        self.sync(worker, &touched)?;
+        Ok((done.result, true))
+    }
+}
+
+fn put(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+    out.extend_from_slice(bytes);
+}
+
+fn put_time(out: &mut Vec<u8>, time: Option<Time>) {
+    out.push(time.is_some().into());
+    let time = time.unwrap_or_default();
+    out.extend_from_slice(&time.secs.to_le_bytes());
+    out.extend_from_slice(&time.nanos.to_le_bytes());
+}
+
+/// What is left of a record.
+struct Rest<'a>(&'a [u8]);
+
+impl Rest<'_> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (first, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn bytes(&mut self) -> Option<Bytes> {
+        let len = u16::from_le_bytes(self.array()?);
+        let (bytes, rest) = self.0.split_at_checked(len.into())?;
+        self.0 = rest;
+        Some(Bytes::copy_from_slice(bytes))
+    }
+
+    fn fh(&mut self) -> Option<Fh> {
+        self.bytes().map(Fh)
+    }
+
+    fn flag(&mut self) -> Option<bool> {
+        match self.array()? {
+            [0] => Some(false),
+            [1] => Some(true),
+            _ => None,
+        }
+    }
+
+    fn time(&mut self) -> Option<Option<Time>> {
+        let is_set = self.flag()?;
+        let time = Time { secs: i64::from_le_bytes(self.array()?), nanos: u32::from_le_bytes(self.array()?) };
+        Some(is_set.then_some(time))
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.array()?))
+    }
+}
+
+impl Change {
+    /// The record of the change with this number.
+    pub fn encode(&self, number: u64) -> Vec<u8> {
+        let mut out = vec![match self {
+            Self::Remove { .. } => REMOVE,
+            Self::Rename { .. } => RENAME,
+            Self::Link { .. } => LINK,
+            Self::Attrs { .. } => ATTRS,
+        }];
+        out.extend_from_slice(&number.to_le_bytes());
+        match self {
+            Self::Remove { dir, name, victim, is_dir } => {
+                put(&mut out, &dir.0);
+                put(&mut out, name);
+                put(&mut out, &victim.0);
+                out.push((*is_dir).into());
+            }
+            Self::Rename { from, to, moved, replaced } => {
+                for part in [&from.0.0, &from.1, &to.0.0, &to.1, &moved.0] {
+                    put(&mut out, part);
+                }
+                put(&mut out, replaced.as_ref().map_or(&[], |fh| &fh.0));
+            }
+            Self::Link { fh, dir, name } => {
+                [&fh.0, &dir.0, name].into_iter().for_each(|part| put(&mut out, part));
+            }
+            Self::Attrs { fh, set } => {
+                put(&mut out, &fh.0);
+                let (uid, gid, mode) = set.owner.unwrap_or_default();
+                out.push(set.owner.is_some().into());
+                [uid, gid, mode].into_iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
+                put_time(&mut out, set.atime);
+                put_time(&mut out, set.mtime);
+            }
+        }
+        out
+    }
+
+    /// The change of a record, and its number; `None` for what is none.
+    pub fn parse(raw: &[u8]) -> Option<(u64, Self)> {
+        let (&kind, rest) = raw.split_first()?;
+        let mut rest = Rest(rest);
+        let number = u64::from_le_bytes(rest.array()?);
+        let change = match kind {
+            REMOVE => Self::Remove {
+                dir: rest.fh()?,
+                name: rest.bytes()?,
+                victim: rest.fh()?,
+                is_dir: rest.flag()?,
+            },
+            RENAME => Self::Rename {
+                from: (rest.fh()?, rest.bytes()?),
+                to: (rest.fh()?, rest.bytes()?),
+                moved: rest.fh()?,
+                replaced: rest.fh().map(|fh| (!fh.0.is_empty()).then_some(fh))?,
+            },
+            LINK => Self::Link { fh: rest.fh()?, dir: rest.fh()?, name: rest.bytes()? },
+            ATTRS => {
+                let (fh, has_owner) = (rest.fh()?, rest.flag()?);
+                let owner = (rest.u32()?, rest.u32()?, rest.u32()?);
+                let set =
+                    Became { owner: has_owner.then_some(owner), atime: rest.time()?, mtime: rest.time()? };
+                Self::Attrs { fh, set }
+            }
+            _ => return None,
+        };
+        rest.0.is_empty().then_some((number, change))
+    }
+}
+
+/// Makes changes again.
+pub(super) struct Redo<'a> {
+    pub sealer: &'a Sealer,
+    pub top: BorrowedFd<'a>,
+    pub names: &'a Names,
+    /// Up to which number the file system has them.
+    pub kept: u64,
+    /// How many were made again, and how many could not be.
+    pub count: (u64, u64),
+}
+
+impl Redo<'_> {
+    /// Makes a change again that the file system lost; nothing for one that it kept.
+    pub fn again(&mut self, number: u64, change: &Change) -> io::Result<()> {
+        if number <= self.kept {
+            return Ok(());
+        }
+        match self.make(change).map_err(plain)? {
+            true => self.count.0 += 1,
+            false => {
+                self.count.1 += 1;
+                tracing::warn!(
+                    "journal: a change cannot be made again, somebody else changed the names: {change:?}"
+                );
+            }
+        }
+        self.kept = number;
+        // So that a second crash finds out where the first replay was.
+        set_number(self.names.mark.as_fd(), number)
+    }
+
+    fn open(&self, fh: &Fh, flags: OFlags) -> Result<Option<OwnedFd>> {
+        let handle = self.sealer.open(fh)?;
+        let flags = (OFlags::PATH | OFlags::NOFOLLOW | flags).bits() as i32;
+        match sys::open_by_handle(self.top, &handle, flags) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(e) if matches!(e.errno, libc::ESTALE | libc::ENOENT) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// What is at a name.
+    fn at(&self, dir: &OwnedFd, name: &Bytes) -> Result<Option<Fh>> {
+        let name = CString::new(&name[..]).map_err(|_| Error::new(libc::EINVAL))?;
+        match sys::name_to_handle(dir.as_fd(), &name) {
+            Ok((handle, _)) => Ok(self.sealer.seal(&handle)),
+            Err(e) if e.errno == libc::ENOENT => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// `false`: it cannot be made and is not made.
+    fn make(&self, change: &Change) -> Result<bool> {
+        let dir = |fh: &Fh| self.open(fh, OFlags::DIRECTORY);
+        match change {
+            Change::Remove { dir: fh, name, victim, is_dir } => {
+                let Some(dir) = dir(fh)? else { return Ok(true) };
+                if self.at(&dir, name)?.as_ref() != Some(victim) {
+                    return Ok(true);
+                }
+                let flags = if *is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+                made(rustix::fs::unlinkat(&dir, &name[..], flags))
+            }
+            Change::Rename { from, to, moved, replaced } => {
+                let (Some(old), Some(new)) = (dir(&from.0)?, dir(&to.0)?) else { return Ok(false) };
+                let there = self.at(&new, &to.1)?;
+                if self.at(&old, &from.1)?.as_ref() != Some(moved) {
+                    return Ok(there.as_ref() == Some(moved));
+                }
+                if there != *replaced {
+                    return Ok(false);
+                }
+                let how = RenameFlags::empty();
+                made(rustix::fs::renameat_with(&old, &from.1[..], &new, &to.1[..], how))
+            }
+            Change::Link { fh, dir: into, name } => {
+                let (Some(file), Some(dir)) = (self.open(fh, OFlags::empty())?, dir(into)?) else {
+                    return Ok(false);
+                };
+                match self.at(&dir, name)? {
+                    Some(there) => Ok(there == *fh),
+                    None => made(rustix::fs::linkat(&file, c"", &dir, &name[..], AtFlags::EMPTY_PATH)),
+                }
+            }
+            Change::Attrs { fh, set } => match self.open(fh, OFlags::empty())? {
+                Some(file) => set.apply(file.as_fd()).map(|()| true),
+                // Nobody has it any more.
+                None => Ok(true),
+            },
+        }
+    }
+}
+
+/// Errors of names that somebody else changed are no errors of the disk.
+fn made(done: rustix::io::Result<()>) -> Result<bool> {
+    use rustix::io::Errno;
+    match done {
+        Ok(()) => Ok(true),
+        Err(Errno::NOENT | Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR | Errno::ISDIR | Errno::INVAL) => {
+            Ok(false)
+        }
+        Err(e) => Err(os(e)),
+    }
+}
+
+impl Became {
+    /// What `set` made of an object.
+    pub fn of(object: &Object, set: &hither_vfs::SetAttr) -> Result<Self> {
+        let stat = object.stat()?;
+        let time = |t: rustix::fs::StatxTimestamp| Time { secs: t.tv_sec, nanos: t.tv_nsec };
+        // A change of the owner takes permissions away.
+        let owner = set.uid.is_some() || set.gid.is_some() || set.mode.is_some();
+        Ok(Self {
+            owner: owner.then_some((stat.stx_uid, stat.stx_gid, u32::from(stat.stx_mode) & 0o7777)),
+            atime: set.atime.map(|_| time(stat.stx_atime)),
+            mtime: set.mtime.map(|_| time(stat.stx_mtime)),
+        })
+    }
+
+    fn apply(&self, file: BorrowedFd<'_>) -> Result<()> {
+        if let Some((uid, gid, mode)) = self.owner {
+            let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+            rustix::fs::chownat(file, c"", uid, gid, AtFlags::EMPTY_PATH).map_err(os)?;
+            let is_link = super::super::attr::kind(&super::super::object::stat(file)?)? == FileKind::Symlink;
+            if !is_link {
+                let name = format!("/proc/self/fd/{}", rustix::fd::AsRawFd::as_raw_fd(&file));
+                rustix::fs::chmod(name, Mode::from_raw_mode(mode)).map_err(os)?;
+            }
+        }
+        let spec = |t: Option<Time>| match t {
+            Some(t) => Timespec { tv_sec: t.secs, tv_nsec: t.nanos.into() },
+            None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        };
+        if self.atime.is_some() || self.mtime.is_some() {
+            let times = Timestamps { last_access: spec(self.atime), last_modification: spec(self.mtime) };
+            rustix::fs::utimensat(file, c"", &times, AtFlags::EMPTY_PATH).map_err(os)?;
+        }
+        Ok(())
+    }
+}
+
+/// The mark, if it can be relied on; an error when it cannot, and changes up to number `last` (0: none) are in the journal.
+pub(super) fn checked(mark: Option<(OwnedFd, u64)>, last: u64) -> io::Result<Option<(OwnedFd, u64)>> {
+    match mark {
+        Some((mark, number)) if number < NUMBER_MAX => Ok(Some((mark, number))),
+        // No change is in the journal: any number will do.
+        _ if last == 0 => Ok(None),
+        Some(_) => Err(io::Error::new(
+            ErrorKind::InvalidData,
+            format!("somebody changed the time of {MARK_FILE}, which says what of the journal was done"),
+        )),
+        None => Err(io::Error::new(
+            ErrorKind::NotFound,
+            format!("{MARK_FILE}, which says what of the journal was done, is missing"),
+        )),
+    }
+}

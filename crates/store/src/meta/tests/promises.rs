@@ -1,0 +1,101 @@
+//! How long answers are said to hold, and what proves nothing.
+
+use super::*;
+use hither_vfs::bytes_prove_reading;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Wall clocks of the cache are an hour ahead of the server's: nothing looks as if it had just been changed.
+fn late() -> Env {
+    let inner = env();
+    let wall = inner.wall.clone();
+    Env { wall: Arc::new(move || wall() + HOUR), ..inner }
+}
+
+/// A name in a listing from memory holds no longer than its directory, even where the file's attributes are newer.
+#[tokio::test(start_paused = true)]
+async fn listed_names_hold_as_long_as_their_directory() {
+    let l = lab().await;
+    tree(&l).await;
+    let trail = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
+    let (c, f) = (trail.steps[2].fh.clone(), trail.steps[3].fh.clone());
+    let end = Instant::now() + VALID;
+    tokio::time::advance(VALID - Duration::from_secs(5)).await;
+    l.meta.getattr(&l.cx.fresh(Instant::now()), File { fh: &f, open: None }).await.unwrap();
+    l.meta.access(&l.cx, &c, Access::READ).await.unwrap();
+    l.wire.take();
+    let page = l.meta.readdir(&l.cx, &c, 0, [0; 8], 1 << 20, true).await.unwrap();
+    assert_eq!((page.entries.len(), l.wire.take().as_str()), (2, ""));
+    for entry in page.entries {
+        let Validity::Until(until) = entry.node.unwrap().attrs.valid else { panic!("no lease here") };
+        assert!(until <= end, "{:?} too long", until - end);
+    }
+}
+
+/// Names have a limit of their own (`acdirmax`), however long attributes of files hold (`acregmax`).
+#[tokio::test(start_paused = true)]
+async fn names_have_a_limit_of_their_own() {
+    let most = Duration::from_secs(2);
+    let l = lab_with(MetaOptions { names_max: most, ..options() }, VALID).await;
+    tree(&l).await;
+    let trail = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
+    assert!(trail.steps.iter().all(|n| n.attrs.valid.left(Instant::now()) <= most));
+    let made = l.meta.mkdir(&l.cx, &l.top, &name("new"), &mode(0o755)).await.unwrap();
+    assert!(made.node.attrs.valid.left(Instant::now()) <= most);
+    let page = l.meta.readdir(&l.cx, &trail.steps[2].fh, 0, [0; 8], 1 << 20, true).await.unwrap();
+    assert!(page.entries.iter().all(|e| {
+        let node = e.node.as_ref().unwrap();
+        node.attrs.valid.left(Instant::now()) <= most
+    }));
+}
+
+/// What somebody else changes in the tick of the server's clock in which we did leaves no trace in `change`.
+#[tokio::test(start_paused = true)]
+async fn an_own_change_in_the_tick_of_anothers_proves_nothing() {
+    let model = Arc::new(Model::new(env(), VALID, 1 << 40));
+    let wire = Wire::new(model.clone());
+    let meta = Meta::new(wire.clone(), MetaOptions { coarse_change: true, ..options() }, late());
+    let cx = root_cx();
+    let top = meta.root(&cx).await.unwrap().fh;
+    let l = Lab { model, wire, meta, top, cx };
+    tree(&l).await;
+    let c = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[2].fh.clone();
+    let change = l.model.getattr(&l.cx, File { fh: &c, open: None }).await.unwrap().attr.change;
+    *l.wire.tick.lock() = change + 1;
+    make_file(&*l.meta, &l.cx, &c, "mine", "").await;
+    make_file(&*l.model, &l.cx, &c, "theirs", "").await;
+    assert!(matches!(walk(&*l.meta, &l.cx, &c, "theirs").await.stop, Stop::Missing(_)), "within its time");
+    for _ in 0..3 {
+        tokio::time::advance(VALID).await;
+        assert!(matches!(walk(&*l.meta, &l.cx, &c, "mine").await.stop, Stop::Complete));
+    }
+    assert!(matches!(walk(&*l.meta, &l.cx, &c, "theirs").await.stop, Stop::Complete));
+}
+
+/// Servers give bytes to owners and to whoever may execute a file.
+#[test]
+fn bytes_prove_the_right_to_read_of_ordinary_modes_only() {
+    for ordinary in [0o644, 0o600, 0o755, 0o700, 0o444, 0o640, 0o750] {
+        assert!(bytes_prove_reading(ordinary), "{ordinary:o}");
+    }
+    for odd in [0o200, 0o711, 0o111, 0o044, 0o751, 0o000] {
+        assert!(!bytes_prove_reading(odd), "{odd:o}");
+    }
+}
+
+/// What the server says about rights counts for more than the bytes that it gave.
+#[tokio::test(start_paused = true)]
+async fn bytes_do_not_overrule_the_answer_about_rights() {
+    let l = lab().await;
+    tree(&l).await;
+    let path = names("a/b/c/f");
+    let want = Want { read_bytes: 65536, access: Access::READ, ..Default::default() };
+    let ticket = l.meta.ticket();
+    let mut trail = l.model.walk(&l.cx, Where { base: &l.top, path: &path }, want).await.unwrap();
+    assert!(trail.along.first.is_some());
+    trail.along.access = Some(Access::empty());
+    l.meta.learn_trail(&l.cx, &l.top, &path, None, Access::READ, &trail, &ticket);
+    let f = &trail.steps[3].fh;
+    assert_eq!(l.meta.access(&l.cx, f, Access::READ).await.unwrap(), Access::empty());
+    assert_eq!(l.wire.take(), "");
+}

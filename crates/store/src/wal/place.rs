@@ -1,0 +1,184 @@
+//! Where a journal's segments are: the lowest interface, through which tests tear writes and fill the disk.
+
+use rustix::fs::{Mode, OFlags};
+use std::fs::{DirBuilder, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The file that says that everything is journaled,
+const WORKS: &str = "works";
+/// and what it is called when not.
+const FAILED: &str = "failed";
+
+/// A directory of segments. All calls block.
+pub trait Place: Send + Sync + 'static {
+    /// Makes an empty segment.
+    fn create(&self, number: u64) -> io::Result<Arc<dyn Segment>>;
+    /// Removes one.
+    fn remove(&self, number: u64) -> io::Result<()>;
+    /// Makes durable which segments there are.
+    fn sync_names(&self) -> io::Result<()>;
+    /// Writes go past it from now on: what a crash leaves in it is not all there is; or that is over. Durable on return.
+    fn set_failed(&self, failed: bool) -> io::Result<()>;
+}
+
+/// A segment being written.
+pub trait Segment: Send + Sync + 'static {
+    /// Puts bytes behind those that are there.
+    fn append(&self, bytes: &[u8]) -> io::Result<()>;
+    /// Makes them durable.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// A real directory, ours while this lives.
+#[derive(Debug)]
+pub struct Dir {
+    path: PathBuf,
+    names: File,
+    _lock: File,
+}
+
+impl Dir {
+    /// Makes the directory when it is missing, only for us, and locks it; `WouldBlock` when somebody else has it.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        private(path)?;
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let lock: File = rustix::fs::open(path.join("lock"), flags, Mode::RUSR | Mode::WUSR)?.into();
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => return Err(ErrorKind::WouldBlock.into()),
+            Err(std::fs::TryLockError::Error(e)) => return Err(e),
+        }
+        let this = Self { path: path.to_path_buf(), names: File::open(path)?, _lock: lock };
+        if !this.is_failed() {
+            // It is renamed when the disk is full: that takes no room.
+            rustix::fs::open(path.join(WORKS), flags, Mode::RUSR | Mode::WUSR)?;
+        }
+        Ok(this)
+    }
+
+    /// Writes a small file.
+    pub fn write(&self, name: &str, text: &str) -> io::Result<()> {
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file: File = rustix::fs::open(self.path.join(name), flags, Mode::RUSR | Mode::WUSR)?.into();
+        (&file).write_all(text.as_bytes())
+    }
+
+    /// Whether writes went past it when it was used last.
+    pub fn is_failed(&self) -> bool {
+        std::fs::symlink_metadata(self.path.join(FAILED)).is_ok()
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn segment(&self, number: u64) -> PathBuf {
+        segment_path(&self.path, number)
+    }
+
+    /// Cuts a segment that a crash left torn; with a head, it is begun anew with that.
+    pub fn mend(&self, number: u64, keep_bytes: u64, head: Option<&[u8]>) -> io::Result<()> {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file: File = rustix::fs::open(self.segment(number), flags, Mode::empty())?.into();
+        match head {
+            Some(head) => {
+                file.set_len(0)?;
+                file.write_all_at(head, 0)?;
+            }
+            None if file.metadata()?.len() != keep_bytes => file.set_len(keep_bytes)?,
+            None => return Ok(()),
+        }
+        file.sync_all()
+    }
+}
+
+/// Whether a directory is one, no link, and ours alone.
+fn private(path: &Path) -> io::Result<()> {
+    let meta = std::fs::symlink_metadata(path)?;
+    let refused = |why: String| Err(io::Error::new(ErrorKind::PermissionDenied, why));
+    if !meta.is_dir() {
+        return refused("is no directory; give another one (journal-dir=DIR)".into());
+    }
+    if meta.uid() != rustix::process::geteuid().as_raw() {
+        let uid = meta.uid();
+        return refused(format!("belongs to uid {uid}; give another one (journal-dir=DIR)"));
+    }
+    if meta.mode() & 0o077 != 0 {
+        return refused(format!("others may use it; chmod 700 {}", path.display()));
+    }
+    Ok(())
+}
+
+/// Numbers of the segments in a directory, in order.
+pub fn segments(dir: &Path) -> io::Result<Vec<u64>> {
+    let mut numbers = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_suffix(".wal"));
+        numbers.extend(number.and_then(|hex| u64::from_str_radix(hex, 16).ok()));
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// All bytes of a segment.
+pub fn read_segment(dir: &Path, number: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_segment(dir, number)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// A segment to read.
+pub fn open_segment(dir: &Path, number: u64) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    Ok(rustix::fs::open(segment_path(dir, number), flags, Mode::empty())?.into())
+}
+
+fn segment_path(dir: &Path, number: u64) -> PathBuf {
+    dir.join(format!("{number:016x}.wal"))
+}
+
+impl Place for Dir {
+    fn create(&self, number: u64) -> io::Result<Arc<dyn Segment>> {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC;
+        let file: File = rustix::fs::open(self.segment(number), flags, Mode::RUSR | Mode::WUSR)?.into();
+        Ok(Arc::new(RealSegment(file)))
+    }
+
+    fn remove(&self, number: u64) -> io::Result<()> {
+        match std::fs::remove_file(self.segment(number)) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            done => done,
+        }
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.names.sync_all()
+    }
+
+    fn set_failed(&self, failed: bool) -> io::Result<()> {
+        let (from, to) = if failed { (WORKS, FAILED) } else { (FAILED, WORKS) };
+        match std::fs::rename(self.path.join(from), self.path.join(to)) {
+            Err(e) if e.kind() == ErrorKind::NotFound && self.is_failed() == failed => {}
+            done => done?,
+        }
+        self.sync_names()
+    }
+}
+
+struct RealSegment(File);
+
+impl Segment for RealSegment {
+    fn append(&self, bytes: &[u8]) -> io::Result<()> {
+        (&self.0).write_all(bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}

@@ -1,0 +1,341 @@
+//! What a journal of delayed writes holds after a crash.
+//!
+//! It knows nothing of the server. Records are read in order until one is missing or torn. What comes after such a place was never
+//! promised to be durable when no whole record behind it says so: a power cut leaves pages of the end in any order. When one does say
+//! so, the journal is damaged: everything whole is handed out, and nothing of it may be taken for all there is.
+
+use super::record::{
+    ALIGN_BYTES, Base, Event, Parsed, SEGMENT_HEAD_BYTES, SegmentHead, parse, parse_segment,
+};
+use hither_vfs::{Cred, Fh};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes of one write that the server may not have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// Number of their record.
+    pub seq: u64,
+    /// First byte in the file.
+    pub start_bytes: u64,
+    /// How many.
+    pub len_bytes: u64,
+    /// The segment that holds them,
+    pub segment: u64,
+    /// and where in it.
+    pub at: u64,
+    /// Who wrote.
+    pub cred: Arc<Cred>,
+    /// Length of the file as the server had told before.
+    pub base_size: Option<u64>,
+}
+
+/// Bytes that were sent, and not known to be on stable storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sent {
+    /// First byte.
+    pub start_bytes: u64,
+    /// One past the last.
+    pub end_bytes: u64,
+    /// Last record that may be in it.
+    pub upto: u64,
+}
+
+/// Bytes that arrived, and are not known to be on stable storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Landed {
+    /// First byte.
+    pub start_bytes: u64,
+    /// One past the last.
+    pub end_bytes: u64,
+    /// Last record that may be in it.
+    pub upto: u64,
+    /// The record that says so.
+    pub seq: u64,
+}
+
+/// A file with such bytes.
+#[derive(Debug, Clone, Default)]
+pub struct FileLeft {
+    /// Number at the server.
+    pub fileid: u64,
+    /// Last known path, may be empty.
+    pub path: Vec<u8>,
+    /// In the order of writing.
+    pub pieces: VecDeque<Piece>,
+    /// In the order of sending.
+    pub sent: Vec<Sent>,
+    /// States that the server told since the first of the pieces was written, and after which record.
+    pub states: HashMap<Base, u64>,
+    /// What arrived at the server, in the order of the replies.
+    pub landed: Vec<Landed>,
+    /// Its names or attributes were changed by this client.
+    pub touched: bool,
+    /// When the first and the last of the pieces were written, in seconds since 1970.
+    pub wall_s: (i64, i64),
+}
+
+/// All of it.
+#[derive(Debug, Default)]
+pub struct Left {
+    /// By filehandle.
+    pub files: HashMap<Fh, FileLeft>,
+    /// Why it is not to be trusted, when that is so.
+    pub damage: Option<String>,
+    /// Bytes at the end that were cut off by the crash.
+    pub torn_bytes: u64,
+    /// How long ago the journal was written last, when it was not ended in order.
+    pub written_ago: Option<Duration>,
+    /// The last record that counts.
+    pub last_seq: u64,
+    /// Segments, in order, and how many bytes of each count; 0: not even its head.
+    pub segments: Vec<(u64, u64)>,
+}
+
+/// Reads the segments with these numbers, in order.
+///
+/// # Errors
+/// Those of `read`; a segment of another version.
+pub fn scan(numbers: &[u64], read: impl Fn(u64) -> io::Result<Vec<u8>>) -> io::Result<Left> {
+    // What was to be removed is removed from the front: what lies before a gap is left over from that.
+    let first = (1..numbers.len()).rev().find(|i| numbers[i - 1] + 1 != numbers[*i]).unwrap_or(0);
+    let mut reading = Reading::default();
+    for &number in &numbers[first..] {
+        reading.segment(number, &read(number)?)?;
+    }
+    let mut left = Left::default();
+    let counts = match reading.gap {
+        Some(gap) => {
+            left.damage = reading.damage(gap);
+            if left.damage.is_some() { reading.events.len() } else { gap.events }
+        }
+        None => reading.events.len(),
+    };
+    for &number in &numbers[..first] {
+        left.segments.push((number, 0));
+    }
+    let cut = reading.gap.filter(|_| left.damage.is_none()).map(|gap| gap.segment);
+    // What lies behind a gap does not count.
+    let keep =
+        |(number, whole)| if cut.is_some_and(|cut| number > cut) { (number, 0) } else { (number, whole) };
+    left.segments.extend(reading.whole.drain(..).map(keep));
+    left.torn_bytes = reading.torn_bytes;
+    for (segment, at, parsed) in reading.events.drain(..).take(counts) {
+        left.last_seq = parsed.seq;
+        left.apply(segment, at, parsed);
+    }
+    left.files.retain(|_, file| !file.pieces.is_empty());
+    Ok(left)
+}
+
+/// The first place where something is missing.
+#[derive(Debug, Clone, Copy)]
+struct Gap {
+    segment: u64,
+    at: u64,
+    /// Number of the record that is missing.
+    seq: u64,
+    /// Events before it.
+    events: usize,
+}
+
+#[derive(Debug, Default)]
+struct Reading {
+    events: Vec<(u64, u64, Parsed)>,
+    gap: Option<Gap>,
+    whole: Vec<(u64, u64)>,
+    torn_bytes: u64,
+}
+
+impl Reading {
+    fn next_seq(&self) -> Option<u64> {
+        self.events.last().map(|(_, _, p)| p.seq + 1)
+    }
+
+    fn missing(&mut self, segment: u64, at: u64) {
+        if self.gap.is_none() {
+            let seq = self.next_seq().unwrap_or(0);
+            self.gap = Some(Gap { segment, at, seq, events: self.events.len() });
+        }
+    }
+
+    fn segment(&mut self, number: u64, bytes: &[u8]) -> io::Result<()> {
+        let key = match parse_segment(bytes, number) {
+            SegmentHead::Ours(key) => key,
+            SegmentHead::Version(version) => {
+                let why =
+                    format!("segment {number} is of version {version}, which this hither does not read");
+                return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+            }
+            SegmentHead::Torn => {
+                self.torn_bytes += bytes.len() as u64;
+                self.missing(number, 0);
+                self.whole.push((number, 0));
+                return Ok(());
+            }
+        };
+        let (mut at, mut whole) = (SEGMENT_HEAD_BYTES, None);
+        while at < bytes.len() {
+            let parsed = parse(&bytes[at..], key);
+            let expected = |p: &Parsed| self.next_seq().is_none_or(|next| p.seq == next);
+            match parsed {
+                Some(parsed) if expected(&parsed) || (self.gap.is_some() && self.follows(&parsed)) => {
+                    let room = parsed.room_bytes;
+                    self.events.push((number, at as u64, parsed));
+                    at += room;
+                }
+                Some(_) if self.gap.is_none() => {
+                    // Whole, but not the next one: it is looked at again as what lies behind a gap.
+                    self.missing(number, at as u64);
+                    whole.get_or_insert(at as u64);
+                }
+                _ => {
+                    self.missing(number, at as u64);
+                    whole.get_or_insert(at as u64);
+                    self.torn_bytes += ALIGN_BYTES.min(bytes.len() - at) as u64;
+                    at += ALIGN_BYTES;
+                }
+            }
+        }
+        // The padding of the last record may be what is missing.
+        self.whole.push((number, whole.unwrap_or(at as u64)));
+        Ok(())
+    }
+
+    /// Whether a record comes later than all before.
+    fn follows(&self, parsed: &Parsed) -> bool {
+        self.next_seq().is_none_or(|next| parsed.seq >= next)
+    }
+
+    /// What is damaged, when what is missing at a gap had been durable.
+    fn damage(&self, gap: Gap) -> Option<String> {
+        let durable = self.events[gap.events..].iter().map(|(_, _, p)| p.durable).max()?;
+        let mut seqs = self.events[gap.events..].iter().map(|(_, _, p)| p.seq);
+        // Without anything before it, the first whole record says what is missing: everything before that.
+        let missing = if gap.events == 0 { seqs.next()?.saturating_sub(1) } else { gap.seq };
+        let Gap { segment, at, .. } = gap;
+        (durable >= missing && missing > 0)
+            .then(|| format!("record {missing} is damaged (segment {segment:016x}, at byte {at})"))
+    }
+}
+
+impl Left {
+    fn apply(&mut self, segment: u64, at: u64, parsed: Parsed) {
+        let file = self.files.entry(parsed.fh).or_default();
+        match parsed.event {
+            Event::Data(w) => {
+                if file.pieces.is_empty() {
+                    *file = FileLeft { wall_s: (w.wall_s, w.wall_s), ..FileLeft::default() };
+                }
+                file.wall_s.1 = w.wall_s;
+                file.fileid = w.fileid;
+                if !w.path.is_empty() {
+                    file.path = w.path;
+                }
+                file.states.extend(w.base.map(|base| (base, parsed.seq)));
+                file.pieces.push_back(Piece {
+                    seq: parsed.seq,
+                    start_bytes: w.offset_bytes,
+                    len_bytes: parsed.data.len() as u64,
+                    segment,
+                    at: at + parsed.data.start as u64,
+                    cred: w.cred,
+                    base_size: w.base.map(|b| b.size_bytes),
+                });
+            }
+            Event::Sent { start_bytes, end_bytes, upto } => {
+                file.sent.push(Sent { start_bytes, end_bytes, upto });
+            }
+            Event::State(base) => {
+                file.states.insert(base, parsed.seq);
+            }
+            Event::Landed { start_bytes, end_bytes, upto, base } => {
+                file.landed.push(Landed { start_bytes, end_bytes, upto, seq: parsed.seq });
+                file.states.extend(base.map(|base| (base, parsed.seq)));
+            }
+            Event::Retire(upto) => {
+                while file.pieces.front().is_some_and(|p| p.seq <= upto) {
+                    file.pieces.pop_front();
+                }
+                file.sent.retain(|s| s.upto > upto);
+                file.landed.retain(|l| l.upto > upto);
+                if file.pieces.is_empty() {
+                    *file = FileLeft::default();
+                }
+            }
+            Event::Void { start_bytes, end_bytes } => {
+                // A cut that was answered explains nothing that is found later.
+                file.sent.retain(|s| {
+                    (s.start_bytes, s.end_bytes) != (start_bytes, end_bytes) || end_bytes != u64::MAX
+                });
+                file.void(start_bytes, end_bytes);
+            }
+            Event::Touched => file.touched = true,
+        }
+    }
+}
+
+impl Left {
+    /// Whether something was sent, and nobody has heard whether it arrived.
+    pub fn is_on_its_way(&self) -> bool {
+        self.files.values().any(|f| !f.unheard().is_empty())
+    }
+}
+
+impl FileLeft {
+    fn void(&mut self, start: u64, end: u64) {
+        let mut kept = VecDeque::with_capacity(self.pieces.len() + 1);
+        for piece in self.pieces.drain(..) {
+            let piece_end = piece.start_bytes + piece.len_bytes;
+            for (from, to) in
+                [(piece.start_bytes, piece_end.min(start)), (piece.start_bytes.max(end), piece_end)]
+            {
+                if from < to {
+                    let at = piece.at + (from - piece.start_bytes);
+                    kept.push_back(Piece { start_bytes: from, len_bytes: to - from, at, ..piece.clone() });
+                }
+            }
+        }
+        self.pieces = kept;
+    }
+
+    /// What was sent, and nobody has heard whether it arrived.
+    pub fn unheard(&self) -> Vec<Sent> {
+        // Sent twice and heard of once: one of them may still be on its way.
+        let mut heard: HashMap<(u64, u64), usize> = HashMap::new();
+        for landed in &self.landed {
+            *heard.entry((landed.start_bytes, landed.upto)).or_default() += 1;
+        }
+        let is_unheard = |sent: &&Sent| match heard.get_mut(&(sent.start_bytes, sent.upto)) {
+            Some(n) if *n > 0 => {
+                *n -= 1;
+                false
+            }
+            _ => true,
+        };
+        self.sent.iter().filter(is_unheard).copied().collect()
+    }
+
+    /// Which piece holds the newest version of each byte: start, end and piece, in order and apart.
+    pub fn image(&self) -> Vec<(u64, u64, &Piece)> {
+        let mut map: BTreeMap<u64, (u64, &Piece)> = BTreeMap::new();
+        for piece in &self.pieces {
+            let (start, end) = (piece.start_bytes, piece.start_bytes + piece.len_bytes);
+            let over: Vec<_> =
+                map.range(..end).rev().take_while(|(_, (e, _))| *e > start).map(|(s, v)| (*s, *v)).collect();
+            for (s, (e, old)) in over {
+                map.remove(&s);
+                if s < start {
+                    map.insert(s, (start, old));
+                }
+                if e > end {
+                    map.insert(end, (e, old));
+                }
+            }
+            map.insert(start, (end, piece));
+        }
+        map.into_iter().map(|(s, (e, p))| (s, e, p)).collect()
+    }
+}

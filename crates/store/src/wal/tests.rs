@@ -1,0 +1,361 @@
+//! The journal of delayed writes: what a crash at any byte leaves, damage, and giving room back. The disk is simulated.
+
+use super::log::Log;
+use super::place::{Place, Segment};
+use super::record::{Base, Event, Record, Write};
+use super::scan::{Left, scan};
+use bytes::Bytes;
+use hither_vfs::{Cred, Data, Fh, Time};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A directory in memory, which can be full, and knows how much of each segment was synced.
+#[derive(Clone, Default)]
+pub(crate) struct Memory {
+    segments: Arc<Mutex<BTreeMap<u64, Arc<InMemory>>>>,
+    pub full: Arc<AtomicBool>,
+    /// Writes went past it, it was told.
+    pub failed: Arc<AtomicBool>,
+    /// Nothing is written for as long.
+    pub stalled: Arc<AtomicBool>,
+}
+
+#[derive(Default)]
+pub(crate) struct InMemory {
+    stalled: Arc<AtomicBool>,
+    bytes: Mutex<Vec<u8>>,
+    synced: AtomicU64,
+    full: Arc<AtomicBool>,
+}
+
+impl Memory {
+    pub fn copy(&self) -> BTreeMap<u64, Vec<u8>> {
+        self.segments.lock().iter().map(|(n, s)| (*n, s.bytes.lock().clone())).collect()
+    }
+
+    /// What a power cut leaves for certain.
+    pub fn synced(&self) -> BTreeMap<u64, Vec<u8>> {
+        let upto = |s: &InMemory| s.bytes.lock()[..s.synced.load(Ordering::Relaxed) as usize].to_vec();
+        self.segments.lock().iter().map(|(n, s)| (*n, upto(s))).collect()
+    }
+
+    fn check(full: &AtomicBool) -> io::Result<()> {
+        match full.load(Ordering::Relaxed) {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Place for Memory {
+    fn create(&self, number: u64) -> io::Result<Arc<dyn Segment>> {
+        Self::check(&self.full)?;
+        let segment = Arc::new(InMemory {
+            full: self.full.clone(),
+            stalled: self.stalled.clone(),
+            ..InMemory::default()
+        });
+        assert!(self.segments.lock().insert(number, segment.clone()).is_none());
+        Ok(segment)
+    }
+
+    fn remove(&self, number: u64) -> io::Result<()> {
+        self.segments.lock().remove(&number);
+        Ok(())
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn set_failed(&self, failed: bool) -> io::Result<()> {
+        self.failed.store(failed, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Segment for InMemory {
+    fn append(&self, bytes: &[u8]) -> io::Result<()> {
+        while self.stalled.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        Memory::check(&self.full)?;
+        self.bytes.lock().extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Memory::check(&self.full)?;
+        self.synced.store(self.bytes.lock().len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+fn fh(n: u8) -> Fh {
+    Fh(Bytes::copy_from_slice(&[n; 9]))
+}
+
+fn base(n: u64) -> Base {
+    Base { change: n, size_bytes: n, mtime: Time { secs: n as i64, nanos: 7 } }
+}
+
+fn data(file: u8, offset_bytes: u64, bytes: &[u8]) -> Record {
+    let cred = Arc::new(Cred { uid: 5, gid: 6, groups: [7, 8].into_iter().collect() });
+    let path = b"some/where".to_vec();
+    let write = Write { fileid: 77, path, cred, offset_bytes, base: Some(base(3)), wall_s: 1000 };
+    Record { fh: fh(file), event: Event::Data(write), data: Data::from(Bytes::copy_from_slice(bytes)) }
+}
+
+/// What a journal holds.
+pub(crate) fn left_of(copy: &BTreeMap<u64, Vec<u8>>) -> Left {
+    let numbers: Vec<u64> = copy.keys().copied().collect();
+    scan(&numbers, |n| Ok(copy[&n].clone())).unwrap()
+}
+
+/// The bytes that a journal holds, by file, in the order of writing.
+fn held(copy: &BTreeMap<u64, Vec<u8>>, left: &Left) -> BTreeMap<Fh, Vec<(u64, Vec<u8>)>> {
+    let bytes = |p: &super::scan::Piece| copy[&p.segment][p.at as usize..][..p.len_bytes as usize].to_vec();
+    let all = |f: &super::FileLeft| f.pieces.iter().map(|p| (p.start_bytes, bytes(p))).collect();
+    left.files.iter().map(|(fh, file)| (fh.clone(), all(file))).collect()
+}
+
+/// Waits, in real time, for what the journal's own thread does.
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    for _ in 0..10_000 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    panic!("waited in vain: {what}");
+}
+
+/// Twenty records of two files in several segments, the first half synced.
+async fn journal() -> (Memory, Vec<(u8, u64, Vec<u8>)>) {
+    let memory = Memory::default();
+    let log = Log::start_with(Box::new(memory.clone()), 42, 0, &[], 900).unwrap();
+    let mut written = Vec::new();
+    for n in 0..20_u64 {
+        let (file, bytes) = ((n % 2) as u8, vec![n as u8 + 1; 1 + (n * 13 % 70) as usize]);
+        let ticket = log.append(data(file, n * 100, &bytes));
+        written.push((file, n * 100, bytes));
+        match n {
+            10 => log.durable(ticket.seq).await.unwrap(),
+            _ => log.written(ticket.seq).await.unwrap(),
+        }
+    }
+    // As killed: nothing is closed.
+    std::mem::forget(log);
+    (memory, written)
+}
+
+fn expect(written: &[(u8, u64, Vec<u8>)]) -> BTreeMap<Fh, Vec<(u64, Vec<u8>)>> {
+    let mut all: BTreeMap<Fh, Vec<_>> = BTreeMap::new();
+    for (file, at, bytes) in written {
+        all.entry(fh(*file)).or_default().push((*at, bytes.clone()));
+    }
+    all
+}
+
+/// Cut at each byte of the whole journal, what is left are the first records, whole: never an error, never a byte that was not written.
+#[tokio::test]
+async fn torn_at_every_byte_the_first_records_are_left() {
+    let (memory, written) = journal().await;
+    let whole = memory.copy();
+    assert!(whole.len() > 3, "several segments: {}", whole.len());
+    assert_eq!(held(&whole, &left_of(&whole)), expect(&written));
+    let mut counts = std::collections::BTreeSet::new();
+    for (&segment, bytes) in &whole {
+        for cut in 0..bytes.len() {
+            let mut copy: BTreeMap<_, _> = whole.range(..segment).map(|(n, b)| (*n, b.clone())).collect();
+            copy.insert(segment, bytes[..cut].to_vec());
+            let left = left_of(&copy);
+            assert_eq!(left.damage, None, "segment {segment}, byte {cut}");
+            let count = left.files.values().map(|f| f.pieces.len()).sum::<usize>();
+            assert_eq!(held(&copy, &left), expect(&written[..count]), "segment {segment}, byte {cut}");
+            assert_eq!(left.last_seq, count as u64);
+            counts.insert(count);
+        }
+    }
+    assert_eq!(counts.len(), 21, "each number of records was left by some cut: {counts:?}");
+}
+
+/// A byte that changed on the disk takes no other with it: what had been durable is told to be damaged, and whatever is handed out
+/// was written.
+#[tokio::test]
+async fn a_flipped_byte_is_noticed() {
+    let (memory, written) = journal().await;
+    let whole = memory.copy();
+    let all = expect(&written);
+    let (mut damaged, mut torn) = (0, 0);
+    for (&segment, bytes) in &whole {
+        for at in 0..bytes.len() {
+            let mut copy = whole.clone();
+            copy.get_mut(&segment).unwrap()[at] ^= 0x40;
+            let numbers: Vec<u64> = copy.keys().copied().collect();
+            // A head of another version is an error.
+            let Ok(left) = scan(&numbers, |n| Ok(copy[&n].clone())) else { continue };
+            for (fh, pieces) in held(&copy, &left) {
+                pieces
+                    .iter()
+                    .for_each(|piece| assert!(all[&fh].contains(piece), "segment {segment}, byte {at}"));
+            }
+            let count = left.files.values().map(|f| f.pieces.len()).sum::<usize>();
+            match left.damage {
+                Some(_) => damaged += 1,
+                None => {
+                    // Padding says nothing; otherwise a first part is left.
+                    assert_eq!(held(&copy, &left), expect(&written[..count]));
+                    assert!(
+                        count >= 11,
+                        "what was durable is not lost in silence: {count}, segment {segment}, byte {at}"
+                    );
+                    torn += usize::from(count < 20);
+                }
+            }
+        }
+    }
+    assert!(damaged > 100 && torn > 100, "{damaged} {torn}");
+}
+
+/// What programs write may look like records: after damage it is not taken for any.
+#[tokio::test]
+async fn data_that_looks_like_a_record_is_none() {
+    let forged = data(9, 0, b"forged").encode(2, 100, 0);
+    let memory = Memory::default();
+    let log = Log::start(Box::new(memory.clone()), 42, 0, &[]).unwrap();
+    let mut bytes = vec![0; 64];
+    (0..8).for_each(|shift| {
+        bytes.extend_from_slice(&vec![0; shift]);
+        bytes.extend_from_slice(&forged);
+    });
+    log.append(data(1, 0, &bytes));
+    let last = log.append(data(1, 0, b"last"));
+    log.durable(last.seq).await.unwrap();
+    std::mem::forget(log);
+    let mut copy = memory.copy();
+    copy.get_mut(&1).unwrap()[60] ^= 1;
+    let left = left_of(&copy);
+    assert!(!left.files.contains_key(&fh(9)), "{left:?}");
+}
+
+/// What is stable is not left, what was cut or written over by something else is not either.
+#[tokio::test]
+async fn retired_and_void_bytes_are_not_left() {
+    let memory = Memory::default();
+    let log = Log::start(Box::new(memory.clone()), 42, 0, &[]).unwrap();
+    let first = log.append(data(1, 0, &[1; 100]));
+    log.append(data(2, 0, &[2; 100]));
+    log.append(data(1, 50, &[3; 100]));
+    log.append(Record::of(&fh(1), Event::Retire(first.seq)));
+    log.append(Record::of(&fh(2), Event::Void { start_bytes: 30, end_bytes: 60 }));
+    log.append(Record::of(&fh(3), Event::Touched));
+    let end = log.append(data(2, 40, &[4; 5]));
+    log.written(end.seq).await.unwrap();
+    std::mem::forget(log);
+    let copy = memory.copy();
+    let left = left_of(&copy);
+    let held = held(&copy, &left);
+    assert_eq!(held[&fh(1)], [(50, vec![3; 100])]);
+    assert_eq!(held[&fh(2)], [(0, vec![2; 30]), (60, vec![2; 40]), (40, vec![4; 5])]);
+    assert_eq!(held.len(), 2);
+    let image = left.files[&fh(2)].image();
+    let ranges: Vec<_> = image.iter().map(|(s, e, p)| (*s, *e, p.seq)).collect();
+    assert_eq!(ranges, [(0, 30, 2), (40, 45, end.seq), (60, 100, 2)]);
+}
+
+/// Segments go when nothing in them lives, from the first on; after a failure with nothing alive it begins anew.
+#[tokio::test]
+async fn room_is_given_back_in_order() {
+    let memory = Memory::default();
+    let log = Log::start_with(Box::new(memory.clone()), 42, 0, &[], 500).unwrap();
+    let tickets: Vec<_> = (0..10).map(|n| log.append(data(1, n * 200, &[1; 200]))).collect();
+    log.durable(tickets[9].seq).await.unwrap();
+    let segments = memory.copy().len();
+    assert!(segments >= 5);
+    tickets[1..].iter().for_each(|t| log.dead(t.segment, 1));
+    assert_eq!(memory.copy().len(), segments, "the first one lives");
+    log.dead(tickets[0].segment, 1);
+    until("one segment is left", || memory.copy().len() == 1).await;
+    memory.full.store(true, Ordering::Relaxed);
+    let lost = log.append(data(1, 0, b"lost"));
+    assert!(log.written(lost.seq).await.is_err() && !log.works() && log.trouble().is_some());
+    assert!(!log.restart(), "something lives");
+    log.dead(lost.segment, 1);
+    memory.full.store(false, Ordering::Relaxed);
+    assert!(log.restart() && log.works());
+    assert!(log.durable(lost.seq).await.is_err(), "what was lost stays lost");
+    let again = log.append(data(1, 0, b"again"));
+    log.durable(again.seq).await.unwrap();
+    log.dead(again.segment, 1);
+    log.close();
+    assert!(memory.copy().is_empty(), "nothing lives, nothing stays");
+}
+
+/// What another record replaced stays until that one is durable: a power cut in between would lose both.
+#[tokio::test]
+async fn what_was_replaced_stays_until_its_successor_is_durable() {
+    let memory = Memory::default();
+    let log = Log::start_with(Box::new(memory.clone()), 42, 0, &[], 500).unwrap();
+    let old = log.append(data(1, 0, &[1; 400]));
+    log.durable(old.seq).await.unwrap();
+    memory.stalled.store(true, Ordering::Relaxed);
+    let new = log.append(data(1, 0, &[2; 400]));
+    assert_ne!(old.segment, new.segment);
+    log.dead(old.segment, 1);
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    assert!(memory.copy().contains_key(&old.segment), "the only bytes that a power cut would leave");
+    memory.stalled.store(false, Ordering::Relaxed);
+    until("the old segment is gone", || !memory.copy().contains_key(&old.segment)).await;
+    let left: Vec<u64> = memory.copy().into_keys().collect();
+    assert_eq!(left, [new.segment]);
+}
+
+/// Whoever waits for the disk is woken, whenever the kernel gets the record.
+#[tokio::test]
+async fn nobody_waits_for_the_disk_for_ever() {
+    let log = Log::start(Box::new(Memory::default()), 42, 0, &[]).unwrap();
+    for n in 0..20_000 {
+        let ticket = log.append(data(1, 0, b"x"));
+        let durable = tokio::time::timeout(std::time::Duration::from_secs(60), log.durable(ticket.seq));
+        durable.await.unwrap_or_else(|_| panic!("record {n} is never durable")).unwrap();
+    }
+}
+
+/// After a failure it is begun anew only when the old records are gone: the next mount would take them for what is left.
+#[tokio::test]
+async fn a_failed_journal_is_marked_and_emptied_before_it_is_used_again() {
+    let memory = Memory::default();
+    let log = Log::start(Box::new(memory.clone()), 42, 0, &[]).unwrap();
+    let old = log.append(data(1, 0, b"old"));
+    log.durable(old.seq).await.unwrap();
+    memory.full.store(true, Ordering::Relaxed);
+    let lost = log.append(data(1, 0, b"lost"));
+    assert!(log.written(lost.seq).await.is_err());
+    assert!(memory.failed.load(Ordering::Relaxed), "marked before anybody hears of the failure");
+    log.dead(old.segment, 2);
+    memory.full.store(false, Ordering::Relaxed);
+    assert!(log.restart());
+    assert!(memory.copy().is_empty(), "the old records are gone when it takes new ones");
+    assert!(!memory.failed.load(Ordering::Relaxed));
+}
+
+/// A directory that others may use, or that is a link, holds no journal.
+#[test]
+fn a_place_that_is_not_ours_alone_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let at = std::env::temp_dir().join(format!("hither-wal-place-{}", std::process::id()));
+    let (open, link) = (at.join("open"), at.join("link"));
+    std::fs::create_dir_all(&open).unwrap();
+    let set = |mode| std::fs::set_permissions(&open, std::fs::Permissions::from_mode(mode)).unwrap();
+    set(0o750);
+    assert!(super::place::Dir::open(&open).unwrap_err().to_string().contains("chmod 700"));
+    set(0o700);
+    std::os::unix::fs::symlink(&open, &link).unwrap();
+    assert!(super::place::Dir::open(&link).unwrap_err().to_string().contains("no directory"));
+    assert!(super::place::Dir::open(&open).is_ok());
+    std::fs::remove_dir_all(&at).unwrap();
+}
