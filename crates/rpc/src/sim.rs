@@ -267,7 +267,6 @@ impl Net {
             reader: Box::new(PipeReader::new(down)),
             writer: Box::new(PipeWriter::new(up)),
             local: None,
-            abort: None,
         })
     }
 }

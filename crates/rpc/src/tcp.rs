@@ -9,7 +9,6 @@ use crate::transport::{BoxFuture, Connect, Link};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::net::{TcpSocket, TcpStream};
@@ -193,14 +192,11 @@ fn privileged_ports(start: u16) -> impl Iterator<Item = u16> {
 
 fn link(stream: TcpStream) -> io::Result<Link> {
     let local = stream.local_addr().ok();
-    // A second descriptor of the socket, to change how it closes while the halves are in use.
-    let handle = stream.as_fd().try_clone_to_owned()?;
+    // However it ends, also by SIGKILL, it ends abruptly (RST instead of FIN): calls that have not left are not executed after their
+    // caller is gone, and the port is free at once. Should it fail it ends in the ordinary way.
+    let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     let (reader, writer) = stream.into_split();
-    let abort = move || {
-        // Should it fail the connection ends in the ordinary way.
-        let _ = SockRef::from(&handle).set_linger(Some(Duration::ZERO));
-    };
-    Ok(Link { reader: Box::new(reader), writer: Box::new(writer), local, abort: Some(Box::new(abort)) })
+    Ok(Link { reader: Box::new(reader), writer: Box::new(writer), local })
 }
 
 #[cfg(test)]

@@ -32,9 +32,6 @@ pub struct Link {
     pub writer: Box<dyn AsyncWrite + Send + Unpin>,
     /// Our end, when the transport has addresses.
     pub local: Option<SocketAddr>,
-    /// Makes the end of the connection abrupt (RST instead of FIN), so that nothing of it lingers:
-    /// called before the streams of a dead connection are dropped.
-    pub abort: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl std::fmt::Debug for Link {

@@ -81,12 +81,7 @@ impl Connect for Greeting {
             };
             match said {
                 Ok(said) => *self.said.lock() = said,
-                Err(e) => {
-                    if let Some(abort) = &link.abort {
-                        abort();
-                    }
-                    return Err(e);
-                }
+                Err(e) => return Err(e),
             }
             Ok(link)
         })

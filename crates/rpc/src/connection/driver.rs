@@ -151,7 +151,7 @@ async fn run(
     kill: &CancellationToken,
     link: Link,
 ) -> Ended {
-    let Link { reader, writer, abort, .. } = link;
+    let Link { reader, writer, .. } = link;
     let mut tasks = JoinSet::new();
     let limits = Limits { record_max_bytes: shared.cfg.max_record_bytes, ..Limits::default() };
     let inbound = Inbound {
@@ -169,11 +169,6 @@ async fn run(
         },
         () = kill.cancelled() => Ended::Silent,
     };
-    if let Some(abort) = abort
-        && !matches!(ended, Ended::Closed)
-    {
-        abort();
-    }
     tasks.shutdown().await;
     ended
 }

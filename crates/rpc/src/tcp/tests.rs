@@ -112,6 +112,31 @@ async fn reconnects_from_the_same_port() {
     }
 }
 
+/// What has not left yet when a connection is given up is not executed later: the server meets an error, and not the rest.
+#[tokio::test]
+async fn what_was_not_sent_dies_with_its_connection() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let link = TcpConnect::new(endpoint(listener.local_addr().unwrap())).connect(None).await.unwrap();
+    let (mut stream, _) = listener.accept().await.unwrap();
+    // More than both ends hold: the rest is here when nothing goes on.
+    let mut writer = link.writer;
+    let mut sent = 0;
+    while let Ok(n) = tokio::time::timeout(LIMIT / 10, writer.write(&[7; 1 << 16])).await {
+        sent += n.unwrap();
+    }
+    drop((writer, link.reader));
+    let (mut got, mut buf) = (0, vec![0; 1 << 20]);
+    let ended = loop {
+        match stream.read(&mut buf).await {
+            Ok(0) => break None,
+            Ok(n) => got += n,
+            Err(e) => break Some(e.kind()),
+        }
+    };
+    assert_eq!(ended, Some(ErrorKind::ConnectionReset), "{got} of {sent} bytes");
+    assert!(got < sent, "{got} of {sent} bytes");
+}
+
 /// `resvport`: the server sees a port below 1024, a different one per connection. (As another user
 /// than root a warning and an ordinary port.)
 #[tokio::test]
