@@ -32,8 +32,8 @@ check: toolchain
 
 # The mounts of crates/hither's tests need root and nfs-ganesha, so a plain `cargo test` leaves them out.
 unit: packages
-	$(CARGO) test --workspace --exclude hither --no-fail-fast
-	$(CARGO) test -p hither --no-fail-fast -- --include-ignored
+	$(CARGO) xtask test --workspace --exclude hither
+	$(CARGO) xtask test -p hither -- --include-ignored
 
 # The foreign suites and faults that are quick, on nfs-ganesha.
 quick: packages build

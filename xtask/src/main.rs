@@ -1,18 +1,22 @@
-//! Chores of the workspace: `cargo xtask tidy`.
+//! Chores of the workspace: `cargo xtask tidy`, `cargo xtask test`.
 //!
-//! The checks that a compiler does not make: which crate may know which, documentation at the top of each module, no
+//! `tidy` makes the checks that a compiler does not make: which crate may know which, documentation at the top of each module, no
 //! panics on outside data, `unsafe` only where it belongs, files that fit a reader, links that lead somewhere, promises
 //! that have a test. Each check is a function from a file's path and text to complaints.
 
+mod test;
 mod tidy;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match std::env::args().nth(1).as_deref() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.first().map(String::as_str) {
         Some("tidy") => tidy::run(),
+        Some("test") => test::run(&args[1..]),
         _ => {
-            eprintln!("usage: cargo xtask tidy    check what the compiler does not");
+            eprintln!("usage: cargo xtask tidy           check what the compiler does not");
+            eprintln!("       cargo xtask test ARGS...   cargo test, and a second look at what failed");
             ExitCode::from(2)
         }
     }
