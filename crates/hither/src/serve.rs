@@ -61,6 +61,7 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
     let listeners = args.listen.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
     let (mut served, table) = load(Served::new(args, state_dir.clone())).await;
     let server = make_server(args, table?, state_dir)?;
+    tell_made_before(&server, &mut served);
     let limits = ServerLimits {
         record_max_bytes: args.max_io as usize + (64 << 10),
         connections_max: args.max_connections as usize,
@@ -88,6 +89,7 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
                 match table {
                     Ok(table) => {
                         server.replace(table);
+                        tell_made_before(&server, &mut served);
                         tracing::info!("exports read again: {}", served.lines.join("; "));
                     }
                     Err(failure) => tracing::error!("the exports stay as they are: {}", failure.line),
@@ -115,6 +117,13 @@ async fn load(mut served: Served) -> (Served, Result<Table, Failure>) {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
         Err(e) => std::panic::resume_unwind(e.into_panic()),
+    }
+}
+
+/// Calls of a life before are answered when they come again, not made again.
+fn tell_made_before(server: &Server, served: &mut Served) {
+    for (path, calls) in served.made_before.drain(..) {
+        server.made_before(&path, &calls);
     }
 }
 

@@ -6,6 +6,7 @@
 mod common;
 
 use common::serve::Serve;
+use common::wire::Wire;
 use common::{HITHER, daemons, pause, run, sh, wait_for};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -276,6 +277,71 @@ fn with_journal(size_mib: &str) -> Serve {
     let server = Serve::of_directory();
     let journal = server.dir.path().join("journal").display().to_string();
     server.with(&["--journal", &journal, "--journal-size", size_mib])
+}
+
+/// A client of NFSv3 that got no answers sends its calls again, with their transaction ids and from its port, as clients do.
+#[test]
+#[ignore = "needs root"]
+fn what_was_made_before_a_kill_is_answered_again_and_not_made_again() {
+    use hither_proto::nfs3::*;
+    let mut server = with_journal("8");
+    server.serve();
+    let mut wire = Wire::connect(server.port);
+    let root = wire.root();
+    let at = |dir: &Fh3, name: &str| Diropargs3 { dir: dir.clone(), name: name.as_bytes().into() };
+    let sattr = |size| Sattr3 { size, mode: Some(0o750), ..Sattr3::default() };
+    let mkdir = |name: &str| MkdirArgs { r#where: at(&root, name), attributes: sattr(None) };
+    let create =
+        |name: &str, size| CreateArgs { r#where: at(&root, name), how: Createhow3::Guarded(sattr(size)) };
+    let dir = wire.made(&mkdir("d"));
+    wire.made(&mkdir("gone"));
+    let file = wire.made(&create("f", None));
+    wire.made(&create("long", Some(5000)));
+    wire.made(&SymlinkArgs {
+        r#where: at(&root, "s"),
+        symlink_attributes: Sattr3::default(),
+        symlink_data: b"f"[..].into(),
+    });
+    wire.done(&LinkArgs { file: file.clone(), link: at(&dir, "l") });
+    wire.done(&RenameArgs { from: at(&root, "f"), to: at(&root, "g") });
+    for size in [None, Some(9)] {
+        let ctime = wire.call(&GetattrArgs { object: file.clone() }).into_result().unwrap().ctime;
+        let object = file.clone();
+        wire.done(&SetattrArgs { object, new_attributes: sattr(size), guard: Some(ctime) });
+    }
+    let write = |data: &'static [u8]| {
+        let (file, data) = (file.clone(), bytes::Bytes::from_static(data).into());
+        WriteArgs { file, offset: 3, count: 6, stable: StableHow::FILE_SYNC, data }
+    };
+    wire.done(&write(b"stable"));
+    wire.done(&RemoveArgs { object: at(&root, "s") });
+    wire.done(&RmdirArgs { object: at(&root, "gone") });
+    // Somebody else comes after that; what he did stays.
+    wire.call(&write(b"newer!")).into_result().unwrap();
+    wire.call(&create("f", None)).into_result().unwrap();
+    wire.call(&create("s", None)).into_result().unwrap();
+    wire.call(&mkdir("gone")).into_result().unwrap();
+    // From the journal; from what is kept beside it when records were given back; after an orderly end.
+    for life in 0..4 {
+        match life {
+            2 => assert_eq!(server.stop(), 0),
+            _ => server.kill(),
+        }
+        server.serve();
+        wire.reconnect();
+        wire.repeat();
+        let mut names: Vec<_> =
+            fs::read_dir(server.export("")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["d", "f", "g", "gone", "long", "s"], "life {life}");
+        assert_eq!(fs::read(server.export("g")).unwrap(), b"\0\0\0newer!", "life {life}");
+    }
+    // They were not made again because they were known, not because they could not be.
+    let remove = RemoveArgs { object: at(&root, "s") };
+    assert_eq!(wire.call(&remove).status(), Nfsstat3::OK);
+    assert_eq!(wire.call(&remove).status(), Nfsstat3::NOENT);
+    assert_eq!(wire.call(&mkdir("d")).status(), Nfsstat3::EXIST);
+    assert_eq!(server.stop(), 0);
 }
 
 #[test]

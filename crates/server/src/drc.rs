@@ -3,14 +3,15 @@
 //! It knows nothing of procedures. A call is recognised by its client's address, its transaction id, its program and a checksum of
 //! its arguments, so that a transaction id that is used anew is no repetition. A client of NQNFS that has said who it is is told from
 //! others at its address. A repetition of a call that is still being
-//! executed waits for its reply. Entries go when there are too many, oldest first; those being executed stay.
+//! executed waits for its reply. Entries go when there are too many, oldest first; those being executed stay. Layers below that keep
+//! changes in a journal keep the call's key with them, from which the cache is filled after a restart.
 
 use bytes::Bytes;
-use hither_proto::xdr::Enc;
+use hither_proto::xdr::{Dec, Enc};
 use hither_rpc::server::{Incoming, Outcome};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use tokio::sync::watch;
 use twox_hash::XxHash3_64;
 
@@ -49,6 +50,44 @@ impl Key {
         }
     }
 
+    /// What tells this call from others after a restart.
+    pub fn to_bytes(self) -> Bytes {
+        let mut out = Enc::new();
+        let (family, client) = match self.client {
+            IpAddr::V4(addr) => (4, addr.to_ipv6_mapped()),
+            IpAddr::V6(addr) => (6, addr),
+        };
+        out.u32(family);
+        out.raw(&client.octets());
+        for n in [self.xid, self.prog, self.vers, self.proc] {
+            out.u32(n);
+        }
+        out.u64(self.len as u64);
+        out.u64(self.sum);
+        out.to_bytes()
+    }
+
+    /// The key of a call, as [`Key::to_bytes`] told it; `None` for what is none.
+    pub fn parse(raw: &Bytes) -> Option<Self> {
+        let mut raw = Dec::new(raw);
+        let family = raw.u32().ok()?;
+        let client = Ipv6Addr::from(raw.fixed::<16>().ok()?);
+        let client = match family {
+            4 => IpAddr::V4(client.to_ipv4_mapped()?),
+            6 => IpAddr::V6(client),
+            _ => return None,
+        };
+        let mut word = || raw.u32().ok();
+        let (xid, prog, vers, proc) = (word()?, word()?, word()?, word()?);
+        let (len, sum) = (raw.u64().ok()? as usize, raw.u64().ok()?);
+        (raw.remaining() == 0).then_some(Self { client, which: None, xid, prog, vers, proc, len, sum })
+    }
+
+    /// Program, version and procedure.
+    pub fn procedure(&self) -> (u32, u32, u32) {
+        (self.prog, self.vers, self.proc)
+    }
+
     /// The same of a client that is told from others at its address.
     pub fn by(self, which: Option<u32>) -> Self {
         Self { which, ..self }
@@ -65,6 +104,18 @@ struct Inner {
     entries: HashMap<Key, Entry>,
     /// Finished ones, oldest first.
     order: VecDeque<Key>,
+}
+
+impl Inner {
+    fn remember(&mut self, key: Key, reply: Bytes) {
+        self.entries.insert(key, Entry::Done(reply));
+        self.order.push_back(key);
+        while self.order.len() > ENTRIES_MAX {
+            if let Some(old) = self.order.pop_front() {
+                self.entries.remove(&old);
+            }
+        }
+    }
 }
 
 /// The cache.
@@ -130,17 +181,17 @@ impl ReplyCache {
         }
     }
 
+    /// Remembers the reply of a call that was executed in a life before.
+    pub fn fill(&self, key: Key, reply: Bytes) {
+        let mut inner = self.inner.lock();
+        if !inner.entries.contains_key(&key) {
+            inner.remember(key, reply);
+        }
+    }
+
     /// Remembers the reply of an executed call.
     fn finish(&self, turn: Turn, reply: Bytes) {
-        let mut inner = self.inner.lock();
-        inner.entries.insert(turn.key, Entry::Done(reply.clone()));
-        inner.order.push_back(turn.key);
-        while inner.order.len() > ENTRIES_MAX {
-            if let Some(old) = inner.order.pop_front() {
-                inner.entries.remove(&old);
-            }
-        }
-        drop(inner);
+        self.inner.lock().remember(turn.key, reply.clone());
         turn.done.send_replace(Some(reply));
     }
 }
@@ -177,6 +228,24 @@ mod tests {
         assert!(matches!(cache.look_up(key(1)).await, Seen::Before(_)));
         assert!(matches!(cache.look_up(key(2)).await, Seen::New(_)));
         assert!(matches!(cache.look_up(key(1).by(Some(7))).await, Seen::New(_)));
+    }
+
+    #[tokio::test]
+    async fn what_a_journal_tells_is_answered_and_not_executed() {
+        let cache = ReplyCache::default();
+        for (client, xid) in [("192.0.2.1", 1), ("2001:db8::1", 2), ("::ffff:192.0.2.1", 3)] {
+            let key = Key { client: client.parse().unwrap(), ..key(xid) };
+            let raw = key.to_bytes();
+            assert!(raw.len() <= hither_vfs::CALL_MAX_BYTES);
+            assert_eq!(Key::parse(&raw), Some(key));
+            for at in 0..raw.len() {
+                assert_eq!(Key::parse(&raw.slice(..at)), None);
+            }
+            cache.fill(key, Bytes::from_static(b"reply"));
+            cache.fill(key, Bytes::from_static(b"another"));
+            assert!(matches!(cache.look_up(key).await, Seen::Before(r) if &r[..] == b"reply"));
+        }
+        assert_eq!(Key::parse(&Bytes::from_static(&[0; 52])), None);
     }
 
     #[tokio::test]

@@ -24,8 +24,7 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
         Ok(None) => return Outcome::ProcUnavail,
         Err(_) => return Outcome::GarbageArgs,
     };
-    let request =
-        Request { server: server.clone(), table: server.table(), peer: call.peer, caller: call.caller };
+    let request = Request::new(server, call.peer, call.caller);
     let reply = match args {
         MountCall::Null(_) => MountReply::Null(()),
         MountCall::Mnt(args) => MountReply::Mnt(mnt(&request, &args).await),

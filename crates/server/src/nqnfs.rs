@@ -87,8 +87,7 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     };
     let Some(short) = &server.v4.leases.short else { return Outcome::ProcUnavail };
     let key = changes_something(&args).then(|| Key::of(&call));
-    let request =
-        Request { server: server.clone(), table: server.table(), peer: call.peer, caller: call.caller };
+    let request = Request::new(server, call.peer, call.caller);
     let client = match args {
         NqCall::Hello(_) => None,
         _ => short.clients.of(&request.peer),
@@ -165,8 +164,7 @@ fn res<T>(done: Done<T>) -> Res<T> {
 /// MNT of MOUNT version 1.
 pub(crate) async fn mount(server: &Arc<Server>, call: Incoming) -> Outcome {
     let Ok(args) = Dec::all::<Mnt1Args>(&call.args) else { return Outcome::GarbageArgs };
-    let request =
-        Request { server: server.clone(), table: server.table(), peer: call.peer, caller: call.caller };
+    let request = Request::new(server, call.peer, call.caller);
     let args = hither_proto::mount::MntArgs { dirpath: args.dirpath };
     let status = match crate::mountd::mnt(&request, &args).await {
         // Whether the client takes a long handle is not known here, and may be said on another connection.

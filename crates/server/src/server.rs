@@ -9,11 +9,12 @@ use crate::nqnfs::{self, NqnfsOptions};
 use crate::table::{Export, Others, Table};
 use crate::v4::delegation::Leases;
 use crate::{mountd, v3, v4};
+use bytes::Bytes;
 use hither_proto::nqnfs as wire;
 use hither_proto::{mount, nfs3, nfs4};
 use hither_rpc::BoxFuture;
 use hither_rpc::server::{Caller, Incoming, Outcome, Peer, Program, Service};
-use hither_vfs::{Cx, Env, Error};
+use hither_vfs::{Answered, Cx, Env, Error};
 use parking_lot::RwLock;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -143,6 +144,16 @@ impl Server {
         self.v4.exports_changed();
     }
 
+    /// Calls that a life before made through an export, as its files' layer tells after a restart: when they are sent again, they
+    /// are answered and not made again. To be told before anybody is served.
+    pub fn made_before(&self, export_path: &str, calls: &[Answered]) {
+        let table = self.table();
+        let Some(export) = table.exports().iter().find(|export| export.path == export_path) else { return };
+        for (key, reply) in calls.iter().filter_map(|call| v3::remembered(self, export, call)) {
+            self.replies.fill(key, reply);
+        }
+    }
+
     /// The exports now.
     pub fn table(&self) -> Arc<Table> {
         self.table.read().clone()
@@ -220,6 +231,8 @@ pub(crate) struct Request {
     pub table: Arc<Table>,
     pub peer: Arc<Peer>,
     pub caller: Caller,
+    /// What tells the call from all others, to layers that keep it in a journal.
+    pub call: Option<Bytes>,
 }
 
 /// Why an export may not be used.
@@ -232,6 +245,10 @@ pub(crate) enum Denied {
 }
 
 impl Request {
+    pub fn new(server: &Arc<Server>, peer: Arc<Peer>, caller: Caller) -> Self {
+        Self { server: server.clone(), table: server.table(), peer, caller, call: None }
+    }
+
     /// The identity under which a call uses an export.
     pub async fn enter(&self, export: &Export) -> Result<(Cx, Rights), Denied> {
         let rights = export.rights(self.peer.addr.ip()).ok_or(Denied::Client)?;
@@ -248,6 +265,6 @@ impl Request {
             _ => None,
         };
         let cred = rights.cred(&self.caller, groups.as_deref());
-        Ok((Cx::new(Arc::new(cred)), rights))
+        Ok((Cx { call: self.call.clone(), ..Cx::new(Arc::new(cred)) }, rights))
     }
 }

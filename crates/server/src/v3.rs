@@ -1,7 +1,7 @@
 //! NFSv3 (RFC 1813) over a `Vfs`: arguments in, results out, a function for each procedure.
 //!
 //! It knows nothing of connections. Nothing is kept between calls but the replies of those that change something
-//! (`drc`). Weak cache consistency data say what an object was before a call only where the `Vfs` knows that nobody came in
+//! (`drc`); those of a life before are made up of what a journal tells (`remembered`): they say what was done, and no attributes. Weak cache consistency data say what an object was before a call only where the `Vfs` knows that nobody came in
 //! between; clients then trust what they know.
 //!
 //! Locks are not offered (NLM is a protocol of its own): clients mount with `nolock` (Linux) and lock among themselves.
@@ -20,13 +20,15 @@ use crate::handle::{self, Handle};
 use crate::server::{Request, Server};
 use crate::table::Export;
 use crate::v4::delegation::{Changing, Naming, PATIENCE_V3};
+use bytes::Bytes;
 use convert::fattr;
 use hither_proto::nfs3::{
-    Call3, Diropargs3, Fattr3, Fh3, Name3, Nfsstat3, PostOpAttr, Proc3, Reply3, WccAttr, WccData,
+    Call3, CreateOk, Diropargs3, FH_MAX_BYTES, Fattr3, Fh3, LinkWcc, Name3, Nfsstat3, PROGRAM, PostOpAttr,
+    Proc3, RenameWcc, Reply3, Res, StableHow, VERSION, WccAttr, WccData, WriteOk,
 };
 use hither_proto::xdr::Enc;
 use hither_rpc::server::{Incoming, Outcome};
-use hither_vfs::{Attr, ChangeInfo, Cx, Fh, File, Name};
+use hither_vfs::{Answered, Attr, ChangeInfo, Cx, Fh, File, Name};
 use std::sync::Arc;
 
 /// Answers a call.
@@ -37,14 +39,44 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
         Err(_) => return Outcome::GarbageArgs,
     };
     let key = changes_something(&args).then(|| Key::of(&call));
-    let request =
-        Request { server: server.clone(), table: server.table(), peer: call.peer, caller: call.caller };
+    let name = key.map(Key::to_bytes);
+    let request = Request { call: name, ..Request::new(server, call.peer, call.caller) };
     let run = async {
         let mut out = Enc::new();
         execute(&request, args).await.encode(&mut out);
         out
     };
     server.replies.once(key, run).await
+}
+
+/// The reply to a call of a life before, as far as the journal of an export tells; `None` when it was none of ours.
+pub(crate) fn remembered(server: &Server, export: &Export, was: &Answered) -> Option<(Key, Bytes)> {
+    let key = Key::parse(&was.call)?;
+    let (PROGRAM, VERSION, proc) = key.procedure() else { return None };
+    let wire = handle::object(export.number, &was.fh);
+    let obj = (wire.len() <= FH_MAX_BYTES).then(|| wire.into());
+    let made = || Res::Ok(CreateOk { obj: obj.clone(), obj_attributes: None, dir_wcc: UNKNOWN });
+    let reply = match Proc3(proc) {
+        Proc3::SETATTR => Reply3::Setattr(Res::Ok(UNKNOWN)),
+        Proc3::WRITE => Reply3::Write(Res::Ok(WriteOk {
+            file_wcc: UNKNOWN,
+            count: was.bytes,
+            committed: StableHow::FILE_SYNC,
+            verf: server.write_verifier(export),
+        })),
+        Proc3::CREATE => Reply3::Create(made()),
+        Proc3::MKDIR => Reply3::Mkdir(made()),
+        Proc3::SYMLINK => Reply3::Symlink(made()),
+        Proc3::MKNOD => Reply3::Mknod(made()),
+        Proc3::REMOVE => Reply3::Remove(Res::Ok(UNKNOWN)),
+        Proc3::RMDIR => Reply3::Rmdir(Res::Ok(UNKNOWN)),
+        Proc3::RENAME => Reply3::Rename(Res::Ok(RenameWcc { fromdir_wcc: UNKNOWN, todir_wcc: UNKNOWN })),
+        Proc3::LINK => Reply3::Link(Res::Ok(LinkWcc { file_attributes: None, linkdir_wcc: UNKNOWN })),
+        _ => return None,
+    };
+    let mut out = Enc::new();
+    reply.encode(&mut out);
+    Some((key, out.to_bytes()))
 }
 
 /// Executed twice, these could do harm.
@@ -166,7 +198,7 @@ impl At {
     /// The wire handle of another object of the export.
     fn handle(&self, fh: &Fh) -> Option<Fh3> {
         let wire = handle::object(self.export.number, fh);
-        (wire.len() <= hither_proto::nfs3::FH_MAX_BYTES).then(|| wire.into())
+        (wire.len() <= FH_MAX_BYTES).then(|| wire.into())
     }
 
     /// What a directory was before and is after a change in it.
@@ -198,7 +230,7 @@ fn name(n: &Name3) -> Result<Name, Nfsstat3> {
     match &n[..] {
         b"." | b".." => Err(Nfsstat3::EXIST),
         [] => Err(Nfsstat3::ACCES),
-        _ => Name::new(bytes::Bytes::copy_from_slice(n)).map_err(|e| stat3(&e)),
+        _ => Name::new(Bytes::copy_from_slice(n)).map_err(|e| stat3(&e)),
     }
 }
 

@@ -222,8 +222,7 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     let sum =
         XxHash3_64::oneshot_with_seed(call.args.len() as u64, &call.args[..call.args.len().min(SUM_BYTES)]);
     let len = call.args.len();
-    let request =
-        Request { server: server.clone(), table: server.table(), peer: call.peer, caller: call.caller };
+    let request = Request::new(server, call.peer, call.caller);
     if !(1..=2).contains(&compound.minorversion) {
         return whole(&compound, Nfsstat4::MINOR_VERS_MISMATCH, vec![]);
     }

@@ -36,7 +36,7 @@ mod watch;
 
 use attr::Attributer;
 use handle::Sealer;
-use hither_vfs::{Attrs, Cx, Env, Error, Fh, FileKind, Node, OpenAccess, OpenId, Result};
+use hither_vfs::{Answered, Attrs, Cx, Env, Error, Fh, FileKind, Node, OpenAccess, OpenId, Result};
 use journaled::Journaled;
 use object::{Object, Objects, os};
 use parking_lot::Mutex;
@@ -188,6 +188,11 @@ impl Local {
     /// again what they have not committed.
     pub fn write_epoch(&self) -> u64 {
         self.inner.write_epoch.load(Ordering::SeqCst)
+    }
+
+    /// Calls with a name ([`Cx::call`]) of late that were made and are durable, as the journal tells, oldest first.
+    pub fn answered(&self) -> Vec<Answered> {
+        self.inner.journal.as_ref().map(Journaled::answered).unwrap_or_default()
     }
 
     /// Number of opens that were not closed.

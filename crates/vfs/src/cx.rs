@@ -1,6 +1,7 @@
 //! Who asks, until when, and how the answer stops being wanted.
 
-use crate::Account;
+use crate::{Account, Fh};
+use bytes::Bytes;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -40,12 +41,30 @@ pub struct Cx {
     pub fresh_since: Option<Instant>,
     /// What the call costs is noted here.
     pub account: Option<Arc<Account>>,
+    /// What tells the call from all others, also after a restart: at most [`CALL_MAX_BYTES`]. A layer with a journal keeps it with what the
+    /// call changed ([`Answered`]). To be given to one change only: the last one that a client's call makes.
+    pub call: Option<Bytes>,
+}
+
+/// Longest [`Cx::call`].
+pub const CALL_MAX_BYTES: usize = 64;
+
+/// A call that was made, and is durable: one that is repeated after a restart is answered by this and not made again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answered {
+    /// [`Cx::call`].
+    pub call: Bytes,
+    /// The object that was made, changed, moved or removed.
+    pub fh: Fh,
+    /// Bytes written; 0 for other calls.
+    pub bytes: u32,
 }
 
 impl Cx {
     /// A call for `cred` without deadline.
     pub fn new(cred: Arc<Cred>) -> Self {
-        Self { cred, deadline: None, cancel: CancellationToken::new(), fresh_since: None, account: None }
+        let cancel = CancellationToken::new();
+        Self { cred, deadline: None, cancel, fresh_since: None, account: None, call: None }
     }
 
     /// The same call, satisfied only by answers from `since` on.

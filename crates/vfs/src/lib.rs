@@ -25,7 +25,7 @@ pub use attr::{
     Attr, Attrs, ChangeInfo, FileKind, FsStat, SetAttr, SetTime, Time, Validity, bytes_prove_reading,
 };
 pub use beside::{Beside, Touched, Work};
-pub use cx::{Cred, Cx, Env};
+pub use cx::{Answered, CALL_MAX_BYTES, Cred, Cx, Env};
 pub use data::Data;
 pub use error::{Error, Result};
 pub use handle::{Fh, Name, Where};

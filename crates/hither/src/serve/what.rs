@@ -10,7 +10,7 @@ use hither_server::exports::{Entry, Exports, Who};
 use hither_server::table::{Epoch, ExportSpec, Others, Table};
 use hither_store::local::{JournalOptions, Local, LocalOptions, give_up_journal};
 use hither_vfs::model::Model;
-use hither_vfs::{Cx, Vfs};
+use hither_vfs::{Answered, Cx, Vfs};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
@@ -38,6 +38,8 @@ pub struct Served {
     args: ServeArgs,
     state_dir: Option<PathBuf>,
     open: BTreeMap<PathBuf, Files>,
+    /// Calls that a life before made, as journals tell, by export.
+    pub made_before: Vec<(String, Vec<Answered>)>,
     /// Lines for people: what is served, how.
     pub lines: Vec<String>,
     /// What to mount: the only export, or the root above all of them.
@@ -47,7 +49,8 @@ pub struct Served {
 impl Served {
     /// Nothing yet.
     pub fn new(args: &ServeArgs, state_dir: Option<PathBuf>) -> Self {
-        Self { args: args.clone(), state_dir, open: BTreeMap::new(), lines: Vec::new(), mounted: "/".into() }
+        let (args, mounted) = (args.clone(), "/".into());
+        Self { args, state_dir, open: BTreeMap::new(), made_before: Vec::new(), lines: Vec::new(), mounted }
     }
 
     /// Reads what is to be served and opens it. Blocks.
@@ -58,11 +61,16 @@ impl Served {
         let exports = self.exports()?;
         self.check_journal(&exports)?;
         let (mut specs, mut open, mut lines) = (Vec::new(), BTreeMap::new(), Vec::new());
+        let mut made_before = Vec::new();
         for entry in &exports.entries {
             let dir = self.directory(entry);
             let files = match self.open.get(&dir) {
                 Some(files) => files.clone(),
-                None => self.open_files(&dir, entry)?,
+                None => {
+                    let (files, calls) = self.open_files(&dir, entry)?;
+                    made_before.push((name_of(entry), calls));
+                    files
+                }
             };
             open.insert(dir.clone(), files.clone());
             let (admit, unknown) = entry.admit(&addresses_of, Arc::new(|_| Vec::new()));
@@ -70,10 +78,9 @@ impl Served {
                 tracing::warn!("{}: the host {host} has no address: it is not admitted", entry.at);
             }
             let path = String::from_utf8_lossy(&entry.path).into_owned();
-            let root = entry.fsid == Some(0);
             lines.push(format!("{} {}", dir.display(), describe(entry)));
             let aliases = if path == "/" { vec![dir.display().to_string()] } else { vec![path.clone()] };
-            let path = if root { "/".to_string() } else { path };
+            let path = name_of(entry);
             let Files { vfs, epoch, others } = files;
             specs.push(ExportSpec { path, aliases, vfs, admit, epoch, others });
         }
@@ -82,7 +89,7 @@ impl Served {
             _ => "/".into(),
         };
         let table = Table::new(specs).map_err(|e| Failure::usage(e.to_string()))?;
-        (self.open, self.lines, self.mounted) = (open, lines, mounted);
+        (self.open, self.lines, self.mounted, self.made_before) = (open, lines, mounted, made_before);
         Ok(table)
     }
 
@@ -165,10 +172,11 @@ impl Served {
         Some(JournalOptions { path, size_bytes, discard })
     }
 
-    fn open_files(&self, dir: &Path, entry: &Entry) -> Result<Files, Failure> {
+    /// The files of an export, and the calls that a life before made, as the journal tells.
+    fn open_files(&self, dir: &Path, entry: &Entry) -> Result<(Files, Vec<Answered>), Failure> {
         if self.args.memory {
             let vfs = Arc::new(Model::new(stack::env(), Duration::ZERO, MEMORY_MAX_BYTES));
-            return Ok(Files { vfs, epoch: None, others: Others::Nobody });
+            return Ok((Files { vfs, epoch: None, others: Others::Nobody }, Vec::new()));
         }
         if let Some(state_dir) = self.state_dir.as_ref().filter(|_| self.args.journal_discard)
             && self.journal().is_none()
@@ -187,7 +195,8 @@ impl Served {
         let local = Arc::new(local);
         let epoch = local.clone();
         let others = Others::Watched(local.clone());
-        Ok(Files { vfs: local, epoch: Some(Arc::new(move || epoch.write_epoch())), others })
+        let calls = local.answered();
+        Ok((Files { vfs: local, epoch: Some(Arc::new(move || epoch.write_epoch())), others }, calls))
     }
 
     /// Makes stable what is not.
@@ -197,6 +206,14 @@ impl Served {
                 tracing::error!("{}: at the end, not everything could be made stable: {e}", dir.display());
             }
         }
+    }
+}
+
+/// The name of an export for clients.
+fn name_of(entry: &Entry) -> String {
+    match entry.fsid {
+        Some(0) => "/".into(),
+        _ => String::from_utf8_lossy(&entry.path).into_owned(),
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part; tests")]
 
 pub mod serve;
+pub mod wire;
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};

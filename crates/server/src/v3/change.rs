@@ -7,8 +7,8 @@ use crate::exclusive::{is_of_verifier, verifier_times};
 use crate::server::Request;
 use hither_proto::nfs3::*;
 use hither_vfs::{
-    Attr, Data, FileKind, Made, Name, Node, RenameFlags, SetAttr, SetTime, Special, Stability, Stop, Want,
-    Where,
+    Attr, Cx, Data, FileKind, Made, Name, Node, RenameFlags, SetAttr, SetTime, Special, Stability, Stop,
+    Want, Where,
 };
 
 pub(super) async fn setattr(r: &Request, a: &SetattrArgs) -> SetattrRes {
@@ -108,9 +108,13 @@ enum Got {
 async fn guarded(dir: &At, name: &Name, sattr: &Sattr3) -> Result<Got, Nfsstat3> {
     let set = set(sattr).ok_or(Nfsstat3::INVAL)?;
     let first = SetAttr { size_bytes: None, ..set };
-    let made = dir.export.vfs.mknod(&dir.cx, &dir.fh, name, &Special::Regular, &first).await;
+    let has_size = set.size_bytes.is_some_and(|size| size > 0);
+    // The call is made when its last step is.
+    let call = dir.cx.call.clone().filter(|_| !has_size);
+    let cx = Cx { call, ..dir.cx.clone() };
+    let made = dir.export.vfs.mknod(&cx, &dir.fh, name, &Special::Regular, &first).await;
     let mut made = made.map_err(|e| stat3(&e))?;
-    if set.size_bytes.is_some_and(|size| size > 0) {
+    if has_size {
         resize(dir, &mut made.node, set.size_bytes).await?;
     }
     Ok(Got::New(made))

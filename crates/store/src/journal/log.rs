@@ -219,7 +219,7 @@ impl Found {
     ) -> io::Result<Log> {
         let end = self.read_all(each)?;
         if end != self.head.tail {
-            settle()?;
+            settle(end.seq - 1)?;
             self.head.tail = end;
             self.head.generation += 1;
             self.head.write(&*self.device)?;
@@ -275,8 +275,8 @@ impl Head {
     }
 }
 
-/// Makes everything that was applied so far stable where it belongs.
-pub type Settle = dyn Fn() -> io::Result<()> + Send + Sync;
+/// Makes everything that was applied so far stable where it belongs. Records up to the number it is given are never read again.
+pub type Settle = dyn Fn(u64) -> io::Result<()> + Send + Sync;
 
 /// Told once whether a record became durable; must not block.
 pub type Then = Box<dyn FnOnce(bool) + Send>;
@@ -370,16 +370,17 @@ impl Log {
     /// Appends a record, given in parts, and returns its number. Blocks while the journal is full. Nothing is promised
     /// before [`Log::durable`].
     pub fn append(&self, parts: &[&[u8]]) -> u64 {
-        self.push(parts, None)
+        self.push(parts, None, |_| ())
     }
 
     /// As [`Log::append`]; `then` is told by the writer when the record is durable (true) or it is not known that it ever
     /// will be (false). One thread for all: cheaper than to be woken for oneself.
-    pub fn append_then(&self, parts: &[&[u8]], then: Then) -> u64 {
-        self.push(parts, Some(then))
+    /// `numbered` is told its number before any checkpoint knows it; must not block.
+    pub fn append_then(&self, parts: &[&[u8]], then: Then, numbered: impl FnOnce(u64)) -> u64 {
+        self.push(parts, Some(then), numbered)
     }
 
-    fn push(&self, parts: &[&[u8]], then: Option<Then>) -> u64 {
+    fn push(&self, parts: &[&[u8]], then: Option<Then>, numbered: impl FnOnce(u64)) -> u64 {
         let shared = &*self.shared;
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let mut state = shared.state.lock();
@@ -396,6 +397,7 @@ impl Log {
             }
             return seq;
         }
+        numbered(seq);
         state.pending.extend_from_slice(&(len as u32).to_le_bytes());
         for part in parts {
             state.pending.extend_from_slice(part);
@@ -638,7 +640,7 @@ impl Shared {
             // What has a number was applied.
             state.next_seq - 1
         };
-        let done = (self.settle)();
+        let done = (self.settle)(settled);
         let head = {
             let mut state = self.state.lock();
             state.hurry = false;

@@ -122,7 +122,7 @@ fn left_on(disk: &Cut) -> Vec<u64> {
 async fn what_counts_as_settled_is_never_read_again() {
     let device = Held::new();
     let log =
-        Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), Arc::new(|| Ok(()))).unwrap();
+        Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), Arc::new(|_| Ok(()))).unwrap();
     device.is_held.store(true, Ordering::SeqCst);
     let first = log.append(&[b"one"]);
     while device.begun.load(Ordering::SeqCst) == 0 {
@@ -151,7 +151,7 @@ async fn what_counts_as_settled_is_never_read_again() {
         seen.push(seq);
         Ok(())
     };
-    let log = again.start(each, Arc::new(|| Ok(()))).unwrap();
+    let log = again.start(each, Arc::new(|_| Ok(()))).unwrap();
     assert_eq!(log.append(&[b"four"]), third + 1);
     assert_eq!(seen, [third]);
 }
@@ -160,7 +160,7 @@ async fn what_counts_as_settled_is_never_read_again() {
 async fn a_header_that_cannot_be_written_is_a_failure_of_the_journal() {
     let device = Held::new();
     let log =
-        Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), Arc::new(|| Ok(()))).unwrap();
+        Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), Arc::new(|_| Ok(()))).unwrap();
     let seq = log.append(&[b"one"]);
     assert!(log.durable(seq).await);
     device.heads_fail.store(true, Ordering::SeqCst);
@@ -191,7 +191,7 @@ async fn world(seed: u64, cut_after: u64) -> (u64, bool) {
     let (applied, settled) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let settle: Arc<Settle> = {
         let (applied, settled) = (applied.clone(), settled.clone());
-        Arc::new(move || {
+        Arc::new(move |_| {
             settled.store(applied.load(Ordering::SeqCst), Ordering::SeqCst);
             Ok(())
         })
@@ -211,7 +211,7 @@ async fn world(seed: u64, cut_after: u64) -> (u64, bool) {
     let failed = log.failed();
     drop(log);
     let again = Found::open(device.again(), OWNER).unwrap();
-    let settle: Arc<Settle> = Arc::new(|| Ok(()));
+    let settle: Arc<Settle> = Arc::new(|_| Ok(()));
     let (mut next, mut count) = (None, 0);
     let check = |seq: u64, bytes: &[u8]| {
         assert_eq!(*next.get_or_insert(seq), seq, "the order of records");
@@ -276,7 +276,7 @@ async fn a_foreign_journal_is_not_touched() {
 #[tokio::test]
 async fn a_failed_checkpoint_keeps_everything_and_a_full_journal_says_so() {
     let device = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
-    let settle: Arc<Settle> = Arc::new(|| Err(io::Error::other("the disk below fails")));
+    let settle: Arc<Settle> = Arc::new(|_| Err(io::Error::other("the disk below fails")));
     let log = Found::format(device.clone(), OWNER, 7).unwrap().start(|_, _| Ok(()), settle).unwrap();
     let mut acked = 0;
     for seq in 1..10_000 {
@@ -296,7 +296,7 @@ async fn a_failed_checkpoint_keeps_everything_and_a_full_journal_says_so() {
         seen += 1;
         Ok(())
     };
-    drop(again.start(count, Arc::new(|| Ok(()))).unwrap());
+    drop(again.start(count, Arc::new(|_| Ok(()))).unwrap());
     assert!(seen >= acked, "{seen} of {acked}");
 }
 
@@ -304,14 +304,14 @@ async fn a_failed_checkpoint_keeps_everything_and_a_full_journal_says_so() {
 async fn an_orderly_end_leaves_nothing_to_be_read_again() {
     let device = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
     let log =
-        Found::format(device.clone(), OWNER, 7).unwrap().start(|_, _| Ok(()), Arc::new(|| Ok(()))).unwrap();
+        Found::format(device.clone(), OWNER, 7).unwrap().start(|_, _| Ok(()), Arc::new(|_| Ok(()))).unwrap();
     for seq in 1..50 {
         log.append(&[&record(7, seq)]);
     }
     log.close(true).unwrap();
     drop(log);
     let again = Found::open(device.again(), OWNER).unwrap();
-    let log = again.start(|seq, _| panic!("{seq} again"), Arc::new(|| Ok(()))).unwrap();
+    let log = again.start(|seq, _| panic!("{seq} again"), Arc::new(|_| Ok(()))).unwrap();
     assert_eq!(log.append(&[b"x"]), 50, "numbers go on");
 }
 
@@ -321,7 +321,7 @@ async fn a_real_file_keeps_what_many_callers_append() {
     std::fs::create_dir_all(dir).unwrap();
     let path = dir.join(format!("journal-{}", std::process::id()));
     let open = || Arc::new(RealDevice::open(&path, Some(4 << 20)).unwrap());
-    let settle: Arc<Settle> = Arc::new(|| Ok(()));
+    let settle: Arc<Settle> = Arc::new(|_| Ok(()));
     let log = Found::format(open(), OWNER, 3).unwrap().start(|_, _| Ok(()), settle.clone()).unwrap();
     let log = Arc::new(log);
     let callers: Vec<_> = (0..8_u8)

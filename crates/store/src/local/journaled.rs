@@ -21,20 +21,24 @@
 //! What is left: a local program that changes the same bytes or the length of a file within the seconds between a stable write and
 //! the next checkpoint finds the client's bytes there after a power cut or the server's violent end.
 
+mod answered;
 pub(super) mod names;
 
 use super::io::FileAt;
 use super::object::{Object, os};
-use super::pool::Worker;
+use super::pool::{Answer, Worker};
 use super::{Inner, LocalOptions, handle, sys};
-use crate::journal::{Found, Log, OpenError, Owner, RealDevice, SIZE_MIN_BYTES};
+use crate::journal::{Found, Log, OpenError, Owner, RealDevice, SIZE_MIN_BYTES, Then};
+use answered::Calls;
+pub(super) use answered::named;
 use bytes::Bytes;
 use handle::Sealer;
-use hither_vfs::{Data, Env, Error, Fh, OpenAccess, Result, Wrote};
+use hither_vfs::{Answered, Data, Env, Error, Fh, OpenAccess, Result, Wrote};
 use names::{Change, Names, Redo};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode as FileMode, OFlags, Timespec, Timestamps, UTIME_OMIT};
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::File;
@@ -48,13 +52,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 const WRITE: u8 = 1;
 /// A record that says which earlier records of a file are void.
 const SETTLED: u8 = 2;
+/// Before another record: the name of the call that it is of. 3 to 6 are changes (`names`).
+const CALLED: u8 = 7;
+/// A record of nothing but that a call was made.
+const DONE: u8 = 8;
 /// Name of the mark in the state directory.
 const MARK_FILE: &str = "journal-void";
 /// Files that a checkpoint syncs one by one; with more, the file system as a whole.
 const LISTED_MAX: usize = 256;
 /// Name of the file there that says which journal is in use.
 const IN_USE_FILE: &str = "journal-in-use";
-/// Longest record without its bytes, with room to spare.
+/// Longest record of a write without its bytes, with room to spare.
 const RECORD_HEAD_MAX: u64 = 256;
 /// Files kept open while records are applied.
 const OPEN_MAX: usize = 256;
@@ -75,6 +83,7 @@ pub(super) struct Journaled {
     pub log: Log,
     record_max: u64,
     touched: Arc<Touched>,
+    calls: Arc<Calls>,
     /// `None`: changes of names and attributes have no records here.
     names: Option<Arc<Names>>,
     /// Changes of names and attributes that were made again at the start, and those that could not be.
@@ -177,6 +186,7 @@ enum Record {
     Write { fh: Fh, at: u64, mtime: (i64, u32), data: Bytes },
     Settled { fh: Fh, upto: u64 },
     Changed { number: u64, change: Change },
+    Done { fh: Fh },
 }
 
 /// What a journal is for.
@@ -235,14 +245,16 @@ impl Journaled {
             );
         }
         let touched = Arc::new(Touched::new(top)?);
+        let calls = Arc::new(Calls::of(&found, state_dir.as_deref()).map_err(fail)?);
         let settle = {
-            let (touched, names) = (touched.clone(), names.clone());
-            move || {
+            let (touched, names, calls) = (touched.clone(), names.clone(), calls.clone());
+            move |upto| {
                 let done = touched.settle(names.is_some());
                 let done = done.and_then(|()| names.as_ref().map_or(Ok(()), |names| names.settle()));
                 // Told here, it is not told to whoever makes everything stable when the journal fails.
                 done.inspect_err(|_| touched.disk_failed.store(true, Ordering::SeqCst))?;
-                touched.sound()
+                touched.sound()?;
+                calls.keep(upto)
             }
         };
         let log = found.start(|_, _| Ok(()), Arc::new(settle)).map_err(fail)?;
@@ -254,6 +266,7 @@ impl Journaled {
         Ok(Self {
             record_max: log.record_max() as u64,
             touched,
+            calls,
             names,
             #[cfg(test)]
             redone: _redone,
@@ -274,6 +287,22 @@ impl Journaled {
             Some(dir) => remove(dir, IN_USE_FILE),
             None => Ok(()),
         }
+    }
+
+    /// Calls of late that were made and are durable, oldest first.
+    pub fn answered(&self) -> Vec<Answered> {
+        self.calls.all()
+    }
+
+    /// Appends the record of a call; one with a name is known from then on.
+    fn append_for(&self, call: Option<Answered>, record: &[&[u8]], then: Then) -> u64 {
+        let head = answered::head(call.as_ref());
+        let parts: SmallVec<[&[u8]; 4]> = std::iter::once(&head[..]).chain(record.iter().copied()).collect();
+        self.log.append_then(&parts, then, |seq| {
+            if let Some(call) = call {
+                self.calls.add(seq, call);
+            }
+        })
     }
 
     #[cfg(test)]
@@ -353,6 +382,7 @@ impl Inner {
         &self,
         worker: &mut Worker,
         (file, at, data): (&FileAt, u64, &Data),
+        call: Option<Bytes>,
         then: impl FnOnce(Result<(Wrote, bool)>) + Send + 'static,
     ) {
         let Some(journal) = &self.journal else { return then(Err(Error::new(libc::EIO))) };
@@ -386,8 +416,20 @@ impl Inner {
             left -= part.len().min(left);
         }
         journal.touched.add(worker, &object);
-        let seq = journal.log.append_then(&parts, Box::new(move |durable| then(Ok((wrote, durable)))));
+        let call = answered::named(call, &object.fh, wrote.bytes as u32);
+        let seq = journal.append_for(call, &parts, Box::new(move |durable| then(Ok((wrote, durable)))));
         object.journaled.fetch_max(seq, Ordering::SeqCst);
+    }
+
+    /// A call was made and is stable: has it known after a restart, too, and then answered.
+    pub(super) fn answer_known<T: Send + 'static>(&self, call: Option<Answered>, result: T, then: Answer<T>) {
+        match (&self.journal, call) {
+            (Some(journal), Some(call)) if self.options.stable && journal.is_on() => {
+                let record = answered::done(&call);
+                journal.append_for(Some(call), &[&record], Box::new(move |_| then(Ok(result))));
+            }
+            _ => then(Ok(result)),
+        }
     }
 
     /// After the journal failed under a change: makes it stable all the same.
@@ -465,6 +507,7 @@ impl Record {
         let word = u64::from_le_bytes(*word);
         match kind {
             SETTLED => Some(Self::Settled { fh, upto: word }),
+            DONE => Some(Self::Done { fh }),
             WRITE => {
                 let (secs, rest) = rest.split_first_chunk::<8>()?;
                 let (nanos, data) = rest.split_first_chunk::<4>()?;
@@ -476,8 +519,10 @@ impl Record {
     }
 }
 
-fn parse(raw: &[u8]) -> io::Result<Record> {
-    Record::parse(raw).ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a record that is none"))
+/// A record, and the name of its call if it has one.
+fn parse(raw: &[u8]) -> io::Result<(Option<Bytes>, Record)> {
+    let parsed = answered::split(raw).and_then(|(call, raw)| Some((call, Record::parse(raw)?)));
+    parsed.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a record that is none"))
 }
 
 /// What a journal holds, before it is applied.
@@ -493,13 +538,13 @@ impl Overview {
     fn of(found: &Found) -> io::Result<Self> {
         let mut all = Self::default();
         found.read(|_, raw| {
-            match parse(raw)? {
+            match parse(raw)?.1 {
                 Record::Settled { fh, upto } => {
                     let most = all.void.entry(fh).or_default();
                     *most = upto.max(*most);
                 }
                 Record::Changed { number, .. } => all.last_change = number.max(all.last_change),
-                Record::Write { .. } => {}
+                Record::Write { .. } | Record::Done { .. } => {}
             }
             Ok(())
         })?;
@@ -512,7 +557,7 @@ impl Overview {
 pub(super) fn live_writes(found: &Found) -> io::Result<Vec<(Fh, u64, usize)>> {
     let (void, mut out) = (Overview::of(found)?.void, Vec::new());
     found.read(|seq, raw| {
-        if let Record::Write { fh, at, data, .. } = parse(raw)?
+        if let Record::Write { fh, at, data, .. } = parse(raw)?.1
             && void.get(&fh).is_none_or(|&upto| seq > upto)
         {
             out.push((fh, at, data.len()));
@@ -545,7 +590,7 @@ fn apply_all(
     let mut files = Replay { sealer, top, open: HashMap::new(), times: HashMap::new() };
     let (mut applied, mut gone) = (0_u64, 0_u64);
     found.read(|seq, raw| {
-        match parse(raw)? {
+        match parse(raw)?.1 {
             Record::Write { fh, .. } if void.get(&fh).is_some_and(|&upto| seq <= upto) => {}
             Record::Write { fh, at, mtime, data } => match files.write(&fh, at, mtime, data)? {
                 true => applied += 1,
@@ -557,7 +602,7 @@ fn apply_all(
                     redo.again(number, &change)?;
                 }
             }
-            Record::Settled { .. } => {}
+            Record::Settled { .. } | Record::Done { .. } => {}
         }
         Ok(())
     })?;

@@ -264,7 +264,8 @@ impl Inner {
         }
         let change = Change::Link { fh: object.fh.clone(), dir: dir.fh.clone(), name: owned(name) };
         let result = Made { node: self.node(&object)?, dir: self.attributer.change_info(&dir, &before)? };
-        Ok(Done { result, touched: smallvec![object, dir], change: Some(change) })
+        let fh = object.fh.clone();
+        Ok(Done { result, object: Some(fh), touched: smallvec![object, dir], change: Some(change) })
     }
 
     /// What is under a name: for the record, and to be forgotten when that was its last name.
@@ -293,9 +294,11 @@ impl Inner {
         if let Some(victim) = victim.as_ref().and_then(|fh| self.objects.find(fh)) {
             self.objects.forget_if_gone(&victim);
         }
+        let object = victim.clone();
         let change =
             victim.map(|victim| Change::Remove { dir: dir.fh.clone(), name: owned(name), victim, is_dir });
-        Ok(Done { result: self.attributer.change_info(&dir, &before)?, touched: smallvec![dir], change })
+        let result = self.attributer.change_info(&dir, &before)?;
+        Ok(Done { result, object, touched: smallvec![dir], change })
     }
 
     pub(super) fn rename(
@@ -327,6 +330,7 @@ impl Inner {
         }
         // Between two names of one file nothing happens.
         let plain = !flags.contains(RenameFlags::EXCHANGE) && moved != replaced;
+        let object = moved.clone();
         let change = moved.filter(|_| plain).map(|moved| Change::Rename {
             from: (from_dir.fh.clone(), owned(from.1)),
             to: (to_dir.fh.clone(), owned(to.1)),
@@ -336,7 +340,7 @@ impl Inner {
         let info = |dir: &Object, before| self.attributer.change_info(dir, before);
         let result = (info(&from_dir, &before.0)?, info(&to_dir, &before.1)?);
         let touched = if same { smallvec![to_dir] } else { smallvec![from_dir, to_dir] };
-        Ok(Done { result, touched, change })
+        Ok(Done { result, object, touched, change })
     }
 
     pub(super) fn readlink(&self, worker: &mut Worker, fh: &Fh) -> Result<Bytes> {

@@ -34,11 +34,16 @@ impl Inner {
     pub(super) fn set_others(&self, worker: &mut Worker, fh: &Fh, set: &SetAttr) -> Result<Done<Attrs>> {
         let object = self.resolve(worker, fh)?;
         if !self.apply(worker, &object, set)? {
-            return Ok(Done { result: self.attrs(&object)?, touched: SmallVec::new(), change: None });
+            return Ok(Done {
+                result: self.attrs(&object)?,
+                object: None,
+                touched: SmallVec::new(),
+                change: None,
+            });
         }
         let change = Change::Attrs { fh: fh.clone(), set: Became::of(&object, set)? };
         let result = self.attrs(&object)?;
-        Ok(Done { result, touched: smallvec![object], change: Some(change) })
+        Ok(Done { result, object: Some(fh.clone()), touched: smallvec![object], change: Some(change) })
     }
 
     /// Who may change the length; and who changes other things with it, so that it is not done by halves.

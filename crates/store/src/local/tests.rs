@@ -17,7 +17,7 @@ mod power;
 mod watch;
 
 /// A directory that goes with its test.
-struct Dir(PathBuf);
+pub(in crate::local) struct Dir(pub(in crate::local) PathBuf);
 
 impl Dir {
     fn on(place: &str) -> Self {
@@ -29,7 +29,7 @@ impl Dir {
         Self(dir)
     }
 
-    fn new() -> Self {
+    pub(in crate::local) fn new() -> Self {
         Self::on(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tests"))
     }
 

@@ -1,6 +1,7 @@
 //! [`Vfs`] of a [`Local`]: each call takes what it needs along to a thread of the pool.
 
 use super::io::FileAt;
+use super::journaled::named;
 use super::journaled::names::Done;
 use super::names::{Path, wanted};
 use super::object::os;
@@ -130,7 +131,9 @@ impl Vfs for Local {
         if set.size_bytes.is_none() {
             return self.change(cx, move |inner, worker| inner.set_others(worker, &fh, &set)).await;
         }
-        self.run(cx, move |inner, worker| inner.setattr(worker, &fh, open, &set)).await
+        let object = fh.clone();
+        let act = move |inner: &Inner, worker: &mut Worker| inner.setattr(worker, &fh, open, &set);
+        self.known(cx, act, move |_| Some(object)).await
     }
 
     async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
@@ -196,17 +199,17 @@ impl Vfs for Local {
 
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let (dir, name, set) = (dir.clone(), name.clone(), set.clone());
-        self.run(cx, move |inner, worker| inner.mkdir(worker, &dir, &name, &set)).await
+        self.known(cx, move |inner, worker| inner.mkdir(worker, &dir, &name, &set), made).await
     }
 
     async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
         let (dir, name, what, set) = (dir.clone(), name.clone(), what.clone(), set.clone());
-        self.run(cx, move |inner, worker| inner.mknod(worker, &dir, &name, &what, &set)).await
+        self.known(cx, move |inner, worker| inner.mknod(worker, &dir, &name, &what, &set), made).await
     }
 
     async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
         let (dir, name, target, set) = (dir.clone(), name.clone(), target.clone(), set.clone());
-        self.run(cx, move |inner, worker| inner.symlink(worker, &dir, &name, &target, &set)).await
+        self.known(cx, move |inner, worker| inner.symlink(worker, &dir, &name, &target, &set), made).await
     }
 
     async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
@@ -378,9 +381,9 @@ impl Vfs for Local {
 impl Local {
     /// A stable write through the journal: the thread that applied it does not wait.
     pub(super) async fn write_journaled(&self, cx: &Cx, file: FileAt, at: u64, data: Data) -> Result<Wrote> {
-        let (inner, data) = (self.inner.clone(), data);
+        let (inner, call) = (self.inner.clone(), cx.call.clone());
         let job = move |worker: &mut Worker, then: Answer<(Wrote, bool)>| {
-            inner.journaled_write(worker, (&file, at, &data), then);
+            inner.journaled_write(worker, (&file, at, &data), call, then);
         };
         let (wrote, durable) = self.inner.lane.run_then(cx.cred.clone(), job).await?;
         if !durable {
@@ -395,13 +398,31 @@ impl Local {
         cx: &Cx,
         act: impl FnOnce(&Inner, &mut Worker) -> Result<Done<T>> + Send + 'static,
     ) -> Result<T> {
-        let inner = self.inner.clone();
-        let job = move |worker: &mut Worker, then: Answer<(T, bool)>| inner.changed(worker, act, then);
+        let (inner, call) = (self.inner.clone(), cx.call.clone());
+        let job = move |worker: &mut Worker, then: Answer<(T, bool)>| inner.changed(worker, call, act, then);
         let (result, durable) = self.inner.pool.run_then(cx.cred.clone(), job).await?;
         if !durable {
             self.run(cx, |inner, worker| inner.stable_all_the_same(worker)).await?;
         }
         Ok(result)
+    }
+
+    /// A change that is stable when `act` returns, of an object that `which` tells: when the call has a name, it is known after a restart.
+    async fn known<T: Send + 'static>(
+        &self,
+        cx: &Cx,
+        act: impl FnOnce(&Inner, &mut Worker) -> Result<T> + Send + 'static,
+        which: impl FnOnce(&T) -> Option<Fh> + Send + 'static,
+    ) -> Result<T> {
+        let (inner, call) = (self.inner.clone(), cx.call.clone());
+        let job = move |worker: &mut Worker, then: Answer<T>| match act(&inner, worker) {
+            Ok(result) => {
+                let call = which(&result).and_then(|fh| named(call, &fh, 0));
+                inner.answer_known(call, result, then);
+            }
+            Err(e) => then(Err(e)),
+        };
+        self.inner.pool.run_then(cx.cred.clone(), job).await
     }
 
     /// Locks are of objects that exist.
@@ -411,6 +432,10 @@ impl Local {
         }
         self.getattr(cx, file).await.map(drop)
     }
+}
+
+fn made(made: &Made) -> Option<Fh> {
+    Some(made.node.fh.clone())
 }
 
 /// One answer each: that of the whole when it failed.

@@ -19,9 +19,10 @@ use super::super::handle::Sealer;
 use super::super::object::{Object, os};
 use super::super::pool::{Answer, Worker};
 use super::super::{Inner, sys};
+use super::answered::named;
 use super::{Journaled, plain};
 use bytes::Bytes;
-use hither_vfs::{Error, Fh, FileKind, Result, Time};
+use hither_vfs::{Answered, Error, Fh, FileKind, Result, Time};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
@@ -74,6 +75,8 @@ pub(in crate::local) struct Became {
 /// A change that was made and is not stable yet.
 pub(in crate::local) struct Done<T> {
     pub result: T,
+    /// What was changed, moved or removed.
+    pub object: Option<Fh>,
     /// What makes it stable, the last one touched last.
     pub touched: SmallVec<[Arc<Object>; 2]>,
     /// `None`: it has no record.
@@ -204,25 +207,26 @@ impl Inner {
         self.names_journal().map(|(_, names)| names.begin_unsynced())
     }
 
-    /// Makes a change and has it made durable, by a record if possible. `then` is told: `(_, false)` when it was done and the journal
-    /// failed.
+    /// Makes a change for `call` and has it made durable, by a record if possible. `then` is told: `(_, false)` when it was done and the
+    /// journal failed.
     pub(in crate::local) fn changed<T: Send + 'static>(
         &self,
         worker: &mut Worker,
+        call: Option<Bytes>,
         act: impl FnOnce(&Self, &mut Worker) -> Result<Done<T>>,
         then: Answer<(T, bool)>,
     ) {
         let Some((journal, names)) = self.names_journal() else {
-            let done = act(self, worker).and_then(|done| self.synced(worker, done));
-            return then(done);
+            let done = act(self, worker).and_then(|done| self.synced(worker, call, done));
+            return self.answer_synced(done, then);
         };
         let mut numbers = names.numbers.lock();
         if numbers.unsynced > 0 {
             drop(numbers);
             let unsynced = names.begin_unsynced();
-            let done = act(self, worker).and_then(|done| self.synced(worker, done));
+            let done = act(self, worker).and_then(|done| self.synced(worker, call, done));
             drop(unsynced);
-            return then(done);
+            return self.answer_synced(done, then);
         }
         let done = match act(self, worker) {
             Ok(done) => done,
@@ -240,19 +244,33 @@ impl Inner {
             numbers.unsynced += 1;
             drop(numbers);
             let unsynced = Unsynced { names, dirty: false };
-            let done = self.synced(worker, done);
+            let done = self.synced(worker, call, done);
             drop(unsynced);
-            return then(done);
+            return self.answer_synced(done, then);
         };
         numbers.next += 1;
         let result = done.result;
-        journal.log.append_then(&[&record], Box::new(move |durable| then(Ok((result, durable)))));
+        let call = done.object.and_then(|fh| named(call, &fh, 0));
+        journal.append_for(call, &[&record], Box::new(move |durable| then(Ok((result, durable)))));
     }
 
-    fn synced<T>(&self, worker: &mut Worker, done: Done<T>) -> Result<(T, bool)> {
+    fn synced<T>(
+        &self,
+        worker: &mut Worker,
+        call: Option<Bytes>,
+        done: Done<T>,
+    ) -> Result<(T, Option<Answered>)> {
         let touched: SmallVec<[&Object; 2]> = done.touched.iter().map(|object| &**object).collect();
         self.sync(worker, &touched)?;
-        Ok((done.result, true))
+        Ok((done.result, done.object.and_then(|fh| named(call, &fh, 0))))
+    }
+
+    /// Tells of a change that was synced.
+    fn answer_synced<T: Send + 'static>(&self, done: Result<(T, Option<Answered>)>, then: Answer<(T, bool)>) {
+        match done {
+            Ok((result, call)) => self.answer_known(call, (result, true), then),
+            Err(e) => then(Err(e)),
+        }
     }
 }
 
@@ -309,6 +327,16 @@ impl Rest<'_> {
 }
 
 impl Change {
+    /// What was changed, moved or removed.
+    pub fn object(&self) -> &Fh {
+        match self {
+            Self::Remove { victim: fh, .. }
+            | Self::Rename { moved: fh, .. }
+            | Self::Link { fh, .. }
+            | Self::Attrs { fh, .. } => fh,
+        }
+    }
+
     /// The record of the change with this number.
     pub fn encode(&self, number: u64) -> Vec<u8> {
         let mut out = vec![match self {

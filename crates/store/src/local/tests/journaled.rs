@@ -231,6 +231,48 @@ async fn a_removal_is_not_made_again_under_what_was_moved_there() {
     assert!(!dir.path("b").exists());
 }
 
+#[tokio::test]
+async fn calls_that_were_made_are_known_after_a_restart() {
+    let (dir, state) = (Dir::new(), Dir::new());
+    let l = with_journal(&dir, &state, 1, false).unwrap();
+    let base = top(&l).await;
+    let as_call = |n: u8| Cx { call: Some(vec![n].into()), ..root() };
+    let file =
+        l.mknod(&as_call(1), &base, &name("f"), &Special::Regular, &mode(0o644)).await.unwrap().node.fh;
+    let sub = l.mkdir(&as_call(2), &base, &name("d"), &mode(0o755)).await.unwrap().node.fh;
+    let target = Bytes::from_static(b"f");
+    let link = l.symlink(&as_call(3), &base, &name("s"), &target, &SetAttr::default()).await.unwrap().node.fh;
+    let at = File { fh: &file, open: None };
+    let data = Bytes::from_static(b"stable");
+    l.write(&as_call(4), at, 0, data.into(), Stability::Stable).await.unwrap();
+    l.link(&as_call(5), &file, &sub, &name("g")).await.unwrap();
+    l.rename(&as_call(6), (&base, &name("f")), (&base, &name("h")), None, RenameFlags::empty())
+        .await
+        .unwrap();
+    l.setattr(&as_call(7), at, &mode(0o600)).await.unwrap();
+    let cut = SetAttr { size_bytes: Some(3), ..Default::default() };
+    l.setattr(&as_call(8), at, &cut).await.unwrap();
+    l.unlink(&as_call(9), &base, &name("s"), None).await.unwrap();
+    // What was not made, or has no name, is not remembered.
+    assert_eq!(errno(l.unlink(&as_call(10), &base, &name("s"), None).await), libc::ENOENT);
+    l.setattr(&root(), at, &mode(0o640)).await.unwrap();
+    let all = [(1, &file, 0), (2, &sub, 0), (3, &link, 0), (4, &file, 6), (5, &file, 0)];
+    let all = all.into_iter().chain([(6, &file, 0), (7, &file, 0), (8, &file, 0), (9, &link, 0)]);
+    let all: Vec<Answered> =
+        all.map(|(n, fh, bytes)| Answered { call: vec![n].into(), fh: fh.clone(), bytes }).collect();
+    assert_eq!(l.answered(), all);
+    drop(l);
+    // From the journal, then from what is kept beside it, then after an orderly end.
+    for n in 0..3 {
+        let l = with_journal(&dir, &state, 1, false).unwrap();
+        assert_eq!(l.answered(), all, "start {n}");
+        if n == 1 {
+            l.shutdown(&root()).await.unwrap();
+        }
+    }
+    assert!(with_journal(&dir, &state, 1, true).unwrap().answered().is_empty(), "they were discarded");
+}
+
 /// On ext4, the only one where names and attributes have records.
 #[tokio::test]
 async fn changes_of_names_are_not_applied_without_knowing_which_are_done() {

@@ -6,7 +6,7 @@
 
 use super::journaled::mix;
 use super::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 /// An ext4 file system in an image.
@@ -213,12 +213,12 @@ fn caller(client: usize) -> Cx {
 
 async fn run(
     l: &Local,
-    client: usize,
+    (client, call): (usize, Bytes),
     truth: &mut Truth,
     dirs: &BTreeMap<String, Fh>,
     op: &Op,
 ) -> Result<()> {
-    let cx = caller(client);
+    let cx = Cx { call: Some(call), ..caller(client) };
     let place = |path: &str| {
         let (dir, last) = path.split_once('/').unwrap();
         (dirs[&format!("c{client}{dir}")].clone(), name(last))
@@ -271,6 +271,11 @@ async fn run(
         truth.at(path).fh = Some(fh);
     }
     Ok(())
+}
+
+/// The name of a client's `n`th call in a life.
+fn call_of(round: u64, client: usize, n: u64) -> Bytes {
+    format!("{round} {client} {n}").into_bytes().into()
 }
 
 /// What a client's directories hold, as far as `truth` says something of it.
@@ -339,7 +344,8 @@ fn settle_all_the_time(l: &Arc<Local>) -> (Arc<AtomicBool>, tokio::task::JoinHan
 async fn lives(rounds: u64, seed: u64) {
     let Some(mut disk) = Disk::new() else { return };
     let mut truths: Vec<Truth> = vec![Truth::default(); CLIENTS];
-    let mut under_way: Vec<Option<Op>> = vec![None; CLIENTS];
+    let mut under_way: Vec<Option<(Op, Bytes)>> = vec![None; CLIENTS];
+    let mut answered: Vec<Vec<Bytes>> = vec![Vec::new(); CLIENTS];
     {
         let l = disk.serve();
         let base = top(&l).await;
@@ -347,12 +353,16 @@ async fn lives(rounds: u64, seed: u64) {
             l.mkdir(&root(), &base, &name(&name_of), &mode(0o777)).await.unwrap();
         }
     }
-    let (mut changes, mut redone) = (0, 0);
+    let (mut changes, mut redone, mut known_only) = (0, 0, 0);
     for round in 0..rounds {
         let l = Arc::new(disk.serve());
         let again = l.inner.journal.as_ref().unwrap().redone;
         assert_eq!(again.1, 0, "seed {seed}, life {round}: changes that could not be made again");
         redone += again.0;
+        let known: BTreeSet<Bytes> = l.answered().into_iter().map(|a| a.call).collect();
+        for call in answered.iter_mut().flat_map(std::mem::take) {
+            assert!(known.contains(&call), "seed {seed}, life {round}: {call:?} would be made again");
+        }
         let mut dirs = BTreeMap::new();
         for c in 0..CLIENTS {
             for d in ["a", "b"] {
@@ -368,9 +378,16 @@ async fn lives(rounds: u64, seed: u64) {
                 *why = differences(&there, &candidate.seen());
                 there == candidate.seen()
             };
-            let after = may_be.iter().flat_map(|op| truth.after(op));
+            // What is known as made is never made again: then it must be there, whole.
+            let is_known = may_be.as_ref().is_some_and(|(_, call)| known.contains(call));
+            known_only += u64::from(is_known);
+            let after: Vec<Truth> = match &may_be {
+                Some((op, _)) if is_known => truth.after(op).drain(..1).collect(),
+                Some((op, _)) => truth.after(op).into_iter().chain([truth.clone()]).collect(),
+                None => vec![truth.clone()],
+            };
             let mut now = None;
-            for candidate in after.chain([truth.clone()]) {
+            for candidate in after {
                 if is(&candidate, &mut why).await {
                     now = Some(candidate);
                     break;
@@ -394,17 +411,19 @@ async fn lives(rounds: u64, seed: u64) {
             .map(|(client, mut truth)| {
                 let (l, dirs, done, enough) = (l.clone(), dirs.clone(), done.clone(), enough.clone());
                 tokio::spawn(async move {
+                    let mut answered = Vec::new();
                     for n in 0.. {
                         if !is_cut && done.load(Ordering::SeqCst) >= count {
                             break;
                         }
                         let op = truth.next(mix(seed ^ (round << 40) ^ ((client as u64) << 32) ^ n));
-                        match run(&l, client, &mut truth, &dirs, &op).await {
-                            Ok(()) => {}
+                        let call = call_of(round, client, n);
+                        match run(&l, (client, call.clone()), &mut truth, &dirs, &op).await {
+                            Ok(()) => answered.push(call),
                             Err(e)
                                 if matches!(e.errno, libc::EIO | libc::EROFS | libc::EUCLEAN) && is_cut =>
                             {
-                                return (truth, Some(op));
+                                return (truth, answered, Some((op, call)));
                             }
                             Err(e) => panic!("client {client}: {op:?}: {e}"),
                         }
@@ -412,7 +431,7 @@ async fn lives(rounds: u64, seed: u64) {
                             enough.notify_one();
                         }
                     }
-                    (truth, None)
+                    (truth, answered, None)
                 })
             })
             .collect();
@@ -423,9 +442,9 @@ async fn lives(rounds: u64, seed: u64) {
             disk.cut();
         }
         for (client, task) in tasks.into_iter().enumerate() {
-            let (truth, op) = task.await.unwrap();
+            let (truth, calls, op) = task.await.unwrap();
             truths.push(truth);
-            under_way[client] = op;
+            (answered[client], under_way[client]) = (calls, op);
         }
         if let Some((is_over, settles)) = settles {
             is_over.store(true, Ordering::SeqCst);
@@ -443,7 +462,9 @@ async fn lives(rounds: u64, seed: u64) {
                 _ => false,
             };
             if let Some(op) = last.take(1000).find(named) {
-                run(&l, 0, truth, &dirs, &op).await.unwrap();
+                let call = call_of(round, 9, 0);
+                run(&l, (0, call.clone()), truth, &dirs, &op).await.unwrap();
+                answered[0].push(call);
             }
             l.inner.journal.as_ref().unwrap().names().unwrap().set_back(1).unwrap();
         }
@@ -452,7 +473,9 @@ async fn lives(rounds: u64, seed: u64) {
             disk.boot();
         }
     }
-    println!("{rounds} lives, {changes} changes acknowledged, {redone} of them lost by the file system");
+    println!(
+        "{rounds} lives, {changes} changes acknowledged, {redone} of them lost by the file system; {known_only} made and not answered"
+    );
     assert!(redone > 0, "nothing was lost");
 }
 

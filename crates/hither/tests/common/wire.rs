@@ -1,0 +1,139 @@
+//! A client of NFSv3 that says exactly what a test wants said, and says it again.
+
+use bytes::Bytes;
+use hither_proto::mount::MntArgs;
+use hither_proto::nfs3::{CreateRes, Fh3};
+use hither_proto::record;
+use hither_proto::rpc::{AuthSys, Message, OpaqueAuth, Procedure, call};
+use hither_proto::xdr::{Dec, Enc};
+use std::net::SocketAddr;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::runtime::Runtime;
+
+/// Its port, one of those that only the superuser has.
+const PORT: u16 = 777;
+
+/// A connection from the superuser's [`PORT`].
+pub struct Wire {
+    runtime: Runtime,
+    stream: Option<TcpStream>,
+    server: SocketAddr,
+    xid: u32,
+    sent: Vec<Sent>,
+}
+
+/// A call that was answered well.
+struct Sent {
+    xid: u32,
+    /// Program, version, procedure.
+    what: (u32, u32, u32),
+    args: Bytes,
+    /// The reply of a call that makes something names it: so must each repetition.
+    made: Option<Fh3>,
+}
+
+impl Wire {
+    pub fn connect(server_port: u16) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let server = SocketAddr::from(([127, 0, 0, 1], server_port));
+        let stream = Some(runtime.block_on(connect(server)));
+        Self { runtime, stream, server, xid: 7_000, sent: Vec::new() }
+    }
+
+    /// The same to a server that was started again: from the same port.
+    pub fn reconnect(&mut self) {
+        // First, as the port is the same.
+        self.stream = None;
+        self.stream = Some(self.runtime.block_on(connect(self.server)));
+    }
+
+    /// The root directory of `/`.
+    pub fn root(&mut self) -> Fh3 {
+        self.call(&MntArgs { dirpath: b"/"[..].into() }).into_result().unwrap().fhandle
+    }
+
+    /// A call with a transaction id of its own.
+    pub fn call<P: Procedure>(&mut self, args: &P) -> P::Reply {
+        self.xid += 1;
+        let reply = self.send(self.xid, (P::PROG, P::VERS, P::PROC), Enc::of(args).to_bytes());
+        Dec::all(&reply).unwrap()
+    }
+
+    /// A call that is to be repeated; it must succeed.
+    pub fn done<P: Procedure>(&mut self, args: &P) {
+        self.remember(args, |_| None);
+    }
+
+    /// The same of a call that makes an object: its handle.
+    pub fn made<P: Procedure<Reply = CreateRes>>(&mut self, args: &P) -> Fh3 {
+        self.remember(args, made).unwrap()
+    }
+
+    fn remember<P: Procedure>(&mut self, args: &P, made: fn(&Bytes) -> Option<Fh3>) -> Option<Fh3> {
+        self.xid += 1;
+        let (xid, what, args) = (self.xid, (P::PROG, P::VERS, P::PROC), Enc::of(args).to_bytes());
+        let reply = self.send(xid, what, args.clone());
+        assert_eq!(reply[..4], [0; 4], "procedure {} fails", what.2);
+        let made = made(&reply);
+        self.sent.push(Sent { xid, what, args, made: made.clone() });
+        made
+    }
+
+    /// Sends all of those again: each is answered as it was.
+    pub fn repeat(&mut self) {
+        for sent in std::mem::take(&mut self.sent) {
+            let reply = self.send(sent.xid, sent.what, sent.args.clone());
+            assert_eq!(reply[..4], [0; 4], "procedure {} was made again", sent.what.2);
+            if sent.made.is_some() {
+                assert_eq!(made(&reply), sent.made, "procedure {}", sent.what.2);
+            }
+            self.sent.push(sent);
+        }
+    }
+
+    fn send(&mut self, xid: u32, (prog, vers, proc): (u32, u32, u32), args: Bytes) -> Bytes {
+        let cred =
+            AuthSys { stamp: 0, machinename: Default::default(), uid: 0, gid: 0, gids: Vec::new().into() };
+        let mut body = Enc::new();
+        body.raw(&args);
+        let message = call(xid, prog, vers, proc, &OpaqueAuth::sys(&cred), body);
+        let stream = self.stream.as_mut().unwrap();
+        self.runtime.block_on(async {
+            stream.write_all(&record::frame(message).concat()).await.unwrap();
+            let mut records = record::Reader::new(Default::default());
+            loop {
+                if let Some(record) = records.next_record().unwrap() {
+                    let Message::Reply(header, body) = Message::decode(&record).unwrap() else {
+                        panic!("it calls")
+                    };
+                    assert!(header.is_success() && header.xid == xid, "{header:?}");
+                    return body;
+                }
+                assert_ne!(stream.read_buf(&mut records.space()).await.unwrap(), 0, "disconnected");
+            }
+        })
+    }
+}
+
+fn made(reply: &Bytes) -> Option<Fh3> {
+    Dec::all::<CreateRes>(reply).unwrap().into_result().unwrap().obj
+}
+
+/// The server may still be starting, and the port still be in use by the connection before.
+async fn connect(server: SocketAddr) -> TcpStream {
+    let began = tokio::time::Instant::now();
+    loop {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        let tried = match socket.bind(SocketAddr::from(([127, 0, 0, 1], PORT))) {
+            Ok(()) => socket.connect(server).await,
+            Err(e) => Err(e),
+        };
+        match tried {
+            Ok(stream) => return stream,
+            Err(e) => assert!(began.elapsed().as_secs() < 120, "no connection from port {PORT}: {e}"),
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}
