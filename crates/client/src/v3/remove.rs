@@ -1,15 +1,17 @@
 //! Names that go away: REMOVE, RMDIR, RENAME, and the hiding of files that are open.
 //!
-//! A file whose name is removed or replaced while it is open here is renamed to a hidden name in the same directory and
-//! removed at its last close. Between the two, other clients see the hidden name, as with every NFSv3 client.
+//! A file whose name is removed while it is open here is renamed to a hidden name in the same directory, one that is replaced gets it as
+//! a second name before, and it is removed at its last close. Between the two, other clients see the hidden name, as with every NFSv3 client.
 
 use super::V3;
+use super::convert;
 use super::lookup::dirop;
 use super::open::Silly;
 use super::wire::Patience;
 use crate::detach::detached;
+use crate::error;
 use crate::silly;
-use hither_proto::nfs3::{RemoveArgs, RenameArgs, RenameWcc, RmdirArgs};
+use hither_proto::nfs3::{LinkArgs, Nfsstat3, RemoveArgs, RenameArgs, RenameWcc, RmdirArgs};
 use hither_vfs::{ChangeInfo, Cred, Cx, Error, Fh, Name, RenameFlags, Result};
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -17,6 +19,7 @@ use tokio::time::Instant;
 /// Hidden names to try before giving up: each try is taken only when another client chose the same
 /// 32-bit number for the same file.
 const HIDE_TRIES: u32 = 16;
+const NO_NAME_FREE: &str = "no hidden name is free for an open file";
 
 impl V3 {
     pub(super) async fn remove_name(
@@ -99,10 +102,27 @@ impl V3 {
             Some(node) if node.fh == fh => return self.rename(cred, from, to).await,
             Some(_) => {}
         }
+        if let Some(hidden) = self.second_name(cred, &fh, fileid, &to.0).await? {
+            let renamed = self.rename(cred, from, to).await;
+            let lost = match &renamed {
+                Ok(_) => true,
+                // Executed before, where the server did not recognise the repetition.
+                Err(_) => {
+                    let now = self.lookup(cred, &policy, &to.0, &to.1).await;
+                    !matches!(now, Ok(Some(node)) if node.fh == fh)
+                }
+            };
+            if !(lost && self.opens.hidden(&fh, hidden.clone())) {
+                self.remove_hidden(&hidden).await;
+            }
+            return renamed;
+        }
+        // As the Linux client does it always: for a moment the name is absent.
         self.hide(cred, &fh, fileid, &to.0, &to.1).await?;
         let renamed = self.rename(cred, from, to).await;
         if renamed.is_err()
             && let Some((_, Some(hidden))) = self.opens.is_open(&fh)
+            && matches!(self.lookup(cred, &policy, &to.0, &to.1).await, Ok(None))
         {
             // Nothing replaced it: it gets its name back.
             let hidden_at = (hidden.dir, hidden.name);
@@ -111,6 +131,31 @@ impl V3 {
             }
         }
         renamed
+    }
+
+    /// Gives an open file a hidden name beside the one that it is about to lose, so that this one is never absent: neither for
+    /// others nor when this client dies in between. `None` where the server makes no second names.
+    async fn second_name(&self, cred: &Arc<Cred>, fh: &Fh, fileid: u64, dir: &Fh) -> Result<Option<Silly>> {
+        let policy = Patience::policy();
+        for _ in 0..HIDE_TRIES {
+            let name = silly::name(fileid, (self.caller.env.random)() as u32);
+            let args = LinkArgs { file: convert::fh3(fh)?, link: dirop(dir, &name)? };
+            let linked = self.caller.ask(cred, &policy, &args).await.map_err(|e| error::call(&e));
+            let silly = Silly { dir: dir.clone(), name, cred: cred.clone() };
+            match linked {
+                Ok(Ok(_)) => return Ok(Some(silly)),
+                // Taken, or this very call was executed before.
+                Ok(Err((Nfsstat3::EXIST, _))) => match self.lookup(cred, &policy, dir, &silly.name).await? {
+                    Some(node) if node.fh == *fh => return Ok(Some(silly)),
+                    _ => continue,
+                },
+                Ok(Err((Nfsstat3::NOTSUPP | Nfsstat3::MLINK | Nfsstat3::PERM, _))) => return Ok(None),
+                Ok(Err((status, _))) => return Err(error::nfs3(status)),
+                Err(e) if e.errno == libc::EOPNOTSUPP => return Ok(None),
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Error::because(libc::EBUSY, NO_NAME_FREE))
     }
 
     /// Renames an open file to a hidden name.
@@ -138,7 +183,7 @@ impl V3 {
             }
             return Ok(change);
         }
-        Err(Error::because(libc::EBUSY, "no hidden name is free for an open file"))
+        Err(Error::because(libc::EBUSY, NO_NAME_FREE))
     }
 
     /// Removes a hidden file after its last close. A failure leaves a `.nfs...` file behind, which is what

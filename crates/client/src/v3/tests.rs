@@ -523,6 +523,52 @@ async fn open_files_are_hidden_even_when_the_caller_does_not_know_them() {
     assert_eq!(server.called(), ["RENAME", "REMOVE"]);
 }
 
+/// An open file that is replaced has its hidden name before it loses the other one, which is there all the time; where the server makes no
+/// second names, it gets its own back only when nothing else has it.
+#[tokio::test(start_paused = true)]
+async fn what_is_replaced_is_never_absent() {
+    let server = Server::new();
+    let fs = hard(&server).await;
+    let rename = async || {
+        fs.rename(&cx(), (&root(), &name("a")), (&root(), &name("b")), None, RenameFlags::empty()).await
+    };
+    server.put("a", b"new");
+    server.put("b", b"old");
+    let o = open(&fs, "b").await.unwrap();
+    let linked = |link: Res<_, _>| Act::Say(Reply3::Link(link));
+    let wcc = WccData::default();
+    let (link_wcc, rename_wcc) =
+        (LinkWcc { file_attributes: None, linkdir_wcc: wcc }, RenameWcc { fromdir_wcc: wcc, todir_wcc: wcc });
+    server.script(move |call, n| match call {
+        Call3::Link(_) if n == 1 => Act::Ignore,
+        Call3::Link(_) => linked(Res::Ok(link_wcc)),
+        _ => Act::Serve,
+    });
+    rename().await.unwrap();
+    assert_eq!(server.called(), ["LOOKUP", "LOOKUP", "LINK", "LINK", "RENAME"]);
+    assert_eq!(server.content("b").unwrap(), b"new");
+    fs.close(&cx(), &o.node.fh, o.open).await.unwrap();
+    assert_eq!(server.called().last(), Some(&"REMOVE"));
+
+    for executed in [false, true] {
+        server.script(|_, _| Act::Serve);
+        server.put("a", b"newer");
+        let o = open(&fs, "b").await.unwrap();
+        server.script(move |call, n| match call {
+            Call3::Link(_) => linked(Res::Err(Nfsstat3::NOTSUPP, link_wcc)),
+            // A repetition that the server does not recognise.
+            Call3::Rename(_) if n == 2 && executed => Act::ServeAndLose,
+            Call3::Rename(_) if n == 2 => Act::Say(Reply3::Rename(Res::Err(Nfsstat3::IO, rename_wcc))),
+            _ => Act::Serve,
+        });
+        assert!(rename().await.is_err());
+        let newer = Some(b"newer".to_vec());
+        let (from, to) = if executed { (None, newer) } else { (newer, Some(b"new".to_vec())) };
+        assert_eq!((server.content("a"), server.content("b")), (from, to));
+        fs.close(&cx(), &o.node.fh, o.open).await.unwrap();
+    }
+}
+
 /// Where the server keeps stamps, an exclusive creation is one CREATE, and a repetition that finds its own file succeeds.
 #[tokio::test(start_paused = true)]
 async fn exclusive_creation_by_stamps() {
