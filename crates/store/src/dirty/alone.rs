@@ -5,7 +5,7 @@
 use super::Dirty;
 use super::file::{File as Delayed, State};
 use super::stats::Reason;
-use hither_vfs::{Error, Result, SetAttr};
+use hither_vfs::{Attrs, Error, Result, SetAttr};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -64,12 +64,13 @@ pub(super) enum First {
 }
 
 impl Dirty {
-    /// Runs a call that no write may overtake or fall behind.
+    /// Runs a call that no write may overtake or fall behind; `told` are the attributes that its answer brings.
     pub(super) async fn alone<T>(
         &self,
         file: &Arc<Delayed>,
         order: Order,
         call: impl Future<Output = Result<T>>,
+        told: impl Fn(&T) -> Option<&Attrs>,
     ) -> Result<T> {
         let _gate = file.gate.write().await;
         if order.flush != First::No {
@@ -93,10 +94,14 @@ impl Dirty {
         let through = Through::new(file);
         let outcome = call.await;
         drop(through);
-        if let (Some(size), Ok(_)) = (order.cut, &outcome) {
+        if let (Some(size), Ok(answer)) = (order.cut, &outcome) {
             self.with(file, |s| {
                 s.extents.cut(size);
                 s.journal.void(size, u64::MAX);
+                // With it, and not after the wait: this cut explains nothing any more, and the file would be somebody else's.
+                if let Some(attrs) = told(answer) {
+                    s.journal.saw(attrs);
+                }
             });
             self.noted_for_good(file).await;
         }

@@ -14,6 +14,8 @@ pub(super) struct Errors {
     last: Option<Error>,
     /// Somebody was told of the last one.
     told: bool,
+    /// Written data was lost since somebody was told.
+    lost: bool,
 }
 
 #[derive(Debug)]
@@ -49,8 +51,14 @@ impl Errors {
         self.opens.len()
     }
 
-    /// Written data was lost, or could not be sent for now.
+    /// Written data was lost.
     pub fn record(&mut self, e: Error) {
+        self.record_late(e);
+        self.lost = true;
+    }
+
+    /// Written data could not be sent for now.
+    pub fn record_late(&mut self, e: Error) {
         self.count += 1;
         self.last = Some(e);
         self.told = false;
@@ -67,19 +75,19 @@ impl Errors {
         };
         match (news, self.last.clone()) {
             (true, Some(e)) => {
-                self.told = true;
+                (self.told, self.lost) = (true, false);
                 Err(e)
             }
             _ => Ok(()),
         }
     }
 
-    /// The last error, if nobody was told of it.
+    /// The last error, if something was lost of which nobody was told.
     ///
     /// # Errors
     /// That one.
     pub fn untold(&self) -> Result<()> {
-        self.last.clone().filter(|_| !self.told).map_or(Ok(()), Err)
+        self.last.clone().filter(|_| self.lost).map_or(Ok(()), Err)
     }
 
     /// Nobody has the file open, and there is nothing to tell.

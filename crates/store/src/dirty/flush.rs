@@ -304,7 +304,7 @@ impl Dirty {
             }
             if s.told != Some(e.errno) {
                 s.told = Some(e.errno);
-                s.errors.record(e.clone());
+                s.errors.record_late(e.clone());
             }
             if flight.is_none() && owed {
                 return Some(s.owed.troubled(e.clone(), now, BACKOFF_FIRST, BACKOFF_MOST));

@@ -194,7 +194,7 @@ impl Dirty {
         let at = File { fh, open: Some(opened.open) };
         let set = SetAttr { size_bytes: Some(0), ..Default::default() };
         let order = Order { flush: First::No, cut: Some(0) };
-        let attrs = self.alone(&file, order, self.below.setattr(cx, at, &set)).await?;
+        let attrs = self.alone(&file, order, self.below.setattr(cx, at, &set), |a| Some(a)).await?;
         file.state.lock().view.resized(Instant::now(), 0, Some(&attrs));
         opened.node.attrs = attrs;
         Ok(())
@@ -210,7 +210,8 @@ impl Dirty {
         // What cannot be had is the server's to say.
         self.pay_mode(&cx, &fh).await.ok();
         let order = Order { flush: First::No, cut: Some(0) };
-        let mut opened = self.alone(&file, order, self.below.open(&cx, Where::fh(&fh), &how)).await?;
+        let call = self.below.open(&cx, Where::fh(&fh), &how);
+        let mut opened = self.alone(&file, order, call, |opened| Some(&opened.node.attrs)).await?;
         file.state.lock().view.resized(Instant::now(), 0, Some(&opened.node.attrs));
         self.opened(&cx.cred, &mut opened, &how);
         Ok(opened)
@@ -246,7 +247,7 @@ impl Dirty {
             }
             outcome
         };
-        let mut attrs = self.alone(&file, order, call).await?;
+        let mut attrs = self.alone(&file, order, call, |attrs| Some(attrs)).await?;
         let fresh = self.next_change();
         {
             let (now, mut s) = (Instant::now(), file.state.lock());
@@ -699,7 +700,7 @@ impl Vfs for Dirty {
         detached(cx, async move {
             let at = File { fh: &delayed.fh, open };
             let call = this.below.allocate(&own, at, range);
-            this.alone(&delayed, Order { flush: First::Must, cut: None }, call).await?;
+            this.alone(&delayed, Order { flush: First::Must, cut: None }, call, |_| None).await?;
             delayed.state.lock().view.changed(Instant::now(), range.end_bytes, None, false);
             Ok(())
         })
@@ -712,7 +713,7 @@ impl Vfs for Dirty {
         detached(cx, async move {
             let at = File { fh: &delayed.fh, open };
             let call = this.below.deallocate(&own, at, range);
-            this.alone(&delayed, Order { flush: First::Must, cut: None }, call).await
+            this.alone(&delayed, Order { flush: First::Must, cut: None }, call, |_| None).await
         })
         .await
     }
@@ -739,7 +740,8 @@ impl Vfs for Dirty {
             let from = File { fh: &from_fh, open: from_open };
             let to = File { fh: &delayed.fh, open };
             let call = this.below.copy(&own, from, from_offset_bytes, to, to_offset_bytes, len_bytes);
-            let copied = this.alone(&delayed, Order { flush: First::Must, cut: None }, call).await?;
+            let copied =
+                this.alone(&delayed, Order { flush: First::Must, cut: None }, call, |_| None).await?;
             let end = if copied > 0 { to_offset_bytes.saturating_add(copied) } else { 0 };
             delayed.state.lock().view.changed(Instant::now(), end, None, false);
             Ok(copied)

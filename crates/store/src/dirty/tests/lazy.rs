@@ -45,7 +45,7 @@ async fn sync_waits_for_everything() {
     s.close(&b).await.unwrap();
 }
 
-/// A full server is tried until there is room, with nobody waiting; `sync` says that it is full.
+/// A full server is tried until there is room, with nobody waiting; `sync` says that it is full as long as it is.
 #[tokio::test(start_paused = true)]
 async fn a_full_server_gets_it_later() {
     let s = stack().await;
@@ -59,6 +59,11 @@ async fn a_full_server_gets_it_later() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(s.below(&f.0).await, b"kept");
     assert_eq!(s.dirty.stats().bytes_dropped, 0);
+    s.dirty.sync().await.unwrap();
+    // Programs are told of errors once, as ever.
+    let next = s.open("f").await;
+    assert_eq!(s.commit(&next).await.unwrap_err().errno, libc::ENOSPC);
+    s.close(&next).await.unwrap();
 }
 
 /// What is refused for good after the close is told to the next open, once.

@@ -54,6 +54,11 @@ async fn what_was_cut_here_stays_cut_after_a_power_cut() {
         let left = j.memory.synced();
         let (outcome, _) = j.crash_with(left, exclusive, async |_| ()).await;
         assert_eq!(j.s.below(&f.0).await, pattern(1, 1000), "{exclusive}: {outcome:?}");
+        assert_eq!(
+            outcome.kept,
+            [],
+            "{exclusive}: what the answer told of the file is known as soon as that it was cut"
+        );
 
         let (j, f) = two_chunks(exclusive).await;
         until("all of it on stable storage", async || j.memory.synced() == j.memory.copy()).await;
