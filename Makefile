@@ -14,6 +14,7 @@ SOVERSION := $(firstword $(subst ., ,$(VERSION)))
 FUZZ_SECONDS ?= 60
 SOAK_HOURS ?= 8
 CRASHES ?= 1000
+POINTS ?= 1000
 
 .PHONY: demo test check unit quick test-lab soak crashes crashes-write crashes-serve bench bench-meta bench-cache bench-report bench-serve fuzz install uninstall build program library deb test-deb static test-static packages toolchain deny
 
@@ -43,10 +44,13 @@ quick: packages build
 test-lab: packages build
 	lab/full.sh
 
-# The same again and again, until one fails or the hours are over.
+# Everything that can fail at POINTS random points, with every acknowledged byte looked for (HITHER_SEED and HITHER_WORLD repeat a failure), and
+# the above, again and again, until one fails or the hours are over.
 soak: packages build
 	end=$$((SECONDS + $(SOAK_HOURS) * 3600)); \
-	while [ $$SECONDS -lt $$end ]; do lab/full.sh all || exit 1; done
+	while [ $$SECONDS -lt $$end ]; do \
+	  HITHER_POINTS=$(POINTS) $(CARGO) test -p hither --test campaign -- --ignored --nocapture || exit 1; \
+	  lab/full.sh all || exit 1; done
 
 # The disk cache under CRASHES kills of its daemon, with every byte compared.
 crashes: packages toolchain

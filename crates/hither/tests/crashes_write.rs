@@ -7,22 +7,12 @@
 
 mod common;
 
-use common::{Ganesha, HITHER, Random, daemons, mix, pause, run, wait_for};
+use common::{Ganesha, HITHER, Random, daemons, pause, record, run, wait_for};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// The bytes of a record: number, writer, place, checksum, and what follows from them.
-fn record(writer: u64, place: u64, number: u64, len: usize) -> Vec<u8> {
-    let seed = mix(writer << 48 ^ place << 24 ^ number);
-    let head = [number, writer, place, mix(number ^ mix(writer ^ mix(place)))];
-    let mut out: Vec<u8> = head.iter().flat_map(|n| n.to_le_bytes()).collect();
-    out.extend((0..(len - 32).div_ceil(8) as u64).flat_map(|i| mix(seed ^ i).to_le_bytes()));
-    out.truncate(len);
-    out
-}
 
 /// What one writer knows: its file, and what was acknowledged.
 struct Writer {

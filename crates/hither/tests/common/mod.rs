@@ -235,7 +235,7 @@ pub fn own_mount_namespace() {
 
 /// Gives this thread, and what it starts, open files of its own: a process that another test starts has copies of all that this
 /// one has open until it is another program, and as long a mount is busy.
-fn own_files() {
+pub fn own_files() {
     thread_local!(static DONE: Cell<bool> = const { Cell::new(false) });
     // Once, while it has none yet but the first three.
     if !DONE.replace(true) {
@@ -319,4 +319,14 @@ pub fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
+}
+
+/// The bytes of a record: number, writer, place, checksum, and what follows from them.
+pub fn record(writer: u64, place: u64, number: u64, len: usize) -> Vec<u8> {
+    let seed = mix(writer << 48 ^ place << 24 ^ number);
+    let head = [number, writer, place, mix(number ^ mix(writer ^ mix(place)))];
+    let mut out: Vec<u8> = head.iter().flat_map(|n| n.to_le_bytes()).collect();
+    out.extend((0..(len - 32).div_ceil(8) as u64).flat_map(|i| mix(seed ^ i).to_le_bytes()));
+    out.truncate(len);
+    out
 }

@@ -1,0 +1,243 @@
+//! What a writer was told, and what may therefore be at the server: the check is of bytes in the server's own directory.
+//!
+//! A file is records of one length, each at its place. For each place there is a list of what may be there, oldest first; what was
+//! promised throws away all that is older. A promise is write(2) having returned, or fsync and close having returned, whichever
+//! counts for the fault and the mode.
+
+use crate::common::record;
+use std::collections::BTreeMap;
+
+/// Which calls promise that what they were told is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Promise {
+    /// write(2) having returned.
+    Write,
+    /// fsync(2), and close(2) where the mode says so, having returned.
+    Sync,
+}
+
+/// What happened to a file, in its order.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A record was written; `told` when write(2) said so.
+    Wrote { place: u64, number: u64, told: bool },
+    /// The file was cut to so many places.
+    Cut { keep: u64, told: bool },
+    /// Everything before is on stable storage.
+    Synced,
+    /// A close has said that something before is not there.
+    GivenUp,
+    /// Somebody else wrote at a place, over whatever was there; `holds` until a conflict is applied.
+    Foreign { place: u64, number: u64, holds: bool },
+}
+
+/// The writer that stands for everybody else.
+pub const FOREIGN: u64 = 255;
+
+/// A file, as its writer knows it.
+#[derive(Clone, Default)]
+pub struct Body {
+    /// What was there when it was last looked at, nothing being under way.
+    pub image: Vec<u8>,
+    /// What was done since.
+    pub log: Vec<Event>,
+    /// Places that it has.
+    pub places: u64,
+    /// How long it is is not certain, or no multiple of a record.
+    pub odd: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum May {
+    Image,
+    /// Zeros, or the end of the file.
+    Nothing,
+    Record(u64),
+    Foreign(u64),
+}
+
+/// What may be at a place, oldest first, and whether its writer was told that it is.
+type Candidates = Vec<(May, bool)>;
+
+fn forget_before_the_last_told(all: &mut Candidates) {
+    if let Some(last) = all.iter().rposition(|(_, told)| *told) {
+        all.drain(..last);
+    }
+}
+
+impl Body {
+    /// What was found at the server is what is known from here on.
+    pub fn settle(&mut self, image: Vec<u8>, len: usize) {
+        self.places = image.len().div_ceil(len) as u64;
+        self.odd = !image.len().is_multiple_of(len);
+        self.log.clear();
+        self.image = image;
+    }
+
+    fn candidates(&self, len: usize, promise: Promise) -> BTreeMap<u64, Candidates> {
+        let mut all: BTreeMap<u64, Candidates> =
+            (0..self.image.len().div_ceil(len) as u64).map(|p| (p, vec![(May::Image, true)])).collect();
+        let fresh = || vec![(May::Nothing, true)];
+        for event in &self.log {
+            match *event {
+                Event::Wrote { place, number, told } => {
+                    all.entry(place).or_insert_with(fresh).push((May::Record(number), told));
+                }
+                Event::Foreign { place, number, holds } => {
+                    all.entry(place).or_insert_with(fresh).push((May::Foreign(number), holds));
+                }
+                Event::Cut { keep, told } => {
+                    for (_, may) in all.range_mut(keep..) {
+                        if told {
+                            may.clear();
+                        }
+                        may.push((May::Nothing, told));
+                    }
+                }
+                Event::Synced => all.values_mut().for_each(forget_before_the_last_told),
+                // The oldest was promised before.
+                Event::GivenUp => {
+                    all.values_mut().for_each(|may| may.iter_mut().skip(1).for_each(|m| m.1 = false));
+                }
+            }
+        }
+        if promise == Promise::Write {
+            all.values_mut().for_each(forget_before_the_last_told);
+        }
+        all
+    }
+
+    /// What is wrong with these bytes of the file, if something is.
+    pub fn wrong(&self, writer: u64, len: usize, bytes: &[u8], promise: Promise) -> Option<String> {
+        let all = self.candidates(len, promise);
+        let mut end = 0;
+        for (&place, may) in &all {
+            let from = place as usize * len;
+            let known: Vec<Option<Vec<u8>>> =
+                may.iter().map(|(may, _)| self.bytes_of(*may, writer, place, len)).collect();
+            let longest = known.iter().flatten().map(Vec::len).max().unwrap_or(0);
+            end = end.max(if longest == 0 { 0 } else { from + longest });
+            let is = bytes.get(from..bytes.len().min(from + len)).unwrap_or_default();
+            if known.iter().flatten().any(|k| k == is) {
+                continue;
+            }
+            // A write that nobody heard of may be there in part.
+            let fits = |i: usize, byte: Option<&u8>| {
+                known.iter().any(|k| match (k.as_ref().and_then(|k| k.get(i)), byte) {
+                    (Some(a), Some(b)) => a == b,
+                    (None, byte) => byte.is_none_or(|b| *b == 0),
+                    (Some(_), None) => false,
+                })
+            };
+            if let Some(i) = (0..len).find(|&i| !fits(i, is.get(i))) {
+                let told = is.get(..8).map(|n| u64::from_le_bytes(n.try_into().unwrap_or_default()));
+                return Some(format!(
+                    "place {place} of {len} bytes, byte {i} is none of {may:?}: number {told:?} is there, the file has {} bytes",
+                    bytes.len()
+                ));
+            }
+        }
+        for event in &self.log {
+            if let Event::Cut { keep, .. } = event {
+                end = end.max(*keep as usize * len);
+            }
+        }
+        // Behind everything there is nothing, not even zeros.
+        (bytes.len() > end)
+            .then(|| format!("the file has {} bytes, nothing was written behind {end}", bytes.len()))
+    }
+
+    /// None where there is nothing.
+    fn bytes_of(&self, may: May, writer: u64, place: u64, len: usize) -> Option<Vec<u8>> {
+        let from = place as usize * len;
+        match may {
+            May::Image => self.image.get(from..self.image.len().min(from + len)).map(<[u8]>::to_vec),
+            May::Nothing => None,
+            May::Record(number) => Some(record(writer, place, number, len)),
+            May::Foreign(number) => Some(record(FOREIGN, place, number, len)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEN: usize = 40;
+
+    fn wrote(place: u64, number: u64) -> Event {
+        Event::Wrote { place, number, told: true }
+    }
+
+    fn bytes(numbers: &[u64]) -> Vec<u8> {
+        numbers.iter().enumerate().flat_map(|(p, n)| record(7, p as u64, *n, LEN)).collect()
+    }
+
+    fn body(log: &[Event]) -> Body {
+        Body { log: log.to_vec(), ..Body::default() }
+    }
+
+    #[track_caller]
+    fn check(log: &[Event], promise: Promise, is: &[u8], right: bool) {
+        let wrong = body(log).wrong(7, LEN, is, promise);
+        assert_eq!(wrong.is_none(), right, "{wrong:?}");
+    }
+
+    #[test]
+    fn what_was_promised_must_be_there() {
+        let log = [wrote(0, 1), wrote(1, 2), Event::Synced, wrote(0, 3)];
+        check(&log, Promise::Write, &bytes(&[3, 2]), true);
+        check(&log, Promise::Write, &bytes(&[1, 2]), false);
+        check(&log, Promise::Sync, &bytes(&[1, 2]), true);
+        check(&log, Promise::Sync, &bytes(&[3, 2]), true);
+        check(&log, Promise::Sync, &bytes(&[1]), false);
+        check(&log, Promise::Sync, &[], false);
+        check(&log, Promise::Sync, &[0; 2 * LEN], false);
+        check(&log, Promise::Write, &bytes(&[3, 2, 9]), false);
+        check(&log, Promise::Write, &bytes(&[3, 9]), false);
+        let mut flipped = bytes(&[3, 2]);
+        flipped[LEN + 35] ^= 1;
+        check(&log, Promise::Write, &flipped, false);
+    }
+
+    #[test]
+    fn what_was_cut_does_not_come_back() {
+        let log = [wrote(0, 1), wrote(1, 2), Event::Cut { keep: 1, told: true }, wrote(2, 3)];
+        let mut hole = bytes(&[1]);
+        hole.resize(2 * LEN, 0);
+        hole.extend(record(7, 2, 3, LEN));
+        check(&log, Promise::Write, &hole, true);
+        check(&log, Promise::Write, &bytes(&[1, 2, 3]), false);
+        let tried = [wrote(0, 1), wrote(1, 2), Event::Cut { keep: 1, told: false }];
+        check(&tried, Promise::Write, &bytes(&[1, 2]), true);
+        check(&tried[..2], Promise::Write, &bytes(&[1]), false);
+    }
+
+    #[test]
+    fn what_nobody_heard_of_may_be_there_in_part() {
+        let log = [wrote(0, 1), Event::Synced, Event::Wrote { place: 0, number: 2, told: false }];
+        let mut mixed = bytes(&[1]);
+        mixed[20..].copy_from_slice(&bytes(&[2])[20..]);
+        check(&log, Promise::Write, &mixed, true);
+        mixed[20..].copy_from_slice(&bytes(&[3])[20..]);
+        check(&log, Promise::Write, &mixed, false);
+    }
+
+    #[test]
+    fn a_close_that_fails_gives_up_what_was_not_synced() {
+        let log = [wrote(0, 1), Event::Synced, wrote(0, 2), Event::GivenUp];
+        check(&log, Promise::Write, &bytes(&[1]), true);
+        check(&log, Promise::Write, &bytes(&[2]), true);
+        check(&log, Promise::Write, &[], false);
+        check(&log[..3], Promise::Write, &bytes(&[1]), false);
+    }
+
+    #[test]
+    fn somebody_elses_bytes_are_not_written_over() {
+        let log = [wrote(0, 1), Event::Foreign { place: 0, number: 9, holds: true }];
+        check(&log, Promise::Write, &record(FOREIGN, 0, 9, LEN), true);
+        check(&log, Promise::Write, &bytes(&[1]), false);
+        let applied = [wrote(0, 1), Event::Foreign { place: 0, number: 9, holds: false }];
+        check(&applied, Promise::Write, &bytes(&[1]), true);
+    }
+}
