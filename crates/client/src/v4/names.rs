@@ -310,7 +310,7 @@ impl Core {
             // NFSv4 has no such RENAME; the Linux client says so too, and programs fall back.
             return Err(Error::new(libc::EINVAL).into());
         }
-        let mut delay = Backoff::DELAY;
+        let (mut delay, mut grace) = (Backoff::DELAY, Backoff::GRACE);
         loop {
             let hide = replaced.and_then(|fh| self.needs_name(fh)).map(|file| (file, self.silly_name()));
             if let Some(fh) = replaced.filter(|_| hide.is_none()) {
@@ -318,9 +318,11 @@ impl Core {
             }
             let held = replaced.filter(|_| hide.is_none()).and_then(|fh| self.delegations.take(fh));
             match self.rename_once(cx, from, to, replaced, hide, held).await {
-                // After the link for the replaced file was made the compound is not repeated by itself.
-                Err(Fail::Nfs(Nfsstat4::DELAY)) => {
-                    interruptible(Some(&cx.cancel), tokio::time::sleep(delay.step())).await?;
+                // After the link for the replaced file was made, which some servers allow in their grace period, the compound is
+                // not repeated by itself.
+                Err(Fail::Nfs(status @ (Nfsstat4::DELAY | Nfsstat4::GRACE))) => {
+                    let wait = if status == Nfsstat4::GRACE { grace.step() } else { delay.step() };
+                    interruptible(Some(&cx.cancel), tokio::time::sleep(wait)).await?;
                 }
                 done => return done,
             }

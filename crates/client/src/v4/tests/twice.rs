@@ -59,6 +59,23 @@ async fn a_rename_over_an_open_file_is_recognised() {
     t.check();
 }
 
+/// A server that makes links in its grace period, and renames nothing, is waited for as any other.
+#[tokio::test(start_paused = true)]
+async fn a_rename_over_an_open_file_waits_for_the_grace_period() {
+    let t = Test::new().await;
+    t.server.lock().files.insert("a".into(), server::File::default());
+    let open = t.create("b").await;
+    for status in [Nfsstat4::GRACE, Nfsstat4::DELAY] {
+        t.server.lock().fail.extend([(NfsOpnum4::RENAME, status); 3]);
+    }
+    rename(&t, "a", "b", Some(&open.node.fh)).await.unwrap();
+    assert_eq!(t.server.count("RENAME"), 7);
+    t.v4.close(&cx(), &open.node.fh, open.open).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(t.server.lock().files.keys().collect::<Vec<_>>(), ["b"]);
+    t.check();
+}
+
 /// A second name that leads to the very file was made by us; one that leads elsewhere was there.
 #[tokio::test(start_paused = true)]
 async fn a_link_that_was_executed_before_its_session_was_lost_succeeded() {
