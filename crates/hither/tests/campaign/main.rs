@@ -15,13 +15,14 @@ mod writer;
 
 use common::{HITHER, Random, mix, own_files, pause, run};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use truth::Promise;
 use world::{Kind, Made, Mode, World, within};
-use writer::{Orders, Style, Writer};
+use writer::{Orders, Style, Told, Writer};
 
 /// What happens at a point.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -282,8 +283,8 @@ impl Campaign {
         Box::leak(self.world.mnt().display().to_string().into_boxed_str())
     }
 
-    fn wrong(&self, promise: Promise, known: impl Fn(u64) -> bool + Copy) -> Option<String> {
-        self.writers.iter().find_map(|w| w.wrong(&self.world.export(&format!("w{}", w.id)), promise, known))
+    fn wrong<'a>(&self, promise: Promise, told: impl Fn(u64) -> Told<'a> + Copy) -> Option<String> {
+        self.writers.iter().find_map(|w| w.wrong(&self.world.export(&format!("w{}", w.id)), promise, told))
     }
 
     fn settle(&mut self) {
@@ -295,7 +296,7 @@ impl Campaign {
     /// The client is the same: all that write(2) has taken is there.
     fn same_life(&mut self) {
         within(180, "hither sync", &[HITHER, "sync", "--timeout", "150", self.mnt()]).ok();
-        assert_eq!(self.wrong(Promise::Write, |_| false), None, "of a client that lived");
+        assert_eq!(self.wrong(Promise::Write, |_| Told::Nothing), None, "of a client that lived");
         self.settle();
     }
 
@@ -306,7 +307,7 @@ impl Campaign {
             // A change that was under way may come while this looks.
             let mut wrong = None;
             for _ in 0..5 {
-                wrong = self.wrong(Promise::Sync, |_| false);
+                wrong = self.wrong(Promise::Sync, |_| Told::Nothing);
                 if wrong.is_none() {
                     break;
                 }
@@ -338,6 +339,7 @@ impl Campaign {
         let said = self.world.mount().ok();
         self.world.free("far");
         let journaled = matches!(mode, Mode::Journal | Mode::Exclusive);
+        let mut before = BTreeMap::new();
         let promise = if journaled { Promise::Write } else { Promise::Sync };
         if journaled {
             self.tally.replayed += counter(self.mnt(), "journal_replayed_files");
@@ -352,14 +354,20 @@ impl Campaign {
             if let Some(meddled) = meddled.filter(|m| !m.holds()) {
                 panic!("what somebody else wrote to {} was written over: {}", meddled.at.display(), said.err);
             }
-            let listed = |fileid: u64| kept.iter().any(|c| c.fileid == fileid);
+            let listed = |fileid: u64| match kept.iter().any(|c| c.fileid == fileid) {
+                true => Told::Conflict,
+                false => Told::Nothing,
+            };
             let wrong = self.wrong(promise, listed);
             assert_eq!(wrong, None, "after the next mount, and no conflict: {kept:?}; {}", said.err);
             for c in &kept {
+                if c.why.contains("its disk failed") {
+                    before.extend(self.at(c.fileid).map(|at| (c.fileid, std::fs::read(at).unwrap())));
+                }
                 let applied = run(Command::new(HITHER).args(["conflicts", "apply", self.mnt(), &c.name]));
                 if applied.code != 0 {
                     // Of a file that is removed nothing is missed.
-                    assert!(!self.is_there(c.fileid), "{c:?}: {applied:?}");
+                    assert!(self.at(c.fileid).is_none(), "{c:?}: {applied:?}");
                     run(Command::new(HITHER).args(["conflicts", "drop", self.mnt(), &c.name])).ok();
                 }
             }
@@ -372,15 +380,21 @@ impl Campaign {
             // A WRITE of the killed daemon may still be on its way.
             pause(700);
         }
-        assert_eq!(self.wrong(promise, |_| false), None, "after the next mount: {}", said.err);
+        let told = |fileid: u64| match before.get(&fileid) {
+            Some(bytes) => Told::Applied(bytes),
+            None => Told::Nothing,
+        };
+        assert_eq!(self.wrong(promise, told), None, "after the next mount: {}", said.err);
         self.settle();
     }
 
-    fn is_there(&self, fileid: u64) -> bool {
+    /// Where a file is at the server, if it is one of the writers'.
+    fn at(&self, fileid: u64) -> Option<PathBuf> {
         use std::os::unix::fs::MetadataExt;
-        self.writers.iter().any(|w| {
+        let is = |at: &PathBuf| std::fs::metadata(at).is_ok_and(|m| m.ino() == fileid);
+        self.writers.iter().find_map(|w| {
             let dir = self.world.export(&format!("w{}", w.id));
-            w.files.keys().any(|name| std::fs::metadata(dir.join(name)).is_ok_and(|m| m.ino() == fileid))
+            w.files.keys().map(|name| dir.join(name)).find(is)
         })
     }
 }
@@ -439,7 +453,7 @@ fn nothing_acknowledged_is_lost_whatever_fails() {
             done += 1;
         }
         within(120, "umount", &[HITHER, "umount", campaign.mnt()]).ok();
-        assert_eq!(campaign.wrong(Promise::Write, |_| false), None, "after umount");
+        assert_eq!(campaign.wrong(Promise::Write, |_| Told::Nothing), None, "after umount");
         campaign.world.keep = false;
         let tally = &mut campaign.tally;
         for w in &campaign.writers {

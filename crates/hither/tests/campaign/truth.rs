@@ -147,6 +147,30 @@ impl Body {
             .then(|| format!("the file has {} bytes, nothing was written behind {end}", bytes.len()))
     }
 
+    /// What was applied of a journal whose disk had failed goes over newer bytes as well, which had gone past it: where those that
+    /// were there before are right and these are not, those count.
+    pub fn either(
+        &self,
+        writer: u64,
+        len: usize,
+        (before, after): (&[u8], &[u8]),
+        promise: Promise,
+    ) -> Vec<u8> {
+        let mut out = after.to_vec();
+        for (&place, may) in &self.candidates(len, promise) {
+            let from = place as usize * len;
+            let known: Vec<Vec<u8>> =
+                may.iter().filter_map(|(may, _)| self.bytes_of(*may, writer, place, len)).collect();
+            for (i, is) in out.iter_mut().skip(from).take(len).enumerate() {
+                let right = |byte: u8| known.iter().any(|k| k.get(i) == Some(&byte));
+                if let Some(old) = before.get(from + i).filter(|old| !right(*is) && right(**old)) {
+                    *is = *old;
+                }
+            }
+        }
+        out
+    }
+
     /// None where there is nothing.
     fn bytes_of(&self, may: May, writer: u64, place: u64, len: usize) -> Option<Vec<u8>> {
         let from = place as usize * len;
@@ -230,6 +254,18 @@ mod tests {
         check(&log, Promise::Write, &bytes(&[2]), true);
         check(&log, Promise::Write, &[], false);
         check(&log[..3], Promise::Write, &bytes(&[1]), false);
+    }
+
+    #[test]
+    fn older_bytes_that_were_applied_hide_no_loss() {
+        let now = body(&[wrote(0, 1), wrote(0, 2)]);
+        let either = |before: &[u64], after: &[u64]| {
+            now.either(7, LEN, (&bytes(before), &bytes(after)), Promise::Write)
+        };
+        assert_eq!(either(&[2], &[1]), bytes(&[2]));
+        assert_eq!(either(&[1], &[2]), bytes(&[2]));
+        let lost = either(&[1], &[1]);
+        assert!(now.wrong(7, LEN, &lost, Promise::Write).is_some());
     }
 
     #[test]

@@ -83,6 +83,15 @@ impl Meddled {
     }
 }
 
+/// What users were told of a file after a crash.
+pub enum Told<'a> {
+    Nothing,
+    /// Something is missing, and kept.
+    Conflict,
+    /// What was kept of a journal that had failed was written over this.
+    Applied(&'a [u8]),
+}
+
 /// The mount is gone, or an answer was not to be: it cannot go on.
 struct Over;
 
@@ -384,8 +393,8 @@ impl Writer {
     }
 
     /// Compares what is at the server with what was promised; the first fault. `dir` is the writer's directory there.
-    /// `known` says of a file (by its number) that it is told to be incomplete.
-    pub fn wrong(&self, dir: &Path, promise: Promise, known: impl Fn(u64) -> bool) -> Option<String> {
+    /// `told` says of a file (by its number) what was told of it.
+    pub fn wrong<'a>(&self, dir: &Path, promise: Promise, told: impl Fn(u64) -> Told<'a>) -> Option<String> {
         use std::os::unix::fs::MetadataExt;
         let there = match names(dir) {
             Ok(there) => there,
@@ -399,13 +408,15 @@ impl Writer {
         }
         for (name, body) in &files {
             let at = dir.join(name);
-            let bytes = match std::fs::read(&at) {
-                Ok(bytes) => bytes,
+            let read = std::fs::read(&at).and_then(|bytes| Ok((bytes, std::fs::metadata(&at)?.ino())));
+            let bytes = match read.map(|(bytes, fileid)| (told(fileid), bytes)) {
+                Ok((Told::Nothing, bytes)) => bytes,
+                Ok((Told::Conflict, _)) => continue,
+                Ok((Told::Applied(before), after)) => {
+                    body.either(self.id, self.len, (before, &after), promise)
+                }
                 Err(e) => return Some(format!("w{}/{name} is lost: {e}", self.id)),
             };
-            if std::fs::metadata(&at).is_ok_and(|m| known(m.ino())) {
-                continue;
-            }
             if let Some(wrong) = body.wrong(self.id, self.len, &bytes, promise) {
                 return Some(format!("w{}/{name}: {wrong}", self.id));
             }
