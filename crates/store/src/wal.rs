@@ -20,7 +20,7 @@ pub(crate) mod tests;
 
 pub use conflict::{About, Conflicts, Range};
 pub use log::{Failed, Ticket};
-pub use replay::{Outcome, PATIENCE, Terms, open_as};
+pub use replay::{Outcome, open_as};
 pub use scan::{FileLeft, Left};
 
 pub(crate) use record::{Base, Event, Record, Write};
@@ -35,7 +35,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::time::Instant;
 
 /// Names that are remembered for the paths of journaled files.
 const NAMES_MOST: usize = 64 << 10;
@@ -179,16 +178,22 @@ impl Wal {
     ///
     /// # Errors
     /// What could not be put anywhere stays in the journal.
-    pub async fn recover(&self, below: Arc<dyn Vfs>, left: Left, terms: Terms<'_>) -> io::Result<Outcome> {
+    pub async fn recover(
+        &self,
+        below: Arc<dyn Vfs>,
+        left: Left,
+        source: &str,
+        exclusive: bool,
+        wsize_bytes: u32,
+    ) -> io::Result<Outcome> {
         let replay = replay::Replay {
             below,
             dir: self.dir.clone(),
             log: self.log.clone(),
             conflicts: self.conflicts(),
-            source: terms.source.to_string(),
-            exclusive: terms.exclusive,
-            wsize_bytes: terms.wsize_bytes,
-            settled: Instant::now() + terms.patience,
+            source: source.to_string(),
+            exclusive,
+            wsize_bytes,
         };
         let damaged = left.damage.is_some().then(|| left.segments.clone());
         let outcome = replay::replay(replay, left).await?;

@@ -5,7 +5,7 @@ use super::env;
 use crate::mount::Job;
 use crate::source::Source;
 use hither_nfs::Connected;
-use hither_store::wal::{self, Conflicts, Outcome, PATIENCE, Terms, Wal};
+use hither_store::wal::{self, Conflicts, Outcome, Wal};
 use hither_vfs::{Cred, Cx, Data, Fh, File, Name, Stability, Vfs};
 use std::fmt::Write;
 use std::os::unix::fs::FileExt;
@@ -65,13 +65,7 @@ pub async fn open(job: &Job, connected: &Connected) -> Result<Option<(Arc<Wal>, 
     }
     if !left.files.is_empty() || left.damage.is_some() {
         let below = connected.vfs.clone();
-        let terms = Terms {
-            source: &source,
-            exclusive: job.wanted.exclusive,
-            wsize_bytes: connected.wsize_bytes,
-            patience: PATIENCE,
-        };
-        let outcome = wal.recover(below, left, terms).await;
+        let outcome = wal.recover(below, left, &source, job.wanted.exclusive, connected.wsize_bytes).await;
         let outcome = outcome.map_err(|e| {
             let dir = dir.display();
             format!("what a crash left in the journal {dir} can neither be sent nor kept ({e}); mend that and mount again")

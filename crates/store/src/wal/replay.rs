@@ -2,7 +2,7 @@
 //!
 //! It knows nothing of how the journal is read. A file whose attributes are what some reply told while the journal was written is as
 //! this client left it, and gets its bytes. Others may differ because of WRITEs that were on their way when the client died: those are
-//! in the journal as sent, and the server is given time to execute them. Then the server's bytes are compared: a file is taken for this client's work alone when a range that was
+//! in the journal as sent. Then the server's bytes are compared: a file is taken for this client's work alone when a range that was
 //! sent, and of which nobody has heard, is there whole, the length is one that such WRITEs make, and every byte where ours belong is one of
 //! ours, or lies behind the former end of the file, is zero, and nothing is known to have arrived there. A file that ends where this client was
 //! about to cut it off is explained by that. The bytes that an overwrite was to replace are not known here: when some of them are still there,
@@ -26,15 +26,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::time::Instant;
 
 /// Bytes compared or written at a time.
 const STEP_BYTES: u64 = 1 << 20;
 /// Files at a time.
 const FILES_AT_ONCE: usize = 8;
-/// How long a server is given to execute what a dead client had sent.
-pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What became of a journal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,20 +42,6 @@ pub struct Outcome {
     pub bytes: u64,
     /// Files whose bytes are kept: name of the conflict, path, reason.
     pub kept: Vec<(String, String, String)>,
-}
-
-/// What is mounted, and what was promised.
-#[derive(Debug, Clone, Copy)]
-pub struct Terms<'a> {
-    /// What is mounted, for humans.
-    pub source: &'a str,
-    /// Nobody else writes, says the user.
-    pub exclusive: bool,
-    /// Bytes of one WRITE.
-    pub wsize_bytes: u32,
-    /// For how long the server may still execute what was sent ([`PATIENCE`]): a file with WRITEs of which nobody has heard is
-    /// looked at after that. Later ones would show as somebody else's change, or put older bytes over newer ones.
-    pub patience: Duration,
 }
 
 /// Where things are, and what was promised.
@@ -77,8 +60,6 @@ pub struct Replay {
     pub exclusive: bool,
     /// Bytes of one WRITE.
     pub wsize_bytes: u32,
-    /// When what was sent is taken for executed, or lost.
-    pub settled: Instant,
 }
 
 /// Decides about everything that is left, file by file.
@@ -158,9 +139,6 @@ impl One {
     /// Writes a file's bytes when that is right.
     async fn write_back(&self, fh: &Fh, file: &FileLeft) -> std::result::Result<u64, String> {
         let cannot = |what: &str, e: &Error| format!("{what}: {e}");
-        if !file.unheard().is_empty() {
-            tokio::time::sleep_until(self.r.settled).await;
-        }
         let own = Cx::new(Arc::new(Cred::root()));
         let found = self.r.below.getattr(&own.fresh(Instant::now()), At { fh, open: None }).await;
         let attrs = match found {

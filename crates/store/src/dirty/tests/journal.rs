@@ -5,7 +5,7 @@ mod cuts;
 use super::gate::Verdict;
 use super::*;
 use crate::wal::tests::Memory;
-use crate::wal::{Outcome, Terms, Wal};
+use crate::wal::{Outcome, Wal};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tokio::time::Instant;
@@ -39,10 +39,6 @@ fn options(exclusive: bool) -> DirtyOptions {
     DirtyOptions { exclusive, delay_attributes: false, dirty_age, ..DirtyOptions::default() }
 }
 
-fn terms(exclusive: bool, patience: Duration) -> Terms<'static> {
-    Terms { source: "here", exclusive, wsize_bytes: 1 << 20, patience }
-}
-
 impl Journaled {
     async fn new(options: DirtyOptions) -> Self {
         let env = env();
@@ -74,15 +70,6 @@ impl Journaled {
         exclusive: bool,
         meanwhile: impl AsyncFnOnce(&Stack),
     ) -> (Outcome, Vec<Vec<u8>>) {
-        self.crash_at(journal, terms(exclusive, Duration::ZERO), meanwhile).await
-    }
-
-    async fn crash_at(
-        &self,
-        journal: BTreeMap<u64, Vec<u8>>,
-        terms: Terms<'_>,
-        meanwhile: impl AsyncFnOnce(&Stack),
-    ) -> (Outcome, Vec<Vec<u8>>) {
         let dir = Temporary::new();
         std::fs::create_dir_all(&dir.0).unwrap();
         for (number, bytes) in journal {
@@ -96,7 +83,7 @@ impl Journaled {
         meanwhile(&self.s).await;
         let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
         let below = Arc::new(Below(self.s.gate.clone()));
-        let outcome = wal.recover(below, left, terms).await.unwrap();
+        let outcome = wal.recover(below, left, "here", exclusive, 1 << 20).await.unwrap();
         let kept = wal.conflicts();
         let mut all = Vec::new();
         for (name, about) in kept.list().unwrap() {
@@ -438,7 +425,7 @@ async fn a_conflict_is_never_replaced_by_another_one() {
         j.s.gate.below().write(&cx(), at, 500, pattern(n + 10, 10).into(), Stability::Stable).await.unwrap();
         let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
         let below = Arc::new(Below(j.s.gate.clone()));
-        let outcome = wal.recover(below, left, terms(false, Duration::ZERO)).await.unwrap();
+        let outcome = wal.recover(below, left, "here", false, 1 << 20).await.unwrap();
         assert_eq!((outcome.files, outcome.kept.len()), (0, 1));
         kept.push(outcome.kept[0].0.clone());
         wal.close();
@@ -503,7 +490,7 @@ async fn a_damaged_journal_is_set_aside_when_its_conflicts_are_kept() {
     }
     let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
     let below = Arc::new(Below(j.s.gate.clone()));
-    let outcome = wal.recover(below, left, terms(true, Duration::ZERO)).await.unwrap();
+    let outcome = wal.recover(below, left, "here", true, 1 << 20).await.unwrap();
     assert_eq!((outcome.files, outcome.kept.len(), wal.conflicts().count()), (0, 1, 1));
     wal.close();
     drop(wal);

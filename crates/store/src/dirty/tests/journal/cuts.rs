@@ -144,34 +144,3 @@ async fn a_steady_writer_is_synced_about_once_a_second() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
-
-/// A server may still be executing what a client sent before it died: nothing is judged, and nothing written, before that is over.
-#[tokio::test(start_paused = true)]
-async fn what_the_server_still_executes_is_ours() {
-    for exclusive in [false, true] {
-        let j = Journaled::new(DirtyOptions { wsize_bytes: 1000, ..options(exclusive) }).await;
-        let f = j.s.open("f").await;
-        j.s.write(&f, 0, pattern(9, 2000)).await.unwrap();
-        j.s.dirty.sync().await.unwrap();
-        j.s.gate.shut("write");
-        j.s.write(&f, 0, pattern(1, 2000)).await.unwrap();
-        until("two chunks are on their way", async || j.s.gate.waiting("write") == 2).await;
-        j.s.write(&f, 0, pattern(5, 500)).await.unwrap();
-        let (gate, fh) = (j.s.gate.clone(), f.0.clone());
-        let patience = Duration::from_secs(60);
-        let executing = tokio::spawn(async move {
-            tokio::time::sleep(patience / 2).await;
-            let at = At { fh: &fh, open: None };
-            for n in [1, 0] {
-                let data = pattern(1, 2000).slice(n * 1000..(n + 1) * 1000);
-                gate.below().write(&cx(), at, n as u64 * 1000, data.into(), Stability::Stable).await.unwrap();
-                tokio::time::sleep(patience / 4).await;
-            }
-        });
-        let (outcome, kept) = j.crash_at(j.memory.copy(), terms(exclusive, patience), async |_| ()).await;
-        executing.await.unwrap();
-        assert_eq!((outcome.files, kept.len()), (1, 0), "{exclusive}: {outcome:?}");
-        let want = [pattern(5, 500), pattern(1, 2000).slice(500..)].concat();
-        assert_eq!(j.s.below(&f.0).await, want, "{exclusive}");
-    }
-}
