@@ -39,6 +39,7 @@ impl V3 {
     fn as_written(&self, fh: &Fh, mut attr: Attr) -> Attr {
         if attr.kind == FileKind::Regular {
             attr.size_bytes = self.writes.size(fh, attr.size_bytes);
+            attr.nlink = attr.nlink.saturating_sub(self.opens.hidden_names(fh));
         }
         self.listing_sizes.note(fh, &attr);
         attr

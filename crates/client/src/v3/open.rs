@@ -49,10 +49,12 @@ pub(super) struct OpenFile {
     pub fileid: u64,
     /// Where the file went when its name was removed.
     pub silly: Option<Silly>,
+    /// It is removed at the last close: it was not hidden for something that may yet fail.
+    pub removed: bool,
 }
 
 /// The hidden name of a removed file.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Silly {
     pub dir: Fh,
     pub name: Name,
@@ -69,7 +71,12 @@ impl Opens {
         let mut t = self.tables.lock();
         t.next += 1;
         let id = OpenId(t.next);
-        let file = t.files.entry(open.fh.clone()).or_insert(OpenFile { opens: 0, fileid, silly: None });
+        let file = t.files.entry(open.fh.clone()).or_insert(OpenFile {
+            opens: 0,
+            fileid,
+            silly: None,
+            removed: false,
+        });
         file.opens += 1;
         t.opens.insert(id, Arc::new(open));
         id
@@ -82,7 +89,7 @@ impl Opens {
         let file = t.files.get_mut(&open.fh)?;
         file.opens -= 1;
         let silly = match file.opens {
-            0 => t.files.remove(&open.fh).and_then(|f| f.silly),
+            0 => t.files.remove(&open.fh).filter(|f| f.removed).and_then(|f| f.silly),
             _ => None,
         };
         Some((open, silly))
@@ -97,15 +104,10 @@ impl Opens {
         !self.tables.lock().files.is_empty()
     }
 
-    /// The file was hidden. False when that name is not needed: the last open has ended meanwhile, or the file is
-    /// hidden under another one already.
-    pub fn hidden(&self, fh: &Fh, silly: Silly) -> bool {
-        match self.tables.lock().files.get_mut(fh) {
-            Some(file) if file.silly.is_none() => {
-                file.silly = Some(silly);
-                true
-            }
-            _ => false,
+    /// The file was hidden.
+    pub fn hidden(&self, fh: &Fh, silly: &Silly) {
+        if let Some(file) = self.tables.lock().files.get_mut(fh).filter(|file| file.silly.is_none()) {
+            file.silly = Some(silly.clone());
         }
     }
 
@@ -114,6 +116,23 @@ impl Opens {
         if let Some(file) = self.tables.lock().files.get_mut(fh) {
             file.silly = None;
         }
+    }
+
+    /// The name for which the file was hidden is gone for good. False when the hidden one is not needed: the last open has ended
+    /// meanwhile, or the file is hidden under another one.
+    pub fn removed(&self, fh: &Fh, hidden: &Silly) -> bool {
+        match self.tables.lock().files.get_mut(fh) {
+            Some(file) if file.silly.as_ref() == Some(hidden) => {
+                file.removed = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Names of an open file that are not names for programs.
+    pub fn hidden_names(&self, fh: &Fh) -> u32 {
+        self.tables.lock().files.get(fh).map_or(0, |file| u32::from(file.removed))
     }
 }
 
@@ -409,12 +428,13 @@ mod tests {
         let silly = |n| Silly { dir: root(), name: name(n), cred: cx().cred };
         let open = || Open { fh: fh.clone(), cred: cx().cred, mark: fs.writes.opened(&fh) };
         let (first, second) = (fs.opens.insert(open(), 7), fs.opens.insert(open(), 7));
-        assert!(fs.opens.hidden(&fh, silly("a")));
-        assert!(!fs.opens.hidden(&fh, silly("b")));
+        fs.opens.hidden(&fh, &silly("a"));
+        fs.opens.hidden(&fh, &silly("b"));
+        assert!(fs.opens.removed(&fh, &silly("a")) && !fs.opens.removed(&fh, &silly("b")));
         assert!(fs.opens.remove(first).is_some_and(|(_, silly)| silly.is_none()));
         let (_, last) = fs.opens.remove(second).unwrap();
         assert_eq!(last.unwrap().name, name("a"));
-        assert!(!fs.opens.hidden(&fh, silly("c")));
+        assert!(!fs.opens.removed(&fh, &silly("c")));
         assert!(fs.opens.remove(second).is_none());
     }
 }

@@ -44,7 +44,11 @@ impl V3 {
                 Some(((_, Some(hidden)), _)) if hidden.dir == dir && hidden.name == name => {
                     Err(Error::new(libc::EBUSY))
                 }
-                Some(((fileid, None), fh)) => this.hide(&cred, &fh, fileid, &dir, &name).await,
+                Some(((fileid, None), fh)) => {
+                    let (change, hidden) = this.hide(&cred, &fh, fileid, &dir, &name).await?;
+                    this.gone(&fh, &hidden).await;
+                    Ok(change)
+                }
                 _ => this.remove(&cred, &dir, &name).await,
             }
         })
@@ -97,11 +101,11 @@ impl V3 {
         let open = replaced.and_then(|fh| Some((self.opens.is_open(&fh)?, fh)));
         let Some(((fileid, None), fh)) = open else { return self.rename(cred, from, to).await };
         // Two names of one file: RENAME does nothing (rename(2)), and nothing may be hidden.
-        match self.lookup(cred, &policy, &from.0, &from.1).await? {
+        let moved = match self.lookup(cred, &policy, &from.0, &from.1).await? {
             None => return Err(Error::new(libc::ENOENT)),
             Some(node) if node.fh == fh => return self.rename(cred, from, to).await,
-            Some(_) => {}
-        }
+            Some(node) => node.fh,
+        };
         if let Some(hidden) = self.second_name(cred, &fh, fileid, &to.0).await? {
             let renamed = self.rename(cred, from, to).await;
             let lost = match &renamed {
@@ -112,23 +116,39 @@ impl V3 {
                     !matches!(now, Ok(Some(node)) if node.fh == fh)
                 }
             };
-            if !(lost && self.opens.hidden(&fh, hidden.clone())) {
-                self.remove_hidden(&hidden).await;
+            match lost {
+                true => {
+                    self.opens.hidden(&fh, &hidden);
+                    self.gone(&fh, &hidden).await;
+                }
+                false => self.remove_hidden(&hidden).await,
             }
             return renamed;
         }
         // As the Linux client does it always: for a moment the name is absent.
-        self.hide(cred, &fh, fileid, &to.0, &to.1).await?;
+        let (_, hidden) = self.hide(cred, &fh, fileid, &to.0, &to.1).await?;
         let renamed = self.rename(cred, from, to).await;
-        if renamed.is_err()
-            && let Some((_, Some(hidden))) = self.opens.is_open(&fh)
-            && matches!(self.lookup(cred, &policy, &to.0, &to.1).await, Ok(None))
-        {
+        if renamed.is_ok() {
+            self.gone(&fh, &hidden).await;
+            return renamed;
+        }
+        let back = match self.lookup(cred, &policy, &to.0, &to.1).await {
             // Nothing replaced it: it gets its name back.
-            let hidden_at = (hidden.dir, hidden.name);
-            if self.rename(cred, &hidden_at, to).await.is_ok() {
-                self.opens.shown(&fh);
+            Ok(None) => self.rename(cred, &(hidden.dir.clone(), hidden.name.clone()), to).await.map(|_| ()),
+            // Executed, and reported as failed when it was sent again after a restart.
+            Ok(Some(node)) if node.fh == moved => {
+                self.gone(&fh, &hidden).await;
+                return renamed;
             }
+            Ok(Some(_)) => Err(Error::new(libc::EEXIST)),
+            Err(e) => Err(e),
+        };
+        match back {
+            Ok(()) => self.opens.shown(&fh),
+            Err(e) => tracing::warn!(
+                name = ?to.1, hidden = ?hidden.name, error = %e,
+                "a file that was to be replaced, and was not, keeps its hidden name"
+            ),
         }
         renamed
     }
@@ -158,7 +178,14 @@ impl V3 {
         Err(Error::because(libc::EBUSY, NO_NAME_FREE))
     }
 
-    /// Renames an open file to a hidden name.
+    /// The name for which the file was hidden is gone for good: so is the file, when nobody has it open under that one.
+    async fn gone(&self, fh: &Fh, hidden: &Silly) {
+        if !self.opens.removed(fh, hidden) {
+            self.remove_hidden(hidden).await;
+        }
+    }
+
+    /// Renames an open file to a hidden name. It is not removed at its last close before [`V3::gone`] was told.
     async fn hide(
         &self,
         cred: &Arc<Cred>,
@@ -166,7 +193,7 @@ impl V3 {
         fileid: u64,
         dir: &Fh,
         name: &Name,
-    ) -> Result<ChangeInfo> {
+    ) -> Result<(ChangeInfo, Silly)> {
         let policy = Patience::policy();
         for _ in 0..HIDE_TRIES {
             let number = (self.caller.env.random)() as u32;
@@ -178,10 +205,8 @@ impl V3 {
             let to = (dir.clone(), hidden.clone());
             let (_, change) = self.rename(cred, &(dir.clone(), name.clone()), &to).await?;
             let silly = Silly { dir: dir.clone(), name: hidden, cred: cred.clone() };
-            if !self.opens.hidden(fh, silly.clone()) {
-                self.remove_hidden(&silly).await;
-            }
-            return Ok(change);
+            self.opens.hidden(fh, &silly);
+            return Ok((change, silly));
         }
         Err(Error::because(libc::EBUSY, NO_NAME_FREE))
     }

@@ -569,6 +569,44 @@ async fn what_is_replaced_is_never_absent() {
     }
 }
 
+/// An open file that was hidden for a rename that failed, and cannot get its name back, is not removed at its close.
+#[tokio::test(start_paused = true)]
+async fn a_rename_that_fails_removes_nothing() {
+    let server = Server::new();
+    let fs = hard(&server).await;
+    ["b", "x"].iter().for_each(|file| server.put(file, file.as_bytes()));
+    let b = open(&fs, "b").await.unwrap();
+    let mut renames = 0;
+    server.script(move |call, _| {
+        let wcc = WccData::default();
+        match call {
+            Call3::Link(_) => {
+                let link = LinkWcc { file_attributes: None, linkdir_wcc: wcc };
+                return Act::Say(Reply3::Link(Res::Err(Nfsstat3::NOTSUPP, link)));
+            }
+            Call3::Rename(_) => renames += 1,
+            _ => return Act::Serve,
+        }
+        match renames {
+            1 => Act::Serve,
+            _ => {
+                let refused = RenameWcc { fromdir_wcc: wcc, todir_wcc: wcc };
+                Act::Say(Reply3::Rename(Res::Err(Nfsstat3::ACCES, refused)))
+            }
+        }
+    });
+    let (from, to) = (name("x"), name("b"));
+    let renamed = fs.rename(&cx(), (&root(), &from), (&root(), &to), None, RenameFlags::empty()).await;
+    assert_eq!(errno(renamed), libc::EACCES);
+    assert!(server.content("b").is_none());
+    fs.close(&cx(), &b.node.fh, b.open).await.unwrap();
+    assert!(
+        server.called().contains(&"RENAME") && !server.called().contains(&"REMOVE"),
+        "{:?}",
+        server.called()
+    );
+}
+
 /// Where the server keeps stamps, an exclusive creation is one CREATE, and a repetition that finds its own file succeeds.
 #[tokio::test(start_paused = true)]
 async fn exclusive_creation_by_stamps() {
