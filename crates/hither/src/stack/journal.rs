@@ -17,7 +17,7 @@ use twox_hash::XxHash3_64;
 /// Segments that are being filled and emptied come on top of what waits to be sent.
 const SLACK_BYTES: u64 = 64 << 20;
 /// How long a server may take for the last WRITEs of a client that has died.
-const LATE: Duration = Duration::from_secs(3);
+const LATE: Duration = Duration::from_secs(5);
 /// Bytes of a conflict written at a time.
 const STEP_BYTES: u64 = 1 << 20;
 /// Files that a message names.

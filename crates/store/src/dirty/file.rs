@@ -136,6 +136,11 @@ impl File {
 }
 
 impl State {
+    /// Its last name may be gone, and nobody has it open who has not closed it here.
+    pub fn is_leaving(&self) -> bool {
+        self.lazy > 0 && self.names != Names::Some && self.errors.opens() <= self.lazy
+    }
+
     /// What may be sent now.
     pub fn rules(&self) -> Option<Rules> {
         let rules = Rules { flush_to: self.flush_to, hold_from: self.hold_from };

@@ -7,8 +7,9 @@
 //! closes one more waits, as without lazy closes; with `exclusive` he is told then that it did not work, and what he wrote is kept all the same.
 
 use super::Dirty;
-use super::file::{File, Names};
+use super::file::File;
 use super::stats::{Counters, Reason};
+use super::wait::patient;
 use hither_vfs::{Cx, OpenId, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -94,6 +95,26 @@ impl Dirty {
         true
     }
 
+    /// Files that have no name here any more and are closed; below there may be a hidden name of each until it is closed there, too.
+    pub(super) fn leaving(&self) -> Vec<Arc<File>> {
+        if self.lazy.load(Relaxed) == 0 {
+            return Vec::new();
+        }
+        let files: Vec<_> = self.files.read().values().cloned().collect();
+        files.into_iter().filter(|file| file.state.lock().is_leaving()).collect()
+    }
+
+    /// Waits until they are closed below, or have a name after all.
+    pub(super) async fn have_left(&self, cx: &Cx, files: &[Arc<File>]) -> Result<()> {
+        patient(cx, async {
+            for file in files {
+                file.when(|s| (!s.is_leaving()).then_some(())).await;
+            }
+            Ok(())
+        })
+        .await
+    }
+
     /// What goes wrong now is the next open's to tell.
     async fn end_lazily(&self, cx: &Cx, file: &Arc<File>, open: OpenId) {
         file.state.lock().errors.close(open);
@@ -115,7 +136,7 @@ impl Dirty {
             let turn = file
                 .when(|s| match s.is_settled() {
                     true => Some(Turn::Sent),
-                    false => (s.names != Names::Some && s.errors.opens() <= s.lazy).then_some(Turn::Removed),
+                    false => s.is_leaving().then_some(Turn::Removed),
                 })
                 .await;
             match turn {

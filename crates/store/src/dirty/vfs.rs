@@ -285,6 +285,8 @@ impl Dirty {
         let mut s = file.state.lock();
         if s.names == Names::OneLess {
             s.names = if none { Names::None } else { Names::Some };
+            // Who waits to know it is not told by anything else.
+            file.changed.notify_waiters();
         }
         s.names == Names::None
     }
@@ -583,7 +585,15 @@ impl Vfs for Dirty {
     }
 
     async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
-        self.below.rmdir(cx, dir, name).await
+        // Seen before: when it fails for one of them, that one may be gone already.
+        let leaving = self.leaving();
+        match self.below.rmdir(cx, dir, name).await {
+            Err(e) if matches!(e.errno, libc::ENOTEMPTY | libc::EEXIST) && !leaving.is_empty() => {
+                self.have_left(cx, &leaving).await?;
+                self.below.rmdir(cx, dir, name).await
+            }
+            removed => removed,
+        }
     }
 
     async fn rename(

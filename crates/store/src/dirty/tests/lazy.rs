@@ -111,6 +111,42 @@ async fn what_is_removed_is_not_sent() {
     assert!(s.dirty.files.read().is_empty());
 }
 
+/// A directory from which files have gone, and at the server not yet, can be removed: that is waited for, and for nothing else.
+#[tokio::test(start_paused = true)]
+async fn a_directory_waits_for_what_leaves_it() {
+    let s = stack().await;
+    let (dir, set) = (name("d"), SetAttr::default());
+    s.dirty.mkdir(&cx(), &s.root, &dir, &set).await.unwrap();
+    let (f, kept) = (s.open("f").await, s.open("kept").await);
+    s.dirty.link(&cx(), &kept.0, &s.root, &name("other")).await.unwrap();
+    for (file, called) in [(&f, "f"), (&kept, "kept")] {
+        s.write(file, 0, "never").await.unwrap();
+        s.close(file).await.unwrap();
+        s.gate.shut("close");
+        s.dirty.unlink(&cx(), &s.root, &name(called), Some(&file.0)).await.unwrap();
+    }
+    settle().await;
+    // As a server says it that has a hidden name of the file in the directory until the close.
+    s.gate.fail("rmdir", libc::ENOTEMPTY);
+    let (dirty, root, name) = (s.dirty.clone(), s.root.clone(), dir.clone());
+    let removal = tokio::spawn(async move { dirty.rmdir(&cx(), &root, &name).await });
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!((s.gate.calls("rmdir"), s.gate.calls("write"), removal.is_finished()), (1, 0, false));
+    s.gate.fail("rmdir", 0);
+    s.gate.open_all();
+    removal.await.unwrap().unwrap();
+    assert_eq!(
+        (s.gate.calls("rmdir"), s.gate.calls("write")),
+        (2, 0),
+        "the file that has a name left is not sent for it"
+    );
+    // What is not empty for other reasons is told at once.
+    s.dirty.mkdir(&cx(), &s.root, &dir, &set).await.unwrap();
+    s.gate.fail("rmdir", libc::ENOTEMPTY);
+    assert_eq!(s.dirty.rmdir(&cx(), &s.root, &dir).await.unwrap_err().errno, libc::ENOTEMPTY);
+    assert_eq!((s.gate.calls("rmdir"), s.gate.calls("write")), (3, 0));
+}
+
 /// The end of the mount sends what was closed lazily.
 #[tokio::test(start_paused = true)]
 async fn the_end_sends_everything() {
