@@ -173,6 +173,34 @@ impl Ganesha {
         run(command.arg(dir))
     }
 
+    /// The same with a disk cache, which is in use when this returns: a mount waits for its cache's directory for seconds only, and
+    /// goes on without it.
+    pub fn mount_with_cache(&self, options: &str, dir: &Path) {
+        self.mount(options, dir).ok();
+        wait_for("the disk cache to be in use", 120, || {
+            let said = hither(&["cache", "status", "--json", dir.to_str().unwrap()]);
+            let status: serde_json::Value = serde_json::from_str(&said.out).unwrap_or_default();
+            status["room"].is_object()
+        });
+    }
+
+    /// The same with at least so many objects from the beginning that the mount before it remembered; `learn` makes a mount know
+    /// them. (What is remembered is written and read at the ends of a mount, for which both wait for seconds only: where the machine
+    /// was too busy, all of it is done again.)
+    pub fn mount_with_memory(&self, options: &str, dir: &Path, objects: u64, mut learn: impl FnMut()) {
+        for _ in 0..10 {
+            self.mount_with_cache(options, dir);
+            let said = run(Command::new(HITHER).args(["stat", "--json"]).arg(dir)).ok();
+            let report: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+            if report["layers"]["meta"]["recalled_objects"].as_u64().unwrap() >= objects {
+                return;
+            }
+            learn();
+            run(Command::new(HITHER).arg("umount").arg(dir)).ok();
+        }
+        panic!("{objects} objects are not remembered");
+    }
+
     /// The process of the server, as this name space numbers it.
     pub fn pid(&self) -> u32 {
         let config = format!("{}/ganesha.conf", self.dir.path().display());
