@@ -91,16 +91,22 @@ fn a_large_tree_is_asked_about_together_and_not_fetched_again() {
         let dir = ganesha.dir.path().join(format!("cache-{version}"));
         // Attributes hold longer than this takes on any machine, so that nothing is asked for twice.
         let options = format!("vers={version},nocto,actimeo=3600,cache={},cache-age=0", dir.display());
-        ganesha.mount(&options, &mnt).ok();
-        tree.read(&mnt);
-        let first = cost(&mnt);
-        wait_for("all files in the cache", 120, || {
-            counter(&mnt, "disk", "entries") == files as u64 && counter(&mnt, "disk", "queue_bytes") == 0
-        });
+        let learn = || {
+            tree.read(&mnt);
+            let cost = cost(&mnt);
+            wait_for("all files in the cache", 120, || {
+                counter(&mnt, "disk", "entries") == files as u64 && counter(&mnt, "disk", "queue_bytes") == 0
+            });
+            cost
+        };
+        ganesha.mount_with_cache(&options, &mnt);
+        let first = learn();
         umount(&mnt);
         println!("vers={version}: {files} files, {first:?} calls and bytes at first");
         for killed in [true, false] {
-            ganesha.mount(&options, &mnt).ok();
+            ganesha.mount_with_memory(&options, &mnt, files as u64, || {
+                learn();
+            });
             let before = cost(&mnt);
             tree.read(&mnt);
             let after = cost(&mnt);
