@@ -32,11 +32,12 @@ fn cat(path: &Path) {
     run(Command::new("cat").arg(path)).ok();
 }
 
-/// RPCs that the mount has made.
+/// RPCs that the mount has made, without those that renew its lease.
 fn rpcs(dir: &Path) -> u64 {
     let report: Value =
         serde_json::from_str(&run(Command::new(HITHER).args(["stat", "--json"]).arg(dir)).ok().out).unwrap();
-    report["operations"].as_array().unwrap().iter().map(|op| op["calls"].as_u64().unwrap()).sum()
+    let counted = report["operations"].as_array().unwrap().iter().filter(|op| op["name"] != "SEQUENCE");
+    counted.map(|op| op["calls"].as_u64().unwrap()).sum()
 }
 
 /// Looking is free, and tells what is known, who asked, and why each round trip was needed.
@@ -56,12 +57,14 @@ fn what_is_known_and_what_calls_cost() {
         assert_eq!(unknown["calls"].as_array().unwrap().len(), 0, "{unknown}");
         assert_eq!(rpcs(&mnt), before, "looking asks nothing");
 
-        // However busy the machine is: looked at within the two seconds.
+        // However busy the machine is: looked at within the two seconds. (When they end between open and fstat, the bytes of a file
+        // that is not five seconds old are not believed any more.)
         let mut known = Value::Null;
         wait_for("what is known", 60, || {
             cat(&file);
             known = why(&file);
-            known["objects"][2]["attributes"]["left_ms"].as_u64() > Some(0) && !cost(&known, "stat").0
+            let left = known["objects"][2]["attributes"]["left_ms"].as_u64();
+            left > Some(0) && !cost(&known, "stat").0 && !cost(&known, "read").0
         });
         assert!(known["promise"].as_str().unwrap().starts_with("close-to-open"), "{known}");
         let object = &known["objects"][2];
@@ -79,11 +82,13 @@ fn what_is_known_and_what_calls_cost() {
         assert!(call["pid"].as_u64().unwrap() > 1 && call["took_us"].as_u64().unwrap() > 0);
         assert!(reasons(&known, "LOOKUP").iter().any(|r| r == "nothing was known of it"), "{known}");
 
-        // A second open asks because of close-to-open, which is what it says.
-        cat(&file);
-        let again = why(&file);
-        let all: Vec<String> = ["OPEN", "LOOKUP"].iter().flat_map(|r| reasons(&again, r)).collect();
-        assert!(all.iter().any(|r| r.starts_with("close-to-open: an open needs")), "{version}: {again}");
+        // A second open asks because of close-to-open, which is what it says. (Unless the two seconds are over.)
+        wait_for("an open that asks because of close-to-open", 60, || {
+            cat(&file);
+            let again = why(&file);
+            let mut all = ["OPEN", "LOOKUP"].iter().flat_map(|r| reasons(&again, r));
+            all.any(|r| r.starts_with("close-to-open: an open needs"))
+        });
 
         // And a look after its time because of that.
         wait_for("attributes that run out", 60, || cost(&why(&file), "stat").0);
@@ -123,15 +128,25 @@ fn promises_and_the_local_disk() {
     large.set_len(20 << 20).unwrap();
     large.set_modified(old).unwrap();
     let cache = ganesha.dir.path().join("cache");
-    let mount =
-        |options: &str| ganesha.mount(&format!("cache={},cache-age=0,{options}", cache.display()), &mnt).ok();
+    let mount = |options: &str| {
+        let options = format!("cache={},cache-age=0,fill=off,{options}", cache.display());
+        ganesha.mount_with_cache(&options, &mnt);
+    };
     let umount = || run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
     mount("consistency=bounded=30");
     let dd = "if=/LARGE of=/dev/null bs=1M count=1 skip=10 iflag=direct";
     let dd = dd.replace("/LARGE", mnt.join("large").to_str().unwrap());
-    run(Command::new("dd").args(dd.split(' '))).ok();
-    wait_for("the bytes on the disk", 20, || why(&mnt.join("large"))["disk"]["ranges"][0][0].is_u64());
-    let known = why(&mnt.join("large"));
+    let mut known = Value::Null;
+    wait_for("the bytes on the disk, and attributes", 60, || {
+        known = why(&mnt.join("large"));
+        let ranges = known["disk"]["ranges"].as_array().into_iter().flatten();
+        let mut all = ranges.filter(|r| r[0].as_u64() <= Some(10 << 20) && r[1].as_u64() >= Some(11 << 20));
+        let here = all.next().is_some() && !cost(&known, "open").0;
+        if !here {
+            run(Command::new("dd").args(dd.split(' '))).ok();
+        }
+        here
+    });
     let ranges: Vec<(u64, u64)> = serde_json::from_value(known["disk"]["ranges"].clone()).unwrap();
     assert!(ranges.iter().any(|(from, to)| *from <= 10 << 20 && 11 << 20 <= *to), "{known}");
     assert!(known["promise"].as_str().unwrap().contains("nothing is older than 30 s"), "{known}");
