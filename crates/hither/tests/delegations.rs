@@ -95,7 +95,7 @@ fn nothing_is_asked_while_nobody_changes_anything() {
             }
             calls(&two.a) - before
         };
-        assert!((0..5).any(|_| asked() == 0), "vers={version}: what is delegated is asked about");
+        assert!((0..20).any(|_| asked() == 0), "vers={version}: what is delegated is asked about");
         two.unmount();
     }
 }
@@ -139,7 +139,8 @@ fn a_change_is_seen_when_it_is_done() {
 #[test]
 #[ignore = "needs root"]
 fn permissions_and_names_end_delegations() {
-    let two = Two::mount(["vers=4.2,acregmin=60,acregmax=60,acdirmin=60,acdirmax=60", "vers=4.2"]);
+    // Nothing comes to light by itself while the test waits.
+    let two = Two::mount(["vers=4.2,actimeo=3600", "vers=4.2"]);
     for (i, through) in [two.b.clone(), two.server.export("")].into_iter().enumerate() {
         let name = format!("f{i}");
         let (seen, other) = (two.a.join(&name), through.join(&name));
@@ -149,7 +150,7 @@ fn permissions_and_names_end_delegations() {
         if i == 0 {
             assert_eq!(mode(), 0o640);
         } else {
-            wait_for("the new permissions", 20, || mode() == 0o640);
+            wait_for("the new permissions", 120, || mode() == 0o640);
         }
         until_delegated(&two.a, &seen, &other);
         let fresh = through.join("fresh");
@@ -158,7 +159,7 @@ fn permissions_and_names_end_delegations() {
         if i == 0 {
             assert_eq!(read(&seen), "new");
         } else {
-            wait_for("the new file", 20, || read(&seen) == "new");
+            wait_for("the new file", 120, || read(&seen) == "new");
         }
     }
     two.unmount();
