@@ -253,9 +253,12 @@ fn a_dead_server_stops_nobody_else() {
     for options in ["vers=4.2,noac", "vers=3,noac"] {
         ganesha.mount(options, &mnt).ok();
         ganesha.freeze();
-        // A program that waits can be killed.
-        let waiting = run(Command::new("timeout").args(["-s", "KILL", "2", "ls"]).arg(&mnt));
-        assert_eq!(waiting.code, -1, "{waiting:?}");
+        // A program that waits can be killed. (And is gone then: until it is, the mount is busy.)
+        let mut waiting = Command::new("ls").arg(&mnt).stdout(std::process::Stdio::null()).spawn().unwrap();
+        common::pause(2000);
+        assert!(waiting.try_wait().unwrap().is_none(), "it waits for the server");
+        waiting.kill().unwrap();
+        wait_for("the end of what was killed", 60, || waiting.try_wait().unwrap().is_some());
         assert_eq!(json(&mnt)["mount"]["source"], "127.0.0.1:/export");
         let text = run(Command::new("timeout").args(["60", HITHER, "umount"]).arg(&mnt));
         assert_eq!(text.code, 0, "{text:?}");
@@ -371,7 +374,8 @@ fn a_path_into_another_file_system_is_one_question() {
     std::fs::write(ganesha.export("d1/d2/f"), "there").unwrap();
     for version in ["4.2", "4.1"] {
         let mut command = ganesha.inside(HITHER);
-        command.args(["mount", "-o", &format!("retry=0,vers={version}"), "127.0.0.1:/"]);
+        // Nothing is asked again because its time is over.
+        command.args(["mount", "-o", &format!("retry=0,vers={version},actimeo=600"), "127.0.0.1:/"]);
         run(command.arg(&mnt)).ok();
         let asked = || {
             let report = json(&mnt);

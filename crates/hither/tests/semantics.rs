@@ -260,15 +260,12 @@ fn bounded_has_a_bound() {
             assert_eq!(read(&b), "22");
             written.elapsed().is_ok_and(|age| age > std::time::Duration::from_secs(8))
         });
-        let calls = calls(&two.b);
-        let began = std::time::Instant::now();
-        for _ in 0..50 {
-            assert_eq!(read(&b), "22");
-        }
-        // The bound may have ended once meanwhile.
-        let most = 1 + began.elapsed().as_secs() / 2;
-        let asked = self::calls(&two.b) - calls;
-        assert!(asked <= 2 * most, "vers={version}: 50 opens asked {asked} times");
+        // When the bound ends meanwhile, from the next end on.
+        wait_for(&format!("vers={version}: 50 opens that ask nothing"), 60, || {
+            let before = calls(&two.b);
+            (0..50).for_each(|_| assert_eq!(read(&b), "22"));
+            calls(&two.b) == before
+        });
         two.unmount();
     }
 }
@@ -432,8 +429,10 @@ fn hard_and_soft() {
     std::fs::write(ganesha.export("file"), "x").unwrap();
     for version in VERSIONS {
         for (word, errno) in [("soft", Some(5)), ("softerr", Some(110)), ("hard", None)] {
-            ganesha.mount(&format!("vers={version},{word},timeo=20,retrans=1,noac"), &mnt).ok();
-            assert_eq!(read(&mnt.join("file")), "x");
+            // On a busy machine this server may be late, too.
+            let options = format!("vers={version},{word},timeo=20,retrans=1,noac");
+            wait_for("the mount", 60, || ganesha.mount(&options, &mnt).code == 0);
+            wait_for("the file", 60, || std::fs::read(mnt.join("file")).is_ok_and(|text| text == b"x"));
             ganesha.freeze();
             match errno {
                 Some(errno) => {
