@@ -142,7 +142,7 @@ class Share(Case):
                     self.share._calls[9999999] = dropping
                     self.share._send(9999999, hither.wire.STAT_MANY, hither.wire.U32.pack(0) * 2)
                     # Replies come in any order: the next call is to meet a thread that has dropped it.
-                    self.assertTrue(dropping.done.wait(10), "the reading thread waits")
+                    self.assertTrue(dropping.done.wait(600), "the reading thread waits")
                 self.within(600, lambda: self.share.stat(f"{self.name}/f"))
                 self.assertEqual(held, [])
         numbers = set()
