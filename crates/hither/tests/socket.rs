@@ -17,15 +17,15 @@ fn umount(dir: &Path) {
     run(Command::new(HITHER).arg("umount").arg(dir)).ok();
 }
 
-/// Calls that the server was asked until now, and all of them by name.
+/// Calls that the server was asked until now, without those that renew the lease, and all of them by name.
 fn rpcs(dir: &Path) -> (u64, String) {
     let said = run(Command::new(HITHER).args(["stat", "--json"]).arg(dir)).ok().out;
     let report: serde_json::Value = serde_json::from_str(&said).unwrap();
     let operations = report["operations"].as_array().unwrap();
     let calls = |op: &serde_json::Value| op["calls"].as_u64().unwrap();
-    let each = operations.iter().filter(|op| calls(op) > 0);
-    let each: Vec<_> = each.map(|op| format!("{} {}", op["name"], calls(op))).collect();
-    (operations.iter().map(calls).sum(), each.join(", "))
+    let counted: Vec<_> = operations.iter().filter(|op| calls(op) > 0 && op["name"] != "SEQUENCE").collect();
+    let each: Vec<_> = counted.iter().map(|op| format!("{} {}", op["name"], calls(op))).collect();
+    (counted.into_iter().map(calls).sum(), each.join(", "))
 }
 
 /// Everything that a file can do, on the versions that differ.
@@ -110,7 +110,7 @@ fn many_files_take_few_round_trips() {
     }
     std::fs::write(ganesha.export("0/large"), vec![7; 3 << 20]).unwrap();
     // Nothing ends while this goes on, however busy the machine is.
-    ganesha.mount("vers=4.2,actimeo=60", &mnt).ok();
+    ganesha.mount("vers=4.2,actimeo=3600", &mnt).ok();
     let client = Client::connect(&mnt).unwrap();
     let (before, _) = rpcs(&mnt);
     let all = client.read_many(&names).unwrap();
@@ -150,7 +150,7 @@ fn many_files_take_few_round_trips() {
     let client = Client::connect(&mnt).unwrap();
     client.read_many(&names).unwrap().into_iter().for_each(|read| drop(read.unwrap()));
     // (What was written less than five seconds ago may change without a trace, and is not kept.)
-    wait_for("a thousand files that are known", 20, || {
+    wait_for("a thousand files that are known", 60, || {
         let (before, _) = rpcs(&mnt);
         let all = client.read_many(&names).unwrap();
         let (after, each) = rpcs(&mnt);
@@ -363,7 +363,7 @@ fn trees_and_changes() {
             std::fs::write(dir.join(format!("f{f}")), vec![0; f]).unwrap();
         }
     }
-    ganesha.mount("vers=4.2,actimeo=60", &mnt).ok();
+    ganesha.mount("vers=4.2,actimeo=3600", &mnt).ok();
     let client = Client::connect(&mnt).unwrap();
     let (before, _) = rpcs(&mnt);
     let all: Vec<_> = client.walk("t", u32::MAX).unwrap().map(Result::unwrap).collect();
@@ -429,7 +429,7 @@ fn strange_programs_hurt_themselves() {
     client.write("f", vec![1; 1 << 20]).unwrap();
     let refused = |bytes: &[u8]| {
         let mut stream = UnixStream::connect(&socket).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         // It may be closed before everything is written.
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
