@@ -29,7 +29,11 @@ const SLACK: u64 = 1;
 
 /// A term that does not end while a test goes on, and one that a client which is not scheduled for seconds keeps.
 const LONG: u32 = 120;
-const SHORT: (u32, u64) = (2, 6);
+const SHORT: (u32, u64) = (2, 20);
+
+/// A term that leaves a busy machine time for some calls before what follows from it is over, and how late what it ends may be there.
+const MIDDLE: u32 = 8;
+const LATE: Duration = Duration::from_secs(60);
 
 fn serve() -> Serve {
     serve_with(TERM)
@@ -185,7 +189,7 @@ fn the_leases_of_a_client_that_is_killed_end_by_themselves() {
     }
     let (waited, least) = (began.elapsed(), Duration::from_secs(u64::from(TERM) + SKEW + SLACK));
     assert!(
-        asked.elapsed() + Duration::from_millis(100) > least && waited < least + Duration::from_secs(10),
+        asked.elapsed() + Duration::from_millis(100) > least && waited < least + LATE,
         "{:?}, {waited:?}",
         asked.elapsed()
     );
@@ -197,19 +201,19 @@ fn the_leases_of_a_client_that_is_killed_end_by_themselves() {
 #[test]
 #[ignore = "needs root"]
 fn after_a_kill_of_the_server_delayed_writes_come_first() {
-    let mut server = serve();
+    let mut server = serve_with(MIDDLE);
     let mut w = Wire::connect(2049, 1);
     let dir = w.mount();
     let f = w.create(dir, "f");
     let revision = w.write(f, LeaseRequest::None, b"one").unwrap().rev;
-    until_cachable(&mut w, f, Cachetype::WRITE, TERM);
+    until_cachable(&mut w, f, Cachetype::WRITE, MIDDLE);
     server.kill();
     let starts = now();
     server.serve();
     let began = now();
     let (mut w, mut r) = (Wire::connect(2049, 1), Wire::connect(2049, 2));
     assert_eq!(r.read(f), Err(Stat::TRYLATER));
-    assert_eq!(r.write(f, LeaseRequest::Write(TERM), b"fresh").err(), Some(Stat::TRYLATER));
+    assert_eq!(r.write(f, LeaseRequest::Write(MIDDLE), b"fresh").err(), Some(Stat::TRYLATER));
     assert!(w.write(f, LeaseRequest::None, b"delayed").unwrap().rev > revision);
     let read = loop {
         match r.read(f) {
@@ -218,14 +222,10 @@ fn after_a_kill_of_the_server_delayed_writes_come_first() {
         }
     };
     assert_eq!(read.0, b"delayed");
-    let (waited, least) = (began.elapsed(), Duration::from_secs(2 * u64::from(TERM) + SKEW + SLACK));
-    assert!(
-        starts.elapsed() > least && waited < least + Duration::from_secs(10),
-        "{:?}, {waited:?}",
-        starts.elapsed()
-    );
+    let (waited, least) = (began.elapsed(), Duration::from_secs(2 * u64::from(MIDDLE) + SKEW + SLACK));
+    assert!(starts.elapsed() > least && waited < least + LATE, "{:?}, {waited:?}", starts.elapsed());
     // An orderly end when nobody holds anything: nothing to wait for.
-    pause((u64::from(2 * TERM) + SKEW) * 1000);
+    pause((u64::from(2 * MIDDLE) + SKEW) * 1000);
     drop((w, r));
     assert_eq!(server.stop(), 0);
     server.serve();
@@ -340,7 +340,7 @@ fn messages_that_mean_harm_are_refused_and_others_served() {
     until_cachable(&mut deaf, f, Cachetype::READ, TERM);
     let began = now();
     while good.write(f, LeaseRequest::Write(TERM), b"new").err() == Some(Stat::TRYLATER) {}
-    assert!(began.elapsed() < Duration::from_secs(u64::from(TERM) + SKEW + 8));
+    assert!(began.elapsed() < Duration::from_secs(u64::from(TERM) + SKEW) + LATE);
     let xid = good.send(&Asking::nothing(ReadArgs { file: f, offset: u64::MAX, count: u32::MAX }));
     while good.pump(Duration::from_millis(20)) {
         if let Some(body) = good.answer(xid) {

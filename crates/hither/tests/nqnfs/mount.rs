@@ -200,9 +200,9 @@ fn a_mount_sees_what_others_delayed_and_makes_leases_end() {
 fn a_mount_outlives_its_server() {
     let mut server = serve();
     let mnt = mounted(&server, "m", "");
-    let path = mnt.join("f");
+    // Before a kill: one that was made by a call that was never answered is there already.
+    let file = OpenOptions::new().write(true).create_new(true).open(mnt.join("f")).unwrap();
     let writer = std::thread::spawn(move || {
-        let file = OpenOptions::new().write(true).create_new(true).open(path).unwrap();
         for n in 0..400u64 {
             file.write_all_at(&n.to_be_bytes().repeat(1000), n * 8000).unwrap();
             file.sync_data().unwrap();
