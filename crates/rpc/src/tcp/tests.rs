@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn endpoint(addr: SocketAddr) -> Endpoint {
     Endpoint { addr, resvport: false, keepalive: true, connect_timeout: LIMIT }
