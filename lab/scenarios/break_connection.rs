@@ -15,6 +15,6 @@ fn play(stage: &Stage<'_>) -> Res<()> {
         stage.relay("break")?;
         clock::pause(Duration::from_millis(1500));
     }
-    writer.must_advance(Duration::from_secs(60))?;
+    writer.must_advance(Duration::from_secs(240))?;
     stage.verify(&mount, writer)
 }

@@ -15,7 +15,7 @@ fn play(stage: &Stage<'_>) -> Res<()> {
         stage.relay("cut")?;
         clock::pause(Duration::from_secs(cut_s));
         stage.relay("heal")?;
-        writer.must_advance(Duration::from_secs(60))?;
+        writer.must_advance(Duration::from_secs(240))?;
     }
     stage.verify(&mount, writer)
 }

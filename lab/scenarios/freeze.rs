@@ -15,7 +15,7 @@ fn play(stage: &Stage<'_>) -> Res<()> {
         stage.server().freeze(true)?;
         clock::pause(Duration::from_secs(frozen_s));
         stage.server().freeze(false)?;
-        writer.must_advance(Duration::from_secs(60))?;
+        writer.must_advance(Duration::from_secs(240))?;
     }
     stage.verify(&mount, writer)
 }

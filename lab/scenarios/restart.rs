@@ -18,7 +18,7 @@ fn play(stage: &Stage<'_>) -> Res<()> {
         stage.server().restart()?;
         stage.say("the server is back");
         // Grace period, reclaim, and the time a client waits between attempts to connect.
-        writer.must_advance(Duration::from_secs(90))?;
+        writer.must_advance(Duration::from_secs(240))?;
         clock::pause(Duration::from_secs(3));
     }
     stage.verify(&mount, writer)

@@ -11,68 +11,73 @@ use std::time::Duration;
 
 pub const SCENARIO: Scenario = Scenario { name: "umount-dead", versions: EVERY, quick: true, play };
 
+const LIMIT: Duration = Duration::from_secs(60);
+/// Seconds that it takes at most.
+const SOON_S: f64 = 15.0;
+
 fn play(stage: &Stage<'_>) -> Res<()> {
     for (what, busy) in [("umount", false), ("umount -l", false), ("umount -l", true)] {
-        let mount = stage.mount(0, "")?;
-        let dir = stage.directory(&mount)?;
-        mount.shell(
-            &format!("echo data >{d}/f && cat {d}/f && sync", d = dir.display()),
-            Duration::from_secs(60),
-        )?;
-        let before = daemons(&mount)?;
-        // It is there before the fault, so that it works in the mount however late it begins.
-        let go = format!("/tmp/go.{}", std::process::id());
-        let words = format!(
-            "cd {} && echo pid $$ && while [ ! -e {go} ]; do sleep 0.1; done; exec touch new",
-            dir.display()
-        );
-        let waiter = busy.then(|| Job::start(&mount, &words));
-        let pid = waiter.as_ref().map(|job| job.expect("pid", Duration::from_secs(60))).transpose()?;
-        stage.server().freeze(true)?;
-        mount.shell(&format!("touch {go}"), Duration::from_secs(20))?;
-        clock::pause(Duration::from_secs(2));
-        // The kernel's own client asks the server at the end; only -f gives up on it.
-        let command = if mount.is_kernel() { what.replace("umount", "umount -f") } else { what.to_string() };
-        let begun = clock::now();
-        let code = mount
-            .run(&format!("{command} {}", mount.mp.display()), Duration::from_secs(30), |l| stage.say(l))?;
-        let secs = begun.elapsed().as_secs_f64();
-        stage.say(&format!("{command}: code {code} after {secs:.1} s, busy: {busy}"));
-        let gone = !mount
-            .shell("cat /proc/self/mounts", Duration::from_secs(20))?
-            .contains(&format!(" {} ", mount.mp.display()));
-        if code != 0 || !gone || secs > 15.0 {
-            return Err(Fail(format!(
-                "{command} (busy: {busy}): code {code} after {secs:.1} s, gone: {gone}"
-            )));
-        }
-        mount.shell(&format!("rm -f {go}"), Duration::from_secs(20))?;
-        if let (Some(job), Some(pid)) = (waiter, pid) {
-            // Detached from the tree, but the call still waits: the signal must reach it.
-            mount.shell(&format!("kill -KILL {pid}"), Duration::from_secs(20))?;
-            let end = job.wait(Duration::from_secs(10))?;
-            if end.code != 137 {
-                return Err(Fail(format!(
-                    "{command}: what waited ended with code {}: {}",
-                    end.code,
-                    end.last()
-                )));
+        // A busy machine may be late, but not each time.
+        let mut all: Vec<f64> = vec![];
+        while all.last().is_none_or(|secs| *secs > SOON_S) {
+            if all.len() == 3 {
+                return Err(Fail(format!("{what} (busy: {busy}): after {all:.1?} s")));
             }
+            all.push(take_away(stage, what, busy)?);
         }
-        let mut left = vec![];
-        clock::wait_until(Duration::from_secs(20), || {
-            left = daemons(&mount).unwrap_or_default();
-            left.iter().all(|d| !before.contains(d))
-        });
-        if left.iter().any(|d| before.contains(d)) {
-            return Err(Fail(format!(
-                "{command} (busy: {busy}): the daemon is still there: {}",
-                left.join(", ")
-            )));
-        }
-        stage.server().freeze(false)?;
     }
     Ok(())
+}
+
+/// Takes a mount away; how long that took, in seconds.
+fn take_away(stage: &Stage<'_>, what: &str, busy: bool) -> Res<f64> {
+    let mount = stage.mount(0, "")?;
+    let dir = stage.directory(&mount)?;
+    mount.shell(&format!("echo data >{d}/f && cat {d}/f && sync", d = dir.display()), LIMIT)?;
+    let before = daemons(&mount)?;
+    // It is there before the fault, so that it works in the mount however late it begins.
+    let go = format!("/tmp/go.{}", std::process::id());
+    let words = format!(
+        "cd {} && echo pid $$ && while [ ! -e {go} ]; do sleep 0.1; done; exec touch new",
+        dir.display()
+    );
+    let waiter = busy.then(|| Job::start(&mount, &words));
+    let pid = waiter.as_ref().map(|job| job.expect("pid", LIMIT)).transpose()?;
+    stage.server().freeze(true)?;
+    mount.shell(&format!("touch {go}"), LIMIT)?;
+    clock::pause(Duration::from_secs(2));
+    // The kernel's own client asks the server at the end; only -f gives up on it.
+    let command = if mount.is_kernel() { what.replace("umount", "umount -f") } else { what.to_string() };
+    let begun = clock::now();
+    let code = mount.run(&format!("{command} {}", mount.mp.display()), LIMIT, |l| stage.say(l))?;
+    let secs = begun.elapsed().as_secs_f64();
+    stage.say(&format!("{command}: code {code} after {secs:.1} s, busy: {busy}"));
+    let gone = !mount.shell("cat /proc/self/mounts", LIMIT)?.contains(&format!(" {} ", mount.mp.display()));
+    if code != 0 || !gone {
+        return Err(Fail(format!("{command} (busy: {busy}): code {code} after {secs:.1} s, gone: {gone}")));
+    }
+    mount.shell(&format!("rm -f {go}"), LIMIT)?;
+    if let (Some(job), Some(pid)) = (waiter, pid) {
+        // Detached from the tree, but the call still waits: the signal must reach it.
+        mount.shell(&format!("kill -KILL {pid}"), LIMIT)?;
+        let end = job.wait(LIMIT)?;
+        if end.code != 137 {
+            return Err(Fail(format!("{command}: what waited ended with code {}: {}", end.code, end.last())));
+        }
+    }
+    let mut left = vec![];
+    clock::wait_until(LIMIT, || {
+        left = daemons(&mount).unwrap_or_default();
+        left.iter().all(|d| !before.contains(d))
+    });
+    if left.iter().any(|d| before.contains(d)) {
+        return Err(Fail(format!(
+            "{command} (busy: {busy}): the daemon is still there: {}",
+            left.join(", ")
+        )));
+    }
+    stage.server().freeze(false)?;
+    Ok(secs)
 }
 
 /// Processes that serve this mount point: those of this laboratory that name it in their command line.
