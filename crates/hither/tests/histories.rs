@@ -15,6 +15,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirEntryExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 struct World {
@@ -156,9 +158,54 @@ fn whoever_opens_sees_what_was_closed() {
     }
 }
 
-/// Most time that attributes and names may be believed in the test below, and what a busy machine may add between an answer and its use.
+/// Most time that attributes and names may be believed in the test below, and what a machine that does nothing else may add between an
+/// answer and its use: the kernel counts from when it has the answer.
 const AGE: Duration = Duration::from_secs(1);
 const SLACK: Duration = Duration::from_millis(250);
+
+/// A thread that wants to run all the time: for how long it was not let, and until when. As long others may not have been.
+struct Pulse {
+    gaps: Arc<Mutex<Vec<(Instant, Duration)>>>,
+    over: Arc<AtomicBool>,
+}
+
+impl Pulse {
+    fn start() -> Self {
+        let (gaps, over) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+        let (noted, ends) = (gaps.clone(), over.clone());
+        std::thread::spawn(move || {
+            let mut last = Instant::now();
+            while !ends.load(Relaxed) {
+                pause(5);
+                let gap = last.elapsed();
+                last = Instant::now();
+                if gap > SLACK / 5 {
+                    noted.lock().unwrap().push((last, gap));
+                }
+            }
+        });
+        Self { gaps, over }
+    }
+
+    /// What the machine may have added to an answer that was used at `began`.
+    fn slack(&self, began: Instant) -> Duration {
+        let from = began.checked_sub(3 * AGE).unwrap_or(began);
+        let gaps = self.gaps.lock().unwrap();
+        SLACK
+            + 2 * gaps
+                .iter()
+                .filter(|(until, _)| *until >= from)
+                .map(|(_, gap)| *gap)
+                .max()
+                .unwrap_or_default()
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.over.store(true, Relaxed);
+    }
+}
 
 /// What a name leads to: inode number, length and permissions; `None`: nothing.
 type Seen = Option<(u64, u64, u32)>;
@@ -183,6 +230,7 @@ struct Street {
     random: Random,
     looks: u64,
     log: Vec<String>,
+    pulse: Pulse,
 }
 
 impl Drop for Street {
@@ -204,9 +252,14 @@ fn look(path: &Path) -> Seen {
 }
 
 /// What was so at a moment that is not longer ago than it may be believed at `began`, and after `who`'s own last change.
-fn believable<T>(states: &[State<T>], who: usize, began: Instant) -> impl Iterator<Item = &T> {
+fn believable<T>(
+    states: &[State<T>],
+    who: usize,
+    began: Instant,
+    slack: Duration,
+) -> impl Iterator<Item = &T> {
     let own = states.iter().rposition(|s| s.by == who).unwrap_or(0);
-    let oldest = began.checked_sub(AGE + SLACK).unwrap_or(began);
+    let oldest = began.checked_sub(AGE + slack).unwrap_or(began);
     (own..states.len())
         .filter(move |&i| states.get(i + 1).is_none_or(|next| next.done >= oldest))
         .map(|i| &states[i].what)
@@ -261,12 +314,13 @@ impl Street {
 
     fn stat(&mut self, who: usize, name: &str) {
         let (began, seen) = (Instant::now(), look(&self.mounts[who].join(name)));
-        let right = believable(&self.names[name], who, began).any(|inode| match (inode, seen) {
+        let slack = self.pulse.slack(began);
+        let right = believable(&self.names[name], who, began, slack).any(|inode| match (inode, seen) {
             (None, None) => true,
             (Some(inode), Some((ino, len, mode))) if inode.0 == ino => {
                 // Permissions of a file that somebody else has removed may have been changed by its old name.
                 let named = self.names.values().any(|s| s.last().is_some_and(|s| s.what == Some(*inode)));
-                let mut states = believable(&self.inodes[inode], who, began);
+                let mut states = believable(&self.inodes[inode], who, began, slack);
                 states.any(|what| what.0 == len && (what.1 == mode || !named))
             }
             _ => false,
@@ -280,9 +334,10 @@ impl Street {
         let listed: BTreeMap<String, u64> =
             entries.map(|e| (e.file_name().into_string().unwrap(), e.ino())).collect();
         let names: Vec<_> = self.names.keys().cloned().collect();
+        let slack = self.pulse.slack(began);
         for name in names {
             let ino = listed.get(&name).copied();
-            let right = believable(&self.names[&name], who, began).any(|i| i.map(|i| i.0) == ino);
+            let right = believable(&self.names[&name], who, began, slack).any(|i| i.map(|i| i.0) == ino);
             self.judge(right, || format!("listing of {name} by {who}: {ino:?}"));
         }
     }
@@ -339,6 +394,7 @@ fn nothing_that_is_seen_is_older_than_its_time() {
             random: Random(seed),
             looks: 0,
             log: vec![],
+            pulse: Pulse::start(),
         };
         for n in 0..6 {
             let _ = std::fs::remove_file(street.mounts[0].join(format!("n{n}")));
