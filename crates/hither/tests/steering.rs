@@ -234,10 +234,8 @@ fn told_once(ganesha: &Ganesha) {
 /// Waits until the cache tells of a disk that fails so, which it does for half a minute after each attempt; `stat` tells the same.
 #[track_caller]
 fn tells(mnt: &str, words: &str, mut attempt: impl FnMut()) {
-    let mut last = String::new();
     wait_for(words, 60, || {
-        last = trouble(mnt);
-        let told = last.contains(words) && hither(&["stat", mnt]).ok().out.contains(words);
+        let told = trouble(mnt).contains(words) && hither(&["stat", mnt]).ok().out.contains(words);
         if !told {
             attempt();
         }
