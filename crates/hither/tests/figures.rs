@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Ganesha, HITHER, Said, run};
+use common::{Ganesha, HITHER, Said, run, wait_for};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -70,10 +70,14 @@ fn all_formats_tell_the_same() {
         assert!(sample(&page, &["hither_meta_memory_bytes"]) > 0.0);
         assert!(page.contains(&format!("mountpoint=\"{}\"", mnt.display())));
 
-        let mut http = UnixStream::connect(&socket).unwrap();
-        http.write_all(b"GET /metrics HTTP/1.1\r\nHost: mount\r\n\r\n").unwrap();
+        // Who does not ask for seconds is cut off, and this one may not be scheduled so long.
         let mut served = String::new();
-        http.read_to_string(&mut served).unwrap();
+        wait_for("the page", 60, || {
+            let mut http = UnixStream::connect(&socket).unwrap();
+            let asked = http.write_all(b"GET /metrics HTTP/1.1\r\nHost: mount\r\n\r\n");
+            served.clear();
+            asked.is_ok() && http.read_to_string(&mut served).is_ok() && !served.is_empty()
+        });
         let (head, body) = served.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
         assert!(head.contains(&format!("Content-Length: {}", body.len())), "{head}");
