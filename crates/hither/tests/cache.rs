@@ -203,7 +203,7 @@ fn warming_small_files_takes_few_calls() {
     assert_eq!(said.err, format!("hither: 80 of them are not kept on disk: {why}\n"));
     umount(shown);
     std::fs::write(ganesha.export("d2/f0"), b"changed").unwrap();
-    ganesha.mount(&format!("vers=4.2,cache={},cache-age=3600", dir.display()), &mnt).ok();
+    ganesha.mount_with_cache(&format!("vers=4.2,cache={},cache-age=3600", dir.display()), &mnt);
     let said = cache(&["warm", &d2]).ok();
     assert_eq!(
         said.err,

@@ -75,7 +75,7 @@ async fn unreachable() {
 #[tokio::test]
 async fn real_socket() {
     let host: IpAddr = "127.255.255.254".parse().unwrap();
-    match getport(host, MOUNT, 3, Duration::from_secs(5)).await {
+    match getport(host, MOUNT, 3, Duration::from_secs(60)).await {
         Ok(port) => assert_ne!(port, 0),
         Err(PortmapError::NotRegistered { .. }) => {}
         Err(PortmapError::Unreachable { cause: CallError::Connect(e), .. }) => {
