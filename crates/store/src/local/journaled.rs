@@ -23,6 +23,7 @@
 
 mod answered;
 pub(super) mod names;
+mod replay;
 
 use super::io::FileAt;
 use super::object::{Object, os};
@@ -36,8 +37,9 @@ use handle::Sealer;
 use hither_vfs::{Answered, Data, Env, Error, Fh, OpenAccess, Result, Wrote};
 use names::{Change, Names, Redo};
 use parking_lot::Mutex;
+use replay::Replay;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, Mode as FileMode, OFlags, Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{Mode as FileMode, OFlags};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -64,8 +66,6 @@ const LISTED_MAX: usize = 256;
 const IN_USE_FILE: &str = "journal-in-use";
 /// Longest record of a write without its bytes, with room to spare.
 const RECORD_HEAD_MAX: u64 = 256;
-/// Files kept open while records are applied.
-const OPEN_MAX: usize = 256;
 
 /// A journal for stable writes.
 #[derive(Debug, Clone)]
@@ -237,7 +237,10 @@ impl Journaled {
         let epoch = found.epoch();
         let parent = journal.path.parent().map(Path::to_path_buf);
         let places: Vec<PathBuf> = state_dir.iter().cloned().chain(parent).collect();
-        let (names, _redone) = apply_all(&found, sealer, top, (&places, ordered)).map_err(fail)?;
+        let (names, _redone) = {
+            let kept_in = state_dir.as_deref();
+            apply_all(&found, sealer, top, (&places, ordered), kept_in).map_err(fail)?
+        };
         let names = names.map(Arc::new);
         if ordered.is_some() && names.is_none() {
             tracing::info!(
@@ -574,6 +577,7 @@ fn apply_all(
     sealer: &Sealer,
     top: BorrowedFd<'_>,
     (places, ordered): (&[PathBuf], Option<u64>),
+    kept_in: Option<&Path>,
 ) -> io::Result<(Option<Names>, (u64, u64))> {
     let Overview { void, last_change } = Overview::of(found)?;
     let mark = match ordered {
@@ -587,7 +591,7 @@ fn apply_all(
     };
     let names = mark.map(|mark| Names::new(mark, kept.max(last_change) + 1));
     let mut redo = names.as_ref().map(|names| Redo { sealer, top, names, kept, count: (0, 0) });
-    let mut files = Replay { sealer, top, open: HashMap::new(), times: HashMap::new() };
+    let mut files = Replay::new(sealer, top, kept_in);
     let (mut applied, mut gone) = (0_u64, 0_u64);
     found.read(|seq, raw| {
         match parse(raw)?.1 {
@@ -619,74 +623,6 @@ fn apply_all(
         rustix::fs::syncfs(top)?;
     }
     Ok((names, (redone, missed)))
-}
-
-/// Files that records are applied to.
-struct Replay<'a> {
-    sealer: &'a Sealer,
-    top: BorrowedFd<'a>,
-    open: HashMap<Fh, Option<OwnedFd>>,
-    times: HashMap<Fh, (i64, u32)>,
-}
-
-impl Replay<'_> {
-    /// Writes; `false` when the file is gone.
-    fn write(&mut self, fh: &Fh, at: u64, mtime: (i64, u32), data: Bytes) -> io::Result<bool> {
-        if self.open.len() >= OPEN_MAX && !self.open.contains_key(fh) {
-            self.open.clear();
-        }
-        if !self.open.contains_key(fh) {
-            let fd = self.open(fh)?;
-            self.open.insert(fh.clone(), fd);
-        }
-        let Some(Some(fd)) = self.open.get(fh) else { return Ok(false) };
-        let len = data.len() as u64;
-        let wrote = sys::write(fd.as_fd(), &data.into(), at, false).map_err(plain)?;
-        if wrote != len {
-            return Err(io::Error::new(
-                ErrorKind::StorageFull,
-                "no room to apply it; make some and start again",
-            ));
-        }
-        self.times.insert(fh.clone(), mtime);
-        Ok(true)
-    }
-
-    /// The last one who set a file's time is right.
-    fn note(&mut self, change: &Change) {
-        if let Change::Attrs { fh, set } = change
-            && let Some(mtime) = set.mtime
-            && let Some(time) = self.times.get_mut(fh)
-        {
-            *time = (mtime.secs, mtime.nanos);
-        }
-    }
-
-    fn open(&self, fh: &Fh) -> io::Result<Option<OwnedFd>> {
-        let handle = self.sealer.open(fh).map_err(|_| {
-            io::Error::new(
-                ErrorKind::InvalidData,
-                "its filehandles were made with another secret (handle-key)",
-            )
-        })?;
-        match sys::open_by_handle(self.top, &handle, libc::O_RDWR | libc::O_NOFOLLOW | libc::O_NONBLOCK) {
-            Ok(fd) => Ok(Some(fd)),
-            Err(e) if matches!(e.errno, libc::ESTALE | libc::ENOENT) => Ok(None),
-            Err(e) => Err(plain(e)),
-        }
-    }
-
-    /// The times that were answered.
-    fn finish(&mut self) -> io::Result<()> {
-        for (fh, (secs, nanos)) in std::mem::take(&mut self.times) {
-            let Some(fd) = self.open(&fh)? else { continue };
-            let last_modification = Timespec { tv_sec: secs, tv_nsec: nanos.into() };
-            let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
-            let times = Timestamps { last_access, last_modification };
-            rustix::fs::utimensat(&fd, c"", &times, AtFlags::EMPTY_PATH)?;
-        }
-        Ok(())
-    }
 }
 
 fn plain(e: Error) -> io::Error {

@@ -428,7 +428,7 @@ impl Redo<'_> {
             false => {
                 self.count.1 += 1;
                 tracing::warn!(
-                    "journal: a change cannot be made again, somebody else changed the names: {change:?}"
+                    "journal: a change cannot be made again, somebody else changed what it is of: {change:?}"
                 );
             }
         }
@@ -491,7 +491,11 @@ impl Redo<'_> {
                 }
             }
             Change::Attrs { fh, set } => match self.open(fh, OFlags::empty())? {
-                Some(file) => set.apply(file.as_fd()).map(|()| true),
+                Some(file) => match set.apply(file.as_fd()) {
+                    Ok(()) => Ok(true),
+                    Err(e) if matches!(e.errno, libc::EPERM | libc::EACCES) => Ok(false),
+                    Err(e) => Err(e),
+                },
                 // Nobody has it any more.
                 None => Ok(true),
             },
@@ -507,6 +511,8 @@ fn made(done: rustix::io::Result<()>) -> Result<bool> {
         Err(Errno::NOENT | Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR | Errno::ISDIR | Errno::INVAL) => {
             Ok(false)
         }
+        // Somebody made the object or its directory immutable since.
+        Err(Errno::PERM | Errno::ACCESS) => Ok(false),
         Err(e) => Err(os(e)),
     }
 }

@@ -232,6 +232,51 @@ async fn a_removal_is_not_made_again_under_what_was_moved_there() {
 }
 
 #[tokio::test]
+async fn bytes_that_a_file_does_not_take_are_kept_and_the_rest_is_served() {
+    let (dir, state, cx) = (Dir::new(), Dir::new(), root());
+    let sleep = std::fs::read("/bin/sleep").unwrap();
+    let end = sleep.len() as u64;
+    let fh = {
+        let l = with_journal(&dir, &state, 1, false).unwrap();
+        let f = create(&l, &cx, &top(&l).await, "f", 0o755).await.unwrap();
+        l.close(&cx, &f.node.fh, f.open).await.unwrap();
+        f.node.fh
+    };
+    std::fs::write(dir.path("f"), &sleep).unwrap();
+    let write = async |l: &Local, data: &'static [u8]| {
+        let file = File { fh: &fh, open: None };
+        l.write(&cx, file, end, Bytes::from_static(data).into(), Stability::Stable).await.unwrap();
+    };
+    let kept = || {
+        let names = std::fs::read_dir(state.path("state")).unwrap().map(|entry| entry.unwrap().path());
+        names.filter(|path| path.display().to_string().contains("journal-kept-")).collect::<Vec<_>>()
+    };
+    // The file is executed at the next start, once with all its bytes and once without.
+    for (is_lost, expected) in [(false, &b"newer!"[..]), (true, b"lost!!")] {
+        let l = with_journal(&dir, &state, 1, false).unwrap();
+        write(&l, b"stable").await;
+        write(&l, b"newer!").await;
+        drop(l);
+        if is_lost {
+            let file = std::fs::File::options().write(true).open(dir.path("f")).unwrap();
+            file.write_all_at(b"lost!!", end).unwrap();
+        }
+        let mut busy = std::process::Command::new(dir.path("f")).arg("1000").spawn().unwrap();
+        let l = with_journal(&dir, &state, 1, false);
+        busy.kill().unwrap();
+        busy.wait().unwrap();
+        let found = read_all(&l.unwrap(), &cx, &fh).await.unwrap();
+        assert_eq!(&found[end as usize..], expected);
+        assert_eq!(kept().len(), usize::from(is_lost));
+    }
+    let kept = std::fs::read(&kept()[0]).unwrap();
+    assert_eq!(&kept[end as usize..], b"newer!");
+    // It was said once, and newer bytes are not written over some day.
+    let l = with_journal(&dir, &state, 1, false).unwrap();
+    assert_eq!(&read_all(&l, &cx, &fh).await.unwrap()[end as usize..], b"lost!!");
+}
+
+#[tokio::test]
 async fn calls_that_were_made_are_known_after_a_restart() {
     let (dir, state) = (Dir::new(), Dir::new());
     let l = with_journal(&dir, &state, 1, false).unwrap();

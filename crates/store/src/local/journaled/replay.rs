@@ -1,0 +1,179 @@
+//! Bytes of records, written again at the start.
+//!
+//! A file that does not take them any more, because somebody made it immutable since or executes it, keeps nobody from being served: its
+//! bytes go to a file of their own in the state directory, at their offsets, and the log says so. When the file has them
+//! already, as after a server that was killed, that one goes again.
+
+use super::super::handle::Sealer;
+use super::super::sys;
+use super::names::Change;
+use super::plain;
+use bytes::Bytes;
+use hither_vfs::Fh;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Files kept open while records are applied.
+const OPEN_MAX: usize = 256;
+/// What files with bytes that were not taken are called; the inode's number follows.
+const KEPT_FILE: &str = "journal-kept";
+/// Bytes compared at a time.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// Files that records are applied to.
+pub(super) struct Replay<'a> {
+    sealer: &'a Sealer,
+    top: BorrowedFd<'a>,
+    kept_in: Option<&'a Path>,
+    /// `None`: it is gone.
+    open: HashMap<Fh, Option<OwnedFd>>,
+    times: HashMap<Fh, (i64, u32)>,
+    refused: HashMap<Fh, Refused>,
+}
+
+/// A file that takes no bytes.
+struct Refused {
+    why: i32,
+    file: File,
+    kept: File,
+    kept_at: PathBuf,
+    /// Offset and length of what it was to take.
+    ranges: Vec<(u64, u64)>,
+}
+
+impl<'a> Replay<'a> {
+    /// Bytes that files do not take are kept in `kept_in`; without it they are an error.
+    pub fn new(sealer: &'a Sealer, top: BorrowedFd<'a>, kept_in: Option<&'a Path>) -> Self {
+        let (open, times, refused) = Default::default();
+        Self { sealer, top, kept_in, open, times, refused }
+    }
+
+    /// Writes; `false` when the file is gone.
+    pub fn write(&mut self, fh: &Fh, at: u64, mtime: (i64, u32), data: Bytes) -> io::Result<bool> {
+        if self.open.len() >= OPEN_MAX && !self.open.contains_key(fh) {
+            self.open.clear();
+        }
+        if !self.open.contains_key(fh) && !self.refused.contains_key(fh) {
+            match self.open(fh, libc::O_RDWR) {
+                Ok(fd) => drop(self.open.insert(fh.clone(), fd)),
+                Err(e) => drop(self.refused.insert(fh.clone(), self.refuse(fh, e)?)),
+            }
+        }
+        if let Some(refused) = self.refused.get_mut(fh) {
+            refused.kept.write_all_at(&data, at)?;
+            refused.ranges.push((at, data.len() as u64));
+            return Ok(true);
+        }
+        let Some(Some(fd)) = self.open.get(fh) else { return Ok(false) };
+        let len = data.len() as u64;
+        let wrote = sys::write(fd.as_fd(), &data.into(), at, false).map_err(plain)?;
+        if wrote != len {
+            return Err(io::Error::new(
+                ErrorKind::StorageFull,
+                "no room to apply it; make some and start again",
+            ));
+        }
+        self.times.insert(fh.clone(), mtime);
+        Ok(true)
+    }
+
+    /// The last one who set a file's time is right.
+    pub fn note(&mut self, change: &Change) {
+        if let Change::Attrs { fh, set } = change
+            && let Some(mtime) = set.mtime
+            && let Some(time) = self.times.get_mut(fh)
+        {
+            *time = (mtime.secs, mtime.nanos);
+        }
+    }
+
+    fn open(&self, fh: &Fh, access: i32) -> io::Result<Option<OwnedFd>> {
+        let handle = self.sealer.open(fh).map_err(|_| {
+            io::Error::new(
+                ErrorKind::InvalidData,
+                "its filehandles were made with another secret (handle-key)",
+            )
+        })?;
+        match sys::open_by_handle(self.top, &handle, access | libc::O_NOFOLLOW | libc::O_NONBLOCK) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(e) if matches!(e.errno, libc::ESTALE | libc::ENOENT) => Ok(None),
+            Err(e) => Err(plain(e)),
+        }
+    }
+
+    /// A file that cannot be opened for writing because of `e`, to keep its bytes beside it.
+    fn refuse(&self, fh: &Fh, e: io::Error) -> io::Result<Refused> {
+        let why = e.raw_os_error().filter(|e| matches!(*e, libc::EPERM | libc::EACCES | libc::ETXTBSY));
+        let (Some(why), Some(dir)) = (why, self.kept_in) else { return Err(e) };
+        let Some(fd) = self.open(fh, libc::O_RDONLY)? else { return Err(e) };
+        let ino = rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::INO)?.stx_ino;
+        // What was kept at an earlier start is still somebody's.
+        for n in 0..1000 {
+            let kept_at = dir.join(format!("{KEPT_FILE}-{ino}-{n}"));
+            match File::options().read(true).write(true).create_new(true).mode(0o600).open(&kept_at) {
+                Ok(kept) => return Ok(Refused { why, file: fd.into(), kept, kept_at, ranges: Vec::new() }),
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Err(e)
+    }
+
+    /// The times that were answered, and what becomes of bytes that were not taken.
+    pub fn finish(&mut self) -> io::Result<()> {
+        for (fh, (secs, nanos)) in std::mem::take(&mut self.times) {
+            let Some(fd) = self.open(&fh, libc::O_RDWR)? else { continue };
+            let last_modification = Timespec { tv_sec: secs, tv_nsec: nanos.into() };
+            let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+            let times = Timestamps { last_access, last_modification };
+            rustix::fs::utimensat(&fd, c"", &times, AtFlags::EMPTY_PATH)?;
+        }
+        let Some(dir) = self.kept_in.filter(|_| !self.refused.is_empty()) else { return Ok(()) };
+        for refused in std::mem::take(&mut self.refused).into_values() {
+            refused.finish()?;
+        }
+        File::open(dir)?.sync_all()
+    }
+}
+
+impl Refused {
+    fn finish(&self) -> io::Result<()> {
+        if self.has_all()? {
+            return std::fs::remove_file(&self.kept_at);
+        }
+        self.kept.sync_all()?;
+        let name =
+            std::fs::read_link(format!("/proc/self/fd/{}", rustix::fd::AsRawFd::as_raw_fd(&self.file)));
+        tracing::error!(
+            "journal: {} takes no bytes ({}); those that were acknowledged and are not in it are kept in {}, each at its offset",
+            name.unwrap_or_default().display(),
+            io::Error::from_raw_os_error(self.why),
+            self.kept_at.display()
+        );
+        Ok(())
+    }
+
+    /// Whether the file has what it was to take.
+    fn has_all(&self) -> io::Result<bool> {
+        let (mut there, mut wanted) = (vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]);
+        for &(at, len) in &self.ranges {
+            let mut here = at;
+            while here < at + len {
+                let count = PIECE_BYTES.min((at + len - here) as usize);
+                self.kept.read_exact_at(&mut wanted[..count], here)?;
+                match self.file.read_exact_at(&mut there[..count], here) {
+                    Ok(()) if there[..count] == wanted[..count] => here += count as u64,
+                    Ok(()) => return Ok(false),
+                    Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(false),
+                    Err(e) => return Err(e),
+                }
+            }
+        }
+        Ok(true)
+    }
+}
