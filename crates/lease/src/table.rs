@@ -488,6 +488,11 @@ impl Table {
         lease.cachable.then_some(lease.kind)
     }
 
+    /// Whether nobody else holds a caching lease for writing, so that a read would not wait.
+    pub fn may_read(&self, client: Option<ClientId>, file: FileKey) -> bool {
+        !self.conflicts(&Access { client, file, op: Op::Read, lease: None, claim: None })
+    }
+
     /// True when nobody holds a caching lease: a server that stops now needs no recovery.
     pub fn is_vacant(&self) -> bool {
         self.leases.len() == 0

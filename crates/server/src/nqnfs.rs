@@ -463,7 +463,7 @@ impl<'a> At<'a> {
         grant: Grant,
         revision: u64,
     ) -> Option<Grant> {
-        let watched = watch.watch(&self.fh).await;
+        let watched = watch.watch(&self.fh, false).await;
         // Somebody may have changed it since it was looked at, and before it was watched.
         let since = self.since();
         let attr = self.attr().await;

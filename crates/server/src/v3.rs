@@ -28,7 +28,7 @@ use hither_proto::nfs3::{
 };
 use hither_proto::xdr::Enc;
 use hither_rpc::server::{Incoming, Outcome};
-use hither_vfs::{Answered, Attr, ChangeInfo, Cx, Fh, File, Name};
+use hither_vfs::{Answered, Attr, ChangeInfo, Cx, Fh, File, FileKind, Name};
 use std::sync::Arc;
 
 /// Answers a call.
@@ -123,6 +123,12 @@ async fn execute(r: &Request, call: Call3) -> Reply3 {
     }
 }
 
+/// Whether somebody may delay writes to a file, so that its attributes are worth nothing.
+fn is_delayed(r: &Request, fh: &Fh) -> bool {
+    let v4 = &r.server.v4;
+    v4.may_be_dirty() || v4.leases.is_delayed(None, fh)
+}
+
 /// An object that a call is about, and as whom.
 struct At {
     export: Arc<Export>,
@@ -161,7 +167,11 @@ impl At {
 
     /// Waits until nobody delays writes to what is about to be read.
     async fn for_reading(&self, r: &Request) -> Result<(), Nfsstat3> {
-        let read = r.server.v4.leases.read(&self.fh, PATIENCE_V3).await;
+        let v4 = &r.server.v4;
+        if v4.may_be_dirty() && self.attr().await?.kind == FileKind::Regular {
+            return Err(Nfsstat3::JUKEBOX);
+        }
+        let read = v4.leases.read(None, &self.fh, PATIENCE_V3).await;
         read.map(|_| ()).map_err(|_| Nfsstat3::JUKEBOX)
     }
 

@@ -5,7 +5,7 @@
 //! of it outlives a restart in [`stable`]. After a restart in which clients held something there is a grace period: they
 //! take it back before anybody else gets anything that could be in its way.
 //!
-//! NFSv4.0 is not offered. Files are delegated for reading ([`delegation`]).
+//! NFSv4.0 is not offered. Files are delegated for reading and for writing ([`delegation`]).
 
 mod attrs;
 mod callback;
@@ -64,6 +64,8 @@ pub(crate) struct Nfs4 {
     /// Those of them who may have held delegations, and until when they may believe so.
     outstanding: Mutex<HashSet<Bytes>>,
     outstanding_end: Instant,
+    /// Some of these may be for writing.
+    outstanding_writes: bool,
     pub(crate) leases: Arc<Leases>,
     grace_end: Instant,
     lease: Duration,
@@ -88,7 +90,8 @@ impl Nfs4 {
         }
         let delegated = stable.delegated()?;
         let outstanding = if delegated.is_some() { reclaimers.clone() } else { HashSet::new() };
-        let believed = delegated.unwrap_or_default().max(options.lease).max(options.grace);
+        let believed = delegated.map(|d| d.believed).unwrap_or_default();
+        let believed = believed.max(options.lease).max(options.grace);
         let wall = (options.env.wall)().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Ok(Self {
             clients: Clients::new(boot),
@@ -98,6 +101,7 @@ impl Nfs4 {
             reclaimers: Mutex::new(reclaimers),
             outstanding: Mutex::new(outstanding),
             outstanding_end: Instant::now() + believed + delegation::SKEW,
+            outstanding_writes: delegated.is_some_and(|d| d.writing),
             leases: Leases::new(
                 options.delegations_max,
                 options.lease,
@@ -120,6 +124,12 @@ impl Nfs4 {
     /// Whether somebody may still rely on a delegation of before the restart, so that nothing may be changed that he could have.
     pub(crate) fn may_be_delegated(&self) -> bool {
         Instant::now() < self.outstanding_end && !self.outstanding.lock().is_empty()
+    }
+
+    /// Whether somebody may still delay writes under a delegation of before the restart, so that nothing is to be read that he
+    /// could have.
+    pub(crate) fn may_be_dirty(&self) -> bool {
+        self.outstanding_writes && self.may_be_delegated()
     }
 
     /// The exports have changed, and with them the directories that lead to them.

@@ -9,7 +9,11 @@ pub trait Watch: Send + Sync + 'static {
     /// held up, where the system can do that, until it is dropped; other changes (attributes, names) are told as they happen. `None`
     /// when that cannot be promised, also for the moment: somebody has the file open for writing. Changes that are made through the
     /// `Vfs` count as well: the caller stops watching before it makes one.
-    fn watch(&self, fh: &Fh) -> BoxFuture<Option<Watched>>;
+    ///
+    /// `alone`: whoever else wants to look at the contents is held up and told of, too, and the caller may change them through the
+    /// `Vfs` while it watches (other changes of its own are told as if they were somebody else's). `None` also when somebody
+    /// else has the file open.
+    fn watch(&self, fh: &Fh, alone: bool) -> BoxFuture<Option<Watched>>;
 
     /// Names who is told of the handles of files that others want to change or have changed; the last one named counts.
     fn tell(&self, told: Arc<Told>);

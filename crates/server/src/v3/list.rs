@@ -3,12 +3,12 @@
 //! The protocol's listings begin with `.` and `..`, which a `Vfs` leaves out: they have the cookies 1 and 2, and those of the
 //! `Vfs` are shifted by two. The number of `..` is not known; nobody relies on it, and the directory's own is given.
 
-use super::At;
+use super::{At, is_delayed};
 use crate::error::stat3;
 use crate::server::Request;
 use hither_proto::nfs3::*;
 use hither_proto::xdr::Chain;
-use hither_vfs::{Attr, DirPage, Node};
+use hither_vfs::{Attr, DirPage, FileKind, Node};
 
 /// Longest listing that is sent.
 const REPLY_MAX_BYTES: u32 = 1 << 20;
@@ -77,19 +77,20 @@ pub(super) async fn readdirplus(r: &Request, a: &ReaddirplusArgs) -> Readdirplus
         Ok(l) => Res::Ok(ReaddirplusOk {
             dir_attributes: Some(dir.wire(&l.attr)),
             cookieverf: l.verifier,
-            entries: Chain(l.items.into_iter().map(|i| plus(&dir, i)).collect()),
+            entries: Chain(l.items.into_iter().map(|i| plus(r, &dir, i)).collect()),
             eof: l.eof,
         }),
         Err(status) => Res::Err(status, dir.after().await),
     }
 }
 
-fn plus(dir: &At, i: Item) -> Entryplus3 {
+fn plus(r: &Request, dir: &At, i: Item) -> Entryplus3 {
+    let known = |n: &&Node| n.attrs.attr.kind != FileKind::Regular || !is_delayed(r, &n.fh);
     Entryplus3 {
         fileid: i.fileid,
         name: i.name,
         cookie: i.cookie,
-        name_attributes: i.node.as_ref().map(|n| dir.wire(&n.attrs.attr)),
+        name_attributes: i.node.as_ref().filter(known).map(|n| dir.wire(&n.attrs.attr)),
         name_handle: i.node.and_then(|n| dir.handle(&n.fh)),
     }
 }

@@ -1,8 +1,7 @@
 //! The procedures that change nothing, but for READDIR and READDIRPLUS.
 
-use super::{At, name};
+use super::{At, is_delayed, name};
 use crate::error::stat3;
-use crate::nqnfs::leases::Short;
 use crate::server::Request;
 use hither_proto::nfs3::*;
 use hither_vfs::{Access, Stop, Want, Where};
@@ -60,7 +59,7 @@ async fn look(r: &Request, dir: &At, wanted: &Name3) -> Result<LookupOk, (Nfssta
         (Stop::Complete | Stop::Limit, Some(node)) => {
             let object = dir.handle(&node.fh).ok_or((Nfsstat3::SERVERFAULT, base))?;
             // While somebody may delay writes to the file its attributes are worth nothing.
-            let known = !r.server.v4.leases.short.as_ref().is_some_and(Short::may_be_delayed);
+            let known = !is_delayed(r, &node.fh);
             let obj_attributes = known.then(|| dir.wire(&node.attrs.attr));
             return Ok(LookupOk { object, obj_attributes, dir_attributes: base });
         }

@@ -1,32 +1,39 @@
-//! Delegations: files of which clients keep what they read without asking (RFC 8881 section 10.4), from the one lease table.
+//! Delegations: files of which clients keep what they read without asking, or delay what they write (RFC 8881 section 10.4), from
+//! the one lease table.
 //!
 //! It knows nothing of operations on the wire. A delegation for reading says that nobody changes the file, its attributes or its
 //! names, neither through this server (by NFSv3, by NFSv4, the holder himself included) nor, where the files can be watched
 //! ([`Watch`](hither_vfs::Watch)), by a local program. So every operation that changes a file asks first ([`Leases::change`]): what is
-//! delegated is recalled, and the operation waits a moment for it to come back, then its client is told to try later. Delegations
-//! whose holder does not answer end when the holder's own lease has surely ended (`hither_lease`).
+//! delegated is recalled, and the operation waits a moment for it to come back, then its client is told to try later. A delegation
+//! for writing says that nobody else has the file open or looks at its bytes or attributes: whoever reads asks first as well
+//! ([`Leases::read`]). What its holder knows is not asked for (CB_GETATTR): it comes with the delegation, so that nobody sees a
+//! length, a change attribute or a time which the file never had. Delegations whose holder does not answer end when the holder's own
+//! lease has surely ended, one for writing not while he still writes (`hither_lease`).
 //!
-//! A file is delegated only to a client that has answered a callback on the connection it has now, and only while nobody
-//! has the file open for writing.
+//! A file is delegated ([`give`]) only to a client that has answered a callback on the connection it has now; for reading, only
+//! while nobody has the file open for writing, and for writing, only while nobody else has it open.
 //!
 //! Locks: `inner`, then a client's `states`. What follows from a change of the table is done without the lock, and in this order:
 //! files are watched no longer, then those who waited go on.
+
+mod give;
+
+pub(crate) use give::Wish;
 
 use super::clients::Client;
 use super::state::{Registry, State};
 use crate::handle;
 use crate::nqnfs::leases::{Numbers, Short};
-use crate::table::{Export, Others};
+use crate::table::Export;
 use hither_lease::{
-    Access, Action, Boot, ClientId, Config, Decision, FileKey, Grant, Kind, Op, Permit, Table, Term, Ticket,
-    Want,
+    Access, Action, Boot, ClientId, Config, Decision, FileKey, Grant, Kind, Op, Permit, Table, Ticket,
 };
-use hither_proto::nfs4::{CbOp, CbRecallArgs, CbRes, Nfsstat4, Stateid, open};
+use hither_proto::nfs4::{CbOp, CbRecallArgs, CbRes, Nfsstat4, Stateid};
 use hither_vfs::{Cx, Fh, FileKind, Name, Watched, Where};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
@@ -46,12 +53,14 @@ const QUIET_MAX_MS: u32 = 10_000;
 /// What the table allows clocks to differ by over a lease.
 pub(super) const SKEW: Duration = Duration::from_secs(3);
 
-/// A file delegated to a client for reading.
+/// A file delegated to a client.
 pub(crate) struct Delegation {
     pub other: [u8; 12],
     pub client: Arc<Client>,
     /// Export and handle.
     pub file: (u32, Fh),
+    /// For reading, or also for writing.
+    pub kind: Kind,
     key: FileKey,
     /// The table's number of it.
     seq: u64,
@@ -79,6 +88,11 @@ impl Delegation {
     /// It was taken away; the client has to say that it knows (FREE_STATEID).
     pub fn is_revoked(&self) -> bool {
         *self.life.lock() == Life::Revoked
+    }
+
+    /// It is on its way back, or should be.
+    pub fn is_recalled(&self) -> bool {
+        self.recalled.load(SeqCst)
     }
 
     /// From now on the client is told that it has lost something, until it has said that it knows.
@@ -116,10 +130,12 @@ pub(crate) struct Leases {
     /// Something may be due earlier.
     moved: Notify,
     count: AtomicUsize,
+    /// Those of them that are for writing.
+    writers: AtomicUsize,
     /// Operations under way that change what files names lead to, where nothing was delegated when they began.
     naming: AtomicUsize,
-    /// It is recorded that files are delegated.
-    marked: AtomicBool,
+    /// It is recorded that files are delegated: 0, not; 1, for reading; 2, also for writing.
+    marked: AtomicU8,
     /// What clients of NQNFS hold, when there can be any.
     pub(crate) short: Option<Short>,
 }
@@ -223,6 +239,13 @@ impl Drop for Waiting<'_> {
     }
 }
 
+fn mark(kind: Kind) -> u8 {
+    match kind {
+        Kind::Read => 1,
+        Kind::Write => 2,
+    }
+}
+
 fn id(client: &Client) -> ClientId {
     // The other half of the number is the server's.
     ClientId(client.id as u32)
@@ -276,8 +299,9 @@ impl Leases {
             inner: Mutex::new(inner),
             moved: Notify::new(),
             count: AtomicUsize::new(0),
+            writers: AtomicUsize::new(0),
             naming: AtomicUsize::new(0),
-            marked: AtomicBool::new(false),
+            marked: AtomicU8::new(0),
             short,
         });
         leases.act(|inner, _| match &mut inner.numbers {
@@ -288,19 +312,24 @@ impl Leases {
         Ok(leases)
     }
 
-    /// Whether it is recorded that files are delegated.
-    pub fn is_marked(&self) -> bool {
-        self.most == 0 || self.marked.load(SeqCst)
+    /// Whether it is recorded that files are delegated like that.
+    pub fn is_marked(&self, kind: Kind) -> bool {
+        self.most == 0 || self.marked.load(SeqCst) >= mark(kind)
     }
 
     /// That is recorded.
-    pub fn marked(&self) {
-        self.marked.store(true, SeqCst);
+    pub fn marked(&self, kind: Kind) {
+        self.marked.fetch_max(mark(kind), SeqCst);
     }
 
     /// Whether anything is delegated or leased, as far as is known without looking.
     pub fn any(&self) -> bool {
         self.count.load(SeqCst) > 0 || self.short.is_some()
+    }
+
+    /// Whether somebody may delay writes to any file, so that whoever reads has to ask.
+    pub fn may_be_delayed(&self) -> bool {
+        self.writers.load(SeqCst) > 0 || self.short.as_ref().is_some_and(Short::may_be_delayed)
     }
 
     /// Changes the table and does what follows.
@@ -393,18 +422,48 @@ impl Leases {
         }
     }
 
-    /// Whoever calls, and holds no lease, is about to read a file: waits until nobody delays writes to it. True when somebody may
-    /// have: what was read before is not to be used.
+    /// Whoever calls is about to read a file, or to open it for that: waits until nobody else delays writes to it. True when
+    /// somebody may have: what was read before is not to be used.
     ///
     /// # Errors
     /// Somebody still does: the client should come back.
-    pub async fn read(self: &Arc<Self>, fh: &Fh, patience: Duration) -> Result<bool, Nfsstat4> {
-        if !self.short.as_ref().is_some_and(Short::may_be_delayed) {
+    pub async fn read(
+        self: &Arc<Self>,
+        client: Option<&Arc<Client>>,
+        fh: &Fh,
+        patience: Duration,
+    ) -> Result<bool, Nfsstat4> {
+        if !self.may_be_delayed() {
             return Ok(false);
         }
-        let access = Access { client: None, file: key(fh), op: Op::Read, lease: None, claim: None };
+        let client = client.map(|c| id(c));
+        let access = Access { client, file: key(fh), op: Op::Read, lease: None, claim: None };
         self.begin(access, patience).await.map_err(|_| Nfsstat4::DELAY)?;
         Ok(true)
+    }
+
+    /// Calls back what keeps a client from reading a file; waits for nothing.
+    pub fn want(self: &Arc<Self>, client: Option<&Arc<Client>>, fh: &Fh) {
+        let client = client.map(|c| id(c));
+        let access = Access { client, file: key(fh), op: Op::Read, lease: None, claim: None };
+        self.act(|inner, now| {
+            if let Decision::Wait(ticket) = inner.table.begin(now, access) {
+                inner.table.cancel(now, ticket);
+            }
+        });
+    }
+
+    /// Whether somebody else may delay writes to a file at the moment.
+    pub fn is_delayed(self: &Arc<Self>, client: Option<&Arc<Client>>, fh: &Fh) -> bool {
+        let client = client.map(|c| id(c));
+        let delayed =
+            |inner: &mut Inner, _| inner.table.is_recovering() || !inner.table.may_read(client, key(fh));
+        self.may_be_delayed() && self.act(delayed)
+    }
+
+    /// Whether a client has a file delegated.
+    pub fn holds(&self, client: &Client, fh: &Fh) -> bool {
+        self.inner.lock().held.contains_key(&(id(client), key(fh)))
     }
 
     /// Whether leases of before a restart may be out, so that nothing but delayed writes is served.
@@ -445,9 +504,10 @@ impl Leases {
         }
         let key = key(fh);
         let access = |inner: &Inner| {
-            // What the holder changes himself makes his own delegation end as well: it says that nobody has the file open
-            // for writing.
-            let client = client.map(|c| id(c)).filter(|id| !inner.held.contains_key(&(*id, key)));
+            // What the holder changes himself makes his own delegation for reading end as well: it says that nobody has the
+            // file open for writing.
+            let reads = |id| inner.held.get(&(id, key)).is_some_and(|d| d.kind == Kind::Read);
+            let client = client.map(|c| id(c)).filter(|id| !reads(*id));
             Ok(Access { client, file: key, op: Op::Write, lease: None, claim: None })
         };
         let going = self.begin_with(patience, access).await;
@@ -486,91 +546,6 @@ impl Leases {
         Naming { leases: self.clone(), file: None }
     }
 
-    /// Delegates a file that a client has just opened for reading, if that is possible now. `reclaim`: it had it before a restart.
-    pub async fn grant(
-        self: &Arc<Self>,
-        registry: &Registry,
-        client: &Arc<Client>,
-        minor: u32,
-        (export, fh): (&Arc<Export>, &Fh),
-        reclaim: bool,
-    ) -> Option<Arc<Delegation>> {
-        if self.count.load(SeqCst) >= self.most || matches!(export.others, Others::Unseen) {
-            return None;
-        }
-        let session = client.sessions().into_iter().find(|s| s.back_is_up());
-        let Some(session) = session else { return refused("the client cannot be called") };
-        if !session.back_is_proven() {
-            session.prove_back(minor);
-            // What was held before a restart is given back at once, lest the client must drop all that it keeps.
-            if !reclaim {
-                return refused("the client has not answered a call yet");
-            }
-        }
-        let d = self.reserve(registry.other(), client, minor, export, fh);
-        let Some(d) = d else { return refused("others use the file, or it is delegated to the client") };
-        // From here on whoever wants to open the file for writing has to wait for us; those who have it open already are seen.
-        let file = registry.file(&d.file);
-        let written = file.is_some_and(|f| {
-            f.opens.lock().iter().any(|o| o.inner.lock().access & open::SHARE_ACCESS_WRITE != 0)
-        });
-        let renamed = self.naming.load(SeqCst) > 0;
-        if written || renamed || registry.add(State::Delegation(d.clone())).is_err() {
-            self.end(registry, &d);
-            return refused("it is open for writing, or names change");
-        }
-        if let Others::Watched(watch) = &export.others {
-            let watched = watch.watch(fh).await;
-            let failed = watched.is_none();
-            *d.watched.lock() = watched;
-            // One that was recalled meanwhile is not handed out: its recall would come before it.
-            if failed || d.recalled.load(SeqCst) || d.is_revoked() {
-                self.end(registry, &d);
-                return refused("it cannot be watched");
-            }
-        }
-        Some(d)
-    }
-
-    fn reserve(
-        self: &Arc<Self>,
-        other: [u8; 12],
-        client: &Arc<Client>,
-        minor: u32,
-        export: &Export,
-        fh: &Fh,
-    ) -> Option<Arc<Delegation>> {
-        let (holder, key) = (id(client), key(fh));
-        let lease_ms = self.lease.as_millis() as u32;
-        let want = Want { kind: Kind::Read, term: Term::Held, optional: true };
-        let access =
-            Access { client: Some(holder), file: key, op: Op::Lease, lease: Some(want), claim: None };
-        self.act(|inner, now| {
-            if inner.held.contains_key(&(holder, key)) {
-                return None;
-            }
-            inner.table.renew(now, holder, lease_ms);
-            let Decision::Go(go) = inner.table.begin(now, access) else { return None };
-            let grant = go.grant.filter(|g| g.cachable)?;
-            let d = Arc::new(Delegation {
-                other,
-                client: client.clone(),
-                file: (export.number, fh.clone()),
-                key,
-                seq: grant.seq,
-                minor,
-                recalled: AtomicBool::new(false),
-                life: Mutex::new(Life::Held),
-                calling: AtomicBool::new(false),
-                watched: Mutex::new(None),
-            });
-            inner.held.insert((holder, key), d.clone());
-            self.count.fetch_add(1, SeqCst);
-            client.delegations.fetch_add(1, SeqCst);
-            Some(d)
-        })
-    }
-
     /// A client was heard of.
     pub fn heard(self: &Arc<Self>, client: &Client) {
         if client.delegations.load(SeqCst) > 0 {
@@ -600,17 +575,23 @@ impl Leases {
         let place = (d.holder(), d.key);
         if inner.held.get(&place).is_some_and(|held| Arc::ptr_eq(held, d)) {
             inner.held.remove(&place);
-            self.count.fetch_sub(1, SeqCst);
-            d.client.delegations.fetch_sub(1, SeqCst);
+            self.uncount(d);
         }
+    }
+
+    fn uncount(&self, d: &Delegation) {
+        if d.kind == Kind::Write {
+            self.writers.fetch_sub(1, SeqCst);
+        }
+        self.count.fetch_sub(1, SeqCst);
+        d.client.delegations.fetch_sub(1, SeqCst);
     }
 
     /// The table has ended a delegation.
     fn lapse(&self, d: &Arc<Delegation>) {
         drop(d.watched.lock().take());
         d.revoke();
-        self.count.fetch_sub(1, SeqCst);
-        d.client.delegations.fetch_sub(1, SeqCst);
+        self.uncount(d);
     }
 
     /// All that a client holds ends.
@@ -653,11 +634,6 @@ impl Leases {
             self.give_up(&d);
         }
     }
-}
-
-fn refused(why: &str) -> Option<Arc<Delegation>> {
-    tracing::debug!("a file is not delegated: {why}");
-    None
 }
 
 impl Inner {

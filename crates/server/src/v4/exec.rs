@@ -12,7 +12,6 @@ use super::session::Session;
 use crate::access::Rights;
 use crate::error::stat4;
 use crate::handle::{self, Handle};
-use crate::nqnfs::leases::Short;
 use crate::server::Request;
 use crate::table::Export;
 use bytes::Bytes;
@@ -246,35 +245,55 @@ impl<'a> Exec<'a> {
         self.nfs.leases.change(self.client.as_ref(), &o.fh, PATIENCE_V4).await
     }
 
-    /// Waits until nobody delays writes to what an operation is about to read, or to open for that.
+    /// Waits until nobody delays writes to what an operation is about to read, or to open.
     async fn for_reading(&mut self, op: &Op) -> Result<(), Nfsstat4> {
-        if !self.nfs.leases.short.as_ref().is_some_and(Short::may_be_delayed) {
+        if !self.nfs.leases.may_be_delayed() && !self.nfs.may_be_dirty() {
             return Ok(());
         }
-        if let (Op::Open(a), Some(Here::Object(dir))) = (op, &self.current)
-            && let OpenClaim::Null(wanted) = &a.claim
-            && let Ok(wanted) = Name::new(Bytes::copy_from_slice(wanted))
-        {
-            let at = Where::name(&dir.fh, &wanted);
-            let found = dir.export.vfs.walk(&dir.cx, at, Want::default()).await.ok();
-            // Before the operation: after it the client has the file open, whatever becomes of the rest.
-            if let Some(node) = found.and_then(|t| t.steps.into_iter().next()) {
-                self.nfs.leases.read(&node.fh, PATIENCE_V4).await?;
+        let here = match (op, &self.current) {
+            (Op::Open(a), Some(Here::Object(dir))) => {
+                // Before the operation: after it the client has the file open, whatever becomes of the rest.
+                if let OpenClaim::Null(wanted) = &a.claim
+                    && let Ok(wanted) = Name::new(Bytes::copy_from_slice(wanted))
+                {
+                    let at = Where::name(&dir.fh, &wanted);
+                    let found = dir.export.vfs.walk(&dir.cx, at, Want::default()).await.ok();
+                    if let Some(node) = found.and_then(|t| t.steps.into_iter().next()) {
+                        self.nfs.leases.read(self.client.as_ref(), &node.fh, PATIENCE_V4).await?;
+                    }
+                }
+                return Ok(());
             }
-            return Ok(());
-        }
-        let here = match op {
-            Op::Copy(_) => &self.saved,
-            Op::Read(_) | Op::Getattr(_) | Op::Access(_) | Op::Seek(_) | Op::Verify(_) | Op::Nverify(_) => {
-                &self.current
-            }
+            (Op::Copy(_), _) => &self.saved,
+            (
+                Op::Read(_)
+                | Op::Getattr(_)
+                | Op::Access(_)
+                | Op::Seek(_)
+                | Op::Verify(_)
+                | Op::Nverify(_)
+                | Op::Lockt(_),
+                _,
+            ) => &self.current,
             _ => return Ok(()),
         };
         let Some(Here::Object(o)) = here else { return Ok(()) };
-        if self.nfs.leases.read(&o.fh, PATIENCE_V4).await? {
+        if self.nfs.may_be_dirty() && !self.is_user(o) && self.attrs(o).await?.attr.kind == FileKind::Regular
+        {
+            return Err(Nfsstat4::DELAY);
+        }
+        if self.nfs.leases.read(self.client.as_ref(), &o.fh, PATIENCE_V4).await? {
             self.changed();
         }
         Ok(())
+    }
+
+    /// Whether the client has the file open or delegated, so that nobody else delays writes to it since before a restart.
+    fn is_user(&self, o: &Object) -> bool {
+        let Some(client) = &self.client else { return false };
+        let opened =
+            |f: Arc<super::state::FileState>| f.opens.lock().iter().any(|o| o.client.id == client.id);
+        self.nfs.registry.file(&o.key()).is_some_and(opened) || self.nfs.leases.holds(client, &o.fh)
     }
 
     /// The same for the file that a name leads to, which is about to lose the name, to get another one, or to be opened for writing.

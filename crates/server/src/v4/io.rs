@@ -1,8 +1,10 @@
 //! READ, WRITE, COMMIT, SEEK, ALLOCATE, DEALLOCATE and COPY.
 
+use super::clients::Client;
 use super::exec::{Exec, Object};
 use super::state::{State, VfsOpen};
 use crate::error::stat4;
+use hither_lease::Kind;
 use hither_proto::nfs4::{
     CommitArgs, CopyArgs, CopyOk, CopyRequirements, DataContent, Nfsstat4, RangeArgs, ReadArgs, ReadOk,
     SeekArgs, SeekOk, StableHow, Stateid, Verifier, WriteArgs, WriteOk, WriteResponse, open,
@@ -35,9 +37,11 @@ impl Exec<'_> {
         let open = match &state {
             State::Delegation(d) if d.is_revoked() => return Err(Nfsstat4::DELEG_REVOKED),
             State::Delegation(d) if d.file != o.key() => return Err(Nfsstat4::BAD_STATEID),
-            State::Delegation(_) if need.contains(OpenAccess::WRITE) => return Err(Nfsstat4::OPENMODE),
-            // The client has checked who may open the file, and reads as whoever did.
-            State::Delegation(_) => return Ok(None),
+            State::Delegation(d) if need.contains(OpenAccess::WRITE) && d.kind == Kind::Read => {
+                return Err(Nfsstat4::OPENMODE);
+            }
+            // The client has checked who may open the file, and uses it as whoever did.
+            State::Delegation(_) => return Ok(self.any_open(o, &client, need)),
             _ => state.open().ok_or(Nfsstat4::BAD_STATEID)?,
         };
         if open.file.key != o.key() {
@@ -48,6 +52,23 @@ impl Exec<'_> {
         }
         // Clients read what they open for writing only, to complete pages; then the caller's own right counts.
         Ok(open.below(need))
+    }
+
+    /// Some open of a client that allows a use of a file.
+    fn any_open(&self, o: &Object, client: &Client, need: OpenAccess) -> Option<Arc<VfsOpen>> {
+        let file = self.nfs.registry.file(&o.key())?;
+        let opens = file.opens.lock();
+        opens.iter().filter(|open| open.client.id == client.id).find_map(|open| open.below(need))
+    }
+
+    /// Whether a stateid is one of a client's own on the file: then nobody else has it delegated since before a restart.
+    pub(super) fn is_held(&self, o: &Object, id: &Stateid) -> bool {
+        let found = |id: Stateid| self.nfs.registry.find(&*self.client().ok()?, &id).ok();
+        match self.actual(id).ok().filter(|id| !id.is_special()).and_then(found) {
+            Some(State::Delegation(d)) => d.file == o.key(),
+            Some(state) => state.file().is_some_and(|f| f.key == o.key()),
+            None => false,
+        }
     }
 
     /// I/O without an open: others may have denied it.
@@ -80,7 +101,7 @@ impl Exec<'_> {
             StableHow::DATA_SYNC | StableHow::FILE_SYNC => (Stability::Stable, StableHow::FILE_SYNC),
             _ => return Err(Nfsstat4::INVAL),
         };
-        let _changing = self.for_change(&o, open.is_some()).await?;
+        let _changing = self.for_change(&o, self.is_held(&o, &a.stateid)).await?;
         self.changed();
         // Taken before the write: a verifier that changes meanwhile must not vouch for these bytes.
         let writeverf = self.r.server.write_verifier(&o.export);
@@ -126,7 +147,7 @@ impl Exec<'_> {
         let open = self.open_for(&o, &a.stateid, OpenAccess::WRITE)?;
         let end_bytes = a.offset.checked_add(a.length).filter(|_| a.length > 0).ok_or(Nfsstat4::INVAL)?;
         let range = FileRange { start_bytes: a.offset, end_bytes };
-        let _changing = self.for_change(&o, open.is_some()).await?;
+        let _changing = self.for_change(&o, self.is_held(&o, &a.stateid)).await?;
         self.changed();
         let file = o.file(open.as_ref().map(|b| b.id));
         let result = match reserve {
@@ -144,7 +165,7 @@ impl Exec<'_> {
         }
         let source = self.open_for(&from, &a.src_stateid, OpenAccess::READ)?;
         let target = self.open_for(&to, &a.dst_stateid, OpenAccess::WRITE)?;
-        let _changing = self.for_change(&to, target.is_some()).await?;
+        let _changing = self.for_change(&to, self.is_held(&to, &a.dst_stateid)).await?;
         self.changed();
         let (source, target) =
             (from.file(source.as_ref().map(|b| b.id)), to.file(target.as_ref().map(|b| b.id)));

@@ -3,13 +3,14 @@
 //! Cookies 1 and 2 mean nothing in NFSv4 (RFC 8881 section 18.23.3), so those of the `Vfs` are shifted by two.
 
 use super::attrs::{OF_ENTRY, bare_entry};
+use super::delegation::PATIENCE_V4;
 use super::exec::{Exec, Here, Object, handle_if};
 use crate::error::stat4;
 use hither_proto::nfs4::{
     Attrs as Wire, Bitmap4, Entry, Nfsstat4, READDIR_MAX_ENTRIES, ReaddirArgs, ReaddirOk, attr,
 };
 use hither_proto::xdr::{Chain, Enc};
-use hither_vfs::DirEntry;
+use hither_vfs::{DirEntry, FileKind};
 
 /// Cookies that mean nothing.
 const RESERVED: u64 = 2;
@@ -38,8 +39,11 @@ impl Exec<'_> {
         let nodes = !a.attr_request.is_subset(OF_ENTRY);
         let verifier = if from == 0 { [0; 8] } else { a.cookieverf };
         let bytes = (max.saturating_sub(HEAD_BYTES) as u32).max(PAGE_MIN_BYTES);
-        let page = dir.export.vfs.readdir(&dir.cx, &dir.fh, from, verifier, bytes, nodes).await;
-        let page = page.map_err(|e| stat4(&e))?;
+        let list = || dir.export.vfs.readdir(&dir.cx, &dir.fh, from, verifier, bytes, nodes);
+        let mut page = list().await.map_err(|e| stat4(&e))?;
+        if self.of_files_delayed(&page.entries).await? {
+            page = list().await.map_err(|e| stat4(&e))?;
+        }
         let mut list = List::new(max);
         for entry in page.entries {
             let attrs = self.entry_attrs(dir, &entry, a.attr_request).await?;
@@ -49,6 +53,28 @@ impl Exec<'_> {
             }
         }
         list.finish(page.verifier, page.eof)
+    }
+
+    /// Waits until nobody else delays writes to files in a listing with attributes. True when somebody did.
+    async fn of_files_delayed(&self, entries: &[DirEntry]) -> Result<bool, Nfsstat4> {
+        let leases = &self.nfs.leases;
+        let files = || {
+            let nodes = entries.iter().filter_map(|e| e.node.as_ref());
+            nodes.filter(|n| n.attrs.attr.kind == FileKind::Regular)
+        };
+        if self.nfs.may_be_dirty() && files().next().is_some() {
+            return Err(Nfsstat4::DELAY);
+        }
+        if !leases.may_be_delayed() {
+            return Ok(false);
+        }
+        let delayed: Vec<_> = files().filter(|n| leases.is_delayed(self.client.as_ref(), &n.fh)).collect();
+        // All are called back before any is waited for.
+        delayed.iter().for_each(|n| leases.want(self.client.as_ref(), &n.fh));
+        for n in &delayed {
+            leases.read(self.client.as_ref(), &n.fh, PATIENCE_V4).await?;
+        }
+        Ok(!delayed.is_empty())
     }
 
     async fn entry_attrs(&self, dir: &Object, entry: &DirEntry, wanted: Bitmap4) -> Result<Wire, Nfsstat4> {

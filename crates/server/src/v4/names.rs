@@ -142,7 +142,8 @@ impl Exec<'_> {
             Some(_) => self.open_for(&o, &a.stateid, OpenAccess::WRITE)?,
             None => None,
         };
-        let _changing = self.for_change(&o, open.is_some()).await?;
+        let held = open.is_some() || set.size_bytes.is_some() && self.is_held(&o, &a.stateid);
+        let _changing = self.for_change(&o, held).await?;
         self.changed();
         let attrs = o.export.vfs.setattr(&o.cx, o.file(open.as_ref().map(|b| b.id)), &set).await;
         let attrs = attrs.map_err(|e| stat4(&e))?;

@@ -4,17 +4,19 @@
 //! one stateid for a file, however often he opens it: access and denials add up.
 
 use super::attrs::{SETTABLE, SETTABLE_EXCLUSIVELY, to_set};
-use super::delegation::{Changing, Naming};
+use super::delegation::{Changing, Naming, PATIENCE_V4, Wish};
 use super::exec::{Exec, Here, Object};
 use super::names::{name, wire_change};
+use super::stable::Delegated;
 use super::state::{Open, OpenInner, State, VfsOpen, access, excludes, next};
 use crate::error::stat4;
 use crate::exclusive::{is_of_verifier, verifier_times};
 use bytes::Bytes;
+use hither_lease::Kind;
 use hither_proto::nfs4::{
     Ace, Bitmap4, ChangeInfo as WireChange, CloseArgs, CreateHow, DelegationType, Nfsstat4, OpenArgs,
-    OpenClaim, OpenDelegation, OpenDowngradeArgs, OpenOk, ReadDelegation, Stateid, WhyNoDelegation, attr,
-    open,
+    OpenClaim, OpenDelegation, OpenDowngradeArgs, OpenOk, ReadDelegation, SpaceLimit, Stateid,
+    WhyNoDelegation, WriteDelegation, attr, open,
 };
 use hither_vfs::{Create, Cred, Cx, Fh, Name, Node, OpenHow, Opened, SetAttr, SetTime, Want, Where};
 use parking_lot::Mutex;
@@ -73,6 +75,9 @@ impl Exec<'_> {
         if self.nfs.registry.is_full() {
             return Err(Nfsstat4::DELAY);
         }
+        if self.nfs.may_be_dirty() && !matches!(a.claim, OpenClaim::Previous(_)) {
+            return Err(Nfsstat4::GRACE);
+        }
         let at = self.object(Nfsstat4::ISDIR)?;
         let changes = share & open::SHARE_ACCESS_WRITE != 0 || a.how.is_some();
         let at = if changes { at.writable()? } else { at };
@@ -129,16 +134,23 @@ impl Exec<'_> {
         let (opened, stateid) = self.register(&file, owner, share, a.share_deny, below.clone()).await?;
         self.changed();
         let mut file = file;
+        if !writes && !early {
+            // Nobody is delegated the file for writing from here on: somebody may have been just before.
+            match self.nfs.leases.read(self.client.as_ref(), &file.fh, PATIENCE_V4).await {
+                Ok(false) => {}
+                Ok(true) => file.known = None,
+                Err(status) => {
+                    self.undo(&opened).await;
+                    return Err(status);
+                }
+            }
+        }
         if let Some(size) = cut {
             let size = SetAttr { size_bytes: Some(size), ..SetAttr::default() };
             match at.export.vfs.setattr(&at.cx, file.file(Some(below.id)), &size).await {
                 Ok(attrs) => file.known = Some(attrs),
                 Err(e) => {
-                    // The open was new and nobody has used it, or it goes on as it was with a sequence number more.
-                    let _order = opened.file.order.lock().await;
-                    if opened.stateid().seqid == 1 {
-                        self.nfs.close(&opened).await;
-                    }
+                    self.undo(&opened).await;
                     return Err(stat4(&e));
                 }
             }
@@ -152,38 +164,59 @@ impl Exec<'_> {
         Ok(OpenOk { stateid, cinfo, rflags, attrset: set, delegation })
     }
 
+    /// An open that is refused although it was registered: it was new and nobody has used it, or it goes on as it was with a
+    /// sequence number more.
+    async fn undo(&self, opened: &Arc<Open>) {
+        let _order = opened.file.order.lock().await;
+        if opened.stateid().seqid == 1 {
+            self.nfs.close(opened).await;
+        }
+    }
+
     /// Delegates the file that was just opened, if the client wants that and nothing is in the way.
     async fn delegate(&self, a: &OpenArgs, share: u32, file: &mut Object) -> OpenDelegation {
-        let wanted = match a.share_access & open::WANT_DELEG_MASK {
-            open::WANT_NO_DELEG | open::WANT_CANCEL => false,
-            _ => share == open::SHARE_ACCESS_READ && a.share_deny == 0,
-        };
-        let reclaim = match &a.claim {
-            OpenClaim::Null(_) | OpenClaim::Fh => false,
-            OpenClaim::Previous(DelegationType::READ | DelegationType::READ_ATTRS) => true,
-            _ => return no_delegation(a.share_access),
-        };
-        let Some(client) = self.client.as_ref().filter(|_| wanted) else {
-            return no_delegation(a.share_access);
-        };
+        let none = no_delegation(a.share_access);
+        let Some(wish) = wish(a, share, self.minor) else { return none };
+        let Some(client) = &self.client else { return none };
+        // Otherwise it is not recorded either: a restart would wait for what nobody has.
+        if !client.sessions().iter().any(|s| s.back_is_up()) {
+            return none;
+        }
         // Durable before anybody relies on it.
-        if !self.nfs.leases.is_marked() {
-            if let Err(e) = self.nfs.stable.mark_delegated(self.nfs.lease).await {
+        let leases = &self.nfs.leases;
+        if !leases.is_marked(wish.kind) {
+            let mark = Delegated { believed: self.nfs.lease, writing: wish.kind == Kind::Write };
+            if let Err(e) = self.nfs.stable.mark_delegated(mark).await {
                 tracing::warn!("that files are delegated cannot be recorded, so none is: {e}");
-                return no_delegation(a.share_access);
+                return none;
             }
-            self.nfs.leases.marked();
+            leases.marked(wish.kind);
         }
-        let of = (&file.export, &file.fh);
-        match self.nfs.leases.grant(&self.nfs.registry, client, self.minor, of, reclaim).await {
-            Some(d) => {
-                // What was seen before may have been changed since.
-                file.known = None;
-                let permissions = Ace { ace_type: 0, flag: 0, access_mask: 0, who: Bytes::new().into() };
-                OpenDelegation::Read(ReadDelegation { stateid: d.stateid(), recall: false, permissions })
+        let granted = leases.grant(&self.nfs.registry, client, (&file.export, &file.fh), wish).await;
+        let Some(d) = granted else { return none };
+        // What was seen before may have been changed since.
+        file.known = None;
+        let permissions = Ace { ace_type: 0, flag: 0, access_mask: 0, who: Bytes::new().into() };
+        let (stateid, recall) = (d.stateid(), d.is_recalled());
+        match wish.kind {
+            Kind::Read => OpenDelegation::Read(ReadDelegation { stateid, recall, permissions }),
+            Kind::Write => {
+                let space_limit = SpaceLimit::Size(self.room_for(file).await);
+                OpenDelegation::Write(WriteDelegation { stateid, recall, space_limit, permissions })
             }
-            None => no_delegation(a.share_access),
         }
+    }
+
+    /// How long a file may become before its holder has to write it: what it has, and his share of what is free.
+    async fn room_for(&self, file: &mut Object) -> u64 {
+        let Ok(attrs) = self.attrs(file).await else { return 0 };
+        let size_bytes = attrs.attr.size_bytes;
+        file.known = Some(attrs);
+        let free_bytes = match file.export.vfs.statfs(&file.cx, &file.fh).await {
+            Ok(s) => s.avail_bytes,
+            Err(_) => 0,
+        };
+        size_bytes.saturating_add(self.nfs.leases.share_of(free_bytes))
     }
 
     /// Fails unless a stateid is one of a delegation of the file.
@@ -457,6 +490,26 @@ fn stat_of_open(e: &hither_vfs::Error) -> Nfsstat4 {
         libc::EINVAL | libc::ENXIO | libc::ENODEV => Nfsstat4::WRONG_TYPE,
         _ => stat4(e),
     }
+}
+
+/// The delegation that may come with an open; `None`: the client wants none, or cannot have one.
+fn wish(a: &OpenArgs, share: u32, minor: u32) -> Option<Wish> {
+    let usual = if share == open::SHARE_ACCESS_READ { Kind::Read } else { Kind::Write };
+    let (kind, reclaim) = match &a.claim {
+        OpenClaim::Null(_) | OpenClaim::Fh => (usual, false),
+        OpenClaim::Previous(DelegationType::READ | DelegationType::READ_ATTRS) if usual == Kind::Read => {
+            (Kind::Read, true)
+        }
+        // It may outlive the open for writing that brought it.
+        OpenClaim::Previous(DelegationType::WRITE | DelegationType::WRITE_ATTRS) => (Kind::Write, true),
+        _ => return None,
+    };
+    let wanted = match a.share_access & open::WANT_DELEG_MASK {
+        open::WANT_NO_DELEG | open::WANT_CANCEL => false,
+        open::WANT_READ_DELEG => kind == Kind::Read,
+        _ => true,
+    };
+    (wanted && a.share_deny == 0).then_some(Wish { kind, reclaim, minor })
 }
 
 fn no_delegation(share_access: u32) -> OpenDelegation {

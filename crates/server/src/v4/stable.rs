@@ -18,6 +18,15 @@ const OWNER_MAX_BYTES: u64 = 1024;
 /// Most records that are read.
 const RECORDS_MAX: usize = 65_536;
 
+/// That files are delegated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Delegated {
+    /// How long clients rely on it, at most, without hearing of us.
+    pub believed: Duration,
+    /// Some may delay writes.
+    pub writing: bool,
+}
+
 /// The records of one server.
 #[derive(Debug, Clone)]
 pub(crate) struct Stable {
@@ -69,23 +78,29 @@ impl Stable {
         }
     }
 
-    /// Whether the last run has delegated files, and how long its clients may have relied on that.
-    pub fn delegated(&self) -> io::Result<Option<Duration>> {
+    /// Whether the last run has delegated files.
+    pub fn delegated(&self) -> io::Result<Option<Delegated>> {
         let Some(path) = self.marker() else { return Ok(None) };
         match fs::read_to_string(&path) {
             // A mark that cannot be read is one.
-            Ok(text) => Ok(Some(Duration::from_secs(text.trim().parse().unwrap_or(3600)))),
+            Ok(text) => {
+                let mut words = text.split_whitespace();
+                let seconds = words.next().and_then(|w| w.parse().ok());
+                let writing = seconds.is_none() || words.next().is_some();
+                Ok(Some(Delegated { believed: Duration::from_secs(seconds.unwrap_or(3600)), writing }))
+            }
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(e),
         }
     }
 
-    /// Remembers that files are delegated, to clients that rely on it for `lease` at most without hearing of us.
-    pub async fn mark_delegated(&self, lease: Duration) -> io::Result<()> {
+    /// Remembers that files are delegated.
+    pub async fn mark_delegated(&self, mark: Delegated) -> io::Result<()> {
         let Some(path) = self.marker() else { return Ok(()) };
         let work = move || {
             let dir = path.parent().unwrap_or(Path::new("/"));
-            write_durably(dir, &path, lease.as_secs().to_string().as_bytes())
+            let how = if mark.writing { " write" } else { "" };
+            write_durably(dir, &path, format!("{}{how}", mark.believed.as_secs()).as_bytes())
         };
         tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
     }
@@ -155,6 +170,20 @@ mod tests {
         fs::write(dir.path().join("clients/x.part"), b"x").unwrap();
         let (_, old) = Stable::open(Some(dir.path())).unwrap();
         assert_eq!(old, HashSet::from([Bytes::from_static(b"two")]));
+    }
+
+    #[tokio::test]
+    async fn marks_of_delegations() {
+        let dir = tempfile::tempdir().unwrap();
+        let (stable, _) = Stable::open(Some(dir.path())).unwrap();
+        assert_eq!(stable.delegated().unwrap(), None);
+        for writing in [false, true] {
+            let mark = Delegated { believed: Duration::from_secs(90), writing };
+            stable.mark_delegated(mark).await.unwrap();
+            assert_eq!(stable.delegated().unwrap(), Some(mark));
+        }
+        fs::write(dir.path().join("delegations"), "?").unwrap();
+        assert!(stable.delegated().unwrap().is_some_and(|d| d.writing), "what cannot be read is the worst");
     }
 
     #[test]

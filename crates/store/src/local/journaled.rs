@@ -137,12 +137,12 @@ impl Touched {
         if object.listed.swap(true, Ordering::SeqCst) {
             return;
         }
-        let full = self.files.lock().listed.len() >= LISTED_MAX;
+        let full = self.files.lock().listed.len() >= LISTED_MAX || object.alone.load(Ordering::SeqCst);
         let fd = (!full).then(|| worker.root(|| object.reopen(self.proc_fd.as_fd(), OFlags::RDONLY)).ok());
         let mut files = self.files.lock();
         match fd.flatten() {
             Some(fd) => files.listed.push((object.clone(), fd)),
-            // Too many, or not to be opened by this process.
+            // Too many, or not to be opened by this process, or not now.
             None => {
                 files.more = true;
                 object.listed.store(false, Ordering::SeqCst);

@@ -47,6 +47,8 @@ pub(super) struct Object {
     pub journaled: AtomicU64,
     /// Whether it is among those that the next checkpoint syncs.
     pub listed: AtomicBool,
+    /// Whether somebody watches it alone: no descriptor is opened then.
+    pub alone: AtomicBool,
     used: AtomicBool,
 }
 
@@ -185,6 +187,17 @@ impl Object {
         true
     }
 
+    /// Closes the descriptor for reading: from then on there is the one for writing, while there is one. False when somebody is
+    /// at work with it.
+    pub fn stop_reading(&self) -> bool {
+        let mut io = self.io.lock();
+        if io.read.as_ref().is_some_and(|fd| Arc::strong_count(fd) > 1) || io.write.is_none() {
+            return false;
+        }
+        io.read = None;
+        true
+    }
+
     /// Closes descriptors for reading and writing that nobody used since the last call: a file open for writing
     /// cannot be executed.
     fn rest(&self) {
@@ -271,6 +284,7 @@ impl Objects {
                 order: Mutex::new(()),
                 journaled: AtomicU64::new(0),
                 listed: AtomicBool::new(false),
+                alone: AtomicBool::new(false),
                 used: AtomicBool::new(false),
             });
             shard.known.insert(fh.clone(), object.clone());

@@ -248,21 +248,28 @@ pub(super) fn lease_signals() -> Result<OwnedFd> {
     owned(fd.into())
 }
 
-/// Takes a lease for reading; `thread` gets a signal when somebody wants to write.
-pub(super) fn take_lease(fd: BorrowedFd<'_>, thread: libc::pid_t) -> Result<()> {
+/// Takes a lease for reading; `thread` gets a signal when somebody wants to write. `alone`: one for writing; also when somebody
+/// wants to read.
+pub(super) fn take_lease(fd: BorrowedFd<'_>, thread: libc::pid_t, alone: bool) -> Result<()> {
     const F_SETSIG: libc::c_int = 10;
     const F_SETOWN_EX: libc::c_int = 15;
     const F_OWNER_TID: libc::c_int = 0;
     // struct f_owner_ex: type and number.
     let owner: [libc::c_int; 2] = [F_OWNER_TID, thread];
-    let fd = fd.as_raw_fd();
+    let (fd, kind) = (fd.as_raw_fd(), if alone { libc::F_WRLCK } else { libc::F_RDLCK });
     // SAFETY: `owner` is laid out as struct f_owner_ex and lives through the call; the other arguments are numbers.
     let done = unsafe {
         libc::fcntl(fd, F_SETOWN_EX, owner.as_ptr()) == 0
             && libc::fcntl(fd, F_SETSIG, broken_lease()) == 0
-            && libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) == 0
+            && libc::fcntl(fd, libc::F_SETLEASE, kind) == 0
     };
     if done { Ok(()) } else { Err(last_error()) }
+}
+
+/// Gives up the lease on a descriptor, if there is one: whoever waits for it goes on.
+pub(super) fn give_up_lease(fd: BorrowedFd<'_>) {
+    // SAFETY: the arguments are numbers. It fails when there is none.
+    unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
 }
 
 /// Makes an object stable.

@@ -5,10 +5,14 @@
 //! get a signal. That is exact: while a lease is held nobody has the file open for writing, mapped files included. The lease does
 //! not cover what changes no bytes (permissions, times, names, links); inotify(7) tells of that right after it has happened.
 //!
+//! Who watches alone has a lease for writing: nobody else has the file open, and whoever opens it waits. It is on the descriptor that
+//! the directory itself reads and writes with, the only one there is: another would break the lease. So the object keeps it as
+//! long as the file is watched, and no other is opened.
+//!
 //! One thread for each directory takes both. The signal is sent to that thread alone, which has it blocked, so no other
 //! thread or program ever meets it. When the queue of either overflows everything that is watched counts as changed.
 
-use super::object::os;
+use super::object::{Object, os};
 use super::pool::Worker;
 use super::{Inner, Local, sys};
 use hither_vfs::{BoxFuture, Cred, Error, Fh, Result, Told, Watch, Watched};
@@ -18,6 +22,7 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, inotify};
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 
 /// How often the thread looks whether anybody still needs it.
@@ -42,20 +47,40 @@ pub(super) struct Watcher {
 /// A file that is watched.
 struct Held {
     watcher: Arc<Watcher>,
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     watch: Option<i32>,
+    /// When it is watched alone.
+    _only: Option<Only>,
+}
+
+/// The one descriptor of an object stays as long as this is not dropped.
+struct Only {
+    inner: Arc<Inner>,
+    object: Arc<Object>,
+}
+
+impl Drop for Only {
+    fn drop(&mut self) {
+        self.object.alone.store(false, Ordering::SeqCst);
+        if self.object.opens.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.inner.objects.forget_if_gone(&self.object);
+        }
+    }
 }
 
 impl Watch for Local {
-    fn watch(&self, fh: &Fh) -> BoxFuture<Option<Watched>> {
+    fn watch(&self, fh: &Fh, alone: bool) -> BoxFuture<Option<Watched>> {
         let (inner, fh) = (self.inner.clone(), fh.clone());
         Box::pin(async move {
             let watcher = inner.watcher.get()?.clone();
             let (of, handle) = (inner.clone(), fh.clone());
-            let job = move |worker: &mut Worker| of.descriptor_to_watch(worker, &handle);
+            let job = move |worker: &mut Worker| match alone {
+                true => of.only_descriptor(worker, &handle),
+                false => of.descriptor_to_watch(worker, &handle).map(|fd| fd.map(|fd| (Arc::new(fd), None))),
+            };
             // Taken on this thread: those of the pool have no right to leases.
-            let fd = inner.pool.run(Arc::new(Cred::root()), job).await.ok()??;
-            Some(Box::new(watcher.hold(fd, &fh)?) as Watched)
+            let (fd, only) = inner.pool.run(Arc::new(Cred::root()), job).await.ok()??;
+            Some(Box::new(watcher.hold(fd, only, &fh)?) as Watched)
         })
     }
 
@@ -79,6 +104,20 @@ impl Inner {
             return Ok(None);
         }
         worker.root(|| object.reopen(self.proc_fd.as_fd(), OFlags::RDONLY)).map(Some)
+    }
+
+    /// The descriptor that is used for reading and writing, when there is no other.
+    fn only_descriptor(
+        self: &Arc<Self>,
+        worker: &mut Worker,
+        fh: &Fh,
+    ) -> Result<Option<(Arc<OwnedFd>, Option<Only>)>> {
+        let object = self.resolve(worker, fh)?;
+        object.need_regular()?;
+        let only = Only { inner: self.clone(), object: self.objects.open(&object) };
+        only.object.alone.store(true, Ordering::SeqCst);
+        let fd = worker.root(|| only.object.io(self.proc_fd.as_fd(), true))?;
+        Ok(only.object.stop_reading().then_some((fd, Some(only))))
     }
 }
 
@@ -108,18 +147,23 @@ impl Watcher {
     }
 
     /// Watches what a descriptor for reading is open on; `None` when somebody has it open for writing or the file system cannot.
-    fn hold(self: &Arc<Self>, fd: OwnedFd, fh: &Fh) -> Option<Held> {
+    fn hold(self: &Arc<Self>, fd: Arc<OwnedFd>, only: Option<Only>, fh: &Fh) -> Option<Held> {
+        let alone = only.is_some();
         // Before the lease: it may be broken as soon as it is there.
         self.by_descriptor.lock().insert(fd.as_raw_fd(), fh.clone());
-        let mut held = Held { watcher: self.clone(), fd, watch: None };
-        sys::take_lease(held.fd.as_fd(), self.thread).ok()?;
-        held.watch = Some(self.add(held.fd.as_fd(), fh)?);
+        let mut held = Held { watcher: self.clone(), fd, watch: None, _only: only };
+        sys::take_lease(held.fd.as_fd(), self.thread, alone).ok()?;
+        held.watch = Some(self.add(held.fd.as_fd(), fh, alone)?);
         Some(held)
     }
 
-    fn add(&self, fd: BorrowedFd<'_>, fh: &Fh) -> Option<i32> {
+    fn add(&self, fd: BorrowedFd<'_>, fh: &Fh, alone: bool) -> Option<i32> {
         use inotify::WatchFlags;
-        let what = WatchFlags::ATTRIB | WatchFlags::MODIFY | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
+        let mut what = WatchFlags::ATTRIB | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
+        if !alone {
+            // Otherwise whoever watches writes, and nobody else can.
+            what |= WatchFlags::MODIFY;
+        }
         let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
         let mut by_watch = self.by_watch.lock();
         let watch = inotify::add_watch(&self.inotify, path, what).ok()?;
@@ -169,7 +213,8 @@ impl Drop for Held {
         if let Some(watch) = self.watch {
             self.watcher.remove(watch);
         }
-        // Closing the descriptor, which comes next, gives up the lease.
+        // The descriptor may stay.
+        sys::give_up_lease(self.fd.as_fd());
     }
 }
 

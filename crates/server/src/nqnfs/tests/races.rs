@@ -80,7 +80,7 @@ impl Drop for Counted {
 }
 
 impl Watch for Watcher {
-    fn watch(&self, _: &Fh) -> BoxFuture<Option<Watched>> {
+    fn watch(&self, _: &Fh, _: bool) -> BoxFuture<Option<Watched>> {
         if let Some(before) = self.before.lock().take() {
             before();
         }

@@ -1,5 +1,7 @@
 //! Delegations: given, recalled, returned, revoked, taken back.
 
+mod writing;
+
 use super::*;
 use crate::table::Others;
 use crate::tests::env;
@@ -105,9 +107,12 @@ async fn who_gets_one() {
     deaf.reclaim_complete().await;
     assert_eq!(deaf.delegation("f").await, None, "it cannot be called");
     let mut a = callable(&lab, "a").await;
-    let why = a.open_as("f", READ | bits::WANT_NO_DELEG, None).await.unwrap().delegation;
-    assert_eq!(why, OpenDelegation::NoneExt(WhyNoDelegation::NotWanted));
-    assert_eq!(a.open_as("f", RW, None).await.unwrap().delegation.stateid(), None);
+    for access in [READ | bits::WANT_NO_DELEG, RW | bits::WANT_NO_DELEG, READ | bits::WANT_CANCEL] {
+        let why = a.open_as("f", access, None).await.unwrap().delegation;
+        assert_eq!(why, OpenDelegation::NoneExt(WhyNoDelegation::NotWanted));
+    }
+    let why = a.open_as("f", RW | bits::WANT_READ_DELEG, None).await.unwrap().delegation;
+    assert_eq!(why.stateid(), None, "nobody can have one for reading who writes");
     assert_eq!(a.delegation("f").await, None, "it is open for writing");
     let mut b = callable(&lab, "b").await;
     assert_eq!(b.delegation("f").await, None, "somebody has it open for writing");
@@ -343,7 +348,7 @@ impl Drop for Counted {
 }
 
 impl Watch for Watcher {
-    fn watch(&self, _: &VfsFh) -> BoxFuture<Option<Watched>> {
+    fn watch(&self, _: &VfsFh, _: bool) -> BoxFuture<Option<Watched>> {
         let watched = self.can.then(|| {
             self.watched.fetch_add(1, SeqCst);
             Box::new(Counted(self.watched.clone())) as Watched

@@ -19,6 +19,11 @@ fn with_journal(dir: &Dir, state: &Dir, export_id: u64, discard: bool) -> Result
     Local::open(&dir.0, options, env())
 }
 
+/// A directory with a journal.
+pub(super) fn over(dir: &Dir, state: &Dir) -> Local {
+    with_journal(dir, state, 1, false).unwrap()
+}
+
 pub(super) fn mix(n: u64) -> u64 {
     let n = (n ^ (n >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let n = (n ^ (n >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

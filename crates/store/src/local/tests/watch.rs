@@ -15,8 +15,12 @@ fn told(local: &Local) -> UnboundedReceiver<Fh> {
 
 /// Watches; right after a writer went it may take a moment.
 async fn watch(l: &Local, fh: &Fh) -> Watched {
+    watch_as(l, fh, false).await
+}
+
+async fn watch_as(l: &Local, fh: &Fh, alone: bool) -> Watched {
     for _ in 0..6000 {
-        if let Some(watched) = l.watch(fh).await {
+        if let Some(watched) = l.watch(fh, alone).await {
             return watched;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -58,7 +62,7 @@ async fn files_that_somebody_writes_are_not_watched() {
     let _told = told(&l);
     let fh = file(&l, "f").await;
     let writer = fs::File::options().write(true).open(dir.path("f")).unwrap();
-    assert!(l.watch(&fh).await.is_none());
+    assert!(l.watch(&fh, false).await.is_none());
     drop(writer);
     drop(watch(&l, &fh).await);
 }
@@ -100,4 +104,47 @@ async fn readers_are_not_told() {
     fs::metadata(dir.path("f")).unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(told.try_recv().is_err());
+}
+
+/// Whoever watches alone writes and reads on, with a journal and without; others wait to read, and are told of.
+#[tokio::test]
+async fn who_watches_alone_goes_on_and_readers_wait() {
+    for journaled in [false, true] {
+        let dir = Dir::new();
+        let state = Dir::new();
+        let l = if journaled { super::journaled::over(&dir, &state) } else { local(&dir) };
+        let mut told = told(&l);
+        let made = create(&l, &root(), &top(&l).await, "f", 0o644).await.unwrap();
+        let (fh, path) = (made.node.fh.clone(), dir.path("f"));
+        let reader = fs::File::open(&path).unwrap();
+        assert!(l.watch(&fh, true).await.is_none(), "somebody reads it");
+        drop(reader);
+        let watched = watch_as(&l, &fh, true).await;
+        put(&l, &root(), &made, 0, b"mine").await.unwrap();
+        let f = File { fh: &fh, open: Some(made.open) };
+        l.commit(&root(), f).await.unwrap();
+        l.close(&root(), &fh, made.open).await.unwrap();
+        assert_eq!(read_all(&l, &root(), &fh).await.unwrap(), "mine");
+        let again = l.open(&root(), Where::fh(&fh), &how(both(), Create::No)).await.unwrap();
+        put(&l, &root(), &again, 0, b"more").await.unwrap();
+        l.close(&root(), &fh, again.open).await.unwrap();
+        assert!(told.try_recv().is_err(), "it is nobody else's doing");
+        let from = path.clone();
+        let reader = tokio::task::spawn_blocking(move || fs::read(from));
+        assert_eq!(told.recv().await.unwrap(), fh);
+        put_by_handle(&l, &fh, b"last").await;
+        assert!(!reader.is_finished(), "it waits");
+        drop(watched);
+        assert_eq!(reader.await.unwrap().unwrap(), b"last");
+        l.commit(&root(), File { fh: &fh, open: None }).await.unwrap();
+        if !journaled {
+            // With a journal it may take until its next checkpoint.
+            drop(watch(&l, &fh).await);
+        }
+    }
+}
+
+async fn put_by_handle(l: &Local, fh: &Fh, bytes: &'static [u8]) {
+    let f = File { fh, open: None };
+    l.write(&root(), f, 0, Bytes::from_static(bytes).into(), Stability::Stable).await.unwrap();
 }

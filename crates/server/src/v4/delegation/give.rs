@@ -1,0 +1,136 @@
+//! Who is given a delegation, and when not.
+//!
+//! It knows nothing of recalls. What is granted is in the table first; then those who use the file already are looked for. Whoever
+//! opens a file does it the other way round (the open is known, then the table is asked), so one of the two sees the other.
+
+use super::{Delegation, Leases, Life, id, key};
+use crate::table::{Export, Others};
+use crate::v4::clients::Client;
+use crate::v4::state::{Registry, State};
+use hither_lease::{Access, Decision, Kind, Op, Term, Want};
+use hither_proto::nfs4::open;
+use hither_vfs::Fh;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+/// A delegation that is asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wish {
+    /// For reading, or also for writing.
+    pub kind: Kind,
+    /// The client had it before a restart.
+    pub reclaim: bool,
+    /// The minor version that it speaks.
+    pub minor: u32,
+}
+
+impl Leases {
+    /// Delegates a file that a client has just opened, if that is possible now. One that is taken back may be
+    /// [recalled](Delegation::is_recalled) at once.
+    pub async fn grant(
+        self: &Arc<Self>,
+        registry: &Registry,
+        client: &Arc<Client>,
+        (export, fh): (&Arc<Export>, &Fh),
+        wish: Wish,
+    ) -> Option<Arc<Delegation>> {
+        if self.count.load(SeqCst) >= self.most || matches!(export.others, Others::Unseen) {
+            return None;
+        }
+        let session = client.sessions().into_iter().find(|s| s.back_is_up());
+        let Some(session) = session else { return refused("the client cannot be called") };
+        if !session.back_is_proven() {
+            session.prove_back(wish.minor);
+            // What was held before a restart is given back at once, lest the client must drop all that it keeps.
+            if !wish.reclaim {
+                return refused("the client has not answered a call yet");
+            }
+        }
+        let d = self.reserve(registry.other(), client, export, fh, wish);
+        let Some(d) = d else { return refused("others use the file, or it is delegated to the client") };
+        // From here on whoever wants to open the file has to wait for us, if that is in the way; those who have it open already are
+        // seen.
+        let file = registry.file(&d.file);
+        let used = file.is_some_and(|f| {
+            f.opens.lock().iter().any(|o| match wish.kind {
+                Kind::Read => o.inner.lock().access & open::SHARE_ACCESS_WRITE != 0,
+                Kind::Write => o.client.id != client.id,
+            })
+        });
+        let renamed = self.naming.load(SeqCst) > 0;
+        if used || renamed || registry.add(State::Delegation(d.clone())).is_err() {
+            self.end(registry, &d);
+            return refused("it is open, or names change");
+        }
+        if let Others::Watched(watch) = &export.others {
+            let watched = watch.watch(fh, wish.kind == Kind::Write).await;
+            let failed = watched.is_none();
+            *d.watched.lock() = watched;
+            if failed && wish.reclaim && wish.kind == Kind::Write {
+                // What was delayed before the restart is to come, although a local program has the file open.
+                self.act(|inner, now| inner.table.recall(now, d.holder(), d.key));
+                return Some(d);
+            }
+            // One that was recalled meanwhile is not handed out: its recall would come before it.
+            if failed || d.is_recalled() || d.is_revoked() {
+                self.end(registry, &d);
+                return refused("it cannot be watched");
+            }
+        }
+        Some(d)
+    }
+
+    fn reserve(
+        self: &Arc<Self>,
+        other: [u8; 12],
+        client: &Arc<Client>,
+        export: &Export,
+        fh: &Fh,
+        wish: Wish,
+    ) -> Option<Arc<Delegation>> {
+        let (holder, key) = (id(client), key(fh));
+        let lease_ms = self.lease.as_millis() as u32;
+        let want = Want { kind: wish.kind, term: Term::Held, optional: true };
+        let access =
+            Access { client: Some(holder), file: key, op: Op::Lease, lease: Some(want), claim: None };
+        self.act(|inner, now| {
+            if inner.held.contains_key(&(holder, key)) {
+                return None;
+            }
+            inner.table.renew(now, holder, lease_ms);
+            let Decision::Go(go) = inner.table.begin(now, access) else { return None };
+            let grant = go.grant.filter(|g| g.cachable)?;
+            let d = Arc::new(Delegation {
+                other,
+                client: client.clone(),
+                file: (export.number, fh.clone()),
+                kind: wish.kind,
+                key,
+                seq: grant.seq,
+                minor: wish.minor,
+                recalled: AtomicBool::new(false),
+                life: Mutex::new(Life::Held),
+                calling: AtomicBool::new(false),
+                watched: Mutex::new(None),
+            });
+            inner.held.insert((holder, key), d.clone());
+            self.count.fetch_add(1, SeqCst);
+            if wish.kind == Kind::Write {
+                self.writers.fetch_add(1, SeqCst);
+            }
+            client.delegations.fetch_add(1, SeqCst);
+            Some(d)
+        })
+    }
+
+    /// How many bytes each of those who may have a delegation can write before the room is gone, when so many are free.
+    pub fn share_of(&self, free_bytes: u64) -> u64 {
+        free_bytes / self.most.max(1) as u64
+    }
+}
+
+fn refused(why: &str) -> Option<Arc<Delegation>> {
+    tracing::debug!("a file is not delegated: {why}");
+    None
+}
