@@ -8,7 +8,6 @@ mod uring;
 pub use gate::Gate;
 use hither_fuse::{Config, Mounted, mount};
 use hither_vfs::{Env, Fh, File, Name, SetAttr, Vfs, Where, model::Model};
-use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -57,7 +56,6 @@ pub fn mounted_with(validity_ms: u64, change: impl FnOnce(&mut Config)) -> Optio
 /// Moves this thread, and what it starts, to a mount namespace of its own: a copy of the mount in a namespace that
 /// somebody else makes meanwhile would keep it alive after the unmount.
 fn own_mount_namespace() {
-    own_files();
     let none = std::ptr::null();
     let flags = libc::MS_REC | libc::MS_PRIVATE;
     // SAFETY: no memory is passed but a constant string.
@@ -66,18 +64,6 @@ fn own_mount_namespace() {
             && libc::mount(none, c"/".as_ptr(), none, flags, std::ptr::null()) == 0
     };
     assert!(ok, "a mount namespace: {}", std::io::Error::last_os_error());
-}
-
-/// Gives this thread, and what it starts, open files of its own: a program that another test starts has copies of all that this one has open
-/// until it is another program, and closing them is flushing.
-fn own_files() {
-    thread_local!(static DONE: Cell<bool> = const { Cell::new(false) });
-    // Once, while it has none yet but the first three.
-    if !DONE.replace(true) {
-        // SAFETY: it takes numbers; nothing of this thread's is closed, and the table of the others is not touched.
-        let done = unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_UNSHARE as i32) };
-        assert_eq!(done, 0, "files of its own: {}", std::io::Error::last_os_error());
-    }
 }
 
 impl Mount {
