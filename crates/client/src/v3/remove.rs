@@ -169,7 +169,11 @@ impl V3 {
                     Some(node) if node.fh == *fh => return Ok(Some(silly)),
                     _ => continue,
                 },
-                Ok(Err((Nfsstat3::NOTSUPP | Nfsstat3::MLINK | Nfsstat3::PERM, _))) => return Ok(None),
+                // A full file system has no room for one name more, and often for another one.
+                Ok(Err((
+                    Nfsstat3::NOTSUPP | Nfsstat3::MLINK | Nfsstat3::PERM | Nfsstat3::NOSPC | Nfsstat3::DQUOT,
+                    _,
+                ))) => return Ok(None),
                 Ok(Err((status, _))) => return Err(error::nfs3(status)),
                 Err(e) if e.errno == libc::EOPNOTSUPP => return Ok(None),
                 Err(e) => return Err(e),

@@ -582,7 +582,7 @@ async fn a_rename_that_fails_removes_nothing() {
         match call {
             Call3::Link(_) => {
                 let link = LinkWcc { file_attributes: None, linkdir_wcc: wcc };
-                return Act::Say(Reply3::Link(Res::Err(Nfsstat3::NOTSUPP, link)));
+                return Act::Say(Reply3::Link(Res::Err(Nfsstat3::NOSPC, link)));
             }
             Call3::Rename(_) => renames += 1,
             _ => return Act::Serve,
