@@ -8,10 +8,11 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, ExitCode};
 
 /// Packages and test programs that keep data safe: what fails once there has failed.
-const GATES: [&str; 8] = [
+const GATES: [&str; 9] = [
     "-p hither-store ",
     "-p hither-lease ",
     "-p hither-vfs ",
+    "-p hither --test campaign ",
     "-p hither --test crashes ",
     "-p hither --test crashes_write ",
     "-p hither --test histories ",
