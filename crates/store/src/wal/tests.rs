@@ -33,7 +33,14 @@ pub(crate) struct InMemory {
 
 impl Memory {
     pub fn copy(&self) -> BTreeMap<u64, Vec<u8>> {
-        self.segments.lock().iter().map(|(n, s)| (*n, s.bytes.lock().clone())).collect()
+        self.killed().0
+    }
+
+    /// What a kill leaves, and whether it is marked as failed: both of one moment.
+    pub fn killed(&self) -> (BTreeMap<u64, Vec<u8>>, bool) {
+        let segments = self.segments.lock();
+        let copy = segments.iter().map(|(n, s)| (*n, s.bytes.lock().clone())).collect();
+        (copy, self.failed.load(Ordering::Relaxed))
     }
 
     /// What a power cut leaves for certain.
@@ -72,6 +79,7 @@ impl Place for Memory {
     }
 
     fn set_failed(&self, failed: bool) -> io::Result<()> {
+        let _segments = self.segments.lock();
         self.failed.store(failed, Ordering::Relaxed);
         Ok(())
     }

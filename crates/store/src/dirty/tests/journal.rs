@@ -60,13 +60,22 @@ impl Journaled {
 
     /// The daemon is killed in this moment: the journal as it is now, read by the next one, and `meanwhile` at the server.
     async fn crash(&self, exclusive: bool, meanwhile: impl AsyncFnOnce(&Stack)) -> (Outcome, Vec<Vec<u8>>) {
-        self.crash_with(self.memory.copy(), exclusive, meanwhile).await
+        self.crash_as(self.memory.killed(), exclusive, meanwhile).await
     }
 
-    /// The same with the journal as it was in an earlier moment.
+    /// The same with the journal, one that works, as it was in an earlier moment.
     async fn crash_with(
         &self,
         journal: BTreeMap<u64, Vec<u8>>,
+        exclusive: bool,
+        meanwhile: impl AsyncFnOnce(&Stack),
+    ) -> (Outcome, Vec<Vec<u8>>) {
+        self.crash_as((journal, false), exclusive, meanwhile).await
+    }
+
+    async fn crash_as(
+        &self,
+        (journal, failed): (BTreeMap<u64, Vec<u8>>, bool),
         exclusive: bool,
         meanwhile: impl AsyncFnOnce(&Stack),
     ) -> (Outcome, Vec<Vec<u8>>) {
@@ -75,7 +84,7 @@ impl Journaled {
         for (number, bytes) in journal {
             std::fs::write(dir.0.join(format!("{number:016x}.wal")), bytes).unwrap();
         }
-        if self.memory.failed.load(Ordering::Relaxed) {
+        if failed {
             std::fs::write(dir.0.join("failed"), "").unwrap();
         }
         let own = std::os::unix::fs::PermissionsExt::from_mode(0o700);
