@@ -306,6 +306,11 @@ impl Wal {
         names.of.insert(own(fh), (own(dir), name.clone()));
     }
 
+    /// Whether that is the last known name of an object.
+    pub(crate) fn is_named(&self, fh: &Fh, dir: &Fh, name: &Name) -> bool {
+        self.names.lock().of.get(fh).is_some_and(|(d, n)| d == dir && n == name)
+    }
+
     /// The path of an object as far as it is known.
     pub(crate) fn path(&self, fh: &Fh) -> Vec<u8> {
         let (names, mut parts, mut at) = (self.names.lock(), Vec::new(), fh);

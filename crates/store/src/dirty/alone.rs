@@ -92,8 +92,16 @@ impl Dirty {
             self.leave_journal(file).await?;
         }
         let through = Through::new(file);
-        let outcome = call.await;
+        let outcome = match order {
+            // Bytes that could not be sent wait in the journal.
+            Order { flush: First::Try, cut: None } => self.touching(&[Some(&file.fh)], call).await,
+            _ => call.await,
+        };
         drop(through);
+        let done = !outcome.as_ref().is_err_and(|e| e.errno == libc::EOPNOTSUPP);
+        if order.cut.is_none() && order.flush == First::Must && done {
+            self.look_what_it_is(file).await;
+        }
         if let (Some(size), Ok(answer)) = (order.cut, &outcome) {
             self.with(file, |s| {
                 s.extents.cut(size);

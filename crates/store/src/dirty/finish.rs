@@ -101,7 +101,8 @@ impl Dirty {
             None => (None, None),
         };
         let (_, start, len) = flight.unwrap_or_default();
-        let sent = match self.below.finish(&cx, at, piece, &owed.set).await {
+        let call = self.below.finish(&cx, at, piece, &owed.set);
+        let sent = match self.touching(&[Some(&file.fh)], call).await {
             Ok(f) if f.wrote.bytes == 0 && len > 0 => {
                 Err(Error::because(libc::EIO, "the server writes no bytes"))
             }
@@ -122,6 +123,9 @@ impl Dirty {
             if let Some((id, ..)) = flight {
                 s.extents.landed(id, wrote);
                 s.journal.landed(id, wrote, false, done.wrote.attrs.as_ref());
+            }
+            if let Some(attrs) = done.wrote.attrs.as_ref().filter(|_| whole && refused.is_none()) {
+                s.journal.told_after(attrs);
             }
             let end = if wrote > 0 { start + wrote } else { 0 };
             let (now, attrs) = (Instant::now(), done.wrote.attrs.as_ref());

@@ -69,6 +69,10 @@ pub(super) struct Tracks {
     base: Option<Base>,
     /// States that the server told last: replies overtake each other, and which is the file's is not known.
     recent: VecDeque<Base>,
+    /// Changes of names or attributes that are on their way, or whose end was not seen.
+    touching: u32,
+    /// When the last of them ended, until a later question tells a state: its change attribute has moved, its bytes have not.
+    touched: Option<Instant>,
     fileid: u64,
     /// Writes that went past the journal and may not be on stable storage, and how many of them are.
     past: (u64, u64),
@@ -114,6 +118,18 @@ impl Tracks {
                 self.note(Event::State(base));
             }
         }
+        self.told_since(attrs.asked);
+    }
+
+    /// The answer to a change of names or attributes told the file's attributes after it.
+    pub fn told_after(&mut self, attrs: &Attrs) {
+        self.saw(attrs);
+        self.touched = None;
+    }
+
+    /// A state that was asked for then is known.
+    fn told_since(&mut self, asked: Instant) {
+        self.touched = self.touched.filter(|at| asked <= *at);
     }
 
     fn told_state(&mut self, base: Base) {
@@ -141,6 +157,9 @@ impl Tracks {
             wal.counters().files.fetch_add(1, Relaxed);
             for base in self.recent.clone().into_iter().filter(|b| Some(*b) != base) {
                 self.note(Event::State(base));
+            }
+            if self.touching > 0 || self.touched.is_some() {
+                self.note(Event::Touched);
             }
         }
         wal.counters().writes.fetch_add(1, Relaxed);
@@ -177,8 +196,9 @@ impl Tracks {
         let Some(Flying { start, end, upto, stable, .. }) = self.flights.remove(&id) else { return false };
         let end = end.min(start + bytes);
         let base = attrs.map(Base::of);
-        if let Some(base) = base {
+        if let (Some(base), Some(attrs)) = (base, attrs) {
             self.told_state(base);
+            self.told_since(attrs.asked);
         }
         if end > start && !lost && !self.is_empty() {
             self.note(Event::Landed { start_bytes: start, end_bytes: end, upto, base });
@@ -223,11 +243,18 @@ impl Tracks {
         }
     }
 
-    /// Names or attributes of the file are about to be changed.
+    /// Names or attributes of the file are about to be changed; [`Tracks::was_touched`] follows when they were, or were not.
     pub fn touch(&mut self) {
+        self.touching += 1;
         if !self.is_empty() {
             self.note(Event::Touched);
         }
+    }
+
+    /// That is over; bytes that are written from now on are to know of it as long as no state is told.
+    pub fn was_touched(&mut self) {
+        self.touching = self.touching.saturating_sub(1);
+        self.touched = Some(Instant::now());
     }
 
     /// The last name of the file was removed here. What was written to a file without a name is not wanted after a crash.
@@ -452,10 +479,33 @@ impl Dirty {
         closed
     }
 
-    /// Names or attributes of a file are about to be changed.
-    pub(super) fn touch(&self, fh: Option<&Fh>) {
-        if let Some(file) = fh.filter(|_| self.wal.is_some()).and_then(|fh| self.known(fh)) {
-            file.state.lock().journal.touch();
+    /// Changes names or attributes of files by a call that tells nothing of them. Of a call that does not end here the outcome is not seen.
+    pub(super) async fn touching<T>(&self, files: &[Option<&Fh>], call: impl Future<Output = T>) -> T {
+        let known = |fh: &Fh| self.known(fh).filter(|_| self.wal.is_some());
+        let files: Vec<_> = files.iter().flatten().filter_map(|fh| known(fh)).collect();
+        let mut noted = Vec::new();
+        for file in &files {
+            let mut s = file.state.lock();
+            s.journal.touch();
+            noted.extend(s.journal.noted);
+        }
+        for ticket in noted {
+            self.announced(Some(ticket)).await;
+        }
+        let done = call.await;
+        files.iter().for_each(|file| file.state.lock().journal.was_touched());
+        done
+    }
+
+    /// What became of a file by a call that told nothing of it: what is written from now on is written to that.
+    pub(super) async fn look_what_it_is(&self, file: &File) {
+        if self.wal.is_none() {
+            return;
+        }
+        let at = At { fh: &file.fh, open: file.state.lock().errors.first_open() };
+        // Without an answer what is written next may become a conflict.
+        if let Ok(attrs) = self.below.getattr(&self.own_cx().fresh(Instant::now()), at).await {
+            file.state.lock().journal.saw(&attrs);
         }
     }
 
@@ -491,14 +541,12 @@ impl Dirty {
         }
     }
 
-    /// The same for a file that is renamed, or gets a name in place of another file.
-    pub(super) fn moving(&self, cx: &Cx, from: (&Fh, &Name), replaced: Option<&Fh>) -> Option<Fh> {
-        self.wal.as_ref()?;
+    /// The object of a name, as far as that is known here.
+    pub(super) fn moving(&self, cx: &Cx, from: (&Fh, &Name)) -> Option<Fh> {
+        let wal = self.wal.as_ref()?;
         let trail = self.below.peek(cx, Where::name(from.0, from.1));
         let moved = trail.and_then(|trail| trail.steps.last().map(|node| node.fh.clone()));
-        self.touch(moved.as_ref());
-        self.touch(replaced);
-        moved
+        moved.or_else(|| self.files.read().keys().find(|fh| wal.is_named(fh, from.0, from.1)).cloned())
     }
 
     /// The directory that has no name here.

@@ -259,6 +259,7 @@ impl Dirty {
                 }
             }
             s.owed.has(&set, now, Some(&attrs));
+            s.journal.told_after(&attrs);
             if s.extents.is_clean() {
                 // The server's times are what was asked for.
                 s.view.time = None;
@@ -562,10 +563,9 @@ impl Vfs for Dirty {
     }
 
     async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
-        self.touch(Some(fh));
         self.pay_mode(cx, fh).await.or_else(unless_interrupted)?;
         let asking = self.asking();
-        let mut made = self.below.link(cx, fh, dir, name).await?;
+        let mut made = self.touching(&[Some(fh)], self.below.link(cx, fh, dir, name)).await?;
         if asking.is_spoiled() {
             let now = self.below.getattr(&cx.fresh(Instant::now()), File { fh, open: None }).await;
             made.node.attrs = now.unwrap_or(made.node.attrs);
@@ -578,8 +578,7 @@ impl Vfs for Dirty {
     }
 
     async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
-        self.touch(target);
-        let change = self.below.unlink(cx, dir, name, target).await?;
+        let change = self.touching(&[target], self.below.unlink(cx, dir, name, target)).await?;
         self.lost_a_name(target).await;
         Ok(change)
     }
@@ -604,8 +603,9 @@ impl Vfs for Dirty {
         replaced: Option<&Fh>,
         flags: RenameFlags,
     ) -> Result<(ChangeInfo, ChangeInfo)> {
-        let moved = self.moving(cx, from, replaced);
-        let changes = self.below.rename(cx, from, to, replaced, flags).await?;
+        let moved = self.moving(cx, from);
+        let call = self.below.rename(cx, from, to, replaced, flags);
+        let changes = self.touching(&[moved.as_ref(), replaced], call).await?;
         self.named(moved.as_ref(), to);
         if !flags.contains(RenameFlags::EXCHANGE) {
             self.lost_a_name(replaced).await;
@@ -640,7 +640,7 @@ impl Vfs for Dirty {
 
     async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
         self.pay_mode(cx, fh).await?;
-        let set = self.below.setxattr(cx, fh, name, value, mode).await;
+        let set = self.touching(&[Some(fh)], self.below.setxattr(cx, fh, name, value, mode)).await;
         self.forget_shown(fh);
         set
     }
@@ -652,7 +652,7 @@ impl Vfs for Dirty {
 
     async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
         self.pay_mode(cx, fh).await?;
-        let removed = self.below.removexattr(cx, fh, name).await;
+        let removed = self.touching(&[Some(fh)], self.below.removexattr(cx, fh, name)).await;
         self.forget_shown(fh);
         removed
     }

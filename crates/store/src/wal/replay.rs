@@ -331,13 +331,16 @@ impl One {
     async fn write(&self, target: &Target, file: &FileLeft) -> Result<u64> {
         let image = file.image();
         let (mut last, mut bytes) = (0, 0);
-        for (start_bytes, end_bytes, _) in &image {
-            let (start_bytes, end_bytes) = (*start_bytes, *end_bytes);
-            let event = Event::Sent { start_bytes, end_bytes, upto: self.last_seq };
-            last = self.r.log.append(Record::of(&target.fh, event)).seq;
+        let step = u64::from(self.r.wsize_bytes).clamp(4096, STEP_BYTES);
+        for (start, end, _) in &image {
+            // As they are sent: of a WRITE that arrived everything is there.
+            for start_bytes in (*start..*end).step_by(step as usize) {
+                let end_bytes = (start_bytes + step).min(*end);
+                let event = Event::Sent { start_bytes, end_bytes, upto: self.last_seq };
+                last = self.r.log.append(Record::of(&target.fh, event)).seq;
+            }
         }
         let _ = self.r.log.written(last).await;
-        let step = u64::from(self.r.wsize_bytes).clamp(4096, STEP_BYTES);
         for (start, end, piece) in image {
             let mut at = start;
             while at < end {

@@ -1,6 +1,7 @@
 //! Delayed writes with a journal: what is in it when, what a crash leaves, and what becomes of that at the server.
 
 mod cuts;
+mod own;
 
 use super::gate::Verdict;
 use super::*;
@@ -18,6 +19,20 @@ impl Temporary {
         static COUNT: Counter = Counter::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         Self(std::env::temp_dir().join(format!("hither-wal-{}-{n}", std::process::id())))
+    }
+}
+
+impl Temporary {
+    /// With a journal in it.
+    fn of(journal: &BTreeMap<u64, Vec<u8>>) -> Self {
+        let dir = Self::new();
+        std::fs::create_dir_all(&dir.0).unwrap();
+        for (number, bytes) in journal {
+            std::fs::write(dir.0.join(format!("{number:016x}.wal")), bytes).unwrap();
+        }
+        let own = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(&dir.0, own).unwrap();
+        dir
     }
 }
 
@@ -79,16 +94,10 @@ impl Journaled {
         exclusive: bool,
         meanwhile: impl AsyncFnOnce(&Stack),
     ) -> (Outcome, Vec<Vec<u8>>) {
-        let dir = Temporary::new();
-        std::fs::create_dir_all(&dir.0).unwrap();
-        for (number, bytes) in journal {
-            std::fs::write(dir.0.join(format!("{number:016x}.wal")), bytes).unwrap();
-        }
+        let dir = Temporary::of(&journal);
         if failed {
             std::fs::write(dir.0.join("failed"), "").unwrap();
         }
-        let own = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-        std::fs::set_permissions(&dir.0, own).unwrap();
         meanwhile(&self.s).await;
         let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
         let below = Arc::new(Below(self.s.gate.clone()));
