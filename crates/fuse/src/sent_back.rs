@@ -13,8 +13,20 @@ use tokio::time::Instant;
 
 /// Threads remembered.
 const THREADS_MAX: usize = 1024;
-/// The kernel comes back at once; for so long its look-ups may take.
+/// The kernel comes back at once, and goes on at once when a look-up is answered.
 const AWAY_MAX: Duration = Duration::from_secs(10);
+/// Longer than that it may wait for others that change the directory, and those for the server: who comes so late is believed nothing, but
+/// is not sent again.
+const LATE_MAX: Duration = Duration::from_secs(600);
+
+/// How a thread comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Back {
+    /// Its look-ups were as new as this.
+    Since(Instant),
+    /// Perhaps it has not come back, but begins something else.
+    Late,
+}
 
 /// Since when the answers to each thread must be fresh, and when it was sent back.
 #[derive(Debug, Default)]
@@ -50,15 +62,32 @@ impl SentBack {
         threads.get(&tid).filter(|(_, sent)| away(*sent)).map(|(since, _)| *since)
     }
 
-    /// The thread came back, or will not come: what [`SentBack::since`] says, for the last time.
-    pub fn over(&self, tid: u32, now: Instant) -> Option<Instant> {
-        let since = self.since(tid, now);
-        if self.count.load(Ordering::Relaxed) > 0 {
-            let mut threads = self.threads.lock();
-            threads.remove(&tid);
-            self.count.store(threads.len(), Ordering::Relaxed);
+    /// A look-up of the thread that came at `began` has been answered: however long that took, it goes on from there.
+    pub fn looked_up(&self, tid: u32, began: Instant, now: Instant) {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return;
         }
-        since
+        if let Some((_, sent)) = self.threads.lock().get_mut(&tid)
+            && began.saturating_duration_since(*sent) < AWAY_MAX
+        {
+            *sent = now;
+        }
+    }
+
+    /// The thread came back at `now`, or will not come.
+    pub fn over(&self, tid: u32, now: Instant) -> Option<Back> {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let mut threads = self.threads.lock();
+        let sent = threads.remove(&tid);
+        self.count.store(threads.len(), Ordering::Relaxed);
+        let (since, sent) = sent?;
+        match now.saturating_duration_since(sent) {
+            away if away < AWAY_MAX => Some(Back::Since(since)),
+            away if away < LATE_MAX => Some(Back::Late),
+            _ => None,
+        }
     }
 }
 
@@ -74,7 +103,7 @@ mod tests {
         assert!(back.send(1, since, Instant::now()));
         assert_eq!(back.since(1, Instant::now()), Some(since));
         assert_eq!(back.since(2, Instant::now()), None);
-        assert_eq!(back.over(1, Instant::now()), Some(since));
+        assert_eq!(back.over(1, Instant::now()), Some(Back::Since(since)));
         assert_eq!(back.over(1, Instant::now()), None);
         for tid in 0..THREADS_MAX as u32 {
             assert!(back.send(tid, since, Instant::now()));
@@ -84,5 +113,24 @@ mod tests {
         assert_eq!(back.since(3, Instant::now()), None, "too late");
         assert!(back.send(u32::MAX, since, Instant::now()));
         assert_eq!(back.threads.lock().len(), 1, "those who never came are forgotten");
+    }
+
+    /// Look-ups that wait for a server behind a link that is cut do not make a thread one that has not been sent.
+    #[tokio::test(start_paused = true)]
+    async fn a_thread_may_look_up_for_long() {
+        let (back, since) = (SentBack::default(), Instant::now());
+        assert!(back.send(1, since, since) && back.send(2, since, since) && back.send(3, since, since));
+        for _ in 0..3 {
+            let began = Instant::now();
+            tokio::time::advance(AWAY_MAX * 5).await;
+            back.looked_up(1, began, Instant::now());
+            assert_eq!(back.since(1, Instant::now()), Some(since), "the next one is to be as new");
+        }
+        assert_eq!(back.over(1, Instant::now()), Some(Back::Since(since)));
+        assert_eq!(back.over(2, Instant::now()), Some(Back::Late), "not sent again");
+        assert_eq!(back.over(2, Instant::now()), None, "but once");
+        tokio::time::advance(LATE_MAX).await;
+        back.looked_up(3, Instant::now(), Instant::now());
+        assert_eq!(back.over(3, Instant::now()), None, "too late for anything");
     }
 }

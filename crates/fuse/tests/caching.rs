@@ -286,6 +286,28 @@ fn a_file_replaced_elsewhere_is_found_under_its_name() {
     m.end();
 }
 
+/// However long the look-ups of an open wait that was sent back to look its path up again, the program gets its file: a second ESTALE
+/// would reach it.
+#[test]
+fn an_open_that_is_looked_up_again_for_long_gets_its_file() {
+    let Some(m) = mounted(LONG) else { return };
+    m.foreign_dirs("a");
+    m.foreign_dirs("b");
+    m.foreign_write("a/f", 0, b"text");
+    assert_eq!(fs::read(m.path("a/f")).unwrap(), b"text");
+    fs::hard_link(m.path("a/f"), m.path("b/f")).unwrap();
+    assert_eq!(fs::read(m.path("b/f")).unwrap(), b"text");
+    // Which of its names is meant is not known here: the kernel is to look it up, behind a link that is cut.
+    m.gate.shut("walk");
+    let path = m.path("a/f");
+    let reader = std::thread::spawn(move || fs::read(path));
+    eventually("it is looked up", || m.gate.waiting("walk") > 0);
+    common::pause(11_000);
+    m.gate.open_all();
+    assert_eq!(reader.join().unwrap().unwrap(), b"text");
+    m.end();
+}
+
 #[test]
 fn attributes_after_a_write_come_with_it() {
     let Some(m) = mounted(LONG) else { return };

@@ -5,6 +5,7 @@ use crate::abi::{OPEN_FOR_EXEC, Out, RELEASE_FLOCK_UNLOCK, WRITE_CACHE, fopen, o
 use crate::call::{Answer, Body, Undo};
 use crate::handles::OpenFile;
 use crate::inode::{Inode, Named};
+use crate::sent_back::Back;
 use bytes::Bytes;
 use hither_vfs::{
     Create, Cx, Data, Error, File, FileRange, LockOwner, Name, OpenAccess, OpenHow, Opened, Read, Result,
@@ -79,15 +80,18 @@ impl Call {
     async fn open_named(&self, inode: &Inode, cx: &Cx, how: &OpenHow) -> Result<(Opened, bool)> {
         let (session, tid, fh) = (&self.session, self.head.tid, inode.fh());
         let by_handle = async |cx: &Cx| session.vfs.open(cx, Where::fh(&fh), how).await;
-        if let Some(since) = session.sent_back.over(tid, self.pending.started) {
+        let back = session.sent_back.over(tid, self.pending.started);
+        if let Some(Back::Since(since)) = back {
             let since = cx.fresh_since.map(|_| since);
             return Ok((by_handle(&Cx { fresh_since: since, ..cx.clone() }).await?, true));
         }
-        let Some(since) = cx.fresh_since else { return Ok((by_handle(cx).await?, false)) };
+        // A second time the kernel would not look it up again.
+        let late = back == Some(Back::Late);
+        let Some(since) = cx.fresh_since else { return Ok((by_handle(cx).await?, late)) };
         match &session.inodes.named(inode.id, || session.hints.last_part(tid)) {
-            Named::No => return Ok((by_handle(cx).await?, false)),
+            Named::No => return Ok((by_handle(cx).await?, late)),
             Named::By(dir, name) => match session.vfs.open(cx, Where::name(dir, name), how).await {
-                Ok(opened) if inode.knows(&opened.node.fh) => return Ok((opened, false)),
+                Ok(opened) if inode.knows(&opened.node.fh) => return Ok((opened, late)),
                 Ok(other) => {
                     let (vfs, cx) = (session.vfs.clone(), Cx::new(cx.cred.clone()));
                     session.aside(async move {
@@ -99,9 +103,9 @@ impl Call {
             },
             Named::ByOneOf => {}
         }
-        match session.sent_back.send(tid, since, Instant::now()) {
+        match !late && session.sent_back.send(tid, since, Instant::now()) {
             true => Err(Error::new(libc::ESTALE)),
-            false => Ok((by_handle(cx).await?, false)),
+            false => Ok((by_handle(cx).await?, late)),
         }
     }
 
@@ -124,6 +128,7 @@ impl Call {
 
     pub(super) async fn create(&self, name: Name, flags: u32, mode: u32) -> Result<Answer> {
         let dir = self.inode()?;
+        self.session.sent_back.over(self.head.tid, self.pending.started);
         let set = SetAttr { mode: Some(mode & 0o7777), ..Default::default() };
         let create = if flags & O_EXCL != 0 { Create::Exclusive(set) } else { Create::IfMissing(set) };
         let how = how(flags, create);

@@ -30,6 +30,7 @@ impl Call {
             // The path ends here: no open comes back.
             self.session.sent_back.over(tid, Instant::now());
         }
+        self.session.sent_back.looked_up(tid, self.pending.started, Instant::now());
         found.map(|(answer, _)| answer)
     }
 
