@@ -121,6 +121,33 @@ fn executing_needs_the_right_to_execute_and_nothing_else() {
     m.end();
 }
 
+/// A server may let the owner of a file set its length whatever its permissions are, so who may not write is not to get there.
+#[test]
+fn the_owner_of_a_read_only_file_may_not_cut_it() {
+    let Some(m) = mounted(1000) else { return };
+    fs::write(m.path("f"), b"text").unwrap();
+    chown(m.path("f"), Some(A), Some(A)).unwrap();
+    mode(&m, "f", 0o444);
+    let before = m.gate.calls("setattr");
+    assert!(!user_can(&m.dir, A, A, &[], "perl -e 'truncate(\"$ENV{M}/f\", 0) or exit 1'"));
+    assert!(!user_can(&m.dir, A, A, &[], "perl -e 'sysopen(F, \"$ENV{M}/f\", 01000) or exit 1'"));
+    assert_eq!(m.gate.calls("setattr"), before, "nobody was asked to");
+    assert_eq!(m.foreign_read("f"), b"text");
+    mode(&m, "f", 0o644);
+    assert!(user_can(&m.dir, A, A, &[], "perl -e 'truncate(\"$ENV{M}/f\", 2) or exit 1'"));
+    assert_eq!(m.foreign_read("f"), b"te");
+    // A descriptor that was opened for writing is good for it.
+    assert!(user_can(
+        &m.dir,
+        A,
+        A,
+        &[],
+        "perl -e 'open(F, \"+<\", \"$ENV{M}/f\") or exit 1; chmod(0444, F); truncate(F, 1) or exit 1'"
+    ));
+    assert_eq!(m.foreign_read("f"), b"t");
+    m.end();
+}
+
 #[test]
 fn set_id_bits_go_when_somebody_else_writes() {
     let Some(m) = mounted(60_000) else { return };

@@ -59,6 +59,14 @@ impl Call {
             let attrs = vfs.getattr(&self.cx(), file).await?;
             return self.attr_answer(&inode, &attrs, asked).await;
         }
+        if let (Some(_), None) = (wanted.size_bytes, &open) {
+            // truncate(2) needs the right to write. SETATTR does not: servers let the owner of a file set its length whatever its
+            // permissions say, because they do not know of descriptors.
+            let have = vfs.access(&self.cx(), &handle, Access::MODIFY).await?;
+            if !have.contains(Access::MODIFY) {
+                return Err(Error::new(libc::EACCES));
+            }
+        }
         // ftruncate(2) is a right of the descriptor, like write(2).
         let cx = match &open {
             Some(f) if wanted.size_bytes.is_some() => self.cx_of(f.cred.clone()),
