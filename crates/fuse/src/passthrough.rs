@@ -4,8 +4,8 @@
 //! taken away while one of them lives. Elsewhere an open file shows what others write when its attributes run out or its lease is
 //! withdrawn, and what this machine writes at once: a local file that cannot be taken away would go on showing the old bytes, and an open of
 //! the new version beside it fails, or maps the old bytes. So this is for mounts on which nothing changes, read-only ones whose contents are
-//! taken to be frozen ([`Config::passthrough`](crate::Config)); there each open is noted here, and an open for writing
-//! of a file that is lent (after `mount -o remount,rw`) is refused with `ETXTBSY`.
+//! taken to be frozen ([`Config::passthrough`](crate::Config)); there each open is noted here, and what would change a file
+//! that is lent (after `mount -o remount,rw`: an open for writing, a cut) is refused with `ETXTBSY` before anything is done.
 //!
 //! It knows nothing of where local files come from. A kernel or file system that cannot do it is found out by trying, once.
 
@@ -58,7 +58,7 @@ impl Passthrough {
         self.opens.load(Ordering::Relaxed)
     }
 
-    /// Notes an open; `None` when nothing is ever lent in this mount.
+    /// Notes an open, or for as long as it lasts a change of the length; `None` when nothing is ever lent in this mount.
     ///
     /// # Errors
     /// `ETXTBSY` for an open for writing while the file is lent.

@@ -430,6 +430,19 @@ fn frozen_files_are_read_by_the_kernel() {
         assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
         assert_eq!(lent(), before + 1, "round {round}");
     }
+    // Somebody makes the mount writable: what is lent is not changed under its readers, nor is a part of that done.
+    let remount = |how: &str| {
+        let done = std::process::Command::new("mount").args(["-i", "-o", how, shown]).status().unwrap();
+        assert!(done.success());
+    };
+    let cut = || std::fs::OpenOptions::new().write(true).truncate(true).open(mnt.join("f")).map(drop);
+    let open = std::fs::File::open(mnt.join("f")).unwrap();
+    remount("remount,rw");
+    assert_eq!(cut().unwrap_err().raw_os_error(), Some(libc::ETXTBSY));
+    assert_eq!(std::fs::read(ganesha.export("f")).unwrap(), data, "it was not cut either");
+    assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
+    remount("remount,ro");
+    drop(open);
     // Dropped from the cache while it is open: who has it open reads on, the next one fetches it again.
     let open = std::fs::File::open(mnt.join("f")).unwrap();
     let before = (reads(), lent());

@@ -4,7 +4,7 @@ use super::Call;
 use crate::abi::{Out, ROOT_ID, SetattrIn, attr_out, fattr};
 use crate::call::Answer;
 use crate::inode::{Inode, Moment};
-use hither_vfs::{Access, Attrs, Error, File, FileKind, FsStat, Result, SetAttr, SetTime, Time};
+use hither_vfs::{Access, Attrs, Error, File, FileKind, FsStat, OpenAccess, Result, SetAttr, SetTime, Time};
 use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -67,6 +67,11 @@ impl Call {
                 return Err(Error::new(libc::EACCES));
             }
         }
+        // While it is done the file is not lent; and one that is lent is not cut under its readers.
+        let _not_lent = match wanted.size_bytes {
+            Some(_) => self.session.passthrough.open(inode.id, OpenAccess::WRITE, None)?,
+            None => None,
+        };
         // ftruncate(2) is a right of the descriptor, like write(2).
         let cx = match &open {
             Some(f) if wanted.size_bytes.is_some() => self.cx_of(f.cred.clone()),

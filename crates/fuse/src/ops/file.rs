@@ -27,6 +27,12 @@ impl Call {
     pub(super) async fn open(&self, flags: u32) -> Result<Answer> {
         let inode = self.inode()?;
         let (how, cx, brought) = self.prepare_open(&inode, flags);
+        let changes = how.truncate || how.access.contains(OpenAccess::WRITE);
+        // Before anything is cut: a file that is lent is not opened so.
+        let not_lent = match changes {
+            true => self.session.passthrough.open(inode.id, OpenAccess::WRITE, None)?,
+            false => None,
+        };
         let modifying = how.truncate.then(|| inode.modify(&self.session.inodes.clock));
         let asked = self.asked();
         let (opened, looked_up) = self.open_named(&inode, &cx, &how).await?;
@@ -42,6 +48,7 @@ impl Call {
                 return Err(e);
             }
         };
+        drop(not_lent);
         let undo = Undo::Close { file: id, forget: None };
         let appends = flags & (O_APPEND | O_TRUNC) == O_APPEND;
         let came_back = appends && (inode.came_back(self.head.tid, Instant::now()) || looked_up);
