@@ -153,13 +153,15 @@ impl Tracks {
         if self.held.is_empty() && self.noted.is_none_or(|noted| noted.seq <= wal.log().durable_upto()) {
             self.first = ticket.seq;
         }
+        // The write is not answered before the journal has what explains the file.
+        let mut told = ticket;
         if self.held.is_empty() {
             wal.counters().files.fetch_add(1, Relaxed);
             for base in self.recent.clone().into_iter().filter(|b| Some(*b) != base) {
-                self.note(Event::State(base));
+                told = self.note(Event::State(base)).unwrap_or(told);
             }
             if self.touching > 0 || self.touched.is_some() {
-                self.note(Event::Touched);
+                told = self.note(Event::Touched).unwrap_or(told);
             }
         }
         wal.counters().writes.fetch_add(1, Relaxed);
@@ -168,7 +170,7 @@ impl Tracks {
         self.carve(start, end, |_| true);
         self.put(start, Span { end, seq: ticket.seq, landed: 0 });
         self.told();
-        Some(ticket)
+        Some(told)
     }
 
     /// Bytes are about to be sent: what must be in the journal before.
