@@ -393,7 +393,12 @@ impl Inner {
             Ok(found) => found,
             Err(e) => return then(Err(e)),
         };
-        let _order = object.order.lock();
+        let order = object.order.lock();
+        let modes = object.modes.quiet();
+        let set_id = match object.stat() {
+            Ok(stat) => stat.stx_mode & 0o6000 != 0,
+            Err(e) => return then(Err(e)),
+        };
         let wrote = {
             let _changing = object.changes.begin();
             worker.caller(|| sys::write(fd.as_fd(), data, at, false))
@@ -406,6 +411,18 @@ impl Inner {
             }
             Err(e) => return then(Err(e)),
         };
+        if set_id || !modes.is_some_and(|modes| object.modes.still(modes)) {
+            // A write takes set-id bits away, and a record of its bytes, applied by the superuser, would not: it would leave them to
+            // bytes that they were never meant for.
+            drop(order);
+            return match self.sync_one(worker, &object) {
+                Ok(()) => {
+                    let call = answered::named(call, &object.fh, wrote.bytes as u32);
+                    self.answer_known(call, (wrote, true), Box::new(then));
+                }
+                Err(e) => then(Err(e)),
+            };
+        }
         let mut head = Vec::with_capacity(RECORD_HEAD_MAX as usize);
         head.push(WRITE);
         put_fh(&mut head, &object.fh);

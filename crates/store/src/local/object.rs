@@ -39,6 +39,8 @@ pub(super) struct Object {
     pub opens: AtomicU32,
     /// Changes begun and ended through us: attributes that were taken while one was going on may be older than the data.
     pub changes: Changes,
+    /// Changes of the owner or the permissions among them.
+    pub modes: Changes,
     /// Whether there are writes that were not synced.
     pub unsynced: AtomicBool,
     /// Held while bytes and their record are made, so that their orders agree.
@@ -280,6 +282,7 @@ impl Objects {
                 io: Mutex::default(),
                 opens: AtomicU32::new(0),
                 changes: Changes::default(),
+                modes: Changes::default(),
                 unsynced: AtomicBool::new(false),
                 order: Mutex::new(()),
                 journaled: AtomicU64::new(0),

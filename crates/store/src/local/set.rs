@@ -88,6 +88,8 @@ impl Inner {
             return Err(Error::new(libc::EINVAL));
         }
         let _changing = object.changes.begin();
+        let _modes =
+            (set.mode.is_some() || set.uid.is_some() || set.gid.is_some()).then(|| object.modes.begin());
         if let Some(size) = set.size_bytes {
             self.resize(worker, object, size)?;
         }

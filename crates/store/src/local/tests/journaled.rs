@@ -236,6 +236,36 @@ async fn a_removal_is_not_made_again_under_what_was_moved_there() {
     assert!(!dir.path("b").exists());
 }
 
+/// What a write takes away, applying it again would not: such a write has no record, and its file is as it was left.
+#[tokio::test]
+async fn set_id_bits_that_a_write_took_away_do_not_come_back() {
+    let (dir, state, cx) = (Dir::new(), Dir::new(), root());
+    std::fs::set_permissions(&dir.0, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let l = with_journal(&dir, &state, 1, false).unwrap();
+    let theirs = Cx::new(Arc::new(Cred { uid: 1000, gid: 1000, groups: Default::default() }));
+    let f = create(&l, &theirs, &top(&l).await, "f", 0o755).await.unwrap();
+    let file = File { fh: &f.node.fh, open: Some(f.open) };
+    let write = async |cx: &Cx, at: u64| {
+        let wrote = l.write(cx, file, at, Bytes::from_static(b"bytes").into(), Stability::Stable).await;
+        assert_eq!(wrote.unwrap().bytes, 5);
+        std::fs::metadata(dir.path("f")).unwrap().mode() & 0o7777
+    };
+    write(&theirs, 0).await;
+    l.setattr(&theirs, file, &mode(0o6755)).await.unwrap();
+    assert_eq!(write(&theirs, 5).await, 0o755, "the kernel takes them away");
+    assert_eq!(write(&theirs, 10).await, 0o755);
+    let owner = l.inner.journal.as_ref().unwrap().owner();
+    drop(l);
+    let found =
+        Found::open(Arc::new(RealDevice::open(&state.path("journal"), None).unwrap()), owner).unwrap();
+    let live: Vec<_> = live_writes(&found).unwrap().into_iter().map(|(_, at, _)| at).collect();
+    assert_eq!(live, [10], "what came before is where it belongs, with its permissions");
+    drop(found);
+    let l = with_journal(&dir, &state, 1, false).unwrap();
+    assert_eq!(std::fs::metadata(dir.path("f")).unwrap().mode() & 0o7777, 0o755);
+    assert_eq!(&read_all(&l, &cx, &f.node.fh).await.unwrap()[..], b"bytesbytesbytes");
+}
+
 #[tokio::test]
 async fn bytes_that_a_file_does_not_take_are_kept_and_the_rest_is_served() {
     let (dir, state, cx) = (Dir::new(), Dir::new(), root());
