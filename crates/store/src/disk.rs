@@ -183,6 +183,8 @@ pub struct Disk {
     above: OnceLock<Arc<dyn Upcalls>>,
     /// Held as long as the directory is ours.
     lock: Mutex<Option<home::Home>>,
+    /// Whether it was taken into use.
+    taken: watch::Sender<bool>,
     /// Why the directory is not in use.
     off: Mutex<Option<String>>,
 }
@@ -235,6 +237,11 @@ impl Disk {
         disk
     }
 
+    /// Whether the directory was taken into use, perhaps long after the start: [`Disk::memo`] is there from then on.
+    pub fn taken(&self) -> watch::Receiver<bool> {
+        self.taken.subscribe()
+    }
+
     /// Tries to take the directory until that is settled.
     async fn settle(
         me: Weak<Self>,
@@ -270,6 +277,7 @@ impl Disk {
         let why = match self.try_take(dir, identity, told) {
             Ok(true) => {
                 let before = self.off.lock().take();
+                self.taken.send_replace(true);
                 tracing::info!(?before, "disk cache: {} is in use", dir.display());
                 return Taken::Yes;
             }
@@ -350,6 +358,7 @@ impl Disk {
             counters: Arc::default(),
             above: OnceLock::new(),
             lock: Mutex::default(),
+            taken: watch::Sender::new(io.is_some()),
             off: Mutex::default(),
         });
         if let Some(io) = io {

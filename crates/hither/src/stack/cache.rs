@@ -49,14 +49,35 @@ pub fn names_bytes(cache_bytes: u64) -> usize {
     usize::try_from((cache_bytes / 20).min(NAMES_MOST)).unwrap_or(usize::MAX)
 }
 
-/// Takes back the names and attributes of before, and sees to it that they are written now and then.
+/// Takes back the names and attributes of before, now or as soon as the directory can be had (another daemon may be slow to go), and sees
+/// to it that they are written now and then.
 pub async fn recall(disk: &Arc<Disk>, meta: &Arc<Meta>, cache_bytes: u64) {
-    let pieces = disk.memo().await;
-    if !pieces.is_empty() {
-        let count = meta.recall(&pieces);
+    let mut taken = disk.taken();
+    let here = *taken.borrow_and_update();
+    if here {
+        take_back(disk, meta).await;
+    }
+    let (disk, meta) = (Arc::downgrade(disk), Arc::downgrade(meta));
+    tokio::spawn(async move {
+        if !here {
+            if taken.wait_for(|taken| *taken).await.is_err() {
+                return;
+            }
+            let (Some(disk), Some(meta)) = (disk.upgrade(), meta.upgrade()) else { return };
+            take_back(&disk, &meta).await;
+        }
+        now_and_then(disk, meta, names_bytes(cache_bytes)).await;
+    });
+}
+
+async fn take_back(disk: &Disk, meta: &Arc<Meta>) {
+    let (pieces, meta) = (disk.memo().await, meta.clone());
+    if pieces.is_empty() {
+        return;
+    }
+    if let Ok(count) = tokio::task::spawn_blocking(move || meta.recall(&pieces)).await {
         tracing::debug!("disk cache: {count} objects are remembered");
     }
-    tokio::spawn(now_and_then(Arc::downgrade(disk), Arc::downgrade(meta), names_bytes(cache_bytes)));
 }
 
 async fn now_and_then(disk: Weak<Disk>, meta: Weak<Meta>, most: usize) {
@@ -197,4 +218,43 @@ async fn pin(disk: &Disk, fh: &Fh, pinned: bool) -> Result<serde_json::Value, St
 async fn find(disk: &Disk, cx: &Cx, path: &str) -> Result<Fh, String> {
     let found = async { disk.resolve(cx, &Name::of_path(path)?).await };
     found.await.map_err(|e| format!("{path}: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hither_store::meta::MetaOptions;
+    use hither_vfs::SetAttr;
+    use hither_vfs::model::Model;
+
+    /// A mount that gets its directory late, because another daemon was slow to leave it, finds the names that were left in it.
+    #[tokio::test]
+    async fn names_are_taken_back_when_the_directory_comes_late() {
+        let home = tempfile::tempdir().unwrap();
+        let (dir, cx) = (home.path().join("cache"), Cx::new(Arc::new(Cred::root())));
+        let model = Arc::new(Model::new(env(), Duration::from_secs(3), u64::MAX));
+        let top = model.root(&cx).await.unwrap().fh;
+        let name = Name::new(b"d".to_vec()).unwrap();
+        model.mkdir(&cx, &top, &name, &SetAttr::default()).await.unwrap();
+        let start = async || {
+            let retry = Duration::from_millis(20);
+            let options = DiskOptions { retry, min_free_bytes: 0, ..DiskOptions::default() };
+            let disk = Disk::start(model.clone(), &dir, b"server", options, env()).await;
+            let meta = Meta::new(disk.clone(), MetaOptions::default(), env());
+            recall(&disk, &meta, 1 << 30).await;
+            (disk, meta)
+        };
+        let (disk, meta) = start().await;
+        let root = meta.root(&cx).await.unwrap().fh;
+        meta.walk(&cx, Where::name(&root, &name), Want::default()).await.unwrap();
+        let (late_disk, late) = start().await;
+        assert!(!*late_disk.taken().borrow() && late_disk.trouble().is_some());
+        remember(&disk, &meta, 1 << 20).await;
+        disk.shutdown(&cx).await.unwrap();
+        let began = Instant::now();
+        while late.stats().recalled_objects == 0 {
+            assert!(began.elapsed() < Duration::from_secs(60), "nothing is found of it");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
 }
