@@ -231,11 +231,9 @@ pub fn ask(dev: (u32, u32), dir: &str, what: Ask) -> Result<serde_json::Value, F
         )),
         _ => Failure::system(format!("control socket of {dir}: {e}")),
     })?;
+    let process = rustix::net::sockopt::socket_peercred(&stream).map(|peer| peer.pid).ok();
     let reply = exchange(stream, what).map_err(|e| match e.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Failure::system(format!(
-            "the daemon of {dir} does not answer within {} s",
-            ANSWER_WITHIN.as_secs()
-        )),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Failure::system(late(dir, process)),
         _ => Failure::system(format!("the daemon of {dir}: {e}")),
     })?;
     match reply {
@@ -245,6 +243,16 @@ pub fn ask(dev: (u32, u32), dir: &str, what: Ask) -> Result<serde_json::Value, F
             Err(Failure::system(format!("the daemon of {dir} refuses: {error}")))
         }
     }
+}
+
+/// The daemon lives, and has not answered.
+fn late(dir: &str, process: Option<Pid>) -> String {
+    let process = process.map_or_else(String::new, |pid| format!(" (process {pid})"));
+    format!(
+        "the daemon of {dir}{process} does not answer within {} s: it is stopped, or the machine or it has too much to do; \
+         the mount may work all the same: try again",
+        ANSWER_WITHIN.as_secs()
+    )
 }
 
 fn exchange(mut stream: UnixStream, what: Ask) -> io::Result<Reply> {
@@ -322,6 +330,13 @@ mod tests {
             });
             assert!(reply.await.unwrap().error.is_some());
         }
+    }
+
+    #[test]
+    fn who_does_not_answer_is_named() {
+        let line = late("/mnt", Pid::from_raw(42));
+        assert!(line.starts_with("the daemon of /mnt (process 42) does not answer within 10 s: "), "{line}");
+        assert!(line.ends_with("try again"), "{line}");
     }
 
     /// A socket left by a daemon that was killed is replaced; one that a newer mount made is left alone.

@@ -31,6 +31,7 @@ mod stat;
 mod sync;
 mod top;
 mod trace;
+mod turn;
 mod umount;
 mod why;
 

@@ -6,6 +6,7 @@
 
 use crate::exit::Failure;
 use crate::options::Socket;
+use crate::turn::Turn;
 use nix::unistd::Group;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -112,6 +113,8 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 }
 
 fn bind_at(path: &Path, wanted: &Socket) -> io::Result<Bound> {
+    // To its end: a socket that nobody listens on yet looks dead.
+    let _turn = Turn::at(path);
     if let Ok(meta) = std::fs::symlink_metadata(path) {
         let dead = meta.file_type().is_socket()
             && std::os::unix::net::UnixStream::connect(path)
@@ -201,6 +204,29 @@ mod tests {
         assert_eq!(std::fs::metadata(&far).unwrap().mode() & 0o777, 0o600);
         let off = Socket { offered: false, ..socket(&path) };
         assert!(bind(&off).is_ok_and(|bound| bound.is_none()));
+    }
+
+    /// Of many that begin at the same time where a killed daemon left its socket, one has the path.
+    #[test]
+    fn what_a_killed_daemon_left_is_replaced_by_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        for round in 0..50 {
+            drop(UnixListener::bind(&path).unwrap());
+            let start = std::sync::Barrier::new(8);
+            let bound: Vec<_> = std::thread::scope(|scope| {
+                let begin = || {
+                    start.wait();
+                    bind(&socket(&path))
+                };
+                let all: Vec<_> = (0..8).map(|_| scope.spawn(begin)).collect();
+                all.into_iter().filter_map(|one| one.join().unwrap().ok()).collect()
+            });
+            assert_eq!(bound.len(), 1, "round {round}");
+            assert!(std::os::unix::net::UnixStream::connect(&path).is_ok(), "and it is reached there");
+            drop(bound);
+            assert!(!path.exists());
+        }
     }
 
     /// The name of a device number is for whoever has the number now.

@@ -3,6 +3,7 @@
 //! It serves a page, `/metrics`, or whatever pages a [`Site`] has, to as few and as patient readers as Prometheus is: a request of a few lines, one answer,
 //! the end. Whoever sends more, or nothing, is cut off. It knows nothing of the pages but how to ask for them.
 
+use crate::turn::Turn;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -124,6 +125,7 @@ pub async fn bind(place: &Place) -> io::Result<Bound> {
             Ok(Bound { listener: Listener::Tcp(TcpListener::bind(addr).await?), socket: None })
         }
         Place::Unix(path) => {
+            let _turn = Turn::at(path);
             clear(path)?;
             let listener = UnixListener::bind(path)?;
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
