@@ -8,7 +8,7 @@ use super::entry::Entry;
 use super::held::Held;
 use super::shelf::Shelf;
 use super::stats::{Counters, add};
-use super::{Disk, QUEUE_UNIT, unused};
+use super::{Disk, QUEUE_UNIT};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -189,15 +189,17 @@ impl Disk {
     }
 
     fn sync_all(&self, shelf: &Shelf, unsynced: &Unsynced) {
-        let todo = std::mem::take(&mut *unsynced.0.lock());
+        let mut todo = std::mem::take(&mut *unsynced.0.lock()).into_iter();
         let mut worked = false;
-        for entry in todo.into_values() {
+        while let Some((_, entry)) = todo.next() {
             match entry.sync() {
                 Ok(()) => worked = true,
                 Err(e) => {
                     // Nobody knows which of its bytes are on the disk.
                     shelf.forget(entry.key, Some(entry.id));
                     self.trouble.note(&self.counters, &e);
+                    // The others may be durable yet.
+                    unsynced.0.lock().extend(todo);
                     return;
                 }
             }
@@ -219,16 +221,8 @@ impl Disk {
     /// Sees to what the whole directory takes.
     fn share(&self, shelf: &Shelf) {
         let Some(total) = shelf.total.get() else { return };
-        let all = total.settle(shelf.size().1);
-        if !total.is_limited() {
-            return;
-        }
-        unused::measure(total, &self.counters, &self.env.random);
-        let mut over = all.saturating_sub(total.soft_bytes);
-        if over > 0 && self.emptied.clean(total, over, &self.counters, &self.env.random) > 0 {
-            over = total.settle(shelf.size().1).saturating_sub(total.soft_bytes);
-        }
-        total.set_over(over);
+        let bytes = || shelf.size().1;
+        total.set_over(self.emptied.make_room(total, bytes, &self.counters, &self.env.random));
     }
 
     fn clean_some(&self) -> u64 {

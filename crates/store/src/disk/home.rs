@@ -47,6 +47,16 @@ pub(super) struct Home {
     pub lock_path: PathBuf,
 }
 
+/// Whether a part is there for those to clean who do not use it.
+pub(super) enum Unused {
+    /// Yes, and taken for that.
+    Yes(Home),
+    /// Somebody else is at it.
+    Cleaned,
+    /// No: it is in use, or none of this version.
+    No,
+}
+
 impl Home {
     /// Takes the part of an identity; `None` when somebody else has it.
     pub fn open(dir: &Path, identity: &[u8], env: &Env) -> Result<Option<Self>, DiskError> {
@@ -87,17 +97,29 @@ impl Home {
     }
 
     /// Takes the part that a lock file is of, if nobody has it and it is one of this version.
-    pub fn unused(dir: &Path, lock_name: &OsStr) -> Option<Self> {
+    pub fn unused(dir: &Path, lock_name: &OsStr) -> Unused {
         let lock_path = dir.join(lock_name);
-        let lock = File::options().read(true).write(true).open(&lock_path).ok()?;
-        lock.try_lock().ok()?;
+        let Ok(lock) = File::options().read(true).write(true).open(&lock_path) else { return Unused::No };
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => {
+                return match total::said(&lock) {
+                    Some((_, true)) => Unused::Cleaned,
+                    _ => Unused::No,
+                };
+            }
+            Err(std::fs::TryLockError::Error(_)) => return Unused::No,
+        }
         let part = lock_path.with_extension("");
         if !part.exists() {
             // Somebody has removed it by hand; its lock file may be in use by then, and stays.
             let _ = total::announce(&lock, 0, false);
         }
-        let identity = identity_of(&std::fs::read(part.join(FORMAT)).ok()?)?;
-        (part == dir.join(hash_of(&identity))).then(|| Self { dir: part, lock: Arc::new(lock), lock_path })
+        let identity = std::fs::read(part.join(FORMAT)).ok().and_then(|text| identity_of(&text));
+        match identity.is_some_and(|identity| part == dir.join(hash_of(&identity))) {
+            true => Unused::Yes(Self { dir: part, lock: Arc::new(lock), lock_path }),
+            false => Unused::No,
+        }
     }
 
     /// Whether the part of an identity is taken by somebody who only cleans it.

@@ -26,7 +26,7 @@ const VALID: Duration = Duration::from_secs(3);
 const MIB: u64 = 1 << 20;
 
 /// A clock that begins `s` seconds after 1970, and goes on a millisecond a look besides.
-fn env_at(s: u64) -> Env {
+pub(super) fn env_at(s: u64) -> Env {
     let (ticks, began) = (AtomicU64::new(s * 1000), Instant::now());
     // Daemons that follow one another must not draw the same numbers.
     static RANDOM: AtomicU64 = AtomicU64::new(99);
