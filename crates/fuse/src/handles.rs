@@ -132,6 +132,11 @@ impl<T> Default for Handles<T> {
 }
 
 impl<T> Handles<T> {
+    /// Whether there is one like that.
+    pub fn any(&self, like: impl Fn(&T) -> bool) -> bool {
+        self.table.lock().values().any(|thing| like(thing))
+    }
+
     /// Adds a thing.
     pub fn add(&self, thing: T) -> u64 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);

@@ -136,6 +136,10 @@ fn the_owner_of_a_read_only_file_may_not_cut_it() {
     mode(&m, "f", 0o644);
     assert!(user_can(&m.dir, A, A, &[], "perl -e 'truncate(\"$ENV{M}/f\", 2) or exit 1'"));
     assert_eq!(m.foreign_read("f"), b"te");
+    // Who has just opened it for writing is not asked about.
+    let before = m.gate.calls("access");
+    assert!(user_can(&m.dir, A, A, &[], "echo text > $M/f"));
+    assert_eq!((m.gate.calls("access"), &m.foreign_read("f")[..]), (before, &b"text\n"[..]));
     // A descriptor that was opened for writing is good for it.
     assert!(user_can(
         &m.dir,

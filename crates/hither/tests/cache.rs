@@ -436,10 +436,17 @@ fn frozen_files_are_read_by_the_kernel() {
         assert!(done.success());
     };
     let cut = || std::fs::OpenOptions::new().write(true).truncate(true).open(mnt.join("f")).map(drop);
+    let perl = |script: &str| {
+        let path = mnt.join("f");
+        let run = std::process::Command::new("perl").args(["-e", script]).arg(path).status();
+        run.unwrap().code()
+    };
     let open = std::fs::File::open(mnt.join("f")).unwrap();
     remount("remount,rw");
     assert_eq!(cut().unwrap_err().raw_os_error(), Some(libc::ETXTBSY));
-    assert_eq!(std::fs::read(ganesha.export("f")).unwrap(), data, "it was not cut either");
+    assert_eq!(perl("exit(truncate($ARGV[0], 0) ? 0 : $!)"), Some(libc::ETXTBSY));
+    assert_eq!(perl("exit(sysopen(F, $ARGV[0], 01000) ? 0 : $!)"), Some(libc::ETXTBSY));
+    assert_eq!(std::fs::read(ganesha.export("f")).unwrap(), data, "nobody has cut it");
     assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
     remount("remount,ro");
     drop(open);

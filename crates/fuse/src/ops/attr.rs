@@ -3,6 +3,7 @@
 use super::Call;
 use crate::abi::{Out, ROOT_ID, SetattrIn, attr_out, fattr};
 use crate::call::Answer;
+use crate::handles::OpenFile;
 use crate::inode::{Inode, Moment};
 use hither_vfs::{Access, Attrs, Error, File, FileKind, FsStat, OpenAccess, Result, SetAttr, SetTime, Time};
 use parking_lot::Mutex;
@@ -59,9 +60,15 @@ impl Call {
             let attrs = vfs.getattr(&self.cx(), file).await?;
             return self.attr_answer(&inode, &attrs, asked).await;
         }
-        if let (Some(_), None) = (wanted.size_bytes, &open) {
-            // truncate(2) needs the right to write. SETATTR does not: servers let the owner of a file set its length whatever its
-            // permissions say, because they do not know of descriptors.
+        let cred = self.cred();
+        let writes =
+            |f: &OpenFile| f.inode.id == inode.id && f.access.contains(OpenAccess::WRITE) && f.cred == cred;
+        if let (Some(_), None) = (wanted.size_bytes, &open)
+            && !self.session.files.any(writes)
+        {
+            // truncate(2) needs the right to write, and so does O_TRUNC, for which the kernel names no open (one for writing has just
+            // shown the right). SETATTR does not: servers let the owner of a file set its length whatever its permissions
+            // say, because they do not know of descriptors.
             let have = vfs.access(&self.cx(), &handle, Access::MODIFY).await?;
             if !have.contains(Access::MODIFY) {
                 return Err(Error::new(libc::EACCES));
