@@ -39,7 +39,7 @@ use hither_vfs::{
     Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Fh, File, FileRange, Finished, FsStat, LockConflict,
     LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
     Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
-    finish_in_steps,
+    create_in_steps, finish_in_steps,
 };
 use listing_sizes::ListingSizes;
 use open::Opens;
@@ -161,6 +161,10 @@ impl Vfs for V3 {
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
         let open = file.open.and_then(|id| self.opens.find(id));
         self.writes.commit(cx, file.fh, open.as_ref().map(|o| &o.mark)).await
+    }
+
+    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
+        create_in_steps(self, cx, (dir, name), set, data).await
     }
 
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {

@@ -42,6 +42,7 @@ mod shutdown;
 mod state;
 mod twice;
 mod walk;
+mod whole;
 mod xattr;
 
 use crate::error::{MountError, Service};
@@ -57,7 +58,7 @@ use hither_vfs::{
     Access, Attrs, ChangeInfo, Cx, Data, DirPage, Env, Error, Fh, File, FileRange, Finished, FsStat,
     LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read,
     RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote,
-    XattrMode, finish_in_steps,
+    XattrMode, create_in_steps, finish_in_steps,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -290,6 +291,14 @@ impl Vfs for V4 {
             None => None,
         };
         self.core.writes().commit(cx, file.fh, mark.as_deref()).await
+    }
+
+    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
+        let (at, wanted, bytes) = ((dir.clone(), name.clone()), set.clone(), data.clone());
+        match detached!(self, cx, |core, cx| core.create_whole(&cx, &at.0, &at.1, &wanted, bytes))? {
+            Some(made) => Ok(made),
+            None => create_in_steps(self, cx, (dir, name), set, data).await,
+        }
     }
 
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {

@@ -25,6 +25,8 @@ const GAUGES: &[&str] = &[
     "off",
     "journal_files",
     "journal_bytes",
+    "ahead_objects",
+    "ahead_bytes",
     "journal_room_bytes",
     "journal_max_bytes",
     "journal_failed",

@@ -211,6 +211,8 @@ pub struct Wanted {
     pub journal: Option<PathBuf>,
     /// `journal-dir=`.
     journal_dir: Option<PathBuf>,
+    /// `creates=here`.
+    pub creates_here: bool,
     /// `exclusive`.
     pub exclusive: bool,
     /// `cache` and its details.
@@ -275,6 +277,7 @@ impl Default for Wanted {
             lazy_close: false,
             journal: None,
             journal_dir: None,
+            creates_here: false,
             exclusive: false,
             cache: Cache::default(),
             readdirplus: true,
@@ -450,7 +453,11 @@ impl Wanted {
     /// The journal is where the disk cache is, unless it is said.
     fn join_journal(&mut self) -> Result<(), String> {
         let Some(journal) = &mut self.journal else {
-            let said = [(self.exclusive, "exclusive"), (self.journal_dir.is_some(), "journal-dir")];
+            let said = [
+                (self.creates_here, "creates=here"),
+                (self.exclusive, "exclusive"),
+                (self.journal_dir.is_some(), "journal-dir"),
+            ];
             return match said.iter().find(|(said, _)| *said) {
                 Some((_, name)) => Err(format!(
                     "option '{name}' says something about a journal: give 'writeback=journal' as well"
@@ -458,6 +465,11 @@ impl Wanted {
                 None => Ok(()),
             };
         };
+        if self.creates_here && !self.exclusive {
+            return Err(
+                "option 'creates=here' is for mounts that nobody else uses: give 'exclusive' as well".into(),
+            );
+        }
         if self.sync {
             return Err(
                 "options 'writeback=journal' and 'sync' (or 'noac') contradict each other: keep one".into()

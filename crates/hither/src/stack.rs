@@ -1,4 +1,4 @@
-//! The stack of a mount: `fuse(delayed writes(metadata cache(disk cache(nfs client))))`. What is put on what is here and nowhere else.
+//! The stack of a mount: `fuse(delayed writes(metadata cache(disk cache(nfs client))))`, with `creates=here` `fuse(new objects(delayed …))`. What is put on what is here and nowhere else.
 
 mod cache;
 pub mod journal;
@@ -13,6 +13,7 @@ use crate::report::{Counters, MountPart, Report};
 use crate::trace::Trace;
 use hither_nfs::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
 use hither_socket::Programs;
+use hither_store::ahead::{Ahead, AheadOptions};
 use hither_store::dirty::{Dirty, DirtyOptions};
 use hither_store::disk::Disk;
 use hither_store::meta::{Meta, MetaOptions, Prefetch};
@@ -43,6 +44,7 @@ pub struct Client {
     cache_bytes: u64,
     meta: Arc<Meta>,
     dirty: Arc<Dirty>,
+    ahead: Option<Arc<Ahead>>,
 }
 
 /// Why there is no client.
@@ -174,7 +176,20 @@ impl Client {
         let dirty = Dirty::with_journal(meta.clone(), env(), dirty, wal.clone());
         let (cache_bytes, note) = (w.cache.size_bytes, note.flatten());
         let exclusive = w.exclusive;
-        Self { wal, note, exclusive, connected, options, disk, cache_bytes, meta, dirty }
+        let ahead = wal.as_ref().filter(|_| exclusive && w.creates_here).map(|wal| {
+            let file_max_bytes = (connected.wsize_bytes as usize).min(AheadOptions::default().file_max_bytes);
+            let options = AheadOptions { age: w.dirty_age, file_max_bytes, ..AheadOptions::default() };
+            Ahead::new(dirty.clone(), env(), options, wal.clone())
+        });
+        Self { wal, note, exclusive, connected, options, disk, cache_bytes, meta, dirty, ahead }
+    }
+
+    /// The uppermost layer.
+    fn top(&self) -> Arc<dyn Vfs> {
+        match &self.ahead {
+            Some(ahead) => ahead.clone(),
+            None => self.dirty.clone(),
+        }
     }
 
     /// For the log: `NFS 4.2, server 10.0.0.1:2049, rsize=1048576,...`.
@@ -196,7 +211,7 @@ impl Client {
             let _ =
                 tokio::time::timeout(NAMES_WITHIN.min(within), cache::remember(disk, &self.meta, most)).await;
         }
-        self.dirty.shutdown(&cx).await
+        self.top().shutdown(&cx).await
     }
 
     /// What the user is told when it is mounted: what became of delayed writes of before a crash.
@@ -229,6 +244,7 @@ impl Client {
             (o.sync, "sync"),
             (self.wal.is_some(), "writeback=journal"),
             (self.exclusive, "exclusive"),
+            (self.ahead.is_some(), "creates=here"),
             (!o.close_to_open, "nocto"),
             (!o.readdirplus, "nordirplus"),
             (!o.acl, "noacl"),
@@ -277,7 +293,7 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         passthrough: client.disk.is_some() && job.wanted.is_frozen(),
         ..hither_fuse::Config::default()
     };
-    hither_fuse::mount(dir, config, client.dirty.clone()).await.map_err(|e| match e {
+    hither_fuse::mount(dir, config, client.top()).await.map_err(|e| match e {
         hither_fuse::MountError::NotRoot => Failure::usage(e.to_string()),
         hither_fuse::MountError::NoSuchDirectory(_)
         | hither_fuse::MountError::NotDirectory(_)
@@ -306,7 +322,7 @@ pub async fn programs(
         max_io_bytes: c.rsize_bytes.min(c.wsize_bytes).clamp(4096, MAX_IO_BYTES),
         lends: client.disk.is_some() && job.wanted.is_frozen(),
     };
-    Programs::start(listener, client.dirty.clone(), mounted.map(hither_fuse::Mounted::beside), options).await
+    Programs::start(listener, client.top(), mounted.map(hither_fuse::Mounted::beside), options).await
 }
 
 /// mount(2)'s flags. Its SYNCHRONOUS is for file systems in the kernel; ours obeys `sync` in the client.
@@ -322,6 +338,7 @@ pub struct Teller {
     disk: Option<Arc<Disk>>,
     meta: Arc<Meta>,
     dirty: Arc<Dirty>,
+    ahead: Option<Arc<Ahead>>,
     wal: Option<Arc<Wal>>,
     promise: Promise,
     programs: Option<Arc<Programs>>,
@@ -354,8 +371,8 @@ impl Teller {
             fuse_minor: Some(mounted.negotiated().0),
         };
         let (disk, meta, dirty) = (client.disk.clone(), client.meta.clone(), client.dirty.clone());
-        let (promise, wal) = (job.wanted.promise(), client.wal.clone());
-        Self { wal, part, stats: c.stats.clone(), mounted, disk, meta, dirty, promise, programs }
+        let (promise, wal, ahead) = (job.wanted.promise(), client.wal.clone(), client.ahead.clone());
+        Self { wal, ahead, part, stats: c.stats.clone(), mounted, disk, meta, dirty, promise, programs }
     }
 
     /// Everything.
@@ -433,7 +450,13 @@ impl Teller {
 
     /// Waits until everything written is at the server.
     pub async fn sync(&self, within: Duration) -> serde_json::Value {
-        let unsent = match tokio::time::timeout(within, self.dirty.sync()).await {
+        let sync = async {
+            if let Some(ahead) = &self.ahead {
+                ahead.sync().await?;
+            }
+            self.dirty.sync().await
+        };
+        let unsent = match tokio::time::timeout(within, sync).await {
             Ok(Ok(())) => return serde_json::json!({}),
             Ok(Err(e)) => e.to_string(),
             Err(_) => format!("it did not take it within {} s", within.as_secs()),
@@ -452,6 +475,7 @@ impl Teller {
             ("meta", Counters::of(&self.meta.stats())),
             ("dirty", Counters::of(&self.dirty.stats())),
         ];
+        layers.extend(self.ahead.as_ref().map(|ahead| ("ahead", Counters::of(&ahead.stats()))));
         layers.extend(self.wal.as_ref().map(|wal| ("journal", Counters::of(&wal.stats()))));
         let lent = BTreeMap::from([("opens", self.mounted.passthrough_opens())]);
         layers.extend(self.disk.as_ref().map(|_| ("passthrough", Counters::of(&lent))));

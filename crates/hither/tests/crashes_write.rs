@@ -157,9 +157,23 @@ fn kept(mnt: &Path) -> Vec<(String, String)> {
 }
 
 fn counter(mnt: &Path, name: &str) -> u64 {
+    counter_of(mnt, "journal", name)
+}
+
+fn report(mnt: &Path) -> serde_json::Value {
     let said = run(Command::new(HITHER).args(["stat", "--json"]).arg(mnt));
-    let report: serde_json::Value = serde_json::from_str(&said.out).unwrap_or_default();
-    report["layers"]["journal"][name].as_u64().unwrap_or(0)
+    serde_json::from_str(&said.out).unwrap_or_default()
+}
+
+fn counter_of(mnt: &Path, layer: &str, name: &str) -> u64 {
+    report(mnt)["layers"][layer][name].as_u64().unwrap_or(0)
+}
+
+/// Messages whose main operation that is.
+fn calls_of(mnt: &Path, op: &str) -> u64 {
+    let report = report(mnt);
+    let all = report["operations"].as_array().into_iter().flatten();
+    all.filter(|o| o["name"] == op).map(|o| o["calls"].as_u64().unwrap_or(0)).sum()
 }
 
 impl Campaign {
@@ -401,6 +415,68 @@ fn another_name_of_the_server_does_not_hide_a_journal() {
     campaign.bury();
     ganesha.mount(&options, mnt).ok();
     run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
+}
+
+/// `creates=here`: new trees wait here, cost one message a file, and survive the daemon.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn new_trees_wait_here_and_survive_a_killed_daemon() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+    for version in ["4.2", "3"] {
+        let campaign = Campaign::start(2, version, true);
+        let options = campaign.options.replace("dirty-age=2", "dirty-age=600,creates=here");
+        let mnt = &campaign.mnt;
+        campaign.ganesha.mount(&options, mnt).ok();
+        std::fs::write(mnt.join("first"), "shows whose new files are").unwrap();
+        let grow = |tree: &str| {
+            let top = mnt.join(tree);
+            std::fs::create_dir_all(top.join("sub")).unwrap();
+            for i in 0..20 {
+                std::fs::write(top.join(format!("sub/{i}")), format!("contents {i}")).unwrap();
+            }
+            std::fs::remove_file(top.join("sub/0")).unwrap();
+            std::fs::rename(top.join("sub/1"), top.join("one")).unwrap();
+            std::fs::set_permissions(top.join("sub/2"), std::fs::Permissions::from_mode(0o600)).unwrap();
+            File::options().write(true).open(top.join("sub/3")).unwrap().set_len(4).unwrap();
+            symlink("one", top.join("link")).unwrap();
+            let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+            File::open(top.join("sub")).unwrap().set_modified(long_ago).unwrap();
+        };
+        let check = |top: &std::path::Path| {
+            let text = |name: &str| std::fs::read_to_string(top.join(name)).unwrap();
+            assert!(!top.join("sub/0").exists() && !top.join("sub/1").exists());
+            assert_eq!(
+                (text("one"), text("link"), text("sub/3")),
+                ("contents 1".into(), "contents 1".into(), "cont".into())
+            );
+            (4..20).for_each(|i| assert_eq!(text(&format!("sub/{i}")), format!("contents {i}")));
+            let mode = std::fs::metadata(top.join("sub/2")).unwrap().mode();
+            assert_eq!((mode & 0o777, text("sub/2")), (0o600, "contents 2".into()));
+            assert_eq!(std::fs::metadata(top.join("sub")).unwrap().mtime(), 1_000_000);
+        };
+        grow("killed");
+        assert_eq!(counter_of(mnt, "ahead", "ahead_objects"), 22, "19 files, a link and two directories");
+        check(&mnt.join("killed"));
+        assert!(!campaign.ganesha.export("killed").exists(), "nothing was sent");
+        campaign.kill();
+        campaign.bury();
+        let said = campaign.ganesha.mount(&options, mnt).ok();
+        assert!(said.err.contains("files were sent"), "{}", said.err);
+        check(&campaign.ganesha.export("killed"));
+        check(&mnt.join("killed"));
+        std::fs::write(mnt.join("second"), "the next daemon learns anew").unwrap();
+        run(Command::new(HITHER).arg("sync").arg(mnt)).ok();
+        let calls = |op: &str| calls_of(mnt, op);
+        let before = (calls("WRITE"), calls("OPEN"));
+        grow("synced");
+        run(Command::new(HITHER).arg("sync").arg(mnt)).ok();
+        if version == "4.2" {
+            assert_eq!((calls("WRITE") - before.0, calls("OPEN") - before.1), (0, 19), "a message a file");
+        }
+        check(&campaign.ganesha.export("synced"));
+        check(&mnt.join("synced"));
+        run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
+    }
 }
 
 /// `exclusive`: close and fsync wait for the local disk, `hither sync` for the server, umount as well.

@@ -62,9 +62,10 @@ mod vfs;
 mod wait;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use stats::DirtyStats;
+pub(crate) use wait::patient;
 
 use crate::wal::Wal;
 use file::File;
@@ -323,7 +324,7 @@ impl Dirty {
 }
 
 /// Refusals that another try would meet again.
-fn is_final(errno: i32) -> bool {
+pub(crate) fn is_final(errno: i32) -> bool {
     matches!(
         errno,
         libc::EACCES

@@ -5,11 +5,13 @@
 //! - [`meta`] answers from what is known of names, attributes, directories and small files while it holds.
 //! - [`disk`] keeps what was read of files on a local disk, for good.
 //! - [`dirty`] answers writes at once and sends them later, merged.
+//! - [`ahead`] makes new objects here and sends them later, whole.
 //! - [`journal`] makes changes durable before they are where they belong.
 //! - [`wal`] keeps what [`dirty`] has acknowledged on the local disk until the server has it.
 //! - [`policy`] says what of it goes first.
 //! - [`local`] serves a directory of this machine.
 
+pub mod ahead;
 pub mod dirty;
 pub mod disk;
 pub mod journal;

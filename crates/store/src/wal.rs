@@ -5,12 +5,14 @@
 //! what is left, and [`Wal::recover`] puts it where it belongs when the file is as it was left, or keeps it as a named conflict.
 //!
 //! - `record`: what is written; `log`: writing, syncing, giving room back; `place`: the directory, and what tests put in its place.
-//! - `scan`: what a crash left; `replay`: what becomes of it; `conflict`: what could not be written.
+//! - `scan`: what a crash left; `replay`: what becomes of it; `made`: objects that the server does not have; `conflict`: what could not be
+//!   written.
 //!
 //! A journal's directory has `lock`, `source` (for humans), `works` (or `failed`, when writes went past it), `*.wal`, `conflicts/` and `aside-*/` with what was damaged.
 
 mod conflict;
 mod log;
+mod made;
 mod place;
 mod record;
 mod replay;
@@ -21,15 +23,16 @@ pub(crate) mod tests;
 pub use conflict::{About, Conflicts, Range};
 pub use log::{Failed, Ticket};
 pub use replay::{Outcome, open_as};
-pub use scan::{FileLeft, Left};
+pub use scan::{FileLeft, Left, MadeLeft, SetLeft};
 
-pub(crate) use record::{Base, Event, Record, Write};
+pub(crate) use made::{New, put, set_directory};
+pub(crate) use record::{Attributes, Base, Event, New as Begun, Record, What, Write};
 
 use hither_vfs::{Env, Fh, Name, Vfs};
 use log::Log;
 use parking_lot::Mutex;
 use place::Dir;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -214,6 +217,39 @@ impl Wal {
         Ok(outcome)
     }
 
+    /// Keeps the bytes of a new file that the server refuses; path and time of its last change, in seconds since 1970, are for humans.
+    /// Blocks.
+    pub(crate) fn keep_new(
+        &self,
+        fh: &Fh,
+        (path, wall_s): (&str, i64),
+        cred: &hither_vfs::Cred,
+        data: &[u8],
+        why: String,
+    ) -> io::Result<String> {
+        let source = std::fs::read_to_string(self.dir.join("source")).unwrap_or_default();
+        let range = Range {
+            start_bytes: 0,
+            len_bytes: data.len() as u64,
+            uid: cred.uid,
+            gid: cred.gid,
+            groups: cred.groups.to_vec(),
+        };
+        let about = About {
+            version: 1,
+            source: source.trim_end().to_string(),
+            path: path.to_string(),
+            fileid: 0,
+            filehandle: fh.0.iter().map(|b| format!("{b:02x}")).collect(),
+            why,
+            first_s: wall_s,
+            last_s: wall_s,
+            ranges: vec![range],
+        };
+        let name = conflict::name_of(path.as_bytes(), 0, wall_s, 0);
+        self.conflicts().keep(&name, &about, |file| std::os::unix::fs::FileExt::write_all_at(file, data, 0))
+    }
+
     /// Conflicts that are kept beside it.
     pub fn conflicts(&self) -> Conflicts {
         Conflicts::of(&self.dir)
@@ -342,7 +378,7 @@ fn own(fh: &Fh) -> Fh {
 pub fn holds(dir: &Path) -> bool {
     let numbers = place::segments(dir).unwrap_or_default();
     let left = scan::scan(&numbers, |n| place::read_segment(dir, n));
-    !numbers.is_empty() && left.map_or(true, |left| !left.files.is_empty() || left.damage.is_some())
+    !numbers.is_empty() && left.map_or(true, |left| !left.is_empty() || left.damage.is_some())
 }
 
 /// Journals beside that in `dir` that hold something and that nobody uses, each with what was mounted (`source`) and which file system that
@@ -392,7 +428,7 @@ fn begin(place: Dir, key: u64) -> io::Result<(Log, Left)> {
         left => left?,
     };
     if left.damage.is_none() && place.is_failed() {
-        if left.files.is_empty() {
+        if left.is_empty() {
             numbers.iter().try_for_each(|number| place::Place::remove(&place, *number))?;
             place::Place::sync_names(&place)?;
             place::Place::set_failed(&place, false)?;
@@ -400,11 +436,8 @@ fn begin(place: Dir, key: u64) -> io::Result<(Log, Left)> {
         }
         left.damage = Some("its disk failed, and later writes are not in it".into());
     }
-    let mut live: HashMap<u64, HashSet<u64>> = HashMap::new();
-    for piece in left.files.values().flat_map(|f| &f.pieces) {
-        live.entry(piece.segment).or_default().insert(piece.seq);
-    }
-    let live = |number| live.get(&number).map_or(0, |l| l.len() as u64);
+    let live = left.live();
+    let live = |number| live.get(&number).copied().unwrap_or(0);
     if let Some(damage) = &left.damage {
         tracing::error!("the journal {} is damaged: {damage}", path.display());
         // It stays where it is, one record more alive in each segment, until all of it is kept.
@@ -415,7 +448,7 @@ fn begin(place: Dir, key: u64) -> io::Result<(Log, Left)> {
         tracing::info!("the journal {} ends in a torn record, as a crash leaves it", path.display());
     }
     let mut old = Vec::new();
-    if left.files.is_empty() {
+    if left.is_empty() {
         for &number in &numbers {
             place::Place::remove(&place, number)?;
         }

@@ -33,6 +33,6 @@ pub use ops::{
     Access, Along, Backing, BoxFuture, Create, DirEntry, DirPage, Fetched, File, FileRange, Finished,
     LockConflict, LockKind, LockOwner, LockWait, Made, Node, OpenAccess, OpenHow, OpenId, Opened, Read,
     RenameFlags, Seek, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Wrote, XattrMode,
-    finish_in_steps, resolve,
+    create_in_steps, finish_in_steps, resolve,
 };
 pub use watch::{Told, Watch, Watched};

@@ -433,6 +433,10 @@ impl Vfs for Model {
         self.state.lock().ino(file.fh).map(drop)
     }
 
+    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
+        crate::create_in_steps(self, cx, (dir, name), set, data).await
+    }
+
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let new = New { kind: FileKind::Directory, body: Body::Dir(Dir::new(ROOT)), rdev: (0, 0) };
         self.make(cx, dir, name, new, set)

@@ -313,6 +313,41 @@ pub async fn finish_in_steps(
     }
 }
 
+/// [`Vfs::create_whole`] step by step, by the layer's own `open`, `finish` and `close`: for those that have nothing better.
+///
+/// # Errors
+/// As [`Vfs::create_whole`].
+pub async fn create_in_steps(
+    vfs: &(impl Vfs + ?Sized),
+    cx: &Cx,
+    (dir, name): (&Fh, &Name),
+    set: &SetAttr,
+    data: Data,
+) -> Result<Made> {
+    let times = SetAttr { atime: set.atime, mtime: set.mtime, ..SetAttr::default() };
+    let create = Create::Exclusive(SetAttr { atime: None, mtime: None, ..set.clone() });
+    let how = OpenHow { create, ..OpenHow::existing(OpenAccess::WRITE) };
+    let Opened { mut node, open, dir, .. } = vfs.open(cx, Where::name(dir, name), &how).await?;
+    let file = File { fh: &node.fh, open: Some(open) };
+    let len = data.len() as u64;
+    let piece = (len > 0).then_some((0, data));
+    let filled = match piece.is_some() || times != SetAttr::default() {
+        true => vfs.finish(cx, file, piece, &times).await,
+        false => Ok(Finished { wrote: Wrote { bytes: 0, attrs: None }, set: Ok(()) }),
+    };
+    let closed = vfs.close(cx, &node.fh, open).await;
+    let Finished { wrote, set } = filled?;
+    set?;
+    closed?;
+    if wrote.bytes < len {
+        return Err(Error::because(libc::ENOSPC, "the server wrote only a part of a file"));
+    }
+    if let Some(attrs) = wrote.attrs {
+        node.attrs = attrs;
+    }
+    Ok(Made { node, dir: dir.unwrap_or_default() })
+}
+
 /// A part of a file. `end_bytes` is exclusive; `u64::MAX` reaches to the end, wherever that is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileRange {
@@ -487,6 +522,11 @@ pub trait Vfs: Send + Sync + 'static {
     /// Returns when everything written to the file before the call, through any open of this layer, is on
     /// stable storage; reports errors of earlier unstable writes.
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()>;
+
+    /// Creates a regular file with all its bytes (no more than one WRITE takes), mode and times, in as few round trips as possible;
+    /// everything is on stable storage then, and nothing is left open. `EEXIST` when the name exists; after another error the file
+    /// may be there without its bytes.
+    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made>;
 
     /// Creates a directory.
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made>;

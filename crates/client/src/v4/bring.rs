@@ -56,6 +56,13 @@ impl Drop for Turn {
     }
 }
 
+impl Turn {
+    /// `open_owner4`.
+    pub fn owner(&self) -> &Bytes {
+        &self.owner
+    }
+}
+
 /// Opens the current file for reading, reads at most `max_bytes` and closes it.
 pub(crate) fn bring_ops(turn: &Turn, max_bytes: u32) -> [Op; BRING_OPS] {
     let [open, attrs, close] = open_ops(turn);
@@ -140,7 +147,7 @@ impl Core {
     }
 
     /// The compound ended between OPEN and CLOSE.
-    fn close_brought(self: &Arc<Self>, fh: &Fh, stateid: Stateid, turn: &Arc<Turn>) {
+    pub(crate) fn close_brought(self: &Arc<Self>, fh: &Fh, stateid: Stateid, turn: &Arc<Turn>) {
         let (core, fh, turn) = (self.clone(), fh.clone(), turn.clone());
         tokio::spawn(async move {
             let ops = [Op::Putfh(wire_fh(&fh)), Op::close(stateid.any_seqid())];

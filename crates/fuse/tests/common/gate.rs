@@ -324,6 +324,7 @@ pass_on! {
     fn close(fh: &Fh, open: OpenId) -> ();
     fn finish(file: File<'_>, piece: Option<(u64, Data)>, set: &SetAttr) -> Finished;
     fn commit(file: File<'_>) -> ();
+    fn create_whole(dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Made;
     fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Made;
     fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Made;
     fn symlink(dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Made;

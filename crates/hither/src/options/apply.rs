@@ -426,6 +426,15 @@ pub fn journal_dir(w: &mut Wanted, value: &str) -> Done {
     Ok(())
 }
 
+pub fn creates(w: &mut Wanted, value: &str) -> Done {
+    w.creates_here = match value {
+        "server" => false,
+        "here" => true,
+        _ => return Err("expected 'creates=server' or 'creates=here'".into()),
+    };
+    Ok(())
+}
+
 pub fn exclusive(w: &mut Wanted, _: &str) -> Done {
     w.exclusive = true;
     Ok(())

@@ -242,6 +242,9 @@ pub const OPTIONS: &[Def] = &[
     keyword("exclusive", Latency, apply::exclusive).help(
         "nobody else uses what is mounted: with writeback=journal, fsync and close return when the local disk has it, and the server gets it later",
     ),
+    valued("creates", "WHERE", "server", Latency, apply::creates).help(
+        "server or here (with writeback=journal,exclusive: new files, directories and symbolic links are in the journal when their call returns, and go to the server later, a file in one message)",
+    ),
     valued("journal-dir", "DIR", "that of cache, or /var/lib/hither", Latency, apply::journal_dir)
         .help("the directory below which the journal of writeback=journal is"),
     // The disk cache.

@@ -63,7 +63,7 @@ pub async fn open(job: &Job, connected: &Connected) -> Result<Option<(Arc<Wal>, 
     if let Some(rest) = rest {
         tokio::time::sleep(rest).await;
     }
-    if !left.files.is_empty() || left.damage.is_some() {
+    if !left.is_empty() || left.damage.is_some() {
         let below = connected.vfs.clone();
         let outcome = wal.recover(below, left, &source, job.wanted.exclusive, connected.wsize_bytes).await;
         let outcome = outcome.map_err(|e| {

@@ -81,6 +81,11 @@ pub fn within(seconds: u32, what: &str, command: &[&str]) -> Said {
     said
 }
 
+/// Whether new files wait here, too (`HITHER_CREATES=here`), in the mode in which they may.
+pub fn here() -> bool {
+    std::env::var("HITHER_CREATES").is_ok_and(|how| how == "here")
+}
+
 impl World {
     pub fn start(made: Made) -> Self {
         own_mount_namespace();
@@ -255,6 +260,9 @@ impl World {
             Mode::CloseToOpen => String::new(),
             Mode::Lazy => ",close=lazy".into(),
             Mode::Journal => format!(",writeback=journal,journal-dir={near}"),
+            Mode::Exclusive if here() => {
+                format!(",writeback=journal,exclusive,creates=here,journal-dir={near}")
+            }
             Mode::Exclusive => format!(",writeback=journal,exclusive,journal-dir={near}"),
         };
         let ports = match (version, kind) {

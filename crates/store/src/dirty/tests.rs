@@ -2,7 +2,7 @@
 
 mod failures;
 mod finish;
-mod gate;
+pub(crate) mod gate;
 mod histories;
 mod journal;
 mod lazy;

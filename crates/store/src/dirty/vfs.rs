@@ -550,6 +550,12 @@ impl Vfs for Dirty {
         told.and(committed)
     }
 
+    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
+        let made = self.below.create_whole(cx, dir, name, set, data).await?;
+        self.named(Some(&made.node.fh), (dir, name));
+        Ok(made)
+    }
+
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         self.below.mkdir(cx, dir, name, set).await
     }

@@ -26,7 +26,7 @@ pub(super) async fn detached<T: Send + 'static>(
 ///
 /// # Errors
 /// As [`detached`].
-pub(super) async fn patient<T>(cx: &Cx, call: impl Future<Output = Result<T>>) -> Result<T> {
+pub(crate) async fn patient<T>(cx: &Cx, call: impl Future<Output = Result<T>>) -> Result<T> {
     let deadline = async {
         match cx.deadline {
             Some(at) => sleep_until(at).await,

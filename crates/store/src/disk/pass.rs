@@ -425,6 +425,10 @@ impl Vfs for Disk {
         self.below.commit(cx, self.down_if_any(file)?).await
     }
 
+    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
+        self.below.create_whole(cx, dir, name, set, data).await
+    }
+
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         self.below.mkdir(cx, dir, name, set).await
     }

@@ -197,6 +197,10 @@ impl Vfs for Local {
         self.run(cx, move |inner, worker| inner.commit(worker, &file)).await
     }
 
+    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
+        hither_vfs::create_in_steps(self, cx, (dir, name), set, data).await
+    }
+
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let (dir, name, set) = (dir.clone(), name.clone(), set.clone());
         self.known(cx, move |inner, worker| inner.mkdir(worker, &dir, &name, &set), made).await

@@ -337,6 +337,10 @@ impl Vfs for Meta {
         self.below.commit(cx, below).await
     }
 
+    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
+        self.make(dir, name, self.below.create_whole(cx, dir, name, set, data)).await
+    }
+
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let ticket = self.ticket();
         let made = self.make(dir, name, self.below.mkdir(cx, dir, name, set)).await?;

@@ -22,7 +22,9 @@ const GROUPS_MAX: usize = 1024;
 /// What a segment starts with.
 const SEGMENT_MAGIC: &[u8; 8] = b"hitherwl";
 /// Version of segments and records.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+/// A version that is read as well: it only lacks the kinds of records that came later.
+const VERSION_BEFORE: u32 = 1;
 /// Length of a segment's head.
 pub const SEGMENT_HEAD_BYTES: usize = 40;
 
@@ -98,8 +100,61 @@ pub enum Event {
         /// One past the last.
         end_bytes: u64,
     },
-    /// This client is about to change names or attributes of the file: its change attribute moves, its bytes do not.
+    /// This client is about to change names or attributes of the file: its change attribute moves, its bytes do not. Of an object that
+    /// the server does not have: it is about to be created there.
     Touched,
+    /// An object was made that the server does not have; its name follows.
+    Made(New),
+    /// It has another name now, in that directory; the name follows.
+    Moved(Fh),
+    /// Attributes of such an object were set, or of a directory in which such objects are: those times that are to be its own when
+    /// they are at the server.
+    Set(Attributes),
+    /// The server has it now, under this handle.
+    There(Fh),
+    /// It was removed before, or those attributes are set, or it was given up with a conflict.
+    Gone,
+}
+
+/// What a new object is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum What {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link with this target.
+    Link(Vec<u8>),
+}
+
+/// A new object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct New {
+    /// The directory it is in.
+    pub dir: Fh,
+    /// Its kind.
+    pub what: What,
+    /// Permission bits (07777).
+    pub mode: u32,
+    /// Who made it.
+    pub cred: Arc<Cred>,
+    /// When, by the server's clock as far as it is known.
+    pub time: Time,
+}
+
+/// Attributes that were set; `None` leaves one as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attributes {
+    /// Who set them.
+    pub cred: Arc<Cred>,
+    /// Permission bits (07777).
+    pub mode: Option<u32>,
+    /// Length in bytes.
+    pub size_bytes: Option<u64>,
+    /// Access time.
+    pub atime: Option<Time>,
+    /// Modification time.
+    pub mtime: Option<Time>,
 }
 
 /// A record to be written.
@@ -109,7 +164,7 @@ pub struct Record {
     pub fh: Fh,
     /// What happened.
     pub event: Event,
-    /// The bytes of [`Event::Data`].
+    /// The bytes of [`Event::Data`], the name of [`Event::Made`] and [`Event::Moved`].
     pub data: Data,
 }
 
@@ -128,14 +183,18 @@ impl Record {
             Event::Void { .. } => 5,
             Event::Touched => 6,
             Event::Landed { .. } => 7,
+            Event::Made(_) => 8,
+            Event::Moved(_) => 9,
+            Event::Set(_) => 10,
+            Event::There(_) => 11,
+            Event::Gone => 12,
         }
     }
 
     /// The payload without the bytes.
     fn front(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(256);
-        out.push(self.fh.0.len() as u8);
-        out.extend_from_slice(&self.fh.0);
+        put_fh(&mut out, &self.fh);
         let mut number = |n: u64| out.extend_from_slice(&n.to_le_bytes());
         match &self.event {
             Event::Data(w) => put_write(&mut out, w),
@@ -151,7 +210,10 @@ impl Record {
             Event::Void { start_bytes, end_bytes } => {
                 [*start_bytes, *end_bytes].into_iter().for_each(&mut number);
             }
-            Event::Touched => {}
+            Event::Touched | Event::Gone => {}
+            Event::Made(new) => put_new(&mut out, new),
+            Event::Moved(fh) | Event::There(fh) => put_fh(&mut out, fh),
+            Event::Set(set) => put_attributes(&mut out, set),
         }
         out
     }
@@ -209,14 +271,58 @@ fn put_write(out: &mut Vec<u8>, w: &Write) {
     out.extend_from_slice(&w.offset_bytes.to_le_bytes());
     out.extend_from_slice(&w.wall_s.to_le_bytes());
     put_some_base(out, w.base.as_ref());
-    out.extend_from_slice(&w.cred.uid.to_le_bytes());
-    out.extend_from_slice(&w.cred.gid.to_le_bytes());
-    let groups = &w.cred.groups[..w.cred.groups.len().min(GROUPS_MAX)];
-    out.extend_from_slice(&(groups.len() as u16).to_le_bytes());
-    groups.iter().for_each(|g| out.extend_from_slice(&g.to_le_bytes()));
+    put_cred(out, &w.cred);
     let path = &w.path[..w.path.len().min(PATH_MAX_BYTES)];
     out.extend_from_slice(&(path.len() as u16).to_le_bytes());
     out.extend_from_slice(path);
+}
+
+fn put_fh(out: &mut Vec<u8>, fh: &Fh) {
+    out.push(fh.0.len() as u8);
+    out.extend_from_slice(&fh.0);
+}
+
+fn put_cred(out: &mut Vec<u8>, cred: &Cred) {
+    out.extend_from_slice(&cred.uid.to_le_bytes());
+    out.extend_from_slice(&cred.gid.to_le_bytes());
+    let groups = &cred.groups[..cred.groups.len().min(GROUPS_MAX)];
+    out.extend_from_slice(&(groups.len() as u16).to_le_bytes());
+    groups.iter().for_each(|g| out.extend_from_slice(&g.to_le_bytes()));
+}
+
+fn put_time(out: &mut Vec<u8>, time: &Time) {
+    out.extend_from_slice(&time.secs.to_le_bytes());
+    out.extend_from_slice(&time.nanos.to_le_bytes());
+}
+
+fn put_some<T>(out: &mut Vec<u8>, value: Option<&T>, put: impl FnOnce(&mut Vec<u8>, &T)) {
+    out.push(u8::from(value.is_some()));
+    if let Some(value) = value {
+        put(out, value);
+    }
+}
+
+fn put_new(out: &mut Vec<u8>, new: &New) {
+    put_fh(out, &new.dir);
+    let (what, target) = match &new.what {
+        What::File => (0, &[][..]),
+        What::Directory => (1, &[][..]),
+        What::Link(target) => (2, &target[..]),
+    };
+    out.push(what);
+    out.extend_from_slice(&(target.len() as u16).to_le_bytes());
+    out.extend_from_slice(target);
+    out.extend_from_slice(&new.mode.to_le_bytes());
+    put_cred(out, &new.cred);
+    put_time(out, &new.time);
+}
+
+fn put_attributes(out: &mut Vec<u8>, set: &Attributes) {
+    put_cred(out, &set.cred);
+    put_some(out, set.mode.as_ref(), |out, mode| out.extend_from_slice(&mode.to_le_bytes()));
+    put_some(out, set.size_bytes.as_ref(), |out, size| out.extend_from_slice(&size.to_le_bytes()));
+    put_some(out, set.atime.as_ref(), put_time);
+    put_some(out, set.mtime.as_ref(), put_time);
 }
 
 /// A record that was read, without its bytes.
@@ -232,6 +338,8 @@ pub struct Parsed {
     pub event: Event,
     /// Where the bytes are, from the start of the record.
     pub data: std::ops::Range<usize>,
+    /// The name that a record with one has.
+    pub name: Vec<u8>,
     /// Length of the whole record.
     pub room_bytes: usize,
 }
@@ -253,8 +361,7 @@ pub fn parse(bytes: &[u8], key: u64) -> Option<Parsed> {
         return None;
     }
     let mut r = Reader(payload);
-    let fh_len = r.take(1)?[0];
-    let fh = Fh(bytes::Bytes::copy_from_slice(r.take(fh_len.into())?));
+    let fh = r.fh()?;
     let event = match kind {
         1 => Event::Data(r.write()?),
         2 => Event::Sent { start_bytes: r.u64()?, end_bytes: r.u64()?, upto: r.u64()? },
@@ -265,11 +372,18 @@ pub fn parse(bytes: &[u8], key: u64) -> Option<Parsed> {
         7 => {
             Event::Landed { start_bytes: r.u64()?, end_bytes: r.u64()?, upto: r.u64()?, base: r.some_base()? }
         }
+        8 => Event::Made(r.new_object()?),
+        9 => Event::Moved(r.fh()?),
+        10 => Event::Set(r.attributes()?),
+        11 => Event::There(r.fh()?),
+        12 => Event::Gone,
         _ => return None,
     };
     let end = HEAD_BYTES + len;
     let data = end - r.0.len()..end;
-    Some(Parsed { seq, durable, fh, event, data, room_bytes: end.next_multiple_of(ALIGN_BYTES) })
+    let named = matches!(event, Event::Made(_) | Event::Moved(_));
+    let name = if named { r.0.to_vec() } else { Vec::new() };
+    Some(Parsed { seq, durable, fh, event, data, name, room_bytes: end.next_multiple_of(ALIGN_BYTES) })
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -309,11 +423,51 @@ impl<'a> Reader<'a> {
     fn write(&mut self) -> Option<Write> {
         let (fileid, offset_bytes, wall_s) = (self.u64()?, self.u64()?, self.u64()? as i64);
         let base = self.some_base()?;
-        let (uid, gid) = (self.u32()?, self.u32()?);
-        let groups = (0..self.u16()?).map(|_| self.u32()).collect::<Option<_>>()?;
+        let cred = self.cred()?;
         let len = self.u16()?;
         let path = self.take(len.into())?.to_vec();
-        Some(Write { fileid, path, cred: Arc::new(Cred { uid, gid, groups }), offset_bytes, base, wall_s })
+        Some(Write { fileid, path, cred, offset_bytes, base, wall_s })
+    }
+
+    fn fh(&mut self) -> Option<Fh> {
+        let len = self.take(1)?[0];
+        Some(Fh(bytes::Bytes::copy_from_slice(self.take(len.into())?)))
+    }
+
+    fn cred(&mut self) -> Option<Arc<Cred>> {
+        let (uid, gid) = (self.u32()?, self.u32()?);
+        let groups = (0..self.u16()?).map(|_| self.u32()).collect::<Option<_>>()?;
+        Some(Arc::new(Cred { uid, gid, groups }))
+    }
+
+    fn time(&mut self) -> Option<Time> {
+        Some(Time { secs: self.u64()? as i64, nanos: self.u32()? })
+    }
+
+    fn some<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<Option<T>> {
+        match self.take(1)?[0] {
+            0 => Some(None),
+            _ => read(self).map(Some),
+        }
+    }
+
+    fn new_object(&mut self) -> Option<New> {
+        let (dir, what, len) = (self.fh()?, self.take(1)?[0], self.u16()?);
+        let target = self.take(len.into())?.to_vec();
+        let what = match what {
+            0 => What::File,
+            1 => What::Directory,
+            2 => What::Link(target),
+            _ => return None,
+        };
+        Some(New { dir, what, mode: self.u32()?, cred: self.cred()?, time: self.time()? })
+    }
+
+    fn attributes(&mut self) -> Option<Attributes> {
+        let cred = self.cred()?;
+        let (mode, size_bytes) = (self.some(Self::u32)?, self.some(Self::u64)?);
+        let (atime, mtime) = (self.some(Self::time)?, self.some(Self::time)?);
+        Some(Attributes { cred, mode, size_bytes, atime, mtime })
     }
 }
 
@@ -350,7 +504,7 @@ pub fn parse_segment(bytes: &[u8], number: u64) -> SegmentHead {
         whole.then_some((version, key))
     };
     match read() {
-        Some((VERSION, key)) => SegmentHead::Ours(key),
+        Some((VERSION | VERSION_BEFORE, key)) => SegmentHead::Ours(key),
         Some((version, _)) => SegmentHead::Version(version),
         None => SegmentHead::Torn,
     }

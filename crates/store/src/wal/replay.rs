@@ -68,9 +68,11 @@ pub struct Replay {
 /// What could not be put anywhere: it stays in the journal.
 pub async fn replay(replay: Replay, left: Left) -> io::Result<Outcome> {
     let this = Arc::new(One { segments: Mutex::default(), last_seq: left.last_seq, r: replay });
-    let damage = left.damage.map(Arc::new);
+    let mut left = left;
+    let damage = left.damage.take().map(Arc::new);
+    let made = this.make_all(&mut left, damage.as_deref()).await?;
     let (mut running, mut files) = (tokio::task::JoinSet::new(), left.files.into_iter());
-    let mut outcome = Outcome::default();
+    let mut outcome = Outcome { files: made.files, bytes: made.bytes, kept: made.kept };
     let mut failed = None;
     loop {
         while running.len() < FILES_AT_ONCE
@@ -93,13 +95,14 @@ pub async fn replay(replay: Replay, left: Left) -> io::Result<Outcome> {
     failed.map_or(Ok(outcome), Err)
 }
 
-enum Fate {
+pub(super) enum Fate {
     Written(u64),
     Kept(String, String, String),
 }
 
-struct One {
-    r: Replay,
+/// A replay under way.
+pub(super) struct One {
+    pub(super) r: Replay,
     segments: Mutex<HashMap<u64, Arc<File>>>,
     last_seq: u64,
 }
@@ -306,7 +309,7 @@ impl One {
     }
 
     /// The journal's bytes of a range of a piece.
-    async fn bytes(&self, piece: &Piece, start: u64, end: u64) -> Result<Vec<u8>> {
+    pub(super) async fn bytes(&self, piece: &Piece, start: u64, end: u64) -> Result<Vec<u8>> {
         let told = |e: io::Error| Error::because(libc::EIO, format!("the journal cannot be read: {e}"));
         let file = self.segment(piece.segment).map_err(told)?;
         let at = piece.at + (start - piece.start_bytes);
@@ -358,7 +361,7 @@ impl One {
         Ok(bytes)
     }
 
-    fn keep(&self, fh: &Fh, file: &FileLeft, why: String) -> io::Result<Fate> {
+    pub(super) fn keep(&self, fh: &Fh, file: &FileLeft, why: String) -> io::Result<Fate> {
         let image = file.image();
         let seq = file.pieces.front().map_or(0, |p| p.seq);
         let range = |(start, end, piece): &(u64, u64, &Piece)| Range {

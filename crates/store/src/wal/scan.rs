@@ -5,10 +5,10 @@
 //! so, the journal is damaged: everything whole is handed out, and nothing of it may be taken for all there is.
 
 use super::record::{
-    ALIGN_BYTES, Base, Event, Parsed, SEGMENT_HEAD_BYTES, SegmentHead, parse, parse_segment,
+    ALIGN_BYTES, Attributes, Base, Event, New, Parsed, SEGMENT_HEAD_BYTES, SegmentHead, parse, parse_segment,
 };
-use hither_vfs::{Cred, Fh};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use hither_vfs::{Cred, Fh, Name, Time};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,11 +77,45 @@ pub struct FileLeft {
     pub wall_s: (i64, i64),
 }
 
+/// An object that the server does not have, or only a part of.
+#[derive(Debug, Clone)]
+pub struct MadeLeft {
+    /// Number of the record that says so, and the segment it is in.
+    pub place: (u64, u64),
+    /// As it was made, in the directory in which it is now.
+    pub new: New,
+    /// Its name.
+    pub name: Name,
+    /// Length of a file in bytes.
+    pub size_bytes: u64,
+    /// Times that were set.
+    pub times: (Option<Time>, Option<Time>),
+    /// When it was last written to.
+    pub written: Time,
+    /// It may be at the server.
+    pub sent: bool,
+}
+
+/// Times of a directory that wait for what is in it.
+#[derive(Debug, Clone)]
+pub struct SetLeft {
+    /// Number of the record that says so, and the segment it is in.
+    pub place: (u64, u64),
+    /// The times.
+    pub set: Attributes,
+}
+
 /// All of it.
 #[derive(Debug, Default)]
 pub struct Left {
     /// By filehandle.
     pub files: HashMap<Fh, FileLeft>,
+    /// Objects that the server may not have, by the handle they have here.
+    pub made: HashMap<Fh, MadeLeft>,
+    /// Of those that it has: the handle there.
+    pub there: HashMap<Fh, Fh>,
+    /// Times of directories, by the handle they have here.
+    pub set: HashMap<Fh, SetLeft>,
     /// Why it is not to be trusted, when that is so.
     pub damage: Option<String>,
     /// Bytes at the end that were cut off by the crash.
@@ -125,6 +159,10 @@ pub fn scan(numbers: &[u64], read: impl Fn(u64) -> io::Result<Vec<u8>>) -> io::R
     for (segment, at, parsed) in reading.events.drain(..).take(counts) {
         left.last_seq = parsed.seq;
         left.apply(segment, at, parsed);
+    }
+    // Without an object to come there is nothing to translate.
+    if left.made.is_empty() && left.set.is_empty() {
+        left.there.clear();
     }
     left.files.retain(|_, file| !file.pieces.is_empty());
     Ok(left)
@@ -222,7 +260,90 @@ impl Reading {
 }
 
 impl Left {
+    /// A name in a directory came or went: times that were set before are not its times any more.
+    fn changed_in(&mut self, dir: &Fh) {
+        if let Some(dir) = self.made.get_mut(dir) {
+            dir.times.1 = None;
+        }
+    }
+
+    /// What became of an object that was made here; the record itself when it is about something else.
+    fn apply_made(&mut self, segment: u64, parsed: Parsed) -> Option<Parsed> {
+        let place = (parsed.seq, segment);
+        let name = || Name::new(parsed.name.clone()).ok();
+        match &parsed.event {
+            Event::Made(new) => {
+                let name = name()?;
+                let written = new.time;
+                self.changed_in(&new.dir);
+                let made = MadeLeft {
+                    place,
+                    new: new.clone(),
+                    name,
+                    size_bytes: 0,
+                    times: (None, None),
+                    written,
+                    sent: false,
+                };
+                self.made.insert(parsed.fh, made);
+                None
+            }
+            Event::Moved(dir) => {
+                if let (Some(made), Some(name)) = (self.made.get_mut(&parsed.fh), name()) {
+                    let from = std::mem::replace(&mut made.new.dir, dir.clone());
+                    made.name = name;
+                    self.changed_in(&from);
+                    self.changed_in(dir);
+                }
+                None
+            }
+            Event::Set(set) => {
+                match self.made.get_mut(&parsed.fh) {
+                    Some(made) => {
+                        made.new.mode = set.mode.unwrap_or(made.new.mode);
+                        made.size_bytes = set.size_bytes.unwrap_or(made.size_bytes);
+                        made.times = (set.atime.or(made.times.0), set.mtime.or(made.times.1));
+                    }
+                    None => {
+                        self.set.insert(parsed.fh, SetLeft { place, set: set.clone() });
+                    }
+                }
+                None
+            }
+            Event::There(real) => {
+                self.made.remove(&parsed.fh);
+                self.files.remove(&parsed.fh);
+                self.set.remove(&parsed.fh);
+                self.there.insert(parsed.fh, real.clone());
+                None
+            }
+            Event::Gone => {
+                // The record of its making may have left the journal before those of its bytes.
+                if let Some(made) = self.made.remove(&parsed.fh) {
+                    self.changed_in(&made.new.dir);
+                }
+                self.files.remove(&parsed.fh);
+                self.set.remove(&parsed.fh);
+                None
+            }
+            Event::Touched if self.made.contains_key(&parsed.fh) => {
+                self.made.entry(parsed.fh).and_modify(|made| made.sent = true);
+                None
+            }
+            Event::Data(w) => {
+                if let Some(made) = self.made.get_mut(&parsed.fh) {
+                    made.size_bytes = made.size_bytes.max(w.offset_bytes + parsed.data.len() as u64);
+                    made.written = Time { secs: w.wall_s, nanos: 0 };
+                    made.times.1 = None;
+                }
+                Some(parsed)
+            }
+            _ => Some(parsed),
+        }
+    }
+
     fn apply(&mut self, segment: u64, at: u64, parsed: Parsed) {
+        let Some(parsed) = self.apply_made(segment, parsed) else { return };
         let file = self.files.entry(parsed.fh).or_default();
         match parsed.event {
             Event::Data(w) => {
@@ -273,6 +394,7 @@ impl Left {
                 file.void(start_bytes, end_bytes);
             }
             Event::Touched => file.touched = true,
+            Event::Made(_) | Event::Moved(_) | Event::Set(_) | Event::There(_) | Event::Gone => {}
         }
     }
 }
@@ -280,7 +402,23 @@ impl Left {
 impl Left {
     /// Whether something was sent, and nobody has heard whether it arrived.
     pub fn is_on_its_way(&self) -> bool {
-        self.files.values().any(|f| !f.unheard().is_empty())
+        self.files.values().any(|f| !f.unheard().is_empty()) || self.made.values().any(|made| made.sent)
+    }
+
+    /// Whether the server has everything.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.made.is_empty() && self.set.is_empty()
+    }
+
+    /// How many records live in each segment.
+    pub fn live(&self) -> HashMap<u64, u64> {
+        let mut records: HashSet<(u64, u64)> = HashSet::new();
+        records.extend(self.files.values().flat_map(|f| &f.pieces).map(|p| (p.segment, p.seq)));
+        let made = self.made.values().map(|m| m.place).chain(self.set.values().map(|s| s.place));
+        records.extend(made.map(|(seq, segment)| (segment, seq)));
+        let mut live = HashMap::new();
+        records.into_iter().for_each(|(segment, _)| *live.entry(segment).or_default() += 1);
+        live
     }
 }
 

@@ -272,6 +272,7 @@ pass_on! {
     fn close(fh: &Fh, open: OpenId) -> ();
     fn read(file: File<'_>, at: u64, len: u32) -> Read;
     fn commit(file: File<'_>) -> ();
+    fn create_whole(dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Made;
     fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Made;
     fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Made;
     fn symlink(dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Made;

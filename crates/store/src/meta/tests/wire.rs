@@ -220,6 +220,7 @@ pass_on! {
     fn write(file: File<'_>, at: u64, data: Data, stability: Stability) -> Result<Wrote>,
         |w, out, at| if let Ok(Wrote { attrs: Some(a), .. }) = out { stamp(w, a, at) };
     fn commit(file: File<'_>) -> Result<()>;
+    fn create_whole(dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made>, made;
     fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made>, made;
     fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made>, made;
     fn symlink(dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made>, made;

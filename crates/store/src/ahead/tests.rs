@@ -1,0 +1,487 @@
+//! New objects over the model: what waits, what goes, what a crash leaves, and random histories against a server without any of it.
+
+use super::*;
+use crate::dirty::tests::gate::Gate;
+use crate::wal::{Attributes, Event, Outcome, Record, Write};
+use bytes::Bytes;
+use hither_vfs::model::Model;
+use hither_vfs::{
+    Access, Create, Cred, Cx, Data, DirEntry, Error, File, FileKind, Name, Node, OpenAccess, OpenHow, OpenId,
+    Opened, RenameFlags, Result, SetAttr, SetTime, Stability, Stop, Want, Where,
+};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+mod histories;
+
+/// A directory of its own for each test, gone in the end.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new() -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let n = COUNT.fetch_add(1, Relaxed);
+        let dir = std::env::temp_dir().join(format!("hither-ahead-{}-{n}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        Self(dir)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Wall clock that moves by a second at each look.
+fn env() -> Env {
+    let (random, wall) = (AtomicU64::new(1 << 40), AtomicU64::new(1_000_000));
+    Env {
+        random: Arc::new(move || random.fetch_add(1 << 33 | 1, Relaxed)),
+        wall: Arc::new(move || SystemTime::UNIX_EPOCH + Duration::from_secs(wall.fetch_add(1, Relaxed))),
+    }
+}
+
+fn cx() -> Cx {
+    Cx::new(Arc::new(Cred::root()))
+}
+
+fn name(name: &str) -> Name {
+    Name::new(name.as_bytes().to_vec()).unwrap()
+}
+
+fn mode(mode: u32) -> SetAttr {
+    SetAttr { mode: Some(mode), ..SetAttr::default() }
+}
+
+/// Nothing goes because it is old.
+fn options() -> AheadOptions {
+    AheadOptions { age: Duration::from_secs(3600), ..AheadOptions::default() }
+}
+
+/// A layer over gate and model, whose maker is trusted.
+struct Stack {
+    ahead: Arc<Ahead>,
+    gate: Arc<Gate>,
+    root: Fh,
+    dir: Temporary,
+}
+
+impl Stack {
+    async fn new() -> Self {
+        Self::with(options()).await
+    }
+
+    async fn with(options: AheadOptions) -> Self {
+        let env = env();
+        let model = Arc::new(Model::new(env.clone(), Duration::from_secs(3), u64::MAX));
+        Self::over(Gate::new(model), env, options).await
+    }
+
+    async fn over(gate: Arc<Gate>, env: Env, options: AheadOptions) -> Self {
+        let dir = Temporary::new();
+        let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env).await.unwrap();
+        assert!(left.is_empty());
+        let ahead = Ahead::new(gate.clone(), env, options, wal);
+        let root = ahead.root(&cx()).await.unwrap().fh;
+        let this = Self { ahead, gate, root, dir };
+        // The first one shows whose new objects are.
+        let first = this.create(&this.root, "first").await.unwrap();
+        this.ahead.close(&cx(), &first.node.fh, first.open).await.unwrap();
+        this.ahead.unlink(&cx(), &this.root, &name("first"), None).await.unwrap();
+        assert_eq!(this.ahead.stats(), AheadStats::default());
+        this
+    }
+
+    async fn create(&self, dir: &Fh, file: &str) -> Result<Opened> {
+        self.create_as(&cx(), dir, file).await
+    }
+
+    async fn create_as(&self, cx: &Cx, dir: &Fh, file: &str) -> Result<Opened> {
+        let access = OpenAccess::READ | OpenAccess::WRITE;
+        let how = OpenHow { create: Create::Exclusive(mode(0o644)), ..OpenHow::existing(access) };
+        self.ahead.open(cx, Where::name(dir, &name(file)), &how).await
+    }
+
+    async fn write(&self, opened: &Opened, at: u64, data: &[u8]) -> Result<u64> {
+        let file = File { fh: &opened.node.fh, open: Some(opened.open) };
+        let data = Data::from(Bytes::copy_from_slice(data));
+        self.ahead.write(&cx(), file, at, data, Stability::Unstable).await.map(|w| w.bytes)
+    }
+
+    /// A file with bytes, closed.
+    async fn file(&self, dir: &Fh, file: &str, data: &[u8]) -> Node {
+        let opened = self.create(dir, file).await.unwrap();
+        self.write(&opened, 0, data).await.unwrap();
+        self.ahead.close(&cx(), &opened.node.fh, opened.open).await.unwrap();
+        let attrs = self.ahead.getattr(&cx(), File { fh: &opened.node.fh, open: None }).await.unwrap();
+        Node { attrs, ..opened.node }
+    }
+
+    async fn mkdir(&self, dir: &Fh, new: &str) -> Fh {
+        self.ahead.mkdir(&cx(), dir, &name(new), &mode(0o755)).await.unwrap().node.fh
+    }
+
+    async fn find(&self, path: &str) -> Option<Node> {
+        find(&*self.ahead, &self.root, path).await
+    }
+
+    async fn read(&self, fh: &Fh) -> Vec<u8> {
+        read(&*self.ahead, fh).await
+    }
+
+    /// The daemon is killed in this moment: what the next one makes of the journal, and the bytes of conflicts.
+    async fn crash(&self) -> (Outcome, Vec<Vec<u8>>) {
+        let dir = Temporary::new();
+        std::fs::create_dir_all(&dir.0).unwrap();
+        copy_journal(&self.dir.0, &dir.0);
+        let own = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(&dir.0, own).unwrap();
+        recover(&dir.0, &self.gate).await
+    }
+}
+
+fn copy_journal(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_name().to_string_lossy().ends_with(".wal") {
+            std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+    }
+}
+
+async fn recover(dir: &Path, gate: &Arc<Gate>) -> (Outcome, Vec<Vec<u8>>) {
+    let (wal, left) = Wal::open(dir, ("here", "there"), 1 << 30, &env()).await.unwrap();
+    let outcome = wal.recover(gate.clone(), left, "here", true, 1 << 20).await.unwrap();
+    let (kept, mut all) = (wal.conflicts(), Vec::new());
+    for (name, about) in kept.list().unwrap() {
+        let data = kept.data(&name).unwrap();
+        let mut bytes = vec![0; about.bytes() as usize];
+        std::os::unix::fs::FileExt::read_exact_at(&data, &mut bytes, 0).unwrap();
+        all.push(bytes);
+    }
+    assert_eq!(wal.log().stats().live_records, 0, "nothing keeps the room");
+    wal.close();
+    drop(wal);
+    let (again, left) = Wal::open(dir, ("here", "there"), 1 << 30, &env()).await.unwrap();
+    assert!(left.is_empty(), "everything was decided: {left:?}");
+    again.close();
+    (outcome, all)
+}
+
+async fn find(vfs: &dyn Vfs, root: &Fh, path: &str) -> Option<Node> {
+    let path = Name::of_path(path).unwrap();
+    let trail = vfs.walk(&cx(), Where { base: root, path: &path }, Want::default()).await.unwrap();
+    match trail.stop {
+        Stop::Complete => trail.steps.into_iter().last(),
+        _ => None,
+    }
+}
+
+async fn read(vfs: &dyn Vfs, fh: &Fh) -> Vec<u8> {
+    let opened = vfs.open(&cx(), Where::fh(fh), &OpenHow::existing(OpenAccess::READ)).await.unwrap();
+    let file = File { fh, open: Some(opened.open) };
+    let read = vfs.read(&cx(), file, 0, 1 << 30).await.unwrap();
+    vfs.close(&cx(), fh, opened.open).await.unwrap();
+    read.data.into_bytes().to_vec()
+}
+
+/// What a tree holds: kind, mode, times of modification where they were set, and contents, by path.
+async fn tree(vfs: &dyn Vfs, root: &Fh) -> BTreeMap<String, (FileKind, u32, Vec<u8>)> {
+    let (mut out, mut dirs) = (BTreeMap::new(), vec![(String::new(), root.clone())]);
+    while let Some((path, dir)) = dirs.pop() {
+        let page = vfs.readdir(&cx(), &dir, 0, [0; 8], 1 << 20, true).await.unwrap();
+        assert!(page.eof);
+        for DirEntry { name, .. } in page.entries {
+            let path = format!("{path}/{}", String::from_utf8_lossy(name.as_bytes()));
+            let node = find(vfs, root, &path).await.unwrap();
+            let attr = &node.attrs.attr;
+            let contents = match attr.kind {
+                FileKind::Regular => read(vfs, &node.fh).await,
+                FileKind::Symlink => vfs.readlink(&cx(), &node.fh).await.unwrap().to_vec(),
+                _ => {
+                    dirs.push((path.clone(), node.fh.clone()));
+                    Vec::new()
+                }
+            };
+            out.insert(path, (attr.kind, attr.mode, contents));
+        }
+    }
+    out
+}
+
+#[tokio::test]
+async fn new_objects_wait_and_go_whole() {
+    let s = Stack::new().await;
+    let dir = s.mkdir(&s.root, "dir").await;
+    let file = s.file(&dir, "file", b"twelve bytes").await;
+    s.ahead.symlink(&cx(), &dir, &name("link"), &Bytes::from_static(b"file"), &mode(0o777)).await.unwrap();
+    assert_eq!(s.ahead.stats().ahead_objects, 3);
+    assert!(find(s.gate.below(), &s.root, "dir").await.is_none(), "nothing is at the server");
+
+    let seen = s.find("dir/file").await.unwrap();
+    assert_eq!((&seen.fh, seen.attrs.attr.size_bytes), (&file.fh, 12));
+    assert_eq!(s.read(&file.fh).await, b"twelve bytes");
+    let link = s.find("dir/link").await.unwrap();
+    assert_eq!(s.ahead.readlink(&cx(), &link.fh).await.unwrap()[..], b"file"[..]);
+    assert!(s.find("dir/none").await.is_none());
+    let again = s.create(&dir, "file").await.map(drop).map_err(|e| e.errno);
+    assert_eq!(again, Err(libc::EEXIST));
+
+    s.ahead.sync().await.unwrap();
+    let below = find(s.gate.below(), &s.root, "dir/file").await.unwrap();
+    assert_eq!(read(s.gate.below(), &below.fh).await, b"twelve bytes");
+    assert_eq!((below.attrs.attr.mode, below.attrs.attr.mtime), (0o644, file.attrs.attr.mtime));
+    assert!(find(s.gate.below(), &s.root, "dir/link").await.is_some());
+    assert_eq!(s.gate.calls("create_whole"), 1);
+    assert_eq!((s.gate.calls("mkdir"), s.gate.calls("symlink")), (1, 1));
+
+    // Handle and number stay.
+    let now = s.find("dir/file").await.unwrap();
+    assert_eq!((&now.fh, now.attrs.attr.fileid), (&file.fh, file.attrs.attr.fileid));
+    let page = s.ahead.readdir(&cx(), &dir, 0, [0; 8], 1 << 20, true).await.unwrap();
+    let listed = page.entries.iter().find(|e| e.name == name("file")).unwrap();
+    assert_eq!((listed.fileid, &listed.node.as_ref().unwrap().fh), (file.attrs.attr.fileid, &file.fh));
+    assert_eq!(s.read(&file.fh).await, b"twelve bytes");
+}
+
+#[tokio::test]
+async fn what_is_removed_soon_is_never_sent() {
+    let s = Stack::new().await;
+    let dir = s.mkdir(&s.root, "dir").await;
+    s.file(&dir, "a", b"a").await;
+    let busy = s.ahead.rmdir(&cx(), &s.root, &name("dir")).await.map(drop).map_err(|e| e.errno);
+    assert_eq!(busy, Err(libc::ENOTEMPTY));
+    let before = s.gate.total_calls();
+    s.ahead.unlink(&cx(), &dir, &name("a"), None).await.unwrap();
+    s.ahead.rmdir(&cx(), &s.root, &name("dir")).await.unwrap();
+    s.ahead.sync().await.unwrap();
+    assert_eq!((s.gate.calls("create_whole"), s.gate.calls("mkdir"), s.gate.calls("unlink")), (0, 0, 1));
+    assert!(s.gate.total_calls() <= before + 4, "rights are asked for");
+    assert_eq!(s.ahead.stats(), AheadStats { ahead_made: 2, ahead_dropped: 2, ..AheadStats::default() });
+    let (outcome, _) = s.crash().await;
+    assert_eq!(outcome, Outcome::default());
+    assert!(tree(s.gate.below(), &s.root).await.is_empty());
+}
+
+#[tokio::test]
+async fn names_change_here() {
+    let s = Stack::new().await;
+    let (a, b) = (s.mkdir(&s.root, "a").await, s.mkdir(&s.root, "b").await);
+    s.file(&a, "old", b"old").await;
+    s.file(&a, "tmp", b"new").await;
+    let rename = |from: (Fh, &'static str), to: (Fh, &'static str)| {
+        let ahead = s.ahead.clone();
+        async move {
+            let (f, t) = (name(from.1), name(to.1));
+            let flags = RenameFlags::empty();
+            ahead.rename(&cx(), (&from.0, &f), (&to.0, &t), None, flags).await.map(drop).map_err(|e| e.errno)
+        }
+    };
+    rename((a.clone(), "tmp"), (a.clone(), "old")).await.unwrap();
+    rename((s.root.clone(), "a"), (b.clone(), "c")).await.unwrap();
+    assert_eq!(rename((s.root.clone(), "b"), (a.clone(), "d")).await, Err(libc::EINVAL), "not into itself");
+    assert_eq!(s.gate.calls("rename"), 0);
+    let file = s.find("b/c/old").await.unwrap();
+    assert_eq!(s.read(&file.fh).await, b"new");
+    assert!(s.find("a").await.is_none());
+    let (outcome, _) = s.crash().await;
+    assert_eq!((outcome.files, outcome.kept), (1, vec![]));
+    let all: Vec<_> = tree(s.gate.below(), &s.root).await.into_keys().collect();
+    assert_eq!(all, ["/b", "/b/c", "/b/c/old"]);
+}
+
+/// Whoever lists a directory finds everything, and what others than the maker ask is the server's to answer.
+#[tokio::test]
+async fn lists_and_other_users_send_first() {
+    let s = Stack::new().await;
+    let dir = s.mkdir(&s.root, "dir").await;
+    let file = s.file(&dir, "file", b"bytes").await;
+    s.file(&s.root, "beside", b"bytes").await;
+    let other = Cx::new(Arc::new(Cred { uid: 7, gid: 7, groups: Default::default() }));
+    let have = s.ahead.access(&other, &file.fh, Access::READ | Access::MODIFY).await.unwrap();
+    assert_eq!(have, Access::READ);
+    assert!(find(s.gate.below(), &s.root, "dir/file").await.is_some());
+    assert!(find(s.gate.below(), &s.root, "beside").await.is_none(), "nobody asked");
+    let page = s.ahead.readdir(&cx(), &s.root, 0, [0; 8], 1 << 20, false).await.unwrap();
+    assert_eq!(page.entries.len(), 2);
+    let refused = s.create_as(&other, &dir, "theirs").await.map(drop).map_err(|e| e.errno);
+    assert_eq!(refused, Err(libc::EACCES));
+}
+
+/// A file that outgrows one WRITE is at the server from then on, through the opens it has.
+#[tokio::test]
+async fn a_large_file_goes_while_it_is_written() {
+    let s = Stack::with(AheadOptions { file_max_bytes: 1000, ..options() }).await;
+    let how = OpenHow { create: Create::Exclusive(mode(0o444)), ..OpenHow::existing(OpenAccess::WRITE) };
+    let opened = s.ahead.open(&cx(), Where::name(&s.root, &name("big")), &how).await.unwrap();
+    s.write(&opened, 0, &[1; 900]).await.unwrap();
+    assert!(find(s.gate.below(), &s.root, "big").await.is_none());
+    s.write(&opened, 900, &[2; 900]).await.unwrap();
+    let below = find(s.gate.below(), &s.root, "big").await.unwrap();
+    assert_eq!((below.attrs.attr.size_bytes, below.attrs.attr.mode), (1800, 0o444));
+    s.ahead.close(&cx(), &opened.node.fh, opened.open).await.unwrap();
+    assert_eq!(read(s.gate.below(), &below.fh).await, [[1; 900], [2; 900]].concat());
+}
+
+/// Times that a program gives a directory outlast what is put into it at the server later.
+#[tokio::test]
+async fn times_of_directories_are_set_when_all_is_there() {
+    let s = Stack::new().await;
+    let (new, there) = (s.mkdir(&s.root, "new").await, s.mkdir(&s.root, "there").await);
+    s.ahead.send(&there).await.unwrap();
+    let long_ago = hither_vfs::Time { secs: 77, nanos: 0 };
+    for dir in [&new, &there] {
+        s.file(dir, "file", b"x").await;
+        let set = SetAttr { mtime: Some(SetTime::To(long_ago)), ..SetAttr::default() };
+        let attrs = s.ahead.setattr(&cx(), File { fh: dir, open: None }, &set).await.unwrap();
+        assert_eq!(attrs.attr.mtime, long_ago);
+    }
+    let crashed = s.crash().await;
+    assert_eq!(crashed.0.kept, []);
+    for dir in ["new", "there"] {
+        assert_eq!(find(s.gate.below(), &s.root, dir).await.unwrap().attrs.attr.mtime, long_ago, "{dir}");
+    }
+    s.ahead.sync().await.unwrap();
+    for dir in ["new", "there"] {
+        assert_eq!(find(s.gate.below(), &s.root, dir).await.unwrap().attrs.attr.mtime, long_ago, "{dir}");
+        assert_eq!(s.find(dir).await.unwrap().attrs.attr.mtime, long_ago, "{dir}");
+    }
+}
+
+/// A full server gets it later; new objects are its own to refuse meanwhile, and who syncs is told.
+#[tokio::test]
+async fn a_full_server_gets_it_later() {
+    let s = Stack::new().await;
+    let file = s.file(&s.root, "file", b"bytes").await;
+    s.gate.fail("create_whole", libc::ENOSPC);
+    assert_eq!(s.ahead.sync().await.map_err(|e| e.errno), Err(libc::ENOSPC));
+    let told = s.ahead.commit(&cx(), File { fh: &file.fh, open: None }).await.map_err(|e| e.errno);
+    assert_eq!(told, Err(libc::ENOSPC));
+    s.gate.fail("open", libc::ENOSPC);
+    assert_eq!(s.create(&s.root, "more").await.map(drop).map_err(|e| e.errno), Err(libc::ENOSPC));
+    assert_eq!(s.read(&file.fh).await, b"bytes", "it is still here");
+    // The server may have a part of it: nothing of it changes here.
+    let set = SetAttr { size_bytes: Some(1), ..SetAttr::default() };
+    let cut = s.ahead.setattr(&cx(), File { fh: &file.fh, open: None }, &set).await;
+    assert_eq!(cut.map(drop).map_err(|e| e.errno), Err(libc::ENOSPC));
+    let (old, new) = (name("file"), name("other"));
+    let flags = RenameFlags::empty();
+    let moved = s.ahead.rename(&cx(), (&s.root, &old), (&s.root, &new), None, flags).await;
+    assert_eq!(moved.map(drop).map_err(|e| e.errno), Err(libc::ENOSPC));
+    s.gate.fail("create_whole", 0);
+    s.gate.fail("open", 0);
+    s.ahead.sync().await.unwrap();
+    let below = find(s.gate.below(), &s.root, "file").await.unwrap();
+    assert_eq!(read(s.gate.below(), &below.fh).await, b"bytes");
+    let opened = s.create(&s.root, "more").await.unwrap();
+    assert_eq!(s.ahead.stats().ahead_objects, 1, "they wait again");
+    s.ahead.close(&cx(), &opened.node.fh, opened.open).await.unwrap();
+}
+
+/// What a full server took of a file goes with the file.
+#[tokio::test]
+async fn what_was_tried_is_removed_everywhere() {
+    let s = Stack::new().await;
+    s.file(&s.root, "file", b"bytes").await;
+    let how = OpenHow { create: Create::Exclusive(mode(0o644)), ..OpenHow::existing(OpenAccess::WRITE) };
+    s.gate.fail("create_whole", libc::ENOSPC);
+    assert!(s.ahead.sync().await.is_err());
+    s.gate.below().open(&cx(), Where::name(&s.root, &name("file")), &how).await.unwrap();
+    s.ahead.unlink(&cx(), &s.root, &name("file"), None).await.unwrap();
+    assert!(find(s.gate.below(), &s.root, "file").await.is_none());
+    assert_eq!(s.ahead.stats().ahead_objects, 0);
+    s.gate.fail("create_whole", 0);
+    assert_eq!(s.crash().await.0, Outcome::default());
+    s.file(&s.root, "file", b"other").await;
+    assert_eq!(s.ahead.stats().ahead_objects, 1, "they wait again");
+}
+
+/// What the server refuses for good is kept, told, and not there any more.
+#[tokio::test]
+async fn what_is_refused_is_a_conflict() {
+    let s = Stack::new().await;
+    let file = s.file(&s.root, "file", b"bytes").await;
+    // Somebody else, whom there should not be.
+    let how = OpenHow { create: Create::Exclusive(mode(0o644)), ..OpenHow::existing(OpenAccess::WRITE) };
+    let theirs = s.gate.below().open(&cx(), Where::name(&s.root, &name("file")), &how).await.unwrap();
+    let at = File { fh: &theirs.node.fh, open: Some(theirs.open) };
+    let data = Data::from(Bytes::from_static(b"other"));
+    s.gate.below().write(&cx(), at, 0, data, Stability::Stable).await.unwrap();
+    assert_eq!(s.ahead.sync().await.map_err(|e| e.errno), Err(libc::EEXIST));
+    let kept = s.ahead.wal.conflicts().list().unwrap();
+    assert_eq!((kept.len(), kept[0].1.path.as_str(), kept[0].1.bytes()), (1, "file", 5));
+    assert_eq!(read(s.gate.below(), &theirs.node.fh).await, b"other", "theirs is as it was");
+    let gone = s.ahead.getattr(&cx(), File { fh: &file.fh, open: None }).await.map_err(|e| e.errno);
+    assert_eq!(gone.map(drop), Err(libc::EEXIST));
+    assert_eq!(s.find("file").await.unwrap().fh, theirs.node.fh);
+    s.ahead.sync().await.unwrap();
+    assert_eq!(s.ahead.stats().ahead_refused, 1);
+}
+
+/// The server has made a file and nobody heard of it: it is recognised, and whole in the end.
+#[tokio::test]
+async fn a_creation_that_nobody_heard_of_is_recognised() {
+    let s = Stack::new().await;
+    for (file, there) in [("empty", &b""[..]), ("part", b"by\0\0"), ("all", b"bytes")] {
+        s.file(&s.root, file, b"bytes").await;
+        let how = OpenHow { create: Create::Exclusive(mode(0o644)), ..OpenHow::existing(OpenAccess::WRITE) };
+        let made = s.gate.below().open(&cx(), Where::name(&s.root, &name(file)), &how).await.unwrap();
+        if !there.is_empty() {
+            let at = File { fh: &made.node.fh, open: Some(made.open) };
+            let data = Data::from(Bytes::from_static(there));
+            s.gate.below().write(&cx(), at, 0, data, Stability::Stable).await.unwrap();
+        }
+    }
+    let (outcome, _) = s.crash().await;
+    assert_eq!((outcome.files, outcome.bytes, outcome.kept), (3, 15, vec![]));
+    for file in ["empty", "part", "all"] {
+        let below = find(s.gate.below(), &s.root, file).await.unwrap();
+        assert_eq!(read(s.gate.below(), &below.fh).await, b"bytes", "{file}");
+    }
+}
+
+/// What says which handle a directory has at the server may have left the journal before what is made in it, and what says that an object was made
+/// before its bytes.
+#[tokio::test]
+async fn the_journal_does_not_need_what_has_left_it() {
+    let s = Stack::new().await;
+    let dir = s.mkdir(&s.root, "dir").await;
+    let real = s.ahead.send(&dir).await.unwrap();
+    assert_ne!(real, dir);
+    s.file(&dir, "new", b"bytes").await;
+    s.file(&s.root, "old", b"bytes").await;
+    s.ahead
+        .rename(&cx(), (&s.root, &name("old")), (&dir, &name("moved")), None, RenameFlags::empty())
+        .await
+        .unwrap();
+    let copy = Temporary::new();
+    std::fs::create_dir_all(&copy.0).unwrap();
+    std::fs::set_permissions(&copy.0, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    copy_journal(&s.dir.0, &copy.0);
+    let (wal, left) = Wal::open(&copy.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
+    assert_eq!(left.made.len(), 2);
+    assert!(left.made.values().all(|made| made.new.dir == real), "{left:?}");
+    wal.close();
+    drop(wal);
+
+    let bare = Temporary::new();
+    let (wal, _) = Wal::open(&bare.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
+    for (n, end) in [(1, Event::Gone), (2, Event::There(real))] {
+        let fh = Fh(Bytes::copy_from_slice(&[n; 24]));
+        let cred = Arc::new(Cred::root());
+        let write =
+            Write { fileid: 1, path: vec![], cred: cred.clone(), offset_bytes: 0, base: None, wall_s: 1 };
+        let data = Data::from(Bytes::from_static(b"bytes"));
+        wal.log().append(Record { fh: fh.clone(), event: Event::Data(write), data });
+        let set =
+            Attributes { cred, mode: None, size_bytes: None, atime: None, mtime: Some(Default::default()) };
+        wal.log().append(Record::of(&fh, Event::Set(set)));
+        wal.log().append(Record::of(&fh, end));
+    }
+    wal.close();
+    drop(wal);
+    let (wal, left) = Wal::open(&bare.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
+    assert!(left.is_empty(), "{left:?}");
+    wal.close();
+}

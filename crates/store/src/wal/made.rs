@@ -1,0 +1,390 @@
+//! New objects that wait here: making them at the server, also when that was tried before, and what a crash left of them.
+//!
+//! It knows nothing of how they are kept while a mount runs. A name that exists already is taken for an earlier try of this
+//! client when what is there could be that: a directory, the same link, a file in which nothing stands but bytes of ours and zeros.
+
+use super::log::Ticket;
+use super::record::{Attributes, Event, Record, What};
+use super::replay::{Fate, One};
+use super::scan::{FileLeft, Left, MadeLeft, SetLeft};
+use bytes::Bytes;
+use hither_vfs::{
+    Cred, Cx, Data, Error, Fh, File as At, FileKind, Made, Name, Node, Result, SetAttr, SetTime, Stability,
+    Stop, Time, Vfs, Want, Where,
+};
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// Bytes compared at a time.
+const STEP_BYTES: usize = 1 << 20;
+/// Objects that are made at a time.
+const AT_ONCE: usize = 16;
+
+/// An object to be made.
+#[derive(Debug, Clone)]
+pub(crate) struct New {
+    /// Its kind.
+    pub what: What,
+    /// Who made it.
+    pub cred: Arc<Cred>,
+    /// Permission bits (07777).
+    pub mode: u32,
+    /// Access and modification time, when they are not to be the server's.
+    pub times: (Option<Time>, Option<Time>),
+    /// All bytes of a file.
+    pub data: Bytes,
+}
+
+impl New {
+    fn set(&self) -> SetAttr {
+        let to = |time: Option<Time>| time.map(SetTime::To);
+        SetAttr {
+            mode: Some(self.mode),
+            atime: to(self.times.0),
+            mtime: to(self.times.1),
+            ..SetAttr::default()
+        }
+    }
+
+    fn only_mode(&self) -> SetAttr {
+        SetAttr { mode: Some(self.mode), ..SetAttr::default() }
+    }
+}
+
+/// Makes an object at the server.
+///
+/// # Errors
+/// The server's; `EEXIST` when something else has the name.
+pub(crate) async fn put(below: &dyn Vfs, dir: &Fh, name: &Name, new: &New) -> Result<Node> {
+    let cx = Cx::new(new.cred.clone());
+    let made: Result<Made> = match &new.what {
+        What::File => below.create_whole(&cx, dir, name, &new.set(), Data::from(new.data.clone())).await,
+        What::Directory => below.mkdir(&cx, dir, name, &new.only_mode()).await,
+        What::Link(target) => {
+            let target = Bytes::copy_from_slice(target);
+            below.symlink(&cx, dir, name, &target, &SetAttr::default()).await
+        }
+    };
+    let node = match made {
+        Ok(made) => made.node,
+        Err(e) if e.errno == libc::EEXIST => {
+            return adopt(below, &cx, (dir, name), new).await.unwrap_or(Err(e));
+        }
+        Err(e) => return Err(e),
+    };
+    match new.what {
+        What::Link(_) => set_times(below, &cx, node, new).await,
+        _ => Ok(node),
+    }
+}
+
+async fn set_times(below: &dyn Vfs, cx: &Cx, node: Node, new: &New) -> Result<Node> {
+    if new.times == (None, None) {
+        return Ok(node);
+    }
+    let set = SetAttr { mode: None, ..new.set() };
+    let attrs = below.setattr(cx, At { fh: &node.fh, open: None }, &set).await?;
+    Ok(Node { attrs, ..node })
+}
+
+/// Takes what has the name for an earlier try, where it can be that; `None` where it cannot.
+async fn adopt(below: &dyn Vfs, cx: &Cx, (dir, name): (&Fh, &Name), new: &New) -> Option<Result<Node>> {
+    let fresh = cx.fresh(Instant::now());
+    let trail = match below.walk(&fresh, Where::name(dir, name), Want::default()).await {
+        Ok(trail) => trail,
+        Err(e) => return Some(Err(e)),
+    };
+    if let Stop::Failed(e) = trail.stop {
+        return Some(Err(e));
+    }
+    let node = trail.steps.into_iter().next()?;
+    match (&new.what, node.attrs.attr.kind) {
+        (What::Directory, FileKind::Directory) => Some(Ok(node)),
+        (What::Link(target), FileKind::Symlink) => match below.readlink(cx, &node.fh).await {
+            Ok(there) if there[..] == target[..] => Some(set_times(below, cx, node, new).await),
+            Ok(_) => None,
+            Err(e) => Some(Err(e)),
+        },
+        (What::File, FileKind::Regular) if node.attrs.attr.size_bytes <= new.data.len() as u64 => {
+            fill(below, cx, node, new).await.transpose()
+        }
+        _ => None,
+    }
+}
+
+/// Writes a file of an earlier try again; `None` when something else stands in it.
+async fn fill(below: &dyn Vfs, cx: &Cx, node: Node, new: &New) -> Result<Option<Node>> {
+    let (cx, open) = match super::open_as(below, cx.cred.clone(), &node.fh).await {
+        Ok(opened) => opened,
+        Err(e) => return Err(e),
+    };
+    let at = At { fh: &node.fh, open: Some(open) };
+    let done = async {
+        let mut there = 0;
+        loop {
+            let read = below.read(&cx, at, there as u64, STEP_BYTES as u32).await?;
+            for part in read.data.parts() {
+                let Some(ours) = new.data.get(there..there + part.len()) else { return Ok(false) };
+                if part.iter().zip(ours).any(|(theirs, ours)| theirs != ours && *theirs != 0) {
+                    return Ok(false);
+                }
+                there += part.len();
+            }
+            if read.eof || read.data.is_empty() {
+                break;
+            }
+        }
+        let mut at_byte = 0;
+        while at_byte < new.data.len() {
+            let rest = new.data.slice(at_byte..);
+            let wrote = below.write(&cx, at, at_byte as u64, Data::from(rest), Stability::Stable).await?;
+            if wrote.bytes == 0 {
+                return Err(Error::because(libc::EIO, "the server writes no bytes"));
+            }
+            at_byte += wrote.bytes as usize;
+        }
+        below.setattr(&cx, At { fh: &node.fh, open: None }, &new.set()).await?;
+        Ok(true)
+    };
+    let done = done.await;
+    let closed = below.close(&cx, &node.fh, open).await;
+    if !done? {
+        return Ok(None);
+    }
+    closed?;
+    let attrs = below.getattr(&cx.fresh(Instant::now()), At { fh: &node.fh, open: None }).await?;
+    Ok(Some(Node { attrs, ..node }))
+}
+
+/// Sets times of a directory that waited for what is in it.
+pub(crate) async fn set_directory(below: &dyn Vfs, dir: &Fh, set: &Attributes) -> Result<()> {
+    let cx = Cx::new(set.cred.clone());
+    let to = |time: Option<Time>| time.map(SetTime::To);
+    let set = SetAttr { atime: to(set.atime), mtime: to(set.mtime), ..SetAttr::default() };
+    below.setattr(&cx, At { fh: dir, open: None }, &set).await.map(drop)
+}
+
+/// What was made of the objects that a crash left.
+#[derive(Debug, Default)]
+pub(super) struct Remade {
+    pub files: u64,
+    pub bytes: u64,
+    pub kept: Vec<(String, String, String)>,
+}
+
+/// A file's bytes, and what the journal has of them.
+struct Bodies(HashMap<Fh, FileLeft>);
+
+impl One {
+    /// Makes what the server does not have: directories from above, then what is in them; then the times of directories. What cannot be
+    /// made is kept as a conflict.
+    ///
+    /// # Errors
+    /// What can neither be made nor kept stays in the journal.
+    pub(super) async fn make_all(
+        self: &Arc<Self>,
+        left: &mut Left,
+        damage: Option<&String>,
+    ) -> io::Result<Remade> {
+        let mut out = Remade::default();
+        let mut there = std::mem::take(&mut left.there);
+        let mut made: Vec<(Fh, MadeLeft)> = left.made.drain().collect();
+        made.sort_by_key(|(_, made)| made.place);
+        let files = made.iter().filter_map(|(fh, _)| Some((fh.clone(), left.files.remove(fh)?)));
+        let mut bodies = Bodies(files.collect());
+        let pieces = bodies.0.values().flat_map(|file| &file.pieces);
+        let mut records: HashSet<(u64, u64)> = pieces.map(|piece| (piece.segment, piece.seq)).collect();
+        let mut paths: HashMap<Fh, String> = HashMap::new();
+        let (dirs, others): (Vec<_>, Vec<_>) =
+            made.into_iter().partition(|(_, made)| made.new.what == What::Directory);
+        let mut ended = Vec::new();
+        // What was moved may be in a directory that was made after it.
+        let mut waiting = dirs;
+        while !waiting.is_empty() {
+            let here: Vec<Fh> = waiting.iter().map(|(fh, _)| fh.clone()).collect();
+            let (later, now): (Vec<_>, Vec<_>) =
+                waiting.into_iter().partition(|(_, made)| here.contains(&made.new.dir));
+            if now.is_empty() {
+                // A circle: nobody made that.
+                for (fh, made) in later {
+                    let why = "its directory is not to be found".to_string();
+                    self.keep_made(&fh, &made, None, &paths, why, &mut out).await?;
+                    ended.push((fh, made, None));
+                }
+                break;
+            }
+            for (fh, made) in now {
+                let outcome = self.make_one(&made, None, &there, damage).await;
+                let node = match outcome {
+                    Ok(node) => Some(node),
+                    Err(why) => {
+                        self.keep_made(&fh, &made, None, &paths, why, &mut out).await?;
+                        None
+                    }
+                };
+                paths.insert(fh.clone(), self.path_of(&made, &paths));
+                if let Some(node) = &node {
+                    there.insert(fh.clone(), node.fh.clone());
+                }
+                ended.push((fh, made, node));
+            }
+            waiting = later;
+        }
+        let there = Arc::new(there);
+        let (mut running, mut others) = (tokio::task::JoinSet::new(), others.into_iter());
+        loop {
+            while running.len() < AT_ONCE
+                && let Some((fh, made)) = others.next()
+            {
+                let body = bodies.0.remove(&fh);
+                let (this, there, damage) = (self.clone(), there.clone(), damage.cloned());
+                running.spawn(async move {
+                    let outcome = this.make_one(&made, body.as_ref(), &there, damage.as_ref()).await;
+                    (fh, made, body, outcome)
+                });
+            }
+            let Some(one) = running.join_next().await else { break };
+            let (fh, made, body, outcome) = one.map_err(io::Error::other)?;
+            match outcome {
+                Ok(node) => {
+                    out.files += 1;
+                    out.bytes += made.size_bytes;
+                    ended.push((fh, made, Some(node)));
+                }
+                Err(why) => {
+                    self.keep_made(&fh, &made, body, &paths, why, &mut out).await?;
+                    ended.push((fh, made, None));
+                }
+            }
+        }
+        // Not before what is in them is there.
+        for (_, made, node) in &ended {
+            if let (What::Directory, Some(node)) = (&made.new.what, node) {
+                let (atime, mtime) = made.times;
+                let cred = made.new.cred.clone();
+                let set = Attributes { cred, mode: None, size_bytes: None, atime, mtime };
+                self.set_times(&node.fh, &set).await;
+            }
+        }
+        let sets: Vec<(Fh, SetLeft)> = left.set.drain().collect();
+        if damage.is_none() {
+            for (dir, set) in &sets {
+                self.set_times(there.get(dir).unwrap_or(dir), &set.set).await;
+            }
+        }
+        records.extend(ended.iter().map(|(_, made, _)| (made.place.1, made.place.0)));
+        records.extend(sets.iter().map(|(_, set)| (set.place.1, set.place.0)));
+        self.retire(ended, sets, records).await;
+        Ok(out)
+    }
+
+    async fn set_times(&self, dir: &Fh, set: &Attributes) {
+        if (set.atime, set.mtime) == (None, None) {
+            return;
+        }
+        if let Err(e) = set_directory(&*self.r.below, dir, set).await {
+            tracing::warn!(error = %e, "the times of a directory of before a crash cannot be set");
+        }
+    }
+
+    /// It is durable that nothing of this is to be made again; then the records go.
+    async fn retire(
+        &self,
+        ended: Vec<(Fh, MadeLeft, Option<Node>)>,
+        sets: Vec<(Fh, SetLeft)>,
+        records: HashSet<(u64, u64)>,
+    ) {
+        let mut last = None;
+        let mut note = |fh: &Fh, event| last = Some(self.r.log.append(Record::of(fh, event)));
+        for (fh, _, node) in &ended {
+            note(fh, node.as_ref().map_or(Event::Gone, |node| Event::There(node.fh.clone())));
+        }
+        sets.iter().for_each(|(fh, _)| note(fh, Event::Gone));
+        let Some(Ticket { seq, .. }) = last else { return };
+        if self.r.log.durable(seq).await.is_err() {
+            // The segments stay: at the next start everything is there, and recognised.
+            return;
+        }
+        records.into_iter().for_each(|(segment, _)| self.r.log.dead(segment, 1));
+    }
+
+    async fn make_one(
+        &self,
+        made: &MadeLeft,
+        body: Option<&FileLeft>,
+        there: &HashMap<Fh, Fh>,
+        damage: Option<&String>,
+    ) -> std::result::Result<Node, String> {
+        if let Some(damage) = damage {
+            return Err(format!("the journal was damaged: {damage}"));
+        }
+        let data = self.body(made, body).await.map_err(|e| format!("the journal cannot be read: {e}"))?;
+        let dir = there.get(&made.new.dir).unwrap_or(&made.new.dir);
+        let mtime = made.times.1.or((made.new.what == What::File).then_some(made.written));
+        let new = New {
+            what: made.new.what.clone(),
+            cred: made.new.cred.clone(),
+            mode: made.new.mode,
+            times: (made.times.0, mtime),
+            data,
+        };
+        put(&*self.r.below, dir, &made.name, &new).await.map_err(|e| match e.errno {
+            libc::EEXIST => "something else has its name".to_string(),
+            libc::ENOENT | libc::ESTALE => format!("its directory was removed ({e})"),
+            _ => format!("it cannot be created: {e}"),
+        })
+    }
+
+    /// All bytes of a file.
+    async fn body(&self, made: &MadeLeft, body: Option<&FileLeft>) -> Result<Bytes> {
+        let mut out = vec![0; usize::try_from(made.size_bytes).unwrap_or(0)];
+        let Some(body) = body else { return Ok(out.into()) };
+        for (start, end, piece) in body.image() {
+            let end = end.min(made.size_bytes);
+            if start < end {
+                let bytes = self.bytes(piece, start, end).await?;
+                out[start as usize..end as usize].copy_from_slice(&bytes);
+            }
+        }
+        Ok(out.into())
+    }
+
+    fn path_of(&self, made: &MadeLeft, paths: &HashMap<Fh, String>) -> String {
+        let name = String::from_utf8_lossy(made.name.as_bytes()).into_owned();
+        match paths.get(&made.new.dir) {
+            Some(dir) => format!("{dir}/{name}"),
+            None => name,
+        }
+    }
+
+    async fn keep_made(
+        self: &Arc<Self>,
+        fh: &Fh,
+        made: &MadeLeft,
+        body: Option<FileLeft>,
+        paths: &HashMap<Fh, String>,
+        why: String,
+        out: &mut Remade,
+    ) -> io::Result<()> {
+        let path = self.path_of(made, paths);
+        if made.new.what != What::File {
+            tracing::error!(%path, %why, "what was made before a crash is not at the server");
+            return Ok(());
+        }
+        let mut file = body.unwrap_or_default();
+        if file.path.is_empty() {
+            file.path = path.into_bytes();
+        }
+        if file.wall_s == (0, 0) {
+            file.wall_s = (made.new.time.secs, made.written.secs);
+        }
+        let (this, fh) = (self.clone(), fh.clone());
+        let kept = tokio::task::spawn_blocking(move || this.keep(&fh, &file, why)).await;
+        if let Fate::Kept(name, path, why) = kept.map_err(io::Error::other)?? {
+            out.kept.push((name, path, why));
+        }
+        Ok(())
+    }
+}
