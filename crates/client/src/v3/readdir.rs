@@ -24,6 +24,9 @@ const PAGE_MOST_BYTES: u32 = 1 << 20;
 /// Pages in a row without a usable entry before the server is said not to get on.
 const EMPTY_PAGES_MAX: u32 = 64;
 
+/// How often a page is asked for again in which the server misses something.
+const MISSING_MAX: u32 = 8;
+
 /// A reply to either procedure.
 struct Raw {
     dir_attributes: PostOpAttr,
@@ -133,9 +136,10 @@ impl V3 {
     ) -> Result<Raw> {
         let most = PAGE_MOST_BYTES.min(self.caller.sizes.rsize_bytes.max(PAGE_LEAST_BYTES));
         let mut bytes = max_bytes.clamp(PAGE_LEAST_BYTES, most);
-        let mut verifier = verifier;
+        let (mut verifier, mut missing) = (verifier, 0);
         loop {
-            let plus = nodes && self.lists_nodes();
+            // A listing without attributes looks at none of the objects.
+            let plus = nodes && self.lists_nodes() && missing < MISSING_MAX / 2;
             let (dir, cookieverf) = (convert::fh3(dir)?, verifier);
             let page = match plus {
                 true => {
@@ -152,6 +156,15 @@ impl V3 {
                 // The directory has changed, says a server that verifies cookies; many take the cookie
                 // all the same when it comes without a verifier.
                 Err(Nfsstat3::BAD_COOKIE) if verifier != [0; 8] => verifier = [0; 8],
+                // Something was removed while the server made the page (ganesha). No word of this procedure (RFC 1813 section 3.3.16), and for
+                // readdir(3) the end of the directory.
+                Err(Nfsstat3::NOENT) if missing < MISSING_MAX => missing += 1,
+                Err(Nfsstat3::NOENT) => {
+                    return Err(Error::because(
+                        libc::EIO,
+                        "the server misses something in a directory again and again",
+                    ));
+                }
                 Err(status) => return Err(error::nfs3(status)),
             }
         }

@@ -478,6 +478,23 @@ async fn listings_adapt_to_the_server() {
     assert_eq!(got.entries.len(), 1);
 }
 
+/// What is removed while the server makes a page does not end the listing: it is asked for again, without attributes in the end.
+#[tokio::test(start_paused = true)]
+async fn removals_do_not_end_a_listing() {
+    let server = Server::new();
+    let fs = hard(&server).await;
+    server.script(|call, n| match call {
+        Call3::Readdirplus(_) => Act::Say(Reply3::Readdirplus(Res::Err(Nfsstat3::NOENT, None))),
+        Call3::Readdir(_) if n < 4 => Act::Say(Reply3::Readdir(Res::Err(Nfsstat3::NOENT, None))),
+        _ => page(vec![(b"a", 1)], true),
+    });
+    let got = fs.readdir(&cx(), &root(), 0, [0; 8], 4096, true).await.unwrap();
+    assert_eq!((got.entries.len(), got.eof), (1, true));
+    server.script(|_, _| Act::Say(Reply3::Readdir(Res::Err(Nfsstat3::NOENT, None))));
+    assert_eq!(errno(list(&fs, 0).await), libc::EIO, "never the end of a directory that has none");
+    assert!(server.called().len() <= 9);
+}
+
 /// Whatever bytes come back, the caller gets an error.
 #[tokio::test(start_paused = true)]
 async fn garbage_is_an_error() {

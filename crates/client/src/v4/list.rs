@@ -16,6 +16,8 @@ use tokio::time::Instant;
 
 /// Longest READDIR reply that is asked for.
 const READDIR_MAX_BYTES: u32 = 1 << 20;
+/// How often a page is asked for again in which the server misses something.
+const MISSING_MAX: u32 = 8;
 /// Shortest reply that is worth asking for: one entry with the longest name fits.
 pub(crate) const READDIR_MIN_BYTES: u32 = 1024;
 
@@ -56,10 +58,23 @@ impl Core {
             maxcount,
             attr_request: if nodes { RICH } else { LEAN },
         };
-        let ops = [Op::Putfh(wire_fh(dir)), Op::Readdir(args)];
-        let mut answer = self.compound(cx, Compound::new("READDIR", ops)).await?;
-        answer.results.putfh()?;
-        let page = answer.results.readdir()?;
+        let mut missing = 0;
+        let (page, answer) = loop {
+            let ops = [Op::Putfh(wire_fh(dir)), Op::Readdir(args)];
+            let mut answer = self.compound(cx, Compound::new("READDIR", ops)).await?;
+            answer.results.putfh()?;
+            match answer.results.readdir() {
+                Ok(page) => break (page, answer),
+                // Something was removed while the server made the page. No word of this operation (RFC 8881 section 18.23.3), and for
+                // readdir(3) the end of the directory.
+                Err(e) if e.status() == Some(Nfsstat4::NOENT) && missing < MISSING_MAX => missing += 1,
+                Err(e) if e.status() == Some(Nfsstat4::NOENT) => {
+                    let why = "the server misses something in a directory again and again";
+                    return Err(Error::because(libc::EIO, why).into());
+                }
+                Err(e) => return Err(e.into()),
+            }
+        };
         let verifier = page.cookieverf;
         let (page, last) = self.page(page, cookie, nodes, answer.asked).await?;
         if page.entries.is_empty() && !page.eof && last != cookie {

@@ -585,3 +585,46 @@ async fn a_file_is_finished_in_one_compound() {
     assert!(t.server.lock().files["a"].stable.starts_with(b"ONE"));
     t.check();
 }
+
+/// A whole file is one message, and whatever ends it in between leaves nothing open.
+#[tokio::test(start_paused = true)]
+async fn a_whole_file_is_one_message() {
+    use NfsOpnum4 as N;
+    let t = Test::new().await;
+    let time = hither_vfs::SetTime::To(hither_vfs::Time { secs: 7, nanos: 0 });
+    let set = SetAttr { mode: Some(0o640), mtime: Some(time), ..Default::default() };
+    let whole = |file: &'static str, bytes: &'static str| {
+        let (t, set) = (&t, set.clone());
+        async move { t.v4.create_whole(&cx(), &t.root, &name(file), &set, Data::from(Bytes::from(bytes))).await }
+    };
+    t.server.lock().compounds.clear();
+    let made = whole("a", "contents").await.unwrap();
+    assert_eq!(made.node.attrs.attr.size_bytes, 8);
+    let ops = [N::PUTFH, N::OPEN, N::GETFH, N::WRITE, N::SETATTR, N::CLOSE, N::GETATTR, N::PUTFH, N::GETATTR];
+    {
+        let server = t.server.lock();
+        assert_eq!(server.compounds, [ops.to_vec()]);
+        assert_eq!((&server.files["a"].stable[..], server.opens.len()), (&b"contents"[..], 0));
+    }
+    assert_eq!(whole("a", "contents").await.unwrap_err().errno, libc::EEXIST);
+    for (n, op) in [N::WRITE, N::SETATTR, N::CLOSE].into_iter().enumerate() {
+        t.server.lock().fail = vec![(op, Nfsstat4::NOSPC)];
+        let refused = whole(["b", "c", "d"][n], "contents").await.unwrap_err();
+        assert_eq!(refused.errno, libc::ENOSPC, "{op:?}");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(t.server.lock().opens.len(), 0, "{op:?}");
+    }
+    t.check();
+}
+
+/// What is removed while the server makes a page does not end the listing.
+#[tokio::test(start_paused = true)]
+async fn removals_do_not_end_a_listing() {
+    let t = Test::new().await;
+    t.create("a").await;
+    let list = async || t.v4.readdir(&cx(), &t.root, 0, [0; 8], 4096, true).await;
+    t.server.lock().fail = vec![(NfsOpnum4::READDIR, Nfsstat4::NOENT); 3];
+    assert_eq!(list().await.unwrap().entries.len(), 1);
+    t.server.lock().fail = vec![(NfsOpnum4::READDIR, Nfsstat4::NOENT); 20];
+    assert_eq!(list().await.unwrap_err().errno, libc::EIO, "never the end of a directory that has none");
+}

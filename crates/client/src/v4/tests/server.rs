@@ -725,7 +725,7 @@ impl State {
     }
 
     fn write(&mut self, a: &WriteArgs, cur: &Cur) -> Result<WriteOk, Nfsstat4> {
-        self.stateid(&a.stateid)?;
+        self.stateid(&cur.resolve(a.stateid)?)?;
         let boot = self.boot;
         let f = self.file(cur)?;
         let end = a.offset as usize + a.data.len();
