@@ -410,17 +410,20 @@ impl Ahead {
             true => self.below.rmdir(cx, &real, name).await,
             false => self.below.unlink(cx, &real, name, None).await,
         };
-        let mut t = self.table();
-        if let Some(object) = t.here.get_mut(&fh) {
-            object.sending = false;
-            object.ended.send_modify(|n| *n += 1);
-        }
-        match removed {
-            Err(e) if e.errno != libc::ENOENT => return Err(e),
-            _ => {}
-        }
-        let (info, _) = self.drop_here(&mut t, &fh);
-        drop(t);
+        let (info, seq) = {
+            let mut t = self.table();
+            if let Some(object) = t.here.get_mut(&fh) {
+                object.sending = false;
+                object.ended.send_modify(|n| *n += 1);
+            }
+            match removed {
+                Err(e) if e.errno != libc::ENOENT => return Err(e),
+                _ => {}
+            }
+            self.drop_here(&mut t, &fh)
+        };
+        // A killed daemon does not make it again.
+        let _ = self.wal.log().written(seq).await;
         self.room.notify_waiters();
         Ok(Some(info))
     }
@@ -506,9 +509,7 @@ impl Ahead {
             let event = Event::Moved(t.as_recorded(to.0));
             let record = Record { fh: moved.clone(), event, data: Data::from(to.1.bytes().clone()) };
             let ticket = self.wal.log().append(record);
-            if let Some(target) = &target {
-                self.drop_here(t, target);
-            }
+            let seq = target.as_ref().map_or(ticket.seq, |target| self.drop_here(t, target).1);
             let change = t.next_change();
             let object = t.here.get_mut(&moved)?;
             object.noted(ticket, true);
@@ -523,7 +524,7 @@ impl Ahead {
             self.wal.named(&moved, to.0, to.1);
             let mut info =
                 || ChangeInfo { atomic: false, before: t.next_change(), after: t.next_change(), attrs: None };
-            Some(Ok(((info(), info()), ticket.seq)))
+            Some(Ok(((info(), info()), seq)))
         })?;
         let Some(done) = done else { return Ok(None) };
         let (infos, seq) = done?;

@@ -441,6 +441,23 @@ async fn a_creation_that_nobody_heard_of_is_recognised() {
     }
 }
 
+/// The journal tells of a rename before it tells of the end of what was there: a crash between the two leaves one of them.
+#[tokio::test]
+async fn a_rename_over_something_is_there_as_a_whole() {
+    let s = Stack::new().await;
+    s.file(&s.root, "file", b"old").await;
+    let moved = s.file(&s.root, "new", b"new").await;
+    let (log, data) = (s.ahead.wal.log(), Data::from(Bytes::from_static(b"file")));
+    let event = Event::Moved(s.root.clone());
+    let last = log.append(Record { fh: moved.fh, event, data });
+    log.written(last.seq).await.unwrap();
+    let (outcome, kept) = s.crash().await;
+    assert_eq!((outcome.files, outcome.bytes, kept.len()), (1, 3, 0));
+    let there = find(s.gate.below(), &s.root, "file").await.unwrap();
+    assert_eq!(read(s.gate.below(), &there.fh).await, b"new");
+    assert!(find(s.gate.below(), &s.root, "new").await.is_none());
+}
+
 /// What says which handle a directory has at the server may have left the journal before what is made in it, and what says that an object was made
 /// before its bytes.
 #[tokio::test]

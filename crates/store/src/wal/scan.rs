@@ -86,6 +86,8 @@ pub struct MadeLeft {
     pub new: New,
     /// Its name.
     pub name: Name,
+    /// Number of the record that gave it this name.
+    pub named: u64,
     /// Length of a file in bytes.
     pub size_bytes: u64,
     /// Times that were set.
@@ -160,6 +162,7 @@ pub fn scan(numbers: &[u64], read: impl Fn(u64) -> io::Result<Vec<u8>>) -> io::R
         left.last_seq = parsed.seq;
         left.apply(segment, at, parsed);
     }
+    left.replaced();
     // Without an object to come there is nothing to translate.
     if left.made.is_empty() && left.set.is_empty() {
         left.there.clear();
@@ -267,6 +270,22 @@ impl Left {
         }
     }
 
+    /// Forgets what something else was moved over, whose end the crash has kept from the journal.
+    fn replaced(&mut self) {
+        let mut last: HashMap<(&Fh, &Name), u64> = HashMap::new();
+        for made in self.made.values() {
+            let named = last.entry((&made.new.dir, &made.name)).or_default();
+            *named = made.named.max(*named);
+        }
+        let is_over = |made: &MadeLeft| !made.sent && last[&(&made.new.dir, &made.name)] > made.named;
+        let over: Vec<Fh> =
+            self.made.iter().filter(|(_, made)| is_over(made)).map(|(fh, _)| fh.clone()).collect();
+        for fh in over {
+            self.made.remove(&fh);
+            self.files.remove(&fh);
+        }
+    }
+
     /// What became of an object that was made here; the record itself when it is about something else.
     fn apply_made(&mut self, segment: u64, parsed: Parsed) -> Option<Parsed> {
         let place = (parsed.seq, segment);
@@ -280,6 +299,7 @@ impl Left {
                     place,
                     new: new.clone(),
                     name,
+                    named: parsed.seq,
                     size_bytes: 0,
                     times: (None, None),
                     written,
@@ -291,7 +311,7 @@ impl Left {
             Event::Moved(dir) => {
                 if let (Some(made), Some(name)) = (self.made.get_mut(&parsed.fh), name()) {
                     let from = std::mem::replace(&mut made.new.dir, dir.clone());
-                    made.name = name;
+                    (made.name, made.named) = (name, parsed.seq);
                     self.changed_in(&from);
                     self.changed_in(dir);
                 }
