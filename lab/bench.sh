@@ -6,6 +6,7 @@
 #   bench.sh meta quick   the same with nfs-ganesha and NFSv4.2 alone: a quarter of an hour
 #   bench.sh write        how files are made and written, with and without a delay
 #   bench.sh write-more   the same at round trips of 1 and 50 ms, four at a time, and a file of 4 GiB
+#   bench.sh creates      new trees with a journal, where new files wait on the client and where they do not
 #   bench.sh draw         tables and pictures of the metadata again, from what was measured
 # BENCH_OUT is another place than bench/; HITHER and HITHER_LAB name other binaries than those in target/release.
 set -uo pipefail
@@ -93,6 +94,16 @@ case ${1:-} in
 END
       $bin bench --from "$out/write-more-$s.jsonl" --table "$out/write-more-$s.md" || rc=1
     done
+    exit $rc ;;
+  creates)
+    # Shortened: in full, the kernel's client takes two minutes for the untar.
+    rm -f $out/creates-here.jsonl
+    for s in ganesha knfsd; do
+      $bin --name bench bench --server $s --vers 4.2 --rtt 10 --params '{"short": 1, "files": 300, "single_only": 1}' --limit 600 \
+        --opts 'default;hither:writeback=journal,exclusive;hither:writeback=journal,exclusive,creates=here' \
+        --append --out $out/creates-here.jsonl --table /dev/null meta || rc=1
+    done
+    $bin bench --from $out/creates-here.jsonl --table $out/creates-here.md || rc=1
     exit $rc ;;
   sweep)
     sim=target/release/examples/sweep
