@@ -121,6 +121,8 @@ pub struct Options {
     pub attr_cache: AttrCache,
     /// `lookupcache=`.
     pub lookup_cache: LookupCache,
+    /// Delegations are asked for, and what they cover holds until they are recalled; not with `noac`.
+    pub delegations: bool,
     /// `cto`/`nocto`.
     pub close_to_open: bool,
     /// `sync`: every write is stable before it is acknowledged.

@@ -21,6 +21,7 @@ pub(crate) fn options() -> Options {
         wsize_bytes: None,
         attr_cache: AttrCache::default(),
         lookup_cache: LookupCache::All,
+        delegations: true,
         close_to_open: true,
         sync: false,
         readdirplus: true,

@@ -37,6 +37,7 @@ fn options() -> Option<Options> {
         wsize_bytes: None,
         attr_cache: AttrCache::default(),
         lookup_cache: LookupCache::All,
+        delegations: true,
         close_to_open: true,
         sync: false,
         readdirplus: true,

@@ -196,6 +196,9 @@ pub(crate) const GETATTR_FH: u32 = 1;
 pub(crate) const LK_FLOCK: u32 = 1;
 /// In a WRITE request: from the page cache, with a guessed handle.
 pub(crate) const WRITE_CACHE: u32 = 1;
+
+/// READ flag: a caller who waits for these bytes, and whose locks are named, asks. Pages are filled without.
+pub(crate) const READ_LOCKOWNER: u32 = 2;
 /// In a RELEASE request: give up flock(2) locks.
 pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
 /// In `flags` of an OPEN request: the open is for execve(2).

@@ -415,9 +415,14 @@ impl Inode {
 
     /// Takes note of an open that returned `attr` and was begun at `asked`: what the kernel may keep.
     pub fn opened(&self, attrs: &Attrs, asked: Moment) -> OnOpen {
+        self.paged();
+        self.opened_past_pages(attrs, asked)
+    }
+
+    /// The same for an open whose reads do not go through the kernel's pages.
+    pub fn opened_past_pages(&self, attrs: &Attrs, asked: Moment) -> OnOpen {
         let attr = &attrs.attr;
         let mut s = self.state.lock();
-        s.opened = true;
         s.hold(Some(attrs.valid));
         s.mode = attr.mode;
         if s.modifying > 0 || s.modified > asked {
@@ -441,6 +446,11 @@ impl Inode {
         s.known = None;
         s.told_size = None;
         s.told_change = None;
+    }
+
+    /// Notes that the kernel can have pages.
+    pub fn paged(&self) {
+        self.state.lock().opened = true;
     }
 
     /// Notes that the kernel reads contents.

@@ -49,6 +49,9 @@ pub struct Config {
     pub first_bytes: u32,
     /// An open sees what was closed elsewhere before it, whatever still holds here.
     pub close_to_open: bool,
+    /// read(2) and write(2) of all files come here, past the kernel's pages, and an append goes to the end that the file has then. What holds
+    /// for one call only is then told to no other: the kernel looks up each name of a path for each call.
+    pub strict: bool,
     /// Nothing ever changes: files that are wholly on the local disk are read by the kernel itself, where it knows how.
     pub passthrough: bool,
     /// close(2) returns when what was written is on stable storage, or says why it is not.
@@ -75,6 +78,7 @@ impl Default for Config {
             hints: true,
             first_bytes: 64 << 10,
             close_to_open: true,
+            strict: false,
             close_waits: true,
             commits_last: true,
             passthrough: false,

@@ -65,7 +65,9 @@ impl Call {
             Op::Link { old, name } => self.link(old, name).await,
             Op::Open { flags } => self.open(flags).await,
             Op::Create { flags, mode, name } => self.create(name, flags, mode).await,
-            Op::Read { fh, offset, size, flags } => self.read(fh, offset, size, flags).await,
+            Op::Read { fh, offset, size, read_flags, flags } => {
+                self.read(fh, offset, size, read_flags, flags).await
+            }
             Op::Write { fh, offset, write_flags, flags, data } => {
                 self.write(fh, offset, write_flags, flags, data).await
             }
@@ -167,7 +169,7 @@ impl Call {
         if seen.sooner {
             self.session.watch.hasten(inode);
         }
-        if seen.pages_stale && self.session.drop_pages(inode.id).await {
+        if seen.pages_stale && !self.session.config.strict && self.session.drop_pages(inode.id).await {
             inode.pages_dropped(attrs.attr.change, asked);
         }
     }

@@ -649,7 +649,8 @@ fn take_request(buffer: Buffer, len: usize) -> (Bytes, Option<Buffer>) {
 ///
 /// Not among them: WRITEBACK_CACHE, which would make the kernel the authority for length and times, hide what other
 /// clients write, and exclude passthrough; AUTO_INVAL_DATA, which drops a file's pages after each own write because
-/// the time of modification moved (EXPLICIT_INVAL_DATA leaves the decision here, where the change attribute is known);
+/// the time of modification moved (EXPLICIT_INVAL_DATA leaves the decision here, where the change attribute is known; but the kernel
+/// ignores attributes that come together with our word about the pages, and strict mounts need those more than pages);
 /// ATOMIC_O_TRUNC, with which the kernel checks only after the cut whether the file is a running program, and an
 /// `O_RDONLY | O_TRUNC` would cut it; POSIX_ACL, which NFSv4 does not have; DONT_MASK, as the kernel applies the umask.
 fn wanted_flags(config: &Config) -> u64 {
@@ -662,8 +663,6 @@ fn wanted_flags(config: &Config) -> u64 {
         | PARALLEL_DIROPS
         | ABORT_ERROR
         | MAX_PAGES
-        | CACHE_SYMLINKS
-        | EXPLICIT_INVAL_DATA
         | HANDLE_KILLPRIV_V2
         | SETXATTR_EXT
         | INIT_EXT
@@ -671,6 +670,7 @@ fn wanted_flags(config: &Config) -> u64 {
         | HAS_EXPIRE_ONLY
         | DIRECT_IO_ALLOW_MMAP
         | NO_EXPORT_SUPPORT;
+    flags |= if config.strict { AUTO_INVAL_DATA } else { CACHE_SYMLINKS | EXPLICIT_INVAL_DATA };
     if config.passthrough {
         flags |= PASSTHROUGH;
     }

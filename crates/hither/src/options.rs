@@ -62,6 +62,8 @@ pub enum Consistency {
     Bounded(Duration),
     /// Nothing ever changes.
     Frozen,
+    /// Nothing is older than the call that gets it, but for what a delegation covers.
+    Strict,
 }
 
 /// What holds without asking, and for how long: the words of docs/SEMANTICS.md for what the options add up to.
@@ -75,6 +77,8 @@ pub enum Promise {
     Bounded(u64),
     /// Promise 8c.
     Frozen,
+    /// Promise 8d.
+    Strict,
     /// Promise 9: `noac`.
     Nothing,
 }
@@ -331,11 +335,22 @@ impl Wanted {
         self.consistency == Some(Consistency::Frozen) && self.flags.contains(MountFlags::RDONLY)
     }
 
+    /// Whether nothing is answered from here that no delegation covers, and nothing is delayed.
+    pub fn is_strict(&self) -> bool {
+        self.consistency == Some(Consistency::Strict)
+    }
+
+    /// Whether delegations are of any use.
+    pub fn delegations(&self) -> bool {
+        !self.noac
+    }
+
     /// What holds without asking.
     pub fn promise(&self) -> Promise {
         match self.consistency {
             Some(Consistency::Bounded(most)) => Promise::Bounded(most.as_secs()),
             Some(Consistency::Frozen) => Promise::Frozen,
+            Some(Consistency::Strict) => Promise::Strict,
             _ if self.noac => Promise::Nothing,
             _ if self.close_to_open => Promise::CloseToOpen,
             _ => Promise::NoCloseToOpen,
@@ -499,6 +514,7 @@ impl Wanted {
             Consistency::CloseToOpen => return Ok(()),
             Consistency::Bounded(most) => (most, most),
             Consistency::Frozen => (FROZEN, FROZEN),
+            Consistency::Strict => return self.join_strict(),
         };
         self.close_to_open = false;
         self.attr_cache = AttrCache {
@@ -508,6 +524,32 @@ impl Wanted {
             directory_max: most,
             ..self.attr_cache
         };
+        Ok(())
+    }
+
+    /// `consistency=strict` keeps nothing and delays nothing, so it excludes what says how long, how far ahead or how late.
+    fn join_strict(&mut self) -> Result<(), String> {
+        let given = |name: &str| {
+            let mut words = self.given.iter().map(String::as_str);
+            words.find(|word| word.split('=').next() == Some(name))
+        };
+        let contrary = [
+            self.cache.dir.is_some().then_some("cache"),
+            self.journal.is_some().then_some("writeback=journal"),
+            self.lazy_close.then_some("close=lazy"),
+            given("lookupcache").filter(|_| self.lookup_cache != LookupCache::None),
+            given("acnegmax"),
+            given("prefetch").filter(|_| self.prefetch),
+            self.chosen.get("chain").copied().filter(|chain| *chain == "chain"),
+        ];
+        if let Some(other) = contrary.into_iter().flatten().next() {
+            return Err(format!(
+                "options 'consistency=strict' and '{other}' contradict each other: keep one"
+            ));
+        }
+        self.attr_cache = AttrCache::NONE;
+        self.lookup_cache = LookupCache::None;
+        self.prefetch = false;
         Ok(())
     }
 

@@ -41,6 +41,7 @@ pub struct Client {
     wal: Option<Arc<Wal>>,
     note: Option<String>,
     exclusive: bool,
+    strict: bool,
     cache_bytes: u64,
     meta: Arc<Meta>,
     dirty: Arc<Dirty>,
@@ -100,6 +101,7 @@ pub fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Options {
         wsize_bytes: w.wsize_bytes,
         attr_cache: w.attr_cache,
         lookup_cache: w.lookup_cache,
+        delegations: w.delegations(),
         close_to_open: w.close_to_open,
         sync: w.sync,
         readdirplus: w.readdirplus,
@@ -128,7 +130,7 @@ impl Client {
     ) -> Self {
         let (w, v3) = (&job.wanted, connected.version.is_stateless());
         // Listings that nobody asked for, for what comes along with them.
-        let listings = w.chains && w.readdirplus;
+        let listings = w.chains && w.readdirplus && !w.is_strict();
         let meta = MetaOptions {
             memory_bytes: usize::try_from(w.meta_cache_bytes).unwrap_or(usize::MAX),
             prefetch: if w.prefetch { Prefetch::Small } else { Prefetch::Off },
@@ -150,10 +152,11 @@ impl Client {
             // Linux file systems stamp by the tick of a clock, and servers make `change` of the stamps.
             coarse_change: true,
             fresh_opens: w.close_to_open,
+            strict: w.is_strict(),
             ..MetaOptions::default()
         };
         let dirty = DirtyOptions {
-            write_through: w.sync,
+            write_through: w.sync || w.is_strict(),
             lazy_close: w.lazy_close,
             wsize_bytes: connected.wsize_bytes,
             dirty_age: w.dirty_age,
@@ -175,13 +178,13 @@ impl Client {
         let dirty = DirtyOptions { exclusive: w.exclusive, delay_attributes, ..dirty };
         let dirty = Dirty::with_journal(meta.clone(), env(), dirty, wal.clone());
         let (cache_bytes, note) = (w.cache.size_bytes, note.flatten());
-        let exclusive = w.exclusive;
+        let (exclusive, strict) = (w.exclusive, w.is_strict());
         let ahead = wal.as_ref().filter(|_| exclusive && w.creates_here).map(|wal| {
             let file_max_bytes = (connected.wsize_bytes as usize).min(AheadOptions::default().file_max_bytes);
             let options = AheadOptions { age: w.dirty_age, file_max_bytes, ..AheadOptions::default() };
             Ahead::new(dirty.clone(), env(), options, wal.clone())
         });
-        Self { wal, note, exclusive, connected, options, disk, cache_bytes, meta, dirty, ahead }
+        Self { wal, note, exclusive, strict, connected, options, disk, cache_bytes, meta, dirty, ahead }
     }
 
     /// The uppermost layer.
@@ -249,8 +252,9 @@ impl Client {
             (!o.readdirplus, "nordirplus"),
             (!o.acl, "noacl"),
             (c.lookup_cache == LookupCache::Positive, "lookupcache=pos"),
-            (c.lookup_cache == LookupCache::None, "lookupcache=none"),
-            (o.attr_cache == AttrCache::NONE, "noac"),
+            (c.lookup_cache == LookupCache::None && !self.strict, "lookupcache=none"),
+            (o.attr_cache == AttrCache::NONE && !self.strict, "noac"),
+            (self.strict, "consistency=strict"),
         ] {
             if on {
                 push(word);
@@ -286,8 +290,12 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         xattrs: !c.version.is_stateless(),
         server_copy: c.version == Version::V42,
         max_io_bytes: largest & !4095,
-        hints: job.wanted.chains,
-        close_to_open: job.wanted.close_to_open,
+        // A thread that makes one call twice cannot be told from one that is in it still.
+        hints: job.wanted.chains && !job.wanted.is_strict(),
+        // The look-ups of the very call have said what the name leads to.
+        close_to_open: job.wanted.close_to_open && !job.wanted.is_strict(),
+        strict: job.wanted.is_strict(),
+        first_bytes: if job.wanted.is_strict() { 0 } else { hither_fuse::Config::default().first_bytes },
         close_waits: !job.wanted.lazy_close,
         commits_last: !job.wanted.lazy_close && !job.wanted.exclusive,
         passthrough: client.disk.is_some() && job.wanted.is_frozen(),

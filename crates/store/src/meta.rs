@@ -133,6 +133,9 @@ pub struct MetaOptions {
     pub coarse_change: bool,
     /// Opens ask for freshness (close-to-open): only leases spare their questions.
     pub fresh_opens: bool,
+    /// Nothing is concluded from an equal `change`: bytes and rights are used under the lease that they came under, and not when they are
+    /// from before it.
+    pub strict: bool,
 }
 
 impl Default for MetaOptions {
@@ -150,6 +153,7 @@ impl Default for MetaOptions {
             stateless_opens: false,
             coarse_change: true,
             fresh_opens: true,
+            strict: false,
         }
     }
 }

@@ -237,7 +237,7 @@ impl Delegations {
 impl Core {
     /// Whether delegations are of any use, as `OPEN4_SHARE_ACCESS_WANT_*`.
     pub fn wanted_delegation(&self) -> u32 {
-        match self.delegations.upcalls.get().is_some() && self.opts.attr_cache != AttrCache::NONE {
+        match self.delegations.upcalls.get().is_some() && self.opts.delegations {
             true => open::WANT_NO_PREFERENCE,
             false => open::WANT_NO_DELEG,
         }
@@ -277,10 +277,16 @@ impl Core {
         self.give_back(vec![taken.unwrap_or(unknown)]);
     }
 
+    /// Whether attributes may hold under a lease: those that hold for one call only (`lookupcache=none`) do where directories hold no
+    /// longer, because a name is believed no longer than its directory.
+    fn may_last(&self, attrs: &Attrs) -> bool {
+        attrs.valid != Validity::Once || self.opts.attr_cache == AttrCache::NONE
+    }
+
     /// The lease on attributes that a question sent at `asked` brought, when there is one.
     pub fn leased(&self, fh: &Fh, mut attrs: Attrs) -> Attrs {
         if attrs.attr.kind == FileKind::Regular
-            && attrs.valid != Validity::Once
+            && self.may_last(&attrs)
             && self.delegations.covers(fh, attrs.asked)
         {
             attrs.valid = Validity::Lease;
@@ -290,7 +296,7 @@ impl Core {
 
     /// The lease on attributes that came in the compound that brought the delegation `granted`, behind its OPEN.
     pub fn leased_by(&self, fh: &Fh, mut attrs: Attrs, granted: Option<Stateid>) -> Attrs {
-        if attrs.valid != Validity::Once && granted.is_some_and(|stateid| self.delegations.is(fh, &stateid)) {
+        if self.may_last(&attrs) && granted.is_some_and(|stateid| self.delegations.is(fh, &stateid)) {
             attrs.valid = Validity::Lease;
         }
         attrs

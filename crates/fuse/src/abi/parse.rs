@@ -158,6 +158,7 @@ pub(crate) enum Op {
         fh: u64,
         offset: u64,
         size: u32,
+        read_flags: u32,
         flags: u32,
     },
     Write {
@@ -365,8 +366,8 @@ fn parse_file(opcode: u32, d: &mut Dec) -> Result<Op, i32> {
     Ok(match opcode {
         opcode::OPEN => Op::Open { flags: d.u32()? },
         opcode::READ => {
-            let (fh, offset, size, _read_flags, _owner) = (d.u64()?, d.u64()?, d.u32()?, d.u32()?, d.u64()?);
-            Op::Read { fh, offset, size, flags: d.u32()? }
+            let (fh, offset, size, read_flags, _owner) = (d.u64()?, d.u64()?, d.u32()?, d.u32()?, d.u64()?);
+            Op::Read { fh, offset, size, read_flags, flags: d.u32()? }
         }
         opcode::WRITE => {
             let (fh, offset, size, write_flags) = (d.u64()?, d.u64()?, d.u32()?, d.u32()?);

@@ -1,15 +1,15 @@
 //! OPEN, CREATE, READ, WRITE, FLUSH, FSYNC and RELEASE.
 
 use super::Call;
-use crate::abi::{OPEN_FOR_EXEC, Out, RELEASE_FLOCK_UNLOCK, WRITE_CACHE, fopen, open_out};
+use crate::abi::{OPEN_FOR_EXEC, Out, READ_LOCKOWNER, RELEASE_FLOCK_UNLOCK, WRITE_CACHE, fopen, open_out};
 use crate::call::{Answer, Body, Undo};
 use crate::handles::OpenFile;
-use crate::inode::{Inode, Named};
+use crate::inode::{Inode, Moment, Named, OnOpen};
 use crate::sent_back::Back;
 use bytes::Bytes;
 use hither_vfs::{
-    Create, Cx, Data, Error, File, FileRange, LockOwner, Name, OpenAccess, OpenHow, Opened, Read, Result,
-    SetAttr, Stability, Validity, Where,
+    Attrs, Create, Cx, Data, Error, File, FileRange, LockOwner, Name, OpenAccess, OpenHow, Opened, Read,
+    Result, SetAttr, Stability, Validity, Where,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl Call {
             inode.resized(0);
         }
         drop(modifying);
-        let on_open = inode.opened(&opened.node.attrs, asked);
+        let on_open = self.on_open(&inode, &opened.node.attrs, asked);
         let (id, backing_id) = match self.add_open(inode.clone(), &opened, how.access, brought) {
             Ok(added) => added,
             Err(e) => {
@@ -156,7 +156,7 @@ impl Call {
             inode.resized(opened.node.attrs.attr.size_bytes);
         }
         self.saw(&inode, &opened.node.attrs, asked).await;
-        let on_open = inode.opened(&opened.node.attrs, asked);
+        let on_open = self.on_open(&inode, &opened.node.attrs, asked);
         let (id, backing_id) = match self.add_open(inode.clone(), &opened, how.access, None) {
             Ok(added) => added,
             Err(e) => {
@@ -198,13 +198,23 @@ impl Call {
         Ok((id, backing_id))
     }
 
+    fn on_open(&self, inode: &Inode, attrs: &Attrs, asked: Moment) -> OnOpen {
+        match self.session.config.strict {
+            true => inode.opened_past_pages(attrs, asked),
+            false => inode.opened(attrs, asked),
+        }
+    }
+
     fn open_flags(&self, flags: u32, keep: bool, backing_id: Option<u32>) -> u32 {
         let mut out = 0;
         if backing_id.is_some() {
             // All of its opens, whatever else they asked for.
             return fopen::PASSTHROUGH;
         }
-        if keep {
+        if self.session.config.strict {
+            // What a mapping has brought into the kernel is no older than the open.
+            out |= fopen::DIRECT_IO;
+        } else if keep {
             out |= fopen::KEEP_CACHE;
         }
         if flags & O_DIRECT != 0 {
@@ -217,17 +227,30 @@ impl Call {
         out
     }
 
-    pub(super) async fn read(&self, fh: u64, offset: u64, size: u32, flags: u32) -> Result<Answer> {
+    pub(super) async fn read(
+        &self,
+        fh: u64,
+        offset: u64,
+        size: u32,
+        read_flags: u32,
+        flags: u32,
+    ) -> Result<Answer> {
         let file = self.file(fh)?;
-        if flags & O_DIRECT == 0 {
+        let past_pages = match self.session.config.strict {
+            // Who reads past the pages says whose locks are his.
+            true => read_flags & READ_LOCKOWNER != 0,
+            false => flags & O_DIRECT != 0,
+        };
+        if !past_pages {
             self.pending.be_patient();
+            file.inode.paged();
         }
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
         let cx = self.cx_of(file.cred.clone());
         file.inode.read();
         let (mut data, mut end) = file.take_first(offset, size as usize);
-        if flags & O_DIRECT != 0 {
+        if past_pages {
             (data, end) = (Data::default(), false);
         }
         // A short answer means the end of the file to the kernel: go on until it is.
@@ -262,6 +285,12 @@ impl Call {
         let at = File { fh: &handle, open: Some(file.open) };
         let mut modifying = file.inode.modify(&self.session.inodes.clock);
         let cx = self.cx_of(file.cred.clone());
+        let appends = flags & O_APPEND != 0 && write_flags & WRITE_CACHE == 0;
+        let offset = match self.session.config.strict && appends {
+            // The kernel goes by the length it was told last.
+            true => self.session.vfs.getattr(&cx.fresh(self.pending.started), at).await?.attr.size_bytes,
+            false => offset,
+        };
         let wrote = self.session.vfs.write(&cx, at, offset, data.into(), stability).await?;
         let stable = stability == Stability::Stable;
         let writes = file.inode.wrote(offset.saturating_add(wrote.bytes), stable);

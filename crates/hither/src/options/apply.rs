@@ -243,15 +243,11 @@ pub fn acnegmax(w: &mut Wanted, value: &str) -> Done {
 }
 
 pub fn consistency(w: &mut Wanted, value: &str) -> Done {
-    let expected = || "expected close-to-open, bounded=SECONDS or frozen".to_string();
+    let expected = || "expected close-to-open, bounded=SECONDS, frozen or strict".to_string();
     w.consistency = Some(match value {
         "close-to-open" | "cto" => Consistency::CloseToOpen,
         "frozen" => Consistency::Frozen,
-        "strict" => {
-            return Err("strict consistency needs leases for every file, which no server here grants yet: \
-                        use close-to-open, or noac"
-                .into());
-        }
+        "strict" => Consistency::Strict,
         other => {
             let secs = other.strip_prefix("bounded=").ok_or_else(expected)?;
             Consistency::Bounded(Duration::from_secs(

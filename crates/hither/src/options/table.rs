@@ -212,8 +212,9 @@ pub const OPTIONS: &[Def] = &[
     valued("acnegmax", "SECONDS", "60", Attributes, apply::acnegmax)
         .help("most time for which a name is believed to be absent; an option of hither's own"),
     valued("consistency", "MODE", "close-to-open", Attributes, apply::consistency).help(
-        "close-to-open (cto), bounded=SECONDS (nothing is older; opens do not ask) or frozen (nothing ever \
-         changes: for datasets and releases); instead of cto, ac* and noac",
+        "close-to-open (cto), bounded=SECONDS (nothing is older; opens do not ask), frozen (nothing ever \
+         changes: for datasets and releases) or strict (every call asks the server, but for what a delegation covers; writes are there \
+         when they return); instead of cto, ac* and noac",
     ),
     valued("meta-cache-size", "SIZE", "256M", Attributes, apply::meta_cache_size)
         .help("memory for names, attributes and directories, with K, M, G or T"),

@@ -210,7 +210,26 @@ fn consistency_sets_the_times_of_nfs5() {
     assert!(refusal("noac,consistency=frozen").contains("'noac' contradict"));
     assert!(refusal("cto,consistency=frozen").contains("'cto' contradict"));
     assert!(refusal("consistency=bounded").contains("bounded=SECONDS"));
-    assert!(refusal("consistency=strict").contains("close-to-open"));
+    let w =
+        parse("consistency=strict,sync,nochain,prefetch=off,lookupcache=none,close=wait,nocache").unwrap();
+    assert!(w.is_strict() && w.delegations() && !w.prefetch && w.attr_cache == AttrCache::NONE);
+    assert_eq!(parse("consistency=strict").unwrap().lookup_cache, LookupCache::None);
+    for other in [
+        "cache",
+        "writeback=journal",
+        "close=lazy",
+        "lookupcache=pos",
+        "acnegmax=5",
+        "prefetch=small",
+        "chain",
+        "actimeo=1",
+        "noac",
+        "cto",
+        "nocto",
+    ] {
+        let refused = refusal(&format!("consistency=strict,{other}"));
+        assert!(refused.contains(other) && refused.contains("contradict"), "{refused}");
+    }
 }
 
 #[test]

@@ -75,6 +75,7 @@ fn promise(promise: Promise, object: Option<&KnownObject>) -> String {
         Promise::NoCloseToOpen => "nocto: it is believed for a while (ac* of nfs(5)), opens do not ask".into(),
         Promise::Bounded(seconds) => format!("consistency=bounded={seconds}: nothing is older than {seconds} s, opens do not ask"),
         Promise::Frozen => "consistency=frozen: nothing changes, nothing is asked twice".into(),
+        Promise::Strict => "consistency=strict: what no delegation covers is asked for by each call".into(),
         Promise::Nothing => "noac: nothing is believed, everything is asked".into(),
     }
 }

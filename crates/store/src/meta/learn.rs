@@ -128,6 +128,9 @@ impl Meta {
         if object.asked > asked && until & LEASE == 0 {
             return;
         }
+        if self.options.strict && until & LEASE != 0 && object.until != until {
+            object.revoke();
+        }
         object.set_attr(packed, (until, self.clock.now()), asked, ours);
         if ours {
             self.server_clock.shown(object.attr.ctime_secs(), self.wall_secs(), self.clock.now());
@@ -282,7 +285,8 @@ impl Meta {
         let Some(young) = keep.flatten() else { return false };
         let version = (&attrs.attr, self.clock.of(attrs.asked));
         let small = self.options.small_file_bytes;
-        let kept = self.contents.learn(fh, version, read, small, (!young, guessed));
+        let proves = !young && !self.options.strict;
+        let kept = self.contents.learn(fh, version, read, small, (proves, guessed));
         self.contents.relieve(&self.counters);
         kept
     }

@@ -99,3 +99,27 @@ async fn bytes_do_not_overrule_the_answer_about_rights() {
     assert_eq!(l.meta.access(&l.cx, f, Access::READ).await.unwrap(), Access::empty());
     assert_eq!(l.wire.take(), "");
 }
+
+/// Where an equal `change` is no proof (`strict`), bytes and rights from before a lease are asked for under it, once. What only holds for
+/// the call that asked is told to no other.
+#[tokio::test(start_paused = true)]
+async fn what_is_from_before_a_lease_is_asked_for_under_it() {
+    for strict in [true, false] {
+        let options = MetaOptions { strict, lookup_cache: LookupCache::None, ..options() };
+        let l = lab_with(options, VALID).await;
+        tree(&l).await;
+        let fh = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps.pop().unwrap().fh;
+        read_all(&*l.meta, &l.cx, &fh).await.unwrap();
+        assert!(peek(&l, &l.cx, "a/b/c/f").is_none(), "names are of the call that asked");
+        tokio::time::advance(VALID * 2).await;
+        l.wire.lease(true);
+        let attrs = l.meta.getattr(&l.cx, File { fh: &fh, open: None }).await.unwrap();
+        assert_eq!(attrs.valid, Validity::Lease);
+        l.wire.take();
+        assert_eq!(read_all(&*l.meta, &l.cx, &fh).await.unwrap(), "one");
+        assert_eq!(l.wire.take().is_empty(), !strict);
+        // Under the lease they are known now.
+        read_all(&*l.meta, &l.cx, &fh).await.unwrap();
+        assert_eq!(l.wire.take(), "", "strict: {strict}");
+    }
+}
