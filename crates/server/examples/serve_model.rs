@@ -24,7 +24,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let table = Table::new(vec![ExportSpec {
         path: "/".into(),
         aliases: vec![],
-        vfs,
+        vfs: vfs.clone(),
+        extra: Some(vfs),
         admit,
         epoch: None,
         others: Others::Nobody,

@@ -6,7 +6,7 @@
 
 use crate::access::{Admit, Rights};
 use crate::handle::NUMBERS;
-use hither_vfs::{Cred, Cx, Error, Fh, Name, Node, Vfs, Watch};
+use hither_vfs::{Cred, Cx, Error, Extra, Fh, Name, Node, Vfs, Watch};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -22,6 +22,8 @@ pub struct ExportSpec {
     pub aliases: Vec<String>,
     /// The files.
     pub vfs: Arc<dyn Vfs>,
+    /// What the files' layer can do beyond that.
+    pub extra: Option<Arc<dyn Extra>>,
     /// Who may use it.
     pub admit: Arc<Admit>,
     /// A number that changes when the files' layer has lost unstable data; `None`: it loses them only with the process.
@@ -54,6 +56,8 @@ pub struct Export {
     aliases: Vec<String>,
     /// The files.
     pub vfs: Arc<dyn Vfs>,
+    /// What the files' layer can do beyond that.
+    pub extra: Option<Arc<dyn Extra>>,
     admit: Arc<Admit>,
     epoch: Option<Arc<Epoch>>,
     /// Who else changes the files.
@@ -178,6 +182,7 @@ impl Table {
             aliases: spec.aliases,
             vfs: spec.vfs,
             admit: spec.admit,
+            extra: spec.extra,
             epoch: spec.epoch,
             others: spec.others,
             root: Mutex::new(None),

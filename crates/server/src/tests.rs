@@ -58,8 +58,15 @@ impl Lab {
     pub fn with(model: &Arc<Model>, path: &str, options: Options, others: Others) -> Self {
         let rights = Rights { read_only: false, squash: Squash::None, secure: false, ..Rights::default() };
         let admit = Arc::new(move |_| Some(rights.clone()));
-        let spec =
-            ExportSpec { path: path.into(), aliases: vec![], vfs: model.clone(), admit, epoch: None, others };
+        let spec = ExportSpec {
+            path: path.into(),
+            aliases: vec![],
+            vfs: model.clone(),
+            extra: Some(model.clone()),
+            admit,
+            epoch: None,
+            others,
+        };
         let server = Server::new(options, Table::new(vec![spec]).unwrap()).unwrap();
         let acceptor = Acceptor::new(server.clone(), ServerLimits::default());
         Self { server, acceptor }

@@ -146,6 +146,7 @@ struct Inner {
     /// Few threads for writes that go to memory and the journal: woken once for many of them.
     lane: Pool,
     journal: Option<Journaled>,
+    clone_block_bytes: Option<u32>,
     order: Order,
     options: LocalOptions,
     write_epoch: AtomicU64,
@@ -284,7 +285,6 @@ impl Inner {
         let root = objects.open(&objects.add(fh, path, &stat)?);
         Ok(Self {
             is_subtree: !is_fs_root(top.as_fd(), top_id),
-            top,
             top_id,
             mount,
             proc_fd,
@@ -298,11 +298,16 @@ impl Inner {
             pool: Pool::new(options.threads_max, options.queue_max, !options.as_this_process),
             lane: Pool::new(LANE_THREADS, options.queue_max, !options.as_this_process),
             journal,
+            clone_block_bytes: shares_blocks(top.as_fd())
+                .then(|| u32::try_from(fs.f_bsize).ok())
+                .flatten()
+                .filter(|&bytes| bytes > 0),
             order: if kind == FsKind::Ext && !has_log(top_id.0) { Order::Each } else { kind.order() },
             write_epoch: AtomicU64::new((env.random)()),
             watcher: watch::Slot::default(),
             failed: AtomicBool::new(false),
             options,
+            top,
         })
     }
 
@@ -554,6 +559,13 @@ impl FsKind {
     fn multigrain(self) -> bool {
         self != Self::Other && kernel_version() >= (6, 13)
     }
+}
+
+/// Whether files can share blocks: tried with a file that never has a name.
+fn shares_blocks(dir: BorrowedFd<'_>) -> bool {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let tried = rustix::fs::openat(dir, c".", flags, Mode::RUSR | Mode::WUSR).map_err(os);
+    tried.and_then(|file| sys::clone_range((file.as_fd(), 0), (file.as_fd(), 0), 0)).is_ok()
 }
 
 /// Whether an ext4 file system has a log of its own: ext2, and ext4 without one, order nothing.

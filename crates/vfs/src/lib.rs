@@ -15,6 +15,7 @@ mod beside;
 mod cx;
 mod data;
 mod error;
+mod extra;
 mod handle;
 pub mod model;
 mod ops;
@@ -28,6 +29,7 @@ pub use beside::{Beside, Touched, Work};
 pub use cx::{Answered, CALL_MAX_BYTES, Cred, Cx, Env};
 pub use data::Data;
 pub use error::{Error, Result};
+pub use extra::Extra;
 pub use handle::{Fh, Name, Where};
 pub use ops::{
     Access, Along, Backing, BoxFuture, Create, DirEntry, DirPage, Fetched, File, FileRange, Finished,

@@ -14,9 +14,9 @@ mod state;
 mod tests;
 
 use crate::{
-    Access, Along, Attrs, ChangeInfo, Create, Cx, Data, DirEntry, DirPage, Env, Error, Fetched, Fh, File,
-    FileKind, FileRange, Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node,
-    OpenAccess, OpenHow, OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability,
+    Access, Along, Attrs, ChangeInfo, Create, Cx, Data, DirEntry, DirPage, Env, Error, Extra, Fetched, Fh,
+    File, FileKind, FileRange, Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Name,
+    Node, OpenAccess, OpenHow, OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability,
     Starts, Stop, Time, Trail, Upcalls, Validity, Vfs, Want, Where, Wrote, XattrMode,
 };
 use async_trait::async_trait;
@@ -30,6 +30,8 @@ use tokio::time::Instant;
 
 /// Largest extended attribute, in bytes (`XATTR_SIZE_MAX`).
 const XATTR_MAX_BYTES: usize = 65536;
+/// What clones are aligned to, in bytes.
+const CLONE_BLOCK_BYTES: u32 = 4096;
 /// What one directory entry is taken to cost in a page, besides its name, in bytes.
 const ENTRY_BYTES: usize = 32;
 /// The same with handle and attributes.
@@ -698,6 +700,42 @@ impl Vfs for Model {
 
     async fn shutdown(&self, _cx: &Cx) -> Result<()> {
         Ok(())
+    }
+}
+
+#[async_trait]
+impl Extra for Model {
+    fn clone_block_bytes(&self) -> Option<u32> {
+        Some(CLONE_BLOCK_BYTES)
+    }
+
+    async fn clone_range(
+        &self,
+        cx: &Cx,
+        from: File<'_>,
+        from_offset_bytes: u64,
+        to: File<'_>,
+        to_offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<()> {
+        let invalid = || Error::new(libc::EINVAL);
+        let size = self.getattr(cx, from).await?.attr.size_bytes;
+        let left = size.checked_sub(from_offset_bytes).ok_or_else(invalid)?;
+        let len = if len_bytes == 0 { left } else { len_bytes };
+        let block = u64::from(CLONE_BLOCK_BYTES);
+        let end = to_offset_bytes.checked_add(len).ok_or_else(invalid)?;
+        let past = self.getattr(cx, to).await?.attr.size_bytes > end;
+        let ragged = !len.is_multiple_of(block) && (len != left || past);
+        let apart = from_offset_bytes.abs_diff(to_offset_bytes) >= len;
+        if !from_offset_bytes.is_multiple_of(block) || !to_offset_bytes.is_multiple_of(block) || ragged {
+            return Err(invalid());
+        }
+        if len > left || (from.fh == to.fh && !apart) {
+            return Err(invalid());
+        }
+        let len = u32::try_from(len).map_err(|_| Error::new(libc::EFBIG))?;
+        let read = self.read(cx, from, from_offset_bytes, len).await?;
+        self.write_now(cx, to, to_offset_bytes, &read.data).map(drop)
     }
 }
 

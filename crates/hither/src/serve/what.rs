@@ -10,7 +10,7 @@ use hither_server::exports::{Entry, Exports, Who};
 use hither_server::table::{Epoch, ExportSpec, Others, Table};
 use hither_store::local::{JournalOptions, Local, LocalOptions, give_up_journal};
 use hither_vfs::model::Model;
-use hither_vfs::{Answered, Cx, Vfs};
+use hither_vfs::{Answered, Cx, Extra, Vfs};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
@@ -29,6 +29,7 @@ const COMMAND_LINE: &str = "command line";
 #[derive(Clone)]
 struct Files {
     vfs: Arc<dyn Vfs>,
+    extra: Option<Arc<dyn Extra>>,
     epoch: Option<Arc<Epoch>>,
     others: Others,
 }
@@ -81,8 +82,8 @@ impl Served {
             lines.push(format!("{} {}", dir.display(), describe(entry)));
             let aliases = if path == "/" { vec![dir.display().to_string()] } else { vec![path.clone()] };
             let path = name_of(entry);
-            let Files { vfs, epoch, others } = files;
-            specs.push(ExportSpec { path, aliases, vfs, admit, epoch, others });
+            let Files { vfs, extra, epoch, others } = files;
+            specs.push(ExportSpec { path, aliases, vfs, extra, admit, epoch, others });
         }
         let mounted = match specs.as_slice() {
             [only] => only.path.clone(),
@@ -176,7 +177,8 @@ impl Served {
     fn open_files(&self, dir: &Path, entry: &Entry) -> Result<(Files, Vec<Answered>), Failure> {
         if self.args.memory {
             let vfs = Arc::new(Model::new(stack::env(), Duration::ZERO, MEMORY_MAX_BYTES));
-            return Ok((Files { vfs, epoch: None, others: Others::Nobody }, Vec::new()));
+            let extra: Option<Arc<dyn Extra>> = Some(vfs.clone());
+            return Ok((Files { vfs, extra, epoch: None, others: Others::Nobody }, Vec::new()));
         }
         if let Some(state_dir) = self.state_dir.as_ref().filter(|_| self.args.journal_discard)
             && self.journal().is_none()
@@ -196,7 +198,15 @@ impl Served {
         let epoch = local.clone();
         let others = Others::Watched(local.clone());
         let calls = local.answered();
-        Ok((Files { vfs: local, epoch: Some(Arc::new(move || epoch.write_epoch())), others }, calls))
+        Ok((
+            Files {
+                vfs: local.clone(),
+                extra: Some(local),
+                epoch: Some(Arc::new(move || epoch.write_epoch())),
+                others,
+            },
+            calls,
+        ))
     }
 
     /// Makes stable what is not.

@@ -42,6 +42,7 @@ impl Lab {
             path: "/".into(),
             aliases: vec![],
             vfs: model.clone(),
+            extra: Some(model.clone()),
             admit: Arc::new(move |_| Some(rights.clone())),
             epoch: None,
             others,

@@ -77,6 +77,7 @@ const OF_OBJECT: Bitmap4 = Bitmap4::of(&[
     attr::TIME_MODIFY_SET,
     attr::MOUNTED_ON_FILEID,
     attr::SUPPATTR_EXCLCREAT,
+    attr::CLONE_BLKSIZE,
     attr::XATTR_SUPPORT,
 ]);
 
@@ -84,10 +85,29 @@ const OF_OBJECT: Bitmap4 = Bitmap4::of(&[
 pub(crate) const OF_ENTRY: Bitmap4 =
     Bitmap4::of(&[attr::RDATTR_ERROR, attr::FILEID, attr::MOUNTED_ON_FILEID]);
 
-/// Attributes that there are, in a minor version.
-pub(crate) const fn supported(minor: u32) -> Bitmap4 {
-    let all = OF_OBJECT.union(OF_FILE_SYSTEM);
-    if minor < 2 { all.without(attr::XATTR_SUPPORT) } else { all }
+/// Which attributes there are.
+#[derive(Clone, Copy)]
+pub(crate) struct Have {
+    /// The minor version.
+    pub minor: u32,
+    /// What clones are aligned to, where there are any.
+    pub clone_block_bytes: Option<u32>,
+}
+
+impl Have {
+    /// In an export; `None`: above all of them.
+    pub fn of(minor: u32, export: Option<&Export>) -> Self {
+        let extra = export.and_then(|e| e.extra.as_ref());
+        Self { minor, clone_block_bytes: extra.and_then(|e| e.clone_block_bytes()) }
+    }
+
+    /// All of them.
+    pub fn all(self) -> Bitmap4 {
+        let all = OF_OBJECT.union(OF_FILE_SYSTEM);
+        let all = if self.minor < 2 { all.without(attr::XATTR_SUPPORT) } else { all };
+        let clones = self.minor >= 2 && self.clone_block_bytes.is_some();
+        if clones { all } else { all.without(attr::CLONE_BLKSIZE) }
+    }
 }
 
 /// Whether a question about these attributes needs the file system's.
@@ -104,7 +124,7 @@ pub(crate) struct Source<'a> {
     /// Number of what the export covers, for its root.
     pub mounted_on: Option<u64>,
     pub fs: Option<FsStat>,
-    pub minor: u32,
+    pub have: Have,
     pub io_max_bytes: u32,
     pub lease_s: u32,
 }
@@ -137,13 +157,13 @@ impl Source<'_> {
         if wanted.iter().any(out_of_the_ordinary) {
             self.rare(&mut out);
         }
-        out.retain(wanted.intersection(supported(self.minor)));
+        out.retain(wanted.intersection(self.have.all()));
         out
     }
 
     fn rare(&self, out: &mut Wire) {
         let rare = out.rare_mut();
-        rare.supported_attrs = Some(supported(self.minor));
+        rare.supported_attrs = Some(self.have.all());
         rare.fh_expire_type = Some(0);
         rare.link_support = Some(true);
         rare.symlink_support = Some(true);
@@ -162,6 +182,7 @@ impl Source<'_> {
         rare.no_trunc = Some(true);
         rare.time_delta = Some(NANOSECOND);
         rare.suppattr_exclcreat = Some(SETTABLE_EXCLUSIVELY);
+        rare.clone_blksize = self.have.clone_block_bytes;
         rare.xattr_support = Some(true);
         if let Some(fs) = &self.fs {
             rare.files_avail = Some(fs.avail_files);
@@ -234,9 +255,9 @@ fn number(id: u32) -> nfs4::OwnerName {
 ///
 /// # Errors
 /// ATTRNOTSUPP: not among `settable` nor known; INVAL: cannot be set; BADOWNER: an owner that is not a number.
-pub(crate) fn to_set(wire: &Wire, settable: Bitmap4, minor: u32) -> Result<SetAttr, Nfsstat4> {
+pub(crate) fn to_set(wire: &Wire, settable: Bitmap4, have: Have) -> Result<SetAttr, Nfsstat4> {
     let mask = wire.mask();
-    if !mask.is_subset(supported(minor)) {
+    if !mask.is_subset(have.all()) {
         return Err(Nfsstat4::ATTRNOTSUPP);
     }
     if !mask.is_subset(settable) {
@@ -288,13 +309,14 @@ mod tests {
 
     #[test]
     fn what_cannot_be_set_is_told_from_what_is_not_there() {
+        let have = Have::of(2, None);
         let change = Wire { change: Some(1), ..Wire::default() };
-        assert_eq!(to_set(&change, SETTABLE, 2), Err(Nfsstat4::INVAL));
+        assert_eq!(to_set(&change, SETTABLE, have), Err(Nfsstat4::INVAL));
         let mut hidden = Wire::default();
         hidden.rare_mut().hidden = Some(true);
-        assert_eq!(to_set(&hidden, SETTABLE, 2), Err(Nfsstat4::ATTRNOTSUPP));
+        assert_eq!(to_set(&hidden, SETTABLE, have), Err(Nfsstat4::ATTRNOTSUPP));
         let mode = Wire { mode: Some(0o17777), ..Wire::default() };
-        assert_eq!(to_set(&mode, SETTABLE, 2).map(|s| s.mode), Ok(Some(0o7777)));
+        assert_eq!(to_set(&mode, SETTABLE, have).map(|s| s.mode), Ok(Some(0o7777)));
     }
 
     /// Whatever is announced can be asked for.
@@ -316,19 +338,20 @@ mod tests {
             ctime: Time::default(),
             change: 1,
         };
+        let have = Have { minor: 2, clone_block_bytes: Some(4096) };
         let source = Source {
             attr: &attr,
             fsid: (1, 2),
             handle: &bytes::Bytes::from_static(b"h"),
             mounted_on: None,
             fs: Some(FsStat::default()),
-            minor: 2,
+            have,
             io_max_bytes: 1 << 20,
             lease_s: 90,
         };
         let set_only = Bitmap4::of(&[attr::TIME_ACCESS_SET, attr::TIME_MODIFY_SET]);
-        assert_eq!(source.wire(supported(2)).mask(), supported(2).difference(set_only));
-        let sent = hither_proto::xdr::Enc::of(&source.wire(supported(2))).to_bytes();
+        assert_eq!(source.wire(have.all()).mask(), have.all().difference(set_only));
+        let sent = hither_proto::xdr::Enc::of(&source.wire(have.all())).to_bytes();
         assert!(hither_proto::xdr::Dec::all::<Wire>(&sent).is_ok());
     }
 }

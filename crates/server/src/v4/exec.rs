@@ -5,7 +5,7 @@
 //! object are used until an operation of this compound changes something.
 
 use super::Nfs4;
-use super::attrs::{self, Source};
+use super::attrs::{self, Have, Source};
 use super::clients::Client;
 use super::delegation::{Changing, Naming, PATIENCE_V4};
 use super::session::Session;
@@ -193,6 +193,7 @@ impl<'a> Exec<'a> {
             Op::Allocate(a) => OpRes::Allocate(self.allocate(a, true).await),
             Op::Deallocate(a) => OpRes::Deallocate(self.allocate(a, false).await),
             Op::Copy(a) => OpRes::Copy(self.copy(a).await.map_err(Into::into)),
+            Op::Clone(a) => OpRes::Clone(self.clone_range(a).await),
             Op::IoAdvise(_) => OpRes::IoAdvise(Ok(Bitmap4::EMPTY)),
             Op::Getxattr(name) => OpRes::Getxattr(self.getxattr(name).await),
             Op::Setxattr(a) => OpRes::Setxattr(self.setxattr(a).await),
@@ -264,7 +265,7 @@ impl<'a> Exec<'a> {
                 }
                 return Ok(());
             }
-            (Op::Copy(_), _) => &self.saved,
+            (Op::Copy(_) | Op::Clone(_), _) => &self.saved,
             (
                 Op::Read(_)
                 | Op::Getattr(_)
@@ -428,6 +429,11 @@ impl<'a> Exec<'a> {
         Ok(source.wire(wanted))
     }
 
+    /// Which attributes there are.
+    pub fn have(&self, o: &Object) -> Have {
+        Have::of(self.minor, Some(&o.export))
+    }
+
     /// What attributes of an object are made of, without the file system's and the handle.
     pub fn source<'s>(&self, export: &Export, attr: &'s Attr, fh: &Fh, wanted: Bitmap4) -> Source<'s> {
         static NONE: Bytes = Bytes::new();
@@ -439,7 +445,7 @@ impl<'a> Exec<'a> {
             handle: &NONE,
             mounted_on: (covers && place != 0).then(|| u64::from(self.r.table.place(place).number)),
             fs: None,
-            minor: self.minor,
+            have: Have::of(self.minor, Some(export)),
             io_max_bytes: self.r.server.options.io_max_bytes,
             lease_s: self.nfs.lease.as_secs().max(1) as u32,
         }
@@ -475,7 +481,7 @@ impl<'a> Exec<'a> {
             handle: &handle,
             mounted_on: None,
             fs: Some(fs),
-            minor: self.minor,
+            have: Have::of(self.minor, None),
             io_max_bytes: self.r.server.options.io_max_bytes,
             lease_s: self.nfs.lease.as_secs().max(1) as u32,
         };
@@ -485,7 +491,11 @@ impl<'a> Exec<'a> {
     /// VERIFY (`same`) and NVERIFY.
     async fn verify(&mut self, given: &Wire, same: bool) -> Result<(), Nfsstat4> {
         let mask = given.mask();
-        if !mask.is_subset(attrs::supported(self.minor)) {
+        let have = match self.here()? {
+            Here::Above(_) => Have::of(self.minor, None),
+            Here::Object(o) => self.have(o),
+        };
+        if !mask.is_subset(have.all()) {
             return Err(Nfsstat4::ATTRNOTSUPP);
         }
         if [attr::RDATTR_ERROR, attr::TIME_ACCESS_SET, attr::TIME_MODIFY_SET].iter().any(|n| mask.has(*n)) {

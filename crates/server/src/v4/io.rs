@@ -1,4 +1,4 @@
-//! READ, WRITE, COMMIT, SEEK, ALLOCATE, DEALLOCATE and COPY.
+//! READ, WRITE, COMMIT, SEEK, ALLOCATE, DEALLOCATE, COPY and CLONE.
 
 use super::clients::Client;
 use super::exec::{Exec, Object};
@@ -6,10 +6,10 @@ use super::state::{State, VfsOpen};
 use crate::error::stat4;
 use hither_lease::Kind;
 use hither_proto::nfs4::{
-    CommitArgs, CopyArgs, CopyOk, CopyRequirements, DataContent, Nfsstat4, RangeArgs, ReadArgs, ReadOk,
-    SeekArgs, SeekOk, StableHow, Stateid, Verifier, WriteArgs, WriteOk, WriteResponse, open,
+    CloneArgs, CommitArgs, CopyArgs, CopyOk, CopyRequirements, DataContent, Nfsstat4, RangeArgs, ReadArgs,
+    ReadOk, SeekArgs, SeekOk, StableHow, Stateid, Verifier, WriteArgs, WriteOk, WriteResponse, open,
 };
-use hither_vfs::{Data, Error, FileRange, OpenAccess, Seek, Stability};
+use hither_vfs::{Data, Error, FileKind, FileRange, OpenAccess, Seek, Stability};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -191,6 +191,29 @@ impl Exec<'_> {
             WriteResponse { callback_id: None, count: done, committed: StableHow::UNSTABLE, writeverf };
         let requirements = CopyRequirements { consecutive: true, synchronous: true };
         Ok(CopyOk { response, requirements })
+    }
+
+    /// RFC 7862 section 15.13: all of the range or nothing, and durable with the answer, which has no verifier.
+    pub(super) async fn clone_range(&mut self, a: &CloneArgs) -> Result<(), Nfsstat4> {
+        let to = self.object(Nfsstat4::WRONG_TYPE)?.writable()?;
+        let from = self.saved_object()?;
+        if from.export.number != to.export.number {
+            return Err(Nfsstat4::XDEV);
+        }
+        let extra = to.export.extra.clone().ok_or(Nfsstat4::NOTSUPP)?;
+        for o in [&from, &to] {
+            if self.attrs(o).await?.attr.kind != FileKind::Regular {
+                return Err(Nfsstat4::WRONG_TYPE);
+            }
+        }
+        let source = self.open_for(&from, &a.src_stateid, OpenAccess::READ)?;
+        let target = self.open_for(&to, &a.dst_stateid, OpenAccess::WRITE)?;
+        let _changing = self.for_change(&to, self.is_held(&to, &a.dst_stateid)).await?;
+        self.changed();
+        let (source, target) =
+            (from.file(source.as_ref().map(|b| b.id)), to.file(target.as_ref().map(|b| b.id)));
+        let done = extra.clone_range(&to.cx, source, a.src_offset, target, a.dst_offset, a.count).await;
+        done.map_err(|e| io_stat(&e))
     }
 }
 

@@ -137,7 +137,7 @@ impl Exec<'_> {
 
     pub(super) async fn setattr(&mut self, a: &SetattrArgs) -> Result<Bitmap4, Nfsstat4> {
         let o = self.object(Nfsstat4::ROFS)?.writable()?;
-        let set = to_set(&a.attrs, SETTABLE, self.minor)?;
+        let set = to_set(&a.attrs, SETTABLE, self.have(&o))?;
         let open = match set.size_bytes {
             Some(_) => self.open_for(&o, &a.stateid, OpenAccess::WRITE)?,
             None => None,
@@ -156,7 +156,7 @@ impl Exec<'_> {
     pub(super) async fn create(&mut self, a: &CreateArgs) -> Result<CreateOk, Nfsstat4> {
         let dir = self.object(Nfsstat4::ROFS)?.writable()?;
         let name = name(&a.objname)?;
-        let set = to_set(&a.createattrs, SETTABLE.without(attr::SIZE), self.minor)?;
+        let set = to_set(&a.createattrs, SETTABLE.without(attr::SIZE), self.have(&dir))?;
         let vfs = &dir.export.vfs;
         let special = |what| Some((what, set.clone()));
         let special = match &a.objtype {

@@ -265,11 +265,11 @@ impl Exec<'_> {
         let (create, set, verf) = match &a.how {
             None => (Create::No, Bitmap4::EMPTY, None),
             Some(CreateHow::Unchecked(attrs)) => {
-                let set = to_set(attrs, SETTABLE, self.minor)?;
+                let set = to_set(attrs, SETTABLE, self.have(dir))?;
                 (Create::IfMissing(set), attrs.mask(), None)
             }
             Some(CreateHow::Guarded(attrs)) => {
-                let set = to_set(attrs, SETTABLE, self.minor)?;
+                let set = to_set(attrs, SETTABLE, self.have(dir))?;
                 (Create::Exclusive(set), attrs.mask(), None)
             }
             Some(CreateHow::Exclusive(verf)) => {
@@ -277,7 +277,7 @@ impl Exec<'_> {
                 (Create::Exclusive(with_verifier(set, verf)), VERIFIER_ATTRS, Some(verf))
             }
             Some(CreateHow::Exclusive41(c)) => {
-                let set = to_set(&c.attrs, SETTABLE_EXCLUSIVELY, self.minor)?;
+                let set = to_set(&c.attrs, SETTABLE_EXCLUSIVELY, self.have(dir))?;
                 let create = Create::Exclusive(with_verifier(set, &c.verf));
                 (create, c.attrs.mask().union(VERIFIER_ATTRS), Some(&c.verf))
             }

@@ -298,3 +298,67 @@ async fn an_exclusive_creation_is_recognised() {
         assert_eq!(r.open().err().and_then(|e| e.status()), status);
     }
 }
+
+#[tokio::test]
+async fn a_clone_is_aligned_and_of_regular_files() {
+    let lab = Lab::new(&model(), "/", 2, None);
+    let mut c = lab.client("a").await;
+    c.reclaim_complete().await;
+    let (from_id, from) = c.open("from", "x", RW, 0).await.unwrap();
+    let (to_id, to) = c.open("to", "y", RW, 0).await.unwrap();
+    let ends = [(from_id, &from, &[7_u8; 10_000][..]), (to_id, &to, &[1; 20_000])];
+    for (id, fh, bytes) in ends {
+        let write = Op::write(id, 0, StableHow::FILE_SYNC, Bytes::copy_from_slice(bytes));
+        let mut r = c.run(vec![Op::putfh(fh), write]).await;
+        r.putfh().unwrap();
+        r.write().unwrap();
+    }
+    let mut r = c.run(vec![Op::putfh(&to), Op::Getattr(Bitmap4::of(&[attr::CLONE_BLKSIZE]))]).await;
+    r.putfh().unwrap();
+    let block = *r.getattr().unwrap().clone_blksize().unwrap();
+    assert_eq!(block, 4096);
+    let args = |src_offset, dst_offset, count| CloneArgs {
+        src_stateid: from_id,
+        dst_stateid: to_id,
+        src_offset,
+        dst_offset,
+        count,
+    };
+    let mut clone = async |from: &Fh, to: &Fh, args| {
+        let mut r = c.run(vec![Op::putfh(from), Op::Savefh, Op::putfh(to), Op::Clone(args)]).await;
+        r.putfh().unwrap();
+        r.savefh().unwrap();
+        r.putfh().unwrap();
+        r.clone_range().err().map(|e| e.status().unwrap())
+    };
+    for (args, status) in [
+        (args(1, 0, 4096), Nfsstat4::INVAL),
+        (args(0, 1, 4096), Nfsstat4::INVAL),
+        (args(0, 0, 4097), Nfsstat4::INVAL),
+        (args(0, 0, 10_001), Nfsstat4::INVAL),
+        (args(12288, 0, 0), Nfsstat4::INVAL),
+        (args(0, u64::MAX - 4095, 4096), Nfsstat4::INVAL),
+        (CloneArgs { src_stateid: to_id, ..args(0, 0, 0) }, Nfsstat4::BAD_STATEID),
+    ] {
+        assert_eq!(clone(&from, &to, args).await, Some(status), "{args:?}");
+    }
+    // The source's last, shorter block, to where the target is shorter.
+    assert_eq!(clone(&from, &to, args(4096, 16384, 0)).await, None);
+    assert_eq!(clone(&from, &to, args(0, 4096, 4096)).await, None);
+    let mut read = Vec::new();
+    while read.len() < 16384 + 5904 {
+        let mut r = c.run(vec![Op::putfh(&to), Op::read(to_id, read.len() as u64, 2048)]).await;
+        r.putfh().unwrap();
+        let part = r.read().unwrap();
+        read.extend_from_slice(&part.data);
+        assert_eq!(part.eof, read.len() == 16384 + 5904);
+    }
+    let expected = [[1; 4096], [7; 4096], [1; 4096], [1; 4096]].concat();
+    assert!(read[..16384] == expected[..] && read[16384..].iter().all(|b| *b == 7));
+    // A directory.
+    let mut r = c.run(vec![Op::putfh(&from), Op::Savefh, Op::Putrootfh, Op::Clone(args(0, 0, 0))]).await;
+    r.putfh().unwrap();
+    r.savefh().unwrap();
+    r.putrootfh().unwrap();
+    assert_eq!(r.clone_range().unwrap_err().status(), Some(Nfsstat4::WRONG_TYPE));
+}

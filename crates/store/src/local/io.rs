@@ -234,6 +234,30 @@ impl Inner {
         Ok(copied as u64)
     }
 
+    /// See [`hither_vfs::Extra::clone_range`]. The source's bytes are all in the page cache, whether a journal holds them or not, and the
+    /// file system writes them before it shares their blocks. What the journal has of the target is void before: a replay
+    /// must not bring it back over the clone.
+    pub(super) fn clone_range(
+        &self,
+        worker: &mut Worker,
+        (from, from_at): (&FileAt, u64),
+        (to, to_at): (&FileAt, u64),
+        len: u64,
+    ) -> Result<()> {
+        let (_, source) = self.io(worker, from, OpenAccess::READ)?;
+        let (object, target) = self.io(worker, to, OpenAccess::WRITE)?;
+        {
+            let _order = object.order.lock();
+            self.quiesce(worker, &object)?;
+            let _changing = object.changes.begin();
+            if !self.options.stable {
+                object.unsynced.store(true, Ordering::SeqCst);
+            }
+            worker.caller(|| sys::clone_range((source.as_fd(), from_at), (target.as_fd(), to_at), len))?;
+        }
+        self.sync(worker, &[&object])
+    }
+
     /// The object of an extended attribute, and its path: there is no call by descriptor for descriptors without rights.
     fn xattr_at(&self, worker: &mut Worker, fh: &Fh, name: Option<&[u8]>) -> Result<(Arc<Object>, String)> {
         if let Some(name) = name {

@@ -184,6 +184,27 @@ pub(super) fn fs_uuid(fd: BorrowedFd<'_>) -> Option<[u8; 16]> {
     (ret == 0 && out.first() == Some(&16) && uuid != [0; 16]).then_some(uuid)
 }
 
+/// Makes a range of `target` share the blocks of `source`, all or nothing; 0 bytes are those to the end of `source` (ioctl_ficlonerange(2)).
+pub(super) fn clone_range(
+    (source, from): (BorrowedFd<'_>, u64),
+    (target, to): (BorrowedFd<'_>, u64),
+    len: u64,
+) -> Result<()> {
+    let range = libc::file_clone_range {
+        src_fd: source.as_raw_fd().into(),
+        src_offset: from,
+        src_length: len,
+        dest_offset: to,
+    };
+    // SAFETY: the call reads struct file_clone_range, which lives through it.
+    let ret = unsafe { libc::ioctl(target.as_raw_fd(), libc::FICLONERANGE as _, &raw const range) };
+    done(ret.into()).map(drop).map_err(|e| match e.errno {
+        // A file system that knows nothing of the call.
+        libc::ENOTTY => Error::new(libc::EOPNOTSUPP),
+        _ => e,
+    })
+}
+
 /// Reads into the spare room of `buf` and makes it longer by what came; at most `len` bytes.
 /// With `now`, `EAGAIN` when the disk would have to be asked.
 pub(super) fn read(fd: BorrowedFd<'_>, buf: &mut Vec<u8>, at: u64, len: usize, now: bool) -> Result<usize> {

@@ -10,9 +10,10 @@ use super::{Inner, Local};
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Fh, File, FileKind, FileRange, FsStat, LockConflict,
-    LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
-    Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
+    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Extra, Fh, File, FileKind, FileRange, FsStat,
+    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read,
+    RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Where,
+    Wrote, XattrMode,
 };
 use rustix::fd::AsFd;
 use std::sync::Arc;
@@ -377,6 +378,29 @@ impl Vfs for Local {
                 }),
                 None => Ok(()),
             }
+        })
+        .await
+    }
+}
+
+#[async_trait]
+impl Extra for Local {
+    fn clone_block_bytes(&self) -> Option<u32> {
+        self.inner.clone_block_bytes
+    }
+
+    async fn clone_range(
+        &self,
+        cx: &Cx,
+        from: File<'_>,
+        from_offset_bytes: u64,
+        to: File<'_>,
+        to_offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<()> {
+        let (from, to) = (owned(from), owned(to));
+        self.run(cx, move |inner, worker| {
+            inner.clone_range(worker, (&from, from_offset_bytes), (&to, to_offset_bytes), len_bytes)
         })
         .await
     }

@@ -257,6 +257,10 @@ fn copies_holes_and_extended_attributes() {
     };
     let ends = wire![60u32, stateid(), stateid(), 1u64, 2u64, 3u64, 1u32, 1u32, 1u32, 1u32, "here"];
     both_ways(&Op::Copy(copy), &ends);
+    let clone =
+        CloneArgs { src_stateid: STATEID, dst_stateid: STATEID, src_offset: 1, dst_offset: 2, count: 3 };
+    both_ways(&Op::Clone(clone), &wire![71u32, stateid(), stateid(), 1u64, 2u64, 3u64]);
+    both_ways(&OpRes::Clone(Err(Nfsstat4::INVAL)), &wire![71u32, 22u32]);
 
     let pieces = vec![
         ReadPlusContent::Data(DataPiece { offset: 0, data: b"data"[..].into() }),

@@ -1,0 +1,28 @@
+//! What a file system of a machine offers to a server beyond [`Vfs`](crate::Vfs).
+
+use crate::{Cx, File, Result};
+use async_trait::async_trait;
+
+/// What servers are asked for and mounts are not. It belongs to a [`Vfs`](crate::Vfs) and takes that one's handles and opens; there are
+/// no default methods, as there.
+#[async_trait]
+pub trait Extra: Send + Sync + 'static {
+    /// What offsets and lengths of [`Extra::clone_range`] must be multiples of, in bytes; `None`: this file system shares no blocks.
+    fn clone_block_bytes(&self) -> Option<u32>;
+
+    /// Makes a range of a file share the blocks of another one's, or of another range of the same (FICLONERANGE): all of it or
+    /// nothing, and durable when answered. A length of 0 is to the end of the source.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the file system shares no blocks; `EXDEV`: these two files have not the same one; `EINVAL`: not at block boundaries
+    /// (only the end of the source may be anywhere, to become the end of the target), beyond the source's end, or overlapping.
+    async fn clone_range(
+        &self,
+        cx: &Cx,
+        from: File<'_>,
+        from_offset_bytes: u64,
+        to: File<'_>,
+        to_offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<()>;
+}
