@@ -335,6 +335,17 @@ pub struct ConfigCheck {
     pub json: bool,
 }
 
+/// When rpcbind is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum WithRpcbind {
+    /// When others than this machine can reach the server
+    Auto,
+    /// Always
+    On,
+    /// Never
+    Off,
+}
+
 /// `hither serve`.
 #[derive(Debug, Args, Clone)]
 pub struct ServeArgs {
@@ -361,6 +372,10 @@ pub struct ServeArgs {
     /// NFS versions to offer
     #[arg(long, value_name = "LIST", default_value = "3,4", value_parser = ["3", "4", "3,4", "4,3"])]
     pub versions: String,
+    /// Whether rpcbind is told the port, as NFSv3 clients ask it for those of NFS and MOUNT: `auto` unless it listens on loopback addresses
+    /// only. Without rpcbind, or when it has another NFS server, a line says so and clients are to be told `port=` and `mountport=`
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = WithRpcbind::Auto)]
+    pub rpcbind: WithRpcbind,
     /// Seconds that a silent client keeps what it has open and locked
     #[arg(long, value_name = "SECONDS", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub lease: u64,

@@ -2,10 +2,11 @@
 //!
 //! It knows neither protocols nor files: it puts the layers together, listens, and waits for the end. Order of its life: log,
 //! limits, runtime; the files; the server, which reads what it remembers; the sockets; the word to whoever started it (systemd
-//! by sd_notify(3), a person by the lines that mount it); then nothing but waiting for a signal. SIGHUP reads the exports again. Connections are closed at the
+//! by sd_notify(3), a person by the lines that mount it) and to rpcbind; then nothing but waiting for a signal. SIGHUP reads the exports again. Connections are closed at the
 //! end, and clients make new ones to the next server: what they hold is taken back.
 
 mod notify;
+mod rpcbind;
 mod what;
 
 use crate::cli::ServeArgs;
@@ -18,6 +19,7 @@ use hither_server::table::Table;
 use hither_server::{NqnfsOptions, Options, Server};
 use hither_vfs::{Cred, Cx};
 pub use notify::Notify;
+use rpcbind::Registrations;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -75,6 +77,10 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
         tokio::spawn(async move { acceptor.listen(listener).await });
     }
     tell(args, &served);
+    let mut registrations = Registrations::of(args);
+    if let Some(line) = registrations.register().await {
+        println!("  {line}");
+    }
     let notify = Notify::from_environment();
     notify.ready();
     loop {
@@ -94,11 +100,15 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
                     }
                     Err(failure) => tracing::error!("the exports stay as they are: {}", failure.line),
                 }
+                if let Some(line) = registrations.register().await {
+                    tracing::info!("{line}");
+                }
                 notify.ready();
             }
         }
     }
     notify.stopping();
+    registrations.end().await;
     acceptor.shutdown();
     server.end();
     let mut cx = Cx::new(Arc::new(Cred::root()));

@@ -576,3 +576,81 @@ fn clients_that_mean_harm_hurt_nobody_else() {
     run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
     assert_eq!(server.stop(), 0, "it lived until it was told to end");
 }
+
+/// A child that ends with its test.
+struct Child(std::process::Child);
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What a real rpcbind says of TCP programs: number, version, port.
+fn registered() -> Vec<(u32, u32, u16)> {
+    let out = Command::new("rpcinfo").args(["-p", "127.0.0.1"]).output().unwrap();
+    assert!(out.status.success(), "rpcinfo: {}", String::from_utf8_lossy(&out.stderr));
+    let text = String::from_utf8(out.stdout).unwrap();
+    let words = text.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let tcp = words.filter(|w| w[2] == "tcp" && w[0] != "100000");
+    let mut all: Vec<_> =
+        tcp.map(|w| (w[0].parse().unwrap(), w[1].parse().unwrap(), w[3].parse().unwrap())).collect();
+    all.sort_unstable();
+    all
+}
+
+#[test]
+#[ignore = "needs root, rpcbind and nfs-common"]
+fn rpcbind_knows_the_ports() {
+    let mut server = Serve::of_directory().with(&["--listen", "0.0.0.0:2050", "--options", "rw,insecure"]);
+    sh("mount -t tmpfs -o mode=755 run /run && mkdir -p /run/hither /run/rpcbind && chown _rpc /run/rpcbind");
+    server.serve();
+    wait_for("a line about rpcbind", 60, || server.said().contains("rpcbind"));
+    assert!(server.said().contains("cannot be asked"), "{}", server.said());
+    assert_eq!(server.stop(), 0, "{}", server.complaints());
+
+    let _rpcbind = Child(Command::new("rpcbind").arg("-f").spawn().expect("rpcbind"));
+    wait_for("rpcbind", 60, || TcpStream::connect("127.0.0.1:111").is_ok());
+    let all = [(100_003, 3, 2050), (100_003, 4, 2050), (100_005, 3, 2050)];
+    server.serve();
+    wait_for("registrations", 60, || registered() == all);
+    assert!(run(Command::new("showmount").args(["-e", "127.0.0.1"])).out.contains('/'));
+    fs::write(server.export("f"), "found").unwrap();
+    let mnt = server.mnt("mnt");
+    let mut mount = Command::new(HITHER);
+    mount.args(["mount", "-o", "retry=0,vers=3", "127.0.0.1:/"]).arg(&mnt);
+    run(&mut mount).ok();
+    assert_eq!(fs::read_to_string(mnt.join("f")).unwrap(), "found");
+    run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+
+    // Another server does not take them away, neither with its end; and one that was told to says nothing.
+    for (port, when, says) in [(2051, "auto", Some("of another server, on port 2050")), (2052, "off", None)] {
+        let said = server.dir.path().join(format!("said-{port}"));
+        let mut other = Command::new(HITHER);
+        other.args(["serve", "--memory", "--rpcbind", when, "--listen", &format!("0.0.0.0:{port}")]);
+        let state = server.dir.path().join(format!("state-{port}"));
+        other.arg("--state-dir").arg(state).stdout(File::create(&said).unwrap());
+        let mut other = Child(other.spawn().unwrap());
+        let told = || fs::read_to_string(&said).unwrap();
+        wait_for("the other server", 60, || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        if let Some(says) = says {
+            wait_for("its line", 60, || told().contains(says));
+        }
+        // SAFETY: kill takes numbers; the child is not waited for yet.
+        assert_eq!(unsafe { libc::kill(other.0.id() as libc::pid_t, libc::SIGTERM) }, 0);
+        assert!(other.0.wait().unwrap().success());
+        assert_eq!(told().contains("rpcbind"), says.is_some(), "{}", told());
+        assert_eq!(registered(), all);
+    }
+
+    // Left behind by a crash, and taken over; removed at an orderly end.
+    server.kill();
+    assert_eq!(registered(), all);
+    server.serve();
+    let lines = || server.said().matches("rpcbind tells").count();
+    wait_for("registrations", 60, || lines() == 2);
+    assert_eq!(registered(), all);
+    assert_eq!(server.stop(), 0, "{}", server.complaints());
+    assert_eq!(registered(), []);
+}

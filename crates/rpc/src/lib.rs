@@ -32,7 +32,7 @@ pub use call::{Call, CallbackHandler, Credential, Reply, Retransmit};
 pub use client::{Client, ClientConfig};
 pub use error::CallError;
 pub use policy::{Mode, RetryPolicy};
-pub use portmap::{PortmapError, getport, getport_via};
+pub use portmap::{PortmapError, RPCBIND_SOCKET, Registered, Registration, Rpcbind, getport, getport_via};
 pub use stats::Stats;
 pub use tcp::{Endpoint, TcpConnect};
 pub use transport::{BoxFuture, Connect, Link};

@@ -1,7 +1,9 @@
-//! Asks a host's rpcbind where a program listens (RFC 1833).
+//! Asks a host's rpcbind where a program listens (RFC 1833), and tells the local one.
 //!
 //! Portmap version 2 for IPv4, as every server has it; rpcbind version 4 for IPv6, which portmap
 //! does not know.
+
+mod register;
 
 use crate::call::{Call, Credential, Retransmit};
 use crate::client::{Client, ClientConfig};
@@ -14,6 +16,7 @@ use hither_proto::portmap::{
     Text, parse_universal, tcp_netid,
 };
 use hither_proto::xdr::{Dec, Enc, Xdr};
+pub use register::{RPCBIND_SOCKET, Registered, Registration, Rpcbind};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,0 +1,120 @@
+//! Has rpcbind(8) say where NFSv3 and MOUNT are: clients of NFSv3 ask it when they are not told the ports, showmount(8) always does.
+//!
+//! What nfsd registers, but for UDP and what is not offered: NFS 3 (and 4), MOUNT 3. A machine without rpcbind is none the worse: who mounts
+//! then names the port. What somebody else has registered stays.
+
+use crate::cli::{ServeArgs, WithRpcbind};
+use hither_rpc::{RPCBIND_SOCKET, Registered, Registration, Rpcbind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+/// Longest time that rpcbind may keep the server from its clients.
+const PATIENCE: Duration = Duration::from_secs(3);
+const NFS: u32 = 100_003;
+const MOUNT: u32 = 100_005;
+
+/// What is registered.
+#[derive(Default)]
+pub struct Registrations {
+    wanted: Vec<Registration>,
+    done: Vec<Registration>,
+}
+
+impl Registrations {
+    /// What is to be registered; nothing yet.
+    pub fn of(args: &ServeArgs) -> Self {
+        let wanted = match args.rpcbind {
+            _ if !args.versions.contains('3') => Vec::new(),
+            WithRpcbind::Off => Vec::new(),
+            WithRpcbind::Auto => {
+                wanted(&args.listen, args.versions.contains('4'), |addr| !addr.ip().is_loopback())
+            }
+            WithRpcbind::On => wanted(&args.listen, args.versions.contains('4'), |_| true),
+        };
+        Self { wanted, done: Vec::new() }
+    }
+
+    /// Registers what is not, or what an rpcbind that was started again has forgotten. Returns a line about it, when there is something
+    /// to be said.
+    pub async fn register(&mut self) -> Option<String> {
+        if self.wanted.is_empty() {
+            return None;
+        }
+        let rpcbind = Rpcbind::local(Path::new(RPCBIND_SOCKET), PATIENCE);
+        self.done.clear();
+        for what in &self.wanted {
+            let name = if what.prog == NFS { "NFS" } else { "MOUNT" };
+            let found = match rpcbind.register(what).await {
+                Ok(Registered::Done) => {
+                    self.done.push(*what);
+                    continue;
+                }
+                Ok(Registered::Taken(port)) => format!(
+                    "has {name} {} of another server, on port {port} (rpcinfo -d {} {} removes it)",
+                    what.vers, what.prog, what.vers
+                ),
+                Ok(Registered::Refused) => format!("does not take {name} {}", what.vers),
+                Err(e) => format!("cannot be asked ({e})"),
+            };
+            return Some(format!("rpcbind {found}: NFSv3 clients have to be told port= and mountport="));
+        }
+        Some("rpcbind tells NFSv3 clients the port".to_string())
+    }
+
+    /// Ends what was registered.
+    pub async fn end(&mut self) {
+        if self.done.is_empty() {
+            return;
+        }
+        let rpcbind = Rpcbind::local(Path::new(RPCBIND_SOCKET), PATIENCE);
+        for what in self.done.drain(..) {
+            if let Err(e) = rpcbind.unregister(&what).await {
+                return tracing::warn!("rpcbind goes on naming the port: {e}");
+            }
+        }
+    }
+}
+
+/// rpcbind has one address of a program for each kind of address: where there are several, the port on whichever the client asked.
+fn wanted(listen: &[SocketAddr], v4: bool, may: impl Fn(&SocketAddr) -> bool) -> Vec<Registration> {
+    let mut out = Vec::new();
+    let listen: Vec<SocketAddr> = listen.iter().copied().filter(|addr| may(addr)).collect();
+    // A socket of :: takes IPv4, too.
+    let dual = listen.iter().find(|addr| addr.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+    let dual = dual.map(|addr| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), addr.port()));
+    for is_v4 in [true, false] {
+        let of_kind: Vec<SocketAddr> =
+            listen.iter().copied().chain(dual).filter(|addr| addr.is_ipv4() == is_v4).collect();
+        let Some(first) = of_kind.first() else { continue };
+        let any: IpAddr = if is_v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let several = of_kind.iter().filter(|addr| addr.port() == first.port()).count() > 1;
+        let addr = if several { SocketAddr::new(any, first.port()) } else { *first };
+        let programs = [(NFS, 3), (NFS, 4), (MOUNT, 3)];
+        let offered = programs.into_iter().filter(|&program| v4 || program != (NFS, 4));
+        out.extend(offered.map(|(prog, vers)| Registration { prog, vers, addr }));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_address_has_one_registration() {
+        let told = |listen: &[&str]| {
+            let listen: Vec<SocketAddr> = listen.iter().map(|a| a.parse().unwrap()).collect();
+            let all = wanted(&listen, false, |addr| !addr.ip().is_loopback());
+            let nfs = all.iter().filter(|r| r.prog == NFS).map(|r| r.addr.to_string());
+            assert_eq!(all.len() % 2, 0);
+            nfs.collect::<Vec<_>>()
+        };
+        assert!(told(&["127.0.0.1:2049", "[::1]:2049"]).is_empty());
+        assert_eq!(told(&["127.0.0.1:2049", "192.0.2.1:2050"]), ["192.0.2.1:2050"]);
+        assert_eq!(told(&["192.0.2.1:2049", "192.0.2.2:2049"]), ["0.0.0.0:2049"]);
+        assert_eq!(told(&["0.0.0.0:2049"]), ["0.0.0.0:2049"]);
+        assert_eq!(told(&["[::]:2049"]), ["0.0.0.0:2049", "[::]:2049"]);
+        assert_eq!(told(&["[2001:db8::1]:2049"]), ["[2001:db8::1]:2049"]);
+    }
+}
