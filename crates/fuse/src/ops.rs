@@ -82,8 +82,7 @@ impl Call {
                 self.session.take_dir(fh);
                 Ok(Answer::empty())
             }
-            // Directory changes are on stable storage when they are answered (RFC 1813, RFC 8881).
-            Op::Fsyncdir => Ok(Answer::empty()),
+            Op::Fsyncdir => self.fsyncdir().await,
             Op::Setxattr { name, value, flags } => self.setxattr(name, value, flags).await,
             Op::Getxattr { name, size } => self.getxattr(name, size).await,
             Op::Listxattr { size } => self.listxattr(size).await,

@@ -378,6 +378,19 @@ fn fsync_asks_again_where_commits_do_not_last() {
     m.end();
 }
 
+/// Where names wait, fsync(2) of a directory asks; elsewhere they are on stable storage already.
+#[test]
+fn fsync_of_a_directory_asks_where_names_wait() {
+    for waits in [true, false] {
+        let Some(m) = mounted_with(1000, |config| config.names_wait = waits) else { return };
+        drop(new(&m, "f"));
+        let before = m.gate.calls("commit");
+        File::open(&m.dir).unwrap().sync_all().unwrap();
+        assert_eq!(m.gate.calls("commit") - before, usize::from(waits));
+        m.end();
+    }
+}
+
 #[test]
 fn statfs_shows_the_server() {
     let Some(m) = mounted(1000) else { return };

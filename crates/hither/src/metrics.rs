@@ -27,6 +27,7 @@ const GAUGES: &[&str] = &[
     "journal_bytes",
     "ahead_objects",
     "ahead_bytes",
+    "removals_waiting",
     "journal_room_bytes",
     "journal_max_bytes",
     "journal_failed",

@@ -27,7 +27,7 @@ pub struct Report {
     #[serde(default)]
     pub fuse_errors: BTreeMap<String, u64>,
     /// What the layers between counted, by layer: `hints` (paths read from callers), `meta` (names, attributes and small files
-    /// answered from memory), `dirty` (delayed writes), `ahead` (new objects that wait), `disk` (contents kept on the local disk), `passthrough` (opens that the kernel reads by itself), `leases` (what the kernel
+    /// answered from memory), `dirty` (delayed writes), `ahead` (new objects that wait), `removals` (names that wait to be removed), `disk` (contents kept on the local disk), `passthrough` (opens that the kernel reads by itself), `leases` (what the kernel
     /// keeps until the server recalls it).
     #[serde(default)]
     pub layers: BTreeMap<String, Counters>,

@@ -1,4 +1,4 @@
-//! The stack of a mount: `fuse(delayed writes(metadata cache(disk cache(nfs client))))`, with `creates=here` `fuse(new objects(delayed …))`. What is put on what is here and nowhere else.
+//! The stack of a mount: `fuse(delayed writes(metadata cache(disk cache(nfs client))))`, with `creates=here` `fuse(new objects(removals(delayed …)))`. What is put on what is here and nowhere else.
 
 mod cache;
 pub mod journal;
@@ -17,6 +17,7 @@ use hither_store::ahead::{Ahead, AheadOptions};
 use hither_store::dirty::{Dirty, DirtyOptions};
 use hither_store::disk::Disk;
 use hither_store::meta::{Meta, MetaOptions, Prefetch};
+use hither_store::removals::{Removals, RemovalsOptions};
 use hither_store::wal::Wal;
 use hither_vfs::{Cred, Cx, Env, Vfs};
 use std::collections::BTreeMap;
@@ -45,6 +46,7 @@ pub struct Client {
     cache_bytes: u64,
     meta: Arc<Meta>,
     dirty: Arc<Dirty>,
+    removals: Option<Arc<Removals>>,
     ahead: Option<Arc<Ahead>>,
 }
 
@@ -182,9 +184,24 @@ impl Client {
         let ahead = wal.as_ref().filter(|_| exclusive && w.creates_here).map(|wal| {
             let file_max_bytes = (connected.wsize_bytes as usize).min(AheadOptions::default().file_max_bytes);
             let options = AheadOptions { age: w.dirty_age, file_max_bytes, ..AheadOptions::default() };
-            Ahead::new(dirty.clone(), env(), options, wal.clone())
+            let removals = Removals::new(dirty.clone(), env(), RemovalsOptions::default(), wal.clone());
+            (Ahead::new(removals.clone(), env(), options, wal.clone()), removals)
         });
-        Self { wal, note, exclusive, strict, connected, options, disk, cache_bytes, meta, dirty, ahead }
+        let (ahead, removals) = ahead.unzip();
+        Self {
+            wal,
+            note,
+            exclusive,
+            strict,
+            connected,
+            options,
+            disk,
+            cache_bytes,
+            meta,
+            dirty,
+            removals,
+            ahead,
+        }
     }
 
     /// The uppermost layer.
@@ -297,6 +314,7 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         strict: job.wanted.is_strict(),
         first_bytes: if job.wanted.is_strict() { 0 } else { hither_fuse::Config::default().first_bytes },
         close_waits: !job.wanted.lazy_close,
+        names_wait: client.ahead.is_some(),
         commits_last: !job.wanted.lazy_close && !job.wanted.exclusive,
         passthrough: client.disk.is_some() && job.wanted.is_frozen(),
         ..hither_fuse::Config::default()
@@ -346,6 +364,7 @@ pub struct Teller {
     disk: Option<Arc<Disk>>,
     meta: Arc<Meta>,
     dirty: Arc<Dirty>,
+    removals: Option<Arc<Removals>>,
     ahead: Option<Arc<Ahead>>,
     wal: Option<Arc<Wal>>,
     promise: Promise,
@@ -380,7 +399,20 @@ impl Teller {
         };
         let (disk, meta, dirty) = (client.disk.clone(), client.meta.clone(), client.dirty.clone());
         let (promise, wal, ahead) = (job.wanted.promise(), client.wal.clone(), client.ahead.clone());
-        Self { wal, ahead, part, stats: c.stats.clone(), mounted, disk, meta, dirty, promise, programs }
+        let removals = client.removals.clone();
+        Self {
+            wal,
+            ahead,
+            removals,
+            part,
+            stats: c.stats.clone(),
+            mounted,
+            disk,
+            meta,
+            dirty,
+            promise,
+            programs,
+        }
     }
 
     /// Everything.
@@ -462,6 +494,9 @@ impl Teller {
             if let Some(ahead) = &self.ahead {
                 ahead.sync().await?;
             }
+            if let Some(removals) = &self.removals {
+                removals.sync().await?;
+            }
             self.dirty.sync().await
         };
         let unsent = match tokio::time::timeout(within, sync).await {
@@ -484,6 +519,7 @@ impl Teller {
             ("dirty", Counters::of(&self.dirty.stats())),
         ];
         layers.extend(self.ahead.as_ref().map(|ahead| ("ahead", Counters::of(&ahead.stats()))));
+        layers.extend(self.removals.as_ref().map(|removals| ("removals", Counters::of(&removals.stats()))));
         layers.extend(self.wal.as_ref().map(|wal| ("journal", Counters::of(&wal.stats()))));
         let lent = BTreeMap::from([("opens", self.mounted.passthrough_opens())]);
         layers.extend(self.disk.as_ref().map(|_| ("passthrough", Counters::of(&lent))));

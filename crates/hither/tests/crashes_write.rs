@@ -479,6 +479,48 @@ fn new_trees_wait_here_and_survive_a_killed_daemon() {
     }
 }
 
+/// `creates=here`: a tree is removed while the server is silent, and stays so although the daemon is killed.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn removals_wait_here_and_survive_a_killed_daemon() {
+    for version in ["4.2", "3"] {
+        let campaign = Campaign::start(2, version, true);
+        let options = campaign.options.clone() + ",creates=here,actimeo=3600,nocto";
+        let mnt = &campaign.mnt;
+        campaign.ganesha.mount(&options, mnt).ok();
+        std::fs::create_dir_all(mnt.join("tree/sub")).unwrap();
+        for i in 0..20 {
+            std::fs::write(mnt.join(format!("tree/sub/{i}")), format!("contents {i}")).unwrap();
+        }
+        std::fs::write(mnt.join("kept"), "kept").unwrap();
+        run(Command::new(HITHER).arg("sync").arg(mnt)).ok();
+        // Everything is known here then: who may do what, and what there is.
+        for dir in ["tree", "tree/sub"] {
+            std::fs::write(mnt.join(dir).join("more"), "").unwrap();
+        }
+        run(Command::new(HITHER).arg("sync").arg(mnt)).ok();
+        run(Command::new("ls").arg("-lR").arg(mnt)).ok();
+
+        campaign.ganesha.freeze();
+        let tree = mnt.join("tree");
+        let (done, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || done.send(std::fs::remove_dir_all(tree)));
+        let removed = ended.recv_timeout(std::time::Duration::from_secs(60));
+        assert!(matches!(removed, Ok(Ok(()))), "it waits for the server: {removed:?}");
+        assert!(campaign.ganesha.export("tree").exists(), "the server was silent");
+        File::open(mnt).unwrap().sync_all().unwrap();
+        assert_eq!(counter_of(mnt, "removals", "removals_waiting"), 24, "22 files and two directories");
+
+        campaign.kill();
+        campaign.ganesha.thaw();
+        campaign.bury();
+        campaign.ganesha.mount(&options, mnt).ok();
+        assert!(!campaign.ganesha.export("tree").exists() && !mnt.join("tree").exists());
+        assert_eq!(std::fs::read_to_string(mnt.join("kept")).unwrap(), "kept");
+        run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
+    }
+}
+
 /// `exclusive`: close and fsync wait for the local disk, `hither sync` for the server, umount as well.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]

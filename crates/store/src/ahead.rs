@@ -34,7 +34,7 @@ mod names;
 mod send;
 mod table;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod vfs;
 
 use crate::wal::Wal;

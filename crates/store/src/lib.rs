@@ -18,4 +18,5 @@ pub mod journal;
 pub mod local;
 pub mod meta;
 pub mod policy;
+pub mod removals;
 pub mod wal;

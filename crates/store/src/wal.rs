@@ -15,6 +15,7 @@ mod log;
 mod made;
 mod place;
 mod record;
+mod removed;
 mod replay;
 mod scan;
 #[cfg(test)]
@@ -23,10 +24,10 @@ pub(crate) mod tests;
 pub use conflict::{About, Conflicts, Range};
 pub use log::{Failed, Ticket};
 pub use replay::{Outcome, open_as};
-pub use scan::{FileLeft, Left, MadeLeft, SetLeft};
+pub use scan::{FileLeft, Left, MadeLeft, RemovedLeft, SetLeft};
 
 pub(crate) use made::{New, put, set_directory};
-pub(crate) use record::{Attributes, Base, Event, New as Begun, Record, What, Write};
+pub(crate) use record::{Attributes, Base, Event, New as Begun, Record, Removed, What, Write};
 
 use hither_vfs::{Env, Fh, Name, Vfs};
 use log::Log;

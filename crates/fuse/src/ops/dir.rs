@@ -40,6 +40,15 @@ fn cookie_at(offset: u64) -> u64 {
 }
 
 impl Call {
+    pub(super) async fn fsyncdir(&self) -> Result<Answer> {
+        if self.session.config.names_wait {
+            let fh = self.inode()?.fh();
+            self.session.vfs.commit(&self.cx(), File { fh: &fh, open: None }).await?;
+        }
+        // Otherwise changes of directories are on stable storage when they are answered (RFC 1813, RFC 8881).
+        Ok(Answer::empty())
+    }
+
     pub(super) async fn opendir(&self) -> Result<Answer> {
         let inode = self.inode()?;
         let (attrs, asked) = self.dir_attrs(&inode).await?;

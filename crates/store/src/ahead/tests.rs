@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::dirty::tests::gate::Gate;
+use crate::removals::{Removals, RemovalsOptions};
 use crate::wal::{Attributes, Event, Outcome, Record, Write};
 use bytes::Bytes;
 use hither_vfs::model::Model;
@@ -15,10 +16,10 @@ use std::path::{Path, PathBuf};
 mod histories;
 
 /// A directory of its own for each test, gone in the end.
-struct Temporary(PathBuf);
+pub(crate) struct Temporary(pub PathBuf);
 
 impl Temporary {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let n = COUNT.fetch_add(1, Relaxed);
         let dir = std::env::temp_dir().join(format!("hither-ahead-{}-{n}", std::process::id()));
@@ -34,7 +35,7 @@ impl Drop for Temporary {
 }
 
 /// Wall clock that moves by a second at each look.
-fn env() -> Env {
+pub(crate) fn env() -> Env {
     let (random, wall) = (AtomicU64::new(1 << 40), AtomicU64::new(1_000_000));
     Env {
         random: Arc::new(move || random.fetch_add(1 << 33 | 1, Relaxed)),
@@ -42,15 +43,15 @@ fn env() -> Env {
     }
 }
 
-fn cx() -> Cx {
+pub(crate) fn cx() -> Cx {
     Cx::new(Arc::new(Cred::root()))
 }
 
-fn name(name: &str) -> Name {
+pub(crate) fn name(name: &str) -> Name {
     Name::new(name.as_bytes().to_vec()).unwrap()
 }
 
-fn mode(mode: u32) -> SetAttr {
+pub(crate) fn mode(mode: u32) -> SetAttr {
     SetAttr { mode: Some(mode), ..SetAttr::default() }
 }
 
@@ -62,6 +63,7 @@ fn options() -> AheadOptions {
 /// A layer over gate and model, whose maker is trusted.
 struct Stack {
     ahead: Arc<Ahead>,
+    removals: Arc<Removals>,
     gate: Arc<Gate>,
     root: Fh,
     dir: Temporary,
@@ -82,13 +84,15 @@ impl Stack {
         let dir = Temporary::new();
         let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env).await.unwrap();
         assert!(left.is_empty());
-        let ahead = Ahead::new(gate.clone(), env, options, wal);
+        let removals = Removals::new(gate.clone(), env.clone(), RemovalsOptions::default(), wal.clone());
+        let ahead = Ahead::new(removals.clone(), env, options, wal);
         let root = ahead.root(&cx()).await.unwrap().fh;
-        let this = Self { ahead, gate, root, dir };
+        let this = Self { ahead, removals, gate, root, dir };
         // The first one shows whose new objects are.
         let first = this.create(&this.root, "first").await.unwrap();
         this.ahead.close(&cx(), &first.node.fh, first.open).await.unwrap();
         this.ahead.unlink(&cx(), &this.root, &name("first"), None).await.unwrap();
+        this.removals.sync().await.unwrap();
         assert_eq!(this.ahead.stats(), AheadStats::default());
         this
     }
@@ -137,11 +141,14 @@ impl Stack {
         copy_journal(&self.dir.0, &dir.0);
         let own = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         std::fs::set_permissions(&dir.0, own).unwrap();
-        recover(&dir.0, &self.gate).await
+        // What the killed one has not said yet it never says.
+        self.gate.shut("unlink");
+        self.gate.shut("rmdir");
+        recover(&dir.0, &self.gate.another()).await
     }
 }
 
-fn copy_journal(from: &Path, to: &Path) {
+pub(crate) fn copy_journal(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
         if entry.file_name().to_string_lossy().ends_with(".wal") {
@@ -150,7 +157,7 @@ fn copy_journal(from: &Path, to: &Path) {
     }
 }
 
-async fn recover(dir: &Path, gate: &Arc<Gate>) -> (Outcome, Vec<Vec<u8>>) {
+pub(crate) async fn recover(dir: &Path, gate: &Arc<Gate>) -> (Outcome, Vec<Vec<u8>>) {
     let (wal, left) = Wal::open(dir, ("here", "there"), 1 << 30, &env()).await.unwrap();
     let outcome = wal.recover(gate.clone(), left, "here", true, 1 << 20).await.unwrap();
     let (kept, mut all) = (wal.conflicts(), Vec::new());
@@ -169,7 +176,7 @@ async fn recover(dir: &Path, gate: &Arc<Gate>) -> (Outcome, Vec<Vec<u8>>) {
     (outcome, all)
 }
 
-async fn find(vfs: &dyn Vfs, root: &Fh, path: &str) -> Option<Node> {
+pub(crate) async fn find(vfs: &dyn Vfs, root: &Fh, path: &str) -> Option<Node> {
     let path = Name::of_path(path).unwrap();
     let trail = vfs.walk(&cx(), Where { base: root, path: &path }, Want::default()).await.unwrap();
     match trail.stop {
@@ -178,7 +185,7 @@ async fn find(vfs: &dyn Vfs, root: &Fh, path: &str) -> Option<Node> {
     }
 }
 
-async fn read(vfs: &dyn Vfs, fh: &Fh) -> Vec<u8> {
+pub(crate) async fn read(vfs: &dyn Vfs, fh: &Fh) -> Vec<u8> {
     let opened = vfs.open(&cx(), Where::fh(fh), &OpenHow::existing(OpenAccess::READ)).await.unwrap();
     let file = File { fh, open: Some(opened.open) };
     let read = vfs.read(&cx(), file, 0, 1 << 30).await.unwrap();
@@ -389,6 +396,7 @@ async fn what_was_tried_is_removed_everywhere() {
     assert!(s.ahead.sync().await.is_err());
     s.gate.below().open(&cx(), Where::name(&s.root, &name("file")), &how).await.unwrap();
     s.ahead.unlink(&cx(), &s.root, &name("file"), None).await.unwrap();
+    s.removals.sync().await.unwrap();
     assert!(find(s.gate.below(), &s.root, "file").await.is_none());
     assert_eq!(s.ahead.stats().ahead_objects, 0);
     s.gate.fail("create_whole", 0);
@@ -439,6 +447,24 @@ async fn a_creation_that_nobody_heard_of_is_recognised() {
         let below = find(s.gate.below(), &s.root, file).await.unwrap();
         assert_eq!(read(s.gate.below(), &below.fh).await, b"bytes", "{file}");
     }
+}
+
+/// fsync(2) of a directory: what was done to names is on the local disk.
+#[tokio::test]
+async fn a_directory_is_synced_to_the_journal() {
+    let s = Stack::new().await;
+    let dir = s.mkdir(&s.root, "dir").await;
+    for at in [&s.root, &dir] {
+        s.file(at, "old", b"bytes").await;
+        s.ahead
+            .rename(&cx(), (at, &name("old")), (at, &name("new")), None, RenameFlags::empty())
+            .await
+            .unwrap();
+        let last = s.ahead.wal.log().last();
+        s.ahead.commit(&cx(), File { fh: at, open: None }).await.unwrap();
+        assert!(s.ahead.wal.log().durable_upto() >= last);
+    }
+    assert_eq!((s.ahead.stats().ahead_objects, s.gate.calls("commit")), (3, 0), "the server is not asked");
 }
 
 /// The journal tells of a rename before it tells of the end of what was there: a crash between the two leaves one of them.

@@ -378,6 +378,15 @@ impl Vfs for Ahead {
     }
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
+        if file.open.is_none() && self.getattr(cx, file).await?.attr.kind == FileKind::Directory {
+            // Whatever was done to names before, in this directory and in others.
+            if self.wal.log().durable(self.wal.log().last()).await.is_err() {
+                self.sync().await?;
+                let dir = self.at_server(cx, file.fh).await?;
+                return self.below.commit(cx, File { fh: &dir, open: None }).await;
+            }
+            return Ok(());
+        }
         if !self.durable(file.fh).await? {
             return Ok(());
         }

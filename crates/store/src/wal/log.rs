@@ -232,6 +232,11 @@ impl Log {
         self.wait(seq, |p| p.written).await
     }
 
+    /// The last record that was appended.
+    pub fn last(&self) -> u64 {
+        self.shared.state.lock().next_seq - 1
+    }
+
     /// The last record that is on stable storage.
     pub fn durable_upto(&self) -> u64 {
         self.shared.progress.borrow().durable

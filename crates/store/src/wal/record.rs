@@ -22,9 +22,9 @@ const GROUPS_MAX: usize = 1024;
 /// What a segment starts with.
 const SEGMENT_MAGIC: &[u8; 8] = b"hitherwl";
 /// Version of segments and records.
-pub const VERSION: u32 = 2;
-/// A version that is read as well: it only lacks the kinds of records that came later.
-const VERSION_BEFORE: u32 = 1;
+pub const VERSION: u32 = 3;
+/// The first version, which is read as well: it only lacks the kinds of records that came later.
+const VERSION_FIRST: u32 = 1;
 /// Length of a segment's head.
 pub const SEGMENT_HEAD_BYTES: usize = 40;
 
@@ -114,6 +114,21 @@ pub enum Event {
     There(Fh),
     /// It was removed before, or those attributes are set, or it was given up with a conflict.
     Gone,
+    /// A name of an object that the server has was removed here; the name follows.
+    Removed(Removed),
+    /// The server has removed it as well, or refuses to.
+    Settled,
+}
+
+/// A name that was removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Removed {
+    /// The directory it was in.
+    pub dir: Fh,
+    /// Who removed it.
+    pub cred: Arc<Cred>,
+    /// What it led to is a directory.
+    pub is_dir: bool,
 }
 
 /// What a new object is.
@@ -164,7 +179,7 @@ pub struct Record {
     pub fh: Fh,
     /// What happened.
     pub event: Event,
-    /// The bytes of [`Event::Data`], the name of [`Event::Made`] and [`Event::Moved`].
+    /// The bytes of [`Event::Data`], the name of [`Event::Made`], [`Event::Moved`] and [`Event::Removed`].
     pub data: Data,
 }
 
@@ -188,6 +203,8 @@ impl Record {
             Event::Set(_) => 10,
             Event::There(_) => 11,
             Event::Gone => 12,
+            Event::Removed(_) => 13,
+            Event::Settled => 14,
         }
     }
 
@@ -210,7 +227,12 @@ impl Record {
             Event::Void { start_bytes, end_bytes } => {
                 [*start_bytes, *end_bytes].into_iter().for_each(&mut number);
             }
-            Event::Touched | Event::Gone => {}
+            Event::Touched | Event::Gone | Event::Settled => {}
+            Event::Removed(removed) => {
+                put_fh(&mut out, &removed.dir);
+                out.push(u8::from(removed.is_dir));
+                put_cred(&mut out, &removed.cred);
+            }
             Event::Made(new) => put_new(&mut out, new),
             Event::Moved(fh) | Event::There(fh) => put_fh(&mut out, fh),
             Event::Set(set) => put_attributes(&mut out, set),
@@ -377,11 +399,13 @@ pub fn parse(bytes: &[u8], key: u64) -> Option<Parsed> {
         10 => Event::Set(r.attributes()?),
         11 => Event::There(r.fh()?),
         12 => Event::Gone,
+        13 => Event::Removed(r.removed()?),
+        14 => Event::Settled,
         _ => return None,
     };
     let end = HEAD_BYTES + len;
     let data = end - r.0.len()..end;
-    let named = matches!(event, Event::Made(_) | Event::Moved(_));
+    let named = matches!(event, Event::Made(_) | Event::Moved(_) | Event::Removed(_));
     let name = if named { r.0.to_vec() } else { Vec::new() };
     Some(Parsed { seq, durable, fh, event, data, name, room_bytes: end.next_multiple_of(ALIGN_BYTES) })
 }
@@ -451,6 +475,11 @@ impl<'a> Reader<'a> {
         }
     }
 
+    fn removed(&mut self) -> Option<Removed> {
+        let (dir, is_dir) = (self.fh()?, self.take(1)?[0] != 0);
+        Some(Removed { dir, cred: self.cred()?, is_dir })
+    }
+
     fn new_object(&mut self) -> Option<New> {
         let (dir, what, len) = (self.fh()?, self.take(1)?[0], self.u16()?);
         let target = self.take(len.into())?.to_vec();
@@ -504,7 +533,7 @@ pub fn parse_segment(bytes: &[u8], number: u64) -> SegmentHead {
         whole.then_some((version, key))
     };
     match read() {
-        Some((VERSION | VERSION_BEFORE, key)) => SegmentHead::Ours(key),
+        Some((VERSION_FIRST..=VERSION, key)) => SegmentHead::Ours(key),
         Some((version, _)) => SegmentHead::Version(version),
         None => SegmentHead::Torn,
     }

@@ -70,6 +70,7 @@ pub async fn replay(replay: Replay, left: Left) -> io::Result<Outcome> {
     let this = Arc::new(One { segments: Mutex::default(), last_seq: left.last_seq, r: replay });
     let mut left = left;
     let damage = left.damage.take().map(Arc::new);
+    this.remove_all(&mut left, damage.is_some()).await;
     let made = this.make_all(&mut left, damage.as_deref()).await?;
     let (mut running, mut files) = (tokio::task::JoinSet::new(), left.files.into_iter());
     let mut outcome = Outcome { files: made.files, bytes: made.bytes, kept: made.kept };

@@ -5,7 +5,8 @@
 //! so, the journal is damaged: everything whole is handed out, and nothing of it may be taken for all there is.
 
 use super::record::{
-    ALIGN_BYTES, Attributes, Base, Event, New, Parsed, SEGMENT_HEAD_BYTES, SegmentHead, parse, parse_segment,
+    ALIGN_BYTES, Attributes, Base, Event, New, Parsed, Removed, SEGMENT_HEAD_BYTES, SegmentHead, parse,
+    parse_segment,
 };
 use hither_vfs::{Cred, Fh, Name, Time};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -107,6 +108,17 @@ pub struct SetLeft {
     pub set: Attributes,
 }
 
+/// A name that the server may have still, and that was removed here.
+#[derive(Debug, Clone)]
+pub struct RemovedLeft {
+    /// Number of the record that says so, and the segment it is in.
+    pub place: (u64, u64),
+    /// Where, who and what.
+    pub removed: Removed,
+    /// The name.
+    pub name: Name,
+}
+
 /// All of it.
 #[derive(Debug, Default)]
 pub struct Left {
@@ -118,6 +130,8 @@ pub struct Left {
     pub there: HashMap<Fh, Fh>,
     /// Times of directories, by the handle they have here.
     pub set: HashMap<Fh, SetLeft>,
+    /// Names that are to be removed, by the handle of what they led to.
+    pub removed: HashMap<Fh, RemovedLeft>,
     /// Why it is not to be trusted, when that is so.
     pub damage: Option<String>,
     /// Bytes at the end that were cut off by the crash.
@@ -346,6 +360,17 @@ impl Left {
                 self.set.remove(&parsed.fh);
                 None
             }
+            Event::Removed(removed) => {
+                let (removed, name) = (removed.clone(), name()?);
+                // Nobody sees its bytes any more.
+                self.files.remove(&parsed.fh);
+                self.removed.insert(parsed.fh, RemovedLeft { place, removed, name });
+                None
+            }
+            Event::Settled => {
+                self.removed.remove(&parsed.fh);
+                None
+            }
             Event::Touched if self.made.contains_key(&parsed.fh) => {
                 self.made.entry(parsed.fh).and_modify(|made| made.sent = true);
                 None
@@ -414,7 +439,13 @@ impl Left {
                 file.void(start_bytes, end_bytes);
             }
             Event::Touched => file.touched = true,
-            Event::Made(_) | Event::Moved(_) | Event::Set(_) | Event::There(_) | Event::Gone => {}
+            Event::Made(_)
+            | Event::Moved(_)
+            | Event::Set(_)
+            | Event::There(_)
+            | Event::Gone
+            | Event::Removed(_)
+            | Event::Settled => {}
         }
     }
 }
@@ -422,12 +453,16 @@ impl Left {
 impl Left {
     /// Whether something was sent, and nobody has heard whether it arrived.
     pub fn is_on_its_way(&self) -> bool {
+        if !self.removed.is_empty() {
+            // A call to remove a name that comes late removes what has the name then.
+            return true;
+        }
         self.files.values().any(|f| !f.unheard().is_empty()) || self.made.values().any(|made| made.sent)
     }
 
     /// Whether the server has everything.
     pub fn is_empty(&self) -> bool {
-        self.files.is_empty() && self.made.is_empty() && self.set.is_empty()
+        self.files.is_empty() && self.made.is_empty() && self.set.is_empty() && self.removed.is_empty()
     }
 
     /// How many records live in each segment.
@@ -435,7 +470,8 @@ impl Left {
         let mut records: HashSet<(u64, u64)> = HashSet::new();
         records.extend(self.files.values().flat_map(|f| &f.pieces).map(|p| (p.segment, p.seq)));
         let made = self.made.values().map(|m| m.place).chain(self.set.values().map(|s| s.place));
-        records.extend(made.map(|(seq, segment)| (segment, seq)));
+        let removed = self.removed.values().map(|r| r.place);
+        records.extend(made.chain(removed).map(|(seq, segment)| (segment, seq)));
         let mut live = HashMap::new();
         records.into_iter().for_each(|(segment, _)| *live.entry(segment).or_default() += 1);
         live

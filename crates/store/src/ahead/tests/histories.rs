@@ -155,19 +155,32 @@ async fn random_histories_end_as_at_a_server_alone() {
         let alone = Model::new(env(), Duration::from_secs(3), u64::MAX);
         let alone_root = alone.root(&cx()).await.unwrap().fh;
         let mut history = Vec::new();
+        let mut opening = tokio::spawn(async {});
         for _ in 0..60 {
             match random.below(12) {
                 0 => {
                     history.push("sync".to_string());
                     s.ahead.sync().await.unwrap();
+                    s.removals.sync().await.unwrap();
+                }
+                2..4 => {
+                    // Removals are on their way for a while.
+                    s.gate.shut("unlink");
+                    s.gate.shut("rmdir");
+                    let (gate, pause) = (s.gate.clone(), Duration::from_millis(random.below(6)));
+                    opening = tokio::spawn(async move {
+                        tokio::time::sleep(pause).await;
+                        gate.open_all();
+                    });
                 }
                 1 => {
                     // Killed, and mounted again.
                     history.push("kill".to_string());
+                    opening.abort();
                     let (outcome, kept) = s.crash().await;
                     assert!(outcome.kept.is_empty() && kept.is_empty(), "{seed}: {outcome:?} {history:#?}");
                     s.ahead.wal.close();
-                    let gate = s.gate.clone();
+                    let gate = s.gate.another();
                     s = Stack::over(gate, env(), options.clone()).await;
                 }
                 _ => {
@@ -185,6 +198,7 @@ async fn random_histories_end_as_at_a_server_alone() {
         let expected = tree(&alone, &alone_root).await;
         assert_eq!(tree(&*s.ahead, &s.root).await, expected, "{seed}: {history:#?}");
         s.ahead.sync().await.unwrap();
+        s.removals.sync().await.unwrap();
         assert_eq!(s.ahead.wal.log().stats().live_records, 0, "{seed}: {history:#?}");
         assert_eq!(tree(s.gate.below(), &s.root).await, expected, "{seed}: {history:#?}");
     }

@@ -54,6 +54,11 @@ impl Gate {
         Arc::new(Self { below, state: Mutex::default(), opened: Notify::new() })
     }
 
+    /// A gate to the same place.
+    pub fn another(&self) -> Arc<Self> {
+        Self::new(self.below.clone())
+    }
+
     pub fn below(&self) -> &dyn Vfs {
         &*self.below
     }

@@ -1,0 +1,201 @@
+//! Which names are gone here and not yet at the server.
+//!
+//! It knows nothing of the journal and of the server.
+
+use crate::wal::Ticket;
+use hither_vfs::{
+    Along, Attrs, ChangeInfo, Cred, Error, Fh, FileKind, Name, Stop, Time, Trail, Validity, Where,
+};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// Names that have gone at the server too and are remembered, so that an older answer is not believed.
+const ENDED_MOST: usize = 4096;
+
+/// A name that is gone here.
+#[derive(Debug, Clone)]
+pub(super) struct Gone {
+    /// What it led to.
+    pub fh: Fh,
+    pub is_dir: bool,
+    pub cred: Arc<Cred>,
+    pub ticket: Ticket,
+    /// Why it is still there at the server, after a try.
+    pub error: Option<Error>,
+    /// Changes after each try, and at the end.
+    pub tried: watch::Sender<u32>,
+}
+
+/// A name in a directory.
+pub(super) type Place = (Fh, Name);
+
+#[derive(Debug)]
+pub(super) struct Table {
+    gone: HashMap<Fh, HashMap<Name, Gone>>,
+    count: usize,
+    /// Names that could not be removed for now.
+    pub stuck: usize,
+    /// How often files are open.
+    opens: HashMap<Fh, u32>,
+    /// Names that are gone at the server as well, with numbers that grow.
+    ended: VecDeque<(u64, Place)>,
+    generation: u64,
+    /// When something was last removed here from a directory, and its change attribute then.
+    touched: HashMap<Fh, (Time, u64)>,
+    change: u64,
+}
+
+impl Table {
+    pub fn new(random: u64) -> Self {
+        Self {
+            gone: HashMap::new(),
+            count: 0,
+            stuck: 0,
+            opens: HashMap::new(),
+            ended: VecDeque::new(),
+            generation: 0,
+            touched: HashMap::new(),
+            change: random,
+        }
+    }
+
+    /// Names that wait.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// What may be compared with [`Table::is_late`] later.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    pub fn get(&self, dir: &Fh, name: &Name) -> Option<&Gone> {
+        self.gone.get(dir)?.get(name)
+    }
+
+    pub fn get_mut(&mut self, dir: &Fh, name: &Name) -> Option<&mut Gone> {
+        self.gone.get_mut(dir)?.get_mut(name)
+    }
+
+    /// Names that are gone from a directory.
+    pub fn names_in(&self, dir: &Fh) -> Vec<Name> {
+        self.gone.get(dir).map(|names| names.keys().cloned().collect()).unwrap_or_default()
+    }
+
+    pub fn has_names(&self, dir: &Fh) -> bool {
+        self.gone.contains_key(dir)
+    }
+
+    pub fn places(&self) -> Vec<Place> {
+        let all = self.gone.iter();
+        all.flat_map(|(dir, names)| names.keys().map(move |name| (dir.clone(), name.clone()))).collect()
+    }
+
+    /// Notes that a name is gone; what is told of the directory's change.
+    pub fn insert(&mut self, dir: &Fh, name: &Name, gone: Gone, now: Time) -> ChangeInfo {
+        self.count += 1;
+        self.gone.entry(dir.clone()).or_default().insert(name.clone(), gone);
+        let before = self.change;
+        self.change = self.change.wrapping_add(1);
+        self.touched.insert(dir.clone(), (now, self.change));
+        ChangeInfo { atomic: false, before, after: self.change, attrs: None }
+    }
+
+    /// The server has removed it as well (`removed`), or will not.
+    pub fn end(&mut self, dir: &Fh, name: &Name, removed: bool) -> Option<Gone> {
+        let names = self.gone.get_mut(dir)?;
+        let gone = names.remove(name)?;
+        if names.is_empty() {
+            self.gone.remove(dir);
+            self.touched.remove(dir);
+        }
+        self.count -= 1;
+        self.stuck -= usize::from(gone.error.is_some());
+        if removed {
+            self.generation += 1;
+            if self.ended.len() == ENDED_MOST {
+                self.ended.pop_front();
+            }
+            self.ended.push_back((self.generation, (dir.clone(), name.clone())));
+        }
+        Some(gone)
+    }
+
+    /// Whether what was found, by a walk that began when the generation was `since`, may be from before a name of it went.
+    pub fn is_late(&self, since: u64, at: Where<'_>, trail: &Trail) -> bool {
+        if since == self.generation {
+            return false;
+        }
+        if self.ended.front().is_none_or(|(first, _)| *first > since + 1) {
+            return true;
+        }
+        let found =
+            |place: &Place| steps(at, trail).any(|(_, dir, name)| (dir, name) == (&place.0, &place.1));
+        self.ended
+            .iter()
+            .rev()
+            .take_while(|(generation, _)| *generation > since)
+            .any(|(_, place)| found(place))
+    }
+
+    /// What is left of what was found below.
+    pub fn put_over(&self, at: Where<'_>, mut trail: Trail) -> Trail {
+        if self.gone.is_empty() {
+            return trail;
+        }
+        let is_gone = |(_, dir, name): &(usize, &Fh, &Name)| self.get(dir, name).is_some();
+        let cut = steps(at, &trail).find(is_gone).map(|(i, _, _)| i);
+        if let Some(i) = cut {
+            trail.steps.truncate(i);
+            trail.stop = Stop::Missing(Validity::Once);
+            trail.along = Along { base: trail.along.base, ..Along::default() };
+        }
+        // It would tell names that are gone.
+        trail.along.listing = None;
+        trail.steps.iter_mut().for_each(|node| self.show(&node.fh, &mut node.attrs));
+        if let Some(base) = &mut trail.along.base {
+            self.show(at.base, base);
+        }
+        trail
+    }
+
+    /// Attributes as those above are to see them.
+    pub fn show(&self, fh: &Fh, attrs: &mut Attrs) {
+        if attrs.attr.kind != FileKind::Directory {
+            return;
+        }
+        let Some((time, change)) = self.touched.get(fh) else { return };
+        let dirs = self.gone.get(fh).map_or(0, |names| names.values().filter(|gone| gone.is_dir).count());
+        attrs.attr.nlink = attrs.attr.nlink.saturating_sub(dirs as u32);
+        attrs.attr.mtime = attrs.attr.mtime.max(*time);
+        attrs.attr.ctime = attrs.attr.ctime.max(*time);
+        attrs.attr.change = *change;
+        attrs.valid = Validity::Once;
+    }
+
+    pub fn opened(&mut self, fh: &Fh) {
+        *self.opens.entry(fh.clone()).or_default() += 1;
+    }
+
+    pub fn closed(&mut self, fh: &Fh) {
+        if let Some(opens) = self.opens.get_mut(fh) {
+            *opens -= 1;
+            if *opens == 0 {
+                self.opens.remove(fh);
+            }
+        }
+    }
+
+    pub fn is_open(&self, fh: &Fh) -> bool {
+        self.opens.contains_key(fh)
+    }
+}
+
+/// The steps of a walk: number, directory and name.
+fn steps<'a>(at: Where<'a>, trail: &'a Trail) -> impl Iterator<Item = (usize, &'a Fh, &'a Name)> {
+    at.path.iter().take(trail.steps.len()).enumerate().map(move |(i, name)| {
+        let dir = if i == 0 { at.base } else { &trail.steps[i - 1].fh };
+        (i, dir, name)
+    })
+}

@@ -1,0 +1,290 @@
+//! Removals over the model: what waits and what does not, what is seen meanwhile, and what a crash leaves. Random histories are with those of
+//! new objects.
+
+use super::*;
+use crate::ahead::tests::{Temporary, copy_journal, cx, env, find, mode, name, read, recover};
+use crate::dirty::tests::gate::Gate;
+use bytes::Bytes;
+use hither_vfs::model::Model;
+use hither_vfs::{
+    Create, Data, File, FileKind, Name, OpenAccess, OpenHow, Opened, RenameFlags, Result, SetAttr, Stability,
+    Stop, Want, Where,
+};
+use std::time::Duration;
+
+/// A layer over gate and model. Nothing is removed before the gate opens.
+struct Stack {
+    layer: Arc<Removals>,
+    gate: Arc<Gate>,
+    root: Fh,
+    dir: Temporary,
+}
+
+impl Stack {
+    async fn new() -> Self {
+        let env = env();
+        let gate = Gate::new(Arc::new(Model::new(env.clone(), Duration::from_secs(3), u64::MAX)));
+        gate.shut("unlink");
+        gate.shut("rmdir");
+        let dir = Temporary::new();
+        let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env).await.unwrap();
+        assert!(left.is_empty());
+        let layer = Removals::new(gate.clone(), env, RemovalsOptions::default(), wal);
+        let root = layer.root(&cx()).await.unwrap().fh;
+        Self { layer, gate, root, dir }
+    }
+
+    async fn create(&self, dir: &Fh, file: &str, data: &'static [u8]) -> Opened {
+        let how = OpenHow { create: Create::Exclusive(mode(0o644)), ..OpenHow::existing(OpenAccess::WRITE) };
+        let opened = self.layer.open(&cx(), Where::name(dir, &name(file)), &how).await.unwrap();
+        let at = File { fh: &opened.node.fh, open: Some(opened.open) };
+        let data = Data::from(Bytes::from_static(data));
+        self.layer.write(&cx(), at, 0, data, Stability::Stable).await.unwrap();
+        opened
+    }
+
+    async fn file(&self, dir: &Fh, file: &str, data: &'static [u8]) -> Fh {
+        let opened = self.create(dir, file, data).await;
+        self.layer.close(&cx(), &opened.node.fh, opened.open).await.unwrap();
+        opened.node.fh
+    }
+
+    async fn unlink(&self, dir: &Fh, file: &str) -> Result<()> {
+        self.layer.unlink(&cx(), dir, &name(file), None).await.map(drop)
+    }
+
+    async fn rmdir(&self, dir: &Fh, file: &str) -> Result<()> {
+        self.layer.rmdir(&cx(), dir, &name(file)).await.map(drop)
+    }
+
+    async fn is_there(&self, path: &str) -> (bool, bool) {
+        let below = find(self.gate.below(), &self.root, path).await.is_some();
+        (find(&*self.layer, &self.root, path).await.is_some(), below)
+    }
+
+    /// Whether a call waits until the gate opens, and has done its work then.
+    async fn waits<T>(&self, call: impl Future<Output = Result<T>>) -> T {
+        let mut call = std::pin::pin!(call);
+        let early = tokio::time::timeout(Duration::from_millis(50), &mut call).await;
+        assert!(early.is_err(), "it does not wait");
+        self.gate.open_all();
+        call.await.unwrap()
+    }
+}
+
+fn errno<T>(result: Result<T>) -> i32 {
+    result.map(drop).unwrap_err().errno
+}
+
+#[tokio::test]
+async fn a_name_is_gone_at_once_and_at_the_server_later() {
+    let s = Stack::new().await;
+    s.file(&s.root, "file", b"bytes").await;
+    let before = s.layer.getattr(&cx(), File { fh: &s.root, open: None }).await.unwrap().attr;
+    s.unlink(&s.root, "file").await.unwrap();
+    assert_eq!(s.is_there("file").await, (false, true));
+    assert_eq!(errno(s.unlink(&s.root, "file").await), libc::ENOENT);
+    let (from, to) = (name("file"), name("b"));
+    let renamed = s.layer.rename(&cx(), (&s.root, &from), (&s.root, &to), None, RenameFlags::empty()).await;
+    assert_eq!(errno(renamed), libc::ENOENT);
+    let path = Name::of_path("file").unwrap();
+    let how = OpenHow::existing(OpenAccess::READ);
+    let opened = s.layer.open(&cx(), Where { base: &s.root, path: &path }, &how).await;
+    assert_eq!(errno(opened), libc::ENOENT);
+    let after = s.layer.getattr(&cx(), File { fh: &s.root, open: None }).await.unwrap().attr;
+    assert!(after.change != before.change && after.mtime > before.mtime);
+    assert_eq!((s.layer.stats().removals_waiting, s.layer.stats().removals_noted), (1, 1));
+
+    s.gate.open_all();
+    s.layer.sync().await.unwrap();
+    assert_eq!(s.is_there("file").await, (false, false));
+    assert_eq!(s.layer.stats().removals_waiting, 0);
+    assert_eq!(s.layer.wal.log().stats().live_records, 0);
+}
+
+#[tokio::test]
+async fn a_tree_goes_from_below() {
+    let s = Stack::new().await;
+    let top = s.layer.mkdir(&cx(), &s.root, &name("top"), &mode(0o755)).await.unwrap().node.fh;
+    let sub = s.layer.mkdir(&cx(), &top, &name("sub"), &mode(0o755)).await.unwrap().node.fh;
+    for file in ["a", "b", "c"] {
+        s.file(&sub, file, b"bytes").await;
+    }
+    s.layer.symlink(&cx(), &top, &name("link"), &Bytes::from_static(b"sub"), &mode(0o777)).await.unwrap();
+    for file in ["a", "b", "c"] {
+        s.unlink(&sub, file).await.unwrap();
+    }
+    s.unlink(&top, "link").await.unwrap();
+    let links = s.layer.getattr(&cx(), File { fh: &top, open: None }).await.unwrap().attr.nlink;
+    s.rmdir(&top, "sub").await.unwrap();
+    let now = s.layer.getattr(&cx(), File { fh: &top, open: None }).await.unwrap().attr.nlink;
+    assert_eq!(now, links - 1);
+    s.rmdir(&s.root, "top").await.unwrap();
+    assert_eq!(s.is_there("top").await, (false, true));
+    assert_eq!((s.layer.stats().removals_waiting, s.gate.waiting("rmdir")), (6, 0));
+    s.gate.open_all();
+    s.layer.sync().await.unwrap();
+    assert_eq!(s.is_there("top").await, (false, false));
+    assert_eq!(
+        s.layer.stats(),
+        RemovalsStats { removals_waiting: 0, removals_noted: 6, removals_refused: 0 }
+    );
+}
+
+/// What the server has to decide, or has to remember for somebody, it does itself, and the caller waits for that.
+#[tokio::test]
+async fn what_is_in_use_is_the_servers_to_remove() {
+    let s = Stack::new().await;
+    let open = s.create(&s.root, "open", b"bytes").await;
+    let linked = s.file(&s.root, "linked", b"bytes").await;
+    s.layer.link(&cx(), &linked, &s.root, &name("other")).await.unwrap();
+    let full = s.layer.mkdir(&cx(), &s.root, &name("full"), &mode(0o755)).await.unwrap().node.fh;
+    s.file(&full, "file", b"bytes").await;
+    s.layer.mkdir(&cx(), &s.root, &name("sticky"), &mode(0o1777)).await.unwrap();
+    let sticky = find(&*s.layer, &s.root, "sticky").await.unwrap().fh;
+    s.file(&sticky, "file", b"bytes").await;
+
+    for (dir, file) in [(&s.root, "open"), (&s.root, "linked"), (&sticky, "file")] {
+        s.waits(s.unlink(dir, file)).await;
+        s.gate.shut("unlink");
+    }
+    s.gate.open_all();
+    assert_eq!(errno(s.rmdir(&s.root, "full").await), libc::ENOTEMPTY);
+    assert_eq!(errno(s.rmdir(&s.root, "other").await), libc::ENOTDIR);
+    assert_eq!(errno(s.unlink(&s.root, "full").await), libc::EISDIR);
+    assert_eq!(s.layer.stats().removals_noted, 0);
+
+    s.layer.close(&cx(), &open.node.fh, open.open).await.unwrap();
+    s.unlink(&s.root, "other").await.unwrap();
+    assert_eq!(s.layer.stats().removals_noted, 1, "it has one name, and nobody has it open");
+}
+
+/// A name is not used again before the server has forgotten what it led to.
+#[tokio::test]
+async fn names_are_free_when_the_server_has_removed_them() {
+    let s = Stack::new().await;
+    let reopen = |s: &Stack| {
+        s.gate.shut("unlink");
+        s.gate.shut("rmdir");
+    };
+    s.file(&s.root, "a", b"old").await;
+    s.unlink(&s.root, "a").await.unwrap();
+    let (data, set) = (Data::from(Bytes::from_static(b"new")), SetAttr::default());
+    let made = s.waits(s.layer.create_whole(&cx(), &s.root, &name("a"), &set, data)).await;
+    assert_eq!(read(&*s.layer, &made.node.fh).await, b"new");
+
+    reopen(&s);
+    s.unlink(&s.root, "a").await.unwrap();
+    s.waits(s.layer.mkdir(&cx(), &s.root, &name("a"), &mode(0o755))).await;
+    let dir = find(&*s.layer, &s.root, "a").await.unwrap();
+    assert_eq!(dir.attrs.attr.kind, FileKind::Directory);
+
+    reopen(&s);
+    s.file(&dir.fh, "in", b"bytes").await;
+    s.unlink(&dir.fh, "in").await.unwrap();
+    let page = s.waits(s.layer.readdir(&cx(), &dir.fh, 0, [0; 8], 1 << 16, true)).await;
+    assert!(page.eof && page.entries.is_empty(), "a listing tells nothing that is gone");
+
+    reopen(&s);
+    s.file(&s.root, "b", b"b").await;
+    s.rmdir(&s.root, "a").await.unwrap();
+    let (from, to) = (name("b"), name("a"));
+    s.waits(s.layer.rename(&cx(), (&s.root, &from), (&s.root, &to), None, RenameFlags::empty())).await;
+    assert_eq!(s.is_there("a").await, (true, true));
+    assert_eq!(s.is_there("b").await, (false, false));
+}
+
+#[tokio::test]
+async fn what_is_refused_is_there_again() {
+    struct Told(Mutex<Vec<Fh>>);
+    impl Upcalls for Told {
+        fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
+            self.0.lock().push(fh.clone());
+            Box::pin(std::future::ready(()))
+        }
+        fn withdraw_all(&self) -> BoxFuture<()> {
+            Box::pin(std::future::ready(()))
+        }
+    }
+    let s = Stack::new().await;
+    let told = Arc::new(Told(Mutex::default()));
+    s.layer.subscribe(told.clone());
+    s.file(&s.root, "file", b"bytes").await;
+    s.gate.fail("unlink", libc::EACCES);
+    s.unlink(&s.root, "file").await.unwrap();
+    s.gate.open_all();
+    s.layer.sync().await.unwrap();
+    assert_eq!(s.is_there("file").await, (true, true));
+    assert_eq!(s.layer.stats().removals_refused, 1);
+    assert_eq!(*told.0.lock(), [s.root.clone()], "nobody goes on believing that it is gone");
+    assert_eq!(s.layer.wal.log().stats().live_records, 0);
+}
+
+#[tokio::test]
+async fn what_may_work_later_is_tried_again() {
+    let s = Stack::new().await;
+    s.file(&s.root, "file", b"bytes").await;
+    s.file(&s.root, "next", b"bytes").await;
+    s.gate.fail("unlink", libc::ENOSPC);
+    s.unlink(&s.root, "file").await.unwrap();
+    s.gate.open_all();
+    assert_eq!(errno(s.layer.sync().await), libc::ENOSPC);
+    assert_eq!(s.is_there("file").await, (false, true), "it is gone here all the same");
+    assert_eq!(errno(s.unlink(&s.root, "next").await), libc::ENOSPC, "nothing more waits meanwhile");
+    s.gate.fail("unlink", 0);
+    while s.layer.stats().removals_waiting > 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(s.is_there("file").await, (false, false));
+    assert_eq!(s.layer.stats().removals_refused, 0);
+    assert_eq!(s.layer.table().stuck, 0);
+}
+
+/// After a crash what has its name still is removed, and nothing else.
+#[tokio::test]
+async fn a_crash_undoes_no_removal() {
+    let s = Stack::new().await;
+    let dir = s.layer.mkdir(&cx(), &s.root, &name("dir"), &mode(0o755)).await.unwrap().node.fh;
+    s.file(&dir, "in", b"bytes").await;
+    for file in ["file", "other", "gone"] {
+        s.file(&s.root, file, b"bytes").await;
+        s.unlink(&s.root, file).await.unwrap();
+    }
+    s.unlink(&dir, "in").await.unwrap();
+    s.rmdir(&s.root, "dir").await.unwrap();
+    // Somebody else, whom there should not be.
+    let below = s.gate.another();
+    below.unlink(&cx(), &s.root, &name("gone"), None).await.unwrap();
+    below.unlink(&cx(), &s.root, &name("other"), None).await.unwrap();
+    let data = Data::from(Bytes::from_static(b"theirs"));
+    below.create_whole(&cx(), &s.root, &name("other"), &SetAttr::default(), data).await.unwrap();
+
+    let copy = Temporary::new();
+    std::fs::create_dir_all(&copy.0).unwrap();
+    std::fs::set_permissions(&copy.0, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    copy_journal(&s.dir.0, &copy.0);
+    let (outcome, kept) = recover(&copy.0, &below).await;
+    assert_eq!((outcome.files, kept.len()), (0, 0));
+    for (path, there) in [("file", false), ("gone", false), ("dir", false), ("other", true)] {
+        assert_eq!(find(s.gate.below(), &s.root, path).await.is_some(), there, "{path}");
+    }
+}
+
+/// An answer that was on its way while a name went at the server tells what was.
+#[tokio::test]
+async fn an_answer_from_before_is_not_believed() {
+    let s = Stack::new().await;
+    s.file(&s.root, "file", b"bytes").await;
+    let path = Name::of_path("file").unwrap();
+    let at = Where { base: &s.root, path: &path };
+    let since = s.layer.table().generation();
+    let old = s.gate.below().walk(&cx(), at, Want::default()).await.unwrap();
+    s.unlink(&s.root, "file").await.unwrap();
+    assert!(matches!(s.layer.table().put_over(at, old.clone()).stop, Stop::Missing(_)));
+    s.gate.open_all();
+    s.layer.sync().await.unwrap();
+    let t = s.layer.table();
+    assert!(t.is_late(since, at, &old) && !t.is_late(t.generation(), at, &old));
+    let other = Name::of_path("other").unwrap();
+    assert!(!t.is_late(since, Where { base: &s.root, path: &other }, &old), "it is not about that name");
+}

@@ -1,0 +1,354 @@
+//! The calls. Most go down as they are.
+
+use super::Removals;
+use async_trait::async_trait;
+use bytes::Bytes;
+use hither_vfs::*;
+use std::sync::Arc;
+
+/// How often a walk is made again before it is taken as it is.
+const TRIES: u32 = 16;
+
+impl Removals {
+    fn shown(&self, fh: &Fh, mut attrs: Attrs) -> Attrs {
+        self.table().show(fh, &mut attrs);
+        attrs
+    }
+
+    fn shown_info(&self, dir: &Fh, mut info: ChangeInfo) -> ChangeInfo {
+        if let Some(attrs) = &mut info.attrs {
+            self.table().show(dir, attrs);
+        }
+        info
+    }
+
+    /// What a name leads to, when anything waits to be removed.
+    async fn found(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<Option<Fh>> {
+        let none = self.table().count() == 0;
+        if none {
+            return Ok(None);
+        }
+        let trail = self.walk(cx, Where::name(dir, name), Want::default()).await?;
+        Ok(trail.steps.into_iter().next().map(|node| node.fh))
+    }
+
+    /// The last name of what is to be made, or opened, is not on its way out any more.
+    async fn free(&self, cx: &Cx, at: Where<'_>, creates: bool) -> Result<()> {
+        match at.path {
+            [] => Ok(()),
+            [name] if creates => self.settled(cx, at.base, name).await,
+            [name] if self.table().get(at.base, name).is_some() => Err(Error::new(libc::ENOENT)),
+            [_] => Ok(()),
+            _ if self.table().count() == 0 => Ok(()),
+            _ => crate::dirty::patient(cx, self.sync()).await,
+        }
+    }
+}
+
+#[async_trait]
+impl Vfs for Removals {
+    async fn root(&self, cx: &Cx) -> Result<Node> {
+        let mut node = self.below.root(cx).await?;
+        self.table().show(&node.fh, &mut node.attrs);
+        Ok(node)
+    }
+
+    fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+        let since = self.table().generation();
+        let trail = self.below.peek(cx, at)?;
+        let t = self.table();
+        (!t.is_late(since, at, &trail)).then(|| t.put_over(at, trail))
+    }
+
+    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+        let mut tries = 0;
+        loop {
+            let since = self.table().generation();
+            let trail = self.below.walk(cx, at, want).await?;
+            let t = self.table();
+            tries += 1;
+            if tries == TRIES || !t.is_late(since, at, &trail) {
+                return Ok(t.put_over(at, trail));
+            }
+        }
+    }
+
+    async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
+        Ok(self.shown(file.fh, self.below.getattr(cx, file).await?))
+    }
+
+    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let all = self.below.getattr_many(cx, objects).await;
+        objects.iter().zip(all).map(|(fh, attrs)| attrs.map(|attrs| self.shown(fh, attrs))).collect()
+    }
+
+    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
+        let all = self.below.prove_many(cx, objects, want).await;
+        let shown = |fh, (attrs, access)| (self.shown(fh, attrs), access);
+        objects.iter().zip(all).map(|(fh, proof)| proof.map(|proof| shown(fh, proof))).collect()
+    }
+
+    async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
+        let starts = self.below.read_many(cx, files, holder, max_bytes).await;
+        let told = match (holder, starts.holder) {
+            (Some(dir), Some(attrs)) => Some(self.shown(dir, attrs)),
+            (_, told) => told,
+        };
+        Starts { holder: told, ..starts }
+    }
+
+    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
+        for dir in dirs {
+            // What cannot be removed is the server's to tell.
+            let _ = self.settled_in(cx, dir).await;
+        }
+        self.below.list_many(cx, dirs, max_bytes).await
+    }
+
+    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+        // What is removed after it would change its times.
+        self.settled_in(cx, file.fh).await?;
+        self.below.setattr(cx, file, set).await
+    }
+
+    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
+        self.below.access(cx, fh, want).await
+    }
+
+    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
+        self.below.readlink(cx, fh).await
+    }
+
+    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+        self.free(cx, at, !matches!(how.create, Create::No)).await?;
+        // Before it is open: it is not removed meanwhile.
+        let known = at.path.is_empty().then(|| at.base.clone());
+        if let Some(fh) = &known {
+            self.table().opened(fh);
+        }
+        match self.below.open(cx, at, how).await {
+            Ok(mut opened) => {
+                let mut t = self.table();
+                if known.is_none() {
+                    t.opened(&opened.node.fh);
+                }
+                if let (Some(ChangeInfo { attrs: Some(attrs), .. }), [_]) = (&mut opened.dir, at.path) {
+                    t.show(at.base, attrs);
+                }
+                Ok(opened)
+            }
+            Err(e) => {
+                if let Some(fh) = &known {
+                    self.table().closed(fh);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
+        let closed = self.below.close(cx, fh, open).await;
+        self.table().closed(fh);
+        closed
+    }
+
+    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
+        self.below.read(cx, file, offset_bytes, len_bytes).await
+    }
+
+    async fn write(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        offset_bytes: u64,
+        data: Data,
+        stability: Stability,
+    ) -> Result<Wrote> {
+        self.below.write(cx, file, offset_bytes, data, stability).await
+    }
+
+    async fn finish(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        piece: Option<(u64, Data)>,
+        set: &SetAttr,
+    ) -> Result<Finished> {
+        self.below.finish(cx, file, piece, set).await
+    }
+
+    async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
+        if file.open.is_none() && self.below.getattr(cx, file).await?.attr.kind == FileKind::Directory {
+            // Names are on stable storage when the server has answered.
+            return crate::dirty::patient(cx, self.sync()).await;
+        }
+        self.below.commit(cx, file).await
+    }
+
+    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
+        self.settled(cx, dir, name).await?;
+        let made = self.below.create_whole(cx, dir, name, set, data).await?;
+        Ok(Made { dir: self.shown_info(dir, made.dir), ..made })
+    }
+
+    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+        self.settled(cx, dir, name).await?;
+        let made = self.below.mkdir(cx, dir, name, set).await?;
+        Ok(Made { dir: self.shown_info(dir, made.dir), ..made })
+    }
+
+    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
+        self.settled(cx, dir, name).await?;
+        let made = self.below.mknod(cx, dir, name, what, set).await?;
+        Ok(Made { dir: self.shown_info(dir, made.dir), ..made })
+    }
+
+    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
+        self.settled(cx, dir, name).await?;
+        let made = self.below.symlink(cx, dir, name, target, set).await?;
+        Ok(Made { dir: self.shown_info(dir, made.dir), ..made })
+    }
+
+    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+        self.settled(cx, dir, name).await?;
+        let made = self.below.link(cx, fh, dir, name).await?;
+        Ok(Made { dir: self.shown_info(dir, made.dir), ..made })
+    }
+
+    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
+        if let Some(info) = self.remove_here(cx, (dir, name), target, false).await? {
+            return Ok(info);
+        }
+        Ok(self.shown_info(dir, self.below.unlink(cx, dir, name, target).await?))
+    }
+
+    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+        if let Some(info) = self.remove_here(cx, (dir, name), None, true).await? {
+            return Ok(info);
+        }
+        if let Some(fh) = self.found(cx, dir, name).await? {
+            self.settled_in(cx, &fh).await?;
+        }
+        Ok(self.shown_info(dir, self.below.rmdir(cx, dir, name).await?))
+    }
+
+    async fn rename(
+        &self,
+        cx: &Cx,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        replaced: Option<&Fh>,
+        flags: RenameFlags,
+    ) -> Result<(ChangeInfo, ChangeInfo)> {
+        if self.table().get(from.0, from.1).is_some() {
+            return Err(Error::new(libc::ENOENT));
+        }
+        self.settled(cx, to.0, to.1).await?;
+        // A directory from which things go may be empty only then.
+        let over = match replaced {
+            Some(fh) => Some(fh.clone()),
+            None => self.found(cx, to.0, to.1).await?,
+        };
+        if let Some(fh) = over {
+            self.settled_in(cx, &fh).await?;
+        }
+        let (a, b) = self.below.rename(cx, from, to, replaced, flags).await?;
+        Ok((self.shown_info(from.0, a), self.shown_info(to.0, b)))
+    }
+
+    async fn readdir(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        verifier: [u8; 8],
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<DirPage> {
+        self.settled_in(cx, dir).await?;
+        self.below.readdir(cx, dir, cookie, verifier, max_bytes, nodes).await
+    }
+
+    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
+        self.below.statfs(cx, fh).await
+    }
+
+    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
+        self.below.getxattr(cx, fh, name).await
+    }
+
+    async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
+        self.below.setxattr(cx, fh, name, value, mode).await
+    }
+
+    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
+        self.below.listxattr(cx, fh).await
+    }
+
+    async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
+        self.below.removexattr(cx, fh, name).await
+    }
+
+    async fn lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+        wait: LockWait,
+    ) -> Result<()> {
+        self.below.lock(cx, file, owner, kind, range, wait).await
+    }
+
+    async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()> {
+        self.below.unlock(cx, file, owner, range).await
+    }
+
+    async fn test_lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+    ) -> Result<Option<LockConflict>> {
+        self.below.test_lock(cx, file, owner, kind, range).await
+    }
+
+    async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
+        self.below.seek(cx, file, offset_bytes, what).await
+    }
+
+    async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+        self.below.allocate(cx, file, range).await
+    }
+
+    async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+        self.below.deallocate(cx, file, range).await
+    }
+
+    async fn copy(
+        &self,
+        cx: &Cx,
+        from: File<'_>,
+        from_offset_bytes: u64,
+        to: File<'_>,
+        to_offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<u64> {
+        self.below.copy(cx, from, from_offset_bytes, to, to_offset_bytes, len_bytes).await
+    }
+
+    fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
+        let _ = self.above.set(upcalls.clone());
+        self.below.subscribe(upcalls);
+    }
+
+    async fn shutdown(&self, cx: &Cx) -> Result<()> {
+        // What cannot be removed stays in the journal for the next mount.
+        let removed = crate::dirty::patient(cx, self.sync()).await;
+        let below = self.below.shutdown(cx).await;
+        removed.and(below)
+    }
+}

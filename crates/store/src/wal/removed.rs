@@ -1,0 +1,89 @@
+//! Names that were removed here: removing what a crash left of them at the server.
+
+use super::record::{Event, Record};
+use super::replay::One;
+use super::scan::{Left, RemovedLeft};
+use hither_vfs::{Cx, Fh, Name, Result, Stop, Want, Where};
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// Names that are removed at a time.
+const AT_ONCE: usize = 16;
+
+impl One {
+    /// Removes what still has its name, directories after what is in them. Of a damaged journal nothing is removed.
+    pub(super) async fn remove_all(self: &Arc<Self>, left: &mut Left, damaged: bool) {
+        let mut all: Vec<(Fh, RemovedLeft)> = left.removed.drain().collect();
+        all.sort_by_key(|(_, one)| one.place);
+        if damaged && !all.is_empty() {
+            let names = all.len();
+            tracing::error!(
+                names,
+                "the journal was damaged: names that were removed before the crash are there again"
+            );
+        }
+        let records: Vec<(u64, Fh)> = all.iter().map(|(fh, one)| (one.place.1, fh.clone())).collect();
+        if !damaged {
+            let (dirs, files): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, one)| one.removed.is_dir);
+            let (mut running, mut files) = (tokio::task::JoinSet::new(), files.into_iter());
+            loop {
+                while running.len() < AT_ONCE
+                    && let Some((fh, one)) = files.next()
+                {
+                    let this = self.clone();
+                    running.spawn(async move { this.remove(&fh, &one).await });
+                }
+                if running.join_next().await.is_none() {
+                    break;
+                }
+            }
+            // What was removed last lies highest.
+            for (fh, one) in &dirs {
+                self.remove(fh, one).await;
+            }
+        }
+        let mut last = None;
+        for (_, fh) in &records {
+            last = Some(self.r.log.append(Record::of(fh, Event::Settled)));
+        }
+        let Some(last) = last else { return };
+        if self.r.log.durable(last.seq).await.is_ok() {
+            records.into_iter().for_each(|(segment, _)| self.r.log.dead(segment, 1));
+        }
+    }
+
+    async fn remove(&self, fh: &Fh, one: &RemovedLeft) {
+        if let Err(e) = self.try_to_remove(fh, one).await {
+            let name = String::from_utf8_lossy(one.name.as_bytes()).into_owned();
+            tracing::error!(%name, error = %e, "what was removed before a crash is there again: it cannot be removed");
+        }
+    }
+
+    async fn try_to_remove(&self, fh: &Fh, one: &RemovedLeft) -> Result<()> {
+        let (cx, dir) = (Cx::new(one.removed.cred.clone()), &one.removed.dir);
+        if self.leads_to(&cx, dir, &one.name).await?.as_ref() != Some(fh) {
+            return Ok(());
+        }
+        let done = match one.removed.is_dir {
+            true => self.r.below.rmdir(&cx, dir, &one.name).await,
+            false => self.r.below.unlink(&cx, dir, &one.name, Some(fh)).await,
+        };
+        match done {
+            Err(e) if matches!(e.errno, libc::ENOENT | libc::ESTALE) => Ok(()),
+            done => done.map(drop),
+        }
+    }
+
+    async fn leads_to(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<Option<Fh>> {
+        let fresh = cx.fresh(Instant::now());
+        let trail = match self.r.below.walk(&fresh, Where::name(dir, name), Want::default()).await {
+            Err(e) if matches!(e.errno, libc::ENOENT | libc::ESTALE) => return Ok(None),
+            trail => trail?,
+        };
+        match trail.stop {
+            Stop::Failed(e) if matches!(e.errno, libc::ENOENT | libc::ESTALE) => Ok(None),
+            Stop::Failed(e) => Err(e),
+            _ => Ok(trail.steps.into_iter().next().map(|node| node.fh)),
+        }
+    }
+}
