@@ -2,7 +2,7 @@
 //!
 //! For mounts whose user declares that nobody else uses them (`writeback=journal,exclusive,creates=here`). It lies below the new objects that wait
 //! (`ahead`) and above the delayed writes. What a program removes is noted in the journal, is not found here any more, and is
-//! removed at the server right away, many names side by side; only the program does not wait for that.
+//! removed at the server right away, in many directories side by side; only the program does not wait for that.
 //!
 //! - `table.rs`: which names are gone. `remove.rs`: what may wait, and removing at the server. `vfs.rs`: the calls.
 //!
@@ -36,7 +36,7 @@ use tokio::sync::Semaphore;
 pub struct RemovalsOptions {
     /// Most names that wait: further ones are the server's to remove.
     pub most: usize,
-    /// Names that are removed at the server at a time.
+    /// Directories in which names are removed at the server at a time.
     pub at_once: usize,
 }
 

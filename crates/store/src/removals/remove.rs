@@ -5,8 +5,7 @@ use super::table::{Gone, Place};
 use crate::dirty::{is_final, patient};
 use crate::wal::{Event, Record, Removed};
 use hither_vfs::{
-    Access, BoxFuture, ChangeInfo, Cx, Data, Error, Fh, File, FileKind, Name, Node, Result, Stop, Time, Want,
-    Where,
+    Access, ChangeInfo, Cx, Data, Error, Fh, File, FileKind, Name, Node, Result, Stop, Time, Want, Where,
 };
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
@@ -35,12 +34,12 @@ impl Removals {
             return Err(Error::new(libc::ENOENT));
         }
         let Some(node) = self.may_wait(cx, (dir, name), target, is_dir).await? else { return Ok(None) };
-        let (info, seq) = {
+        let (info, seq, begin) = {
             let mut t = self.table();
             if t.get(dir, name).is_some() {
                 return Err(Error::new(libc::ENOENT));
             }
-            // Opened meanwhile, or in a directory that is going itself.
+            // Opened meanwhile.
             if t.is_open(&node.fh) {
                 return Ok(None);
             }
@@ -48,14 +47,17 @@ impl Removals {
             let data = Data::from(name.bytes().clone());
             let ticket = self.wal.log().append(Record { fh: node.fh.clone(), event, data });
             let tried = watch::Sender::new(0);
-            let gone = Gone { fh: node.fh, is_dir, cred: cx.cred.clone(), ticket, error: None, tried };
-            (t.insert(dir, name, gone, self.now()), ticket.seq)
+            let (fh, fsid, cred) = (node.fh, node.attrs.attr.fsid, cx.cred.clone());
+            let gone = Gone { fh, is_dir, fsid, cred, ticket, error: None, tried };
+            let info = t.insert(dir, name, gone, self.now());
+            (info, ticket.seq, t.enqueue(dir, name.clone()))
         };
         self.counters.noted.fetch_add(1, Relaxed);
-        let noted = self.wal.log().written(seq).await;
-        let (this, place) = (self.this(), (dir.clone(), name.clone()));
-        tokio::spawn(async move { this.remove(place).await });
-        if noted.is_err() {
+        if begin {
+            let (this, dir) = (self.this(), dir.clone());
+            tokio::spawn(async move { this.work_on(dir).await });
+        }
+        if self.wal.log().written(seq).await.is_err() {
             // The journal has just failed: the server has removed it before anybody is told.
             self.settle(&(dir.clone(), name.clone())).await?;
         }
@@ -81,8 +83,18 @@ impl Removals {
                 return Ok(None);
             }
         }
-        let mut trail = self.below.walk(cx, Where::name(dir, name), Want::default()).await?;
-        let (Stop::Complete, Some(node)) = (trail.stop, trail.steps.pop()) else { return Ok(None) };
+        let node = match target {
+            // While something is removed from a directory, less is known of its names than of what they lead to.
+            Some(fh) => {
+                let attrs = self.below.getattr(cx, File { fh, open: None }).await?;
+                Node { fh: fh.clone(), attrs }
+            }
+            None => {
+                let mut trail = self.below.walk(cx, Where::name(dir, name), Want::default()).await?;
+                let (Stop::Complete, Some(node)) = (trail.stop, trail.steps.pop()) else { return Ok(None) };
+                node
+            }
+        };
         let attr = &node.attrs.attr;
         let fits = match attr.kind {
             FileKind::Directory => is_dir,
@@ -90,21 +102,27 @@ impl Removals {
             FileKind::Symlink => !is_dir,
             _ => false,
         };
-        if !fits || target.is_some_and(|target| *target != node.fh) || self.table().is_open(&node.fh) {
-            return Ok(None);
-        }
-        let need = Access::MODIFY | Access::LOOKUP;
-        if self.below.access(cx, dir, need).await? != need {
-            return Ok(None);
-        }
-        let parent = self.below.getattr(cx, File { fh: dir, open: None }).await?;
-        if parent.attr.mode & STICKY != 0 || parent.attr.fsid != node.attrs.attr.fsid {
+        if !fits || self.table().is_open(&node.fh) || !self.may_remove(cx, dir, attr.fsid).await? {
             return Ok(None);
         }
         if is_dir && !self.is_emptied(cx, &node.fh).await? {
             return Ok(None);
         }
         Ok(Some(node))
+    }
+
+    /// Whether the caller may remove what is in a directory, and it is of its file system.
+    async fn may_remove(&self, cx: &Cx, dir: &Fh, fsid: (u64, u64)) -> Result<bool> {
+        // He just did, and the rights were not changed since (that would have waited).
+        if self.table().has_removed(dir, &cx.cred, fsid) {
+            return Ok(true);
+        }
+        let need = Access::MODIFY | Access::LOOKUP;
+        if self.below.access(cx, dir, need).await? != need {
+            return Ok(false);
+        }
+        let parent = self.below.getattr(cx, File { fh: dir, open: None }).await?;
+        Ok(parent.attr.mode & STICKY == 0 && parent.attr.fsid == fsid)
     }
 
     /// Whether nothing is left in a directory but what waits to be removed.
@@ -125,36 +143,57 @@ impl Removals {
         }
     }
 
-    /// Removes a name at the server, however long that takes.
-    fn remove(&self, (dir, name): Place) -> BoxFuture<()> {
-        let this = self.this();
-        Box::pin(async move {
-            let mut pause = BACKOFF_FIRST;
+    /// Removes names of a directory at the server, however long that takes: one after the other, because who sees several changes of a directory at once cannot
+    /// tell that nobody else has made one.
+    async fn work_on(&self, dir: Fh) {
+        let mut pause = BACKOFF_FIRST;
+        loop {
+            let mut failed = Vec::new();
             loop {
-                let Some(gone) = this.table().get(&dir, &name).cloned() else { return };
-                match this.try_to_remove(&dir, &name, &gone).await {
-                    Ok(()) => return this.ended(&dir, &name, None).await,
-                    Err(e) if matches!(e.errno, libc::ENOENT | libc::ESTALE) => {
-                        return this.ended(&dir, &name, None).await;
-                    }
-                    Err(e)
-                        if is_final(e.errno)
-                            || matches!(e.errno, libc::ENOTEMPTY | libc::EBUSY | libc::EEXIST) =>
-                    {
-                        return this.ended(&dir, &name, Some(e)).await;
-                    }
-                    Err(e) => {
-                        let mut t = this.table();
-                        let Some(gone) = t.get_mut(&dir, &name) else { return };
-                        let fresh = gone.error.replace(e).is_none();
-                        gone.tried.send_modify(|n| *n += 1);
-                        t.stuck += usize::from(fresh);
-                    }
+                let next = {
+                    let mut t = self.table();
+                    // What has failed keeps the work going.
+                    if failed.is_empty() { t.dequeue(&dir) } else { t.dequeue_kept(&dir) }
+                };
+                let Some(name) = next else { break };
+                if !self.remove(&dir, &name).await {
+                    failed.push(name);
                 }
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(BACKOFF_MOST);
             }
-        })
+            if failed.is_empty() {
+                return;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(BACKOFF_MOST);
+            let mut t = self.table();
+            for name in failed {
+                t.enqueue(&dir, name);
+            }
+        }
+    }
+
+    /// Tries to remove a name at the server; whether that is decided.
+    async fn remove(&self, dir: &Fh, name: &Name) -> bool {
+        let Some(gone) = self.table().get(dir, name).cloned() else { return true };
+        let refused = match self.try_to_remove(dir, name, &gone).await {
+            Ok(()) => None,
+            Err(e) if matches!(e.errno, libc::ENOENT | libc::ESTALE) => None,
+            Err(e)
+                if is_final(e.errno) || matches!(e.errno, libc::ENOTEMPTY | libc::EBUSY | libc::EEXIST) =>
+            {
+                Some(e)
+            }
+            Err(e) => {
+                let mut t = self.table();
+                let Some(gone) = t.get_mut(dir, name) else { return true };
+                let fresh = gone.error.replace(e).is_none();
+                gone.tried.send_modify(|n| *n += 1);
+                t.stuck += usize::from(fresh);
+                return false;
+            }
+        };
+        self.ended(dir, name, refused).await;
+        true
     }
 
     async fn try_to_remove(&self, dir: &Fh, name: &Name, gone: &Gone) -> Result<()> {

@@ -19,6 +19,8 @@ pub(super) struct Gone {
     /// What it led to.
     pub fh: Fh,
     pub is_dir: bool,
+    /// The file system it is of.
+    pub fsid: (u64, u64),
     pub cred: Arc<Cred>,
     pub ticket: Ticket,
     /// Why it is still there at the server, after a try.
@@ -33,6 +35,8 @@ pub(super) type Place = (Fh, Name);
 #[derive(Debug)]
 pub(super) struct Table {
     gone: HashMap<Fh, HashMap<Name, Gone>>,
+    /// Names that nobody has tried to remove at the server since they were put here, by directory; a directory is here as long as somebody works on it.
+    queues: HashMap<Fh, VecDeque<Name>>,
     count: usize,
     /// Names that could not be removed for now.
     pub stuck: usize,
@@ -50,6 +54,7 @@ impl Table {
     pub fn new(random: u64) -> Self {
         Self {
             gone: HashMap::new(),
+            queues: HashMap::new(),
             count: 0,
             stuck: 0,
             opens: HashMap::new(),
@@ -87,9 +92,36 @@ impl Table {
         self.gone.contains_key(dir)
     }
 
+    /// Whether something of that file system is gone from a directory, and the same caller removed it.
+    pub fn has_removed(&self, dir: &Fh, cred: &Cred, fsid: (u64, u64)) -> bool {
+        let is = |gone: &Gone| *gone.cred == *cred && gone.fsid == fsid;
+        self.gone.get(dir).is_some_and(|names| names.values().any(is))
+    }
+
     pub fn places(&self) -> Vec<Place> {
         let all = self.gone.iter();
         all.flat_map(|(dir, names)| names.keys().map(move |name| (dir.clone(), name.clone()))).collect()
+    }
+
+    /// Puts a name into the queue of its directory; whether somebody has to begin to work on that.
+    pub fn enqueue(&mut self, dir: &Fh, name: Name) -> bool {
+        let fresh = !self.queues.contains_key(dir);
+        self.queues.entry(dir.clone()).or_default().push_back(name);
+        fresh
+    }
+
+    /// The next name in the queue; `None`: the work on the directory ends.
+    pub fn dequeue(&mut self, dir: &Fh) -> Option<Name> {
+        let next = self.queues.get_mut(dir)?.pop_front();
+        if next.is_none() {
+            self.queues.remove(dir);
+        }
+        next
+    }
+
+    /// The same, but the work goes on.
+    pub fn dequeue_kept(&mut self, dir: &Fh) -> Option<Name> {
+        self.queues.get_mut(dir)?.pop_front()
     }
 
     /// Notes that a name is gone; what is told of the directory's change.

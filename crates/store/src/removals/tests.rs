@@ -216,7 +216,7 @@ async fn what_is_refused_is_there_again() {
     s.layer.sync().await.unwrap();
     assert_eq!(s.is_there("file").await, (true, true));
     assert_eq!(s.layer.stats().removals_refused, 1);
-    assert_eq!(*told.0.lock(), [s.root.clone()], "nobody goes on believing that it is gone");
+    assert_eq!(*told.0.lock(), std::slice::from_ref(&s.root), "nobody goes on believing that it is gone");
     assert_eq!(s.layer.wal.log().stats().live_records, 0);
 }
 
