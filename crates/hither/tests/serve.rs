@@ -654,3 +654,49 @@ fn rpcbind_knows_the_ports() {
     assert_eq!(server.stop(), 0, "{}", server.complaints());
     assert_eq!(registered(), []);
 }
+
+#[test]
+#[ignore = "needs root, acl, nfs4-acl-tools and util-linux"]
+fn acls_are_those_of_the_file_system_that_is_served() {
+    let mut server = Serve::of_directory();
+    server.serve();
+    let mnt = server.mnt("mnt");
+    server.mount("vers=4.2,actimeo=0", &mnt).ok();
+    let (here, there) = (mnt.join("f"), server.export("f"));
+    fs::write(&here, "bytes").unwrap();
+    fs::set_permissions(&here, Permissions::from_mode(0o640)).unwrap();
+    let words = |line: &str, path: &Path| {
+        let mut words = line.split(' ');
+        run(Command::new(words.next().unwrap()).args(words).arg(path))
+    };
+    let getfacl = |path: &Path| words("getfacl -cEpn", path).ok().out;
+    let reads =
+        |uid: u32| words(&format!("setpriv --reuid {uid} --regid {uid} --clear-groups cat"), &here).code == 0;
+
+    words("setfacl -m u:1001:rw,g:1002:r", &there).ok();
+    let seen = words("nfs4_getfacl", &here).ok().out;
+    assert!(seen.contains("A::1001:rwatcy\n") && seen.contains("A:g:1002:rtcy\n"), "{seen}");
+    assert!(reads(1001) && reads(1002) && !reads(1003));
+
+    words("nfs4_setfacl -a A::1003:rx", &here).ok();
+    let set =
+        "user::rw-\nuser:1001:rw-\nuser:1003:r-x\ngroup::r--\ngroup:1002:r--\nmask::rwx\nother::---\n\n";
+    assert_eq!(getfacl(&there), set);
+    assert!(reads(1003) && !reads(1004));
+    assert_eq!(fs::metadata(&here).unwrap().mode() & 0o7777, 0o670, "the mask is the group's permissions");
+
+    // A mode takes from all that the mask covers, and leaves the list.
+    fs::set_permissions(&here, Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(getfacl(&there), set.replace("mask::rwx", "mask::---"));
+    assert!(!reads(1001) && !reads(1003));
+
+    // What is new in a directory begins with the directory's default.
+    fs::create_dir(mnt.join("d")).unwrap();
+    words("setfacl -d -m u:1001:rw", &server.export("d")).ok();
+    let seen = words("nfs4_getfacl", &mnt.join("d")).ok().out;
+    assert!(seen.contains("A:fdi:1001:"), "{seen}");
+    fs::write(mnt.join("d/new"), "").unwrap();
+    assert!(getfacl(&server.export("d/new")).contains("user:1001:rw-"));
+    run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+    assert_eq!(server.stop(), 0, "{}", server.complaints());
+}

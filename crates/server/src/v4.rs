@@ -7,6 +7,7 @@
 //!
 //! NFSv4.0 is not offered. Files are delegated for reading and for writing ([`delegation`]).
 
+mod acl;
 mod attrs;
 mod callback;
 mod clients;

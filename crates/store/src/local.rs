@@ -17,6 +17,7 @@
 //! Since no handle can be made by others, a file needs no check of its place; a directory that was moved out of the exported one
 //! by a local program is refused when it is next opened by handle, so that the tree below it is not given away with it.
 
+mod acl;
 mod attr;
 mod handle;
 mod io;
@@ -147,6 +148,7 @@ struct Inner {
     lane: Pool,
     journal: Option<Journaled>,
     clone_block_bytes: Option<u32>,
+    has_acls: bool,
     order: Order,
     options: LocalOptions,
     write_epoch: AtomicU64,
@@ -298,6 +300,7 @@ impl Inner {
             pool: Pool::new(options.threads_max, options.queue_max, !options.as_this_process),
             lane: Pool::new(LANE_THREADS, options.queue_max, !options.as_this_process),
             journal,
+            has_acls: acl::are_there(top.as_fd()),
             clone_block_bytes: shares_blocks(top.as_fd())
                 .then(|| u32::try_from(fs.f_bsize).ok())
                 .flatten()

@@ -1,6 +1,6 @@
 //! What a file system of a machine offers to a server beyond [`Vfs`](crate::Vfs).
 
-use crate::{Cx, File, Result};
+use crate::{Attrs, Cx, Fh, File, PosixAcls, Result};
 use async_trait::async_trait;
 
 /// What servers are asked for and mounts are not. It belongs to a [`Vfs`](crate::Vfs) and takes that one's handles and opens; there are
@@ -25,4 +25,20 @@ pub trait Extra: Send + Sync + 'static {
         to_offset_bytes: u64,
         len_bytes: u64,
     ) -> Result<()>;
+
+    /// Whether objects can have ACLs.
+    fn has_acls(&self) -> bool;
+
+    /// The ACLs of an object, for whoever may ask for its attributes.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: such objects have none (symbolic links).
+    async fn acls(&self, cx: &Cx, fh: &Fh) -> Result<PosixAcls>;
+
+    /// Sets the ACL of an object, and the mode with it, and that for what is new in a directory (`None` removes it). Durable when
+    /// answered. Returns the attributes then.
+    ///
+    /// # Errors
+    /// `EPERM`: the caller is not the owner; `EOPNOTSUPP`: such objects have none; `EINVAL`: it is none; those of the disk.
+    async fn set_acls(&self, cx: &Cx, fh: &Fh, acls: &PosixAcls) -> Result<Attrs>;
 }

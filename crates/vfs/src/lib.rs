@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod account;
+mod acl;
 mod attr;
 mod beside;
 mod cx;
@@ -22,6 +23,7 @@ mod ops;
 mod watch;
 
 pub use account::{Account, Question, Why};
+pub use acl::{AclWho, PosixAcl, PosixAcls};
 pub use attr::{
     Attr, Attrs, ChangeInfo, FileKind, FsStat, SetAttr, SetTime, Time, Validity, bytes_prove_reading,
 };

@@ -16,8 +16,8 @@ mod tests;
 use crate::{
     Access, Along, Attrs, ChangeInfo, Create, Cx, Data, DirEntry, DirPage, Env, Error, Extra, Fetched, Fh,
     File, FileKind, FileRange, Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Name,
-    Node, OpenAccess, OpenHow, OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability,
-    Starts, Stop, Time, Trail, Upcalls, Validity, Vfs, Want, Where, Wrote, XattrMode,
+    Node, OpenAccess, OpenHow, OpenId, Opened, PosixAcls, Read, RenameFlags, Result, Seek, SetAttr, Special,
+    Stability, Starts, Stop, Time, Trail, Upcalls, Validity, Vfs, Want, Where, Wrote, XattrMode,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -705,6 +705,18 @@ impl Vfs for Model {
 
 #[async_trait]
 impl Extra for Model {
+    fn has_acls(&self) -> bool {
+        false
+    }
+
+    async fn acls(&self, _cx: &Cx, _fh: &Fh) -> Result<PosixAcls> {
+        Err(Error::new(libc::EOPNOTSUPP))
+    }
+
+    async fn set_acls(&self, _cx: &Cx, _fh: &Fh, _acls: &PosixAcls) -> Result<Attrs> {
+        Err(Error::new(libc::EOPNOTSUPP))
+    }
+
     fn clone_block_bytes(&self) -> Option<u32> {
         Some(CLONE_BLOCK_BYTES)
     }

@@ -13,7 +13,10 @@ const LINK_MAX: u32 = 65_000;
 /// Granularity of times.
 const NANOSECOND: nfs4::Time = nfs4::Time { seconds: 0, nseconds: 1 };
 
-/// Attributes that can be set.
+/// Attributes that SETATTR can set: an ACL, too.
+pub(crate) const SETTABLE_LATER: Bitmap4 = SETTABLE.union(Bitmap4::of(&[attr::ACL]));
+
+/// Attributes that can be set, also at a creation.
 pub(crate) const SETTABLE: Bitmap4 = Bitmap4::of(&[
     attr::SIZE,
     attr::MODE,
@@ -51,6 +54,8 @@ const OF_OBJECT: Bitmap4 = Bitmap4::of(&[
     attr::UNIQUE_HANDLES,
     attr::LEASE_TIME,
     attr::RDATTR_ERROR,
+    attr::ACL,
+    attr::ACLSUPPORT,
     attr::CANSETTIME,
     attr::CASE_INSENSITIVE,
     attr::CASE_PRESERVING,
@@ -92,22 +97,31 @@ pub(crate) struct Have {
     pub minor: u32,
     /// What clones are aligned to, where there are any.
     pub clone_block_bytes: Option<u32>,
+    /// Whether there are ACLs.
+    pub acls: bool,
 }
 
 impl Have {
     /// In an export; `None`: above all of them.
     pub fn of(minor: u32, export: Option<&Export>) -> Self {
         let extra = export.and_then(|e| e.extra.as_ref());
-        Self { minor, clone_block_bytes: extra.and_then(|e| e.clone_block_bytes()) }
+        let clone_block_bytes = extra.and_then(|e| e.clone_block_bytes());
+        Self { minor, clone_block_bytes, acls: extra.is_some_and(|e| e.has_acls()) }
     }
 
     /// All of them.
     pub fn all(self) -> Bitmap4 {
         let all = OF_OBJECT.union(OF_FILE_SYSTEM);
         let all = if self.minor < 2 { all.without(attr::XATTR_SUPPORT) } else { all };
+        let all = if self.acls { all } else { all.without(attr::ACL) };
         let clones = self.minor >= 2 && self.clone_block_bytes.is_some();
         if clones { all } else { all.without(attr::CLONE_BLKSIZE) }
     }
+}
+
+/// Whether these attributes cost more than the object's own.
+pub(crate) fn cost_more(wanted: Bitmap4) -> bool {
+    needs_fsstat(wanted) || wanted.has(attr::ACL)
 }
 
 /// Whether a question about these attributes needs the file system's.
@@ -124,6 +138,7 @@ pub(crate) struct Source<'a> {
     /// Number of what the export covers, for its root.
     pub mounted_on: Option<u64>,
     pub fs: Option<FsStat>,
+    pub acl: Option<Vec<nfs4::Ace>>,
     pub have: Have,
     pub io_max_bytes: u32,
     pub lease_s: u32,
@@ -170,6 +185,9 @@ impl Source<'_> {
         rare.named_attr = Some(false);
         rare.unique_handles = Some(true);
         rare.lease_time = Some(self.lease_s);
+        rare.acl = self.acl.clone().map(Into::into);
+        rare.aclsupport =
+            Some(if self.have.acls { nfs4::ace::SUPPORT_ALLOW | nfs4::ace::SUPPORT_DENY } else { 0 });
         rare.cansettime = Some(true);
         rare.case_insensitive = Some(false);
         rare.case_preserving = Some(true);
@@ -282,7 +300,7 @@ pub(crate) fn to_set(wire: &Wire, settable: Bitmap4, have: Have) -> Result<SetAt
     })
 }
 
-fn id(owner: &[u8]) -> Result<u32, Nfsstat4> {
+pub(super) fn id(owner: &[u8]) -> Result<u32, Nfsstat4> {
     let text = std::str::from_utf8(owner).map_err(|_| Nfsstat4::BADOWNER)?;
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let id = if digits { text.parse().ok() } else { None };
@@ -338,13 +356,14 @@ mod tests {
             ctime: Time::default(),
             change: 1,
         };
-        let have = Have { minor: 2, clone_block_bytes: Some(4096) };
+        let have = Have { minor: 2, clone_block_bytes: Some(4096), acls: true };
         let source = Source {
             attr: &attr,
             fsid: (1, 2),
             handle: &bytes::Bytes::from_static(b"h"),
             mounted_on: None,
             fs: Some(FsStat::default()),
+            acl: Some(Vec::new()),
             have,
             io_max_bytes: 1 << 20,
             lease_s: 90,

@@ -5,6 +5,7 @@
 //! object are used until an operation of this compound changes something.
 
 use super::Nfs4;
+use super::acl;
 use super::attrs::{self, Have, Source};
 use super::clients::Client;
 use super::delegation::{Changing, Naming, PATIENCE_V4};
@@ -16,8 +17,8 @@ use crate::server::Request;
 use crate::table::Export;
 use bytes::Bytes;
 use hither_proto::nfs4::{
-    Attrs as Wire, Bitmap4, Nfsstat4, Op, OpRes, OpenClaim, Secinfo, SequenceArgs, SequenceOk, Stateid, attr,
-    seq4_status,
+    Ace, Attrs as Wire, Bitmap4, Nfsstat4, Op, OpRes, OpenClaim, Secinfo, SequenceArgs, SequenceOk, Stateid,
+    attr, seq4_status,
 };
 use hither_proto::rpc::AuthFlavor;
 use hither_vfs::{Attr, Attrs, Cx, Fh, File, FileKind, Name, Node, OpenId, Stop, Time, Want, Where};
@@ -424,9 +425,18 @@ impl<'a> Exec<'a> {
         };
         let mut source = self.source(&o.export, attr, &o.fh, wanted);
         source.fs = fs;
+        source.acl = self.acl(o, attr, wanted).await?;
         let handle = handle_if(wanted, &o.export, &o.fh);
         source.handle = &handle;
         Ok(source.wire(wanted))
+    }
+
+    /// The ACL of an object, when it is asked for.
+    async fn acl(&self, o: &Object, attr: &Attr, wanted: Bitmap4) -> Result<Option<Vec<Ace>>, Nfsstat4> {
+        let extra = o.export.extra.as_ref().filter(|e| wanted.has(attr::ACL) && e.has_acls());
+        let Some(extra) = extra.filter(|_| attr.kind != FileKind::Symlink) else { return Ok(None) };
+        let acls = extra.acls(&o.cx, &o.fh).await.map_err(|e| stat4(&e))?;
+        Ok(Some(acl::to_wire(&acls, attr.mode, attr.kind == FileKind::Directory)))
     }
 
     /// Which attributes there are.
@@ -445,6 +455,7 @@ impl<'a> Exec<'a> {
             handle: &NONE,
             mounted_on: (covers && place != 0).then(|| u64::from(self.r.table.place(place).number)),
             fs: None,
+            acl: None,
             have: Have::of(self.minor, Some(export)),
             io_max_bytes: self.r.server.options.io_max_bytes,
             lease_s: self.nfs.lease.as_secs().max(1) as u32,
@@ -481,6 +492,7 @@ impl<'a> Exec<'a> {
             handle: &handle,
             mounted_on: None,
             fs: Some(fs),
+            acl: None,
             have: Have::of(self.minor, None),
             io_max_bytes: self.r.server.options.io_max_bytes,
             lease_s: self.nfs.lease.as_secs().max(1) as u32,

@@ -79,7 +79,7 @@ impl Exec<'_> {
 
     async fn entry_attrs(&self, dir: &Object, entry: &DirEntry, wanted: Bitmap4) -> Result<Wire, Nfsstat4> {
         if let Some(node) = &entry.node {
-            if super::attrs::needs_fsstat(wanted) {
+            if super::attrs::cost_more(wanted) {
                 return self.object_attrs(&dir.with(node.clone()), &node.attrs.attr, wanted).await;
             }
             let mut source = self.source(&dir.export, &node.attrs.attr, &node.fh, wanted);

@@ -3,15 +3,19 @@
 //! A run of LOOKUPs is one walk: operations that only look at what was found (GETFH, GETATTR, ACCESS, READDIR, VERIFY, SAVEFH) may
 //! stand between them, as clients that want to know a whole path send them.
 
-use super::attrs::{SETTABLE, to_set};
+use super::acl;
+use super::attrs::{SETTABLE, SETTABLE_LATER, to_set};
 use super::exec::{Exec, Here, Object};
 use crate::error::stat4;
 use bytes::Bytes;
 use hither_proto::nfs4::{
-    AccessOk, Bitmap4, ChangeInfo as WireChange, Component, CreateArgs, CreateOk, CreateType, Linktext,
+    AccessOk, Ace, Bitmap4, ChangeInfo as WireChange, Component, CreateArgs, CreateOk, CreateType, Linktext,
     Nfsstat4, Op, RenameArgs, RenameOk, SetattrArgs, access, attr,
 };
-use hither_vfs::{Access, ChangeInfo, Name, OpenAccess, RenameFlags, SetAttr, Special, Stop, Want, Where};
+use hither_vfs::{
+    Access, ChangeInfo, FileKind, Name, OpenAccess, PosixAcls, RenameFlags, SetAttr, Special, Stop, Want,
+    Where,
+};
 
 /// Longest run of LOOKUPs that is walked at once.
 const WALK_MAX: usize = 256;
@@ -137,7 +141,11 @@ impl Exec<'_> {
 
     pub(super) async fn setattr(&mut self, a: &SetattrArgs) -> Result<Bitmap4, Nfsstat4> {
         let o = self.object(Nfsstat4::ROFS)?.writable()?;
-        let set = to_set(&a.attrs, SETTABLE, self.have(&o))?;
+        let set = to_set(&a.attrs, SETTABLE_LATER, self.have(&o))?;
+        let acls = match a.attrs.acl() {
+            Some(aces) => Some(self.acls_of(&o, aces).await?),
+            None => None,
+        };
         let open = match set.size_bytes {
             Some(_) => self.open_for(&o, &a.stateid, OpenAccess::WRITE)?,
             None => None,
@@ -146,11 +154,23 @@ impl Exec<'_> {
         let _changing = self.for_change(&o, held).await?;
         self.changed();
         let attrs = o.export.vfs.setattr(&o.cx, o.file(open.as_ref().map(|b| b.id)), &set).await;
-        let attrs = attrs.map_err(|e| stat4(&e))?;
+        let mut attrs = attrs.map_err(|e| stat4(&e))?;
+        if let (Some(acls), Some(extra)) = (acls, &o.export.extra) {
+            // After the mode, whose permissions it replaces (RFC 8881 section 6.4.1.3).
+            attrs = extra.set_acls(&o.cx, &o.fh, &acls).await.map_err(|e| stat4(&e))?;
+        }
         if let Some(Here::Object(here)) = &mut self.current {
             here.known = Some(attrs);
         }
         Ok(a.attrs.mask())
+    }
+
+    /// The ACLs that an object is to have.
+    async fn acls_of(&self, o: &Object, aces: &[Ace]) -> Result<PosixAcls, Nfsstat4> {
+        match self.attrs(o).await?.attr.kind {
+            FileKind::Symlink => Err(Nfsstat4::ATTRNOTSUPP),
+            kind => acl::from_wire(aces, kind == FileKind::Directory),
+        }
     }
 
     pub(super) async fn create(&mut self, a: &CreateArgs) -> Result<CreateOk, Nfsstat4> {

@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::sync::atomic::AtomicU64;
 use std::time::SystemTime;
 
+mod acls;
 mod clones;
 mod hostile;
 mod journaled;

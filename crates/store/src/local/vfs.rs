@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Extra, Fh, File, FileKind, FileRange, FsStat,
-    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read,
+    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, PosixAcls, Read,
     RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Where,
     Wrote, XattrMode,
 };
@@ -403,6 +403,20 @@ impl Extra for Local {
             inner.clone_range(worker, (&from, from_offset_bytes), (&to, to_offset_bytes), len_bytes)
         })
         .await
+    }
+
+    fn has_acls(&self) -> bool {
+        self.inner.has_acls
+    }
+
+    async fn acls(&self, cx: &Cx, fh: &Fh) -> Result<PosixAcls> {
+        let fh = fh.clone();
+        self.run(cx, move |inner, worker| inner.acls(worker, &fh)).await
+    }
+
+    async fn set_acls(&self, cx: &Cx, fh: &Fh, acls: &PosixAcls) -> Result<Attrs> {
+        let (fh, acls) = (fh.clone(), acls.clone());
+        self.change(cx, move |inner, worker| inner.set_acls(worker, &fh, &acls)).await
     }
 }
 

@@ -5,7 +5,8 @@ use hither_vfs::Extra;
 use std::process::Command;
 
 /// A file system in an image, mounted.
-struct Disk {
+pub(super) struct Disk {
+    kind: String,
     dir: Dir,
     lives: Vec<PathBuf>,
 }
@@ -16,12 +17,12 @@ fn sh(program: &str, args: &[&str]) -> bool {
 
 impl Disk {
     /// `None` where there are no loop devices.
-    fn new(kind: &str, options: &[&str]) -> Option<Self> {
+    pub(super) fn new(kind: &str, options: &[&str]) -> Option<Self> {
         if !sh("losetup", &["-f"]) {
             eprintln!("skipped: no loop devices");
             return None;
         }
-        let mut disk = Self { dir: Dir::new(), lives: Vec::new() };
+        let mut disk = Self { kind: kind.to_string(), dir: Dir::new(), lives: Vec::new() };
         std::fs::File::create(disk.image()).unwrap().set_len(320 << 20).unwrap();
         let (mkfs, image) = (format!("mkfs.{kind}"), disk.image().display().to_string());
         let words: Vec<&str> = options.iter().copied().chain([&*image]).collect();
@@ -37,7 +38,7 @@ impl Disk {
         self.dir.path(&format!("image{}", self.lives.len()))
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.lives.last().unwrap().join(name)
     }
 
@@ -46,20 +47,20 @@ impl Disk {
         let (image, root) = (self.image().display().to_string(), at.display().to_string());
         std::fs::create_dir(&at).unwrap();
         // xfs has one uuid for both images.
-        let nouuid = if image.ends_with("image0") { "loop" } else { "loop,nouuid" };
+        let nouuid = if self.kind == "xfs" { "loop,nouuid" } else { "loop" };
         assert!(sh("mount", &["-o", nouuid, &image, &root]), "mount -o {nouuid} {image}");
         self.lives.push(at);
     }
 
-    /// The power goes, and comes back: what was only in memory is lost (xfs).
-    fn cut(&mut self) {
+    /// The power goes, and comes back: what was only in memory is lost (xfs, ext4).
+    pub(super) fn cut(&mut self) {
         sys::power_off(std::fs::File::open(self.path("")).unwrap().as_fd()).unwrap();
         let old = self.dir.path(&format!("image{}", self.lives.len() - 1)).display().to_string();
         assert!(sh("cp", &["--sparse=always", &old, &self.image().display().to_string()]), "cp {old}");
         self.mount();
     }
 
-    fn serve(&self) -> Local {
+    pub(super) fn serve(&self) -> Local {
         let path = self.dir.path("journal");
         let options = LocalOptions {
             state_dir: Some(self.path("state")),

@@ -1,0 +1,87 @@
+//! POSIX ACLs of the file system: the extended attributes in which the kernel shows and takes them.
+
+use super::Inner;
+use super::journaled::names::Done;
+use super::object::{Object, os};
+use super::pool::Worker;
+use hither_vfs::{Attrs, Error, Fh, FileKind, PosixAcl, PosixAcls, Result};
+use rustix::fd::BorrowedFd;
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+use smallvec::smallvec;
+use std::sync::Arc;
+
+const ACCESS: &str = "system.posix_acl_access";
+const DEFAULT: &str = "system.posix_acl_default";
+/// Longest value (`XATTR_SIZE_MAX`).
+const VALUE_MAX_BYTES: usize = 65536;
+
+/// Whether objects of the file system of a directory can have ACLs.
+pub(super) fn are_there(dir: BorrowedFd<'_>) -> bool {
+    let tried = rustix::fs::fgetxattr(dir, ACCESS, &mut [0_u8; 0][..]);
+    matches!(tried, Ok(_) | Err(Errno::NODATA | Errno::RANGE))
+}
+
+impl Inner {
+    pub(super) fn acls(&self, worker: &mut Worker, fh: &Fh) -> Result<PosixAcls> {
+        let object = self.with_acls(worker, fh)?;
+        worker.root(|| {
+            let access = value(&object, ACCESS)?;
+            let is_dir = object.kind == FileKind::Directory;
+            let default = if is_dir { value(&object, DEFAULT)? } else { None };
+            Ok(PosixAcls { access, default })
+        })
+    }
+
+    /// A change without a record: it is synced, and with it all that has one.
+    pub(super) fn set_acls(&self, worker: &mut Worker, fh: &Fh, acls: &PosixAcls) -> Result<Done<Attrs>> {
+        let object = self.with_acls(worker, fh)?;
+        {
+            let _changing = object.changes.begin();
+            let _modes = object.modes.begin();
+            worker.caller(|| {
+                if let Some(access) = &acls.access {
+                    set(&object, ACCESS, access)?;
+                }
+                match (&acls.default, object.kind) {
+                    (Some(default), _) => set(&object, DEFAULT, default),
+                    (None, FileKind::Directory) => match rustix::fs::removexattr(path(&object), DEFAULT) {
+                        Ok(()) | Err(Errno::NODATA) => Ok(()),
+                        Err(e) => Err(os(e)),
+                    },
+                    (None, _) => Ok(()),
+                }
+            })?;
+        }
+        let result = self.attrs(&object)?;
+        Ok(Done { result, object: Some(fh.clone()), touched: smallvec![object], change: None })
+    }
+
+    fn with_acls(&self, worker: &mut Worker, fh: &Fh) -> Result<Arc<Object>> {
+        let object = self.resolve(worker, fh)?;
+        match object.kind {
+            FileKind::Symlink => Err(Error::new(libc::EOPNOTSUPP)),
+            _ => Ok(object),
+        }
+    }
+}
+
+/// There is no call by descriptor for descriptors without rights.
+fn path(object: &Object) -> String {
+    format!("/proc/self/fd/{}", object.proc_name())
+}
+
+fn value(object: &Object, name: &str) -> Result<Option<PosixAcl>> {
+    let mut buf = Vec::with_capacity(VALUE_MAX_BYTES);
+    match rustix::fs::getxattr(path(object), name, rustix::buffer::spare_capacity(&mut buf)) {
+        Ok(_) => {}
+        Err(Errno::NODATA) => return Ok(None),
+        Err(e) => return Err(os(e)),
+    }
+    let acl = PosixAcl::parse(&buf);
+    acl.map(Some).ok_or_else(|| Error::because(libc::EIO, "the file system has an ACL of an unknown form"))
+}
+
+fn set(object: &Object, name: &str, acl: &PosixAcl) -> Result<()> {
+    rustix::fs::setxattr(path(object), name, &acl.to_bytes(), XattrFlags::empty()).map_err(os)
+}
