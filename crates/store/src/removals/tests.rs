@@ -4,6 +4,7 @@
 use super::*;
 use crate::ahead::tests::{Temporary, copy_journal, cx, env, find, mode, name, read, recover};
 use crate::dirty::tests::gate::Gate;
+use crate::wal::{Event, Record, Write};
 use bytes::Bytes;
 use hither_vfs::model::Model;
 use hither_vfs::{
@@ -267,6 +268,35 @@ async fn a_crash_undoes_no_removal() {
     assert_eq!((outcome.files, kept.len()), (0, 0));
     for (path, there) in [("file", false), ("gone", false), ("dir", false), ("other", true)] {
         assert_eq!(find(s.gate.below(), &s.root, path).await.is_some(), there, "{path}");
+    }
+}
+
+/// Bytes that had not been sent go with the file, and stay with it when the server refuses.
+#[tokio::test]
+async fn bytes_are_not_given_up_before_the_file_is() {
+    for refuses in [false, true] {
+        let s = Stack::new().await;
+        let fh = s.file(&s.root, "file", b"").await;
+        let write = Write {
+            fileid: 1,
+            path: vec![],
+            cred: cx().cred.clone(),
+            offset_bytes: 0,
+            base: None,
+            wall_s: 1,
+        };
+        let data = Data::from(Bytes::from_static(b"bytes"));
+        s.layer.wal.log().append(Record { fh, event: Event::Data(write), data });
+        s.unlink(&s.root, "file").await.unwrap();
+        let copy = Temporary::new();
+        std::fs::create_dir_all(&copy.0).unwrap();
+        std::fs::set_permissions(&copy.0, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        copy_journal(&s.dir.0, &copy.0);
+        let below = s.gate.another();
+        below.fail("unlink", if refuses { libc::EACCES } else { 0 });
+        let (outcome, kept) = recover(&copy.0, &below).await;
+        assert_eq!(outcome.files + kept.len() as u64, u64::from(refuses), "{outcome:?}");
+        assert_eq!(find(s.gate.below(), &s.root, "file").await.is_some(), refuses);
     }
 }
 

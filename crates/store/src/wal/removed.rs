@@ -4,6 +4,7 @@ use super::record::{Event, Record};
 use super::replay::One;
 use super::scan::{Left, RemovedLeft};
 use hither_vfs::{Cx, Fh, Name, Result, Stop, Want, Where};
+use std::collections::HashSet;
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -22,7 +23,10 @@ impl One {
                 "the journal was damaged: names that were removed before the crash are there again"
             );
         }
-        let records: Vec<(u64, Fh)> = all.iter().map(|(fh, one)| (one.place.1, fh.clone())).collect();
+        let names: Vec<Fh> = all.iter().map(|(fh, _)| fh.clone()).collect();
+        let mut records: HashSet<(u64, u64)> =
+            all.iter().map(|(_, one)| (one.place.1, one.place.0)).collect();
+        let mut gone = Vec::new();
         if !damaged {
             let (dirs, files): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, one)| one.removed.is_dir);
             let (mut running, mut files) = (tokio::task::JoinSet::new(), files.into_iter());
@@ -31,11 +35,10 @@ impl One {
                     && let Some((fh, one)) = files.next()
                 {
                     let this = self.clone();
-                    running.spawn(async move { this.remove(&fh, &one).await });
+                    running.spawn(async move { this.remove(&fh, &one).await.then_some(fh) });
                 }
-                if running.join_next().await.is_none() {
-                    break;
-                }
+                let Some(ended) = running.join_next().await else { break };
+                gone.extend(ended.ok().flatten());
             }
             // What was removed last lies highest.
             for (fh, one) in &dirs {
@@ -43,8 +46,14 @@ impl One {
             }
         }
         let mut last = None;
-        for (_, fh) in &records {
+        for fh in &names {
             last = Some(self.r.log.append(Record::of(fh, Event::Settled)));
+        }
+        for fh in gone {
+            // Nobody sees its bytes any more.
+            let Some(file) = left.files.remove(&fh) else { continue };
+            last = Some(self.r.log.append(Record::of(&fh, Event::Retire(self.last_seq))));
+            records.extend(file.pieces.iter().map(|piece| (piece.segment, piece.seq)));
         }
         let Some(last) = last else { return };
         if self.r.log.durable(last.seq).await.is_ok() {
@@ -52,11 +61,14 @@ impl One {
         }
     }
 
-    async fn remove(&self, fh: &Fh, one: &RemovedLeft) {
-        if let Err(e) = self.try_to_remove(fh, one).await {
+    /// Whether a name does not lead to what it led to any more.
+    async fn remove(&self, fh: &Fh, one: &RemovedLeft) -> bool {
+        let removed = self.try_to_remove(fh, one).await;
+        if let Err(e) = &removed {
             let name = String::from_utf8_lossy(one.name.as_bytes()).into_owned();
             tracing::error!(%name, error = %e, "what was removed before a crash is there again: it cannot be removed");
         }
+        removed.is_ok()
     }
 
     async fn try_to_remove(&self, fh: &Fh, one: &RemovedLeft) -> Result<()> {

@@ -105,7 +105,7 @@ pub(super) enum Fate {
 pub(super) struct One {
     pub(super) r: Replay,
     segments: Mutex<HashMap<u64, Arc<File>>>,
-    last_seq: u64,
+    pub(super) last_seq: u64,
 }
 
 /// A file at the server, as it was opened for this.

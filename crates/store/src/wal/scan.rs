@@ -362,8 +362,6 @@ impl Left {
             }
             Event::Removed(removed) => {
                 let (removed, name) = (removed.clone(), name()?);
-                // Nobody sees its bytes any more.
-                self.files.remove(&parsed.fh);
                 self.removed.insert(parsed.fh, RemovedLeft { place, removed, name });
                 None
             }
