@@ -37,8 +37,8 @@ use bytes::Bytes;
 use hither_proto::nfs3::FsstatArgs;
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Fh, File, FileRange, Finished, FsStat, LockConflict,
-    LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags, Result,
-    Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
+    LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags,
+    Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
     create_in_steps, finish_in_steps,
 };
 use listing_sizes::ListingSizes;
@@ -198,7 +198,7 @@ impl Vfs for V3 {
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
         flags: RenameFlags,
-    ) -> Result<(ChangeInfo, ChangeInfo)> {
+    ) -> Result<Moved> {
         self.rename_name(cx, from, to, replaced, flags).await
     }
 

@@ -56,7 +56,7 @@ use hither_proto::nfs4::{CreateType, Nfsstat4};
 use hither_rpc::{Client, ClientConfig, Connect, Mode, RetryPolicy, Stats};
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Cx, Data, DirPage, Env, Error, Fh, File, FileRange, Finished, FsStat,
-    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read,
+    LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened, Read,
     RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote,
     XattrMode, create_in_steps, finish_in_steps,
 };
@@ -339,7 +339,7 @@ impl Vfs for V4 {
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
         flags: RenameFlags,
-    ) -> Result<(ChangeInfo, ChangeInfo)> {
+    ) -> Result<Moved> {
         let (from, to) = ((from.0.clone(), from.1.clone()), (to.0.clone(), to.1.clone()));
         let replaced = replaced.cloned();
         detached!(self, cx, |core, cx| core.rename(

@@ -1,5 +1,6 @@
 //! What is known about an object, and how long it holds.
 
+use crate::Fh;
 use tokio::time::Instant;
 
 /// Seconds and nanoseconds since 1970; negative seconds are before.
@@ -108,6 +109,19 @@ pub struct ChangeInfo {
     /// Change value after.
     pub after: u64,
     /// The directory's attributes afterwards, when they came along.
+    pub attrs: Option<Attrs>,
+}
+
+/// What a rename did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Moved {
+    /// Change of the directory that the name was in.
+    pub from: ChangeInfo,
+    /// Change of the directory that the name is in.
+    pub to: ChangeInfo,
+    /// The object that has the new name now; `None` when it may be another one than was known by the old name.
+    pub object: Option<Fh>,
+    /// Its attributes afterwards, when they came along.
     pub attrs: Option<Attrs>,
 }
 

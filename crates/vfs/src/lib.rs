@@ -25,7 +25,7 @@ mod watch;
 pub use account::{Account, Question, Why};
 pub use acl::{AclWho, PosixAcl, PosixAcls};
 pub use attr::{
-    Attr, Attrs, ChangeInfo, FileKind, FsStat, SetAttr, SetTime, Time, Validity, bytes_prove_reading,
+    Attr, Attrs, ChangeInfo, FileKind, FsStat, Moved, SetAttr, SetTime, Time, Validity, bytes_prove_reading,
 };
 pub use beside::{Beside, Touched, Work};
 pub use cx::{Answered, CALL_MAX_BYTES, Cred, Cx, Env};

@@ -15,9 +15,9 @@ mod tests;
 
 use crate::{
     Access, Along, Attrs, ChangeInfo, Create, Cx, Data, DirEntry, DirPage, Env, Error, Extra, Fetched, Fh,
-    File, FileKind, FileRange, Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Name,
-    Node, OpenAccess, OpenHow, OpenId, Opened, PosixAcls, Read, RenameFlags, Result, Seek, SetAttr, Special,
-    Stability, Starts, Stop, Time, Trail, Upcalls, Validity, Vfs, Want, Where, Wrote, XattrMode,
+    File, FileKind, FileRange, Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved,
+    Name, Node, OpenAccess, OpenHow, OpenId, Opened, PosixAcls, Read, RenameFlags, Result, Seek, SetAttr,
+    Special, Stability, Starts, Stop, Time, Trail, Upcalls, Validity, Vfs, Want, Where, Wrote, XattrMode,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -492,10 +492,14 @@ impl Vfs for Model {
         to: (&Fh, &Name),
         _replaced: Option<&Fh>,
         flags: RenameFlags,
-    ) -> Result<(ChangeInfo, ChangeInfo)> {
+    ) -> Result<Moved> {
         let mut s = self.state.lock();
         let (from_dir, to_dir) = (s.ino(from.0)?, s.ino(to.0)?);
-        s.rename(&cx.cred, (from_dir, from.1), (to_dir, to.1), flags, self.now())
+        let mut moved = s.rename(&cx.cred, (from_dir, from.1), (to_dir, to.1), flags, self.now())?;
+        if let Some(object) = &moved.object {
+            moved.attrs = Some(self.attrs(&s, s.ino(object)?));
+        }
+        Ok(moved)
     }
 
     async fn readdir(

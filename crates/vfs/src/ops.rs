@@ -1,7 +1,7 @@
 //! The [`Vfs`] trait and the types of its calls.
 
 use crate::{
-    Attrs, ChangeInfo, Cx, Data, Error, Fh, FileKind, FsStat, Name, Result, SetAttr, Validity, Where,
+    Attrs, ChangeInfo, Cx, Data, Error, Fh, FileKind, FsStat, Moved, Name, Result, SetAttr, Validity, Where,
 };
 use async_trait::async_trait;
 use bitflags::bitflags;
@@ -548,7 +548,7 @@ pub trait Vfs: Send + Sync + 'static {
     async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo>;
 
     /// Renames. `replaced` is the object at the target when the caller knows it, as for [`Vfs::unlink`].
-    /// Returns the changes of source and target directory.
+    /// Which object is renamed is the server's to say: another one may have the name than was known.
     async fn rename(
         &self,
         cx: &Cx,
@@ -556,7 +556,7 @@ pub trait Vfs: Send + Sync + 'static {
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
         flags: RenameFlags,
-    ) -> Result<(ChangeInfo, ChangeInfo)>;
+    ) -> Result<Moved>;
 
     /// Lists a directory after `cookie` (0: from the start, with a zero verifier): at most about `max_bytes` of
     /// names and attributes. With `nodes`, handles and attributes come along where the server gives them.

@@ -12,7 +12,7 @@ use crate::detach::detached;
 use crate::error;
 use crate::silly;
 use hither_proto::nfs3::{LinkArgs, Nfsstat3, RemoveArgs, RenameArgs, RenameWcc, RmdirArgs};
-use hither_vfs::{ChangeInfo, Cred, Cx, Error, Fh, Name, RenameFlags, Result};
+use hither_vfs::{ChangeInfo, Cred, Cx, Error, Fh, Moved, Name, RenameFlags, Result};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -73,7 +73,7 @@ impl V3 {
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
         flags: RenameFlags,
-    ) -> Result<(ChangeInfo, ChangeInfo)> {
+    ) -> Result<Moved> {
         if !flags.is_empty() {
             // What the Linux client answers too: NFS has no such RENAME.
             return Err(Error::new(libc::EINVAL));
@@ -91,7 +91,7 @@ impl V3 {
         from: &(Fh, Name),
         to: &(Fh, Name),
         replaced: Option<Fh>,
-    ) -> Result<(ChangeInfo, ChangeInfo)> {
+    ) -> Result<Moved> {
         let policy = Patience::policy();
         let replaced = match replaced {
             Some(fh) => Some(fh),
@@ -207,7 +207,7 @@ impl V3 {
                 continue;
             }
             let to = (dir.clone(), hidden.clone());
-            let (_, change) = self.rename(cred, &(dir.clone(), name.clone()), &to).await?;
+            let change = self.rename(cred, &(dir.clone(), name.clone()), &to).await?.to;
             let silly = Silly { dir: dir.clone(), name: hidden, cred: cred.clone() };
             self.opens.hidden(fh, &silly);
             return Ok((change, silly));
@@ -230,17 +230,13 @@ impl V3 {
         Ok(self.dir_change(dir, &wcc, asked))
     }
 
-    async fn rename(
-        &self,
-        cred: &Arc<Cred>,
-        from: &(Fh, Name),
-        to: &(Fh, Name),
-    ) -> Result<(ChangeInfo, ChangeInfo)> {
+    async fn rename(&self, cred: &Arc<Cred>, from: &(Fh, Name), to: &(Fh, Name)) -> Result<Moved> {
         let asked = Instant::now();
         let args = RenameArgs { from: dirop(&from.0, &from.1)?, to: dirop(&to.0, &to.1)? };
         let RenameWcc { fromdir_wcc, todir_wcc } =
             self.caller.expect(cred, &Patience::policy(), &args).await?;
         let left = self.dir_change(&from.0, &fromdir_wcc, asked);
-        Ok((left, self.dir_change(&to.0, &todir_wcc, asked)))
+        let to = self.dir_change(&to.0, &todir_wcc, asked);
+        Ok(Moved { from: left, to, object: None, attrs: None })
     }
 }

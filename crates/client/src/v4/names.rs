@@ -15,8 +15,8 @@ use super::state::{FileState, wire_fh, wire_name};
 use crate::silly;
 use hither_proto::nfs4::{CreateType, Nfsstat4, Op, RenameArgs, RenameOk, Specdata};
 use hither_vfs::{
-    Access, ChangeInfo, Create, Cx, Error, Fh, Made, Name, Node, OpenAccess, OpenHow, RenameFlags, SetAttr,
-    Special,
+    Access, ChangeInfo, Create, Cx, Error, Fh, Made, Moved, Name, Node, OpenAccess, OpenHow, RenameFlags,
+    SetAttr, Special,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -305,7 +305,7 @@ impl Core {
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
         flags: RenameFlags,
-    ) -> Answered<(ChangeInfo, ChangeInfo)> {
+    ) -> Answered<Moved> {
         if !flags.is_empty() {
             // NFSv4 has no such RENAME; the Linux client says so too, and programs fall back.
             return Err(Error::new(libc::EINVAL).into());
@@ -337,7 +337,7 @@ impl Core {
         replaced: Option<&Fh>,
         hide: Option<(Arc<FileState>, Name)>,
         held: Option<Taken>,
-    ) -> Answered<(ChangeInfo, ChangeInfo)> {
+    ) -> Answered<Moved> {
         let mut ops = Vec::with_capacity(8);
         if let Some((file, silly)) = &hide {
             let target = [Op::Putfh(wire_fh(&file.fh)), Op::Savefh, Op::Putfh(wire_fh(to.0))];
@@ -345,7 +345,9 @@ impl Core {
         }
         ops.extend([Op::Putfh(wire_fh(from.0)), Op::Savefh, Op::Putfh(wire_fh(to.0))]);
         ops.push(Op::Rename(RenameArgs { oldname: wire_name(from.1), newname: wire_name(to.1) }));
-        ops.push(Op::Getattr(NODE_ATTRS));
+        // The old name may have meant another object than was known.
+        let object = [Op::Lookup(wire_name(to.1)), Op::Getfh, Op::Getattr(NODE_ATTRS)];
+        ops.extend([Op::Getattr(NODE_ATTRS)].into_iter().chain(object));
         if from.0 != to.0 {
             ops.extend([Op::Restorefh, Op::Getattr(NODE_ATTRS)]);
         }
@@ -365,7 +367,7 @@ impl Core {
                     let silly = Silly { dir: to.0.clone(), name: silly };
                     if self.renamed_before(cx, from, to, replaced).await? {
                         self.hidden(&file, silly);
-                        return Ok((ChangeInfo::default(), ChangeInfo::default()));
+                        return Ok(Moved::default());
                     }
                     self.remove_silly(&silly, None).await;
                     return Err(Fail::Nfs(Nfsstat4::DELAY));
@@ -385,7 +387,7 @@ impl Core {
             Ok(ok) => self.renamed(ok, from.0, to.0, answer).await,
             Err(Fail::Nfs(Nfsstat4::NOENT)) if answer.repeated => {
                 match self.renamed_before(cx, from, to, replaced).await? {
-                    true => Ok((ChangeInfo::default(), ChangeInfo::default())),
+                    true => Ok(Moved::default()),
                     false => Err(Fail::Nfs(Nfsstat4::NOENT)),
                 }
             }
@@ -393,22 +395,30 @@ impl Core {
         }
     }
 
-    /// The changes of both directories, with their attributes where they came along.
+    /// The changes of both directories and the object, with their attributes where they came along.
     async fn renamed(
         self: &Arc<Self>,
         ok: RenameOk,
         from: &Fh,
         to: &Fh,
         mut answer: Answer,
-    ) -> Answered<(ChangeInfo, ChangeInfo)> {
+    ) -> Answered<Moved> {
         let (mut source, mut target) = (change_info(&ok.source_cinfo), change_info(&ok.target_cinfo));
         target.attrs = self.dir_attrs(to, &mut answer).await;
+        let found =
+            answer.results.lookup().and_then(|()| Ok((answer.results.getfh()?, answer.results.getattr()?)));
+        let node = match found {
+            Ok((fh, wire)) => self.node(&fh, &wire, answer.asked).await.ok(),
+            // Somebody else has renamed or removed it since.
+            Err(_) => None,
+        };
         if from == to {
             source.attrs.clone_from(&target.attrs);
         } else if answer.results.restorefh().is_ok() {
             source.attrs = self.dir_attrs(from, &mut answer).await;
         }
-        Ok((source, target))
+        let (object, attrs) = node.map(|node| (node.fh, node.attrs)).unzip();
+        Ok(Moved { from: source, to: target, object, attrs })
     }
 }
 

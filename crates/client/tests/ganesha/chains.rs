@@ -147,7 +147,7 @@ async fn first_bytes_and_directories() {
     let across = m.vfs.rename(&m.cx, (&m.dir, &b), (&sub.node.fh, &a), None, no).await.unwrap();
     let gone = m.vfs.unlink(&m.cx, &sub.node.fh, &a, None).await.unwrap();
     let removed = m.vfs.rmdir(&m.cx, &m.dir, &name("sub")).await.unwrap();
-    for change in [&sub.dir, &link.dir, &same.0, &same.1, &across.0, &across.1, &gone, &removed] {
+    for change in [&sub.dir, &link.dir, &same.from, &same.to, &across.from, &across.to, &gone, &removed] {
         let attrs = change.attrs.as_ref().expect("the directory's attributes");
         assert_eq!(attrs.attr.kind, FileKind::Directory);
         assert!(!is_v4(&m) || attrs.attr.change == change.after, "{change:?}");

@@ -89,24 +89,32 @@ impl Call {
         };
         let (dir, to_dir) = (self.inode()?, self.inode_of(new_dir)?);
         let inodes = &self.session.inodes;
-        let (moved, replaced) = (inodes.child(dir.id, &from), inodes.child(to_dir.id, &to));
+        let (known, replaced) = (inodes.child(dir.id, &from), inodes.child(to_dir.id, &to));
         let _changing = (self.changing(&dir), self.changing(&to_dir));
-        let _objects = [&moved, &replaced].map(|i| i.as_ref().map(|i| self.changing(i)));
+        let _objects = [&known, &replaced].map(|i| i.as_ref().map(|i| self.changing(i)));
         let replaced = replaced.as_ref().map(|i| i.fh());
         let (from_fh, to_fh) = (dir.fh(), to_dir.fh());
         let vfs = &self.session.vfs;
         let renamed =
             vfs.rename(&self.cx(), (&from_fh, &from), (&to_fh, &to), replaced.as_ref(), flags).await;
-        if let Err(e) = renamed {
-            // A rename that is executed twice fails the second time, and the new name that the kernel has known to be absent is
-            // there; it doubts the old one by itself, and new ones that it has known to be there.
-            if matches!(e.errno, libc::ENOENT | libc::EEXIST | libc::EINTR | libc::EIO) {
-                self.session.doubt_name(to_dir.id, &to);
+        let moved = match renamed {
+            Ok(moved) => moved,
+            Err(e) => {
+                // A rename that is executed twice fails the second time, and the new name that the kernel has known to be absent is
+                // there; it doubts the old one by itself, and new ones that it has known to be there.
+                if matches!(e.errno, libc::ENOENT | libc::EEXIST | libc::EINTR | libc::EIO) {
+                    self.session.doubt_name(to_dir.id, &to);
+                }
+                return Err(e);
             }
-            return Err(e);
-        }
+        };
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         inodes.rename((dir.id, &from), (to_dir.id, &to), exchange);
+        // The kernel takes it for the object that it knew by the old name.
+        if moved.object.is_none() || moved.object != known.as_ref().map(|i| i.fh()) {
+            inodes.unbind(to_dir.id, &to);
+            self.session.doubt_name(to_dir.id, &to);
+        }
         Ok(Answer::empty())
     }
 

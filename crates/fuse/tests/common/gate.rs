@@ -333,7 +333,7 @@ pass_on! {
     fn rmdir(dir: &Fh, name: &Name) -> ChangeInfo;
     fn rename(
         from: (&Fh, &Name), to: (&Fh, &Name), replaced: Option<&Fh>, flags: RenameFlags
-    ) -> (ChangeInfo, ChangeInfo);
+    ) -> Moved;
     fn statfs(fh: &Fh) -> FsStat;
     fn getxattr(fh: &Fh, name: &[u8]) -> Bytes;
     fn setxattr(fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> ();

@@ -277,13 +277,13 @@ pub(super) async fn rename(r: &Request, a: &RenameArgs) -> RenameRes {
     let before = (from.attr().await.ok(), to.attr().await.ok());
     let vfs = &from.export.vfs;
     let result = vfs.rename(&from.cx, (&from.fh, &old), (&to.fh, &new), None, RenameFlags::empty()).await;
-    let (changes, error) = match result {
-        Ok((a, b)) => (Some((a, b)), None),
+    let (moved, error) = match result {
+        Ok(moved) => (Some(moved), None),
         Err(e) => (None, Some(stat3(&e))),
     };
     let wcc = RenameWcc {
-        fromdir_wcc: from.wcc(before.0.as_ref(), changes.as_ref().map(|c| &c.0)).await,
-        todir_wcc: to.wcc(before.1.as_ref(), changes.as_ref().map(|c| &c.1)).await,
+        fromdir_wcc: from.wcc(before.0.as_ref(), moved.as_ref().map(|m| &m.from)).await,
+        todir_wcc: to.wcc(before.1.as_ref(), moved.as_ref().map(|m| &m.to)).await,
     };
     match error {
         None => Res::Ok(wcc),

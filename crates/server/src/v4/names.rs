@@ -226,8 +226,8 @@ impl Exec<'_> {
         let _naming = (self.for_change_of(&from, &old).await?, self.for_change_of(&to, &new).await?);
         let result = vfs.rename(&to.cx, (&from.fh, &old), (&to.fh, &new), None, flags).await;
         self.changed();
-        let (source, target) = result.map_err(|e| stat4(&e))?;
-        Ok(RenameOk { source_cinfo: wire_change(&source), target_cinfo: wire_change(&target) })
+        let moved = result.map_err(|e| stat4(&e))?;
+        Ok(RenameOk { source_cinfo: wire_change(&moved.from), target_cinfo: wire_change(&moved.to) })
     }
 
     pub(super) async fn link(&mut self, wanted: &Component) -> Result<WireChange, Nfsstat4> {

@@ -9,8 +9,8 @@ use crate::dirty::patient;
 use crate::wal::{Attributes, Event, Record, Write};
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cred, Cx, Data, Error, Fh, FileKind, Name, Node, OpenAccess, OpenHow, OpenId,
-    Opened, Read, RenameFlags, Result, SetAttr, SetTime, Stability, Time, Wrote,
+    Access, Attrs, ChangeInfo, Cred, Cx, Data, Error, Fh, FileKind, Moved, Name, Node, OpenAccess, OpenHow,
+    OpenId, Opened, Read, RenameFlags, Result, SetAttr, SetTime, Stability, Time, Wrote,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -466,7 +466,7 @@ impl Ahead {
         from: (&Fh, &Name),
         to: (&Fh, &Name),
         flags: RenameFlags,
-    ) -> Result<Option<(ChangeInfo, ChangeInfo)>> {
+    ) -> Result<Option<Moved>> {
         let (moved, target) = {
             let t = self.table();
             (t.child(from.0, from.1).cloned(), t.child(to.0, to.1).cloned())
@@ -527,10 +527,10 @@ impl Ahead {
             Some(Ok(((info(), info()), seq)))
         })?;
         let Some(done) = done else { return Ok(None) };
-        let (infos, seq) = done?;
+        let ((from, to), seq) = done?;
         self.noted(&moved, seq).await?;
         self.room.notify_waiters();
-        Ok(Some(infos))
+        Ok(Some(Moved { from, to, object: Some(moved), attrs: None }))
     }
 
     /// Whether a directory has names that are here only: it is not empty whatever the server says.

@@ -480,9 +480,9 @@ impl Vfs for Ahead {
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
         flags: RenameFlags,
-    ) -> Result<(ChangeInfo, ChangeInfo)> {
-        if let Some(infos) = self.move_here(cx, from, to, flags).await? {
-            return Ok(infos);
+    ) -> Result<Moved> {
+        if let Some(moved) = self.move_here(cx, from, to, flags).await? {
+            return Ok(moved);
         }
         for (dir, name) in [from, to] {
             let child = self.table().child(dir, name).cloned();
@@ -500,8 +500,9 @@ impl Vfs for Ahead {
             None => None,
         };
         let (from_real, to_real) = ((&real_from, from.1), (&real_to, to.1));
-        let (a, b) = self.below.rename(cx, from_real, to_real, replaced.as_ref(), flags).await?;
-        Ok((self.shown_info(from.0, a), self.shown_info(to.0, b)))
+        let moved = self.below.rename(cx, from_real, to_real, replaced.as_ref(), flags).await?;
+        let (a, b) = (self.shown_info(from.0, moved.from), self.shown_info(to.0, moved.to));
+        Ok(Moved { from: a, to: b, ..moved })
     }
 
     async fn readdir(

@@ -608,15 +608,15 @@ impl Vfs for Dirty {
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
         flags: RenameFlags,
-    ) -> Result<(ChangeInfo, ChangeInfo)> {
-        let moved = self.moving(cx, from);
+    ) -> Result<Moved> {
+        let known = self.moving(cx, from);
         let call = self.below.rename(cx, from, to, replaced, flags);
-        let changes = self.touching(&[moved.as_ref(), replaced], call).await?;
-        self.named(moved.as_ref(), to);
+        let moved = self.touching(&[known.as_ref(), replaced], call).await?;
+        self.named(moved.object.as_ref().or(known.as_ref()), to);
         if !flags.contains(RenameFlags::EXCHANGE) {
             self.lost_a_name(replaced).await;
         }
-        Ok(changes)
+        Ok(moved)
     }
 
     async fn readdir(

@@ -8,9 +8,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
     Access, Attrs, Backing, ChangeInfo, Create, Cx, Data, DirPage, Error, Fh, File, FileRange, Finished,
-    FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenAccess, OpenHow, OpenId,
-    Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs,
-    Want, Where, Wrote, XattrMode,
+    FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenAccess, OpenHow,
+    OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail,
+    Upcalls, Vfs, Want, Where, Wrote, XattrMode,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -466,7 +466,7 @@ impl Vfs for Disk {
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
         flags: RenameFlags,
-    ) -> Result<(ChangeInfo, ChangeInfo)> {
+    ) -> Result<Moved> {
         if let Some(fh) = replaced {
             self.secure(fh).await;
         }

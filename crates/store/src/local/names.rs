@@ -8,8 +8,8 @@ use super::pool::Worker;
 use super::{Inner, sys};
 use bytes::Bytes;
 use hither_vfs::{
-    ChangeInfo, Cx, Error, Fh, FileKind, Made, Name, Node, RenameFlags, Result, SetAttr, Special, Stop,
-    Trail, Validity, Where,
+    ChangeInfo, Cx, Error, Fh, FileKind, Made, Moved, Name, Node, RenameFlags, Result, SetAttr, Special,
+    Stop, Trail, Validity, Where,
 };
 use rustix::fd::AsFd;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
@@ -307,7 +307,7 @@ impl Inner {
         from: (&Fh, &Name),
         to: (&Fh, &Name),
         flags: RenameFlags,
-    ) -> Result<Done<(ChangeInfo, ChangeInfo)>> {
+    ) -> Result<Done<Moved>> {
         let from_dir = self.resolve(worker, from.0)?;
         let to_dir = self.resolve(worker, to.0)?;
         from_dir.need_dir()?;
@@ -338,7 +338,8 @@ impl Inner {
             replaced,
         });
         let info = |dir: &Object, before| self.attributer.change_info(dir, before);
-        let result = (info(&from_dir, &before.0)?, info(&to_dir, &before.1)?);
+        let (from, to) = (info(&from_dir, &before.0)?, info(&to_dir, &before.1)?);
+        let result = Moved { from, to, object: object.clone(), attrs: None };
         let touched = if same { smallvec![to_dir] } else { smallvec![from_dir, to_dir] };
         Ok(Done { result, object, touched, change })
     }

@@ -11,9 +11,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Extra, Fh, File, FileKind, FileRange, FsStat,
-    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, PosixAcls, Read,
-    RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Where,
-    Wrote, XattrMode,
+    LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened, PosixAcls,
+    Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want,
+    Where, Wrote, XattrMode,
 };
 use rustix::fd::AsFd;
 use std::sync::Arc;
@@ -239,7 +239,7 @@ impl Vfs for Local {
         to: (&Fh, &Name),
         _replaced: Option<&Fh>,
         flags: RenameFlags,
-    ) -> Result<(ChangeInfo, ChangeInfo)> {
+    ) -> Result<Moved> {
         let (from, to) = ((from.0.clone(), from.1.clone()), (to.0.clone(), to.1.clone()));
         self.change(cx, move |inner, worker| inner.rename(worker, (&from.0, &from.1), (&to.0, &to.1), flags))
             .await

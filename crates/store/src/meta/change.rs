@@ -14,7 +14,7 @@ const UNSETTLED_NANOS: u64 = 60_000_000_000;
 #[must_use]
 pub(super) struct Changing<'a> {
     meta: &'a Meta,
-    fh: Fh,
+    pub fh: Fh,
     /// No other call was changing it when this one began.
     alone: bool,
     ticket: Ticket,
@@ -29,6 +29,8 @@ pub(super) enum Renamed<'a> {
     To(&'a Node),
     /// The name is bound to a known object whose attributes are not known.
     Moved(Id),
+    /// The same, if nobody else has changed the directory that the object was in.
+    Believed(Id),
     /// The name is absent now.
     Gone,
     /// Nobody knows.
@@ -140,17 +142,18 @@ impl Changing<'_> {
     }
 
     /// The call that changes names of a directory ended. Its changes of the directory, one after the other; none when
-    /// the server did not tell.
+    /// the server did not tell. Whether nobody else can have changed the directory since what is known of it was learnt.
     pub fn renamed(
         mut self,
         outcome: std::result::Result<&[&ChangeInfo], &Error>,
         names: &[(&Name, Renamed<'_>)],
-    ) {
+    ) -> bool {
         self.settled = true;
         let meta = self.meta;
         let takes = names.iter().any(|(_, what)| !matches!(what, Renamed::To(_)));
-        let ids: Vec<_> = names.iter().map(|(name, what)| (*name, meta.bound(what, &self.ticket))).collect();
-        meta.table.with(&self.fh, |_, object| {
+        let mut ids: Vec<_> =
+            names.iter().map(|(name, what)| (*name, meta.bound(what, &self.ticket))).collect();
+        let kept = meta.table.with(&self.fh, |_, object| {
             let alone = self.alone && object.modifying == 1 && object.barrier <= self.ticket.seq;
             object.modifying = object.modifying.saturating_sub(1);
             object.barrier = object.barrier.max(meta.next_seq());
@@ -162,7 +165,7 @@ impl Changing<'_> {
                 // What the name was bound to when it was taken is anybody's guess.
                 meta.raise_fence();
             }
-            let (mut believed, mut others, mut followed) = (false, false, None);
+            let (mut believed, mut others, mut kept, mut followed) = (false, false, false, None);
             match outcome {
                 Ok(changes) => {
                     let (label, met) = advance(dir, changes, takes, last, now);
@@ -172,6 +175,14 @@ impl Changing<'_> {
                         meta.raise_fence();
                     }
                     others = met != Met::Nobody;
+                    kept = !others && label.is_some() && !dir.unproven && dir.pending.is_empty();
+                    if !kept {
+                        let believed = |what: &Renamed<'_>| matches!(what, Renamed::Believed(_));
+                        ids.iter_mut()
+                            .zip(names)
+                            .filter(|(_, (_, what))| believed(what))
+                            .for_each(|(id, _)| id.1 = None);
+                    }
                     meta.bind(dir, label, ids, meddled);
                     followed = label;
                 }
@@ -205,8 +216,10 @@ impl Changing<'_> {
             if outcome.is_err_and(is_unknown) {
                 object.extra().unsettled_until = now + UNSETTLED_NANOS;
             }
+            kept
         });
         meta.relieve();
+        kept.unwrap_or(false)
     }
 }
 
@@ -264,7 +277,7 @@ impl Meta {
                 let child = self.learn_attrs(&node.fh, &node.attrs, ticket);
                 (Some(child), self.clock.of(node.attrs.asked), node.attrs.valid)
             }
-            Renamed::Moved(id) => (Some(*id), ticket.asked, Validity::Lease),
+            Renamed::Moved(id) | Renamed::Believed(id) => (Some(*id), ticket.asked, Validity::Lease),
             Renamed::Gone => (None, ticket.asked, Validity::Lease),
             Renamed::Unknown => return None,
         };

@@ -412,13 +412,12 @@ impl Meta {
     fn created(&self, creating: super::change::Changing<'_>, name: &Name, outcome: &Result<Opened>) {
         use super::change::Renamed;
         match outcome {
-            Ok(opened) => match &opened.dir {
-                Some(change) => creating.renamed(Ok(&[change]), &[(name, Renamed::To(&opened.node))]),
-                None if opened.created => creating.renamed(Ok(&[]), &[(name, Renamed::To(&opened.node))]),
-                None => creating.nothing(),
-            },
+            Ok(Opened { dir: None, created: false, .. }) => return creating.nothing(),
+            Ok(opened) => {
+                creating.renamed(Ok(opened.dir.as_ref().as_slice()), &[(name, Renamed::To(&opened.node))])
+            }
             Err(e) => creating.renamed(Err(e), &[(name, Renamed::Unknown)]),
-        }
+        };
     }
 
     /// The directory at the end of a path.
@@ -438,9 +437,14 @@ impl Meta {
 
     /// The object that a name was last known to be bound to.
     pub(super) fn child_of(&self, dir: &Fh, name: &Name) -> Option<Fh> {
+        self.named(dir, name).map(|(fh, _)| fh)
+    }
+
+    /// The same, and whether it is so as long as the directory is as it was when that was learnt.
+    pub(super) fn named(&self, dir: &Fh, name: &Name) -> Option<(Fh, bool)> {
         let hash = self.table.hash(name.as_bytes());
         let bound = self.table.with(dir, |_, o| o.dir()?.names.find(hash, name.as_bytes()))??;
-        self.fh_of(bound.child?)
+        Some((self.fh_of(bound.child?)?, bound.labeled))
     }
 
     /// The open below of an open here, made now if there is none; with the first bytes that came along.

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Cx, Data, DirPage, Fh, File, FileKind, FileRange, Finished, FsStat,
-    LockConflict, LockKind, LockOwner, LockWait, Made, Name, Node, OpenHow, OpenId, Opened, Read,
+    LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened, Read,
     RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote,
     XattrMode, bytes_prove_reading,
 };
@@ -23,7 +23,7 @@ impl Meta {
         match &made {
             Ok(made) => changing.renamed(Ok(&[&made.dir]), &[(name, Renamed::To(&made.node))]),
             Err(e) => changing.renamed(Err(e), &[(name, Renamed::Unknown)]),
-        }
+        };
         if let Ok(made) = &mut made {
             self.name_holds(&mut made.node.attrs);
         }
@@ -47,7 +47,7 @@ impl Meta {
         match &outcome {
             Ok(change) => changing.renamed(Ok(&[change]), &[(name, Renamed::Gone)]),
             Err(e) => changing.renamed(Err(e), &[(name, Renamed::Unknown)]),
-        }
+        };
         outcome.map_err(|e| self.failed(dir, e))
     }
 
@@ -69,8 +69,11 @@ impl Meta {
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
         flags: RenameFlags,
-    ) -> Result<(ChangeInfo, ChangeInfo)> {
-        let moved = self.child_of(from.0, from.1);
+    ) -> Result<Moved> {
+        let (moved, certain) = match self.named(from.0, from.1) {
+            Some((fh, certain)) => (Some(fh), certain),
+            None => (None, false),
+        };
         let target = replaced.cloned().or_else(|| self.child_of(to.0, to.1));
         if let Some(target) = &target {
             self.secure(target).await;
@@ -85,41 +88,58 @@ impl Meta {
             false => self.renaming(from.0, &[from.1]),
         };
         let other = (!same_dir).then(|| self.renaming(to.0, &[to.1]));
-        let outcome = self.below.rename(cx, from, to, replaced, flags).await;
+        let mut outcome = self.below.rename(cx, from, to, replaced, flags).await;
+        let node =
+            outcome.as_ref().ok().and_then(|m| Some(Node { fh: m.object.clone()?, attrs: m.attrs.clone()? }));
         for changing in touched {
-            changing.done(outcome.as_ref().map(|_| None));
+            let attrs = node.as_ref().filter(|node| node.fh == changing.fh).map(|node| &node.attrs);
+            changing.done(outcome.as_ref().map(|_| attrs));
         }
-        if moved.is_none() && outcome.is_ok() {
+        if moved.is_none() && node.is_none() && outcome.is_ok() {
             self.raise_fence();
         }
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         let known = |fh: &Option<Fh>| fh.as_ref().and_then(|fh| self.table.find(fh));
         let as_moved = |fh: &Option<Fh>| known(fh).map_or(Renamed::Unknown, Renamed::Moved);
+        let believed_of = |fh: &Option<Fh>| known(fh).map_or(Renamed::Unknown, Renamed::Believed);
         // Two names of one object stay both.
-        let nothing = matches!(&outcome, Ok((a, b)) if a.before == a.after && b.before == b.after);
-        let (left, right) = match (same_object || nothing, exchange) {
+        let nothing = matches!(&outcome, Ok(m) if m.from.before == m.from.after && m.to.before == m.to.after);
+        let told = outcome.as_ref().ok().and_then(|m| m.object.clone());
+        let (left, believed) = match (same_object || nothing, exchange) {
             (true, _) => (Renamed::Unknown, Renamed::Unknown),
-            (false, true) => (as_moved(&target), as_moved(&moved)),
-            (false, false) => (Renamed::Gone, as_moved(&moved)),
+            (false, true) => (believed_of(&target), believed_of(&moved)),
+            (false, false) => (Renamed::Gone, believed_of(&moved)),
         };
-        match (&outcome, other) {
-            (Ok((a, b)), Some(other)) => {
-                one.renamed(Ok(&[a]), &[(from.1, left)]);
-                other.renamed(Ok(&[b]), &[(to.1, right)]);
+        let right = match (&node, &told) {
+            (Some(node), _) => Renamed::To(node),
+            (None, Some(_)) => as_moved(&told),
+            (None, None) if certain => believed,
+            (None, None) => Renamed::Unknown,
+        };
+        let kept = match &outcome {
+            // Two steps, or one that is told twice.
+            Ok(m) if same_dir && (m.from.before, m.from.after) == (m.to.before, m.to.after) => {
+                one.renamed(Ok(&[&m.to]), &[(from.1, left), (to.1, right)])
             }
-            (Ok((a, b)), None) => {
-                let names = [(from.1, left), (to.1, right)];
-                // Two steps, or one that is told twice.
-                let steps: &[&ChangeInfo] =
-                    if (a.before, a.after) == (b.before, b.after) { &[b] } else { &[a, b] };
-                one.renamed(Ok(steps), &names);
+            Ok(m) if same_dir => one.renamed(Ok(&[&m.from, &m.to]), &[(from.1, left), (to.1, right)]),
+            Ok(m) => {
+                let kept = one.renamed(Ok(&[&m.from]), &[(from.1, left)]);
+                if let Some(other) = other {
+                    let right = if kept || told.is_some() { right } else { Renamed::Unknown };
+                    other.renamed(Ok(&[&m.to]), &[(to.1, right)]);
+                }
+                kept
             }
-            (Err(e), other) => {
+            Err(e) => {
                 one.renamed(Err(e), &[(from.1, left)]);
                 if let Some(other) = other {
                     other.renamed(Err(e), &[(to.1, right)]);
                 }
+                false
             }
+        };
+        if let Ok(m) = &mut outcome {
+            m.object = m.object.take().or(moved.filter(|_| certain && kept && !exchange));
         }
         outcome.map_err(|e| self.failed(from.0, e))
     }
@@ -386,7 +406,7 @@ impl Vfs for Meta {
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
         flags: RenameFlags,
-    ) -> Result<(ChangeInfo, ChangeInfo)> {
+    ) -> Result<Moved> {
         self.rename_names(cx, from, to, replaced, flags).await
     }
 

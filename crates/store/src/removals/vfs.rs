@@ -239,7 +239,7 @@ impl Vfs for Removals {
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
         flags: RenameFlags,
-    ) -> Result<(ChangeInfo, ChangeInfo)> {
+    ) -> Result<Moved> {
         if self.table().get(from.0, from.1).is_some() {
             return Err(Error::new(libc::ENOENT));
         }
@@ -252,8 +252,9 @@ impl Vfs for Removals {
         if let Some(fh) = over {
             self.settled_in(cx, &fh).await?;
         }
-        let (a, b) = self.below.rename(cx, from, to, replaced, flags).await?;
-        Ok((self.shown_info(from.0, a), self.shown_info(to.0, b)))
+        let moved = self.below.rename(cx, from, to, replaced, flags).await?;
+        let (a, b) = (self.shown_info(from.0, moved.from), self.shown_info(to.0, moved.to));
+        Ok(Moved { from: a, to: b, ..moved })
     }
 
     async fn readdir(

@@ -1,7 +1,9 @@
 //! The tree of the model: all objects, their names, and the rules of creating, removing and renaming.
 
 use super::object::{Body, Dir, Object, in_group};
-use crate::{Attr, ChangeInfo, Cred, Error, Fh, FileKind, Name, RenameFlags, Result, SetAttr, SetTime, Time};
+use crate::{
+    Attr, ChangeInfo, Cred, Error, Fh, FileKind, Moved, Name, RenameFlags, Result, SetAttr, SetTime, Time,
+};
 use bytes::Bytes;
 use std::collections::{BTreeMap, HashMap};
 
@@ -364,7 +366,7 @@ impl State {
         to: (u64, &Name),
         flags: RenameFlags,
         now: Time,
-    ) -> Result<(ChangeInfo, ChangeInfo)> {
+    ) -> Result<Moved> {
         let source = self.lookup(cred, from.0, from.1)?.ok_or_else(|| Error::new(libc::ENOENT))?;
         let target = self.lookup(cred, to.0, to.1)?;
         self.check_rename(cred, (from.0, source), (to.0, target), flags)?;
@@ -373,7 +375,8 @@ impl State {
             ChangeInfo { atomic: true, before: change, after: change, attrs: None }
         };
         if target == Some(source) {
-            return Ok((unchanged(self, from.0), unchanged(self, to.0)));
+            let (from, to) = (unchanged(self, from.0), unchanged(self, to.0));
+            return Ok(Moved { from, to, object: Some(self.fh(source)), attrs: None });
         }
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         let source_is_dir = self.object(source).is_dir();
@@ -396,7 +399,7 @@ impl State {
                 self.drop_link(target, now);
             }
         }
-        Ok((from_change, to_change))
+        Ok(Moved { from: from_change, to: to_change, object: Some(self.fh(source)), attrs: None })
     }
 
     fn move_parent(&mut self, ino: u64, is_dir: bool, from: u64, to: u64) -> Result<()> {

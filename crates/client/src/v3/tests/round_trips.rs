@@ -543,7 +543,8 @@ async fn changes_bring_the_directory_attributes() {
     let made = fs.open(&cx, Where::name(&top, &a), &how).await.unwrap();
     check("CREATE", made.dir.unwrap()).await;
     fs.close(&cx, &made.node.fh, made.open).await.unwrap();
-    let (from, to) = fs.rename(&cx, (&top, &a), (&top, &b), None, RenameFlags::empty()).await.unwrap();
+    let Moved { from, to, .. } =
+        fs.rename(&cx, (&top, &a), (&top, &b), None, RenameFlags::empty()).await.unwrap();
     check("RENAME", from).await;
     check("RENAME", to).await;
     check("MKDIR", fs.mkdir(&cx, &top, &d, &set).await.unwrap().dir).await;

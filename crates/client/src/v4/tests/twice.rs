@@ -16,7 +16,7 @@ async fn losing(op: NfsOpnum4, names: &[&str]) -> Test {
     t
 }
 
-async fn rename(t: &Test, from: &str, to: &str, replaced: Option<&Fh>) -> Result<(ChangeInfo, ChangeInfo)> {
+async fn rename(t: &Test, from: &str, to: &str, replaced: Option<&Fh>) -> Result<hither_vfs::Moved> {
     t.v4.rename(&cx(), (&t.root, &name(from)), (&t.root, &name(to)), replaced, RenameFlags::empty()).await
 }
 

@@ -286,7 +286,7 @@ pass_on! {
     fn rmdir(dir: &Fh, name: &Name) -> ChangeInfo;
     fn rename(
         from: (&Fh, &Name), to: (&Fh, &Name), replaced: Option<&Fh>, flags: RenameFlags
-    ) -> (ChangeInfo, ChangeInfo);
+    ) -> Moved;
     fn readdir(dir: &Fh, cookie: u64, verifier: [u8; 8], max: u32, nodes: bool) -> DirPage;
     fn statfs(fh: &Fh) -> FsStat;
     fn getxattr(fh: &Fh, name: &[u8]) -> Bytes;

@@ -163,7 +163,7 @@ straight! {
     fn rmdir(dir: &Fh, name: &Name) -> Result<ChangeInfo>;
     fn rename(
         from: (&Fh, &Name), to: (&Fh, &Name), replaced: Option<&Fh>, flags: RenameFlags
-    ) -> Result<(ChangeInfo, ChangeInfo)>;
+    ) -> Result<Moved>;
     fn readdir(dir: &Fh, cookie: u64, verifier: [u8; 8], max: u32, nodes: bool) -> Result<DirPage>;
     fn statfs(fh: &Fh) -> Result<FsStat>;
     fn getxattr(fh: &Fh, name: &[u8]) -> Result<Bytes>;

@@ -152,7 +152,8 @@ async fn names_are_made_linked_renamed_and_removed() {
     l.link(&cx, &s.node.fh, &a, &name("s2")).await.unwrap();
     assert_eq!(std::fs::read_link(dir.path("a/s2")).unwrap(), Path::new("../f"));
     assert_eq!(errno(l.link(&cx, &a, &base, &name("x")).await), libc::EPERM);
-    let (from, to) = l.rename(&cx, (&a, &name("f")), (&b, &name("g2")), None, none).await.unwrap();
+    let hither_vfs::Moved { from, to, .. } =
+        l.rename(&cx, (&a, &name("f")), (&b, &name("g2")), None, none).await.unwrap();
     assert!(from.before != from.after && to.before != to.after);
     assert_eq!(find(&l, &cx, "a/b/g2").await.unwrap().fh, f.node.fh);
     let keep = l.rename(&cx, (&b, &name("s")), (&b, &name("g")), None, RenameFlags::NOREPLACE).await;

@@ -503,6 +503,7 @@ async fn play(history: History) {
         let seed = Some(history.seed.wrapping_add(client).max(1));
         let wire = Wire::slow(model.clone(), seed, DELAY);
         *wire.vague.lock() = history.vague;
+        *wire.blind.lock() = history.stateless;
         let (model, top, chronicle) = (model.clone(), top.clone(), chronicle.clone());
         let _ = wire.answered.set(Box::new(move || {
             let mut chronicle = chronicle.lock();

@@ -123,3 +123,37 @@ async fn what_is_from_before_a_lease_is_asked_for_under_it() {
         assert_eq!(l.wire.take(), "", "strict: {strict}");
     }
 }
+
+/// A rename moves what the server has under that name, whatever was believed to be there; `blind`: and it does not say what that is.
+#[tokio::test(start_paused = true)]
+async fn a_rename_moves_what_is_there() {
+    for blind in [false, true] {
+        for (across, changed_before) in [(false, false), (false, true), (true, false), (true, true)] {
+            let l = lab().await;
+            *l.wire.blind.lock() = blind;
+            tree(&l).await;
+            let trail = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
+            let [b, c, f] = [1, 2, 3].map(|i| trail.steps[i].fh.clone());
+            let to = if across { &b } else { &c };
+            l.meta.readdir(&l.cx, &c, 0, [0; 8], 1 << 20, true).await.unwrap();
+            l.meta.readdir(&l.cx, to, 0, [0; 8], 1 << 20, true).await.unwrap();
+            let other = rotate(&l, &c, "f", "other").await;
+            if changed_before {
+                make_file(&*l.meta, &l.cx, &c, "new", "text").await;
+            }
+            let none = RenameFlags::empty();
+            let moved = l.meta.rename(&l.cx, (&c, &name("f")), (to, &name("h")), None, none).await.unwrap();
+            assert_eq!(moved.object, (!blind).then_some(other.clone()));
+            // The attributes of what was believed to be renamed are known again.
+            l.meta.getattr(&l.cx, File { fh: &f, open: None }).await.unwrap();
+            l.meta.access(&l.cx, to, Access::LOOKUP).await.unwrap();
+            let trail = walk(&*l.meta, &l.cx, to, "h").await;
+            let case = format!("blind {blind}, across {across}, changed before {changed_before}");
+            assert_eq!(trail.steps.last().map(|n| &n.fh), Some(&other), "{case}");
+
+            // Where nobody else meddles, it is known without being told.
+            let moved = l.meta.rename(&l.cx, (to, &name("h")), (to, &name("i")), None, none).await.unwrap();
+            assert_eq!(moved.object, Some(other), "{case}");
+        }
+    }
+}

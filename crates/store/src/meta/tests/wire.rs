@@ -23,6 +23,8 @@ pub struct Wire {
     pub vague: Mutex<bool>,
     /// `change` of directories is at most this, as if what changed them afterwards had come in one tick of a clock.
     pub tick: Mutex<u64>,
+    /// As with NFSv3: nobody tells which object a rename moved.
+    pub blind: Mutex<bool>,
     /// As with NFSv3: `change` of files is made of their time, and finishing a file takes a call for each step.
     pub plain: Mutex<bool>,
 }
@@ -44,6 +46,7 @@ impl Wire {
             answered: OnceLock::new(),
             vague: Mutex::new(false),
             tick: Mutex::new(u64::MAX),
+            blind: Mutex::new(false),
             plain: Mutex::new(false),
         })
     }
@@ -229,7 +232,7 @@ pass_on! {
         |w, out, _| if let Ok(c) = out { w.dir(c) };
     fn rmdir(dir: &Fh, name: &Name) -> Result<ChangeInfo>, |w, out, _| if let Ok(c) = out { w.dir(c) };
     fn rename(from: (&Fh, &Name), to: (&Fh, &Name), replaced: Option<&Fh>, flags: RenameFlags)
-        -> Result<(ChangeInfo, ChangeInfo)>, |w, out, _| if let Ok((a, b)) = out { w.dir(a); w.dir(b) };
+        -> Result<Moved>, |w, out, at| if let Ok(m) = out { moved(w, m, at) };
     fn readdir(dir: &Fh, cookie: u64, verifier: [u8; 8], max: u32, nodes: bool) -> Result<DirPage>,
         |w, out, at| if let Ok(p) = out { page(w, p, at) };
     fn statfs(fh: &Fh) -> Result<FsStat>;
@@ -246,4 +249,19 @@ pass_on! {
     fn deallocate(file: File<'_>, range: FileRange) -> Result<()>;
     fn copy(from: File<'_>, from_at: u64, to: File<'_>, to_at: u64, len: u64) -> Result<u64>;
     fn shutdown() -> Result<()>;
+}
+
+fn moved(w: &Wire, moved: &mut Moved, asked: tokio::time::Instant) {
+    if *w.blind.lock() && moved.from.after == moved.to.before {
+        // In one directory: one change, told twice.
+        moved.from.after = moved.to.after;
+        moved.to.before = moved.from.before;
+    }
+    w.dir(&mut moved.from);
+    w.dir(&mut moved.to);
+    match &mut moved.attrs {
+        _ if *w.blind.lock() => (moved.object, moved.attrs) = (None, None),
+        Some(attrs) => stamp(w, attrs, asked),
+        None => {}
+    }
 }
