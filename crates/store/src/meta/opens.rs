@@ -411,8 +411,10 @@ impl Meta {
 
     fn created(&self, creating: super::change::Changing<'_>, name: &Name, outcome: &Result<Opened>) {
         use super::change::Renamed;
+        if matches!(outcome, Ok(Opened { dir: None, created: false, .. })) {
+            return creating.nothing();
+        }
         match outcome {
-            Ok(Opened { dir: None, created: false, .. }) => return creating.nothing(),
             Ok(opened) => {
                 creating.renamed(Ok(opened.dir.as_ref().as_slice()), &[(name, Renamed::To(&opened.node))])
             }
