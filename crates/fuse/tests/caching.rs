@@ -71,9 +71,10 @@ fn an_append_goes_to_the_end_another_client_made() {
 fn an_append_to_what_another_client_made_longer_waits_for_no_close() {
     let Some(m) = mounted(LONG) else { return };
     fs::write(m.path("log"), b"one\n").unwrap();
+    // Its end brings what the length is then.
+    eventually("the first open is closed", || m.gate.calls("close") == 1);
     let end = m.foreign_read("log").len() as u64;
     m.foreign_write("log", end, b"theirs\n");
-    eventually("the first open is closed", || m.gate.calls("close") == 1);
     m.gate.shut("close");
     let mut f = OpenOptions::new().append(true).open(m.path("log")).unwrap();
     f.write_all(b"ours\n").unwrap();
