@@ -12,7 +12,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=${HITHER_LAB:-target/release/hither-lab}
-out=${BENCH_OUT:-bench}
+# Whole: the laboratory may work in another directory.
+out=$(realpath -m "${BENCH_OUT:-bench}")
 labs="bench bench-ganesha bench-knfsd"
 trap 'for l in $labs; do $bin --name $l down >/dev/null 2>&1; done' EXIT
 rc=0
