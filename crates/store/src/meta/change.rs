@@ -175,13 +175,12 @@ impl Changing<'_> {
                         meta.raise_fence();
                     }
                     others = met != Met::Nobody;
-                    kept = !others && label.is_some() && !dir.unproven && dir.pending.is_empty();
-                    if !kept {
-                        let believed = |what: &Renamed<'_>| matches!(what, Renamed::Believed(_));
-                        ids.iter_mut()
-                            .zip(names)
-                            .filter(|(_, (_, what))| believed(what))
-                            .for_each(|(id, _)| id.1 = None);
+                    let alone_here = !others && !meddled.contains(&true) && dir.pending.is_empty();
+                    kept = alone_here && label.is_some() && !dir.unproven;
+                    for (id, (_, what)) in ids.iter_mut().zip(names) {
+                        if !kept && matches!(what, Renamed::Believed(_)) {
+                            id.1 = None;
+                        }
                     }
                     meta.bind(dir, label, ids, meddled);
                     followed = label;

@@ -1,6 +1,7 @@
 //! The calls of [`Vfs`]: what is answered from memory, and what is passed down with memory kept true.
 
-use super::change::Renamed;
+use super::change::{Changing, Renamed};
+use super::names::Id;
 use super::{Meta, stats};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -99,49 +100,45 @@ impl Meta {
             self.raise_fence();
         }
         let exchange = flags.contains(RenameFlags::EXCHANGE);
-        let known = |fh: &Option<Fh>| fh.as_ref().and_then(|fh| self.table.find(fh));
-        let as_moved = |fh: &Option<Fh>| known(fh).map_or(Renamed::Unknown, Renamed::Moved);
-        let believed_of = |fh: &Option<Fh>| known(fh).map_or(Renamed::Unknown, Renamed::Believed);
-        // Two names of one object stay both.
-        let nothing = matches!(&outcome, Ok(m) if m.from.before == m.from.after && m.to.before == m.to.after);
-        let told = outcome.as_ref().ok().and_then(|m| m.object.clone());
-        let (left, believed) = match (same_object || nothing, exchange) {
-            (true, _) => (Renamed::Unknown, Renamed::Unknown),
-            (false, true) => (believed_of(&target), believed_of(&moved)),
-            (false, false) => (Renamed::Gone, believed_of(&moved)),
-        };
-        let right = match (&node, &told) {
-            (Some(node), _) => Renamed::To(node),
-            (None, Some(_)) => as_moved(&told),
-            (None, None) if certain => believed,
-            (None, None) => Renamed::Unknown,
-        };
-        let kept = match &outcome {
-            // Two steps, or one that is told twice.
-            Ok(m) if same_dir && (m.from.before, m.from.after) == (m.to.before, m.to.after) => {
-                one.renamed(Ok(&[&m.to]), &[(from.1, left), (to.1, right)])
-            }
-            Ok(m) if same_dir => one.renamed(Ok(&[&m.from, &m.to]), &[(from.1, left), (to.1, right)]),
-            Ok(m) => {
-                let kept = one.renamed(Ok(&[&m.from]), &[(from.1, left)]);
-                if let Some(other) = other {
-                    let right = if kept || told.is_some() { right } else { Renamed::Unknown };
-                    other.renamed(Ok(&[&m.to]), &[(to.1, right)]);
-                }
-                kept
-            }
-            Err(e) => {
-                one.renamed(Err(e), &[(from.1, left)]);
-                if let Some(other) = other {
-                    other.renamed(Err(e), &[(to.1, right)]);
-                }
-                false
-            }
-        };
+        let believed = [&moved, &target].map(Option::as_ref);
+        let [left, right] = self.both_names(&outcome, node.as_ref(), believed, certain, exchange);
+        let kept = end_rename((one, from.1, left), (other, to.1, right), &outcome);
         if let Ok(m) = &mut outcome {
             m.object = m.object.take().or(moved.filter(|_| certain && kept && !exchange));
         }
         outcome.map_err(|e| self.failed(from.0, e))
+    }
+
+    /// What became of the old and the new name in a rename that was told to have moved `node`; `believed`: what both led to before,
+    /// `certain` for the old one unless somebody else meddled.
+    fn both_names<'a>(
+        &self,
+        outcome: &Result<Moved>,
+        node: Option<&'a Node>,
+        believed: [Option<&Fh>; 2],
+        certain: bool,
+        exchange: bool,
+    ) -> [Renamed<'a>; 2] {
+        let known = |fh: Option<&Fh>, how: fn(Id) -> Renamed<'a>| {
+            fh.and_then(|fh| self.table.find(fh)).map_or(Renamed::Unknown, how)
+        };
+        let [moved, target] = believed;
+        // Two names of one object stay both.
+        let nothing = matches!(outcome, Ok(m) if m.from.before == m.from.after && m.to.before == m.to.after);
+        let stay = nothing || moved.is_some() && moved == target;
+        let left = match (stay, exchange) {
+            (true, _) => Renamed::Unknown,
+            (false, true) => known(target, Renamed::Believed),
+            (false, false) => Renamed::Gone,
+        };
+        let told = outcome.as_ref().ok().and_then(|m| m.object.as_ref());
+        let right = match (node, told) {
+            (Some(node), _) => Renamed::To(node),
+            (None, Some(_)) => known(told, Renamed::Moved),
+            (None, None) if certain && !stay => known(moved, Renamed::Believed),
+            (None, None) => Renamed::Unknown,
+        };
+        [left, right]
     }
 
     async fn set_attributes(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
@@ -212,6 +209,35 @@ impl Meta {
             });
         }
         Ok(target)
+    }
+}
+
+/// A rename ended; in one directory, the first of both calls is about both names. Whether nobody else can have changed the directory
+/// of the old name.
+fn end_rename(
+    (one, old, left): (Changing<'_>, &Name, Renamed<'_>),
+    (other, new, right): (Option<Changing<'_>>, &Name, Renamed<'_>),
+    outcome: &Result<Moved>,
+) -> bool {
+    match (outcome, other) {
+        // Two steps, or one that is told twice.
+        (Ok(m), None) if (m.from.before, m.from.after) == (m.to.before, m.to.after) => {
+            one.renamed(Ok(&[&m.to]), &[(old, left), (new, right)])
+        }
+        (Ok(m), None) => one.renamed(Ok(&[&m.from, &m.to]), &[(old, left), (new, right)]),
+        (Ok(m), Some(other)) => {
+            let kept = one.renamed(Ok(&[&m.from]), &[(old, left)]);
+            let right = if matches!(right, Renamed::Believed(_)) && !kept { Renamed::Unknown } else { right };
+            other.renamed(Ok(&[&m.to]), &[(new, right)]);
+            kept
+        }
+        (Err(e), other) => {
+            one.renamed(Err(e), &[(old, left)]);
+            if let Some(other) = other {
+                other.renamed(Err(e), &[(new, right)]);
+            }
+            false
+        }
     }
 }
 
