@@ -16,6 +16,7 @@ const GATES: [&str; 9] = [
     "-p hither --test crashes ",
     "-p hither --test crashes_write ",
     "-p hither --test histories ",
+    "-p hither --test delayed ",
     "-p hither --test delegations ",
     "-p hither --test semantics ",
 ];

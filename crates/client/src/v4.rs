@@ -160,6 +160,10 @@ impl Vfs for V4 {
         })
     }
 
+    fn is_delegated(&self, fh: &Fh) -> bool {
+        self.core.is_delegated(fh)
+    }
+
     fn peek(&self, _: &Cx, _: Where<'_>) -> Option<Trail> {
         None
     }

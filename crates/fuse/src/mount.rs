@@ -56,12 +56,23 @@ pub struct Config {
     pub names_wait: bool,
     /// Nothing ever changes: files that are wholly on the local disk are read by the kernel itself, where it knows how.
     pub passthrough: bool,
-    /// close(2) returns when what was written is on stable storage, or says why it is not.
-    pub close_waits: bool,
+    /// Which close(2) returns when what was written is on stable storage, or says why it is not.
+    pub close_waits: CloseWaits,
     /// What an fsync found stable stays so: without a write since then the next one asks nobody.
     pub commits_last: bool,
     /// How long an interrupted call goes on waiting when its program handles the signal (SIGINT and the like) itself.
     pub interrupt_patience: Duration,
+}
+
+/// Which closes wait for stable storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloseWaits {
+    /// All.
+    Always,
+    /// Those of files that others may look at meanwhile ([`Vfs::is_delegated`](hither_vfs::Vfs::is_delegated)).
+    UnlessDelegated,
+    /// None.
+    Never,
 }
 
 impl Default for Config {
@@ -81,7 +92,7 @@ impl Default for Config {
             first_bytes: 64 << 10,
             close_to_open: true,
             strict: false,
-            close_waits: true,
+            close_waits: CloseWaits::Always,
             commits_last: true,
             names_wait: false,
             passthrough: false,

@@ -121,8 +121,8 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
         // What programs have open is closed before the farewell.
         programs.end(FAREWELL).await;
     }
-    // With `exclusive` close(2) does not wait for the server either.
-    let lazy = job.wanted.lazy_close || job.wanted.exclusive;
+    // With these, close(2) does not wait for the server.
+    let lazy = job.wanted.lazy_close || job.wanted.delegated_close || job.wanted.exclusive;
     let within = if lazy { LAZY_FAREWELL } else { FAREWELL };
     tokio::select! {
         () = farewell(&client, within) => {}

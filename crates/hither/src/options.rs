@@ -211,6 +211,8 @@ pub struct Wanted {
     pub dirty_age: Duration,
     /// `close=lazy`.
     pub lazy_close: bool,
+    /// `close=delegated`.
+    pub delegated_close: bool,
     /// `writeback=journal`: the directory that journals are in.
     pub journal: Option<PathBuf>,
     /// `journal-dir=`.
@@ -279,6 +281,7 @@ impl Default for Wanted {
             dirty_max_bytes: 256 << 20,
             dirty_age: Duration::from_secs(5),
             lazy_close: false,
+            delegated_close: false,
             journal: None,
             journal_dir: None,
             creates_here: false,
@@ -537,6 +540,7 @@ impl Wanted {
             self.cache.dir.is_some().then_some("cache"),
             self.journal.is_some().then_some("writeback=journal"),
             self.lazy_close.then_some("close=lazy"),
+            self.delegated_close.then_some("close=delegated"),
             given("lookupcache").filter(|_| self.lookup_cache != LookupCache::None),
             given("acnegmax"),
             given("prefetch").filter(|_| self.prefetch),

@@ -11,6 +11,7 @@ use crate::mountstats;
 use crate::options::{Promise, Versions, Wanted};
 use crate::report::{Counters, MountPart, Report};
 use crate::trace::Trace;
+use hither_fuse::CloseWaits;
 use hither_nfs::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
 use hither_socket::Programs;
 use hither_store::ahead::{Ahead, AheadOptions};
@@ -160,6 +161,7 @@ impl Client {
         let dirty = DirtyOptions {
             write_through: w.sync || w.is_strict(),
             lazy_close: w.lazy_close,
+            delegated_close: w.delegated_close,
             wsize_bytes: connected.wsize_bytes,
             dirty_age: w.dirty_age,
             dirty_max_bytes: w.dirty_max_bytes,
@@ -313,9 +315,19 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         close_to_open: job.wanted.close_to_open && !job.wanted.is_strict(),
         strict: job.wanted.is_strict(),
         first_bytes: if job.wanted.is_strict() { 0 } else { hither_fuse::Config::default().first_bytes },
-        close_waits: !job.wanted.lazy_close,
+        close_waits: match (job.wanted.lazy_close, job.wanted.delegated_close && client.wal.is_none()) {
+            (true, _) => CloseWaits::Never,
+            // With a journal it is waited for.
+            (false, delegated) => {
+                if delegated {
+                    CloseWaits::UnlessDelegated
+                } else {
+                    CloseWaits::Always
+                }
+            }
+        },
         names_wait: client.ahead.is_some(),
-        commits_last: !job.wanted.lazy_close && !job.wanted.exclusive,
+        commits_last: !job.wanted.lazy_close && !job.wanted.delegated_close && !job.wanted.exclusive,
         passthrough: client.disk.is_some() && job.wanted.is_frozen(),
         ..hither_fuse::Config::default()
     };

@@ -88,6 +88,9 @@ pub struct DirtyOptions {
     pub write_through: bool,
     /// Closing a file does not wait until it is sent (`close=lazy`).
     pub lazy_close: bool,
+    /// The same of files that the server has delegated for writing; with a journal, close and fsync of those wait for that alone
+    /// (`close=delegated`).
+    pub delegated_close: bool,
     /// Bytes of one WRITE, at most; a chunk of them is sent at once.
     pub wsize_bytes: u32,
     /// Age at which bytes are sent by themselves.
@@ -120,6 +123,7 @@ impl Default for DirtyOptions {
         Self {
             write_through: false,
             lazy_close: false,
+            delegated_close: false,
             wsize_bytes: 1 << 20,
             dirty_age: Duration::from_secs(5),
             dirty_max_bytes: 256 << 20,

@@ -456,6 +456,12 @@ pub trait Vfs: Send + Sync + 'static {
     /// waits. `None` when somebody has to be asked.
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail>;
 
+    /// Whether nobody else is shown a file before [`Upcalls::withdraw`] of it has ended, so that what was written to it may wait for
+    /// that: a delegation for writing (RFC 8881 section 10.4). Never waits.
+    fn is_delegated(&self, _fh: &Fh) -> bool {
+        false
+    }
+
     /// Looks up a path. Stopping early is an answer, not an error; `Err` means that nothing was learnt.
     async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail>;
 

@@ -6,7 +6,7 @@
 //!
 //! Delegations outlive the opens that brought them, up to [`HELD_MAX`]; beyond it the least recently used go back, many in one
 //! compound. A recall is answered at once; then, in this order: no answer carries the lease any more, the layer above lets go
-//! (for at most [`WITHDRAW_TIMEOUT`]), what was written under a write delegation is committed, DELEGRETURN. A recall can
+//! (for at most [`WITHDRAW_TIMEOUT`], or [`WRITE_WITHDRAW_TIMEOUT`] while it sends what it delayed), what was written under a write delegation is committed, DELEGRETURN. A recall can
 //! overtake the reply that grants the delegation: it goes back all the same, and the recall is remembered until that reply comes.
 //!
 //! All leases end by themselves when the lease of the client does: [`Core::watch_lease`] counts from the last renewal.
@@ -19,7 +19,7 @@ use crate::AttrCache;
 use hither_proto::nfs4::{Nfsstat4, Op, OpenDelegation, OpenOk, Stateid, open};
 use hither_vfs::{Attrs, BoxFuture, Cx, Error, Fh, FileKind, Upcalls, Validity};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -32,6 +32,8 @@ pub(crate) const HELD_MAX: usize = 10_000;
 const EVICTED_AT_ONCE: usize = 40;
 /// How long the layer above may take to let go.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same where it may have delayed writes, which are to come before: servers take back what does not come.
+const WRITE_WITHDRAW_TIMEOUT: Duration = Duration::from_secs(600);
 /// Recalls that are remembered before the delegation is known.
 const EARLY_MAX: usize = 256;
 /// Compounds of DELEGRETURN in flight.
@@ -45,6 +47,8 @@ pub(crate) struct Delegations {
     suspect: AtomicBool,
     /// Recalled before the reply that grants them came.
     early: Mutex<VecDeque<[u8; 12]>>,
+    /// Held for writing when the server lost all.
+    lost: Mutex<HashSet<Fh>>,
     /// [`HELD_MAX`], but for tests.
     pub most: AtomicUsize,
 }
@@ -83,6 +87,7 @@ impl Default for Delegations {
             upcalls: OnceLock::new(),
             suspect: AtomicBool::new(false),
             early: Mutex::default(),
+            lost: Mutex::default(),
             most: AtomicUsize::new(HELD_MAX),
         }
     }
@@ -129,6 +134,17 @@ impl Delegations {
             held.touch(fh);
         }
         covered
+    }
+
+    /// Whether `fh` is held for writing.
+    fn is_for_writing(&self, fh: &Fh) -> bool {
+        let subscribed = self.upcalls.get().is_some() && !self.suspect.load(Ordering::Acquire);
+        subscribed && self.held.lock().files.get(fh).is_some_and(|d| d.write)
+    }
+
+    /// Whether `fh` was held for writing when the server lost all.
+    pub fn was_for_writing(&self, fh: &Fh) -> bool {
+        self.lost.lock().contains(fh)
     }
 
     /// Whether `fh` is held by `stateid`, so that what followed in the compound that brought it holds as long.
@@ -283,6 +299,14 @@ impl Core {
         attrs.valid != Validity::Once || self.opts.attr_cache == AttrCache::NONE
     }
 
+    /// Whether the server shows a file to nobody else before it was given back here.
+    pub fn is_delegated(&self, fh: &Fh) -> bool {
+        self.delegations.is_for_writing(fh) && {
+            let lease = self.lease.lock();
+            Instant::now() < lease.renewed + lease.time
+        }
+    }
+
     /// The lease on attributes that a question sent at `asked` brought, when there is one.
     pub fn leased(&self, fh: &Fh, mut attrs: Attrs) -> Attrs {
         if attrs.attr.kind == FileKind::Regular
@@ -310,7 +334,9 @@ impl Core {
         let withdrawn = self.delegations.withdraw(&taken);
         let core = self.clone();
         tokio::spawn(async move {
-            if tokio::time::timeout(WITHDRAW_TIMEOUT, withdrawn).await.is_err() {
+            let delayed = taken.iter().any(|t| t.write);
+            let most = if delayed { WRITE_WITHDRAW_TIMEOUT } else { WITHDRAW_TIMEOUT };
+            if tokio::time::timeout(most, withdrawn).await.is_err() {
                 tracing::debug!(files = taken.len(), "not everybody let go of recalled files in time");
             }
             for t in taken.iter().filter(|t| t.write) {
@@ -386,7 +412,8 @@ impl Core {
 
     /// The server has none of our delegations any more.
     pub fn delegations_lost(&self) {
-        self.delegations.take_all_but(0);
+        let lost = self.delegations.take_all_but(0).into_iter();
+        *self.delegations.lost.lock() = lost.filter(|t| t.write).map(|t| t.fh).collect();
         self.delegations.withdraw_all();
     }
 

@@ -275,7 +275,9 @@ impl Core {
         };
         let (mut how, mut grace) = (how, Backoff::GRACE);
         loop {
-            let answer = self.via(via, state, reopen(state, access, how)).await?;
+            let answer = self
+                .via(via, state, reopen(state, access, how, self.delegations.was_for_writing(&state.file.fh)))
+                .await?;
             match answer.and_then(|a| self.reopened(access, state, a)) {
                 Ok(change) => {
                     let unchanged = had != 0 && change == Some(had);
@@ -401,14 +403,18 @@ fn is_too_late(status: Option<Nfsstat4>) -> bool {
     )
 }
 
-fn reopen(state: &OpenState, access: u32, how: Reclaim) -> Compound {
-    let claim = match how {
-        Reclaim::Restart => OpenClaim::Previous(DelegationType::NONE),
-        Reclaim::Late => OpenClaim::Fh,
+/// `delayed`: what was written may have waited at the server's restart. Nobody is to see the file before it has come, so the
+/// delegation is claimed too; the server wants it back then.
+fn reopen(state: &OpenState, access: u32, how: Reclaim, delayed: bool) -> Compound {
+    let delayed = delayed && access & open::SHARE_ACCESS_WRITE != 0;
+    let (claim, want) = match how {
+        Reclaim::Restart if delayed => (OpenClaim::Previous(DelegationType::WRITE), 0),
+        Reclaim::Restart => (OpenClaim::Previous(DelegationType::NONE), open::WANT_NO_DELEG),
+        Reclaim::Late => (OpenClaim::Fh, open::WANT_NO_DELEG),
     };
     let args = OpenArgs {
         seqid: 0,
-        share_access: access | open::WANT_NO_DELEG,
+        share_access: access | want,
         share_deny: open::SHARE_DENY_NONE,
         owner: StateOwner { clientid: 0, owner: state.owner.clone().into() },
         how: None,

@@ -5,6 +5,7 @@ use crate::abi::{OPEN_FOR_EXEC, Out, READ_LOCKOWNER, RELEASE_FLOCK_UNLOCK, WRITE
 use crate::call::{Answer, Body, Undo};
 use crate::handles::OpenFile;
 use crate::inode::{Inode, Moment, Named, OnOpen};
+use crate::mount::CloseWaits;
 use crate::sent_back::Back;
 use bytes::Bytes;
 use hither_vfs::{
@@ -309,7 +310,12 @@ impl Call {
     pub(super) async fn flush(&self, fh: u64, lock_owner: u64) -> Result<Answer> {
         let file = self.file(fh)?;
         let writes = file.access.contains(OpenAccess::WRITE);
-        let result = match (writes, self.session.config.close_waits) {
+        let waits = match self.session.config.close_waits {
+            CloseWaits::Always => true,
+            CloseWaits::UnlessDelegated => !self.session.vfs.is_delegated(&file.inode.fh()),
+            CloseWaits::Never => false,
+        };
+        let result = match (writes, waits) {
             (false, _) => Ok(()),
             (true, true) => self.commit(&file).await,
             (true, false) => file.inode.take_error().map_or(Ok(()), Err),

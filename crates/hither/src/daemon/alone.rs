@@ -76,7 +76,7 @@ async fn live(job: &Job, log: &Log) -> Result<(), Failure> {
     // Nobody new comes; what programs have open is closed before the farewell.
     drop(files);
     served.end(FAREWELL).await;
-    let within = if job.wanted.lazy_close { LAZY_FAREWELL } else { FAREWELL };
+    let within = if job.wanted.lazy_close || job.wanted.delegated_close { LAZY_FAREWELL } else { FAREWELL };
     tokio::select! {
         () = farewell(&client, within) => {}
         () = signals.end(log) => tracing::error!("second signal: what was not sent yet is lost"),

@@ -397,10 +397,11 @@ pub fn dirty_age(w: &mut Wanted, value: &str) -> Done {
 }
 
 pub fn close(w: &mut Wanted, value: &str) -> Done {
-    w.lazy_close = match value {
-        "wait" => false,
-        "lazy" => true,
-        _ => return Err("expected 'close=wait' or 'close=lazy'".into()),
+    (w.lazy_close, w.delegated_close) = match value {
+        "wait" => (false, false),
+        "delegated" => (false, true),
+        "lazy" => (true, false),
+        _ => return Err("expected 'close=wait', 'close=delegated' or 'close=lazy'".into()),
     };
     Ok(())
 }

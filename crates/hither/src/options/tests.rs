@@ -243,6 +243,11 @@ fn sizes_have_units() {
         w.lazy_close && !parse("close=lazy,close=wait").unwrap().lazy_close && parse("close=soon").is_err()
     );
     assert!(!w.prefetch && !w.chains);
+    let w = parse("close=lazy,close=delegated,writeback=journal").unwrap();
+    assert!(w.delegated_close && !w.lazy_close);
+    assert!(!parse("close=delegated,close=lazy").unwrap().delegated_close);
+    let e = parse("consistency=strict,close=delegated").unwrap_err();
+    assert!(format!("{e:?}").contains("close=delegated"), "{e:?}");
     for bad in
         ["meta-cache-size=1", "meta-cache-size=99999999999G", "dirty-max=-1", "dirty-max=2Q", "chain-max=0"]
     {

@@ -124,6 +124,11 @@ impl Vfs for Ahead {
         Ok(node)
     }
 
+    fn is_delegated(&self, _fh: &Fh) -> bool {
+        // Nobody else uses what is mounted: this is not asked.
+        false
+    }
+
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
         self.peek_over(cx, at)
     }

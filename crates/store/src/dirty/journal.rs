@@ -362,9 +362,10 @@ impl Dirty {
         takes
     }
 
-    /// Whether fsync and close are answered by the journal.
-    pub(super) fn commits_locally(&self) -> bool {
-        self.options.exclusive && self.wal.as_ref().is_some_and(|wal| wal.log().works())
+    /// Whether fsync and close of a file are answered by the journal.
+    pub(super) fn commits_locally(&self, fh: &Fh) -> bool {
+        self.wal.as_ref().is_some_and(|wal| wal.log().works())
+            && (self.options.exclusive || self.may_wait(fh))
     }
 
     /// Waits until a write that was taken is where a kill of this process does not reach it. When the journal fails in that moment, the
@@ -382,7 +383,7 @@ impl Dirty {
 
     /// Waits until everything that was written to a file is durable in the journal; false when it will not be.
     pub(super) async fn durable_here(&self, file: &Arc<File>) -> bool {
-        let Some(wal) = self.wal.as_ref().filter(|_| self.commits_locally()) else { return false };
+        let Some(wal) = self.wal.as_ref().filter(|_| self.commits_locally(&file.fh)) else { return false };
         if self.lazy.load(Relaxed) >= LAZY_MOST {
             // Too many wait for the server already: this one is to hear what it says.
             return false;

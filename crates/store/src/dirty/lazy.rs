@@ -10,7 +10,8 @@ use super::Dirty;
 use super::file::File;
 use super::stats::{Counters, Reason};
 use super::wait::patient;
-use hither_vfs::{Cx, OpenId, Result};
+use hither_vfs::File as At;
+use hither_vfs::{Cx, Fh, OpenId, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::task::JoinSet;
@@ -26,6 +27,32 @@ enum Turn {
 }
 
 impl Dirty {
+    /// Whether nobody misses what a file was written for as long as the server has delegated it: its recall sends it first
+    /// ([`Upcalls::withdraw`](hither_vfs::Upcalls)).
+    pub(super) fn may_wait(&self, fh: &Fh) -> bool {
+        self.options.delegated_close && self.below.is_delegated(fh)
+    }
+
+    /// Before a call that takes a name of a file: its delegation goes back with that, and by its other names others may look at the file
+    /// then. What has no other is not sent.
+    pub(super) async fn flush_delegated(&self, cx: &Cx, target: Option<&Fh>) -> Result<()> {
+        let Some(file) = target.filter(|fh| self.may_wait(fh)).and_then(|fh| self.known(fh)) else {
+            return Ok(());
+        };
+        if file.state.lock().lazy == 0 {
+            return Ok(());
+        }
+        let attrs = self.below.getattr(cx, At { fh: &file.fh, open: None }).await?;
+        if attrs.attr.nlink < 2 {
+            return Ok(());
+        }
+        // What the server refuses is the next open's to tell.
+        match patient(cx, self.flush(&file, Reason::Recall, true)).await {
+            Err(e) if matches!(e.errno, libc::EINTR | libc::ETIMEDOUT) => Err(e),
+            _ => Ok(()),
+        }
+    }
+
     /// Sends what is left and closes.
     pub(super) async fn close_dirty(self: Arc<Self>, cx: Cx, file: Arc<File>, open: OpenId) -> Result<()> {
         let last = file.state.lock().errors.opens() <= 1;
@@ -36,7 +63,8 @@ impl Dirty {
         } else {
             self.flush(&file, Reason::Close, true).await
         };
-        if flushed.is_err() && self.options.exclusive && self.close_lazily(&cx, &file, open) {
+        let promised = self.options.exclusive || self.options.delegated_close && self.wal.is_some();
+        if flushed.is_err() && promised && self.close_lazily(&cx, &file, open) {
             // What a close before has found on the local disk is not given up.
             return flushed;
         }
@@ -56,7 +84,7 @@ impl Dirty {
         open: OpenId,
         flushed: Result<()>,
     ) -> Result<()> {
-        let deaf = self.options.lazy_close || self.options.exclusive;
+        let deaf = self.options.lazy_close || self.options.exclusive || self.options.delegated_close;
         let told = {
             let mut s = file.state.lock();
             // Where close(2) has not waited for the server nobody hears it: it is left to the next open.

@@ -326,6 +326,10 @@ impl Vfs for Dirty {
         self.below.root(cx).await.inspect(|root| self.is_root(&root.fh))
     }
 
+    fn is_delegated(&self, fh: &Fh) -> bool {
+        self.below.is_delegated(fh)
+    }
+
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
         let mut trail = self.below.peek(cx, at)?;
         self.note_names(at, &trail.steps);
@@ -463,15 +467,17 @@ impl Vfs for Dirty {
 
     async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
         let Some(file) = self.known(fh) else { return self.below.close(cx, fh, open).await };
+        let local = self.options.exclusive || self.wal.is_some() && self.may_wait(fh);
         let settled = {
             let mut s = file.state.lock();
             s.owed.closed(open);
-            s.is_settled() && (!self.options.exclusive || s.journal.is_empty())
+            s.is_settled() && (!local || s.journal.is_empty())
         };
         if settled {
             return self.close_clean(cx, &file, open, Ok(())).await;
         }
-        if (self.options.lazy_close || self.durable_here(&file).await) && self.close_lazily(cx, &file, open) {
+        let lazy = self.options.lazy_close || self.wal.is_none() && self.may_wait(fh);
+        if (lazy || self.durable_here(&file).await) && self.close_lazily(cx, &file, open) {
             return Ok(());
         }
         detached(cx, self.this().close_dirty(Cx::new(cx.cred.clone()), file, open)).await
@@ -500,7 +506,7 @@ impl Vfs for Dirty {
             s.errors.access(open).is_some_and(|a| a.contains(OpenAccess::WRITE))
         };
         let fits = offset_bytes.checked_add(data.len() as u64).is_some_and(|end| end <= OFFSET_MAX);
-        if stability == Stability::Stable && writable && fits && self.commits_locally() {
+        if stability == Stability::Stable && writable && fits && self.commits_locally(file.fh) {
             let wrote = self.write_delayed(cx, &delayed, open, offset_bytes, data).await?;
             return self.durable_somewhere(&delayed).await.map(|()| wrote);
         }
@@ -584,6 +590,7 @@ impl Vfs for Dirty {
     }
 
     async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
+        self.flush_delegated(cx, target).await?;
         let change = self.touching(&[target], self.below.unlink(cx, dir, name, target)).await?;
         self.lost_a_name(target).await;
         Ok(change)
@@ -609,6 +616,7 @@ impl Vfs for Dirty {
         replaced: Option<&Fh>,
         flags: RenameFlags,
     ) -> Result<Moved> {
+        self.flush_delegated(cx, replaced).await?;
         let known = self.moving(cx, from);
         let call = self.below.rename(cx, from, to, replaced, flags);
         let moved = self.touching(&[known.as_ref(), replaced], call).await?;

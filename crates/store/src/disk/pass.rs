@@ -293,6 +293,10 @@ impl Vfs for Disk {
         self.below.root(cx).await
     }
 
+    fn is_delegated(&self, fh: &Fh) -> bool {
+        self.below.is_delegated(fh)
+    }
+
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
         self.below.peek(cx, at)
     }

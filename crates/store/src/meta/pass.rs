@@ -250,6 +250,10 @@ impl Vfs for Meta {
         Ok(node)
     }
 
+    fn is_delegated(&self, fh: &Fh) -> bool {
+        self.below.is_delegated(fh)
+    }
+
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
         self.peek_known(cx, at)
     }

@@ -53,6 +53,10 @@ impl Vfs for Removals {
         Ok(node)
     }
 
+    fn is_delegated(&self, fh: &Fh) -> bool {
+        self.below.is_delegated(fh)
+    }
+
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
         let since = self.table().generation();
         let trail = self.below.peek(cx, at)?;

@@ -46,12 +46,18 @@ struct State {
     last_write: Option<Data>,
     creds: Vec<Arc<Cred>>,
     upcalls: Option<Arc<dyn Upcalls>>,
+    delegated: bool,
     log: Vec<String>,
 }
 
 impl Gate {
     pub fn new(below: Arc<dyn Vfs>) -> Arc<Self> {
         Arc::new(Self { below, state: Mutex::default(), opened: Notify::new() })
+    }
+
+    /// From now on all files are delegated for writing, or none.
+    pub fn delegate(&self, delegated: bool) {
+        self.state.lock().delegated = delegated;
     }
 
     /// A gate to the same place.
@@ -238,6 +244,10 @@ macro_rules! pass_on {
                     Some(attrs) => Ok(attrs),
                     None => self.below.getattr(cx, file).await,
                 }
+            }
+
+            fn is_delegated(&self, _: &Fh) -> bool {
+                self.state.lock().delegated
             }
 
             fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {

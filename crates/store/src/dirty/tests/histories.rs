@@ -99,11 +99,15 @@ struct Run {
     mode: u32,
     /// An error may still have to be told.
     troubled: bool,
+    /// The file is delegated but while it is recalled, and closes do not wait.
+    delegated: bool,
 }
 
 impl Run {
     async fn new(seed: u64) -> Self {
+        let delegated = seed >> 32 & 1 == 1;
         let options = DirtyOptions {
+            delegated_close: delegated,
             wsize_bytes: 64,
             dirty_max_bytes: 2048,
             file_max_bytes: 512,
@@ -133,11 +137,12 @@ impl Run {
             }
         }));
         s.dirty.subscribe(Arc::new(Nobody));
+        s.gate.delegate(delegated);
         let mut opens = Vec::new();
         for _ in 0..3 {
             opens.push(s.open("f").await);
         }
-        Self { s, opens, file: Vec::new(), server, then: None, mode: 0o644, troubled: false }
+        Self { s, opens, file: Vec::new(), server, then: None, mode: 0o644, troubled: false, delegated }
     }
 
     fn put(&mut self, at: u64, data: &[u8]) {
@@ -266,10 +271,12 @@ impl Run {
                 self.troubled |= errno != 0;
             }
             Op::Recall => {
+                self.s.gate.delegate(false);
                 self.s.gate.upcalls().withdraw(&self.opens[0].0).await;
                 if !self.troubled {
                     self.same_below().await;
                 }
+                self.s.gate.delegate(self.delegated);
             }
         }
         let stats = self.s.dirty.stats();
@@ -305,7 +312,9 @@ impl Run {
         if let Err(e) = closed {
             self.must_be_trouble(e);
         }
-        self.same_below().await;
+        if !self.delegated {
+            self.same_below().await;
+        }
         if cut {
             self.file.clear();
         }
@@ -335,7 +344,7 @@ impl Run {
     }
 }
 
-struct Nobody;
+pub(super) struct Nobody;
 
 impl Upcalls for Nobody {
     fn withdraw(&self, _: &Fh) -> BoxFuture<()> {

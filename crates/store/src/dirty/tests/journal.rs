@@ -229,6 +229,40 @@ async fn exclusive_calls_wait_for_the_journal_only() {
     until("it leaves the journal when the server has it", async || j.bytes() == 0).await;
 }
 
+/// The same for files that are delegated, and for no others.
+#[tokio::test(start_paused = true)]
+async fn calls_on_what_is_delegated_wait_for_the_journal_only() {
+    let j = Journaled::new(DirtyOptions { delegated_close: true, ..options(false) }).await;
+    j.s.dirty.subscribe(Arc::new(histories::Nobody));
+    let f = j.s.open("f").await;
+    j.s.write(&f, 0, pattern(1, 100)).await.unwrap();
+    j.s.commit(&f).await.unwrap();
+    assert_eq!((j.wal.stats().journal_local_commits, j.s.below(&f.0).await.len()), (0, 100));
+    j.s.gate.delegate(true);
+    j.s.gate.shut("write");
+    j.s.write(&f, 100, pattern(2, 100)).await.unwrap();
+    j.s.commit(&f).await.unwrap();
+    let at = At { fh: &f.0, open: Some(f.1) };
+    j.s.dirty.write(&cx(), at, 200, Data::from(pattern(3, 100)), Stability::Stable).await.unwrap();
+    assert_eq!(j.wal.stats().journal_local_commits, 2);
+    j.s.close(&f).await.unwrap();
+    let (outcome, kept) = j.crash(false, async |_| ()).await;
+    assert_eq!((outcome.files, outcome.bytes, kept.len()), (1, 200, 0));
+    let all = [pattern(1, 100), pattern(2, 100), pattern(3, 100)].concat();
+    assert_eq!(j.s.below(&f.0).await, all);
+    // What was promised is not given up when the delegation is lost and the server full.
+    j.s.gate.delegate(false);
+    j.s.gate.fail("write", libc::ENOSPC);
+    j.s.gate.open_all();
+    j.s.gate.upcalls().withdraw(&f.0).await;
+    let next = j.s.open("f").await;
+    let _ = j.s.close(&next).await;
+    assert!(j.bytes() > 0);
+    j.s.gate.fail("write", 0);
+    j.s.dirty.sync().await.unwrap();
+    until("it leaves the journal when the server has it", async || j.bytes() == 0).await;
+}
+
 /// A WRITE that was executed and not answered explains what it changed; the rest of the file is written.
 #[tokio::test]
 async fn what_was_on_its_way_explains_the_file() {

@@ -186,3 +186,95 @@ async fn opens_that_are_left_are_bounded() {
     s.close(&f).await.unwrap();
     assert_eq!(s.gate.calls("write"), before, "and nobody waits any more");
 }
+
+fn delegated() -> DirtyOptions {
+    DirtyOptions { delegated_close: true, dirty_age: Duration::from_secs(3600), ..DirtyOptions::default() }
+}
+
+/// A close waits for nothing while the file is delegated; its recall waits until everything is there and stable.
+#[tokio::test(start_paused = true)]
+async fn what_is_delegated_waits_until_it_is_recalled() {
+    let s = Stack::new(delegated()).await;
+    s.dirty.subscribe(Arc::new(histories::Nobody));
+    s.gate.delegate(true);
+    let f = s.open("f").await;
+    let before = s.gate.total_calls();
+    s.write(&f, 0, "later").await.unwrap();
+    s.close(&f).await.unwrap();
+    settle().await;
+    assert_eq!(s.gate.total_calls() - before, 0, "{:?}", s.gate.log());
+    assert_eq!((s.dirty.stats().lazy_closes, s.below(&f.0).await), (1, vec![]));
+    s.gate.shut("write");
+    s.gate.delegate(false);
+    let recall = s.gate.upcalls().withdraw(&f.0);
+    let mut recall = std::pin::pin!(recall);
+    assert!(tokio::time::timeout(Duration::from_secs(60), &mut recall).await.is_err(), "nothing was sent");
+    s.gate.open_all();
+    recall.await;
+    assert_eq!(s.below(&f.0).await, b"later");
+    settle().await;
+    assert_eq!(s.gate.calls("close"), 1);
+}
+
+/// fsync means the server all the same, and so does the close of a file that is not delegated.
+#[tokio::test(start_paused = true)]
+async fn what_is_not_delegated_does_not_wait() {
+    let s = Stack::new(delegated()).await;
+    let f = s.open("f").await;
+    s.write(&f, 0, "closed").await.unwrap();
+    s.close(&f).await.unwrap();
+    assert_eq!(s.below(&f.0).await, b"closed");
+    s.gate.delegate(true);
+    let g = s.open("g").await;
+    s.write(&g, 0, "synced").await.unwrap();
+    s.commit(&g).await.unwrap();
+    assert_eq!(s.below(&g.0).await, b"synced");
+    s.close(&g).await.unwrap();
+    assert_eq!(s.dirty.stats().lazy_closes, 0);
+    // Without the option nobody asks.
+    let s = Stack::new(DirtyOptions { delegated_close: false, ..delegated() }).await;
+    s.gate.delegate(true);
+    let f = s.open("f").await;
+    s.write(&f, 0, "closed").await.unwrap();
+    s.close(&f).await.unwrap();
+    assert_eq!(s.below(&f.0).await, b"closed");
+}
+
+/// A call that takes a name gives the delegation back: what others may see by another name is sent before, and nothing else.
+#[tokio::test(start_paused = true)]
+async fn names_that_go_send_what_has_others() {
+    let s = Stack::new(delegated()).await;
+    s.gate.delegate(true);
+    for replaced in [false, true] {
+        let f = s.open("one").await;
+        s.dirty.link(&cx(), &f.0, &s.root, &name("two")).await.unwrap();
+        s.write(&f, 0, "delayed").await.unwrap();
+        s.close(&f).await.unwrap();
+        let over = s.open("other").await;
+        let held = s.gate.calls("write");
+        s.gate.shut("unlink");
+        s.gate.shut("rename");
+        let (dirty, root, fh) = (s.dirty.clone(), s.root.clone(), f.0.clone());
+        let call = tokio::spawn(async move {
+            let (one, other) = (name("one"), name("other"));
+            let none = hither_vfs::RenameFlags::empty();
+            match replaced {
+                true => dirty.rename(&cx(), (&root, &other), (&root, &one), Some(&fh), none).await.map(drop),
+                false => dirty.unlink(&cx(), &root, &one, Some(&fh)).await.map(drop),
+            }
+        });
+        settle().await;
+        assert_eq!((s.gate.calls("write") - held, s.below(&f.0).await), (1, b"delayed".to_vec()));
+        s.gate.open_all();
+        call.await.unwrap().unwrap();
+        s.close(&over).await.unwrap();
+        s.dirty.unlink(&cx(), &s.root, &name("two"), Some(&f.0)).await.unwrap();
+    }
+    let f = s.open("only").await;
+    s.write(&f, 0, "delayed").await.unwrap();
+    s.close(&f).await.unwrap();
+    let held = s.gate.calls("write");
+    s.dirty.unlink(&cx(), &s.root, &name("only"), Some(&f.0)).await.unwrap();
+    long().await;
+    assert_eq!(s.gate.calls("write"), held);
+}

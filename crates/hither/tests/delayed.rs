@@ -1,0 +1,255 @@
+//! `close=delegated`: what is written to a file that `hither serve` has delegated for writing waits on the client, and whoever looks
+//! at the file sees it all the same.
+//!
+//! They need root. Two mounts of one server are two clients. `HITHER_SEED` repeats a history, `HITHER_STEPS` makes it longer.
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    missing_docs,
+    reason = "tests of processes wait in real time"
+)]
+
+mod common;
+
+use common::serve::Serve;
+use common::{HITHER, Random, daemons, hither, run, wait_for};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Nothing goes to the server because of its age, and no name is believed.
+const MINE: &str = "vers=4.2,close=delegated,dirty-age=3600,lookupcache=none";
+
+fn server() -> Serve {
+    let mut server = Serve::of_directory().with(&["--max-delegations", "1000"]);
+    server.serve();
+    server
+}
+
+fn umount(mnt: &Path) {
+    run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
+}
+
+/// What the server itself has of a file; stat(2) makes nobody send anything.
+fn at_server(server: &Serve, name: &str) -> u64 {
+    fs::metadata(server.export(name)).unwrap().len()
+}
+
+/// Writes new files, until one waits here after its close; its name. (The first ones find a server that does not know yet whether its
+/// client can be called.)
+fn delayed(server: &Serve, mnt: &Path, prefix: &str, body: &str) -> String {
+    let (mut n, mut name) = (0, String::new());
+    wait_for("a close that does not wait", 60, || {
+        n += 1;
+        name = format!("{prefix}{n}");
+        fs::write(mnt.join(&name), body).unwrap();
+        at_server(server, &name) == 0
+    });
+    name
+}
+
+/// A way to look at a file at the server, and what it shows.
+type Look<'a> = (&'a str, &'a dyn Fn(&str) -> String);
+
+/// Another client of each version, a program on the server, and the end of the mount.
+#[test]
+#[ignore = "needs root"]
+fn what_waits_is_seen_by_whoever_looks() {
+    let server = server();
+    let (a, b, c) = (server.mnt("a"), server.mnt("b"), server.mnt("c"));
+    server.mount(MINE, &a).ok();
+    server.mount("vers=4.2,lookupcache=none", &b).ok();
+    server.mount("vers=3,lookupcache=none", &c).ok();
+    let looks: [Look<'_>; 5] = [
+        ("open", &|name| fs::read_to_string(b.join(name)).unwrap()),
+        ("stat", &|name| "x".repeat(fs::metadata(b.join(name)).unwrap().len() as usize)),
+        ("v3", &|name| fs::read_to_string(c.join(name)).unwrap()),
+        ("local", &|name| fs::read_to_string(server.export(name)).unwrap()),
+        ("sync", &|name| {
+            hither(&["sync", a.to_str().unwrap()]).ok();
+            "x".repeat(at_server(&server, name) as usize)
+        }),
+    ];
+    let body = "x".repeat(10_000);
+    for (how, look) in looks {
+        let name = delayed(&server, &a, how, &body);
+        assert_eq!(look(&name), body, "{how}");
+        assert_eq!(fs::read_to_string(a.join(&name)).unwrap(), body, "{how}: here");
+    }
+    // fsync(2) means the server.
+    let name = delayed(&server, &a, "fsync", &body);
+    File::options().write(true).open(a.join(&name)).unwrap().sync_all().unwrap();
+    assert_eq!(at_server(&server, &name), 10_000);
+    // One of two names goes: by the other one the file is seen.
+    let name = delayed(&server, &a, "linked", &body);
+    fs::hard_link(a.join(&name), a.join("other name")).unwrap();
+    let twice = fs::read_to_string(a.join(&name)).unwrap() + "more";
+    let mut file = File::options().append(true).open(a.join(&name)).unwrap();
+    file.write_all(b"more").unwrap();
+    drop(file);
+    fs::remove_file(a.join(&name)).unwrap();
+    assert_eq!(fs::read_to_string(b.join("other name")).unwrap(), twice);
+    // What is removed is not sent; what is left is, at the end.
+    let gone = delayed(&server, &a, "gone", &body);
+    fs::remove_file(a.join(&gone)).unwrap();
+    assert!(!server.export(&gone).exists());
+    let last = delayed(&server, &a, "last", &body);
+    umount(&a);
+    assert_eq!(at_server(&server, &last), 10_000);
+    umount(&b);
+    umount(&c);
+}
+
+/// With a journal, fsync and close wait for that alone; a killed daemon loses nothing of it.
+#[test]
+#[ignore = "needs root"]
+fn what_waits_in_the_journal_survives_a_killed_daemon() {
+    let server = server();
+    let (a, b) = (server.mnt("a"), server.mnt("b"));
+    let journal = server.mnt("journal");
+    let options = format!("{MINE},writeback=journal,journal-dir={}", journal.display());
+    server.mount(&options, &a).ok();
+    server.mount("vers=4.2,lookupcache=none", &b).ok();
+    let name = delayed(&server, &a, "f", "closed");
+    assert_eq!(fs::read_to_string(b.join(&name)).unwrap(), "closed");
+
+    let closed = delayed(&server, &a, "g", "closed");
+    let synced = delayed(&server, &a, "h", "");
+    let file = File::create(a.join(&synced)).unwrap();
+    file.write_all_at(b"synced", 0).unwrap();
+    file.sync_all().unwrap();
+    let here = at_server(&server, &synced) == 0;
+    for pid in daemons(&a) {
+        // SAFETY: kill takes numbers.
+        assert_eq!(unsafe { libc::kill(pid as libc::pid_t, libc::SIGKILL) }, 0);
+    }
+    wait_for("the daemon's end", 60, || daemons(&a).is_empty());
+    drop(file);
+    run(Command::new("umount").arg("-l").arg(&a)).ok();
+    server.mount(&options, &a).ok();
+    umount(&a);
+    assert_eq!(fs::read_to_string(b.join(&closed)).unwrap(), "closed");
+    assert_eq!(fs::read_to_string(b.join(&synced)).unwrap(), "synced");
+    assert!(here, "fsync has waited for the server");
+    umount(&b);
+}
+
+struct World {
+    server: Serve,
+    /// Two mounts, and the directory at the server.
+    dirs: [PathBuf; 3],
+    random: Random,
+    files: BTreeMap<String, Vec<u8>>,
+    written: usize,
+    log: Vec<String>,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for mnt in &self.dirs[..2] {
+            let _ = Command::new("umount").arg("-l").arg(mnt).stderr(std::process::Stdio::null()).status();
+        }
+    }
+}
+
+impl World {
+    /// Programs on the server itself only look: what they change is not told to a client that has it closed.
+    fn step(&mut self) {
+        let what = self.random.below(14);
+        let who = self.random.below(if what < 5 { 3 } else { 2 }) as usize;
+        let (one, other) = (format!("f{}", self.random.below(6)), format!("f{}", self.random.below(6)));
+        let [path, to] = [&one, &other].map(|name| self.dirs[who].join(name));
+        self.log.push(format!("{what} {one} {other} by {who}"));
+        self.written += 1;
+        let body =
+            vec![b'a' + (self.written % 26) as u8; 1 + self.written + 4096 * self.random.below(3) as usize];
+        match what {
+            0..5 => {
+                let seen = fs::read(&path).ok();
+                let want = self.files.get(&one);
+                let tail = self.log.len().saturating_sub(30);
+                let lengths = (seen.as_ref().map(Vec::len), want.map(Vec::len));
+                assert_eq!(seen.as_ref(), want, "{one} by {who}: {lengths:?}, {:?}", &self.log[tail..]);
+            }
+            5..9 => {
+                fs::write(&path, &body).unwrap();
+                self.files.insert(one, body);
+            }
+            9 => {
+                let mut file = File::options().append(true).create(true).open(&path).unwrap();
+                file.write_all(&body).unwrap();
+                drop(file);
+                self.files.entry(one).or_default().extend(&body);
+            }
+            10 => {
+                let gone = fs::remove_file(&path).is_ok();
+                assert_eq!(self.files.remove(&one).is_some(), gone, "{:?}", self.log.last());
+            }
+            11 => {
+                let moved = fs::rename(&path, &to).is_ok();
+                let was = self.files.get(&one).cloned();
+                assert_eq!(was.is_some(), moved, "{:?}", self.log.last());
+                if let (Some(was), true) = (was, one != other) {
+                    self.files.remove(&one);
+                    self.files.insert(other, was);
+                }
+            }
+            12 => {
+                let Ok(file) = File::options().write(true).open(&path) else { return };
+                file.set_len(3).unwrap();
+                drop(file);
+                self.files.get_mut(&one).unwrap().resize(3, 0);
+            }
+            _ => std::thread::sleep(Duration::from_millis(self.random.below(300))),
+        }
+    }
+}
+
+/// Random histories of two clients that both delay, while the server is killed now and then.
+#[test]
+#[ignore = "needs root"]
+fn whoever_opens_sees_what_was_closed() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
+    let seed = number("HITHER_SEED").unwrap_or_else(rand::random);
+    let steps = number("HITHER_STEPS").unwrap_or(400);
+    println!("HITHER_SEED={seed}");
+    history(seed, steps, false);
+    history(seed, steps, true);
+}
+
+fn history(seed: u64, steps: u64, journal: bool) {
+    let server = server();
+    let dirs = [server.mnt("a"), server.mnt("b"), server.export("")];
+    for mnt in &dirs[..2] {
+        let dir = mnt.with_extension("journal");
+        let journal =
+            if journal { format!(",writeback=journal,journal-dir={}", dir.display()) } else { String::new() };
+        server.mount(&format!("{MINE}{journal}"), mnt).ok();
+    }
+    let waits = delayed(&server, &dirs[0], "first", "x");
+    let mut world =
+        World { server, dirs, random: Random(seed), files: BTreeMap::new(), written: 0, log: Vec::new() };
+    assert_eq!(fs::read_to_string(world.dirs[1].join(waits)).unwrap(), "x");
+    for step in 1..=steps {
+        if step % 150 == 0 {
+            world.log.push("the server is killed".into());
+            world.server.kill();
+            world.server.serve();
+        }
+        world.step();
+    }
+    for mnt in &world.dirs[..2] {
+        let said = hither(&["stat", "--json", mnt.to_str().unwrap()]).ok();
+        let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+        let lazy = json["layers"]["dirty"]["lazy_closes"].as_u64().unwrap();
+        assert!(lazy > steps / 40, "only {lazy} closes did not wait");
+        umount(mnt);
+    }
+    for (name, body) in &world.files {
+        assert_eq!(&fs::read(world.dirs[2].join(name)).unwrap(), body, "{name} at the server");
+    }
+}
