@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, ExitCode};
 
 /// Packages and test programs that keep data safe: what fails once there has failed.
-const GATES: [&str; 9] = [
+const GATES: [&str; 10] = [
     "-p hither-store ",
     "-p hither-lease ",
     "-p hither-vfs ",

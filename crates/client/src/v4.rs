@@ -160,8 +160,8 @@ impl Vfs for V4 {
         })
     }
 
-    fn is_delegated(&self, fh: &Fh) -> bool {
-        self.core.is_delegated(fh)
+    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
+        self.core.delegated_bytes(fh)
     }
 
     fn peek(&self, _: &Cx, _: Where<'_>) -> Option<Trail> {

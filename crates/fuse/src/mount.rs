@@ -69,7 +69,7 @@ pub struct Config {
 pub enum CloseWaits {
     /// All.
     Always,
-    /// Those of files that others may look at meanwhile ([`Vfs::is_delegated`](hither_vfs::Vfs::is_delegated)).
+    /// Those of files that others may look at meanwhile ([`Vfs::delegated_bytes`](hither_vfs::Vfs::delegated_bytes)).
     UnlessDelegated,
     /// None.
     Never,

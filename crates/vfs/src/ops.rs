@@ -456,10 +456,10 @@ pub trait Vfs: Send + Sync + 'static {
     /// waits. `None` when somebody has to be asked.
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail>;
 
-    /// Whether nobody else is shown a file before [`Upcalls::withdraw`] of it has ended, so that what was written to it may wait for
-    /// that: a delegation for writing (RFC 8881 section 10.4). Never waits.
-    fn is_delegated(&self, _fh: &Fh) -> bool {
-        false
+    /// Up to which length in bytes a file may be left unsent when it is closed, because nobody else is shown it before
+    /// [`Upcalls::withdraw`] of it has ended: a delegation for writing, and its limit (RFC 8881 sections 10.4 and 18.16.3). Never waits.
+    fn delegated_bytes(&self, _fh: &Fh) -> Option<u64> {
+        None
     }
 
     /// Looks up a path. Stopping early is an answer, not an error; `Err` means that nothing was learnt.

@@ -16,7 +16,7 @@ use super::core::Core;
 use super::fail::Answered;
 use super::state::wire_fh;
 use crate::AttrCache;
-use hither_proto::nfs4::{Nfsstat4, Op, OpenDelegation, OpenOk, Stateid, open};
+use hither_proto::nfs4::{Nfsstat4, Op, OpenDelegation, OpenOk, SpaceLimit, Stateid, open};
 use hither_vfs::{Attrs, BoxFuture, Cx, Error, Fh, FileKind, Upcalls, Validity};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -65,6 +65,8 @@ struct Held {
 struct Delegation {
     stateid: Stateid,
     write: bool,
+    /// How long the file may be when some of it is unsent at a close.
+    limit_bytes: u64,
     /// When the reply that granted it came: what is asked from then on was answered under it.
     since: Instant,
     used: u64,
@@ -136,10 +138,11 @@ impl Delegations {
         covered
     }
 
-    /// Whether `fh` is held for writing.
-    fn is_for_writing(&self, fh: &Fh) -> bool {
+    /// The limit of `fh` when it is held for writing.
+    fn limit_bytes(&self, fh: &Fh) -> Option<u64> {
         let subscribed = self.upcalls.get().is_some() && !self.suspect.load(Ordering::Acquire);
-        subscribed && self.held.lock().files.get(fh).is_some_and(|d| d.write)
+        let held = self.held.lock();
+        held.files.get(fh).filter(|d| subscribed && d.write).map(|d| d.limit_bytes)
     }
 
     /// Whether `fh` was held for writing when the server lost all.
@@ -154,7 +157,14 @@ impl Delegations {
     }
 
     /// Keeps a delegation; what has to go back instead.
-    fn keep(&self, fh: &Fh, stateid: Stateid, write: bool) -> Vec<Taken> {
+    fn keep(&self, fh: &Fh, stateid: Stateid, room: Option<&SpaceLimit>) -> Vec<Taken> {
+        let write = room.is_some();
+        let limit_bytes = match room {
+            Some(SpaceLimit::Size(bytes)) => *bytes,
+            // Of what is changed: no file is longer then.
+            Some(SpaceLimit::Blocks(l)) => u64::from(l.num_blocks) * u64::from(l.bytes_per_block),
+            None => 0,
+        };
         let mut held = self.held.lock();
         let mut back = Vec::new();
         let mut last = (0, 0);
@@ -165,7 +175,7 @@ impl Delegations {
         }
         held.uses += 1;
         let used = held.uses;
-        let new = Delegation { stateid, write, since: Instant::now(), used, last };
+        let new = Delegation { stateid, write, limit_bytes, since: Instant::now(), used, last };
         held.files.insert(fh.clone(), new);
         held.by_stateid.insert(stateid.other, fh.clone());
         held.order.insert(used, fh.clone());
@@ -261,13 +271,13 @@ impl Core {
 
     /// Keeps the delegation that came with an OPEN; its stateid when there was one.
     pub fn note_delegation(self: &Arc<Self>, fh: &Fh, ok: &OpenOk) -> Option<Stateid> {
-        let (recall, write) = match &ok.delegation {
-            OpenDelegation::Read(d) | OpenDelegation::ReadAttrs(d) => (d.recall, false),
-            OpenDelegation::Write(d) | OpenDelegation::WriteAttrs(d) => (d.recall, true),
-            OpenDelegation::None | OpenDelegation::NoneExt(_) => (false, false),
+        let (recall, room) = match &ok.delegation {
+            OpenDelegation::Read(d) | OpenDelegation::ReadAttrs(d) => (d.recall, None),
+            OpenDelegation::Write(d) | OpenDelegation::WriteAttrs(d) => (d.recall, Some(&d.space_limit)),
+            OpenDelegation::None | OpenDelegation::NoneExt(_) => (false, None),
         };
         let stateid = ok.delegation.stateid()?;
-        let mut back = self.delegations.keep(fh, stateid, write);
+        let mut back = self.delegations.keep(fh, stateid, room);
         if self.delegations.recalled_early(&stateid) {
             // It has gone back already.
             self.delegations.take(fh);
@@ -299,12 +309,11 @@ impl Core {
         attrs.valid != Validity::Once || self.opts.attr_cache == AttrCache::NONE
     }
 
-    /// Whether the server shows a file to nobody else before it was given back here.
-    pub fn is_delegated(&self, fh: &Fh) -> bool {
-        self.delegations.is_for_writing(fh) && {
-            let lease = self.lease.lock();
-            Instant::now() < lease.renewed + lease.time
-        }
+    /// Up to which length a file may be left unsent, when the server shows it to nobody else before it was given back here.
+    pub fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
+        let limit = self.delegations.limit_bytes(fh)?;
+        let lease = self.lease.lock();
+        (Instant::now() < lease.renewed + lease.time).then_some(limit)
     }
 
     /// The lease on attributes that a question sent at `asked` brought, when there is one.

@@ -312,7 +312,7 @@ impl Call {
         let writes = file.access.contains(OpenAccess::WRITE);
         let waits = match self.session.config.close_waits {
             CloseWaits::Always => true,
-            CloseWaits::UnlessDelegated => !self.session.vfs.is_delegated(&file.inode.fh()),
+            CloseWaits::UnlessDelegated => self.session.vfs.delegated_bytes(&file.inode.fh()).is_none(),
             CloseWaits::Never => false,
         };
         let result = match (writes, waits) {

@@ -124,9 +124,9 @@ impl Vfs for Ahead {
         Ok(node)
     }
 
-    fn is_delegated(&self, _fh: &Fh) -> bool {
+    fn delegated_bytes(&self, _fh: &Fh) -> Option<u64> {
         // Nobody else uses what is mounted: this is not asked.
-        false
+        None
     }
 
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {

@@ -28,9 +28,13 @@ enum Turn {
 
 impl Dirty {
     /// Whether nobody misses what a file was written for as long as the server has delegated it: its recall sends it first
-    /// ([`Upcalls::withdraw`](hither_vfs::Upcalls)).
+    /// ([`Upcalls::withdraw`](hither_vfs::Upcalls)). What is longer than the server has promised room for does not wait.
     pub(super) fn may_wait(&self, fh: &Fh) -> bool {
-        self.options.delegated_close && self.below.is_delegated(fh)
+        if !self.options.delegated_close {
+            return false;
+        }
+        let Some(most) = self.below.delegated_bytes(fh) else { return false };
+        self.known(fh).is_none_or(|file| file.state.lock().extents.end_bytes() <= most)
     }
 
     /// Before a call that takes a name of a file: its delegation goes back with that, and by its other names others may look at the file

@@ -326,8 +326,8 @@ impl Vfs for Dirty {
         self.below.root(cx).await.inspect(|root| self.is_root(&root.fh))
     }
 
-    fn is_delegated(&self, fh: &Fh) -> bool {
-        self.below.is_delegated(fh)
+    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
+        self.below.delegated_bytes(fh).filter(|_| self.may_wait(fh))
     }
 
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {

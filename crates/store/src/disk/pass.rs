@@ -293,8 +293,8 @@ impl Vfs for Disk {
         self.below.root(cx).await
     }
 
-    fn is_delegated(&self, fh: &Fh) -> bool {
-        self.below.is_delegated(fh)
+    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
+        self.below.delegated_bytes(fh)
     }
 
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {

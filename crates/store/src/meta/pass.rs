@@ -250,8 +250,8 @@ impl Vfs for Meta {
         Ok(node)
     }
 
-    fn is_delegated(&self, fh: &Fh) -> bool {
-        self.below.is_delegated(fh)
+    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
+        self.below.delegated_bytes(fh)
     }
 
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {

@@ -53,8 +53,8 @@ impl Vfs for Removals {
         Ok(node)
     }
 
-    fn is_delegated(&self, fh: &Fh) -> bool {
-        self.below.is_delegated(fh)
+    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
+        self.below.delegated_bytes(fh)
     }
 
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {

@@ -335,6 +335,47 @@ async fn a_recall_withdraws_before_it_returns() {
     }
 }
 
+/// What is written under a delegation for writing may wait; its recall waits for that as long as it takes. After a restart of the server
+/// it is claimed, and goes back.
+#[tokio::test(start_paused = true)]
+async fn what_was_delayed_comes_before_the_file_is_returned() {
+    let (t, _told) = leased(&["f", "g"], Duration::from_secs(100)).await;
+    assert_eq!(t.v4.delegated_bytes(&fh("f")), None);
+    t.walk(&["f"], WANT).await;
+    assert_eq!(t.v4.delegated_bytes(&fh("f")), None, "it is delegated for reading");
+    t.server.lock().delegate_writers = true;
+    let (f, g) = (t.create("f").await, t.create("g").await);
+    assert_eq!([&f, &g].map(|o| t.v4.delegated_bytes(&o.node.fh)), [Some(1000); 2]);
+    t.server.recall(delegation("f"), "f");
+    tokio::time::sleep(Duration::from_secs(99)).await;
+    assert_eq!((t.v4.delegated_bytes(&fh("f")), t.server.count("DELEGRETURN")), (None, 0));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(t.server.count("DELEGRETURN"), 1);
+
+    t.server.restart();
+    t.net.cut(Cut::Reset);
+    let server = t.server.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        server.lock().grace = false;
+    });
+    t.read(&g).await.unwrap();
+    let log = t.server.lock().log.clone();
+    let since = &log[log.iter().position(|l| l == "RESTART").unwrap()..];
+    let count = |what: &str| since.iter().filter(|l| *l == what).count();
+    assert_eq!((count("OPEN previous write"), count("OPEN previous")), (1, 1), "{since:?}");
+    assert_eq!(t.v4.delegated_bytes(&g.node.fh), None);
+    tokio::time::sleep(Duration::from_secs(101)).await;
+    assert_eq!(t.server.count("DELEGRETURN"), 2);
+
+    // Nobody knows what a server does whose lease has ended.
+    let g = t.create("g").await;
+    assert_eq!(t.v4.delegated_bytes(&g.node.fh), Some(1000));
+    t.net.cut(Cut::BlackHole);
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    assert_eq!(t.v4.delegated_bytes(&g.node.fh), None);
+}
+
 /// A recall that overtakes the reply that grants the delegation counts: there is never a lease.
 #[tokio::test(start_paused = true)]
 async fn a_recall_before_the_grant() {

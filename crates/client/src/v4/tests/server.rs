@@ -47,6 +47,8 @@ pub struct State {
     pub target: Option<u32>,
     pub status_flags: u32,
     pub delegate: bool,
+    /// Opens for writing bring delegations for that.
+    pub delegate_writers: bool,
     pub senders: Vec<PeerSender>,
     pub callbacks_answered: Vec<Nfsstat4>,
     /// Operations of each compound executed, SEQUENCE left out.
@@ -672,7 +674,19 @@ impl State {
         open.access |= a.share_access & 3;
         let stateid = Stateid { seqid: open.seqid, other };
         cur.stateid = Some(stateid);
-        let delegation = match self.delegate {
+        if let (OpenClaim::Previous(DelegationType::WRITE), Some(last)) = (&a.claim, self.log.last_mut()) {
+            last.push_str(" write");
+        }
+        let claims_none = matches!(a.claim, OpenClaim::Previous(DelegationType::NONE));
+        let delegation = match self.delegate && !claims_none {
+            true if self.delegate_writers && a.share_access & open::SHARE_ACCESS_WRITE != 0 => {
+                OpenDelegation::Write(WriteDelegation {
+                    stateid: delegation(&Self::name(cur)?),
+                    recall: reclaim,
+                    space_limit: SpaceLimit::Size(1000),
+                    permissions: Ace { ace_type: 0, flag: 0, access_mask: 0, who: OwnerName::default() },
+                })
+            }
             true => OpenDelegation::Read(ReadDelegation {
                 stateid: delegation(&Self::name(cur)?),
                 recall: false,

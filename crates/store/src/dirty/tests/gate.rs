@@ -55,7 +55,7 @@ impl Gate {
         Arc::new(Self { below, state: Mutex::default(), opened: Notify::new() })
     }
 
-    /// From now on all files are delegated for writing, or none.
+    /// From now on all files are delegated for writing, up to 1000 bytes, or none.
     pub fn delegate(&self, delegated: bool) {
         self.state.lock().delegated = delegated;
     }
@@ -246,8 +246,8 @@ macro_rules! pass_on {
                 }
             }
 
-            fn is_delegated(&self, _: &Fh) -> bool {
-                self.state.lock().delegated
+            fn delegated_bytes(&self, _: &Fh) -> Option<u64> {
+                self.state.lock().delegated.then_some(1000)
             }
 
             fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {

@@ -231,6 +231,11 @@ async fn what_is_not_delegated_does_not_wait() {
     assert_eq!(s.below(&g.0).await, b"synced");
     s.close(&g).await.unwrap();
     assert_eq!(s.dirty.stats().lazy_closes, 0);
+    // More than the server has promised room for is sent.
+    let h = s.open("h").await;
+    s.write(&h, 0, pattern(1, 1001)).await.unwrap();
+    s.close(&h).await.unwrap();
+    assert_eq!(s.below(&h.0).await, pattern(1, 1001));
     // Without the option nobody asks.
     let s = Stack::new(DirtyOptions { delegated_close: false, ..delegated() }).await;
     s.gate.delegate(true);
