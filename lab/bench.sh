@@ -7,6 +7,7 @@
 #   bench.sh write        how files are made and written, with and without a delay
 #   bench.sh write-more   the same at round trips of 1 and 50 ms, four at a time, and a file of 4 GiB
 #   bench.sh creates      new trees with a journal, where new files wait on the client and where they do not
+#   bench.sh delegated    new trees on hither serve, whose delegations let closes go on
 #   bench.sh draw         tables and pictures of the metadata again, from what was measured
 # BENCH_OUT is another place than bench/; HITHER and HITHER_LAB name other binaries than those in target/release.
 set -uo pipefail
@@ -105,6 +106,13 @@ END
         --append --out $out/creates-here.jsonl --table /dev/null meta || rc=1
     done
     $bin bench --from $out/creates-here.jsonl --table $out/creates-here.md || rc=1
+    exit $rc ;;
+  delegated)
+    rm -f $out/delegated.jsonl
+    $bin --name bench bench --server hither --vers 4.2 --rtt 10 --params '{"short": 1, "files": 300, "single_only": 1}' --limit 600 \
+      --opts 'default;hither:close=delegated;hither:writeback=journal;hither:close=delegated,writeback=journal' \
+      --append --out $out/delegated.jsonl --table /dev/null meta || rc=1
+    $bin bench --from $out/delegated.jsonl --table $out/delegated.md || rc=1
     exit $rc ;;
   sweep)
     sim=target/release/examples/sweep

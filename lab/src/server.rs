@@ -108,8 +108,8 @@ pub struct Server<'a> {
 pub struct Options {
     /// knfsd: `sync` or `async` export.
     pub mode: String,
-    /// Delegations offered: "none", "R", "W" or "RW". knfsd knows only all or none, and FSAL_VFS of ganesha 4.3 grants
-    /// none whatever it is told.
+    /// Delegations offered: "none", "R", "W" or "RW". knfsd and hither know only all or none, and FSAL_VFS of ganesha 4.3
+    /// grants none whatever it is told.
     pub delegations: String,
 }
 
@@ -143,7 +143,7 @@ impl<'a> Server<'a> {
         let c = match self.kind {
             Kind::Ganesha => self.ganesha(options)?,
             Kind::Knfsd => self.knfsd(options)?,
-            Kind::Hither => self.hither()?,
+            Kind::Hither => self.hither(options)?,
         };
         fs::write(dir.join("options"), format!("{} {}\n", options.mode, options.delegations))?;
         let log = dir.join("console");
@@ -220,13 +220,16 @@ impl<'a> Server<'a> {
         self.lab.dir(&format!("{}/export", self.kind.name()))
     }
 
-    fn hither(&self) -> Res<Command> {
+    fn hither(&self, options: &Options) -> Res<Command> {
         let (export, state) = (self.export_dir()?, self.lab.dir("hither/state")?);
         let at = self.kind.direct();
         let mut c = command(&[&self.lab.hither().display().to_string(), "serve"]);
         c.arg(export).arg("--listen").arg(format!("{}:{}", at.ip, at.port));
         c.args(["-o", "rw,no_root_squash", "--lease", &LEASE_S.to_string(), "--grace", &GRACE_S.to_string()]);
         c.arg("--state-dir").arg(state);
+        if options.delegations != "none" {
+            c.args(["--max-delegations", "10000"]);
+        }
         Ok(c)
     }
 
