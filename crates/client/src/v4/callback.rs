@@ -180,9 +180,14 @@ impl Core {
         }
     }
 
-    /// What the holder of a write delegation knows: nothing is cached, so what the server said last.
-    fn delegated_attrs(&self, args: &CbGetattrArgs) -> Result<Attrs, Nfsstat4> {
+    /// What the holder of a write delegation knows: where closes wait, what the server said last. Otherwise the layer above has newer
+    /// length and times, and the server learns them with the file, which goes back.
+    fn delegated_attrs(self: &Arc<Self>, args: &CbGetattrArgs) -> Result<Attrs, Nfsstat4> {
         let fh: Fh = own_fh(&args.fh);
+        if self.delegations.may_be_delayed(&fh) {
+            self.give_back(self.delegations.take(&fh).into_iter().collect());
+            return Err(Nfsstat4::DELAY);
+        }
         let (change, size) = self.delegations.written(&fh).ok_or(Nfsstat4::BADHANDLE)?;
         let asked = |n| args.attr_request.has(n);
         Ok(Attrs {

@@ -67,6 +67,8 @@ struct Delegation {
     write: bool,
     /// How long the file may be when some of it is unsent at a close.
     limit_bytes: u64,
+    /// Somebody was told that what he writes may wait.
+    delayed: bool,
     /// When the reply that granted it came: what is asked from then on was answered under it.
     since: Instant,
     used: u64,
@@ -141,8 +143,15 @@ impl Delegations {
     /// The limit of `fh` when it is held for writing.
     fn limit_bytes(&self, fh: &Fh) -> Option<u64> {
         let subscribed = self.upcalls.get().is_some() && !self.suspect.load(Ordering::Acquire);
-        let held = self.held.lock();
-        held.files.get(fh).filter(|d| subscribed && d.write).map(|d| d.limit_bytes)
+        let mut held = self.held.lock();
+        let d = held.files.get_mut(fh).filter(|d| subscribed && d.write)?;
+        d.delayed = true;
+        Some(d.limit_bytes)
+    }
+
+    /// Whether the layer above may have newer attributes of `fh` than the server.
+    pub fn may_be_delayed(&self, fh: &Fh) -> bool {
+        self.held.lock().files.get(fh).is_some_and(|d| d.delayed)
     }
 
     /// Whether `fh` was held for writing when the server lost all.
@@ -167,15 +176,15 @@ impl Delegations {
         };
         let mut held = self.held.lock();
         let mut back = Vec::new();
-        let mut last = (0, 0);
+        let (mut last, mut delayed) = ((0, 0), false);
         if let Some(old) = held.files.get(fh) {
-            last = old.last;
+            (last, delayed) = (old.last, old.delayed && write);
             let same = old.stateid.other == stateid.other;
             back.extend(held.take(fh).filter(|_| !same));
         }
         held.uses += 1;
         let used = held.uses;
-        let new = Delegation { stateid, write, limit_bytes, since: Instant::now(), used, last };
+        let new = Delegation { stateid, write, limit_bytes, delayed, since: Instant::now(), used, last };
         held.files.insert(fh.clone(), new);
         held.by_stateid.insert(stateid.other, fh.clone());
         held.order.insert(used, fh.clone());

@@ -368,6 +368,20 @@ async fn what_was_delayed_comes_before_the_file_is_returned() {
     tokio::time::sleep(Duration::from_secs(101)).await;
     assert_eq!(t.server.count("DELEGRETURN"), 2);
 
+    // What the server is told of its length comes with the file.
+    t.server.ask_holder("g");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(t.server.lock().callbacks_answered.last(), Some(&Nfsstat4::BADHANDLE));
+    let g = t.create("g").await;
+    t.server.ask_holder("g");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(t.server.lock().callbacks_answered.last(), Some(&Nfsstat4::OK));
+    assert_eq!(t.v4.delegated_bytes(&g.node.fh), Some(1000));
+    t.server.ask_holder("g");
+    tokio::time::sleep(Duration::from_secs(101)).await;
+    assert_eq!(t.server.lock().callbacks_answered.last(), Some(&Nfsstat4::DELAY));
+    assert_eq!((t.v4.delegated_bytes(&g.node.fh), t.server.count("DELEGRETURN")), (None, 3));
+
     // Nobody knows what a server does whose lease has ended.
     let g = t.create("g").await;
     assert_eq!(t.v4.delegated_bytes(&g.node.fh), Some(1000));

@@ -163,6 +163,7 @@ impl Server {
     pub fn restart(&self) {
         let mut s = self.0.lock();
         s.boot += 1;
+        s.cb_seq = 0;
         s.clients.clear();
         s.forget_state();
         s.grace = true;
@@ -191,6 +192,16 @@ impl Server {
 
     /// Sends CB_SEQUENCE and CB_RECALL.
     pub fn recall(&self, stateid: Stateid, file: &str) {
+        self.call_back(CbOp::Recall(CbRecallArgs { stateid, truncate: false, fh: handle(file) }));
+    }
+
+    /// Asks the holder of a file for its `change` and length.
+    pub fn ask_holder(&self, file: &str) {
+        let attr_request = Bitmap4::of(&[attr::CHANGE, attr::SIZE]);
+        self.call_back(CbOp::Getattr(CbGetattrArgs { fh: handle(file), attr_request }));
+    }
+
+    fn call_back(&self, op: CbOp) {
         let (sender, call) = {
             let mut s = self.0.lock();
             s.cb_seq += 1;
@@ -203,12 +214,11 @@ impl Server {
                 cachethis: false,
                 referring_call_lists: Vec::new().into(),
             };
-            let recall = CbRecallArgs { stateid, truncate: false, fh: handle(file) };
             let call = CbCompound {
                 tag: Text::default(),
                 minorversion: 2,
                 callback_ident: 0,
-                ops: vec![CbOp::Sequence(seq), CbOp::Recall(recall)],
+                ops: vec![CbOp::Sequence(seq), op],
             };
             (s.senders.last().cloned().expect("a connection"), call)
         };
