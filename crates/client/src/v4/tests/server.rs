@@ -3,6 +3,8 @@
 //! It executes each request at most once and notes as a violation what a client must never do: a sequence number
 //! out of order, or a new request in a slot whose last one was not answered.
 
+mod back;
+
 use bytes::Bytes;
 use hither_proto::nfs4::*;
 use hither_proto::rpc::{self, CallHeader, Message, OpaqueAuth};
@@ -188,42 +190,6 @@ impl Server {
 
     pub fn count(&self, what: &str) -> usize {
         self.0.lock().log.iter().filter(|l| l.split(' ').next() == Some(what)).count()
-    }
-
-    /// Sends CB_SEQUENCE and CB_RECALL.
-    pub fn recall(&self, stateid: Stateid, file: &str) {
-        self.call_back(CbOp::Recall(CbRecallArgs { stateid, truncate: false, fh: handle(file) }));
-    }
-
-    /// Asks the holder of a file for its `change` and length.
-    pub fn ask_holder(&self, file: &str) {
-        let attr_request = Bitmap4::of(&[attr::CHANGE, attr::SIZE]);
-        self.call_back(CbOp::Getattr(CbGetattrArgs { fh: handle(file), attr_request }));
-    }
-
-    fn call_back(&self, op: CbOp) {
-        let (sender, call) = {
-            let mut s = self.0.lock();
-            s.cb_seq += 1;
-            let (&sessionid, _) = s.sessions.iter().next().expect("a session");
-            let seq = CbSequenceArgs {
-                sessionid,
-                sequenceid: s.cb_seq,
-                slotid: 0,
-                highest_slotid: 0,
-                cachethis: false,
-                referring_call_lists: Vec::new().into(),
-            };
-            let call = CbCompound {
-                tag: Text::default(),
-                minorversion: 2,
-                callback_ident: 0,
-                ops: vec![CbOp::Sequence(seq), op],
-            };
-            (s.senders.last().cloned().expect("a connection"), call)
-        };
-        let body = Enc::of(&call);
-        sender.send(rpc::call(77, 0x4000_0000, CB_VERSION, CB_PROC_COMPOUND, &OpaqueAuth::none(), body));
     }
 
     async fn serve(&self, header: CallHeader, args: Bytes, sender: PeerSender) {
