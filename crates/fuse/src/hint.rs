@@ -284,13 +284,20 @@ impl Hints {
         reading.iter_mut().filter(stuck).map(|u| u.written_off = true).count()
     }
 
-    /// The last part of the path of the open that thread `tid` is in, as it was given.
-    pub fn last_part(&self, tid: u32) -> Option<Bytes> {
-        let _reading = self.reading().ok()?;
-        let caller = Caller::open(tid).ok()?;
-        let call = caller.call().ok()?;
-        let (paths, _) = read_paths(tid, &call).ok()?;
-        (caller.call().ok()? == call).then(|| paths.first()?.parts.last().cloned())?
+    /// The last parts of the paths of the call that thread `tid` is in, as they were given: one for an open, two for a rename.
+    pub fn last_parts(&self, tid: u32) -> SmallVec<[Bytes; 2]> {
+        self.try_last_parts(tid).unwrap_or_default()
+    }
+
+    fn try_last_parts(&self, tid: u32) -> Result<SmallVec<[Bytes; 2]>, Missed> {
+        let _reading = self.reading()?;
+        let caller = Caller::open(tid)?;
+        let call = caller.call()?;
+        let (paths, _) = read_paths(tid, &call)?;
+        if caller.call()? != call {
+            return Err(Missed::MovedOn);
+        }
+        paths.iter().map(|path| path.parts.last().cloned().ok_or(Missed::NoPath)).collect()
     }
 
     /// Takes note of what the walk of a hint found, asked at `asked`; before its look-up is answered.

@@ -52,6 +52,8 @@ pub struct Config {
     /// read(2) and write(2) of all files come here, past the kernel's pages, and an append goes to the end that the file has then. What holds
     /// for one call only is then told to no other: the kernel looks up each name of a path for each call.
     pub strict: bool,
+    /// The kernel may keep names as long as they hold; otherwise it looks each of them up for each call.
+    pub keeps_names: bool,
     /// What is done to names can be answered before it is on stable storage: fsync(2) of a directory asks for that.
     pub names_wait: bool,
     /// Nothing ever changes: files that are wholly on the local disk are read by the kernel itself, where it knows how.
@@ -94,6 +96,7 @@ impl Default for Config {
             strict: false,
             close_waits: CloseWaits::Always,
             commits_last: true,
+            keeps_names: true,
             names_wait: false,
             passthrough: false,
             interrupt_patience: Duration::from_secs(5),

@@ -201,7 +201,7 @@ impl Call {
     /// How long the kernel may use names in `dir` that hold for `valid`: it does not check search permission on
     /// names it has cached, so it may keep only those that everybody may look up.
     fn name_valid(&self, dir: &Inode, valid: Duration) -> Duration {
-        if dir.world_searchable() { valid } else { Duration::ZERO }
+        if self.session.config.keeps_names && dir.world_searchable() { valid } else { Duration::ZERO }
     }
 
     /// How long the kernel may keep a name in `dir` and the attributes of the object it leads to. To be asked when

@@ -4,6 +4,9 @@
 //! open fails with ESTALE, and the kernel walks the same path once more with fresh look-ups and opens what they find
 //! (`do_filp_open` with `LOOKUP_REVAL`). A second ESTALE would reach the program: so the look-ups that come next must not be
 //! answered from before, and the open after them is believed. It knows nothing of names and files.
+//!
+//! Renames are another such case. The kernel answers rename(2) by itself when it takes both names for one object, and it looks the old one up first: that
+//! belief may be older than what the look-up of the new name finds. Such a look-up fails with ESTALE, and the kernel begins again with both.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -91,9 +94,100 @@ impl SentBack {
     }
 }
 
+/// Threads whose rename was sent back.
+#[derive(Debug, Default)]
+pub(crate) struct Doubtful {
+    threads: Mutex<HashMap<u32, Doubt>>,
+    count: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Doubt {
+    /// The name whose look-up failed: its directory, and a hash.
+    at: (u64, u64),
+    since: Instant,
+    /// Another name has been looked up since.
+    again: bool,
+}
+
+impl Doubtful {
+    /// Thread `tid` looks up this name: how new the answer must be, when the thread was sent back.
+    pub fn looks_up(&self, tid: u32, at: (u64, u64), now: Instant) -> Option<Instant> {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let mut threads = self.threads.lock();
+        let doubt = threads.get_mut(&tid).filter(|d| now.saturating_duration_since(d.since) < AWAY_MAX)?;
+        doubt.again |= doubt.at != at;
+        Some(doubt.since)
+    }
+
+    /// Whether a look-up of this name by thread `tid`, which came at `since`, is to fail. That it is `doubtful` counts unless the thread has begun again
+    /// or there is no room for it. (The kernel asks a second time before it believes that a name that it has known fails.)
+    pub fn send(&self, tid: u32, at: (u64, u64), since: Instant, doubtful: impl FnOnce() -> bool) -> bool {
+        let known = match self.count.load(Ordering::Relaxed) {
+            0 => None,
+            _ => {
+                let threads = self.threads.lock();
+                let sent = |d: &&Doubt| since.saturating_duration_since(d.since) < AWAY_MAX;
+                threads.get(&tid).filter(sent).map(|d| (d.at == at, d.again))
+            }
+        };
+        match known {
+            Some((true, false)) => return true,
+            Some((true, true)) => {
+                self.over(tid);
+                return false;
+            }
+            // On its way to that name.
+            Some((false, _)) => return false,
+            None if !doubtful() => return false,
+            None => {}
+        }
+        let mut threads = self.threads.lock();
+        threads.retain(|_, d| since.saturating_duration_since(d.since) < LATE_MAX);
+        let room = threads.len() < THREADS_MAX;
+        if room {
+            threads.insert(tid, Doubt { at, since, again: false });
+        }
+        self.count.store(threads.len(), Ordering::Relaxed);
+        room
+    }
+
+    /// The thread's rename has come.
+    pub fn over(&self, tid: u32) {
+        if self.count.load(Ordering::Relaxed) > 0 {
+            let mut threads = self.threads.lock();
+            threads.remove(&tid);
+            self.count.store(threads.len(), Ordering::Relaxed);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rename_is_sent_back_until_it_begins_again() {
+        let (doubtful, now, old, new) = (Doubtful::default(), Instant::now(), (1, 1), (1, 2));
+        assert_eq!(doubtful.looks_up(1, old, now), None);
+        assert!(!doubtful.send(1, new, now, || false));
+        assert!(doubtful.send(1, new, now, || true));
+        assert_eq!(doubtful.looks_up(1, new, now), Some(now), "the kernel doubts the known name first");
+        assert!(doubtful.send(1, new, now, || false));
+        assert_eq!(doubtful.looks_up(1, old, now), Some(now));
+        assert!(!doubtful.send(1, old, now, || true), "on its way");
+        assert_eq!(doubtful.looks_up(1, new, now), Some(now));
+        assert!(!doubtful.send(1, new, now, || true), "both are as new as that");
+        assert_eq!(doubtful.looks_up(1, old, now), None);
+        assert!(doubtful.send(1, new, now, || true));
+        doubtful.over(1);
+        assert!(doubtful.send(1, old, now, || true), "the next rename");
+        tokio::time::advance(AWAY_MAX).await;
+        assert_eq!(doubtful.looks_up(1, old, Instant::now()), None, "it has not come");
+        assert!(doubtful.send(1, new, Instant::now(), || true));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_thread_comes_back_once_and_in_time() {

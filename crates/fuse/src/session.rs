@@ -17,7 +17,7 @@ use crate::mount::Config;
 use crate::ops::Call;
 use crate::passthrough::Passthrough;
 use crate::recent::Recent;
-use crate::sent_back::SentBack;
+use crate::sent_back::{Doubtful, SentBack};
 use crate::stats::Stats;
 use crate::trace::Tracer;
 use crate::watch::{self, Watch};
@@ -70,6 +70,8 @@ pub(crate) struct Session {
     pub hints: Hints,
     /// Opens that came by a name which leads elsewhere by now.
     pub sent_back: SentBack,
+    /// Renames to a name that leads to what another name has led to.
+    pub doubtful: Doubtful,
     pub leases: Leases,
     /// What is open, and when it is looked at.
     pub watch: Watch,
@@ -143,6 +145,7 @@ impl Session {
             passthrough: Passthrough::new(device.clone()),
             // One thread always comes back to read.
             sent_back: SentBack::default(),
+            doubtful: Doubtful::default(),
             hints: Hints::new(if config.hints { config.threads.max(2) - 1 } else { 0 }, at),
             written_beside: AtomicBool::new(false),
             no_capabilities: AtomicBool::new(false),

@@ -326,6 +326,7 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
                 }
             }
         },
+        keeps_names: job.wanted.lookup_cache != LookupCache::None,
         names_wait: client.ahead.is_some(),
         commits_last: !job.wanted.lazy_close && !job.wanted.delegated_close && !job.wanted.exclusive,
         passthrough: client.disk.is_some() && job.wanted.is_frozen(),

@@ -443,6 +443,22 @@ fn what_was_renamed_is_what_was_there() {
             assert_eq!((seen.ino(), seen.len()), (truth.ino(), truth.len()), "{case}");
             assert_eq!(std::fs::read(mine.join(to)).unwrap(), b"the second one", "{case}");
         }
+        // What had the old name has the new one: the kernel, which takes both for one file then, does not say that there is nothing to do.
+        for appended_to in [false, true] {
+            let [mine, theirs] = [mine, theirs].map(|mnt| mnt.join(format!("{version}-{appended_to}")));
+            std::fs::create_dir(&theirs).unwrap();
+            std::fs::write(theirs.join("old"), "first").unwrap();
+            assert_eq!(std::fs::read(mine.join("old")).unwrap(), b"first");
+            std::fs::rename(theirs.join("old"), theirs.join("new")).unwrap();
+            std::fs::write(theirs.join("old"), "the second one").unwrap();
+            if appended_to {
+                std::fs::OpenOptions::new().append(true).create(true).open(mine.join("new")).unwrap();
+            }
+            std::fs::rename(mine.join("old"), mine.join("new")).unwrap();
+            let case = format!("vers={version}, appended to: {appended_to}");
+            assert_eq!(std::fs::read(mine.join("new")).unwrap(), b"the second one", "{case}");
+            assert_eq!(std::fs::read(theirs.join("new")).unwrap(), b"the second one", "{case}");
+        }
         for mnt in [mine, theirs] {
             run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
         }

@@ -289,6 +289,14 @@ impl Inodes {
         }
     }
 
+    /// Names by which an object was last seen, but for one.
+    pub fn other_names(&self, fh: &Fh, but: (u64, &Name)) -> SmallVec<[(u64, Name); 1]> {
+        let t = self.table.lock();
+        let entry = t.by_fh.get(fh).and_then(|id| t.by_id.get(id));
+        let names = entry.into_iter().flat_map(|e| &e.names);
+        names.filter(|(dir, name)| (*dir, name) != but).cloned().collect()
+    }
+
     /// Number of inodes.
     pub fn len(&self) -> usize {
         self.table.lock().by_id.len()

@@ -96,7 +96,7 @@ impl Call {
         // A second time the kernel would not look it up again.
         let late = back == Some(Back::Late);
         let Some(since) = cx.fresh_since else { return Ok((by_handle(cx).await?, late)) };
-        match &session.inodes.named(inode.id, || session.hints.last_part(tid)) {
+        match &session.inodes.named(inode.id, || session.hints.last_parts(tid).into_iter().next()) {
             Named::No => return Ok((by_handle(cx).await?, late)),
             Named::By(dir, name) => match session.vfs.open(cx, Where::name(dir, name), how).await {
                 Ok(opened) if inode.knows(&opened.node.fh) => return Ok((opened, late)),
@@ -145,6 +145,9 @@ impl Call {
         let asked = self.asked();
         let dir_fh = dir.fh();
         let opened = self.session.vfs.open(&self.cx(), Where::name(&dir_fh, &name), &how).await?;
+        if !opened.created {
+            self.doubt_others(&dir, &name, &opened.node);
+        }
         let inode = match self.remember(Some((dir.id, &name)), &opened.node).await {
             Ok(inode) => inode,
             Err(e) => {

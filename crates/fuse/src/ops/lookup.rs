@@ -5,11 +5,21 @@ use crate::abi::{EntryReply, Out, entry_out};
 use crate::call::{Answer, Body, Undo};
 use crate::hint::record::Known;
 use crate::inode::{Ident, Inode, Moment};
-use hither_vfs::{Error, Name, Node, Result, Stop, Trail, Validity, Want, Where};
+use bytes::Bytes;
+use hither_vfs::{Error, FileKind, Name, Node, Result, Stop, Trail, Validity, Want, Where};
+use smallvec::SmallVec;
+use std::hash::{Hash, Hasher};
 use tokio::time::Instant;
 
 /// The kernel takes targets that fit a page with their NUL.
 const TARGET_MAX_BYTES: usize = 4095;
+
+/// A name, to be told from others.
+fn hashed(dir: &Inode, name: &Name) -> (u64, u64) {
+    let mut hasher = std::hash::DefaultHasher::new();
+    name.as_bytes().hash(&mut hasher);
+    (dir.id, hasher.finish())
+}
 
 impl Call {
     pub(super) async fn lookup(&self, name: Name) -> Result<Answer> {
@@ -40,6 +50,9 @@ impl Call {
         let (fh, asked, mut cx) = (dir.fh(), self.asked(), self.cx());
         if let Some(since) = self.session.sent_back.since(tid, self.pending.started) {
             cx.fresh_since = Some(since);
+        }
+        if let Some(since) = self.session.doubtful.looks_up(tid, hashed(dir, name), self.pending.started) {
+            cx.fresh_since = cx.fresh_since.max(Some(since));
         }
         let at = Where::name(&fh, name);
         if let Some(trail) = vfs.peek(&cx, at) {
@@ -105,8 +118,37 @@ impl Call {
         node: &Node,
         asked: Moment,
     ) -> Result<(Answer, Option<u64>)> {
+        if self.is_doubtful(dir, name, node) {
+            return Err(Error::new(libc::ESTALE));
+        }
         let (answer, inode) = self.entry_answer(dir, name, node, asked).await?;
         Ok((answer, Some(inode)))
+    }
+
+    /// Whether a rename has to begin again, because the kernel may take both of its names for one object where the old one is another by
+    /// now.
+    fn is_doubtful(&self, dir: &Inode, name: &Name, node: &Node) -> bool {
+        let (session, tid) = (&self.session, self.head.tid);
+        let others = self.doubt_others(dir, name, node);
+        session.doubtful.send(tid, hashed(dir, name), self.pending.started, || {
+            // The kernel looks up the old name first. Of two names that are spelled alike in two directories nobody knows here which it is.
+            let is_old = |old: &Bytes| others.iter().any(|(_, name)| name.bytes() == old);
+            !others.is_empty()
+                && matches!(&session.hints.last_parts(tid)[..], [old, new] if old != new && new == name.bytes() && is_old(old))
+        })
+    }
+
+    /// Names besides this one by which the object was last seen. When it has only this one, they are looked up again.
+    pub(super) fn doubt_others(&self, dir: &Inode, name: &Name, node: &Node) -> SmallVec<[(u64, Name); 1]> {
+        let (inodes, attr) = (&self.session.inodes, &node.attrs.attr);
+        let others = inodes.other_names(&node.fh, (dir.id, name));
+        if attr.nlink == 1 || attr.kind == FileKind::Directory {
+            for (dir, name) in &others {
+                inodes.unbind(*dir, name);
+                self.session.doubt_name(*dir, name);
+            }
+        }
+        others
     }
 
     fn found_nothing(&self, dir: &Inode, name: &Name, valid: Validity) -> Result<(Answer, Option<u64>)> {

@@ -87,6 +87,7 @@ impl Call {
             // RENAME_WHITEOUT and what may come.
             None => return Err(Error::new(libc::EINVAL)),
         };
+        self.session.doubtful.over(self.head.tid);
         let (dir, to_dir) = (self.inode()?, self.inode_of(new_dir)?);
         let inodes = &self.session.inodes;
         let (known, replaced) = (inodes.child(dir.id, &from), inodes.child(to_dir.id, &to));

@@ -176,6 +176,13 @@ impl Mount {
         self.rt.block_on(self.model.unlink(&root(), &dir, &name(last), None)).unwrap();
     }
 
+    /// Another client renames something in the mount's root.
+    pub fn foreign_rename(&self, old: &str, new: &str) {
+        let (root_fh, flags) = (self.fh(""), hither_vfs::RenameFlags::empty());
+        let (from, to) = ((&root_fh, &name(old)), (&root_fh, &name(new)));
+        self.rt.block_on(self.model.rename(&root(), from, to, None, flags)).unwrap();
+    }
+
     /// Another client reads a whole file.
     pub fn foreign_read(&self, path: &str) -> Vec<u8> {
         let fh = self.fh(path);

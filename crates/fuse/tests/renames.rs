@@ -1,0 +1,113 @@
+//! The kernel answers rename(2) by itself when it takes both names for one object. That they are is never a belief of before.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use common::{mounted, mounted_with};
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+
+/// Validity so long that it plays no part.
+const LONG: u64 = 600_000;
+
+/// Another client moves `old` to `new` and makes another `old`.
+fn moved_elsewhere(m: &common::Mount, old: &str, new: &str) {
+    m.foreign_rename(old, new);
+    m.foreign_write(old, 0, b"another");
+}
+
+#[test]
+fn an_old_name_is_what_it_is_when_the_new_one_is_known() {
+    let Some(m) = mounted(LONG) else { return };
+    // What this client knows of the new name, and what it does with it before the rename.
+    let before: [fn(&common::Mount, &str); 6] = [
+        |_, _| (),
+        |m, new| drop(fs::metadata(m.path(new)).unwrap_err()),
+        |m, new| fs::write(m.path(new), b"a third").unwrap(),
+        |m, new| assert_eq!(fs::read(m.path(new)).unwrap(), b"first"),
+        |m, new| drop(File::options().append(true).create(true).open(m.path(new)).unwrap()),
+        |m, _| assert!(fs::read_dir(m.path("")).unwrap().count() > 5),
+    ];
+    for (i, look) in before.into_iter().enumerate() {
+        let (old, new) = (format!("old{i}"), format!("new{i}"));
+        m.foreign_write(&old, 0, b"first");
+        assert_eq!(fs::read(m.path(&old)).unwrap(), b"first");
+        if i < 3 {
+            look(&m, &new);
+        }
+        moved_elsewhere(&m, &old, &new);
+        if i >= 3 {
+            look(&m, &new);
+        }
+        fs::rename(m.path(&old), m.path(&new)).unwrap();
+        assert_eq!(m.foreign_read(&new), b"another", "{i}");
+        assert_eq!(fs::read(m.path(&new)).unwrap(), b"another", "{i}");
+        assert!(!m.path(&old).exists(), "{i}");
+    }
+    m.end();
+}
+
+#[test]
+fn a_directory_is_the_one_that_has_the_old_name() {
+    let Some(m) = mounted(LONG) else { return };
+    m.foreign_dirs("old");
+    let first = fs::metadata(m.path("old")).unwrap().ino();
+    m.foreign_rename("old", "new");
+    m.foreign_dirs("old");
+    fs::rename(m.path("old"), m.path("new")).unwrap();
+    assert_ne!(fs::metadata(m.path("new")).unwrap().ino(), first);
+    assert!(!m.path("old").exists());
+    m.end();
+}
+
+/// Two names of one file: POSIX says that nothing happens. Nobody is told ESTALE.
+#[test]
+fn names_of_one_file_stay() {
+    let Some(m) = mounted(LONG) else { return };
+    fs::write(m.path("a"), b"one").unwrap();
+    fs::create_dir(m.path("d")).unwrap();
+    fs::hard_link(m.path("a"), m.path("b")).unwrap();
+    fs::hard_link(m.path("a"), m.path("d/a")).unwrap();
+    for _ in 0..2 {
+        for (old, new) in [("a", "b"), ("b", "a"), ("a", "a"), ("a", "d/a"), ("d/a", "a"), ("d/a", "b")] {
+            fs::rename(m.path(old), m.path(new)).unwrap();
+        }
+        // Then with nothing cached.
+        fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
+    }
+    for name in ["a", "b", "d/a"] {
+        assert_eq!(fs::metadata(m.path(name)).unwrap().nlink(), 3, "{name}");
+    }
+    // From one of them to a new name, and over another file.
+    fs::rename(m.path("a"), m.path("c")).unwrap();
+    fs::write(m.path("e"), b"other").unwrap();
+    fs::rename(m.path("b"), m.path("e")).unwrap();
+    assert_eq!(
+        (fs::read(m.path("c")).unwrap(), fs::read(m.path("e")).unwrap()),
+        (b"one".into(), b"one".into())
+    );
+    m.end();
+}
+
+#[test]
+fn names_that_are_not_kept_are_looked_up_for_each_call() {
+    for keeps_names in [true, false] {
+        let Some(m) = mounted_with(LONG, |c| c.keeps_names = keeps_names) else { return };
+        m.foreign_write("f", 0, b"x");
+        m.foreign_dirs("d");
+        for look in ["first", "again"] {
+            let before = m.requests("LOOKUP");
+            File::open(m.path("f")).unwrap();
+            fs::metadata(m.path("d")).unwrap();
+            fs::metadata(m.path("absent")).unwrap_err();
+            let asked = m.requests("LOOKUP") - before;
+            assert_eq!(asked, if keeps_names && look == "again" { 0 } else { 3 }, "{keeps_names} {look}");
+        }
+        // Those that a listing brought are not kept either.
+        assert_eq!(fs::read_dir(m.path("")).unwrap().count(), 2);
+        m.foreign_rename("f", "g");
+        assert_eq!(fs::metadata(m.path("f")).is_ok(), keeps_names);
+        m.end();
+    }
+}
