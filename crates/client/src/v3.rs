@@ -36,10 +36,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hither_proto::nfs3::FsstatArgs;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Fh, File, FileRange, Finished, FsStat, LockConflict,
-    LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened, Read, RenameFlags,
-    Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
-    create_in_steps, finish_in_steps,
+    Access, Attrs, ChangeInfo, Creation, Cx, Data, DirPage, Error, Fh, File, FileRange, Finished, FsStat,
+    LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened, Read,
+    RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote,
+    XattrMode, create_in_steps, create_many_in_steps, finish_in_steps,
 };
 use listing_sizes::ListingSizes;
 use open::Opens;
@@ -165,6 +165,10 @@ impl Vfs for V3 {
 
     async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
         create_in_steps(self, cx, (dir, name), set, data).await
+    }
+
+    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        create_many_in_steps(self, cx, dir, new).await
     }
 
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {

@@ -20,6 +20,7 @@
 //! a LINK or RENAME was executed before is seen by the names (`twice`); a MKDIR or SYMLINK can report `EEXIST`.
 
 mod attrs;
+mod batch;
 mod bring;
 mod call;
 mod callback;
@@ -55,10 +56,10 @@ use core::Core;
 use hither_proto::nfs4::{CreateType, Nfsstat4};
 use hither_rpc::{Client, ClientConfig, Connect, Mode, RetryPolicy, Stats};
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Env, Error, Fh, File, FileRange, Finished, FsStat,
-    LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened, Read,
-    RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote,
-    XattrMode, create_in_steps, finish_in_steps,
+    Access, Attrs, ChangeInfo, Creation, Cx, Data, DirPage, Env, Error, Fh, File, FileRange, Finished,
+    FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, NewKind, Node, OpenHow, OpenId,
+    Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want,
+    Where, Wrote, XattrMode, create_in_steps, finish_in_steps,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -303,6 +304,25 @@ impl Vfs for V4 {
             Some(made) => Ok(made),
             None => create_in_steps(self, cx, (dir, name), set, data).await,
         }
+    }
+
+    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        let (own_dir, own) = (dir.clone(), new.to_vec());
+        let made = match detached!(self, cx, |core, cx| core.create_many(&cx, &own_dir, own)) {
+            Ok(made) => made,
+            Err(e) => return new.iter().map(|_| Err(e.clone())).collect(),
+        };
+        let mut out = Vec::with_capacity(new.len());
+        for (one, made) in new.iter().zip(made) {
+            out.push(match (made, &one.kind) {
+                (Some(made), _) => made,
+                (None, NewKind::File(data)) => {
+                    create_in_steps(self, cx, (dir, &one.name), &one.set, data.clone()).await
+                }
+                (None, _) => Err(Error::new(libc::EINVAL)),
+            });
+        }
+        out
     }
 
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {

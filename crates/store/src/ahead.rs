@@ -3,8 +3,8 @@
 //! For mounts whose user declares that nobody else uses them (`writeback=journal,exclusive,creates=here`). It lies above the delayed writes and knows
 //! nothing of them. What a program makes is an object of this layer, with a handle of this layer, in memory and in the journal; calls on
 //! it are answered here: writing, reading, attributes, renaming, removing (what is removed soon is never sent). When it has waited long
-//! enough, or somebody needs the server to have it, it is created there in one call with all its bytes, mode and times, its
-//! directory first, many side by side. From then on calls go down with the server's handle; the handle and the number that the layers above know
+//! enough, or somebody needs the server to have it, it is created there with all its bytes, mode and times, its
+//! directory first, several of a directory in one call, many calls side by side. From then on calls go down with the server's handle; the handle and the number that the layers above know
 //! stay as they are until this mount ends.
 //!
 //! - `table.rs`: what is here, and which handle stands for which. `begin.rs`: making. `change.rs`: what programs do to an object
@@ -59,7 +59,7 @@ pub struct AheadOptions {
     pub most: usize,
     /// Most objects that are remembered under a handle of this layer; then new ones are made at the server.
     pub most_known: usize,
-    /// Objects that are created at the server at a time.
+    /// Calls that create objects at the server at a time.
     pub at_once: usize,
 }
 

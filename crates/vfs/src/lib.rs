@@ -18,6 +18,7 @@ mod data;
 mod error;
 mod extra;
 mod handle;
+mod many;
 pub mod model;
 mod ops;
 mod watch;
@@ -33,6 +34,7 @@ pub use data::Data;
 pub use error::{Error, Result};
 pub use extra::Extra;
 pub use handle::{Fh, Name, Where};
+pub use many::{Creation, NewKind, create_many_in_steps};
 pub use ops::{
     Access, Along, Backing, BoxFuture, Create, DirEntry, DirPage, Fetched, File, FileRange, Finished,
     LockConflict, LockKind, LockOwner, LockWait, Made, Node, OpenAccess, OpenHow, OpenId, Opened, Read,

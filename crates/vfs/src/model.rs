@@ -14,10 +14,11 @@ mod state;
 mod tests;
 
 use crate::{
-    Access, Along, Attrs, ChangeInfo, Create, Cx, Data, DirEntry, DirPage, Env, Error, Extra, Fetched, Fh,
-    File, FileKind, FileRange, Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved,
-    Name, Node, OpenAccess, OpenHow, OpenId, Opened, PosixAcls, Read, RenameFlags, Result, Seek, SetAttr,
-    Special, Stability, Starts, Stop, Time, Trail, Upcalls, Validity, Vfs, Want, Where, Wrote, XattrMode,
+    Access, Along, Attrs, ChangeInfo, Create, Creation, Cx, Data, DirEntry, DirPage, Env, Error, Extra,
+    Fetched, Fh, File, FileKind, FileRange, Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait,
+    Made, Moved, Name, Node, OpenAccess, OpenHow, OpenId, Opened, PosixAcls, Read, RenameFlags, Result, Seek,
+    SetAttr, Special, Stability, Starts, Stop, Time, Trail, Upcalls, Validity, Vfs, Want, Where, Wrote,
+    XattrMode,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -437,6 +438,10 @@ impl Vfs for Model {
 
     async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
         crate::create_in_steps(self, cx, (dir, name), set, data).await
+    }
+
+    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        crate::create_many_in_steps(self, cx, dir, new).await
     }
 
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {

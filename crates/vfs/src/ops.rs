@@ -1,7 +1,8 @@
 //! The [`Vfs`] trait and the types of its calls.
 
 use crate::{
-    Attrs, ChangeInfo, Cx, Data, Error, Fh, FileKind, FsStat, Moved, Name, Result, SetAttr, Validity, Where,
+    Attrs, ChangeInfo, Creation, Cx, Data, Error, Fh, FileKind, FsStat, Moved, Name, Result, SetAttr,
+    Validity, Where,
 };
 use async_trait::async_trait;
 use bitflags::bitflags;
@@ -533,6 +534,10 @@ pub trait Vfs: Send + Sync + 'static {
     /// everything is on stable storage then, and nothing is left open. `EEXIST` when the name exists; after another error the file
     /// may be there without its bytes.
     async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made>;
+
+    /// Creates several objects in a directory in as few round trips as possible, in no particular order: what
+    /// [`Vfs::create_whole`] and its like say of one holds for each, whatever becomes of the others. Outcomes in the order of `new`.
+    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>>;
 
     /// Creates a directory.
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made>;

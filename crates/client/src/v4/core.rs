@@ -89,6 +89,8 @@ pub(crate) struct Core {
     pub stop: CancellationToken,
     /// Operations of one compound that the server was found to take, below what its limits say.
     pub ops_limit: AtomicUsize,
+    /// Whether the server writes the right bytes of several WRITEs in a compound, and the session in which it was tried.
+    pub several_writes: tokio::sync::Mutex<Option<(u64, bool)>>,
     /// Walks that the server did name by name only.
     pub refusals: AtomicUsize,
     /// The server has no COPY.
@@ -121,6 +123,7 @@ impl Core {
             facts: OnceLock::new(),
             stop: CancellationToken::new(),
             ops_limit: AtomicUsize::new(usize::MAX),
+            several_writes: Default::default(),
             refusals: AtomicUsize::new(0),
             no_copy: Default::default(),
             needs_getfh: AtomicBool::new(false),

@@ -129,8 +129,8 @@ impl Core {
                 headerpadsize: 0,
                 maxrequestsize: IO_MAX_BYTES + OVERHEAD_BYTES,
                 maxresponsesize: IO_MAX_BYTES + OVERHEAD_BYTES,
-                // The longest reply that is worth keeping: OPEN with attributes, or RENAME.
-                maxresponsesize_cached: 4096,
+                // The longest reply that is worth keeping: of many creations.
+                maxresponsesize_cached: 32 << 10,
                 maxoperations: OPS,
                 maxrequests: SLOTS,
                 rdma_ird: None,
@@ -167,6 +167,7 @@ impl Core {
         let limits = Limits {
             max_request_bytes: fore.maxrequestsize,
             max_response_bytes: fore.maxresponsesize,
+            max_cached_bytes: fore.maxresponsesize_cached,
             max_ops: fore.maxoperations,
             max_slots: fore.maxrequests.min(SLOTS),
         };

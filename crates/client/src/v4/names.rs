@@ -235,7 +235,7 @@ impl Core {
     }
 
     /// A fresh name: other mounts of the directory must not choose the same.
-    fn silly_name(&self) -> Name {
+    pub(super) fn silly_name(&self) -> Name {
         silly::name((self.env.random)(), (self.env.random)() as u32)
     }
 

@@ -18,6 +18,8 @@ pub(crate) struct Limits {
     pub max_request_bytes: u32,
     /// Longest reply in bytes, RPC header included.
     pub max_response_bytes: u32,
+    /// Longest reply in bytes, RPC header included, that the server keeps.
+    pub max_cached_bytes: u32,
     /// Most operations of a compound, SEQUENCE included.
     pub max_ops: u32,
     /// Number of slots.

@@ -1,5 +1,6 @@
 //! Conversations with a server in memory, on virtual time: slots, recovery, interrupted calls, recalls.
 
+mod batches;
 mod chains;
 mod opens;
 mod server;

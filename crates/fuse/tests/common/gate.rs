@@ -278,6 +278,10 @@ macro_rules! pass_on {
                 self.below.list_many(cx, dirs, max).await
             }
 
+            async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+                create_many_in_steps(self, cx, dir, new).await
+            }
+
             fn subscribe(&self, upcalls: std::sync::Arc<dyn Upcalls>) {
                 self.state.lock().unwrap().upcalls = Some(upcalls.clone());
                 self.below.subscribe(upcalls);

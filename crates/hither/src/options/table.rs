@@ -244,7 +244,7 @@ pub const OPTIONS: &[Def] = &[
         "nobody else uses what is mounted: with writeback=journal, fsync and close return when the local disk has it, and the server gets it later",
     ),
     valued("creates", "WHERE", "server", Latency, apply::creates).help(
-        "server or here (with writeback=journal,exclusive: new files, directories and symbolic links are in the journal when their call returns, and go to the server later, a file in one message; what is removed is gone at once)",
+        "server or here (with writeback=journal,exclusive: new files, directories and symbolic links are in the journal when their call returns, and go to the server later, several in one message; what is removed is gone at once)",
     ),
     valued("journal-dir", "DIR", "that of cache, or /var/lib/hither", Latency, apply::journal_dir)
         .help("the directory below which the journal of writeback=journal is"),

@@ -558,9 +558,9 @@ impl Ahead {
         let inside: Vec<Fh> =
             self.table().names.get(dir).map(|names| names.values().cloned().collect()).unwrap_or_default();
         let mut sent = tokio::task::JoinSet::new();
-        for fh in inside {
+        for (fh, ended) in self.start(&inside) {
             let this = self.this();
-            sent.spawn(async move { this.send(&fh).await });
+            sent.spawn(async move { this.follow(fh, Some(ended)).await });
         }
         // What is refused is told where it was made.
         patient(cx, async { Ok(sent.join_all().await) }).await?;

@@ -5,10 +5,13 @@ use super::table::{Body, Object, Open, Owed, Status};
 use crate::dirty::is_final;
 use crate::wal::{Attributes, Event, New, Record, What, put, set_directory};
 use bytes::Bytes;
-use hither_vfs::{BoxFuture, Cx, Error, Fh, File, Node, OpenHow, OpenId, Result, SetAttr, Where};
+use futures_util::future::join_all;
+use hither_vfs::{BoxFuture, Cred, Cx, Error, Fh, File, Name, Node, OpenHow, OpenId, Result, SetAttr, Where};
+use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// First and longest wait before what could not be created is tried again by itself.
@@ -18,12 +21,9 @@ const BACKOFF_MOST: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// What its owner needs to open a file again.
 const OWNER_BITS: u32 = 0o600;
-
-/// What one takes of an object to create it.
-struct Taken {
-    dir: Fh,
-    new: New,
-}
+/// Most objects, and bytes, that go to the server in one call: what somebody waits for may be among them.
+pub(super) const BATCH_OBJECTS: usize = 32;
+pub(super) const BATCH_BYTES: usize = 256 << 10;
 
 impl Ahead {
     /// Returns when the server has an object: its handle there.
@@ -31,9 +31,17 @@ impl Ahead {
     /// # Errors
     /// Why it cannot have it, or not now.
     pub(super) fn send(&self, fh: &Fh) -> BoxFuture<Result<Fh>> {
-        let (this, fh) = (self.this(), fh.clone());
+        self.follow(fh.clone(), None)
+    }
+
+    /// The same; `tried`: a try is under way, or was.
+    pub(super) fn follow(&self, fh: Fh, tried: Option<watch::Receiver<u32>>) -> BoxFuture<Result<Fh>> {
+        let this = self.this();
         Box::pin(async move {
-            let mut begun = false;
+            let mut begun = tried.is_some();
+            if let Some(mut ended) = tried {
+                let _ = ended.changed().await;
+            }
             loop {
                 let mut ended = {
                     let mut t = this.table();
@@ -51,10 +59,9 @@ impl Ahead {
                             }
                             begun = true;
                             object.sending = true;
-                            let ended = object.ended.subscribe();
-                            let task = this.clone();
-                            let fh = fh.clone();
-                            tokio::spawn(async move { task.create(fh).await });
+                            // Whoever waits for one does not wait for others.
+                            let (dir, ended) = (object.dir.clone(), object.ended.subscribe());
+                            tokio::spawn(this.clone().create(dir, vec![fh.clone()]));
                             ended
                         }
                     }
@@ -65,19 +72,66 @@ impl Ahead {
         })
     }
 
-    /// Creates an object that is marked as on its way.
-    async fn create(self: Arc<Self>, fh: Fh) {
-        let outcome = self.try_to_create(&fh).await;
-        match outcome {
+    /// Begins to create those of these objects that are here, several of a directory in one call; those that are on their way now, with what
+    /// to follow them by.
+    pub(super) fn start(&self, objects: &[Fh]) -> Vec<(Fh, watch::Receiver<u32>)> {
+        let mut batches: Vec<(Fh, Vec<Fh>)> = Vec::new();
+        let mut going = Vec::with_capacity(objects.len());
+        {
+            let mut t = self.table();
+            // The last batch for each directory and maker, and its bytes.
+            let mut last: HashMap<(Fh, Arc<Cred>), (usize, usize)> = HashMap::new();
+            for fh in objects {
+                let object = match t.status(fh) {
+                    Status::Here(object) => object,
+                    Status::Sending(ended) => {
+                        going.push((fh.clone(), ended));
+                        continue;
+                    }
+                    Status::There(_) | Status::Refused(_) => continue,
+                };
+                object.sending = true;
+                going.push((fh.clone(), object.ended.subscribe()));
+                let len = object.len_bytes() as usize;
+                let key = (object.dir.clone(), object.cred.clone());
+                let fits = |(at, bytes): &&mut (usize, usize)| {
+                    batches[*at].1.len() < BATCH_OBJECTS && *bytes + len <= BATCH_BYTES
+                };
+                match last.get_mut(&key).filter(fits) {
+                    Some((at, bytes)) => {
+                        batches[*at].1.push(fh.clone());
+                        *bytes += len;
+                    }
+                    None => {
+                        batches.push((object.dir.clone(), vec![fh.clone()]));
+                        last.insert(key, (batches.len() - 1, len));
+                    }
+                }
+            }
+        }
+        for (dir, objects) in batches {
+            tokio::spawn(self.this().create(dir, objects));
+        }
+        going
+    }
+
+    /// Creates objects of one maker in a directory, which are marked as on their way.
+    async fn create(self: Arc<Self>, dir: Fh, objects: Vec<Fh>) {
+        let outcomes = match self.try_to_create(&dir, &objects).await {
+            Ok(outcomes) => outcomes,
+            Err(e) => objects.into_iter().map(|fh| (fh, Err(e.clone()))).collect(),
+        };
+        // Side by side: what each of them writes to the journal becomes durable together.
+        let ended = outcomes.into_iter().map(async |(fh, outcome)| match outcome {
             Ok(node) => self.arrived(&fh, node).await,
             Err(e) => self.not_created(&fh, e).await,
-        }
+        });
+        join_all(ended).await;
         self.room.notify_waiters();
     }
 
-    fn taken(&self, fh: &Fh) -> Option<Taken> {
-        let t = self.table();
-        let object = t.here.get(fh)?;
+    /// What the server is to make of an object.
+    fn taken(object: &Object) -> (Name, New) {
         let (what, data) = match &object.body {
             Body::File(data) => (What::File, Bytes::copy_from_slice(data)),
             Body::Directory => (What::Directory, Bytes::new()),
@@ -90,28 +144,31 @@ impl Ahead {
             true => (Some(object.attr.atime), Some(object.attr.mtime)),
             false => object.times,
         };
-        let new = New { what, cred: object.cred.clone(), mode, times, data };
-        Some(Taken { dir: object.dir.clone(), new })
+        (object.name.clone(), New { what, cred: object.cred.clone(), mode, times, data })
     }
 
-    async fn try_to_create(&self, fh: &Fh) -> Result<Node> {
-        let gone = || Error::new(libc::ESTALE);
-        let taken = self.taken(fh).ok_or_else(gone)?;
-        let dir = self.send(&taken.dir).await?;
+    async fn try_to_create(&self, dir: &Fh, objects: &[Fh]) -> Result<Vec<(Fh, Result<Node>)>> {
+        let real = self.send(dir).await?;
         // Never closed.
-        let _slot = self.slots.acquire().await.map_err(|_| gone())?;
-        let announced = {
+        let _slot = self.slots.acquire().await.map_err(|_| Error::new(libc::ESTALE))?;
+        let (mut here, mut taken, mut announced) = (Vec::new(), Vec::new(), None);
+        {
             let mut t = self.table();
-            let ticket = self.wal.log().append(Record::of(fh, Event::Touched));
-            if let Some(object) = t.here.get_mut(fh) {
+            for fh in objects {
+                let Some(object) = t.here.get_mut(fh) else { continue };
+                let ticket = self.wal.log().append(Record::of(fh, Event::Touched));
                 object.noted(ticket, false);
+                announced = Some(ticket.seq);
+                taken.push(Self::taken(object));
+                here.push(fh.clone());
             }
-            ticket
-        };
-        // Of a journal that has failed nothing is promised.
-        let _ = self.wal.log().written(announced.seq).await;
-        let name = self.table().here.get(fh).map(|object| object.name.clone()).ok_or_else(gone)?;
-        put(&*self.below, &dir, &name, &taken.new).await
+        }
+        if let Some(seq) = announced {
+            // Of a journal that has failed nothing is promised.
+            let _ = self.wal.log().written(seq).await;
+        }
+        let made = put(&*self.below, &real, &taken).await;
+        Ok(here.into_iter().zip(made).collect())
     }
 
     /// The server has an object.
@@ -249,15 +306,14 @@ impl Ahead {
     /// # Errors
     /// The first reason why something stays.
     pub async fn sync(&self) -> Result<()> {
-        let all: Vec<Fh> = self.table().here.keys().cloned().collect();
+        let all: Vec<Fh> = {
+            let t = self.table();
+            t.queue.iter().filter(|fh| t.here.contains_key(*fh)).cloned().collect()
+        };
         let mut sent = tokio::task::JoinSet::new();
-        for fh in all {
-            let send = self.send(&fh);
-            sent.spawn(async move {
-                let outcome = send.await;
-                // Whoever refused it has been told of already.
-                outcome.map(drop)
-            });
+        for (fh, ended) in self.start(&all) {
+            let follow = self.follow(fh, Some(ended));
+            sent.spawn(async move { follow.await.map(drop) });
         }
         let outcome = sent.join_all().await.into_iter().collect::<Result<()>>();
         let owed: Vec<Fh> = self.table().owed.keys().cloned().collect();
@@ -278,7 +334,7 @@ impl Ahead {
         let free = self.slots.available_permits();
         let mut due = Vec::new();
         let mut looked = 0;
-        while looked < t.queue.len() && due.len() < 2 * free {
+        while looked < t.queue.len() && due.len() < BATCH_OBJECTS * free {
             let fh = t.queue[looked].clone();
             let Some(object) = t.here.get(&fh) else {
                 t.queue.remove(looked);
@@ -303,10 +359,7 @@ impl Ahead {
 pub(super) async fn look_after_age(layer: Weak<Ahead>) {
     loop {
         let Some(this) = layer.upgrade() else { return };
-        for fh in this.due() {
-            let send = this.send(&fh);
-            tokio::spawn(send);
-        }
+        let _ = this.start(&this.due());
         let work = this.work.clone();
         drop(this);
         tokio::select! {

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 mod histories;
+mod together;
 
 /// A directory of its own for each test, gone in the end.
 pub(crate) struct Temporary(pub PathBuf);

@@ -403,6 +403,10 @@ impl Vfs for Ahead {
         create_in_steps(self, cx, (dir, name), set, data).await
     }
 
+    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        create_many_in_steps(self, cx, dir, new).await
+    }
+
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let real = match self.begin(cx, (dir, name), Body::Directory, set, None).await? {
             Making::Here(began) => return Ok(Self::began_made(began)),

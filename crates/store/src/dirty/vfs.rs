@@ -562,6 +562,16 @@ impl Vfs for Dirty {
         Ok(made)
     }
 
+    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        let made = self.below.create_many(cx, dir, new).await;
+        for (one, made) in new.iter().zip(&made) {
+            if let (NewKind::File(_), Ok(made)) = (&one.kind, made) {
+                self.named(Some(&made.node.fh), (dir, &one.name));
+            }
+        }
+        made
+    }
+
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         self.below.mkdir(cx, dir, name, set).await
     }

@@ -7,10 +7,10 @@ use super::stats::add;
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, Backing, ChangeInfo, Create, Cx, Data, DirPage, Error, Fh, File, FileRange, Finished,
-    FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenAccess, OpenHow,
-    OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail,
-    Upcalls, Vfs, Want, Where, Wrote, XattrMode,
+    Access, Attrs, Backing, ChangeInfo, Create, Creation, Cx, Data, DirPage, Error, Fh, File, FileRange,
+    Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenAccess,
+    OpenHow, OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop,
+    Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -431,6 +431,10 @@ impl Vfs for Disk {
 
     async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
         self.below.create_whole(cx, dir, name, set, data).await
+    }
+
+    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        self.below.create_many(cx, dir, new).await
     }
 
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {

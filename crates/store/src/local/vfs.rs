@@ -10,10 +10,10 @@ use super::{Inner, Local};
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Error, Extra, Fh, File, FileKind, FileRange, FsStat,
-    LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened, PosixAcls,
-    Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want,
-    Where, Wrote, XattrMode,
+    Access, Attrs, ChangeInfo, Creation, Cx, Data, DirPage, Error, Extra, Fh, File, FileKind, FileRange,
+    FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened,
+    PosixAcls, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls,
+    Vfs, Want, Where, Wrote, XattrMode,
 };
 use rustix::fd::AsFd;
 use std::sync::Arc;
@@ -200,6 +200,10 @@ impl Vfs for Local {
 
     async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
         hither_vfs::create_in_steps(self, cx, (dir, name), set, data).await
+    }
+
+    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        hither_vfs::create_many_in_steps(self, cx, dir, new).await
     }
 
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {

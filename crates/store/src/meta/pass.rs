@@ -6,10 +6,10 @@ use super::{Meta, stats};
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cx, Data, DirPage, Fh, File, FileKind, FileRange, Finished, FsStat,
-    LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened, Read,
-    RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote,
-    XattrMode, bytes_prove_reading,
+    Access, Attrs, ChangeInfo, Creation, Cx, Data, DirPage, Fh, File, FileKind, FileRange, Finished, FsStat,
+    LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, NewKind, Node, OpenHow, OpenId, Opened,
+    Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where,
+    Wrote, XattrMode, bytes_prove_reading,
 };
 use std::sync::Arc;
 
@@ -20,7 +20,12 @@ impl Meta {
         F: Future<Output = Result<Made>>,
     {
         let changing = self.renaming(dir, &[name]);
-        let mut made = call.await;
+        let made = call.await;
+        self.made(dir, name, changing, made)
+    }
+
+    /// The call that makes a name ended.
+    fn made(&self, dir: &Fh, name: &Name, changing: Changing<'_>, mut made: Result<Made>) -> Result<Made> {
         match &made {
             Ok(made) => changing.renamed(Ok(&[&made.dir]), &[(name, Renamed::To(&made.node))]),
             Err(e) => changing.renamed(Err(e), &[(name, Renamed::Unknown)]),
@@ -29,6 +34,21 @@ impl Meta {
             self.name_holds(&mut made.node.attrs);
         }
         made.map_err(|e| self.failed(dir, e))
+    }
+
+    /// Several new names in a directory, and what became of each: as if they had been asked for side by side.
+    async fn make_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        let ticket = self.ticket();
+        let changing: Vec<_> = new.iter().map(|one| self.renaming(dir, &[&one.name])).collect();
+        let made = self.below.create_many(cx, dir, new).await;
+        let mut out = Vec::with_capacity(new.len());
+        for ((one, changing), made) in new.iter().zip(changing).zip(made) {
+            out.push(self.made(dir, &one.name, changing, made));
+            if let (NewKind::Directory, Some(Ok(made))) = (&one.kind, out.last()) {
+                self.learn_empty(cx, &made.node, &ticket);
+            }
+        }
+        out
     }
 
     /// A name that goes, and what became of it. `target`: what it was bound to.
@@ -389,6 +409,10 @@ impl Vfs for Meta {
 
     async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
         self.make(dir, name, self.below.create_whole(cx, dir, name, set, data)).await
+    }
+
+    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        self.make_many(cx, dir, new).await
     }
 
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {

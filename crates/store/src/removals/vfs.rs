@@ -195,6 +195,17 @@ impl Vfs for Removals {
         Ok(Made { dir: self.shown_info(dir, made.dir), ..made })
     }
 
+    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        for one in new {
+            if let Err(e) = self.settled(cx, dir, &one.name).await {
+                return new.iter().map(|_| Err(e.clone())).collect();
+            }
+        }
+        let made = self.below.create_many(cx, dir, new).await;
+        let shown = |made: Made| Made { dir: self.shown_info(dir, made.dir), ..made };
+        made.into_iter().map(|made| made.map(shown)).collect()
+    }
+
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         self.settled(cx, dir, name).await?;
         let made = self.below.mkdir(cx, dir, name, set).await?;

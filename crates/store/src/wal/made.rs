@@ -8,9 +8,10 @@ use super::record::{Attributes, Event, Record, What};
 use super::replay::{Fate, One};
 use super::scan::{FileLeft, Left, MadeLeft, SetLeft};
 use bytes::Bytes;
+use futures_util::future::join_all;
 use hither_vfs::{
-    Cred, Cx, Data, Error, Fh, File as At, FileKind, Made, Name, Node, Result, SetAttr, SetTime, Stability,
-    Stop, Time, Vfs, Want, Where,
+    Creation, Cred, Cx, Data, Error, Fh, File as At, FileKind, Name, NewKind, Node, Result, SetAttr, SetTime,
+    Stability, Stop, Time, Vfs, Want, Where,
 };
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -48,36 +49,32 @@ impl New {
         }
     }
 
-    fn only_mode(&self) -> SetAttr {
-        SetAttr { mode: Some(self.mode), ..SetAttr::default() }
+    /// What the server is asked for. The times of a directory are set when what is in it is there.
+    fn creation(&self, name: &Name) -> Creation {
+        let (kind, set) = match &self.what {
+            What::File => (NewKind::File(Data::from(self.data.clone())), self.set()),
+            What::Directory => (NewKind::Directory, SetAttr { mode: Some(self.mode), ..SetAttr::default() }),
+            What::Link(target) => {
+                (NewKind::Link(Bytes::copy_from_slice(target)), SetAttr { mode: None, ..self.set() })
+            }
+        };
+        Creation { name: name.clone(), kind, set }
     }
 }
 
-/// Makes an object at the server.
-///
-/// # Errors
-/// The server's; `EEXIST` when something else has the name.
-pub(crate) async fn put(below: &dyn Vfs, dir: &Fh, name: &Name, new: &New) -> Result<Node> {
-    let cx = Cx::new(new.cred.clone());
-    let made: Result<Made> = match &new.what {
-        What::File => below.create_whole(&cx, dir, name, &new.set(), Data::from(new.data.clone())).await,
-        What::Directory => below.mkdir(&cx, dir, name, &new.only_mode()).await,
-        What::Link(target) => {
-            let target = Bytes::copy_from_slice(target);
-            below.symlink(&cx, dir, name, &target, &SetAttr::default()).await
-        }
-    };
-    let node = match made {
-        Ok(made) => made.node,
-        Err(e) if e.errno == libc::EEXIST => {
-            return adopt(below, &cx, (dir, name), new).await.unwrap_or(Err(e));
-        }
-        Err(e) => return Err(e),
-    };
-    match new.what {
-        What::Link(_) => set_times(below, &cx, node, new).await,
-        _ => Ok(node),
-    }
+/// Makes objects of one maker in a directory at the server; outcomes in their order: the server's errors, `EEXIST` when something else has
+/// the name.
+pub(crate) async fn put(below: &dyn Vfs, dir: &Fh, new: &[(Name, New)]) -> Vec<Result<Node>> {
+    let Some((_, first)) = new.first() else { return Vec::new() };
+    let cx = Cx::new(first.cred.clone());
+    let all: Vec<_> = new.iter().map(|(name, one)| one.creation(name)).collect();
+    let made = below.create_many(&cx, dir, &all).await;
+    let settled = new.iter().zip(made).map(async |((name, one), made)| match made {
+        Ok(made) => Ok(made.node),
+        Err(e) if e.errno == libc::EEXIST => adopt(below, &cx, (dir, name), one).await.unwrap_or(Err(e)),
+        Err(e) => Err(e),
+    });
+    join_all(settled).await
 }
 
 async fn set_times(below: &dyn Vfs, cx: &Cx, node: Node, new: &New) -> Result<Node> {
@@ -330,7 +327,8 @@ impl One {
             times: (made.times.0, mtime),
             data,
         };
-        put(&*self.r.below, dir, &made.name, &new).await.map_err(|e| match e.errno {
+        let put = put(&*self.r.below, dir, &[(made.name.clone(), new)]).await.pop();
+        put.unwrap_or_else(|| Err(Error::new(libc::EIO))).map_err(|e| match e.errno {
             libc::EEXIST => "something else has its name".to_string(),
             libc::ENOENT | libc::ESTALE => format!("its directory was removed ({e})"),
             _ => format!("it cannot be created: {e}"),

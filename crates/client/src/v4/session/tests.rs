@@ -3,7 +3,13 @@
 use super::*;
 
 fn session(slots: u32) -> Arc<Session> {
-    let limits = Limits { max_request_bytes: 1, max_response_bytes: 1, max_ops: 1, max_slots: slots };
+    let limits = Limits {
+        max_request_bytes: 1,
+        max_response_bytes: 1,
+        max_cached_bytes: 1,
+        max_ops: 1,
+        max_slots: slots,
+    };
     Session::new([7; 16], 1, limits)
 }
 

@@ -58,6 +58,10 @@ pub struct State {
     /// Most operations that the server says it takes, and that it takes without saying so (RESOURCE).
     pub max_ops: u32,
     pub really_takes: usize,
+    /// Of a second WRITE in a compound it writes the wrong bytes.
+    pub one_write: bool,
+    /// Longest reply that it says it keeps, when it says so.
+    pub max_cached: Option<u32>,
     /// Verifiers of exclusive creations are kept in the file's times.
     pub verifier_in_times: bool,
     /// Does not give the filehandle as an attribute.
@@ -253,6 +257,7 @@ struct Cur {
     saved: Option<Fh>,
     client: Clientid,
     stateid: Option<Stateid>,
+    writes: usize,
 }
 
 impl Cur {
@@ -498,6 +503,7 @@ impl State {
         let mut fore = a.fore_chan_attrs;
         fore.maxrequests = slots.len() as u32;
         fore.maxoperations = self.max_ops;
+        fore.maxresponsesize_cached = self.max_cached.unwrap_or(fore.maxresponsesize_cached);
         self.sessions.insert(sessionid, Session { client: a.clientid, slots });
         Ok(CreateSessionOk {
             sessionid,
@@ -714,15 +720,19 @@ impl State {
         Ok(ReadOk { eof: end == data.len(), data: Bytes::copy_from_slice(&data[start..end]).into() })
     }
 
-    fn write(&mut self, a: &WriteArgs, cur: &Cur) -> Result<WriteOk, Nfsstat4> {
+    fn write(&mut self, a: &WriteArgs, cur: &mut Cur) -> Result<WriteOk, Nfsstat4> {
         self.stateid(&cur.resolve(a.stateid)?)?;
-        let boot = self.boot;
+        cur.writes += 1;
+        let (boot, wrong) = (self.boot, self.one_write && cur.writes > 1);
         let f = self.file(cur)?;
         let end = a.offset as usize + a.data.len();
         if f.data.len() < end {
             f.data.resize(end, 0);
         }
         f.data[a.offset as usize..end].copy_from_slice(&a.data);
+        if wrong {
+            f.data[a.offset as usize..end].fill(b'!');
+        }
         f.change += 1;
         if a.stable == StableHow::FILE_SYNC {
             f.stable = f.data.clone();

@@ -45,6 +45,8 @@ struct State {
     finishes: usize,
     last_write: Option<Data>,
     creds: Vec<Arc<Cred>>,
+    batches: Vec<usize>,
+    fail_names: HashMap<Name, (i32, bool)>,
     upcalls: Option<Arc<dyn Upcalls>>,
     delegated: bool,
     log: Vec<String>,
@@ -110,6 +112,16 @@ impl Gate {
     /// Fails calls of a kind; 0 stops that.
     pub fn fail(&self, op: &'static str, errno: i32) {
         self.state.lock().fail.insert(op, errno);
+    }
+
+    /// Fails the creation of a file; 0 stops that. `there`: the file is there although nobody is told.
+    pub fn fail_name(&self, name: &Name, errno: i32, there: bool) {
+        self.state.lock().fail_names.insert(name.clone(), (errno, there));
+    }
+
+    /// How many objects each creation of several was about, so far.
+    pub fn batches(&self) -> Vec<usize> {
+        self.state.lock().batches.clone()
     }
 
     /// Decides about writes from now on.
@@ -237,6 +249,24 @@ macro_rules! pass_on {
                 finish_in_steps(self, cx, file, piece, set).await
             }
 
+            async fn create_whole(
+                &self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data,
+            ) -> Result<Made> {
+                self.pass("create_whole", None).await?;
+                let fate = self.state.lock().fail_names.get(name).copied();
+                match fate {
+                    None | Some((0, _)) => {}
+                    Some((errno, false)) => return Err(Error::new(errno)),
+                    Some((errno, true)) => {
+                        drop(self.below.create_whole(cx, dir, name, set, data).await);
+                        return Err(Error::new(errno));
+                    }
+                }
+                let out = self.below.create_whole(cx, dir, name, set, data).await;
+                self.held(|s| s.shut.contains("create_whole answer")).await;
+                out
+            }
+
             async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
                 self.pass("getattr", None).await?;
                 let old = self.state.lock().old_attrs.clone();
@@ -270,6 +300,11 @@ macro_rules! pass_on {
                 self.below.list_many(cx, dirs, max).await
             }
 
+            async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+                self.state.lock().batches.push(new.len());
+                create_many_in_steps(self, cx, dir, new).await
+            }
+
             fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
                 self.state.lock().upcalls = Some(upcalls);
             }
@@ -287,7 +322,6 @@ pass_on! {
     fn close(fh: &Fh, open: OpenId) -> ();
     fn read(file: File<'_>, at: u64, len: u32) -> Read;
     fn commit(file: File<'_>) -> ();
-    fn create_whole(dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Made;
     fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Made;
     fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Made;
     fn symlink(dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Made;

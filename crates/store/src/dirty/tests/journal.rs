@@ -155,6 +155,7 @@ straight! {
     fn finish(file: hither_vfs::File<'_>, piece: Option<(u64, Data)>, set: &SetAttr) -> Result<Finished>;
     fn commit(file: hither_vfs::File<'_>) -> Result<()>;
     fn create_whole(dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made>;
+    fn create_many(dir: &Fh, new: &[Creation]) -> Vec<Result<Made>>;
     fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made>;
     fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made>;
     fn symlink(dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made>;

@@ -224,6 +224,8 @@ pass_on! {
         |w, out, at| if let Ok(Wrote { attrs: Some(a), .. }) = out { stamp(w, a, at) };
     fn commit(file: File<'_>) -> Result<()>;
     fn create_whole(dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made>, made;
+    fn create_many(dir: &Fh, new: &[Creation]) -> Vec<Result<Made>>,
+        |w, out, at| out.iter_mut().for_each(|one| made(w, one, at));
     fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made>, made;
     fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made>, made;
     fn symlink(dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made>, made;

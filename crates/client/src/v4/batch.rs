@@ -1,0 +1,274 @@
+//! Many creations in a directory, in few compounds.
+//!
+//! It knows nothing of what an object takes: `whole` does. Objects are dealt into compounds as operations, request and reply allow, and the
+//! compounds are in flight at the same time. A server stops a compound at its first error: that is the outcome of one object, and
+//! what stands behind it goes in a compound of its own.
+//!
+//! **Several WRITEs.** Servers exist (Linux 6.1) that write the wrong bytes of a WRITE whose data does not begin where they expect it, and say that all
+//! is well. So before files with bytes share a compound the server writes two pieces to a file without a meaning, reads them back and removes it, all in one
+//! compound, once in each session. Where they are not what was written, there is one such file to a compound, and it comes first.
+
+use super::call::{Compound, OVERHEAD_BYTES};
+use super::core::Core;
+use super::fail::{Answered, Fail, is_too_long};
+use super::session::Limits;
+use super::state::{wire_fh, wire_name};
+use super::whole::{AROUND_OPS, CREATION_OPS};
+use bytes::Bytes;
+use hither_proto::nfs4::{
+    CreateHow, Nfsstat4, Op, OpenArgs, OpenClaim, StableHow, StateOwner, Stateid, open,
+};
+use hither_vfs::{Creation, Cx, Error, Fh, Made, Name, NewKind, Result, SetAttr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::task::JoinSet;
+
+/// Compounds of one batch in flight.
+const COMPOUNDS_AT_ONCE: usize = 8;
+/// Longest request of several objects. What was found out about several WRITEs holds for machines with pages of up to this.
+const REQUEST_BYTES: u32 = 64 << 10;
+/// Most bytes of request and reply about one object, beside its handle, name and contents.
+const ONE_REQUEST_BYTES: u32 = 512;
+const FILE_REPLY_BYTES: u32 = 440;
+const OTHER_REPLY_BYTES: u32 = 300;
+/// What the reply has beside those.
+const AROUND_REPLY_BYTES: u32 = 450;
+/// Bytes before the pieces: they begin behind the first page of any machine with smaller pages, and not at the start of one.
+const ZEROS_BYTES: usize = 16 << 10 | 4;
+/// Bytes of a piece.
+const PIECE_BYTES: usize = 256;
+
+/// What one compound has room for.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    objects: usize,
+    request_bytes: u32,
+    reply_bytes: u32,
+    /// Files with bytes may share one.
+    several: bool,
+}
+
+/// Objects of one compound, by their places.
+#[derive(Debug, Default)]
+struct Deal {
+    places: Vec<usize>,
+    request_bytes: u32,
+    reply_bytes: u32,
+}
+
+impl Core {
+    /// See `Vfs::create_many`; `None` for what does not fit into one WRITE. Runs in a task of its own.
+    pub async fn create_many(
+        self: &Arc<Self>,
+        cx: &Cx,
+        dir: &Fh,
+        new: Vec<Creation>,
+    ) -> Answered<Vec<Option<Result<Made>>>> {
+        let mut out: Vec<Option<Result<Made>>> = new.iter().map(|_| None).collect();
+        let places: Vec<usize> = (0..new.len()).filter(|&at| self.fits(&new[at])).collect();
+        let filled = places.iter().filter(|&&at| new[at].len_bytes() > 0).count();
+        let limits = self.ready().await?.limits;
+        let several = filled > 1 && self.opts.chains && self.takes_several_writes(cx, dir).await;
+        let mut waiting = self.deal(dir, &new, &places, self.room(limits, several));
+        let new = Arc::new(new);
+        let mut running = JoinSet::new();
+        while !waiting.is_empty() || !running.is_empty() {
+            while running.len() < COMPOUNDS_AT_ONCE
+                && let Some(places) = waiting.pop()
+            {
+                let (core, cx, dir, new) = (self.clone(), cx.clone(), dir.clone(), new.clone());
+                running.spawn(async move {
+                    let these: Vec<Creation> = places.iter().map(|&at| new[at].clone()).collect();
+                    (core.create_some(&cx, &dir, &these).await, places)
+                });
+            }
+            let Some(Ok((outcomes, places))) = running.join_next().await else { continue };
+            let outcomes = match outcomes {
+                Ok(outcomes) => outcomes,
+                Err(f) if is_too_long(f.status()) && places.len() > 1 => {
+                    self.found_too_long(places.len() * CREATION_OPS);
+                    let (a, b) = places.split_at(places.len() / 2);
+                    waiting.extend([a.to_vec(), b.to_vec()]);
+                    continue;
+                }
+                Err(f) => {
+                    let e = Error::from(f);
+                    places.iter().for_each(|&at| out[at] = Some(Err(e.clone())));
+                    continue;
+                }
+            };
+            let (done, alone) = (outcomes.len(), places.len() == 1);
+            for (&at, outcome) in places.iter().zip(outcomes) {
+                match outcome {
+                    // By itself it waits until the server can, and has room for its reply.
+                    Err(f) if !alone && is_for_later(&f) => waiting.push(vec![at]),
+                    outcome => out[at] = Some(outcome.map_err(Error::from)),
+                }
+            }
+            if done < places.len() {
+                waiting.push(places[done..].to_vec());
+            }
+        }
+        let lost = || Err(Error::because(libc::EIO, "a task of the client ended early"));
+        for &at in &places {
+            out[at].get_or_insert_with(lost);
+        }
+        Ok(out)
+    }
+
+    fn room(&self, limits: Limits, several: bool) -> Room {
+        let ops = (limits.max_ops as usize).min(self.ops_limit.load(Ordering::Relaxed));
+        // What asks for the handle takes one operation more.
+        let each = CREATION_OPS - usize::from(!self.needs_getfh.load(Ordering::Relaxed));
+        let objects = match self.opts.chains {
+            true => (ops.saturating_sub(1 + AROUND_OPS) / each).max(1),
+            false => 1,
+        };
+        let reply = limits.max_response_bytes.min(limits.max_cached_bytes);
+        Room {
+            objects,
+            request_bytes: limits.max_request_bytes.min(REQUEST_BYTES).saturating_sub(OVERHEAD_BYTES),
+            reply_bytes: reply.saturating_sub(AROUND_REPLY_BYTES),
+            several,
+        }
+    }
+
+    /// Deals objects into compounds. What has bytes comes first.
+    fn deal(&self, dir: &Fh, new: &[Creation], places: &[usize], room: Room) -> Vec<Vec<usize>> {
+        let mut order = places.to_vec();
+        order.sort_by_key(|&at| new[at].len_bytes() == 0);
+        let mut deals: Vec<Deal> = Vec::new();
+        for at in order {
+            let (len, name) = (new[at].len_bytes(), new[at].name.as_bytes().len());
+            let target = if let NewKind::Link(target) = &new[at].kind { target.len() } else { 0 };
+            let request_bytes = ONE_REQUEST_BYTES + (dir.0.len() + name + target + len) as u32;
+            // The object's handle is about as long as that of its directory.
+            let file = matches!(new[at].kind, NewKind::File(_));
+            let reply_bytes = if file { FILE_REPLY_BYTES } else { OTHER_REPLY_BYTES } + dir.0.len() as u32;
+            let fits = |deal: &Deal| {
+                deal.places.len() < room.objects
+                    && deal.request_bytes + request_bytes <= room.request_bytes
+                    && deal.reply_bytes + reply_bytes <= room.reply_bytes
+                    && (len == 0 || room.several)
+            };
+            let deal = match deals.iter().position(fits) {
+                Some(place) => &mut deals[place],
+                None => {
+                    deals.push(Deal::default());
+                    deals.last_mut().expect("one was pushed")
+                }
+            };
+            deal.places.push(at);
+            deal.request_bytes += request_bytes;
+            deal.reply_bytes += reply_bytes;
+        }
+        deals.into_iter().map(|deal| deal.places).collect()
+    }
+
+    /// Whether the server writes the right bytes of several WRITEs in a compound.
+    async fn takes_several_writes(self: &Arc<Self>, cx: &Cx, dir: &Fh) -> bool {
+        // Everybody waits for the first who asks.
+        let mut known = self.several_writes.lock().await;
+        let Ok(session) = self.ready().await else { return false };
+        if let Some((epoch, takes)) = *known
+            && epoch == session.epoch
+        {
+            return takes;
+        }
+        match self.try_several_writes(cx, dir).await {
+            Ok(takes) => {
+                if !takes {
+                    tracing::info!(
+                        "the server does not write files several to a message: they go one by one"
+                    );
+                }
+                *known = Some((session.epoch, takes));
+                takes
+            }
+            Err(f) => {
+                tracing::debug!("whether files may go several to a message: {}", Error::from(f));
+                false
+            }
+        }
+    }
+
+    async fn try_several_writes(self: &Arc<Self>, cx: &Cx, dir: &Fh) -> Answered<bool> {
+        let name = self.silly_name();
+        let piece =
+            |n: u8| Bytes::from((0..PIECE_BYTES).map(|i| (i as u8).wrapping_mul(n) | 1).collect::<Vec<_>>());
+        let (first, second) = (piece(7), piece(13));
+        let turn = self.turn();
+        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        let open = OpenArgs {
+            seqid: 0,
+            share_access: open::SHARE_ACCESS_BOTH | open::WANT_NO_DELEG,
+            share_deny: open::SHARE_DENY_NONE,
+            owner: StateOwner { clientid: 0, owner: turn.owner().clone().into() },
+            how: Some(CreateHow::Guarded(self.wire_set(&set).await)),
+            claim: OpenClaim::Null(wire_name(&name)),
+        };
+        let write = |at, bytes| Op::write(Stateid::CURRENT, at, StableHow::UNSTABLE, bytes);
+        let ops = [
+            Op::Putfh(wire_fh(dir)),
+            Op::Open(open),
+            Op::Getfh,
+            write(0, Bytes::from_static(&[0; ZEROS_BYTES])),
+            write(0, first.clone()),
+            write(PIECE_BYTES as u64, second.clone()),
+            Op::read(Stateid::CURRENT, 0, 2 * PIECE_BYTES as u32),
+            Op::close(Stateid::CURRENT),
+            Op::Putfh(wire_fh(dir)),
+            Op::Remove(wire_name(&name)),
+        ];
+        let mut answer = self.compound(cx, Compound::new("OPEN", ops)).await?;
+        let results = &mut answer.results;
+        results.putfh()?;
+        let ok = match results.open() {
+            Ok(ok) => ok,
+            Err(e) => {
+                if answer.repeated {
+                    // It was executed before, perhaps in part.
+                    self.remove_probe(cx, dir, &name).await;
+                }
+                return Err(e.into());
+            }
+        };
+        let fh = super::state::own_fh(&results.getfh()?);
+        self.note_delegation(&fh, &ok);
+        let tried = (|| -> Answered<bool> {
+            let mut written = true;
+            for len in [ZEROS_BYTES, PIECE_BYTES, PIECE_BYTES] {
+                written &= results.write()?.count as usize == len;
+            }
+            let read = results.read()?.data;
+            Ok(written && read[..] == [&first[..], &second[..]].concat())
+        })();
+        if tried.is_err() || results.close().is_err() {
+            self.close_brought(&fh, ok.stateid, &turn);
+        }
+        if results.putfh().and_then(|()| results.remove()).is_err() {
+            self.remove_probe(cx, dir, &name).await;
+        }
+        match tried {
+            // The server is short of something, and may not be later.
+            Err(f) if f.status().is_none_or(is_passing) => Err(f),
+            Err(_) => Ok(false),
+            tried => tried,
+        }
+    }
+
+    async fn remove_probe(self: &Arc<Self>, cx: &Cx, dir: &Fh, name: &Name) {
+        if let Err(f) = self.remove(cx, dir, name, None).await {
+            tracing::warn!(?name, "a file that was only tried stays behind: {}", Error::from(f));
+        }
+    }
+}
+
+/// The server had no room for a part of a compound, or was busy.
+fn is_for_later(f: &Fail) -> bool {
+    is_too_long(f.status()) || matches!(f.status(), Some(Nfsstat4::DELAY | Nfsstat4::GRACE))
+}
+
+fn is_passing(status: Nfsstat4) -> bool {
+    matches!(status, Nfsstat4::DELAY | Nfsstat4::GRACE | Nfsstat4::NOSPC | Nfsstat4::DQUOT | Nfsstat4::IO)
+}

@@ -1,0 +1,171 @@
+//! Several creations in one compound: how they are dealt, and what becomes of each when the compound ends early or its session is lost.
+
+use super::*;
+use NfsOpnum4 as N;
+use hither_vfs::{Creation, NewKind};
+
+/// What is asked of one file behind others.
+const FILE: [N; 6] = [N::PUTFH, N::OPEN, N::WRITE, N::SETATTR, N::CLOSE, N::GETATTR];
+
+fn new(file: &str, bytes: &[u8]) -> Creation {
+    let time = hither_vfs::SetTime::To(hither_vfs::Time { secs: 7, nanos: 0 });
+    let set = SetAttr { mode: Some(0o640), mtime: Some(time), ..Default::default() };
+    let kind = NewKind::File(Data::from(Bytes::copy_from_slice(bytes)));
+    Creation { name: name(file), kind, set }
+}
+
+fn directory(dir: &str) -> Creation {
+    Creation { name: name(dir), kind: NewKind::Directory, set: SetAttr::default() }
+}
+
+impl Test {
+    async fn make(&self, new: &[Creation]) -> Vec<std::result::Result<u64, i32>> {
+        let made = self.v4.create_many(&cx(), &self.root, new).await;
+        made.into_iter().map(|made| made.map(|m| m.node.attrs.attr.size_bytes).map_err(|e| e.errno)).collect()
+    }
+
+    /// Compounds since the last look, without what tries what the server can.
+    fn asked(&self) -> Vec<Vec<N>> {
+        let all = std::mem::take(&mut self.server.lock().compounds);
+        all.into_iter().filter(|ops| !ops.contains(&N::READ)).collect()
+    }
+
+    fn stable(&self, file: &str) -> Option<Vec<u8>> {
+        self.server.lock().files.get(file).map(|f| f.stable.clone())
+    }
+
+    /// Nothing is open, nothing that was only tried is left, and no rule was broken.
+    async fn is_clean(&self) {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(self.server.lock().opens.len(), 0);
+        assert!(!self.server.lock().files.keys().any(|name| name.starts_with(".nfs")));
+        self.check();
+    }
+}
+
+/// Files, directories and empty files share a message; the attributes of their directory come last.
+#[tokio::test(start_paused = true)]
+async fn several_objects_are_one_message() {
+    let t = Test::new().await;
+    t.asked();
+    let all = [new("a", b"one"), directory("d"), new("b", b"three"), new("empty", b"")];
+    assert_eq!(t.make(&all).await, [Ok(3), Ok(0), Ok(5), Ok(0)]);
+    let mut ops: Vec<N> = [FILE, FILE].concat();
+    ops.extend([N::PUTFH, N::CREATE, N::GETATTR]);
+    ops.extend(FILE.into_iter().filter(|op| *op != N::WRITE));
+    ops.extend([N::PUTFH, N::GETATTR]);
+    assert_eq!(t.asked(), [ops]);
+    assert_eq!((t.stable("a").unwrap(), t.stable("b").unwrap()), (b"one".to_vec(), b"three".to_vec()));
+    // What the server can is known now: not tried again.
+    let before = t.server.count("READ");
+    assert_eq!(t.make(&[new("x", b"x"), new("y", b"y")]).await, [Ok(1), Ok(1)]);
+    assert_eq!((t.server.count("READ"), t.asked().len()), (before, 1));
+    t.is_clean().await;
+}
+
+/// As many as the session allows: operations, request and reply.
+#[tokio::test(start_paused = true)]
+async fn the_limits_of_the_session_are_kept() {
+    let names: Vec<String> = (0..20).map(|n| format!("f{n}")).collect();
+    let many = |bytes: &[u8]| names.iter().map(|file| new(file, bytes)).collect::<Vec<_>>();
+    for (ops, cached, bytes, messages) in [(50, None, 10, 3), (50, None, 20_000, 7), (96, Some(2048), 10, 7)]
+    {
+        let t = Test::with(options(), Conditions::default(), |server| {
+            (server.lock().max_ops, server.lock().max_cached) = (ops, cached);
+        });
+        let t = t.await;
+        t.asked();
+        assert!(t.make(&many(&vec![7; bytes])).await.iter().all(|made| *made == Ok(bytes as u64)));
+        let asked = t.asked();
+        assert_eq!(asked.len(), messages, "{ops} {cached:?} {bytes}: {asked:?}");
+        assert!(asked.iter().all(|some| some.len() < ops as usize));
+        assert!(names.iter().all(|file| t.stable(file).unwrap() == vec![7; bytes]));
+        t.is_clean().await;
+    }
+    // What it turns out to take is less than what it says.
+    let t = Test::new().await;
+    t.server.lock().really_takes = 30;
+    assert!(t.make(&many(b"bytes")).await.iter().all(|made| *made == Ok(5) || *made == Err(libc::EEXIST)));
+    assert!(names.iter().all(|file| t.server.lock().files.contains_key(file)));
+    t.is_clean().await;
+}
+
+/// A server that writes wrong bytes of a second WRITE gets one to a message, whatever else goes with it; nobody's file is ever wrong.
+#[tokio::test(start_paused = true)]
+async fn one_write_to_a_message_where_the_server_takes_no_more() {
+    let t = Test::with(options(), Conditions::default(), |server| server.lock().one_write = true).await;
+    t.asked();
+    let all = [directory("d"), new("a", b"one"), new("empty", b""), new("b", b"three"), new("c", b"five")];
+    assert_eq!(t.make(&all).await, [Ok(0), Ok(3), Ok(0), Ok(5), Ok(4)]);
+    let asked = t.asked();
+    assert_eq!(asked.len(), 3, "{asked:?}");
+    for ops in &asked {
+        assert_eq!(ops.iter().filter(|op| **op == N::WRITE).count(), 1);
+        assert!(!ops[..ops.iter().position(|op| *op == N::WRITE).unwrap()].contains(&N::CLOSE), "{asked:?}");
+    }
+    for (file, bytes) in [("a", &b"one"[..]), ("b", b"three"), ("c", b"five")] {
+        assert_eq!(t.stable(file).unwrap(), bytes, "{file}");
+    }
+    t.is_clean().await;
+}
+
+/// The server stops at one of them: those before it are there, those behind it go again, and it has its own error.
+#[tokio::test(start_paused = true)]
+async fn an_error_in_the_middle_is_that_ones_alone() {
+    let t = Test::new().await;
+    t.create("there").await;
+    assert_eq!(t.make(&[new("w", b"w"), new("v", b"v")]).await, [Ok(1), Ok(1)]);
+    t.asked();
+    let all = [new("a", b"one"), new("there", b"mine"), new("b", b"three")];
+    assert_eq!(t.make(&all).await, [Ok(3), Err(libc::EEXIST), Ok(5)]);
+    assert_eq!(t.asked().len(), 2);
+    assert_eq!(t.stable("there").unwrap(), b"");
+    // Behind OPEN: it is closed, and its bytes are the caller's to bring.
+    for (n, op) in [N::WRITE, N::SETATTR, N::CLOSE].into_iter().enumerate() {
+        let files = [format!("x{n}"), format!("y{n}")];
+        t.server.lock().fail = vec![(op, Nfsstat4::NOSPC)];
+        let all = [new(&files[0], b"bytes"), new(&files[1], b"bytes")];
+        assert_eq!(t.make(&all).await, [Err(libc::ENOSPC), Ok(5)], "{op:?}");
+        assert_eq!(t.stable(&files[1]).unwrap(), b"bytes");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(t.server.lock().opens.keys().count(), 1, "{op:?}: only what the test has open");
+    }
+    // Busy: it is asked for again, by itself, until the server can.
+    t.asked();
+    t.server.lock().fail = vec![(N::CREATE, Nfsstat4::DELAY); 3];
+    assert_eq!(t.make(&[new("c", b"c"), directory("d"), new("e", b"e")]).await, [Ok(1), Ok(0), Ok(1)]);
+    t.server.lock().fail = vec![(N::CREATE, Nfsstat4::GRACE); 2];
+    assert_eq!(t.make(&[new("f", b"f"), directory("g")]).await, [Ok(1), Ok(0)]);
+    t.check();
+}
+
+/// The reply is lost: the session's slot has it. The session is lost as well: what was executed is there, as the caller then finds out.
+#[tokio::test(start_paused = true)]
+async fn a_lost_reply_makes_nothing_twice() {
+    let t = Test::new().await;
+    assert_eq!(t.make(&[new("w", b"w"), new("v", b"v")]).await, [Ok(1), Ok(1)]);
+    t.server.lock().lose_reply = Some(N::OPEN);
+    let making = {
+        let (v4, root) = (t.v4.clone(), t.root.clone());
+        tokio::spawn(
+            async move { v4.create_many(&cx(), &root, &[new("a", b"one"), new("b", b"three")]).await },
+        )
+    };
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    t.net.cut(Cut::Reset);
+    let made = making.await.unwrap();
+    assert!(made.iter().all(|made| made.is_ok()), "{made:?}");
+    t.server.lock().lose_session = Some(N::OPEN);
+    let making = {
+        let (v4, root) = (t.v4.clone(), t.root.clone());
+        tokio::spawn(
+            async move { v4.create_many(&cx(), &root, &[new("c", b"one"), new("d", b"three")]).await },
+        )
+    };
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    t.net.cut(Cut::Reset);
+    let made = making.await.unwrap();
+    assert!(made.iter().all(|made| made.as_ref().is_err_and(|e| e.errno == libc::EEXIST)), "{made:?}");
+    assert_eq!((t.stable("c").unwrap(), t.stable("d").unwrap()), (b"one".to_vec(), b"three".to_vec()));
+    t.is_clean().await;
+}

@@ -1,0 +1,70 @@
+//! Several changes of one directory in one call, and the same one by one.
+
+use crate::{Cx, Data, Fh, File, Made, Name, Node, Result, SetAttr, Vfs};
+use bytes::Bytes;
+use futures_util::future::join_all;
+
+/// Changes that are under way at a time when they are made one by one.
+const AT_ONCE: usize = 16;
+
+/// An object to be created by [`Vfs::create_many`].
+#[derive(Debug, Clone)]
+pub struct Creation {
+    /// Its name.
+    pub name: Name,
+    /// What it is to be.
+    pub kind: NewKind,
+    /// Mode and times of a file, mode of a directory, times of a symbolic link.
+    pub set: SetAttr,
+}
+
+/// What is to be created.
+#[derive(Debug, Clone)]
+pub enum NewKind {
+    /// A regular file with all its bytes, no more than one WRITE takes.
+    File(Data),
+    /// A directory.
+    Directory,
+    /// A symbolic link with its target.
+    Link(Bytes),
+}
+
+impl Creation {
+    /// Bytes of a file.
+    pub fn len_bytes(&self) -> usize {
+        match &self.kind {
+            NewKind::File(data) => data.len(),
+            NewKind::Directory | NewKind::Link(_) => 0,
+        }
+    }
+}
+
+/// [`Vfs::create_many`] by the layer's own calls, some side by side: for those that have nothing better.
+pub async fn create_many_in_steps(
+    vfs: &(impl Vfs + ?Sized),
+    cx: &Cx,
+    dir: &Fh,
+    new: &[Creation],
+) -> Vec<Result<Made>> {
+    let mut out = Vec::with_capacity(new.len());
+    for some in new.chunks(AT_ONCE) {
+        out.extend(join_all(some.iter().map(|one| create(vfs, cx, dir, one))).await);
+    }
+    out
+}
+
+async fn create(vfs: &(impl Vfs + ?Sized), cx: &Cx, dir: &Fh, one: &Creation) -> Result<Made> {
+    let Creation { name, kind, set } = one;
+    match kind {
+        NewKind::File(data) => vfs.create_whole(cx, dir, name, set, data.clone()).await,
+        NewKind::Directory => vfs.mkdir(cx, dir, name, set).await,
+        NewKind::Link(target) => {
+            let made = vfs.symlink(cx, dir, name, target, &SetAttr::default()).await?;
+            if *set == SetAttr::default() {
+                return Ok(made);
+            }
+            let attrs = vfs.setattr(cx, File { fh: &made.node.fh, open: None }, set).await?;
+            Ok(Made { node: Node { attrs, ..made.node }, ..made })
+        }
+    }
+}
