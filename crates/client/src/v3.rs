@@ -38,8 +38,8 @@ use hither_proto::nfs3::FsstatArgs;
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Creation, Cx, Data, DirPage, Error, Fh, File, FileRange, Finished, FsStat,
     LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened, Read,
-    RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where, Wrote,
-    XattrMode, create_in_steps, create_many_in_steps, finish_in_steps,
+    Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want,
+    Where, Wrote, XattrMode, create_in_steps, create_many_in_steps, finish_in_steps, remove_many_in_steps,
 };
 use listing_sizes::ListingSizes;
 use open::Opens;
@@ -193,6 +193,10 @@ impl Vfs for V3 {
 
     async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         self.remove_directory(cx, dir, name).await
+    }
+
+    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        remove_many_in_steps(self, cx, dir, gone).await
     }
 
     async fn rename(

@@ -58,8 +58,8 @@ use hither_rpc::{Client, ClientConfig, Connect, Mode, RetryPolicy, Stats};
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Creation, Cx, Data, DirPage, Env, Error, Fh, File, FileRange, Finished,
     FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, NewKind, Node, OpenHow, OpenId,
-    Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want,
-    Where, Wrote, XattrMode, create_in_steps, finish_in_steps,
+    Opened, Read, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls,
+    Vfs, Want, Where, Wrote, XattrMode, create_in_steps, finish_in_steps,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -354,6 +354,13 @@ impl Vfs for V4 {
     async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         let (dir, name) = (dir.clone(), name.clone());
         detached!(self, cx, |core, cx| core.rmdir(&cx, &dir, &name))
+    }
+
+    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        let (own_dir, own) = (dir.clone(), gone.to_vec());
+        let removed =
+            detached!(self, cx, |core, cx| async { Ok(core.remove_many(&cx, &own_dir, &own).await) });
+        removed.unwrap_or_else(|e| gone.iter().map(|_| Err(e.clone())).collect())
     }
 
     async fn rename(

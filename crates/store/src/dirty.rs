@@ -53,6 +53,7 @@ mod finish;
 mod flush;
 mod journal;
 mod lazy;
+mod many;
 mod owed;
 mod pay;
 mod questions;

@@ -34,7 +34,7 @@ pub use data::Data;
 pub use error::{Error, Result};
 pub use extra::Extra;
 pub use handle::{Fh, Name, Where};
-pub use many::{Creation, NewKind, create_many_in_steps};
+pub use many::{Creation, NewKind, Removal, create_many_in_steps, remove_many_in_steps};
 pub use ops::{
     Access, Along, Backing, BoxFuture, Create, DirEntry, DirPage, Fetched, File, FileRange, Finished,
     LockConflict, LockKind, LockOwner, LockWait, Made, Node, OpenAccess, OpenHow, OpenId, Opened, Read,

@@ -1,6 +1,6 @@
 //! Several changes of one directory in one call, and the same one by one.
 
-use crate::{Cx, Data, Fh, File, Made, Name, Node, Result, SetAttr, Vfs};
+use crate::{ChangeInfo, Cx, Data, Fh, File, Made, Name, Node, Result, SetAttr, Vfs};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
@@ -27,6 +27,17 @@ pub enum NewKind {
     Directory,
     /// A symbolic link with its target.
     Link(Bytes),
+}
+
+/// A name to be removed by [`Vfs::remove_many`].
+#[derive(Debug, Clone)]
+pub struct Removal {
+    /// The name.
+    pub name: Name,
+    /// The object, when the caller knows it; see [`Vfs::unlink`].
+    pub target: Option<Fh>,
+    /// It is a directory.
+    pub is_dir: bool,
 }
 
 impl Creation {
@@ -67,4 +78,21 @@ async fn create(vfs: &(impl Vfs + ?Sized), cx: &Cx, dir: &Fh, one: &Creation) ->
             Ok(Made { node: Node { attrs, ..made.node }, ..made })
         }
     }
+}
+
+/// [`Vfs::remove_many`] by the layer's own calls: for those that have nothing better.
+pub async fn remove_many_in_steps(
+    vfs: &(impl Vfs + ?Sized),
+    cx: &Cx,
+    dir: &Fh,
+    gone: &[Removal],
+) -> Vec<Result<ChangeInfo>> {
+    let mut out = Vec::with_capacity(gone.len());
+    for Removal { name, target, is_dir } in gone {
+        out.push(match is_dir {
+            true => vfs.rmdir(cx, dir, name).await,
+            false => vfs.unlink(cx, dir, name, target.as_ref()).await,
+        });
+    }
+    out
 }

@@ -16,9 +16,9 @@ mod tests;
 use crate::{
     Access, Along, Attrs, ChangeInfo, Create, Creation, Cx, Data, DirEntry, DirPage, Env, Error, Extra,
     Fetched, Fh, File, FileKind, FileRange, Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait,
-    Made, Moved, Name, Node, OpenAccess, OpenHow, OpenId, Opened, PosixAcls, Read, RenameFlags, Result, Seek,
-    SetAttr, Special, Stability, Starts, Stop, Time, Trail, Upcalls, Validity, Vfs, Want, Where, Wrote,
-    XattrMode,
+    Made, Moved, Name, Node, OpenAccess, OpenHow, OpenId, Opened, PosixAcls, Read, Removal, RenameFlags,
+    Result, Seek, SetAttr, Special, Stability, Starts, Stop, Time, Trail, Upcalls, Validity, Vfs, Want,
+    Where, Wrote, XattrMode,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -488,6 +488,10 @@ impl Vfs for Model {
         let mut s = self.state.lock();
         let dir = s.ino(dir)?;
         s.remove(&cx.cred, dir, name, true, self.now())
+    }
+
+    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        crate::remove_many_in_steps(self, cx, dir, gone).await
     }
 
     async fn rename(

@@ -1,8 +1,8 @@
 //! The [`Vfs`] trait and the types of its calls.
 
 use crate::{
-    Attrs, ChangeInfo, Creation, Cx, Data, Error, Fh, FileKind, FsStat, Moved, Name, Result, SetAttr,
-    Validity, Where,
+    Attrs, ChangeInfo, Creation, Cx, Data, Error, Fh, FileKind, FsStat, Moved, Name, Removal, Result,
+    SetAttr, Validity, Where,
 };
 use async_trait::async_trait;
 use bitflags::bitflags;
@@ -557,6 +557,10 @@ pub trait Vfs: Send + Sync + 'static {
 
     /// Removes an empty directory.
     async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo>;
+
+    /// Removes several names of a directory in as few round trips as possible, one after the other: what [`Vfs::unlink`] and [`Vfs::rmdir`] say of
+    /// one holds for each, whatever becomes of the others. Outcomes in the order of `gone`.
+    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>>;
 
     /// Renames. `replaced` is the object at the target when the caller knows it, as for [`Vfs::unlink`].
     /// Which object is renamed is the server's to say: another one may have the name than was known.

@@ -1,4 +1,4 @@
-//! Many creations in a directory, in few compounds.
+//! Many creations or removals in a directory, in few compounds.
 //!
 //! It knows nothing of what an object takes: `whole` does. Objects are dealt into compounds as operations, request and reply allow, and the
 //! compounds are in flight at the same time. A server stops a compound at its first error: that is the outcome of one object, and
@@ -8,9 +8,11 @@
 //! is well. So before files with bytes share a compound the server writes two pieces to a file without a meaning, reads them back and removes it, all in one
 //! compound, once in each session. Where they are not what was written, there is one such file to a compound, and it comes first.
 
+use super::attrs::NODE_ATTRS;
 use super::call::{Compound, OVERHEAD_BYTES};
 use super::core::Core;
 use super::fail::{Answered, Fail, is_too_long};
+use super::open::change_info;
 use super::session::Limits;
 use super::state::{wire_fh, wire_name};
 use super::whole::{AROUND_OPS, CREATION_OPS};
@@ -18,7 +20,7 @@ use bytes::Bytes;
 use hither_proto::nfs4::{
     CreateHow, Nfsstat4, Op, OpenArgs, OpenClaim, StableHow, StateOwner, Stateid, open,
 };
-use hither_vfs::{Creation, Cx, Error, Fh, Made, Name, NewKind, Result, SetAttr};
+use hither_vfs::{ChangeInfo, Creation, Cx, Error, Fh, Made, Name, NewKind, Removal, Result, SetAttr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::task::JoinSet;
@@ -33,6 +35,9 @@ const FILE_REPLY_BYTES: u32 = 440;
 const OTHER_REPLY_BYTES: u32 = 300;
 /// What the reply has beside those.
 const AROUND_REPLY_BYTES: u32 = 450;
+/// Most bytes of request and reply about a name that is removed.
+const REMOVAL_REQUEST_BYTES: u32 = 272;
+const REMOVAL_REPLY_BYTES: u32 = 32;
 /// Bytes before the pieces: they begin behind the first page of any machine with smaller pages, and not at the start of one.
 const ZEROS_BYTES: usize = 16 << 10 | 4;
 /// Bytes of a piece.
@@ -98,7 +103,11 @@ impl Core {
                 }
             };
             let (done, alone) = (outcomes.len(), places.len() == 1);
-            for (&at, outcome) in places.iter().zip(outcomes) {
+            for (n, (&at, outcome)) in places.iter().zip(outcomes).enumerate() {
+                if let (1.., Err(Fail::Nfs(Nfsstat4::RESOURCE | Nfsstat4::TOO_MANY_OPS))) = (n, &outcome) {
+                    // It takes fewer than it says.
+                    self.found_too_long(2 * (1 + n * CREATION_OPS + AROUND_OPS));
+                }
                 match outcome {
                     // By itself it waits until the server can, and has room for its reply.
                     Err(f) if !alone && is_for_later(&f) => waiting.push(vec![at]),
@@ -192,6 +201,98 @@ impl Core {
         }
     }
 
+    /// See `Vfs::remove_many`. Runs in a task of its own.
+    pub async fn remove_many(
+        self: &Arc<Self>,
+        cx: &Cx,
+        dir: &Fh,
+        gone: &[Removal],
+    ) -> Vec<Result<ChangeInfo>> {
+        let mut out = Vec::with_capacity(gone.len());
+        let (mut repeated, mut most) = (false, usize::MAX);
+        while let Some((first, rest)) = gone.get(out.len()..).and_then(<[_]>::split_first) {
+            let room = match self.ready().await {
+                Ok(session) => self.names_to_remove(session.limits).min(most),
+                Err(_) => 1,
+            };
+            let with = rest.iter().take(room - 1).take_while(|one| self.is_simple(one)).count();
+            if with == 0 || !self.is_simple(first) {
+                let removed = match first.is_dir {
+                    true => self.rmdir(cx, dir, &first.name).await,
+                    false => self.unlink(cx, dir, &first.name, first.target.as_ref()).await,
+                };
+                out.push(unless_gone(removed, repeated).map_err(Error::from));
+                most = usize::MAX;
+                continue;
+            }
+            let these = &gone[out.len()..out.len() + 1 + with];
+            let mut ops = vec![Op::Putfh(wire_fh(dir))];
+            ops.extend(these.iter().map(|one| Op::Remove(wire_name(&one.name))));
+            ops.push(Op::Getattr(NODE_ATTRS));
+            let ops_sent = ops.len();
+            let mut answer = match self.compound(cx, Compound::new("REMOVE", ops)).await {
+                Ok(answer) => answer,
+                Err(f) if is_too_long(f.status()) => {
+                    self.found_too_long(ops_sent);
+                    most = these.len() / 2;
+                    continue;
+                }
+                Err(f) => {
+                    let e = Error::from(f);
+                    out.extend(these.iter().map(|_| Err(e.clone())));
+                    continue;
+                }
+            };
+            // Whatever it came to the second time, it may have come further the first time.
+            repeated |= answer.repeated;
+            if let Err(e) = answer.results.putfh() {
+                let e = Error::from(Fail::from(e));
+                out.extend(these.iter().map(|_| Err(e.clone())));
+                continue;
+            }
+            let mut removed = Vec::with_capacity(these.len());
+            for one in these {
+                match answer.results.remove() {
+                    Ok(cinfo) => removed.push(Ok(change_info(&cinfo))),
+                    Err(e) => {
+                        let f = Fail::from(e);
+                        let later = is_for_later(&f) || one.is_dir && f.status() == Some(Nfsstat4::NOTEMPTY);
+                        if later && removed.is_empty() {
+                            // By itself it waits until the server can.
+                            most = 1;
+                        } else if !later {
+                            removed.push(unless_gone(Err(f), repeated).map_err(Error::from));
+                        }
+                        break;
+                    }
+                }
+            }
+            if removed.len() == these.len()
+                && let Some(Ok(last)) = removed.last_mut()
+            {
+                last.attrs = self.dir_attrs(dir, &mut answer).await;
+            }
+            if !removed.is_empty() {
+                most = usize::MAX;
+            }
+            out.extend(removed);
+        }
+        out
+    }
+
+    /// Removing it takes nothing but REMOVE: nothing of it is open, about to be closed or delegated.
+    fn is_simple(&self, one: &Removal) -> bool {
+        one.target.as_ref().is_none_or(|fh| self.files.file(fh).is_none() && !self.delegations.holds(fh))
+    }
+
+    fn names_to_remove(&self, limits: Limits) -> usize {
+        let ops = (limits.max_ops as usize).min(self.ops_limit.load(Ordering::Relaxed));
+        let reply = limits.max_response_bytes.min(limits.max_cached_bytes).saturating_sub(AROUND_REPLY_BYTES);
+        let request = limits.max_request_bytes.min(REQUEST_BYTES).saturating_sub(OVERHEAD_BYTES);
+        let most = (reply / REMOVAL_REPLY_BYTES).min(request / REMOVAL_REQUEST_BYTES) as usize;
+        if self.opts.chains { ops.saturating_sub(3).min(most).max(1) } else { 1 }
+    }
+
     async fn try_several_writes(self: &Arc<Self>, cx: &Cx, dir: &Fh) -> Answered<bool> {
         let name = self.silly_name();
         let piece =
@@ -261,6 +362,14 @@ impl Core {
         if let Err(f) = self.remove(cx, dir, name, None).await {
             tracing::warn!(?name, "a file that was only tried stays behind: {}", Error::from(f));
         }
+    }
+}
+
+/// The name is gone: of what was sent more than once, the first one may have removed it.
+fn unless_gone(removed: Answered<ChangeInfo>, repeated: bool) -> Answered<ChangeInfo> {
+    match removed {
+        Err(Fail::Nfs(Nfsstat4::NOENT)) if repeated => Ok(ChangeInfo::default()),
+        removed => removed,
     }
 }
 

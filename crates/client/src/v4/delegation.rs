@@ -194,6 +194,11 @@ impl Delegations {
         back
     }
 
+    /// Whether there is one of `fh`.
+    pub fn holds(&self, fh: &Fh) -> bool {
+        self.held.lock().files.contains_key(fh)
+    }
+
     /// Takes the delegation of `fh`.
     pub fn take(&self, fh: &Fh) -> Option<Taken> {
         self.held.lock().take(fh)

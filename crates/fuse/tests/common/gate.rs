@@ -282,6 +282,10 @@ macro_rules! pass_on {
                 create_many_in_steps(self, cx, dir, new).await
             }
 
+            async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+                remove_many_in_steps(self, cx, dir, gone).await
+            }
+
             fn subscribe(&self, upcalls: std::sync::Arc<dyn Upcalls>) {
                 self.state.lock().unwrap().upcalls = Some(upcalls.clone());
                 self.below.subscribe(upcalls);

@@ -482,6 +482,10 @@ impl Vfs for Ahead {
         Ok(self.shown_info(dir, info))
     }
 
+    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        remove_many_in_steps(self, cx, dir, gone).await
+    }
+
     async fn rename(
         &self,
         cx: &Cx,

@@ -563,13 +563,7 @@ impl Vfs for Dirty {
     }
 
     async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
-        let made = self.below.create_many(cx, dir, new).await;
-        for (one, made) in new.iter().zip(&made) {
-            if let (NewKind::File(_), Ok(made)) = (&one.kind, made) {
-                self.named(Some(&made.node.fh), (dir, &one.name));
-            }
-        }
-        made
+        self.make_many(cx, dir, new).await
     }
 
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
@@ -616,6 +610,10 @@ impl Vfs for Dirty {
             }
             removed => removed,
         }
+    }
+
+    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        self.take_many(cx, dir, gone).await
     }
 
     async fn rename(

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use hither_vfs::{
     Access, Attrs, Backing, ChangeInfo, Create, Creation, Cx, Data, DirPage, Error, Fh, File, FileRange,
     Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenAccess,
-    OpenHow, OpenId, Opened, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop,
-    Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
+    OpenHow, OpenId, Opened, Read, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts,
+    Stop, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -465,6 +465,13 @@ impl Vfs for Disk {
 
     async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         self.below.rmdir(cx, dir, name).await
+    }
+
+    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        for fh in gone.iter().filter(|one| !one.is_dir).filter_map(|one| one.target.as_ref()) {
+            self.secure(fh).await;
+        }
+        self.below.remove_many(cx, dir, gone).await
     }
 
     async fn rename(

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Creation, Cx, Data, DirPage, Error, Extra, Fh, File, FileKind, FileRange,
     FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened,
-    PosixAcls, Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail, Upcalls,
-    Vfs, Want, Where, Wrote, XattrMode,
+    PosixAcls, Read, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail,
+    Upcalls, Vfs, Want, Where, Wrote, XattrMode,
 };
 use rustix::fd::AsFd;
 use std::sync::Arc;
@@ -234,6 +234,10 @@ impl Vfs for Local {
     async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         let (dir, name) = (dir.clone(), name.clone());
         self.change(cx, move |inner, worker| inner.remove(worker, &dir, &name, true)).await
+    }
+
+    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        hither_vfs::remove_many_in_steps(self, cx, dir, gone).await
     }
 
     async fn rename(

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Creation, Cx, Data, DirPage, Fh, File, FileKind, FileRange, Finished, FsStat,
     LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, NewKind, Node, OpenHow, OpenId, Opened,
-    Read, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want, Where,
-    Wrote, XattrMode, bytes_prove_reading,
+    Read, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want,
+    Where, Wrote, XattrMode, bytes_prove_reading,
 };
 use std::sync::Arc;
 
@@ -59,6 +59,35 @@ impl Meta {
         let gone = target.as_ref().map(|fh| self.changing(fh));
         let changing = self.renaming(dir, &[name]);
         let outcome = call.await;
+        self.taken(dir, name, (gone, changing), outcome)
+    }
+
+    /// Several names that go, and what became of each.
+    async fn take_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        let known: Vec<_> =
+            gone.iter().map(|one| one.target.clone().or_else(|| self.child_of(dir, &one.name))).collect();
+        for (one, fh) in gone.iter().zip(&known) {
+            if let (false, Some(fh)) = (one.is_dir, fh) {
+                self.secure(fh).await;
+            }
+        }
+        let begin = |(one, fh): (&Removal, &Option<Fh>)| {
+            (fh.as_ref().map(|fh| self.changing(fh)), self.renaming(dir, &[&one.name]))
+        };
+        let changing: Vec<_> = gone.iter().zip(&known).map(begin).collect();
+        let outcomes = self.below.remove_many(cx, dir, gone).await;
+        let ended = gone.iter().zip(changing).zip(outcomes);
+        ended.map(|((one, changing), outcome)| self.taken(dir, &one.name, changing, outcome)).collect()
+    }
+
+    /// The call that takes a name ended.
+    fn taken(
+        &self,
+        dir: &Fh,
+        name: &Name,
+        (gone, changing): (Option<Changing<'_>>, Changing<'_>),
+        outcome: Result<ChangeInfo>,
+    ) -> Result<ChangeInfo> {
         match gone {
             Some(gone) if outcome.is_ok() => gone.removed(),
             Some(gone) => gone.done(outcome.as_ref().map(|_| None)),
@@ -451,6 +480,10 @@ impl Vfs for Meta {
     async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         let known = self.child_of(dir, name);
         self.take(dir, name, known, self.below.rmdir(cx, dir, name)).await
+    }
+
+    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        self.take_many(cx, dir, gone).await
     }
 
     async fn rename(

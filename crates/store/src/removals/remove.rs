@@ -5,7 +5,8 @@ use super::table::{Gone, Place};
 use crate::dirty::{is_final, patient};
 use crate::wal::{Event, Record, Removed};
 use hither_vfs::{
-    Access, ChangeInfo, Cx, Data, Error, Fh, File, FileKind, Name, Node, Result, Stop, Time, Want, Where,
+    Access, ChangeInfo, Cx, Data, Error, Fh, File, FileKind, Name, Node, Removal, Result, Stop, Time, Want,
+    Where,
 };
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
@@ -20,6 +21,8 @@ const ROOM_BYTES: u64 = 64 << 10;
 const STICKY: u32 = 0o1000;
 /// Bytes of a page of names that is looked at to see whether a directory is empty.
 const PAGE_BYTES: u32 = 32 << 10;
+/// Names of a directory that are removed at the server in one call: what somebody waits for may be among them, or behind them.
+const BATCH_NAMES: usize = 64;
 
 impl Removals {
     /// Removes a name here, when that may be; `None`: it is the server's to do.
@@ -143,22 +146,19 @@ impl Removals {
         }
     }
 
-    /// Removes names of a directory at the server, however long that takes: one after the other, because who sees several changes of a directory at once cannot
-    /// tell that nobody else has made one.
+    /// Removes names of a directory at the server, however long that takes: one call after the other, because who sees several changes of a directory at
+    /// once cannot tell that nobody else has made one.
     async fn work_on(&self, dir: Fh) {
         let mut pause = BACKOFF_FIRST;
         loop {
             let mut failed = Vec::new();
             loop {
-                let next = {
-                    let mut t = self.table();
-                    // What has failed keeps the work going.
-                    if failed.is_empty() { t.dequeue(&dir) } else { t.dequeue_kept(&dir) }
-                };
-                let Some(name) = next else { break };
-                if !self.remove(&dir, &name).await {
-                    failed.push(name);
+                // What has failed keeps the work going.
+                let next = self.table().dequeue(&dir, BATCH_NAMES, !failed.is_empty());
+                if next.is_empty() {
+                    break;
                 }
+                failed.extend(self.remove(&dir, next).await);
             }
             if failed.is_empty() {
                 return;
@@ -172,42 +172,53 @@ impl Removals {
         }
     }
 
-    /// Tries to remove a name at the server; whether that is decided.
-    async fn remove(&self, dir: &Fh, name: &Name) -> bool {
-        let Some(gone) = self.table().get(dir, name).cloned() else { return true };
-        let refused = match self.try_to_remove(dir, name, &gone).await {
-            Ok(()) => None,
-            Err(e) if matches!(e.errno, libc::ENOENT | libc::ESTALE) => None,
-            Err(e)
-                if is_final(e.errno) || matches!(e.errno, libc::ENOTEMPTY | libc::EBUSY | libc::EEXIST) =>
-            {
-                Some(e)
-            }
-            Err(e) => {
-                let mut t = self.table();
-                let Some(gone) = t.get_mut(dir, name) else { return true };
-                let fresh = gone.error.replace(e).is_none();
-                gone.tried.send_modify(|n| *n += 1);
-                t.stuck += usize::from(fresh);
-                return false;
-            }
+    /// Tries to remove names that one caller removed at the server; those of which that is not decided.
+    async fn remove(&self, dir: &Fh, names: Vec<(Name, Gone)>) -> Vec<Name> {
+        let outcomes = match self.try_to_remove(dir, &names).await {
+            Ok(outcomes) => outcomes,
+            Err(e) => names.iter().map(|_| Err(e.clone())).collect(),
         };
-        self.ended(dir, name, refused).await;
-        true
+        let mut failed = Vec::new();
+        for ((name, _), outcome) in names.into_iter().zip(outcomes) {
+            let refused = match outcome {
+                Ok(_) => None,
+                Err(e) if matches!(e.errno, libc::ENOENT | libc::ESTALE) => None,
+                Err(e)
+                    if is_final(e.errno)
+                        || matches!(e.errno, libc::ENOTEMPTY | libc::EBUSY | libc::EEXIST) =>
+                {
+                    Some(e)
+                }
+                Err(e) => {
+                    let mut t = self.table();
+                    let Some(gone) = t.get_mut(dir, &name) else { continue };
+                    let fresh = gone.error.replace(e).is_none();
+                    gone.tried.send_modify(|n| *n += 1);
+                    t.stuck += usize::from(fresh);
+                    failed.push(name);
+                    continue;
+                }
+            };
+            self.ended(dir, &name, refused).await;
+        }
+        failed
     }
 
-    async fn try_to_remove(&self, dir: &Fh, name: &Name, gone: &Gone) -> Result<()> {
-        if gone.is_dir {
-            self.settle_all_in(&gone.fh).await?;
+    async fn try_to_remove(&self, dir: &Fh, names: &[(Name, Gone)]) -> Result<Vec<Result<ChangeInfo>>> {
+        let Some((_, first)) = names.first() else { return Ok(Vec::new()) };
+        // In the other directories nothing waits.
+        if first.is_dir {
+            self.settle_all_in(&first.fh).await?;
         }
         // Never closed.
         let _slot = self.slots.acquire().await.map_err(|_| Error::new(libc::EIO))?;
-        let cx = Cx::new(gone.cred.clone());
-        match gone.is_dir {
-            true => self.below.rmdir(&cx, dir, name).await,
-            false => self.below.unlink(&cx, dir, name, Some(&gone.fh)).await,
-        }
-        .map(drop)
+        let removal = |(name, gone): &(Name, Gone)| Removal {
+            name: name.clone(),
+            target: (!gone.is_dir).then(|| gone.fh.clone()),
+            is_dir: gone.is_dir,
+        };
+        let gone: Vec<_> = names.iter().map(removal).collect();
+        Ok(self.below.remove_many(&Cx::new(first.cred.clone()), dir, &gone).await)
     }
 
     /// It is gone, or the server refuses that.

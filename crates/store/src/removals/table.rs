@@ -110,18 +110,29 @@ impl Table {
         fresh
     }
 
-    /// The next name in the queue; `None`: the work on the directory ends.
-    pub fn dequeue(&mut self, dir: &Fh) -> Option<Name> {
-        let next = self.queues.get_mut(dir)?.pop_front();
-        if next.is_none() {
+    /// The next names in the queue that one caller removed, at most `most`; a directory in which something waits comes first or not at all. None:
+    /// the work on the directory ends, unless it is `kept`.
+    pub fn dequeue(&mut self, dir: &Fh, most: usize, kept: bool) -> Vec<(Name, Gone)> {
+        let mut next: Vec<(Name, Gone)> = Vec::new();
+        let Some(queue) = self.queues.get_mut(dir) else { return next };
+        while let Some(name) = queue.front() {
+            let Some(gone) = self.gone.get(dir).and_then(|names| names.get(name)) else {
+                queue.pop_front();
+                continue;
+            };
+            let goes_with = |(_, first): &(Name, Gone)| {
+                *first.cred == *gone.cred && !(gone.is_dir && self.gone.contains_key(&gone.fh))
+            };
+            if next.len() == most || !next.first().is_none_or(goes_with) {
+                break;
+            }
+            next.push((name.clone(), gone.clone()));
+            queue.pop_front();
+        }
+        if next.is_empty() && !kept {
             self.queues.remove(dir);
         }
         next
-    }
-
-    /// The same, but the work goes on.
-    pub fn dequeue_kept(&mut self, dir: &Fh) -> Option<Name> {
-        self.queues.get_mut(dir)?.pop_front()
     }
 
     /// Notes that a name is gone; what is told of the directory's change.

@@ -318,3 +318,72 @@ async fn an_answer_from_before_is_not_believed() {
     let other = Name::of_path("other").unwrap();
     assert!(!t.is_late(since, Where { base: &s.root, path: &other }, &old), "it is not about that name");
 }
+
+/// What was removed while the server was busy with the first name goes in one call, and each name has its own outcome.
+#[tokio::test(start_paused = true)]
+async fn names_of_a_directory_go_together() {
+    let s = Stack::new().await;
+    let files = ["first", "a", "refused", "later", "unheard", "z"];
+    for file in files {
+        s.file(&s.root, file, b"bytes").await;
+    }
+    s.layer.mkdir(&cx(), &s.root, &name("dir"), &mode(0o755)).await.unwrap();
+    s.gate.fail_name(&name("refused"), libc::EACCES, false);
+    s.gate.fail_name(&name("later"), libc::EAGAIN, false);
+    s.gate.fail_name(&name("unheard"), libc::EAGAIN, true);
+    s.unlink(&s.root, "first").await.unwrap();
+    while s.gate.waiting("unlink") == 0 {
+        tokio::task::yield_now().await;
+    }
+    for file in &files[1..] {
+        s.unlink(&s.root, file).await.unwrap();
+    }
+    s.rmdir(&s.root, "dir").await.unwrap();
+    s.gate.open_all();
+    assert_eq!(errno(s.layer.sync().await), libc::EAGAIN);
+    assert_eq!(s.gate.removed()[..2], [1, 6], "what has failed is not among them yet");
+    for file in ["first", "a", "unheard", "z", "dir"] {
+        assert_eq!(s.is_there(file).await, (false, false), "{file}");
+    }
+    assert_eq!(s.is_there("refused").await, (true, true), "it is there again");
+    assert_eq!(s.is_there("later").await, (false, true));
+    s.gate.fail_name(&name("later"), 0, false);
+    s.gate.fail_name(&name("unheard"), 0, false);
+    while s.layer.stats().removals_waiting > 0 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(s.is_there("later").await, (false, false));
+    assert_eq!((s.layer.stats().removals_refused, s.layer.wal.log().stats().live_records), (1, 0));
+}
+
+/// What waits in a directory goes before it, however many names are removed beside it, and what others removed goes in a call of theirs.
+#[tokio::test]
+async fn a_directory_is_not_removed_beside_what_is_in_it() {
+    let s = Stack::new().await;
+    let top = s.layer.mkdir(&cx(), &s.root, &name("top"), &mode(0o777)).await.unwrap().node.fh;
+    let sub = s.layer.mkdir(&cx(), &top, &name("sub"), &mode(0o755)).await.unwrap().node.fh;
+    for (dir, file) in [(&top, "a"), (&top, "b"), (&top, "c"), (&sub, "d"), (&sub, "e")] {
+        s.file(dir, file, b"bytes").await;
+    }
+    s.unlink(&top, "a").await.unwrap();
+    while s.gate.waiting("unlink") == 0 {
+        tokio::task::yield_now().await;
+    }
+    for (dir, file) in [(&top, "b"), (&sub, "d"), (&sub, "e")] {
+        s.unlink(dir, file).await.unwrap();
+    }
+    s.rmdir(&top, "sub").await.unwrap();
+    let other = hither_vfs::Cx::new(std::sync::Arc::new(hither_vfs::Cred {
+        uid: 7,
+        gid: 7,
+        groups: Default::default(),
+    }));
+    s.layer.unlink(&other, &top, &name("c"), None).await.unwrap();
+    s.gate.open_all();
+    s.layer.sync().await.unwrap();
+    for path in ["top/a", "top/b", "top/c", "top/sub"] {
+        assert_eq!(s.is_there(path).await, (false, false), "{path}");
+    }
+    assert!(s.gate.removed().iter().all(|names| *names <= 2), "{:?}", s.gate.removed());
+    assert_eq!(s.layer.stats().removals_refused, 0);
+}

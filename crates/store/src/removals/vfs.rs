@@ -247,6 +247,10 @@ impl Vfs for Removals {
         Ok(self.shown_info(dir, self.below.rmdir(cx, dir, name).await?))
     }
 
+    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        remove_many_in_steps(self, cx, dir, gone).await
+    }
+
     async fn rename(
         &self,
         cx: &Cx,

@@ -2,7 +2,7 @@
 
 use super::*;
 use NfsOpnum4 as N;
-use hither_vfs::{Creation, NewKind};
+use hither_vfs::{Creation, NewKind, Removal};
 
 /// What is asked of one file behind others.
 const FILE: [N; 6] = [N::PUTFH, N::OPEN, N::WRITE, N::SETATTR, N::CLOSE, N::GETATTR];
@@ -167,5 +167,68 @@ async fn a_lost_reply_makes_nothing_twice() {
     let made = making.await.unwrap();
     assert!(made.iter().all(|made| made.as_ref().is_err_and(|e| e.errno == libc::EEXIST)), "{made:?}");
     assert_eq!((t.stable("c").unwrap(), t.stable("d").unwrap()), (b"one".to_vec(), b"three".to_vec()));
+    t.is_clean().await;
+}
+
+fn gone(file: &str) -> Removal {
+    Removal { name: name(file), target: None, is_dir: false }
+}
+
+impl Test {
+    async fn remove(&self, files: &[&str]) -> Vec<std::result::Result<(), i32>> {
+        let all: Vec<_> = files.iter().map(|file| gone(file)).collect();
+        let removed = self.v4.remove_many(&cx(), &self.root, &all).await;
+        removed.into_iter().map(|one| one.map(drop).map_err(|e| e.errno)).collect()
+    }
+}
+
+/// Names share a message as the session allows; what is open takes one of its own.
+#[tokio::test(start_paused = true)]
+async fn several_names_are_one_message() {
+    let t = Test::with(options(), Conditions::default(), |server| server.lock().max_ops = 13).await;
+    let names: Vec<String> = (0..25).map(|n| format!("f{n}")).collect();
+    let new: Vec<_> = names.iter().map(|file| new(file, b"bytes")).collect();
+    t.v4.create_many(&cx(), &t.root, &new).await;
+    let open = t.create("open").await;
+    t.asked();
+    let all: Vec<&str> = names.iter().map(String::as_str).collect();
+    assert!(t.remove(&all).await.iter().all(|one| one.is_ok()));
+    let removes = |ops: &[N]| ops.iter().filter(|op| **op == N::REMOVE).count();
+    let asked = t.asked();
+    assert_eq!(asked.iter().map(|ops| removes(ops)).collect::<Vec<_>>(), [10, 10, 5]);
+    assert!(asked.iter().all(|ops| ops.first() == Some(&N::PUTFH) && ops.last() == Some(&N::GETATTR)));
+    t.make(&[self::new("x", b"x"), self::new("y", b"y")]).await;
+    let target = Some(open.node.fh.clone());
+    let all = [gone("x"), Removal { target, ..gone("open") }, gone("y")];
+    let removed = t.v4.remove_many(&cx(), &t.root, &all).await;
+    assert!(removed.iter().all(|one| one.is_ok()), "{removed:?}");
+    assert_eq!(t.server.count("RENAME"), 1, "it is hidden until its last close");
+    t.v4.close(&cx(), &open.node.fh, open.open).await.unwrap();
+    t.is_clean().await;
+    assert_eq!(t.server.lock().files.len(), 0);
+}
+
+/// The server stops at one name: it has its own error, or waits, and those behind it go again.
+#[tokio::test(start_paused = true)]
+async fn each_name_has_an_outcome_of_its_own() {
+    let t = Test::new().await;
+    let fill = async || drop(t.make(&["a", "b", "c"].map(|file| new(file, b"x"))).await);
+    fill().await;
+    assert_eq!(t.remove(&["a", "none", "b", "c"]).await, [Ok(()), Err(libc::ENOENT), Ok(()), Ok(())]);
+    for status in [Nfsstat4::DELAY, Nfsstat4::REP_TOO_BIG_TO_CACHE] {
+        fill().await;
+        t.server.lock().fail = vec![(N::REMOVE, status)];
+        assert_eq!(t.remove(&["a", "b", "c"]).await, [Ok(()); 3], "{status:?}");
+        assert_eq!(t.server.lock().files.len(), 0);
+    }
+    // The session is lost with the reply: all names were removed, and nobody is told that there were none.
+    fill().await;
+    t.server.lock().lose_session = Some(N::REMOVE);
+    let net = t.net.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        net.cut(Cut::Reset);
+    });
+    assert_eq!(t.remove(&["a", "b", "c"]).await, [Ok(()); 3]);
     t.is_clean().await;
 }

@@ -46,6 +46,7 @@ struct State {
     last_write: Option<Data>,
     creds: Vec<Arc<Cred>>,
     batches: Vec<usize>,
+    removed: Vec<usize>,
     fail_names: HashMap<Name, (i32, bool)>,
     upcalls: Option<Arc<dyn Upcalls>>,
     delegated: bool,
@@ -114,7 +115,7 @@ impl Gate {
         self.state.lock().fail.insert(op, errno);
     }
 
-    /// Fails the creation of a file; 0 stops that. `there`: the file is there although nobody is told.
+    /// Fails the creation or removal of a file; 0 stops that. `there`: it is made or removed although nobody is told.
     pub fn fail_name(&self, name: &Name, errno: i32, there: bool) {
         self.state.lock().fail_names.insert(name.clone(), (errno, there));
     }
@@ -122,6 +123,11 @@ impl Gate {
     /// How many objects each creation of several was about, so far.
     pub fn batches(&self) -> Vec<usize> {
         self.state.lock().batches.clone()
+    }
+
+    /// How many names each removal of several was about, so far.
+    pub fn removed(&self) -> Vec<usize> {
+        self.state.lock().removed.clone()
     }
 
     /// Decides about writes from now on.
@@ -249,6 +255,21 @@ macro_rules! pass_on {
                 finish_in_steps(self, cx, file, piece, set).await
             }
 
+            async fn unlink(
+                &self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>,
+            ) -> Result<ChangeInfo> {
+                self.pass("unlink", None).await?;
+                let fate = self.state.lock().fail_names.get(name).copied();
+                let removes = !matches!(fate, Some((errno, false)) if errno != 0);
+                let out = if removes { self.below.unlink(cx, dir, name, target).await } else { Ok(ChangeInfo::default()) };
+                match fate {
+                    Some((errno, _)) if errno != 0 => return Err(Error::new(errno)),
+                    _ => {}
+                }
+                self.held(|s| s.shut.contains("unlink answer")).await;
+                out
+            }
+
             async fn create_whole(
                 &self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data,
             ) -> Result<Made> {
@@ -305,6 +326,11 @@ macro_rules! pass_on {
                 create_many_in_steps(self, cx, dir, new).await
             }
 
+            async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+                self.state.lock().removed.push(gone.len());
+                remove_many_in_steps(self, cx, dir, gone).await
+            }
+
             fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
                 self.state.lock().upcalls = Some(upcalls);
             }
@@ -326,7 +352,6 @@ pass_on! {
     fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Made;
     fn symlink(dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Made;
     fn link(fh: &Fh, dir: &Fh, name: &Name) -> Made;
-    fn unlink(dir: &Fh, name: &Name, target: Option<&Fh>) -> ChangeInfo;
     fn rmdir(dir: &Fh, name: &Name) -> ChangeInfo;
     fn rename(
         from: (&Fh, &Name), to: (&Fh, &Name), replaced: Option<&Fh>, flags: RenameFlags

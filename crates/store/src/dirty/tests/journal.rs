@@ -162,6 +162,7 @@ straight! {
     fn link(fh: &Fh, dir: &Fh, name: &Name) -> Result<Made>;
     fn unlink(dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo>;
     fn rmdir(dir: &Fh, name: &Name) -> Result<ChangeInfo>;
+    fn remove_many(dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>>;
     fn rename(
         from: (&Fh, &Name), to: (&Fh, &Name), replaced: Option<&Fh>, flags: RenameFlags
     ) -> Result<Moved>;

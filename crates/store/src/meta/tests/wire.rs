@@ -233,6 +233,8 @@ pass_on! {
     fn unlink(dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo>,
         |w, out, _| if let Ok(c) = out { w.dir(c) };
     fn rmdir(dir: &Fh, name: &Name) -> Result<ChangeInfo>, |w, out, _| if let Ok(c) = out { w.dir(c) };
+    fn remove_many(dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>>,
+        |w, out, _| out.iter_mut().flatten().for_each(|c| w.dir(c));
     fn rename(from: (&Fh, &Name), to: (&Fh, &Name), replaced: Option<&Fh>, flags: RenameFlags)
         -> Result<Moved>, |w, out, at| if let Ok(m) = out { moved(w, m, at) };
     fn readdir(dir: &Fh, cookie: u64, verifier: [u8; 8], max: u32, nodes: bool) -> Result<DirPage>,

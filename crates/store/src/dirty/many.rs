@@ -1,0 +1,32 @@
+//! Several names that are made or removed in one call: what is known here of each file.
+
+use super::Dirty;
+use hither_vfs::{ChangeInfo, Creation, Cx, Fh, Made, NewKind, Removal, Result, Vfs};
+
+impl Dirty {
+    pub(super) async fn make_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        let made = self.below.create_many(cx, dir, new).await;
+        for (one, made) in new.iter().zip(&made) {
+            if let (NewKind::File(_), Ok(made)) = (&one.kind, made) {
+                self.named(Some(&made.node.fh), (dir, &one.name));
+            }
+        }
+        made
+    }
+
+    pub(super) async fn take_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        let files: Vec<_> = gone.iter().map(|one| one.target.as_ref().filter(|_| !one.is_dir)).collect();
+        let mut out = self.touching(&files, self.below.remove_many(cx, dir, gone)).await;
+        for ((one, file), outcome) in gone.iter().zip(files).zip(&mut out) {
+            match outcome {
+                Ok(_) if !one.is_dir => self.lost_a_name(file).await,
+                // It waits for what is leaving it.
+                Err(e) if one.is_dir && matches!(e.errno, libc::ENOTEMPTY | libc::EEXIST) => {
+                    *outcome = self.rmdir(cx, dir, &one.name).await;
+                }
+                _ => {}
+            }
+        }
+        out
+    }
+}
