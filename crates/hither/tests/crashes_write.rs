@@ -503,12 +503,13 @@ fn a_new_tree_goes_in_few_messages() {
         }
     }
     assert_eq!(counter_of(mnt, "ahead", "ahead_objects"), 100);
-    let calls = || ["OPEN", "CREATE", "WRITE", "SETATTR", "CLOSE"].map(|op| calls_of(mnt, op));
+    // The CLOSE of the first file may come at any time.
+    let calls = || ["OPEN", "CREATE", "WRITE", "SETATTR"].map(|op| calls_of(mnt, op));
     let before = calls();
     run(Command::new(HITHER).arg("sync").arg(mnt)).ok();
     let made: Vec<u64> = calls().iter().zip(before).map(|(now, before)| now - before).collect();
     // The directories are one message, the files of each are one, and what the server can is asked once.
-    assert_eq!(made, [11, 1, 0, 0, 0]);
+    assert_eq!(made, [11, 1, 0, 0]);
     for dir in 0..10 {
         for file in 0..9 {
             let there = std::fs::read_to_string(server.export(&format!("{dir}/{file}"))).unwrap();
