@@ -13,7 +13,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("crates/vfs", &[]),
     ("crates/lease", &[]),
     ("crates/rpc", &["hither-proto"]),
-    ("crates/client", &["hither-proto", "hither-rpc", "hither-vfs"]),
+    ("crates/client", &["hither-lease", "hither-proto", "hither-rpc", "hither-vfs"]),
     ("crates/fuse", &["hither-vfs"]),
     ("crates/socket", &["hither-client", "hither-vfs"]),
     ("crates/store", &["hither-vfs"]),

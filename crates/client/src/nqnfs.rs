@@ -5,15 +5,17 @@
 //! NQNFS one by one ([`speak`]), and what NQNFS does not say the NFSv3 client asks for, as it does of servers that leave it out.
 //! A connection begins with HELLO ([`greeting`]), by which the server knows the client again after a lost connection.
 //!
-//! No leases are asked for: attributes and contents hold as long as they do in NFSv3 (close-to-open), every write is on
-//! stable storage when it is answered, and nobody ever waits for this client.
+//! Leases for reading are asked for along with the calls that read ([`leases`]); what is not under one holds as long as it does in NFSv3
+//! (close-to-open). Nothing is delayed under a lease: every write is on stable storage when it is answered.
 
 mod convert;
 mod greeting;
+mod leases;
 mod speak;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use leases::Leases;
 pub(crate) use speak::Nqnfs;
 
 use crate::error::{MountError, Service};

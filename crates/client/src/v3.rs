@@ -25,6 +25,7 @@ mod tests;
 mod walk;
 pub(crate) mod wire;
 
+pub(crate) use convert::attr;
 pub(crate) use mount::{Beginning, machine_name, rpc_client};
 pub use mount::{Mount3, connect_v3};
 
@@ -295,11 +296,18 @@ impl Vfs for V3 {
         Err(unsupported())
     }
 
-    /// Answers of NFSv3 hold by time alone: there is nothing to withdraw.
-    fn subscribe(&self, _: Arc<dyn Upcalls>) {}
+    /// Answers of NFSv3 hold by time alone: there is nothing to withdraw but leases of NQNFS.
+    fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
+        if let Some(nqnfs) = self.caller.nqnfs.as_ref().filter(|_| self.opts.delegations) {
+            nqnfs.subscribe(&self.caller, upcalls);
+        }
+    }
 
     async fn shutdown(&self, cx: &Cx) -> Result<()> {
         let flushed = patient(cx, self.writes.flush_all()).await;
+        if let Some(leases) = self.leases() {
+            leases.give_up().await;
+        }
         if let Some(mounted) = &self.mounted {
             let told = async {
                 mounted.unmount().await;

@@ -479,6 +479,15 @@ impl Inode {
         s.hold(None)
     }
 
+    /// Notes that attributes do not hold under a lease any more, and that the kernel is being told to ask for them again. True as
+    /// [`Inode::withdrawn`] is.
+    pub fn lapsed(&self) -> bool {
+        let mut s = self.state.lock();
+        (s.known, s.listed) = (None, None);
+        (s.told_size, s.told_change) = (None, None);
+        s.hold(None)
+    }
+
     /// Notes that the kernel's attributes and pages hold under a lease that is passed on.
     pub fn leased(&self) {
         let mut s = self.state.lock();

@@ -113,6 +113,11 @@ impl Upcalls for Withdrawer {
         self.start(|session| async move { session.withdraw(&fh).await })
     }
 
+    fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
+        let files = files.to_vec();
+        self.start(|session| async move { session.lapse(&files).await })
+    }
+
     fn withdraw_all(&self) -> BoxFuture<()> {
         self.start(|session| async move { session.withdraw_all().await })
     }

@@ -483,6 +483,25 @@ impl Session {
         }
     }
 
+    /// Has the kernel ask for the attributes of these objects again. Its pages stay: whether they are of the version that is told then
+    /// shows as for any other file.
+    pub async fn lapse(&self, files: &[Fh]) {
+        let take_back = || {
+            let inodes = files.iter().filter_map(|fh| self.inodes.by_fh(fh));
+            let ended = inodes.map(|inode| {
+                self.leases.forget(inode.id);
+                if inode.lapsed() {
+                    self.watch.hasten(&inode);
+                }
+                inode.id
+            });
+            ended.collect::<Vec<_>>()
+        };
+        for id in self.leases.withdraw(&self.inodes.clock, take_back).await {
+            self.drop_attrs(id);
+        }
+    }
+
     /// Takes back everything that was answered under leases.
     pub async fn withdraw_all(&self) {
         let take_back = || {

@@ -58,6 +58,31 @@ fn pages_of_an_open_file_go_with_the_lease() {
     m.end();
 }
 
+/// When a lease has ended by itself the attributes are asked for again, and pages stay if the file is the same.
+#[test]
+fn a_lease_that_lapses_keeps_the_pages_of_what_did_not_change() {
+    let Some(m) = mounted(600_000) else { return };
+    m.gate.give_leases();
+    m.foreign_write("f", 0, &[b'a'; 10_000]);
+    let lapse = || {
+        let fh = m.fh("f");
+        m.rt.block_on(m.gate.lapse(&fh));
+    };
+    let read = || fs::read(m.path("f")).unwrap();
+    assert!(read() == [b'a'; 10_000]);
+    let (before, reads) = (asked(&m), m.requests("READ"));
+    lapse();
+    assert_eq!(fs::metadata(m.path("f")).unwrap().len(), 10_000);
+    assert!(asked(&m) > before);
+    assert!(read() == [b'a'; 10_000]);
+    assert_eq!(m.requests("READ"), reads);
+    m.foreign_write("f", 0, &[b'b'; 20_000]);
+    lapse();
+    assert_eq!(fs::metadata(m.path("f")).unwrap().len(), 20_000);
+    assert!(read() == [b'b'; 20_000]);
+    m.end();
+}
+
 #[test]
 fn a_leases_name_holds_no_longer_than_its_directory() {
     let Some(m) = mounted(300) else { return };

@@ -38,6 +38,11 @@ pub enum HolderAction {
         /// Of what.
         file: FileKey,
     },
+    /// A lease has ended by itself, and nothing was delayed under it: what is cached is as good as its revision.
+    Ended {
+        /// On what.
+        file: FileKey,
+    },
     /// Delayed writes cannot be pushed any more: the lease is gone and others may have changed the file. They must be
     /// reported, and kept apart if at all.
     Lost {
@@ -417,6 +422,9 @@ impl Holder {
         if now >= end {
             if !e.dirty {
                 e.lease = None;
+                if l.cachable {
+                    self.actions.push_back(HolderAction::Ended { file });
+                }
             }
             return self.start_push(file);
         }

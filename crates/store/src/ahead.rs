@@ -192,6 +192,15 @@ impl Upcalls for Relay {
         }
     }
 
+    fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
+        let Some(layer) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
+        let seen: Vec<Fh> = files.iter().map(|fh| layer.table().as_seen(fh)).collect();
+        match layer.above.get() {
+            Some(above) => above.lapse(&seen),
+            None => Box::pin(std::future::ready(())),
+        }
+    }
+
     fn withdraw_all(&self) -> BoxFuture<()> {
         let layer = self.0.upgrade();
         match layer.as_ref().and_then(|layer| layer.above.get()) {

@@ -378,6 +378,18 @@ impl Upcalls for Relay {
         })
     }
 
+    /// What is dirty waits on: it was not promised that nobody else writes.
+    fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
+        let Some(layer) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
+        for file in files.iter().filter_map(|fh| layer.known(fh)) {
+            file.state.lock().view.forget();
+        }
+        match layer.above.get() {
+            Some(above) => above.lapse(files),
+            None => Box::pin(std::future::ready(())),
+        }
+    }
+
     fn withdraw_all(&self) -> BoxFuture<()> {
         let Some(layer) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
         for file in layer.files.read().values() {

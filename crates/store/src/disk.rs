@@ -444,22 +444,37 @@ impl crate::meta::Near for Disk {
     }
 }
 
+impl Disk {
+    /// What is known of a file is under no lease any more.
+    fn lease_ends(&self, fh: &Fh) {
+        // Noted before it is counted, as `learn_known` wants.
+        self.withdrawn.lock().note(fh, Instant::now());
+        self.withdrawals.fetch_add(1, Ordering::AcqRel);
+        let live = self.lives.lock().get(fh).cloned();
+        if let Some(live) = live {
+            live.expire();
+        }
+        // Behind it: what begins later finds no lease.
+        self.own_ends(Some(fh));
+    }
+}
+
 /// Passes upcalls on, and lets go of what stood under a lease.
 struct Hearer(Weak<Disk>);
 
 impl Upcalls for Hearer {
     fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
         let Some(disk) = self.0.upgrade() else { return Box::pin(async {}) };
-        // Noted before it is counted, as `learn_known` wants.
-        disk.withdrawn.lock().note(fh, Instant::now());
-        disk.withdrawals.fetch_add(1, Ordering::AcqRel);
-        let live = disk.lives.lock().get(fh).cloned();
-        if let Some(live) = live {
-            live.expire();
-        }
-        // Behind it: what begins later finds no lease.
-        disk.own_ends(Some(fh));
+        disk.lease_ends(fh);
         disk.above.get().map_or_else(|| Box::pin(async {}) as BoxFuture<()>, |above| above.withdraw(fh))
+    }
+
+    fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
+        let Some(disk) = self.0.upgrade() else { return Box::pin(async {}) };
+        for fh in files {
+            disk.lease_ends(fh);
+        }
+        disk.above.get().map_or_else(|| Box::pin(async {}) as BoxFuture<()>, |above| above.lapse(files))
     }
 
     fn withdraw_all(&self) -> BoxFuture<()> {

@@ -266,6 +266,15 @@ impl Meta {
             object.expire();
         });
     }
+
+    /// What is known of an object holds by no lease any more; it is as good as if its time had passed.
+    fn lapse(&self, fh: &Fh) {
+        let barrier = self.next_seq();
+        self.table.ensure(fh, |_, object| {
+            object.barrier = object.barrier.max(barrier);
+            object.lapse();
+        });
+    }
 }
 
 /// The handle of an object.
@@ -282,6 +291,15 @@ impl Upcalls for Hearer {
         meta.let_go(fh);
         match meta.above.get() {
             Some(above) => above.withdraw(fh),
+            None => Box::pin(std::future::ready(())),
+        }
+    }
+
+    fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
+        let Some(meta) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
+        files.iter().for_each(|fh| meta.lapse(fh));
+        match meta.above.get() {
+            Some(above) => above.lapse(files),
             None => Box::pin(std::future::ready(())),
         }
     }

@@ -660,6 +660,17 @@ pub trait Upcalls: Send + Sync + 'static {
     /// everything above has let go of it; it may be dropped.
     fn withdraw(&self, fh: &Fh) -> BoxFuture<()>;
 
+    /// Leases on these objects have ended by themselves: what was answered about them holds no longer than it would have without.
+    /// Nobody is known to have changed anything, so contents of the version that the next attributes tell may be used on.
+    fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
+        let withdrawn: Vec<_> = files.iter().map(|fh| self.withdraw(fh)).collect();
+        Box::pin(async move {
+            for one in withdrawn {
+                one.await;
+            }
+        })
+    }
+
     /// The same for everything under [`Validity::Lease`](crate::Validity): all leases are lost.
     fn withdraw_all(&self) -> BoxFuture<()>;
 }

@@ -12,19 +12,21 @@
 
 use super::convert::{self, Now};
 use super::greeting::Greeting;
+use super::leases::{Asking as Wish, Changing, Leases};
 use crate::v3::wire::{Caller, JUKEBOX_LEAST, JUKEBOX_MOST, Patience};
 use hither_proto::nfs3::{self, Call3, Createhow3, Mknoddata3, Nfsstat3, Proc3, Reply3, SetTime, access};
 use hither_proto::nqnfs::{self as nq, Asking, DATA_SAFE_BYTES, LeaseRequest, Sattr};
 use hither_proto::rpc::Procedure;
 use hither_proto::xdr::{Chain, Dec, Enc, Xdr};
 use hither_rpc::CallError;
-use hither_vfs::Cred;
-use std::sync::Arc;
+use hither_vfs::{Cred, Upcalls};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// What NQNFS adds to a [`Caller`].
 pub(crate) struct Nqnfs {
     greeting: Arc<Greeting>,
+    leases: OnceLock<Arc<Leases>>,
 }
 
 /// Outcome of one procedure in NFSv3's words.
@@ -52,13 +54,13 @@ macro_rules! convert {
 struct Turn<'a> {
     nqnfs: &'a Nqnfs,
     caller: &'a Caller,
-    cred: &'a Cred,
+    cred: Arc<Cred>,
     patience: &'a Patience,
 }
 
 impl Nqnfs {
     pub(super) fn new(greeting: Arc<Greeting>) -> Self {
-        Self { greeting }
+        Self { greeting, leases: OnceLock::new() }
     }
 
     /// Calls a procedure of NFSv3.
@@ -74,11 +76,25 @@ impl Nqnfs {
     ) -> Result<P::Reply, CallError> {
         let question = Call3::decode(Proc3(P::PROC), &Enc::of(args).to_bytes());
         let Ok(Some(question)) = question else { return Err(CallError::GarbageArgs) };
-        let turn = Turn { nqnfs: self, caller, cred, patience };
+        let turn = Turn { nqnfs: self, caller, cred: Arc::new(cred.clone()), patience };
         let reply = Box::pin(turn.answer(question)).await?;
         let mut e = Enc::new();
         reply.encode(&mut e);
         Dec::all(&e.to_bytes()).map_err(|_| CallError::PeerMisbehaved("a reply cannot be used"))
+    }
+
+    /// Leases are asked for from now on, and the layer above is told when they end. Not where a connection is a client and there
+    /// are several: what one of them is granted another could not give up.
+    pub fn subscribe(&self, caller: &Arc<Caller>, upcalls: Arc<dyn Upcalls>) {
+        let said = self.greeting.said();
+        if said.is_some() || caller.client.nconnect() == 1 {
+            self.leases.get_or_init(|| Leases::begin(caller, upcalls, said.map(|said| said.term_max)));
+        }
+    }
+
+    /// Leases, once somebody is told when they end.
+    pub fn leases(&self) -> Option<&Arc<Leases>> {
+        self.leases.get()
     }
 
     /// Largest READ and WRITE.
@@ -135,12 +151,55 @@ impl Turn<'_> {
         Asking<P>: Procedure<Reply = nq::Res<T>>,
         T: Xdr,
     {
+        Ok(self.send(lease, args).await?.map(|(_, results)| results))
+    }
+
+    async fn send<P, T>(
+        &self,
+        lease: LeaseRequest,
+        args: P,
+    ) -> Result<Outcome<(nq::LeaseReply, T)>, CallError>
+    where
+        Asking<P>: Procedure<Reply = nq::Res<T>>,
+        T: Xdr,
+    {
         let asking = Asking { lease, args };
-        let answer = self.caller.send(self.cred, self.patience, &asking).await?.into_result();
+        let answer = self.caller.send(&self.cred, self.patience, &asking).await?.into_result();
         if answer.is_err() {
             self.caller.stats.error(<Asking<P> as Procedure>::NAME);
         }
-        Ok(answer.map(|(_, results)| results).map_err(convert::status))
+        Ok(answer.map_err(convert::status))
+    }
+
+    /// A call that reads `file`, with a request for a lease on it where one is of use.
+    async fn ask_reading<P, T>(
+        &self,
+        file: &nq::Fh,
+        args: P,
+        attr: impl Fn(&T) -> Option<nq::Fattr>,
+    ) -> Result<Outcome<T>, CallError>
+    where
+        Asking<P>: Procedure<Reply = nq::Res<T>>,
+        T: Xdr,
+    {
+        let Some(wish) = self.nqnfs.leases().map(|leases| leases.ask(file)) else {
+            return self.ask(args).await;
+        };
+        let answer = self.send(wish.lease, args).await?;
+        if let Ok((reply, results)) = &answer {
+            wish.answered(&self.cred, file, reply, attr(results).as_ref());
+        }
+        Ok(answer.map(|(_, results)| results))
+    }
+
+    /// Leases on files that are about to be found.
+    fn wish(&self) -> Option<Wish> {
+        self.nqnfs.leases().map(|leases| leases.ask_unknown())
+    }
+
+    /// This client changes a file, until the result is dropped.
+    fn changing(&self, file: &nq::Fh) -> Option<Changing> {
+        self.nqnfs.leases().map(|leases| leases.changing(file))
     }
 
     fn now(&self) -> Now {
@@ -152,20 +211,26 @@ impl Turn<'_> {
 
     async fn getattr(&self, a: &nfs3::GetattrArgs) -> Result<Outcome<nfs3::Fattr3>, CallError> {
         let file = convert!(convert::fh(&a.object));
-        let attr = self.ask(nq::GetattrArgs { file }).await?;
+        let attr = self.ask_reading(&file, nq::GetattrArgs { file }, |f| Some(*f)).await?;
         Ok(attr.map(|f| convert::attr(&f, &file)))
     }
 
     async fn setattr(&self, a: &nfs3::SetattrArgs) -> Result<Outcome<nfs3::WccData>, CallError> {
         let file = convert!(convert::fh(&a.object));
         let attributes = convert::sattr(&a.new_attributes, &self.now());
+        let _changing = self.changing(&file);
         let attr = self.ask(nq::SetattrArgs { file, attributes }).await?;
         Ok(attr.map(|f| nfs3::WccData { before: None, after: convert::came(&f, &file) }))
     }
 
     async fn lookup(&self, a: &nfs3::LookupArgs) -> Result<Outcome<nfs3::LookupOk>, CallError> {
         let nq::Diropargs { dir, name } = convert!(convert::dirop(&a.what));
-        let found = self.ask(nq::LookupArgs { duration: 0, dir, name }).await?;
+        let wish = self.wish();
+        let duration = wish.as_ref().map_or(0, Wish::duration);
+        let found = self.ask(nq::LookupArgs { duration, dir, name }).await?;
+        if let (Some(wish), Ok(ok)) = (&wish, &found) {
+            wish.answered(&self.cred, &ok.file, &ok.lookup_lease, Some(&ok.attr));
+        }
         Ok(found.map(|ok| nfs3::LookupOk {
             object: convert::fh3(&ok.file),
             obj_attributes: convert::came(&ok.attr, &ok.file),
@@ -183,7 +248,8 @@ impl Turn<'_> {
         let file = convert!(convert::fh(&a.object));
         let may = |bits: u32| async move {
             let [read, write, exec] = KINDS.map(|kind| bits & kind != 0);
-            let answer = self.ask(nq::AccessArgs { file, read, write, exec }).await?;
+            let answer =
+                self.ask_reading(&file, nq::AccessArgs { file, read, write, exec }, |()| None).await?;
             Ok::<_, CallError>(match answer {
                 Ok(()) => Ok(bits),
                 Err(Nfsstat3::ACCES | Nfsstat3::PERM | Nfsstat3::ROFS) => Ok(0),
@@ -208,7 +274,8 @@ impl Turn<'_> {
 
     async fn read(&self, a: &nfs3::ReadArgs) -> Result<Outcome<nfs3::ReadOk>, CallError> {
         let file = convert!(convert::fh(&a.file));
-        let read = self.ask(nq::ReadArgs { file, offset: a.offset, count: a.count }).await?;
+        let args = nq::ReadArgs { file, offset: a.offset, count: a.count };
+        let read = self.ask_reading(&file, args, |ok: &nq::ReadOk| Some(ok.attributes)).await?;
         Ok(read.map(|ok| {
             let end = a.offset.saturating_add(ok.data.len() as u64);
             nfs3::ReadOk {
@@ -224,6 +291,7 @@ impl Turn<'_> {
         let file = convert!(convert::fh(&a.file));
         let count = a.data.len() as u32;
         let args = nq::WriteArgs { file, offset: a.offset, append: false, data: a.data.0.into() };
+        let _changing = self.changing(&file);
         let attr = self.ask_for(LeaseRequest::Write(0), args).await?;
         Ok(attr.map(|f| nfs3::WriteOk {
             file_wcc: nfs3::WccData { before: None, after: convert::came(&f, &file) },
@@ -323,6 +391,7 @@ impl Turn<'_> {
 
     async fn link(&self, a: &nfs3::LinkArgs) -> Result<Outcome<nfs3::LinkWcc>, CallError> {
         let (from, to) = (convert!(convert::fh(&a.file)), convert!(convert::dirop(&a.link)));
+        let _changing = self.changing(&from);
         Ok(self.ask(nq::LinkArgs { from, to }).await?.map(|()| no_link_wcc()))
     }
 
@@ -332,10 +401,20 @@ impl Turn<'_> {
         dir: &nfs3::Fh3,
         cookie: u64,
         cnt: u32,
+        leased: bool,
     ) -> Result<Outcome<nq::ReaddirlookOk>, CallError> {
         let file = convert!(convert::fh(dir));
         let cookie = convert::cookie(cookie);
-        let listed = self.ask(nq::ReaddirlookArgs { file, cookie, cnt, duration: 0 }).await?;
+        let wish = self.wish().filter(|_| leased);
+        let duration = wish.as_ref().map_or(0, Wish::duration);
+        let listed = self.ask(nq::ReaddirlookArgs { file, cookie, cnt, duration }).await?;
+        if let (Some(wish), Ok(listed)) = (&wish, &listed) {
+            for e in listed.entries.0.iter().filter(|e| e.duration > 0) {
+                let lease = nq::Lease { cachable: e.cachable != 0, duration: e.duration, rev: e.rev };
+                let (reply, attr) = (nq::LeaseReply::Read(lease), Some(&e.entry_attrib));
+                wish.answered(&self.cred, &e.entry_fh, &reply, attr);
+            }
+        }
         if cookie > 0 && matches!(listed, Err(Nfsstat3::STALE)) {
             // The directory, or the entry that the cookie stands for?
             let there = self.ask(nq::GetattrArgs { file }).await?;
@@ -350,7 +429,7 @@ impl Turn<'_> {
             cookie: convert::cookie3(e.cookie, &e.name),
             name: e.name.0.into(),
         };
-        let listed = self.list(&a.dir, a.cookie, a.count).await?;
+        let listed = self.list(&a.dir, a.cookie, a.count, false).await?;
         Ok(listed.map(|l| nfs3::ReaddirOk {
             dir_attributes: None,
             cookieverf: Default::default(),
@@ -370,7 +449,7 @@ impl Turn<'_> {
             name_attributes: convert::came(&e.entry_attrib, &e.entry_fh),
             name_handle: Some(convert::fh3(&e.entry_fh)),
         };
-        let listed = self.list(&a.dir, a.cookie, a.maxcount).await?;
+        let listed = self.list(&a.dir, a.cookie, a.maxcount, true).await?;
         Ok(listed.map(|l| nfs3::ReaddirplusOk {
             dir_attributes: None,
             cookieverf: Default::default(),

@@ -1,13 +1,15 @@
 //! Conversations with a scripted server of NQNFS on a simulated network.
 
+mod leases;
+
 use super::convert::{attr, device_number, fileid, status};
 use super::greeting::Greeting;
 use super::{Nqnfs, V3};
-use crate::testing;
+use crate::{Options, testing};
 use bytes::Bytes;
 use hither_proto::nfs3::{Ftype3, Nfsstat3, Specdata3};
 use hither_proto::nqnfs::*;
-use hither_proto::rpc::{AcceptStat, CallHeader, ReplyHeader, reply};
+use hither_proto::rpc::{AcceptStat, CallHeader, Message, ReplyHeader, reply};
 use hither_proto::xdr::{Chain, Enc, Xdr};
 use hither_rpc::{Client, ClientConfig, Mode, RetryPolicy, Stats, sim};
 use hither_vfs::{
@@ -28,6 +30,11 @@ struct Server {
     calls: Mutex<Vec<NqCall>>,
     /// What HELLO is answered with; `None`: the procedure is unknown.
     hello: Mutex<Option<Res<HelloOk>>>,
+    /// To its clients, the newest connection last.
+    peers: Mutex<Vec<sim::PeerSender>>,
+    /// Answers to this procedure wait in `held`.
+    hold: Mutex<Option<NqProc>>,
+    held: Mutex<Vec<Enc>>,
 }
 
 const HELLO: HelloOk = HelloOk { server: 1, fh_max: 64, transfer_max: 1 << 20, term_max: 60 };
@@ -74,11 +81,30 @@ impl Server {
             script: Mutex::new(Box::new(|call| Some(usual(call)))),
             calls: Mutex::default(),
             hello: Mutex::new(Some(Res::Ok(LeaseReply::None, HELLO))),
+            peers: Mutex::default(),
+            hold: Mutex::default(),
+            held: Mutex::default(),
         });
         let weak = Arc::downgrade(&server);
-        net.answer(move |_, header, args| {
-            let server = weak.upgrade();
-            async move { server?.answer(header, &args) }
+        net.serve(move |mut peer| {
+            let server = weak.clone();
+            async move {
+                if let Some(server) = server.upgrade() {
+                    server.peers.lock().push(peer.sender());
+                }
+                while let Some(record) = peer.recv().await {
+                    let (Ok(message), Some(server)) = (Message::decode(&record), server.upgrade()) else {
+                        return;
+                    };
+                    let Message::Call(header, args) = message else { continue };
+                    let proc = NqProc(header.proc);
+                    match server.answer(header, &args) {
+                        Some(reply) if *server.hold.lock() == Some(proc) => server.held.lock().push(reply),
+                        Some(reply) => peer.send(reply),
+                        None => {}
+                    }
+                }
+            }
         });
         server
     }
@@ -109,9 +135,13 @@ impl Server {
     }
 
     async fn mount(self: &Arc<Self>) -> V3 {
+        self.mount_with(testing::options()).await
+    }
+
+    async fn mount_with(self: &Arc<Self>, opts: Options) -> V3 {
         let stats = Arc::new(Stats::new());
         let policy = RetryPolicy { timeo: Duration::from_secs(10), retrans: 2, mode: Mode::Hard };
-        let cfg = ClientConfig { policy, seed: 1, ..ClientConfig::default() };
+        let cfg = ClientConfig { policy, seed: 1, nconnect: opts.nconnect, ..ClientConfig::default() };
         let next = AtomicU64::new(1);
         let env = Env {
             random: Arc::new(move || next.fetch_add(1, Ordering::Relaxed)),
@@ -120,7 +150,7 @@ impl Server {
         let greeting = Greeting::new(self.net.connector(), 4711);
         let client = Client::new(greeting.clone(), cfg, stats.clone());
         let nqnfs = Some(Nqnfs::new(greeting));
-        let (opts, machine) = (testing::options(), Bytes::from_static(b"client"));
+        let machine = Bytes::from_static(b"client");
         V3::begin_as(&opts, &env, client, stats, root(), None, machine, nqnfs).await.unwrap()
     }
 }

@@ -7,7 +7,7 @@ use hither_proto::nfs3::{self, Fattr3, Fh3, Ftype3, Nfstime3, Sattr3, WccData};
 use hither_vfs::{Attr, ChangeInfo, Error, Fh, FileKind, Result, SetAttr, SetTime, Time};
 
 /// Attributes; `None` when the type is none that exists.
-pub(super) fn attr(f: &Fattr3) -> Option<Attr> {
+pub(crate) fn attr(f: &Fattr3) -> Option<Attr> {
     Some(Attr {
         kind: kind(f.ftype)?,
         mode: f.mode & 0o7777,

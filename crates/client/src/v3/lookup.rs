@@ -3,13 +3,16 @@
 use super::V3;
 use super::convert;
 use super::wire::Patience;
+use crate::AttrCache;
 use crate::detach::detached;
 use crate::error;
+use crate::nqnfs::{Leases, Nqnfs};
 use hither_proto::nfs3::{
     AccessArgs, Diropargs3, LookupArgs, Nfsstat3, PostOpAttr, ReadlinkArgs, SetattrArgs, WccData,
 };
 use hither_vfs::{
     Access, Attr, Attrs, ChangeInfo, Cred, Cx, Error, Fh, File, FileKind, Name, Node, Result, SetAttr,
+    Validity,
 };
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -26,14 +29,34 @@ impl V3 {
 
     /// Attributes with their validity, as this client's own writes have left them.
     pub(super) fn stamp(&self, fh: &Fh, attr: Attr, asked: Instant) -> Attrs {
+        let covered = self.is_leased(fh, &attr);
         let attr = self.as_written(fh, attr);
-        self.caller.rules.attrs(fh, attr, asked)
+        self.under_lease(covered, self.caller.rules.attrs(fh, attr, asked))
     }
 
     /// As [`V3::stamp`], for an object found by name.
     pub(super) fn stamp_named(&self, fh: &Fh, attr: Attr, asked: Instant) -> Attrs {
+        let covered = self.is_leased(fh, &attr);
         let attr = self.as_written(fh, attr);
-        self.caller.rules.named(fh, attr, asked)
+        self.under_lease(covered, self.caller.rules.named(fh, attr, asked))
+    }
+
+    /// The leases of a mount by NQNFS.
+    pub(super) fn leases(&self) -> Option<&Arc<Leases>> {
+        self.caller.nqnfs.as_ref().and_then(Nqnfs::leases)
+    }
+
+    /// Whether attributes that the server told hold under a lease of NQNFS.
+    fn is_leased(&self, fh: &Fh, attr: &Attr) -> bool {
+        attr.kind == FileKind::Regular && self.leases().is_some_and(|leases| leases.covers(fh, attr))
+    }
+
+    /// The same attributes under a lease, unless they hold for one call only although directories hold longer (`lookupcache=none`): a name is
+    /// believed no longer than its directory.
+    fn under_lease(&self, covered: bool, attrs: Attrs) -> Attrs {
+        let may_last = attrs.valid != Validity::Once || self.opts.attr_cache == AttrCache::NONE;
+        let valid = if covered && may_last { Validity::Lease } else { attrs.valid };
+        Attrs { valid, ..attrs }
     }
 
     fn as_written(&self, fh: &Fh, mut attr: Attr) -> Attr {

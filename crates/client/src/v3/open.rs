@@ -223,6 +223,9 @@ impl V3 {
         let mark = self.writes.opened(&node.fh);
         let open = Open { fh: node.fh.clone(), cred: cx.cred.clone(), mark };
         let open = self.opens.insert(open, node.attrs.attr.fileid);
+        if let Some(leases) = self.leases() {
+            leases.opened(&node.fh, true);
+        }
         Opened { node, open, created, dir, first: None, backing: None }
     }
 
@@ -390,7 +393,11 @@ impl V3 {
             // The commit comes first: a hidden file must not be removed under its last writes.
             let policy = Cx::new(open.cred.clone());
             let written = this.writes.close(&policy, &fh, open.mark.clone()).await;
-            if let Some((_, Some(silly))) = this.opens.remove(id) {
+            let ended = this.opens.remove(id);
+            if let Some(leases) = this.leases().filter(|_| ended.is_some()) {
+                leases.opened(&fh, false);
+            }
+            if let Some((_, Some(silly))) = ended {
                 this.remove_hidden(&silly).await;
             }
             written

@@ -139,6 +139,11 @@ impl Gate {
     }
 
     /// Withdraws a lease, or all.
+    pub async fn lapse(&self, fh: &Fh) {
+        let upcalls = self.state.lock().unwrap().upcalls.clone().unwrap();
+        upcalls.lapse(std::slice::from_ref(fh)).await;
+    }
+
     pub async fn withdraw(&self, fh: Option<&Fh>) {
         let upcalls = self.state.lock().unwrap().upcalls.clone().unwrap();
         match fh {

@@ -209,6 +209,8 @@ fn of_itself(op: &str) -> &'static str {
         "GETXATTR" | "LISTXATTRS" | "GETACL" => "extended attributes are not remembered",
         "LOCK" | "LOCKT" | "LOCKU" => "locks are the server's",
         "DELEGRETURN" => "a delegation went back",
+        "VACATED" => "a lease went back",
+        "GETLEASE" => "a lease was about to end",
         _ => "it changes something at the server",
     }
 }

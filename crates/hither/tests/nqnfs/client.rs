@@ -233,6 +233,7 @@ impl Cacher {
                     let ms = self.ms();
                     self.holder.vacated(ms, file);
                 }
+                HolderAction::Ended { .. } => {}
                 HolderAction::Invalidate { file } => self.file(file).value = u64::MAX,
                 HolderAction::Lost { file } => panic!("delayed writes of {file:?} are lost"),
             }

@@ -7,6 +7,7 @@
 mod client;
 #[path = "../common/mod.rs"]
 mod common;
+mod leases;
 mod mount;
 
 use client::{Cacher, Wire, now};

@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-fn mounted(server: &Serve, name: &str, options: &str) -> PathBuf {
+pub fn mounted(server: &Serve, name: &str, options: &str) -> PathBuf {
     let mnt = server.mnt(name);
     server.mount(&format!("vers=nqnfs{options}"), &mnt).ok();
     mnt
@@ -27,7 +27,7 @@ fn until_leased(wire: &mut Wire, file: Fh, rw: Cachetype) {
     wait_for("a lease", 60, || wire.lease(file, rw, LONG).cachable);
 }
 
-fn umount(mnt: &Path) {
+pub fn umount(mnt: &Path) {
     run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
 }
 

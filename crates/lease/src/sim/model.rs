@@ -546,7 +546,7 @@ impl State {
                 }
                 HolderAction::Push { file } => self.push(c, file),
                 HolderAction::Vacate { file, seq } => self.send(c, Purpose::Vacate, file, None, 0, seq, None),
-                HolderAction::Invalidate { .. } => {}
+                HolderAction::Invalidate { .. } | HolderAction::Ended { .. } => {}
                 HolderAction::Lost { file } => {
                     self.wrong = Some(format!("client {c} had to give up what it wrote to {file:?}"));
                 }

@@ -310,6 +310,7 @@ impl Side {
                 HolderAction::Vacate { file, seq } => {
                     self.send(now, Body::Vacated { file, seq }, Purpose::Vacate, None);
                 }
+                HolderAction::Ended { .. } => {}
                 HolderAction::Invalidate { file } => {
                     self.cached.remove(&file);
                 }

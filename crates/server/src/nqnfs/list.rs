@@ -165,7 +165,11 @@ async fn look(
         if let Some(begun) = begun {
             rev = begun.revision;
             if let LeaseReply::Read(l) | LeaseReply::Write(l) = begun.lease(begun.revision) {
-                (cachable, granted) = (u32::from(l.cachable), l.duration);
+                // Under a lease the name is believed as well: not when it led elsewhere before that was granted.
+                let there = super::read::walk(dir, &super::name(&name).ok()?).await;
+                if there.is_ok_and(|node| node.fh == at.fh) {
+                    (cachable, granted) = (u32::from(l.cachable), l.duration);
+                }
                 attr = at.attr().await.ok()?;
             }
         }

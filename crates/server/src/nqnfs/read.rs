@@ -29,14 +29,29 @@ pub(super) async fn getlease(c: &Caller<'_>, a: &Asking<GetleaseArgs>) -> Done<G
 
 pub(super) async fn lookup(c: &Caller<'_>, a: &Asking<LookupArgs>) -> Done<LookupOk> {
     let dir = c.at(&a.args.dir).await?;
-    let found = find(&dir, &a.args.name).await?;
-    let file = dir.handle(&found.fh)?;
-    let at = dir.with(found.fh);
-    // Attributes are read, so delayed writes have to come first, whether a lease is asked for or not.
-    let (attr, begun) = at.begin(Op::Read, LeaseRequest::Read(a.args.duration)).await?;
-    let attr = at.wire(&attr, begun.revision);
-    Ok((LeaseReply::None, LookupOk { lookup_lease: begun.lease(begun.revision), file, attr }))
+    let mut found = find(&dir, &a.args.name).await?;
+    for _ in 0..LOOKUP_ROUNDS {
+        let file = dir.handle(&found.fh)?;
+        let at = dir.with(found.fh.clone());
+        // Attributes are read, so delayed writes have to come first, whether a lease is asked for or not.
+        let (attr, begun) = at.begin(Op::Read, LeaseRequest::Read(a.args.duration)).await?;
+        let attr = at.wire(&attr, begun.revision);
+        let lookup_lease = begun.lease(begun.revision);
+        if lookup_lease != LeaseReply::None {
+            // Under a lease the name is believed as well: what was renamed before it was granted ended none.
+            let again = find(&dir, &a.args.name).await?;
+            if again.fh != found.fh {
+                found = again;
+                continue;
+            }
+        }
+        return Ok((LeaseReply::None, LookupOk { lookup_lease, file, attr }));
+    }
+    Err(Stat::TRYLATER)
 }
+
+/// How often a name may lead elsewhere meanwhile before its client is told to come back.
+const LOOKUP_ROUNDS: u32 = 4;
 
 async fn find(dir: &At<'_>, wanted: &hither_proto::nqnfs::Filename) -> Result<Node, Stat> {
     let root = &wanted[..] == b".." && dir.export.is_root(&dir.fh);

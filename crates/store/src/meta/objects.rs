@@ -424,6 +424,13 @@ impl Object {
         self.asked = self.asked.min(FIRST - 1);
     }
 
+    /// The attributes no longer hold by a lease.
+    pub fn lapse(&mut self) {
+        if self.until & LEASE != 0 {
+            self.until = self.asked + 1;
+        }
+    }
+
     /// Notes rights that a question brought. `until`: they hold at least so long.
     pub fn grant(&mut self, cred: u32, known: Access, have: Access, until: Moment, asked: Moment) {
         let (known, have) = (known.bits() as u8, have.bits() as u8);

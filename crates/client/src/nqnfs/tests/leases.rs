@@ -1,0 +1,441 @@
+//! Leases that a mount holds: what they spare, how they end, and what is no lease.
+
+use super::*;
+use hither_proto::rpc::{OpaqueAuth, call};
+use hither_vfs::{BoxFuture, Node, Upcalls, Validity};
+use tokio::time::Instant;
+
+/// Term that is asked for, in seconds.
+const TERM: u32 = 30;
+
+/// What the layer above was told, and when.
+struct Told {
+    server: Arc<Server>,
+    /// With the VACATED that the server had seen.
+    withdrawn: Mutex<Vec<(hither_vfs::Fh, usize)>>,
+    lapsed: Mutex<Vec<(hither_vfs::Fh, Instant)>>,
+    slowly: Duration,
+}
+
+impl Upcalls for Told {
+    fn withdraw(&self, fh: &hither_vfs::Fh) -> BoxFuture<()> {
+        self.withdrawn.lock().push((fh.clone(), self.server.vacated()));
+        let slowly = self.slowly;
+        Box::pin(async move { tokio::time::sleep(slowly).await })
+    }
+
+    fn lapse(&self, files: &[hither_vfs::Fh]) -> BoxFuture<()> {
+        self.lapsed.lock().extend(files.iter().map(|fh| (fh.clone(), Instant::now())));
+        Box::pin(async {})
+    }
+
+    fn withdraw_all(&self) -> BoxFuture<()> {
+        Box::pin(async {})
+    }
+}
+
+impl Server {
+    fn vacated(&self) -> usize {
+        self.calls.lock().iter().filter(|c| matches!(c, NqCall::Vacated(_))).count()
+    }
+
+    fn evict(&self, file: Fh) {
+        let args = Enc::of(&EvictedArgs { file });
+        self.call_back(NqProc::EVICTED, args);
+    }
+
+    fn call_back(&self, proc: NqProc, args: Enc) {
+        let message = call(7, PROGRAM, VERSION, proc.0, &OpaqueAuth::none(), args);
+        self.peers.lock().last().unwrap().send(message);
+    }
+
+    /// Sends what was held back.
+    fn release(&self) {
+        *self.hold.lock() = None;
+        let held = std::mem::take(&mut *self.held.lock());
+        held.into_iter().for_each(|reply| self.peers.lock().last().unwrap().send(reply));
+    }
+}
+
+fn granted(request: LeaseRequest, cachable: bool) -> LeaseReply {
+    match request {
+        LeaseRequest::Read(duration) if duration > 0 => {
+            LeaseReply::Read(Lease { cachable, duration, rev: 1 })
+        }
+        _ => LeaseReply::None,
+    }
+}
+
+/// What a server answers that grants what is asked for.
+fn granting(call: &NqCall) -> NqReply {
+    match call {
+        NqCall::Getattr(a) if a.args.file == handle(0) => usual(call),
+        NqCall::Getattr(a) => NqReply::Getattr(Res::Ok(granted(a.lease, true), file())),
+        NqCall::Access(a) => NqReply::Access(Res::Ok(granted(a.lease, true), ())),
+        NqCall::Read(a) => {
+            let data = Bytes::from_static(b"sixsix").into();
+            NqReply::Read(Res::Ok(granted(a.lease, true), ReadOk { attributes: file(), data }))
+        }
+        NqCall::Lookup(a) => {
+            let lookup_lease = granted(LeaseRequest::Read(a.args.duration), true);
+            let ok = LookupOk { lookup_lease, file: handle(1), attr: file() };
+            NqReply::Lookup(Res::Ok(LeaseReply::None, ok))
+        }
+        NqCall::Getlease(a) => {
+            let ok = GetleaseOk { cachable: true, duration: a.args.duration, rev: 1, attr: file() };
+            NqReply::Getlease(Res::Ok(LeaseReply::None, ok))
+        }
+        NqCall::Readdirlook(a) => {
+            let entry = |n: u8, cachable| EntryLook {
+                cachable,
+                duration: a.args.duration * cachable,
+                rev: 1,
+                entry_fh: handle(n),
+                entry_attrib: Fattr { fid: n.into(), ..file() },
+                fid: n.into(),
+                name: Bytes::from(format!("n{n}")).into(),
+                cookie: n.into(),
+            };
+            let entries = Chain(vec![entry(5, 1), entry(6, 0)]);
+            NqReply::Readdirlook(Res::Ok(LeaseReply::None, ReaddirlookOk { entries, eof: true }))
+        }
+        NqCall::Vacated(_) => NqReply::Vacated(()),
+        other => usual(other),
+    }
+}
+
+struct Test {
+    server: Arc<Server>,
+    fs: V3,
+    told: Arc<Told>,
+}
+
+async fn leasing(slowly: Duration) -> Test {
+    let server = Server::new();
+    let fs = server.mount().await;
+    server.script(|call| Some(granting(call)));
+    let (withdrawn, lapsed) = Default::default();
+    let told = Arc::new(Told { server: server.clone(), withdrawn, lapsed, slowly });
+    fs.subscribe(told.clone());
+    Test { server, fs, told }
+}
+
+impl Test {
+    async fn validity_of(&self, n: u8) -> Validity {
+        self.fs.getattr(&cx(), File { fh: &fh(handle(n)), open: None }).await.unwrap().valid
+    }
+
+    async fn validity(&self) -> Validity {
+        self.validity_of(1).await
+    }
+
+    async fn found(&self) -> Node {
+        let trail = self.fs.walk(&cx(), Where::name(&root(), &name("f")), Want::default()).await.unwrap();
+        trail.steps.into_iter().next().unwrap()
+    }
+
+    /// What GETATTR calls asked for since the last time.
+    fn asked(&self) -> Vec<LeaseRequest> {
+        let calls = std::mem::take(&mut *self.server.calls.lock());
+        let asked = |c: &NqCall| match c {
+            NqCall::Getattr(a) => Some(a.lease),
+            _ => None,
+        };
+        calls.iter().filter_map(asked).collect()
+    }
+
+    /// A call that is answered only when its answer is released.
+    async fn held<T: Send + 'static>(
+        &self,
+        proc: NqProc,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<T> {
+        *self.server.hold.lock() = Some(proc);
+        let task = tokio::spawn(work);
+        while self.server.held.lock().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        task
+    }
+
+    async fn until_vacated(&self, times: usize) {
+        while self.server.vacated() < times {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// How long attributes of the file hold that a call brings.
+async fn validity_by(fs: V3, proc: NqProc) -> Validity {
+    match proc {
+        NqProc::LOOKUP => {
+            let trail = fs.walk(&cx(), Where::name(&root(), &name("f")), Want::default()).await.unwrap();
+            trail.steps[0].attrs.valid
+        }
+        _ => fs.getattr(&cx(), File { fh: &fh(handle(1)), open: None }).await.unwrap().valid,
+    }
+}
+
+fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// Attributes that came with a lease hold until it ends; a lease that is held is not asked for again until a third of it is left. Who
+/// is not told when it ends gets none.
+#[tokio::test(start_paused = true)]
+async fn a_lease_comes_along_and_covers_what_follows() {
+    let server = Server::new();
+    let fs = server.mount().await;
+    server.script(|call| Some(granting(call)));
+    let attrs = fs.getattr(&cx(), File { fh: &fh(handle(1)), open: None }).await.unwrap();
+    assert!(matches!(attrs.valid, Validity::Until(_)));
+    let [NqCall::Getattr(a)] = &server.called()[..] else { panic!("{:?}", server.called()) };
+    assert_eq!(a.lease, LeaseRequest::None);
+
+    let t = leasing(Duration::ZERO).await;
+    assert_eq!((t.validity().await, t.validity().await), (Validity::Lease, Validity::Lease));
+    assert_eq!(t.asked(), [LeaseRequest::Read(TERM), LeaseRequest::None]);
+    tokio::time::sleep(seconds(21)).await;
+    assert_eq!(t.validity().await, Validity::Lease);
+    assert_eq!(t.asked(), [LeaseRequest::Read(TERM)], "it is about to end");
+    assert!(matches!(t.validity_of(0).await, Validity::Until(_)), "directories are not leased");
+    assert!(t.told.lapsed.lock().is_empty());
+}
+
+/// The term counts from when the call was sent, not from when it was answered. What is not open is not asked for again by itself.
+#[tokio::test(start_paused = true)]
+async fn a_lease_ends_by_itself_in_time() {
+    for proc in [NqProc::GETATTR, NqProc::LOOKUP] {
+        let t = leasing(Duration::ZERO).await;
+        let sent = Instant::now();
+        let late = t.held(proc, validity_by(t.fs.clone(), proc)).await;
+        tokio::time::sleep(seconds(9)).await;
+        t.server.release();
+        assert_eq!(late.await.unwrap(), Validity::Lease);
+        tokio::time::sleep_until(sent + seconds(45)).await;
+        let lapsed = t.told.lapsed.lock().clone();
+        let [(file, at)] = &lapsed[..] else { panic!("{lapsed:?}") };
+        assert_eq!(file, &fh(handle(1)));
+        let after = *at - sent;
+        assert!(
+            (seconds(29)..=seconds(30) + Duration::from_millis(5)).contains(&after),
+            "{proc:?}: {after:?}"
+        );
+        assert!(t.told.withdrawn.lock().is_empty() && t.server.vacated() == 0);
+        assert!(!t.server.called().iter().any(|c| matches!(c, NqCall::Getlease(_))));
+    }
+}
+
+/// What was asked before a lease was granted, and is answered after, is not under it.
+#[tokio::test(start_paused = true)]
+async fn what_was_asked_before_a_lease_is_not_under_it() {
+    let t = leasing(Duration::ZERO).await;
+    let mut first = true;
+    t.server.script(move |call| match call {
+        NqCall::Getattr(_) if std::mem::take(&mut first) => {
+            Some(NqReply::Getattr(Res::Ok(LeaseReply::None, Fattr { size: 5, ..file() })))
+        }
+        other => Some(granting(other)),
+    });
+    let late = t.held(NqProc::GETATTR, validity_by(t.fs.clone(), NqProc::GETATTR)).await;
+    *t.server.hold.lock() = None;
+    assert_eq!(t.validity().await, Validity::Lease);
+    t.server.release();
+    assert!(matches!(late.await.unwrap(), Validity::Until(_)));
+    assert_eq!(t.validity().await, Validity::Lease);
+}
+
+/// An answer that comes when the lease in it is over is under none.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_outlived_its_lease_is_under_none() {
+    let t = leasing(Duration::ZERO).await;
+    let late = t.held(NqProc::GETATTR, validity_by(t.fs.clone(), NqProc::GETATTR)).await;
+    tokio::time::sleep(seconds(u64::from(TERM) + 1)).await;
+    t.server.release();
+    assert!(matches!(late.await.unwrap(), Validity::Until(_)));
+}
+
+/// As long as a file is open its lease is renewed, by GETLEASE when nobody asks anything.
+#[tokio::test(start_paused = true)]
+async fn a_lease_of_an_open_file_is_renewed() {
+    let t = leasing(Duration::ZERO).await;
+    let file = fh(handle(1));
+    let opened = t.fs.open(&cx(), Where::fh(&file), &OpenHow::existing(OpenAccess::READ)).await.unwrap();
+    assert_eq!(opened.node.attrs.valid, Validity::Lease);
+    t.asked();
+    tokio::time::sleep(seconds(100)).await;
+    let leases = t.server.called().iter().filter(|c| matches!(c, NqCall::Getlease(_))).count();
+    assert!((4..=6).contains(&leases), "{leases}");
+    assert!(t.told.lapsed.lock().is_empty());
+    t.fs.close(&cx(), &file, opened.open).await.unwrap();
+    tokio::time::sleep(seconds(40)).await;
+    assert_eq!(t.told.lapsed.lock().len(), 1);
+}
+
+/// An eviction withdraws first, for a while, and is then answered by VACATED. Meanwhile nothing is asked for, and nothing that comes
+/// is under a lease; afterwards it is as before.
+#[tokio::test(start_paused = true)]
+async fn an_eviction_withdraws_before_it_is_answered() {
+    for slowly in [Duration::from_millis(500), seconds(100)] {
+        let t = leasing(slowly).await;
+        assert_eq!(t.validity().await, Validity::Lease);
+        t.asked();
+        t.server.evict(handle(1));
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        assert_eq!(*t.told.withdrawn.lock(), [(fh(handle(1)), 0)]);
+        assert!(matches!(t.validity().await, Validity::Until(_)));
+        assert_eq!((t.asked(), t.server.vacated()), (vec![LeaseRequest::None], 0));
+        // Repeated, it changes nothing.
+        t.server.evict(handle(1));
+        t.until_vacated(1).await;
+        assert_eq!(t.validity().await, Validity::Lease);
+        assert_eq!(t.asked(), [LeaseRequest::Read(TERM)]);
+        assert_eq!(t.told.withdrawn.lock().len(), 1);
+    }
+}
+
+/// An eviction can overtake the answer that grants the lease, of a file that was known and of one that was not; and so can the answer to
+/// VACATED. None of these leases is taken.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_was_overtaken_is_void() {
+    for (proc, late) in
+        [(NqProc::GETATTR, false), (NqProc::LOOKUP, false), (NqProc::GETATTR, true), (NqProc::LOOKUP, true)]
+    {
+        let t = leasing(Duration::from_millis(100)).await;
+        if late {
+            t.server.evict(handle(1));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let answer = t.held(proc, validity_by(t.fs.clone(), proc)).await;
+        if !late {
+            t.server.evict(handle(1));
+        }
+        t.until_vacated(1).await;
+        t.server.release();
+        assert!(matches!(answer.await.unwrap(), Validity::Until(_)), "{proc:?} {late}");
+    }
+}
+
+/// A lease that is not for caching is none, and ends the one that was.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_not_for_caching_ends_one_that_is() {
+    let t = leasing(Duration::ZERO).await;
+    assert_eq!(t.validity().await, Validity::Lease);
+    tokio::time::sleep(seconds(25)).await;
+    t.server.script(|call| match call {
+        NqCall::Getattr(a) if a.args.file == handle(1) => {
+            Some(NqReply::Getattr(Res::Ok(granted(a.lease, false), file())))
+        }
+        other => Some(granting(other)),
+    });
+    assert!(matches!(t.validity().await, Validity::Until(_)));
+    t.until_vacated(1).await;
+    assert_eq!(*t.told.withdrawn.lock(), [(fh(handle(1)), 0)]);
+}
+
+/// A file that this client changes is watched by the server no more: until it is asked again, attributes hold as without a lease.
+#[tokio::test(start_paused = true)]
+async fn after_a_change_of_its_own_it_asks_again() {
+    let t = leasing(Duration::ZERO).await;
+    assert_eq!(t.validity().await, Validity::Lease);
+    let file = fh(handle(1));
+    let change = |fs: V3, n: u32| async move {
+        let file = fh(handle(1));
+        let (at, data) = (File { fh: &file, open: None }, Data::from(Bytes::from_static(b"x")));
+        let touch = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        match n {
+            0 => fs.write(&cx(), at, 0, data, Stability::Stable).await.unwrap().attrs.unwrap().valid,
+            _ => fs.setattr(&cx(), at, &touch).await.unwrap().valid,
+        }
+    };
+    for n in 0..2 {
+        assert!(matches!(change(t.fs.clone(), n).await, Validity::Until(_)));
+        t.asked();
+        assert_eq!((t.validity().await, t.asked()), (Validity::Lease, vec![LeaseRequest::Read(TERM)]));
+    }
+    // One that was granted before the change, and answered after it.
+    let fs = t.fs.clone();
+    tokio::time::sleep(seconds(25)).await;
+    let getattr = async move { fs.getattr(&cx(), File { fh: &file, open: None }).await.unwrap().valid };
+    let late = t.held(NqProc::GETATTR, getattr).await;
+    change(t.fs.clone(), 0).await;
+    t.server.release();
+    assert!(matches!(late.await.unwrap(), Validity::Until(_)));
+}
+
+/// LOOKUP and listings bring leases on what they find; directories and what was granted none have none.
+#[tokio::test(start_paused = true)]
+async fn names_bring_leases() {
+    let t = leasing(Duration::ZERO).await;
+    assert_eq!(t.found().await.attrs.valid, Validity::Lease);
+    t.asked();
+    assert_eq!((t.validity().await, t.asked()), (Validity::Lease, vec![LeaseRequest::None]));
+    let page = t.fs.readdir(&cx(), &root(), 0, [0; 8], 4096, true).await.unwrap();
+    let valid: Vec<Validity> = page.entries.iter().map(|e| e.node.as_ref().unwrap().attrs.valid).collect();
+    assert!(matches!(valid[..], [Validity::Lease, Validity::Until(_)]), "{valid:?}");
+    t.server.evict(handle(5));
+    t.until_vacated(1).await;
+    assert_eq!(t.told.withdrawn.lock()[0].0, fh(handle(5)));
+}
+
+/// With `noac` nothing is kept and no lease asked for; nor where each of several connections is another client.
+#[tokio::test(start_paused = true)]
+async fn leases_that_are_of_no_use_are_not_asked_for() {
+    let (noac, two) =
+        (Options { delegations: false, ..testing::options() }, Options { nconnect: 2, ..testing::options() });
+    for (opts, hello) in [(noac, true), (two, false)] {
+        let server = Server::new();
+        if !hello {
+            *server.hello.lock() = None;
+        }
+        let fs = server.mount_with(opts).await;
+        server.script(|call| Some(granting(call)));
+        let (withdrawn, lapsed) = Default::default();
+        fs.subscribe(Arc::new(Told { server: server.clone(), withdrawn, lapsed, slowly: Duration::ZERO }));
+        fs.getattr(&cx(), File { fh: &fh(handle(1)), open: None }).await.unwrap();
+        let [NqCall::Getattr(a)] = &server.called()[..] else { panic!("{:?}", server.called()) };
+        assert_eq!(a.lease, LeaseRequest::None);
+    }
+}
+
+/// What the mount holds is given up when it ends, so that nobody waits for it.
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_mount_gives_leases_up() {
+    let t = leasing(Duration::ZERO).await;
+    assert_eq!(t.validity().await, Validity::Lease);
+    assert_eq!(t.found().await.attrs.valid, Validity::Lease);
+    t.fs.shutdown(&cx()).await.unwrap();
+    assert_eq!(t.server.vacated(), 1);
+}
+
+/// Calls of the server that are none of NQNFS's, and evictions of files that nobody knows, harm nobody.
+#[tokio::test(start_paused = true)]
+async fn strange_calls_of_the_server_do_no_harm() {
+    let t = leasing(Duration::ZERO).await;
+    assert_eq!(t.validity().await, Validity::Lease);
+    t.server.call_back(NqProc::EVICTED, Enc::new());
+    t.server.call_back(NqProc::WRITE, Enc::new());
+    t.server.call_back(NqProc(77), Enc::new());
+    t.server.evict(handle(9));
+    t.until_vacated(1).await;
+    t.asked();
+    assert_eq!((t.validity().await, t.asked()), (Validity::Lease, vec![LeaseRequest::None]));
+}
+
+/// What may have overtaken an answer is remembered for a while; then anything may have.
+#[test]
+fn what_is_forgotten_may_have_happened() {
+    use super::super::leases::{RECENT_MAX, Recent};
+    use hither_lease::FileKey;
+    let (mut recent, key) = (Recent::default(), |n: usize| FileKey([n as u64, 0]));
+    assert!(!recent.since(key(1), 0));
+    recent.note(key(1));
+    assert!(recent.since(key(1), 0) && !recent.since(key(1), 1) && !recent.since(key(2), 0));
+    (0..RECENT_MAX).for_each(|n| recent.note(key(10 + n % 2)));
+    assert!(recent.since(key(2), 0), "the first is forgotten");
+    assert!(!recent.since(key(2), recent.last) && recent.since(key(10), recent.last - 2));
+    (0..10 * RECENT_MAX).for_each(|_| recent.note(key(3)));
+    assert!(recent.since(key(3), recent.last - 1));
+    assert!(!recent.since(key(2), recent.last - 10 * RECENT_MAX as u64), "one file, however often, is one");
+}
