@@ -8,6 +8,7 @@
 #   bench.sh write-more   the same at round trips of 1 and 50 ms, four at a time, and a file of 4 GiB
 #   bench.sh creates      new trees with a journal, where new files wait on the client and where they do not
 #   bench.sh delegated    new trees on hither serve, whose delegations let closes go on
+#   bench.sh leases       MAB by type of message, as Table 1 of "Not Quite NFS": with leases, with delegations, with neither, and the kernel's client
 #   bench.sh draw         tables and pictures of the metadata again, from what was measured
 # BENCH_OUT is another place than bench/; HITHER and HITHER_LAB name other binaries than those in target/release.
 set -uo pipefail
@@ -109,10 +110,18 @@ END
     exit $rc ;;
   delegated)
     rm -f $out/delegated.jsonl
-    $bin --name bench bench --server hither --vers 4.2 --rtt 10 --params '{"short": 1, "files": 300, "single_only": 1}' --limit 600 \
+    $bin --name bench bench --server hither-deleg --vers 4.2 --rtt 10 --params '{"short": 1, "files": 300, "single_only": 1}' --limit 600 \
       --opts 'default;hither:close=delegated;hither:writeback=journal;hither:close=delegated,writeback=journal' \
       --append --out $out/delegated.jsonl --table /dev/null meta || rc=1
     $bin bench --from $out/delegated.jsonl --table $out/delegated.md || rc=1
+    exit $rc ;;
+  leases)
+    rm -f $out/leases.jsonl
+    mab() { $bin --name bench bench --append --out $out/leases.jsonl --table /dev/null --limit 1800 "$@" mab || rc=1; }
+    mab --server hither --vers nqnfs,4.2 --client hither
+    mab --server hither-deleg --vers 4.2 --client hither
+    mab --server knfsd --vers 4.2,3 --client kernel,hither
+    $bin bench --from $out/leases.jsonl --by-type 'knfsd: kernel 4.2' --table $out/leases.md || rc=1
     exit $rc ;;
   sweep)
     sim=target/release/examples/sweep

@@ -9,6 +9,7 @@ mod plot;
 mod reread;
 mod sweep;
 mod table;
+mod types;
 
 use crate::args::Args;
 use crate::client::{Ask, Client};
@@ -47,7 +48,8 @@ const LIMIT_S: f64 = 3600.0;
 
 /// A server as it is configured for a measurement.
 struct Peer {
-    /// In results: the server's name, with `-nodeleg` when it grants no delegations.
+    /// In results: the server's name, with `-nodeleg` when it grants no delegations, with `-deleg` when it grants those that it grants only when it
+    /// is asked to.
     name: String,
     kind: Kind,
     options: Options,
@@ -55,9 +57,10 @@ struct Peer {
 
 impl Peer {
     fn parse(name: &str) -> Res<Self> {
-        let (kind, delegations) = match name.strip_suffix("-nodeleg") {
-            Some(kind) => (kind, "none"),
-            None => (name, "RW"),
+        let (kind, delegations) = match (name.strip_suffix("-nodeleg"), name.strip_suffix("-deleg")) {
+            (Some(kind), _) => (kind, "none"),
+            (None, Some(kind)) => (kind, "all"),
+            (None, None) => (name, "RW"),
         };
         let options = Options { delegations: delegations.into(), ..Options::default() };
         Ok(Self { name: name.into(), kind: Kind::parse(kind)?, options })
@@ -108,7 +111,7 @@ struct Plan {
 }
 
 /// `bench [WORKLOAD...] [--client kernel,hither] [--rtt 0,10] [--opts 'default;nocto;hither:prefetch=off'] [--out F.jsonl] [--append]
-/// [--table F.md] [--quick]`; `bench --table F.md --from A.jsonl,B.jsonl` or `bench --plot F.svg --from ...` for
+/// [--table F.md] [--quick]`; `bench --table F.md --from A.jsonl,B.jsonl [--by-type 'knfsd: kernel 4.2']` or `bench --plot F.svg --from ...` for
 /// results that are already there; `bench overhead`; `bench reread`.
 pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     if args.flag("reread") {
@@ -125,7 +128,12 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let table_file = args.value("--table")?;
+    let by_type = args.value("--by-type")?;
     if let Some(files) = args.value("--from")? {
+        if let Some(base) = by_type {
+            let text = types::render(&load(files.split(',').map(Path::new))?, &base);
+            return emit_table(table_file.as_deref(), &text).map(|()| ExitCode::SUCCESS);
+        }
         let text = table::render(&load(files.split(',').map(Path::new))?);
         return emit_table(table_file.as_deref(), &text).map(|()| ExitCode::SUCCESS);
     }

@@ -195,7 +195,7 @@ impl Client {
 pub struct Ask<'a> {
     /// The server, direct or through the relay.
     pub at: Endpoint,
-    /// "4.2", "4.1", "4.0" or "3".
+    /// "4.2", "4.1", "4.0", "3" or "nqnfs".
     pub vers: &'a str,
     /// A directory below the export; "" for all of it.
     pub sub: &'a str,
@@ -217,6 +217,9 @@ impl<'a> Ask<'a> {
         let mut o = format!("vers={},port={}", self.vers, self.at.port);
         if self.vers == "3" {
             o += &format!(",mountport={},nolock", self.at.mountport);
+        }
+        if self.vers == "nqnfs" {
+            o += &format!(",mountport={}", self.at.mountport);
         }
         if kernel {
             o += if self.vers == "3" { ",proto=tcp,mountproto=tcp" } else { ",proto=tcp" };

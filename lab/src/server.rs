@@ -82,7 +82,7 @@ pub struct Endpoint {
     pub ip: &'static str,
     /// NFS port.
     pub port: u16,
-    /// MOUNT port, for NFSv3.
+    /// MOUNT port, for NFSv3 and NQNFS.
     pub mountport: u16,
 }
 
@@ -108,8 +108,8 @@ pub struct Server<'a> {
 pub struct Options {
     /// knfsd: `sync` or `async` export.
     pub mode: String,
-    /// Delegations offered: "none", "R", "W" or "RW". knfsd and hither know only all or none, and FSAL_VFS of ganesha 4.3
-    /// grants none whatever it is told.
+    /// Delegations offered: "none", "R", "W", "RW", or "all" for those that a server grants only when it is asked to. knfsd knows only all or none, and FSAL_VFS of ganesha 4.3 grants
+    /// none whatever it is told.
     pub delegations: String,
 }
 
@@ -226,8 +226,8 @@ impl<'a> Server<'a> {
         let mut c = command(&[&self.lab.hither().display().to_string(), "serve"]);
         c.arg(export).arg("--listen").arg(format!("{}:{}", at.ip, at.port));
         c.args(["-o", "rw,no_root_squash", "--lease", &LEASE_S.to_string(), "--grace", &GRACE_S.to_string()]);
-        c.arg("--state-dir").arg(state);
-        if options.delegations != "none" {
+        c.arg("--state-dir").arg(state).arg("--nqnfs");
+        if options.delegations == "all" {
             c.args(["--max-delegations", "10000"]);
         }
         Ok(c)

@@ -10,7 +10,7 @@ use hither_proto::nfs4::{
 };
 use hither_proto::rpc::{CallHeader, Message};
 use hither_proto::xdr::Dec;
-use hither_proto::{mount, nfs3, portmap};
+use hither_proto::{mount, nfs3, nqnfs, portmap};
 
 /// A decoded call.
 pub struct Call {
@@ -58,6 +58,7 @@ fn call(header: &CallHeader, body: &Bytes) -> Call {
             Call { name: "v4.COMPOUND".into(), ops }
         }
         (nfs4::PROGRAM, nfs4::VERSION) => named("v4", nfs4::Proc4(n).name(), n),
+        (nqnfs::PROGRAM, nqnfs::VERSION) => named("nqnfs", nqnfs::NqProc(n).name(), n),
         (mount::PROGRAM, _) => named("mount", mount::MountProc(n).name(), n),
         (portmap::PROGRAM, _) => named("portmap", None, n),
         (100_021, _) => named("nlm", None, n),
@@ -67,6 +68,9 @@ fn call(header: &CallHeader, body: &Bytes) -> Call {
 }
 
 fn callback(header: &CallHeader, body: &Bytes) -> Call {
+    if header.prog == nqnfs::PROGRAM {
+        return named("cb", nqnfs::NqProc(header.proc).name(), header.proc);
+    }
     if header.proc == nfs4::CB_PROC_NULL {
         return named("cb", Some("NULL"), 0);
     }

@@ -373,27 +373,6 @@ async fn under_a_lease_nothing_is_asked_until_it_is_withdrawn() {
     assert!(l.meta.peek(&l.cx, Where::fh(&fh)).is_none());
 }
 
-/// A lease that has ended by itself costs a question about the attributes, and what is here of the contents is used if they are the same.
-#[tokio::test(start_paused = true)]
-async fn a_lease_that_lapses_costs_a_question_and_no_bytes() {
-    let l = lab().await;
-    tree(&l).await;
-    let fh = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps.pop().unwrap().fh;
-    // Long after it changed, so that an equal version proves it the same.
-    tokio::time::advance(VALID * 10).await;
-    l.wire.lease(true);
-    let fresh = || l.cx.fresh(Instant::now());
-    assert_eq!(read_all(&*l.meta, &fresh(), &fh).await.unwrap(), "one");
-    let lapse = || l.wire.upcalls.get().unwrap().lapse(std::slice::from_ref(&fh));
-    l.wire.take();
-    assert_eq!(read_all(&*l.meta, &fresh(), &fh).await.unwrap(), "one");
-    assert_eq!(l.wire.take(), "");
-    lapse().await;
-    assert!(l.meta.peek(&l.cx, Where::fh(&fh)).is_none());
-    assert_eq!(read_all(&*l.meta, &fresh(), &fh).await.unwrap(), "one");
-    assert_eq!(l.wire.take(), "getattr 1");
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_big_file_is_opened_with_its_first_bytes() {
     let l = lab().await;
