@@ -16,6 +16,8 @@ mod cut_long;
 mod freeze;
 #[path = "../scenarios/full.rs"]
 mod full;
+#[path = "../scenarios/histories.rs"]
+mod histories;
 #[path = "../scenarios/interrupt.rs"]
 mod interrupt;
 #[path = "../scenarios/isolation.rs"]
@@ -52,7 +54,7 @@ pub struct Scenario {
     play: fn(&Stage<'_>) -> Res<()>,
 }
 
-const ALL: [&Scenario; 12] = [
+const ALL: [&Scenario; 13] = [
     &restart::SCENARIO,
     &freeze::SCENARIO,
     &cut::SCENARIO,
@@ -65,6 +67,7 @@ const ALL: [&Scenario; 12] = [
     &soft::SCENARIO,
     &full::SCENARIO,
     &power::SCENARIO,
+    &histories::SCENARIO,
 ];
 
 /// Every version, for scenarios that need nothing special.

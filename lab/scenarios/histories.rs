@@ -1,0 +1,54 @@
+//! Two clients of one server, the Linux kernel's and ours, take turns in a random history: each opens what the other has closed, finds the names
+//! that it has given and taken, and both agree with a model. `HITHER_SEED` repeats one, `HITHER_STEPS` makes it longer.
+
+use super::stage::{Job, Stage};
+use super::{EVERY, Scenario};
+use crate::client::Client;
+use crate::lab::{Fail, HOST_IP, Res};
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+pub const SCENARIO: Scenario = Scenario { name: "histories", versions: EVERY, quick: false, play };
+
+/// Port where the two meet.
+const MEETING: u16 = 7790;
+
+fn play(stage: &Stage<'_>) -> Res<()> {
+    let other = match stage.client {
+        Client::Kernel => Client::hither(stage.lab, false)?,
+        _ => Client::Kernel,
+    };
+    let number = |name| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    let (seed, steps) = (number("HITHER_SEED").unwrap_or(now), number("HITHER_STEPS").unwrap_or(500));
+    let careful = |client: &Client| match client {
+        Client::Kernel if stage.vers == "3" => " careful",
+        _ => "",
+    };
+    // Close-to-open is about contents; who believes no name sees those at once as well.
+    for (kind, opts) in [("contents", ""), ("names", "lookupcache=none")] {
+        let (mine, theirs) = (stage.mount(0, opts)?, stage.mount_with(&other, stage.kind, 1, opts)?);
+        let dir = stage.directory(&mine)?;
+        let name = dir.file_name().map(Path::new).unwrap_or(&dir);
+        let program = stage.program("histories.py");
+        let words = format!(
+            "{program} drive {HOST_IP} {MEETING} {} {kind} {seed} {steps}{}",
+            dir.display(),
+            careful(stage.client)
+        );
+        let driver = Job::start(&mine, &words);
+        driver.expect("listening", Duration::from_secs(60))?;
+        let there = theirs.mp.join(name);
+        let words = format!("{program} follow {HOST_IP} {MEETING} {}{}", there.display(), careful(&other));
+        let follower = Job::start(&theirs, &words);
+        let end = driver.wait(Duration::from_secs(600))?;
+        stage.say(&format!("{kind}: {}", end.last()));
+        follower.wait(Duration::from_secs(60))?;
+        if end.code != 0 {
+            return Err(Fail(format!("{kind}: {}", end.last())));
+        }
+        mine.umount()?;
+        theirs.umount()?;
+    }
+    Ok(())
+}
