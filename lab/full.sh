@@ -22,5 +22,7 @@ $lab suite --quick --server ganesha --vers 4.2 --client hither-guest posix git |
 $lab suite --quick --server hither --vers 4.2,3 --client kernel sqlite posix git fsx pjdfstest || rc=1
 $lab suite --quick --server hither --vers 4.1 --client kernel sqlite || rc=1
 $lab scenario --quick --server ganesha --vers 4.2 freeze cut cut-long locks isolation soft power || rc=1
-$lab scenario --server ganesha,knfsd,hither --vers 4.2,3 histories || rc=1
+$lab scenario --server ganesha,knfsd,hither --vers 4.2 histories || rc=1
+# The guest's clock ticks a hundred times a second, and NFSv3 tells versions of a file apart by its times: not on its server.
+$lab scenario --server ganesha,hither --vers 3 histories || rc=1
 exit $rc
