@@ -8,6 +8,7 @@
 //! Renames are another such case. The kernel answers rename(2) by itself when it takes both names for one object, and it looks the old one up first: that
 //! belief may be older than what the look-up of the new name finds. Such a look-up fails with ESTALE, and the kernel begins again with both.
 
+use hither_vfs::Name;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -103,34 +104,40 @@ pub(crate) struct Doubtful {
 
 #[derive(Debug)]
 struct Doubt {
-    /// The name whose look-up failed: its directory, and a hash.
-    at: (u64, u64),
+    /// The name whose look-up failed, and its directory.
+    at: (u64, Name),
     since: Instant,
     /// Another name has been looked up since.
     again: bool,
 }
 
+impl Doubt {
+    fn is_at(&self, (dir, name): (u64, &Name)) -> bool {
+        self.at.0 == dir && self.at.1 == *name
+    }
+}
+
 impl Doubtful {
     /// Thread `tid` looks up this name: how new the answer must be, when the thread was sent back.
-    pub fn looks_up(&self, tid: u32, at: (u64, u64), now: Instant) -> Option<Instant> {
+    pub fn looks_up(&self, tid: u32, at: (u64, &Name), now: Instant) -> Option<Instant> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let mut threads = self.threads.lock();
         let doubt = threads.get_mut(&tid).filter(|d| now.saturating_duration_since(d.since) < AWAY_MAX)?;
-        doubt.again |= doubt.at != at;
+        doubt.again |= !doubt.is_at(at);
         Some(doubt.since)
     }
 
     /// Whether a look-up of this name by thread `tid`, which came at `since`, is to fail. That it is `doubtful` counts unless the thread has begun again
     /// or there is no room for it. (The kernel asks a second time before it believes that a name that it has known fails.)
-    pub fn send(&self, tid: u32, at: (u64, u64), since: Instant, doubtful: impl FnOnce() -> bool) -> bool {
+    pub fn send(&self, tid: u32, at: (u64, &Name), since: Instant, doubtful: impl FnOnce() -> bool) -> bool {
         let known = match self.count.load(Ordering::Relaxed) {
             0 => None,
             _ => {
                 let threads = self.threads.lock();
                 let sent = |d: &&Doubt| since.saturating_duration_since(d.since) < AWAY_MAX;
-                threads.get(&tid).filter(sent).map(|d| (d.at == at, d.again))
+                threads.get(&tid).filter(sent).map(|d| (d.is_at(at), d.again))
             }
         };
         match known {
@@ -148,7 +155,7 @@ impl Doubtful {
         threads.retain(|_, d| since.saturating_duration_since(d.since) < LATE_MAX);
         let room = threads.len() < THREADS_MAX;
         if room {
-            threads.insert(tid, Doubt { at, since, again: false });
+            threads.insert(tid, Doubt { at: (at.0, at.1.clone()), since, again: false });
         }
         self.count.store(threads.len(), Ordering::Relaxed);
         room
@@ -170,7 +177,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_rename_is_sent_back_until_it_begins_again() {
-        let (doubtful, now, old, new) = (Doubtful::default(), Instant::now(), (1, 1), (1, 2));
+        let names = Name::of_path("old/new").unwrap();
+        let (doubtful, now, old, new) = (Doubtful::default(), Instant::now(), (1, &names[0]), (1, &names[1]));
         assert_eq!(doubtful.looks_up(1, old, now), None);
         assert!(!doubtful.send(1, new, now, || false));
         assert!(doubtful.send(1, new, now, || true));

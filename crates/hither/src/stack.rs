@@ -315,16 +315,11 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         close_to_open: job.wanted.close_to_open && !job.wanted.is_strict(),
         strict: job.wanted.is_strict(),
         first_bytes: if job.wanted.is_strict() { 0 } else { hither_fuse::Config::default().first_bytes },
-        close_waits: match (job.wanted.lazy_close, job.wanted.delegated_close && client.wal.is_none()) {
-            (true, _) => CloseWaits::Never,
-            // With a journal it is waited for.
-            (false, delegated) => {
-                if delegated {
-                    CloseWaits::UnlessDelegated
-                } else {
-                    CloseWaits::Always
-                }
-            }
+        close_waits: match (job.wanted.lazy_close, job.wanted.delegated_close, client.wal.is_some()) {
+            (true, ..) => CloseWaits::Never,
+            (false, true, false) => CloseWaits::UnlessDelegated,
+            // A journal is waited for.
+            (false, ..) => CloseWaits::Always,
         },
         keeps_names: job.wanted.lookup_cache != LookupCache::None,
         names_wait: client.ahead.is_some(),

@@ -9,7 +9,7 @@
 //! compound, once in each session. Where they are not what was written, there is one such file to a compound, and it comes first.
 
 use super::attrs::NODE_ATTRS;
-use super::call::{Compound, OVERHEAD_BYTES};
+use super::call::{Answer, Compound, OVERHEAD_BYTES};
 use super::core::Core;
 use super::fail::{Answered, Fail, is_too_long};
 use super::open::change_info;
@@ -250,34 +250,40 @@ impl Core {
                 out.extend(these.iter().map(|_| Err(e.clone())));
                 continue;
             }
-            let mut removed = Vec::with_capacity(these.len());
-            for one in these {
-                match answer.results.remove() {
-                    Ok(cinfo) => removed.push(Ok(change_info(&cinfo))),
-                    Err(e) => {
-                        let f = Fail::from(e);
-                        let later = is_for_later(&f) || one.is_dir && f.status() == Some(Nfsstat4::NOTEMPTY);
-                        if later && removed.is_empty() {
-                            // By itself it waits until the server can.
-                            most = 1;
-                        } else if !later {
-                            removed.push(unless_gone(Err(f), repeated).map_err(Error::from));
-                        }
-                        break;
-                    }
-                }
-            }
-            if removed.len() == these.len()
-                && let Some(Ok(last)) = removed.last_mut()
-            {
-                last.attrs = self.dir_attrs(dir, &mut answer).await;
-            }
-            if !removed.is_empty() {
-                most = usize::MAX;
-            }
+            let removed = self.removed(dir, these, repeated, &mut answer).await;
+            // What came to nothing waits by itself until the server can.
+            most = if removed.is_empty() { 1 } else { usize::MAX };
             out.extend(removed);
         }
         out
+    }
+
+    /// Reads the outcomes of names in a compound of REMOVEs, up to the first that goes again.
+    async fn removed(
+        self: &Arc<Self>,
+        dir: &Fh,
+        these: &[Removal],
+        repeated: bool,
+        answer: &mut Answer,
+    ) -> Vec<Result<ChangeInfo>> {
+        let mut removed = Vec::with_capacity(these.len());
+        for one in these {
+            match answer.results.remove() {
+                Ok(cinfo) => removed.push(Ok(change_info(&cinfo))),
+                Err(e) => {
+                    let f = Fail::from(e);
+                    let later = is_for_later(&f) || one.is_dir && f.status() == Some(Nfsstat4::NOTEMPTY);
+                    if !later {
+                        removed.push(unless_gone(Err(f), repeated).map_err(Error::from));
+                    }
+                    return removed;
+                }
+            }
+        }
+        if let Some(Ok(last)) = removed.last_mut() {
+            last.attrs = self.dir_attrs(dir, answer).await;
+        }
+        removed
     }
 
     /// Removing it takes nothing but REMOVE: nothing of it is open, about to be closed or delegated.

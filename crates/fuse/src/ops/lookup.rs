@@ -8,18 +8,10 @@ use crate::inode::{Ident, Inode, Moment};
 use bytes::Bytes;
 use hither_vfs::{Error, FileKind, Name, Node, Result, Stop, Trail, Validity, Want, Where};
 use smallvec::SmallVec;
-use std::hash::{Hash, Hasher};
 use tokio::time::Instant;
 
 /// The kernel takes targets that fit a page with their NUL.
 const TARGET_MAX_BYTES: usize = 4095;
-
-/// A name, to be told from others.
-fn hashed(dir: &Inode, name: &Name) -> (u64, u64) {
-    let mut hasher = std::hash::DefaultHasher::new();
-    name.as_bytes().hash(&mut hasher);
-    (dir.id, hasher.finish())
-}
 
 impl Call {
     pub(super) async fn lookup(&self, name: Name) -> Result<Answer> {
@@ -51,7 +43,7 @@ impl Call {
         if let Some(since) = self.session.sent_back.since(tid, self.pending.started) {
             cx.fresh_since = Some(since);
         }
-        if let Some(since) = self.session.doubtful.looks_up(tid, hashed(dir, name), self.pending.started) {
+        if let Some(since) = self.session.doubtful.looks_up(tid, (dir.id, name), self.pending.started) {
             cx.fresh_since = cx.fresh_since.max(Some(since));
         }
         let at = Where::name(&fh, name);
@@ -130,7 +122,7 @@ impl Call {
     fn is_doubtful(&self, dir: &Inode, name: &Name, node: &Node) -> bool {
         let (session, tid) = (&self.session, self.head.tid);
         let others = self.doubt_others(dir, name, node);
-        session.doubtful.send(tid, hashed(dir, name), self.pending.started, || {
+        session.doubtful.send(tid, (dir.id, name), self.pending.started, || {
             // The kernel looks up the old name first. Of two names that are spelled alike in two directories nobody knows here which it is.
             let is_old = |old: &Bytes| others.iter().any(|(_, name)| name.bytes() == old);
             !others.is_empty()
