@@ -12,11 +12,12 @@ DESTDIR ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 SOVERSION := $(firstword $(subst ., ,$(VERSION)))
 FUZZ_SECONDS ?= 60
+FUZZ_SERVE_SECONDS ?= 1800
 SOAK_HOURS ?= 8
 CRASHES ?= 1000
 POINTS ?= 1000
 
-.PHONY: demo test check unit quick test-lab soak crashes crashes-write crashes-serve bench bench-meta bench-cache bench-report bench-serve fuzz install uninstall build program library deb test-deb static test-static packages toolchain deny
+.PHONY: demo test check unit quick test-lab soak crashes crashes-write crashes-serve bench bench-meta bench-cache bench-report bench-serve fuzz fuzz-serve install uninstall build program library deb test-deb static test-static packages toolchain deny
 
 # Needs nothing but a compiler and FUSE.
 demo: toolchain
@@ -84,10 +85,13 @@ bench-cache: packages build
 bench-report: build
 	target/release/hither bench report bench --markdown bench/RESULTS.md
 
-# NFSv3 servers side by side: nfs-ganesha, hither serve, and with a journal; JSON lines.
+# NFS servers side by side on an emulated hard disk and on this machine's: a quarter of an hour; a table and a picture go to bench/.
 bench-serve: packages build
-	lab/bench-serve.sh sync --kinds write,commit,create,remove
-	lab/bench-serve.sh nhfsstone
+	lab/bench.sh serve $(SERVE)
+
+# A running server under what real clients sent, changed at random places, for half an hour.
+fuzz-serve: packages toolchain
+	HITHER_SECONDS=$(FUZZ_SERVE_SECONDS) $(CARGO) test -p hither --test fuzz_serve -- --ignored --nocapture
 
 fuzz: toolchain
 	fuzz/run-all $(FUZZ_SECONDS)

@@ -46,6 +46,9 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
     out
 }
 
+/// Calls that found their work done, by themselves before the server was killed.
+static DONE_BEFORE: AtomicU64 = AtomicU64::new(0);
+
 /// What a worker did last, told when it fails.
 struct Log {
     dir: std::path::PathBuf,
@@ -80,7 +83,10 @@ impl Log {
     #[track_caller]
     fn again(&mut self, what: impl std::fmt::Display, result: std::io::Result<()>, done: ErrorKind) {
         match result {
-            Err(e) if e.kind() == done => self.note(what, &Err::<(), _>(e)),
+            Err(e) if e.kind() == done => {
+                DONE_BEFORE.fetch_add(1, Ordering::Relaxed);
+                self.note(what, &Err::<(), _>(e));
+            }
             other => self.ok(what, other),
         }
     }
@@ -218,6 +224,10 @@ fn kills(version: &str, mut server: Serve, rounds: u64) {
         server.kill();
         server.serve();
     }
+    println!(
+        "NFS {version}, {rounds} kills: {} calls found their work done",
+        DONE_BEFORE.swap(0, Ordering::Relaxed)
+    );
     let before = count.load(Ordering::Relaxed);
     wait_for("work to go on after the last restart", 180, || count.load(Ordering::Relaxed) > before + 30);
     over.store(true, Ordering::Relaxed);

@@ -105,7 +105,10 @@ impl Reader {
             let offer = missing.min(believable.max(READ_AHEAD_BYTES));
             (offer, offer)
         } else {
-            (missing.max(READ_AHEAD_BYTES / 4), READ_AHEAD_BYTES)
+            // A record that has not begun may be a small write: into what is left of a buffer it would come in two pieces, and be
+            // copied out of it.
+            let least = if self.buf.is_empty() { READ_AHEAD_BYTES / 4 * 3 } else { READ_AHEAD_BYTES / 4 };
+            (missing.max(least), READ_AHEAD_BYTES)
         };
         // An empty buffer starts again at its beginning when the records in it are gone.
         let reused = self.buf.is_empty() && self.buf.try_reclaim(offer);

@@ -152,6 +152,7 @@ impl Server {
         for (key, reply) in calls.iter().filter_map(|call| v3::remembered(self, export, call)) {
             self.replies.fill(key, reply);
         }
+        self.v4.replays.fill(export.number, calls);
     }
 
     /// The exports now.

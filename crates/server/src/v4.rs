@@ -19,6 +19,7 @@ mod lock;
 mod names;
 mod open;
 mod ranges;
+mod replay;
 mod session;
 mod setup;
 mod stable;
@@ -37,6 +38,7 @@ use hither_proto::xdr::{Dec, Enc, Xdr};
 use hither_rpc::server::{Incoming, Outcome, Peer};
 use hither_vfs::{Cred, Cx};
 use parking_lot::Mutex;
+use replay::{CallId, Replays, Turn};
 use session::{Session, Slotted};
 use stable::Stable;
 pub(crate) use stable::write_durably;
@@ -46,10 +48,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
-use twox_hash::XxHash3_64;
 
-/// Bytes of a call that its checksum covers: enough to tell two calls apart, little enough for a WRITE of a megabyte.
-const SUM_BYTES: usize = 4096;
 /// Bytes of a reply that are left for the results of operations whose size is not checked.
 const ROOM_BYTES: usize = 512;
 
@@ -57,6 +56,7 @@ const ROOM_BYTES: usize = 512;
 pub(crate) struct Nfs4 {
     pub(crate) clients: Clients,
     pub(crate) registry: Registry,
+    pub(crate) replays: Replays,
     stable: Stable,
     /// The server's name, and the scope of its filehandles and state.
     name: Bytes,
@@ -97,6 +97,7 @@ impl Nfs4 {
         Ok(Self {
             clients: Clients::new(boot),
             registry: Registry::new(boot, options.states_max),
+            replays: Replays::default(),
             stable,
             name: Stable::name(dir, || (options.env.random)())?,
             reclaimers: Mutex::new(reclaimers),
@@ -230,8 +231,7 @@ async fn unlock_below(locks: &[Arc<Locks>]) {
 /// Answers a COMPOUND.
 pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     let Ok(compound) = Dec::all::<Compound>(&call.args) else { return Outcome::GarbageArgs };
-    let sum =
-        XxHash3_64::oneshot_with_seed(call.args.len() as u64, &call.args[..call.args.len().min(SUM_BYTES)]);
+    let sum = replay::checksum(&call.args, &call.caller);
     let len = call.args.len();
     let request = Request::new(server, call.peer, call.caller);
     if !(1..=2).contains(&compound.minorversion) {
@@ -286,7 +286,9 @@ async fn in_session(
 ) -> Outcome {
     let nfs = &request.server.v4;
     let refuse = |status| failed(compound, &compound.ops[0], status);
-    let Some(session) = nfs.clients.session(&args.sessionid) else { return refuse(Nfsstat4::BADSESSION) };
+    let Some(session) = nfs.clients.session(&args.sessionid) else {
+        return of_a_life_before(request, compound, args, sum).await;
+    };
     let Some(client) = session.client.upgrade().filter(|c| !c.is_gone()) else {
         return refuse(Nfsstat4::BADSESSION);
     };
@@ -308,12 +310,35 @@ async fn in_session(
     nfs.leases.heard(&client);
     let running = Running { session: session.clone(), args };
     let mut exec = Exec::new(request, compound.minorversion);
-    exec.begin(session.clone(), client.clone(), &args);
-    let reply = run(&mut exec, compound, &session, &args).await.finish();
+    exec.begin(session.clone(), client.clone(), CallId::of(&args, sum));
+    let most = (session.fore.maxresponsesize as usize, session.fore.maxresponsesize_cached as usize);
+    let reply = run(&mut exec, compound, most, &args).await.finish();
     session.finish(&args, &reply);
     drop(running);
     // Calls that take long renew the lease when they end, too.
     client.heard(nfs.clients.now());
+    Outcome::Done(segments(reply))
+}
+
+/// A call in a session that is not known: one that a life before may have executed.
+async fn of_a_life_before(request: &Request, compound: &Compound, args: SequenceArgs, sum: u64) -> Outcome {
+    let refuse = |status| failed(compound, &compound.ops[0], status);
+    let id = CallId::of(&args, sum);
+    let Some((done, turn)) = request.server.v4.replays.find(id) else {
+        return refuse(Nfsstat4::BADSESSION);
+    };
+    // One at a time, and once only: the first reply is for all who ask.
+    let mut turn = turn.lock().await;
+    match &*turn {
+        Turn::No => *turn = Turn::Begun,
+        Turn::Begun => return refuse(Nfsstat4::RETRY_UNCACHED_REP),
+        Turn::Done(reply) => return Outcome::Done(segments(vec![reply.clone()])),
+    }
+    let mut exec = Exec::new(request, compound.minorversion);
+    exec.begin_again(done, id);
+    let most = (request.server.options.io_max_bytes + setup::OVERHEAD_BYTES) as usize;
+    let reply = run(&mut exec, compound, (most, most), &args).await.finish();
+    turn.finish(&reply);
     Outcome::Done(segments(reply))
 }
 
@@ -337,15 +362,15 @@ fn segments(reply: Vec<Bytes>) -> Enc {
     out
 }
 
-/// Executes operations up to the first that fails.
-async fn run(exec: &mut Exec<'_>, compound: &Compound, session: &Session, args: &SequenceArgs) -> Enc {
+/// Executes operations up to the first that fails. `most`: bytes of a reply, and of one that is kept.
+async fn run(exec: &mut Exec<'_>, compound: &Compound, most: (usize, usize), args: &SequenceArgs) -> Enc {
     let mut results = Enc::new();
     let (mut status, mut count) = (Nfsstat4::OK, 0u32);
     let head = 12 + compound.tag.len().next_multiple_of(4);
-    let most = session.fore.maxresponsesize as usize;
-    let most_cached = session.fore.maxresponsesize_cached as usize;
+    let (most, most_cached) = most;
     for (i, op) in compound.ops.iter().enumerate() {
         let used = head + results.len() + ROOM_BYTES;
+        exec.at = i;
         exec.room_bytes = most.saturating_sub(used);
         let cached_room = most_cached.saturating_sub(used);
         let result = match op {
@@ -355,7 +380,7 @@ async fn run(exec: &mut Exec<'_>, compound: &Compound, session: &Session, args: 
             _ if args.cachethis && cached_room == 0 => {
                 OpRes::failed(op.number(), Nfsstat4::REP_TOO_BIG_TO_CACHE)
             }
-            _ => exec.execute(op, &compound.ops[i + 1..]).await,
+            _ => exec.execute_or_again(op, &compound.ops[i + 1..]).await,
         };
         status = result.status();
         let mut encoded = Enc::of(&result);

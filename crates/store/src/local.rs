@@ -20,16 +20,19 @@
 mod acl;
 mod attr;
 mod handle;
+mod handles;
 mod io;
 mod journaled;
 mod list;
 mod locks;
 mod names;
+mod new;
 mod object;
 mod open;
 mod pool;
 mod set;
 mod sys;
+mod table;
 #[cfg(test)]
 mod tests;
 mod vfs;
@@ -49,6 +52,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use table::Table;
 
 /// How often descriptors that nobody uses are looked for.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
@@ -137,6 +141,8 @@ struct Inner {
     /// /proc/self/fd.
     proc_fd: OwnedFd,
     sealer: Sealer,
+    /// Stands in for the handles of a file system that has none.
+    table: Option<Table>,
     attributer: Attributer,
     objects: Objects,
     root: Arc<Object>,
@@ -146,6 +152,8 @@ struct Inner {
     pool: Pool,
     /// Few threads for writes that go to memory and the journal: woken once for many of them.
     lane: Pool,
+    /// One thread for changes with records, which are made one at a time: it waits for nobody, and is woken once for many of them.
+    changes: Pool,
     journal: Option<Journaled>,
     clone_block_bytes: Option<u32>,
     has_acls: bool,
@@ -230,7 +238,7 @@ impl Inner {
             Ok(tree) => (rustix::fs::openat(&tree, c".", flags, Mode::empty()).map_err(os)?, None),
             Err(e) => {
                 tracing::debug!("no private mount of {}: {e}", dir.display());
-                let (_, mount) = sys::name_to_handle(outside.as_fd(), c"")?;
+                let mount = handles::mount_of(outside.as_fd())?;
                 (outside, Some(mount))
             }
         };
@@ -243,7 +251,16 @@ impl Inner {
         let stat = object::stat(top.as_fd())?;
         let fs = rustix::fs::fstatfs(&top).map_err(os)?;
         let fs_id = fs_id(top.as_fd())?;
-        let sealer = Sealer::new(&secret(&options, &env)?, options.export_id, &fs_id);
+        let key = secret(&options, &env)?;
+        let state = options.state_dir.as_deref().map(|dir| (dir, options.export_id));
+        let table = handles::table_for(top.as_fd(), &fs_id, state, &env)
+            .map_err(|e| Error::because(e.errno, format!("{}: {e}", dir.display())))?;
+        if table.is_some() && options.journal.is_some() {
+            let why = "its file system has no handles, which a journal is kept by; serve it without one";
+            return Err(Error::because(libc::EOPNOTSUPP, format!("{}: {why}", dir.display())));
+        }
+        let bound = table.as_ref().map_or(fs_id, Table::id);
+        let sealer = Sealer::new(&key, options.export_id, &bound);
         let top_id = attr::id(&stat);
         let kind = FsKind::of(fs.f_type as u64);
         let fsid = options.fsid.unwrap_or_else(|| made_fsid(&fs_id));
@@ -264,21 +281,12 @@ impl Inner {
             }
         };
         let settled = journal.as_ref().map_or_else(Default::default, Journaled::settled);
+        let log = journal.as_ref().map(|journal| Arc::downgrade(&journal.log)).unwrap_or_default();
         let objects = Objects::new(options.known_max, settled);
         let path =
             rustix::fs::openat(&top, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         let path = path.map_err(os)?;
-        let (handle, _) = sys::name_to_handle(path.as_fd(), c"").map_err(|e| match e.errno {
-            libc::EOPNOTSUPP => Error::because(
-                e.errno,
-                format!(
-                    "{}: its file system has no handles; serve a directory of another one",
-                    dir.display()
-                ),
-            ),
-            _ => e,
-        })?;
-        let fh = sealer.seal(&handle).ok_or_else(|| {
+        let fh = handles::of_root(table.as_ref(), path.as_fd(), &sealer)?.ok_or_else(|| {
             Error::because(
                 libc::EOPNOTSUPP,
                 format!("{}: the handles of its file system are too long", dir.display()),
@@ -291,14 +299,16 @@ impl Inner {
             mount,
             proc_fd,
             sealer,
+            table,
             attributer,
             objects,
             root,
             opens: Mutex::default(),
             next_open: AtomicU64::new(1),
             locks: locks::LockTable::default(),
-            pool: Pool::new(options.threads_max, options.queue_max, !options.as_this_process),
-            lane: Pool::new(LANE_THREADS, options.queue_max, !options.as_this_process),
+            pool: Pool::new(options.threads_max, options.queue_max, !options.as_this_process, log.clone()),
+            lane: Pool::new(LANE_THREADS, options.queue_max, !options.as_this_process, log.clone()),
+            changes: Pool::new(1, options.queue_max, !options.as_this_process, log),
             journal,
             has_acls: acl::are_there(top.as_fd()),
             clone_block_bytes: shares_blocks(top.as_fd())
@@ -321,7 +331,7 @@ impl Inner {
         }
         let handle = self.sealer.open(fh)?;
         worker.root(|| {
-            let fd = sys::open_by_handle(self.top.as_fd(), &handle, libc::O_PATH | libc::O_NOFOLLOW);
+            let fd = self.open_handle(&handle, libc::O_PATH | libc::O_NOFOLLOW);
             let fd = fd.map_err(|e| match e.errno {
                 libc::ENOENT | libc::EINVAL => Error::new(libc::ESTALE),
                 // A process without privileges reaches by handle only what it still holds.
@@ -368,6 +378,7 @@ impl Inner {
     /// Attributes of an object; `ESTALE` when its last name is gone and it is not open.
     fn attrs(&self, object: &Arc<Object>) -> Result<Attrs> {
         let attrs = self.attributer.attrs(object)?;
+        self.renew(object)?;
         if attrs.attr.nlink == 0 && object.opens.load(Ordering::SeqCst) == 0 {
             self.objects.forget(object);
             return Err(Error::new(libc::ESTALE));
@@ -391,6 +402,9 @@ impl Inner {
     fn sync(&self, worker: &mut Worker, touched: &[&Object]) -> Result<()> {
         if !self.options.stable {
             return Ok(());
+        }
+        if let Some(table) = &self.table {
+            table.sync().inspect_err(|e| self.lost(e))?;
         }
         let all = match self.order {
             Order::Total => &touched[touched.len().saturating_sub(1)..],
@@ -447,6 +461,9 @@ impl Inner {
     }
 
     fn tidy(&self) {
+        if let Some(Err(e)) = self.table.as_ref().map(Table::sync) {
+            self.lost(&e);
+        }
         for object in self.objects.tidy(TIDY_EACH) {
             object.unsynced.store(false, Ordering::SeqCst);
             if let Some(fd) = object.io_now(true)

@@ -1,4 +1,4 @@
-//! A client of NFSv3 that says exactly what a test wants said, and says it again.
+//! A client that says exactly what a test wants said, and says it again.
 
 use bytes::Bytes;
 use hither_proto::mount::MntArgs;
@@ -11,13 +11,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::runtime::Runtime;
 
-/// Its port, one of those that only the superuser has.
+/// The usual one.
 const PORT: u16 = 777;
 
-/// A connection from the superuser's [`PORT`].
+/// A connection from a port of the superuser.
 pub struct Wire {
     runtime: Runtime,
     stream: Option<TcpStream>,
+    /// Its own.
+    port: u16,
     server: SocketAddr,
     xid: u32,
     sent: Vec<Sent>,
@@ -35,17 +37,22 @@ struct Sent {
 
 impl Wire {
     pub fn connect(server_port: u16) -> Self {
+        Self::connect_from(server_port, PORT)
+    }
+
+    /// From another port than others.
+    pub fn connect_from(server_port: u16, port: u16) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let server = SocketAddr::from(([127, 0, 0, 1], server_port));
-        let stream = Some(runtime.block_on(connect(server)));
-        Self { runtime, stream, server, xid: 7_000, sent: Vec::new() }
+        let stream = Some(runtime.block_on(connect(server, port)));
+        Self { runtime, stream, port, server, xid: 7_000, sent: Vec::new() }
     }
 
     /// The same to a server that was started again: from the same port.
     pub fn reconnect(&mut self) {
         // First, as the port is the same.
         self.stream = None;
-        self.stream = Some(self.runtime.block_on(connect(self.server)));
+        self.stream = Some(self.runtime.block_on(connect(self.server, self.port)));
     }
 
     /// The root directory of `/`.
@@ -58,6 +65,13 @@ impl Wire {
         self.xid += 1;
         let reply = self.send(self.xid, (P::PROG, P::VERS, P::PROC), Enc::of(args).to_bytes());
         Dec::all(&reply).unwrap()
+    }
+
+    /// The same, to a server that may be killed before it answers.
+    pub fn try_call<P: Procedure>(&mut self, args: &P) -> std::io::Result<P::Reply> {
+        self.xid += 1;
+        let reply = self.try_send(self.xid, (P::PROG, P::VERS, P::PROC), Enc::of(args).to_bytes())?;
+        Ok(Dec::all(&reply).unwrap())
     }
 
     /// A call that is to be repeated; it must succeed.
@@ -92,7 +106,16 @@ impl Wire {
         }
     }
 
-    fn send(&mut self, xid: u32, (prog, vers, proc): (u32, u32, u32), args: Bytes) -> Bytes {
+    fn send(&mut self, xid: u32, what: (u32, u32, u32), args: Bytes) -> Bytes {
+        self.try_send(xid, what, args).unwrap()
+    }
+
+    fn try_send(
+        &mut self,
+        xid: u32,
+        (prog, vers, proc): (u32, u32, u32),
+        args: Bytes,
+    ) -> std::io::Result<Bytes> {
         let cred =
             AuthSys { stamp: 0, machinename: Default::default(), uid: 0, gid: 0, gids: Vec::new().into() };
         let mut body = Enc::new();
@@ -100,7 +123,7 @@ impl Wire {
         let message = call(xid, prog, vers, proc, &OpaqueAuth::sys(&cred), body);
         let stream = self.stream.as_mut().unwrap();
         self.runtime.block_on(async {
-            stream.write_all(&record::frame(message).concat()).await.unwrap();
+            stream.write_all(&record::frame(message).concat()).await?;
             let mut records = record::Reader::new(Default::default());
             loop {
                 if let Some(record) = records.next_record().unwrap() {
@@ -108,9 +131,11 @@ impl Wire {
                         panic!("it calls")
                     };
                     assert!(header.is_success() && header.xid == xid, "{header:?}");
-                    return body;
+                    return Ok(body);
                 }
-                assert_ne!(stream.read_buf(&mut records.space()).await.unwrap(), 0, "disconnected");
+                if stream.read_buf(&mut records.space()).await? == 0 {
+                    return Err(std::io::ErrorKind::ConnectionReset.into());
+                }
             }
         })
     }
@@ -121,18 +146,18 @@ fn made(reply: &Bytes) -> Option<Fh3> {
 }
 
 /// The server may still be starting, and the port still be in use by the connection before.
-async fn connect(server: SocketAddr) -> TcpStream {
+async fn connect(server: SocketAddr, port: u16) -> TcpStream {
     let began = tokio::time::Instant::now();
     loop {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_reuseaddr(true).unwrap();
-        let tried = match socket.bind(SocketAddr::from(([127, 0, 0, 1], PORT))) {
+        let tried = match socket.bind(SocketAddr::from(([127, 0, 0, 1], port))) {
             Ok(()) => socket.connect(server).await,
             Err(e) => Err(e),
         };
         match tried {
             Ok(stream) => return stream,
-            Err(e) => assert!(began.elapsed().as_secs() < 120, "no connection from port {PORT}: {e}"),
+            Err(e) => assert!(began.elapsed().as_secs() < 120, "no connection from port {port}: {e}"),
         }
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }

@@ -9,6 +9,7 @@ use super::acl;
 use super::attrs::{self, Have, Source};
 use super::clients::Client;
 use super::delegation::{Changing, Naming, PATIENCE_V4};
+use super::replay::{self, CallId, Done};
 use super::session::Session;
 use crate::access::Rights;
 use crate::error::stat4;
@@ -76,6 +77,12 @@ pub(super) struct Exec<'a> {
     pub minor: u32,
     pub session: Option<Arc<Session>>,
     pub client: Option<Arc<Client>>,
+    /// The call in its slot; `None` outside of sessions.
+    pub call: Option<CallId>,
+    /// The place of the operation that is executed.
+    pub at: usize,
+    /// What a life before did of the call.
+    done: Option<Done>,
     pub current: Option<Here>,
     pub saved: Option<Here>,
     pub stateid: Option<Stateid>,
@@ -99,6 +106,9 @@ impl<'a> Exec<'a> {
             minor,
             session: None,
             client: None,
+            call: None,
+            at: 0,
+            done: None,
             current: None,
             saved: None,
             stateid: None,
@@ -110,13 +120,18 @@ impl<'a> Exec<'a> {
     }
 
     /// The compound belongs to a session.
-    pub fn begin(&mut self, session: Arc<Session>, client: Arc<Client>, _args: &SequenceArgs) {
-        (self.session, self.client) = (Some(session), Some(client));
+    pub fn begin(&mut self, session: Arc<Session>, client: Arc<Client>, call: CallId) {
+        (self.session, self.client, self.call) = (Some(session), Some(client), Some(call));
+    }
+
+    /// The compound belongs to a session of a life before, which has done this of it.
+    pub fn begin_again(&mut self, done: Done, call: CallId) {
+        (self.done, self.call) = (Some(done), Some(call));
     }
 
     /// The result of SEQUENCE.
     pub fn sequence(&self, args: &SequenceArgs) -> OpRes {
-        let Some(session) = &self.session else { return OpRes::Sequence(Err(Nfsstat4::BADSESSION)) };
+        let Some(session) = &self.session else { return replay::sequence(args) };
         let highest = session.highest_slot();
         let mut status_flags = if session.back_is_down() { seq4_status::CB_PATH_DOWN_SESSION } else { 0 };
         if let Some(client) = &self.client {
@@ -135,6 +150,14 @@ impl<'a> Exec<'a> {
             target_highest_slotid: highest,
             status_flags,
         }))
+    }
+
+    /// Executes an operation that was not done before; `rest` are those behind it.
+    pub async fn execute_or_again(&mut self, op: &Op, rest: &[Op]) -> OpRes {
+        match self.done.clone() {
+            Some(done) => self.execute_again(&done, op, rest).await,
+            None => self.execute(op, rest).await,
+        }
     }
 
     /// Executes an operation; `rest` are those behind it.

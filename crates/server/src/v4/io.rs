@@ -107,7 +107,7 @@ impl Exec<'_> {
         let writeverf = self.r.server.write_verifier(&o.export);
         let file = o.file(open.as_ref().map(|b| b.id));
         let data = Data::from(a.data.0.clone());
-        let wrote = o.export.vfs.write(&o.cx, file, a.offset, data, stability).await;
+        let wrote = o.export.vfs.write(&self.named(&o.cx), file, a.offset, data, stability).await;
         let wrote = wrote.map_err(|e| io_stat(&e))?;
         Ok(WriteOk { count: wrote.bytes as u32, committed, writeverf })
     }

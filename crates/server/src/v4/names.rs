@@ -153,7 +153,9 @@ impl Exec<'_> {
         let held = open.is_some() || set.size_bytes.is_some() && self.is_held(&o, &a.stateid);
         let _changing = self.for_change(&o, held).await?;
         self.changed();
-        let attrs = o.export.vfs.setattr(&o.cx, o.file(open.as_ref().map(|b| b.id)), &set).await;
+        // With an ACL it is the first of two changes.
+        let cx = if acls.is_none() { self.named(&o.cx) } else { o.cx.clone() };
+        let attrs = o.export.vfs.setattr(&cx, o.file(open.as_ref().map(|b| b.id)), &set).await;
         let mut attrs = attrs.map_err(|e| stat4(&e))?;
         if let (Some(acls), Some(extra)) = (acls, &o.export.extra) {
             // After the mode, whose permissions it replaces (RFC 8881 section 6.4.1.3).
@@ -187,13 +189,14 @@ impl Exec<'_> {
             CreateType::Dir | CreateType::Link(_) => None,
             CreateType::Other(_) => return Err(Nfsstat4::BADTYPE),
         };
+        let cx = self.named(&dir.cx);
         let made = match (&a.objtype, special) {
-            (_, Some((what, set))) => vfs.mknod(&dir.cx, &dir.fh, &name, &what, &set).await,
+            (_, Some((what, set))) => vfs.mknod(&cx, &dir.fh, &name, &what, &set).await,
             (CreateType::Link(text), _) => {
                 let set = SetAttr { mode: None, ..set };
-                vfs.symlink(&dir.cx, &dir.fh, &name, &Bytes::copy_from_slice(text), &set).await
+                vfs.symlink(&cx, &dir.fh, &name, &Bytes::copy_from_slice(text), &set).await
             }
-            _ => vfs.mkdir(&dir.cx, &dir.fh, &name, &set).await,
+            _ => vfs.mkdir(&cx, &dir.fh, &name, &set).await,
         };
         let made = made.map_err(|e| stat4(&e))?;
         self.changed();
@@ -206,8 +209,9 @@ impl Exec<'_> {
         let name = name(wanted)?;
         let vfs = &dir.export.vfs;
         let _naming = self.for_change_of(&dir, &name).await?;
-        let change = match vfs.unlink(&dir.cx, &dir.fh, &name, None).await {
-            Err(e) if e.errno == libc::EISDIR => vfs.rmdir(&dir.cx, &dir.fh, &name).await,
+        let cx = self.named(&dir.cx);
+        let change = match vfs.unlink(&cx, &dir.fh, &name, None).await {
+            Err(e) if e.errno == libc::EISDIR => vfs.rmdir(&cx, &dir.fh, &name).await,
             other => other,
         };
         self.changed();
@@ -224,7 +228,7 @@ impl Exec<'_> {
         let vfs = &to.export.vfs;
         let flags = RenameFlags::empty();
         let _naming = (self.for_change_of(&from, &old).await?, self.for_change_of(&to, &new).await?);
-        let result = vfs.rename(&to.cx, (&from.fh, &old), (&to.fh, &new), None, flags).await;
+        let result = vfs.rename(&self.named(&to.cx), (&from.fh, &old), (&to.fh, &new), None, flags).await;
         self.changed();
         let moved = result.map_err(|e| stat4(&e))?;
         Ok(RenameOk { source_cinfo: wire_change(&moved.from), target_cinfo: wire_change(&moved.to) })
@@ -238,7 +242,7 @@ impl Exec<'_> {
             return Err(Nfsstat4::XDEV);
         }
         let _changing = self.for_change(&file, false).await?;
-        let made = dir.export.vfs.link(&dir.cx, &file.fh, &dir.fh, &name).await;
+        let made = dir.export.vfs.link(&self.named(&dir.cx), &file.fh, &dir.fh, &name).await;
         self.changed();
         made.map(|m| wire_change(&m.dir)).map_err(|e| stat4(&e))
     }

@@ -30,7 +30,7 @@ const WANTS: u32 = open::WANT_DELEG_MASK
     | open::WANT_DELEG_TIMESTAMPS
     | open::WANT_OPEN_XOR_DELEGATION;
 /// What tells a client that the times are not those of the file yet.
-const VERIFIER_ATTRS: Bitmap4 =
+pub(super) const VERIFIER_ATTRS: Bitmap4 =
     Bitmap4::of(&[attr::TIME_ACCESS, attr::TIME_ACCESS_SET, attr::TIME_MODIFY, attr::TIME_MODIFY_SET]);
 
 /// What the `Vfs` has opened.
@@ -294,7 +294,10 @@ impl Exec<'_> {
         let creates = a.how.is_some();
         let how = how(share, create);
         let vfs = &dir.export.vfs;
-        let opened = match vfs.open(&dir.cx, Where::name(&dir.fh, name), &how).await {
+        // What is to be longer than nothing is not done when it is made.
+        let whole = size.is_none_or(|size| size == 0);
+        let cx = if creates && whole { self.named(&dir.cx) } else { dir.cx.clone() };
+        let opened = match vfs.open(&cx, Where::name(&dir.fh, name), &how).await {
             Ok(opened) => opened,
             Err(e) if e.errno == libc::EEXIST && verf.is_some() => {
                 let verf = verf.unwrap_or(&[0; 8]);

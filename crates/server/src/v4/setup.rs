@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Bytes of a call or reply beside the largest READ or WRITE.
-const OVERHEAD_BYTES: u32 = 64 << 10;
+pub(super) const OVERHEAD_BYTES: u32 = 64 << 10;
 /// A session that cannot carry this is of no use.
 const REQUEST_MIN_BYTES: u32 = 1024;
 /// Most operations of a compound.

@@ -461,6 +461,13 @@ impl Extents {
         self.next_start(rules).is_some()
     }
 
+    /// As [`Extents::take`], from the start of all that is dirty and not from where the last flight ended: what fits into one flight
+    /// leaves nothing behind.
+    pub fn take_whole(&mut self, rules: Rules) -> Option<Flight> {
+        self.cursor = 0;
+        self.take(rules)
+    }
+
     /// Takes at most a chunk of neighbouring bytes of one origin to be sent.
     pub fn take(&mut self, rules: Rules) -> Option<Flight> {
         let start = self.next_start(rules)?;

@@ -43,7 +43,7 @@ impl State {
         let rules = self.rules().filter(|_| !self.owed.holds())?;
         if self.owes_alone(rules) || self.goes_together(rules) {
             let owed = self.owed.take()?;
-            return Some(Load::Last(self.extents.take(rules), owed));
+            return Some(Load::Last(self.extents.take_whole(rules), owed));
         }
         if let Some(owed) = self.owed.take_free() {
             return Some(Load::Last(None, owed));

@@ -307,7 +307,7 @@ struct Shared {
 
 struct State {
     head: Head,
-    /// Records appended and not taken by the writer, each with its length before it.
+    /// Room for a batch's header; records appended and not taken by the writer, each with its length before it.
     pending: Vec<u8>,
     /// Number of the next record.
     next_seq: u64,
@@ -317,6 +317,12 @@ struct State {
     waiting: Vec<Then>,
     /// The writer works, or gathers so many records: it need not be woken before.
     wake_at: Option<u64>,
+    /// Records of the last batch, and how long it took to write it.
+    last: (u64, Duration),
+    /// A caller of [`Log::see_to`] writes in the writer's place.
+    leading: bool,
+    /// The memory of the batch before.
+    spare: Vec<u8>,
     /// Where the next batch goes.
     end: Position,
     /// Batches since the tail: last record, and room with what was skipped before it.
@@ -335,11 +341,14 @@ impl Log {
         let (durable_tx, durable) = watch::channel(tail.seq - 1);
         let state = State {
             head: found.head,
-            pending: Vec::new(),
+            pending: vec![0; BATCH_HEAD_BYTES],
             next_seq: tail.seq,
             pending_seq: tail.seq,
             waiting: Vec::new(),
             wake_at: None,
+            last: (0, Duration::ZERO),
+            leading: false,
+            spare: Vec::new(),
             end: tail,
             live: VecDeque::new(),
             used: 0,
@@ -370,12 +379,14 @@ impl Log {
     /// Appends a record, given in parts, and returns its number. Blocks while the journal is full. Nothing is promised
     /// before [`Log::durable`].
     pub fn append(&self, parts: &[&[u8]]) -> u64 {
-        self.push(parts, None, |_| ())
+        let seq = self.push(parts, None, |_| ());
+        self.shared.work.notify_one();
+        seq
     }
 
     /// As [`Log::append`]; `then` is told by the writer when the record is durable (true) or it is not known that it ever
     /// will be (false). One thread for all: cheaper than to be woken for oneself.
-    /// `numbered` is told its number before any checkpoint knows it; must not block.
+    /// `numbered` is told its number before any checkpoint knows it; must not block. Call [`Log::see_to`] soon, when no lock is held.
     pub fn append_then(&self, parts: &[&[u8]], then: Then, numbered: impl FnOnce(u64)) -> u64 {
         self.push(parts, Some(then), numbered)
     }
@@ -385,7 +396,9 @@ impl Log {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let mut state = shared.state.lock();
         let most = state.pending_max();
-        while !state.pending.is_empty() && state.pending.len() + len + 4 > most && !self.failed() {
+        while !state.is_empty() && state.pending.len() + len + 4 > most && !self.failed() {
+            // Whoever appended that may not have seen to it yet.
+            shared.work.notify_one();
             shared.room.wait(&mut state);
         }
         let seq = state.next_seq;
@@ -405,7 +418,7 @@ impl Log {
         state.waiting.extend(then);
         // A writer that gathers is woken by the last one it waits for.
         let enough = |count| state.next_seq - state.pending_seq >= count;
-        let wake = state.wake_at.is_none_or(|count| enough(count) || state.pending.len() >= most / 2);
+        let wake = state.wake_at.is_some_and(|count| enough(count) || state.pending.len() >= most / 2);
         drop(state);
         if wake {
             shared.work.notify_one();
@@ -413,8 +426,33 @@ impl Log {
         seq
     }
 
+    /// Has what was appended written: by this thread, when it alone appends (to wake another for that takes longer than half of the
+    /// writing); by the writer when there are many, who then appends for all of them, or this thread has more to append (not `alone`).
+    pub fn see_to(&self, alone: bool) {
+        let shared = &*self.shared;
+        let mut state = shared.state.lock();
+        if state.wake_at.is_some() || state.is_empty() || self.failed() {
+            return;
+        }
+        if !alone || state.last.0 > 1 || state.closed {
+            drop(state);
+            shared.work.notify_one();
+            return;
+        }
+        state.leading = true;
+        state.wake_at = Some(u64::MAX);
+        let written = shared.batch(state);
+        let mut state = shared.state.lock();
+        state.leading = false;
+        state.wake_at = None;
+        if !written || state.closed || !state.is_empty() {
+            shared.work.notify_one();
+        }
+    }
+
     /// As [`Log::durable`], for a thread that may block.
     pub fn wait_durable(&self, seq: u64) -> bool {
+        self.see_to(true);
         let durable = || *self.durable.borrow() >= seq;
         let mut state = self.shared.state.lock();
         while !durable() && !self.failed() {
@@ -483,6 +521,11 @@ impl Drop for Log {
 }
 
 impl State {
+    /// Whether nothing is pending.
+    fn is_empty(&self) -> bool {
+        self.pending.len() == BATCH_HEAD_BYTES
+    }
+
     /// Most bytes that wait: no batch takes more than a quarter of the ring.
     fn pending_max(&self) -> usize {
         (((self.head.size - RING_AT) / 4) as usize).min(4 << 20) - BATCH_HEAD_BYTES - BLOCK_BYTES
@@ -500,54 +543,67 @@ impl State {
 impl Shared {
     /// The writer: takes what has come together and makes it durable.
     fn write(&self) {
-        let mut buf = Vec::new();
-        let (mut last_count, mut last_took) = (0, Duration::ZERO);
-        while let Some(mut state) = self.gather(last_count, last_took) {
-            let room = room_of(state.pending.len() as u64).unwrap_or(u64::MAX);
-            let place = loop {
-                match state.place(room) {
-                    Some(place) => break Some(place),
-                    // Only checkpoints make room, and there are none any more.
-                    None if state.stuck || state.closed || self.failed.load(Ordering::SeqCst) => break None,
-                    None => {
-                        state.hurry = true;
-                        self.wanted.notify_one();
-                        self.room.wait(&mut state);
-                    }
-                }
-            };
-            let waiting = std::mem::take(&mut state.waiting);
-            let Some((offset, taken)) = place else {
-                drop(state);
-                return self.fail("it is full and what is in it cannot be written where it belongs", waiting);
-            };
-            let last = state.next_seq - 1;
-            last_count = state.next_seq - state.pending_seq;
-            let number = state.end.batch;
-            begin_frame(&mut buf, &mut state, number);
-            state.pending_seq = last + 1;
-            drop(state);
-            // Appending goes on meanwhile: that is the next batch.
-            self.room.notify_all();
-            finish_frame(&mut buf);
-            let began = Instant::now();
-            if let Err(e) = self.device.write_at(&buf, offset) {
-                return self.fail(&e.to_string(), waiting);
+        while let Some(state) = self.gather() {
+            if !self.batch(state) {
+                return;
             }
-            last_took = began.elapsed();
-            self.written(Position { batch: number, offset, seq: last }, taken, room);
-            waiting.into_iter().for_each(|then| then(true));
         }
+    }
+
+    /// Makes what is pending durable and says so to who waits. `false`: the journal failed.
+    fn batch(&self, mut state: MutexGuard<'_, State>) -> bool {
+        let room = room_of((state.pending.len() - BATCH_HEAD_BYTES) as u64).unwrap_or(u64::MAX);
+        let place = loop {
+            match state.place(room) {
+                Some(place) => break Some(place),
+                // Only checkpoints make room, and there are none any more.
+                None if state.stuck || state.closed || self.failed.load(Ordering::SeqCst) => break None,
+                None => {
+                    state.hurry = true;
+                    self.wanted.notify_one();
+                    self.room.wait(&mut state);
+                }
+            }
+        };
+        let waiting = std::mem::take(&mut state.waiting);
+        let Some((offset, taken)) = place else {
+            drop(state);
+            self.fail("it is full and what is in it cannot be written where it belongs", waiting);
+            return false;
+        };
+        let last = state.next_seq - 1;
+        let count = state.next_seq - state.pending_seq;
+        let number = state.end.batch;
+        let mut buf = take_frame(&mut state, number);
+        state.pending_seq = last + 1;
+        drop(state);
+        // Appending goes on meanwhile: that is the next batch.
+        self.room.notify_all();
+        finish_frame(&mut buf);
+        let began = Instant::now();
+        if let Err(e) = self.device.write_at(&buf, offset) {
+            self.fail(&e.to_string(), waiting);
+            return false;
+        }
+        self.written(
+            Position { batch: number, offset, seq: last },
+            (taken, room),
+            (count, began.elapsed()),
+            buf,
+        );
+        waiting.into_iter().for_each(|then| then(true));
+        true
     }
 
     /// Waits for records, and then a moment for more; `None` at the end. Whoever waited for the batch before comes again in a moment:
     /// without this, callers in step divide into two halves that wait for each other.
-    fn gather(&self, last_count: u64, last_took: Duration) -> Option<MutexGuard<'_, State>> {
+    fn gather(&self) -> Option<MutexGuard<'_, State>> {
         let mut state = self.state.lock();
         state.wake_at = None;
-        while state.pending.is_empty() && !state.closed {
+        while state.leading || (state.is_empty() && !state.closed) {
             self.work.wait(&mut state);
         }
+        let (last_count, last_took) = state.last;
         let until = Instant::now() + (last_took / GATHER_PART).min(GATHER_MAX);
         while state.next_seq - state.pending_seq < last_count
             && state.pending.len() < state.pending_max() / 2
@@ -559,12 +615,15 @@ impl Shared {
             }
         }
         state.wake_at = Some(u64::MAX);
-        if state.pending.is_empty() { None } else { Some(state) }
+        // A caller who wrote in this place may have found that the journal fails.
+        if state.is_empty() || self.failed.load(Ordering::SeqCst) { None } else { Some(state) }
     }
 
     /// A batch is durable: `at.seq` is its last record.
-    fn written(&self, at: Position, taken: u64, room: u64) {
+    fn written(&self, at: Position, (taken, room): (u64, u64), last: (u64, Duration), spare: Vec<u8>) {
         let mut state = self.state.lock();
+        state.last = last;
+        state.spare = spare;
         state.live.push_back((at.seq, taken, Position { seq: 0, ..at }));
         state.used += taken;
         let mut next = at.offset + room;
@@ -678,12 +737,17 @@ impl Shared {
 }
 
 /// Takes what is pending, as a batch that lacks its checksum.
-fn begin_frame(buf: &mut Vec<u8>, state: &mut State, number: u64) {
-    buf.clear();
-    for n in [BATCH_MAGIC, state.head.epoch, number, state.pending_seq, state.pending.len() as u64, 0] {
-        buf.extend_from_slice(&n.to_le_bytes());
+fn take_frame(state: &mut State, number: u64) -> Vec<u8> {
+    let mut next = std::mem::take(&mut state.spare);
+    next.clear();
+    next.resize(BATCH_HEAD_BYTES, 0);
+    let mut buf = std::mem::replace(&mut state.pending, next);
+    let len = (buf.len() - BATCH_HEAD_BYTES) as u64;
+    let words = [BATCH_MAGIC, state.head.epoch, number, state.pending_seq, len, 0];
+    for (to, word) in buf.chunks_exact_mut(8).zip(words) {
+        to.copy_from_slice(&word.to_le_bytes());
     }
-    buf.append(&mut state.pending);
+    buf
 }
 
 /// Makes it whole, and whole blocks long.

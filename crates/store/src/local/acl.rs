@@ -12,7 +12,7 @@ use smallvec::smallvec;
 use std::sync::Arc;
 
 const ACCESS: &str = "system.posix_acl_access";
-const DEFAULT: &str = "system.posix_acl_default";
+pub(super) const DEFAULT: &str = "system.posix_acl_default";
 /// Longest value (`XATTR_SIZE_MAX`).
 const VALUE_MAX_BYTES: usize = 65536;
 

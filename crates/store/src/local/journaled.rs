@@ -2,8 +2,9 @@
 //!
 //! A stable write goes to the page cache, and a record with its bytes to the journal; it is answered when the record is durable. The
 //! kernel writes back what it finds worth it, merged and sorted; what is overwritten or removed before is never written. Where the
-//! file system keeps the order of changes, removals, moves, links and attributes have records, too (`names`). Everything else
-//! (new objects, lengths, commits of unstable writes) is made stable at once, as without a journal.
+//! file system keeps the order of changes, removals, moves, links and attributes have records, too (`names`), and so have new files
+//! and directories (`stock`). Everything else (other new objects, lengths, commits of unstable writes) is made stable at once, as
+//! without a journal.
 //!
 //! The order in which bytes and records are made agrees for each file (`Object::order`), so that applying the records since the last
 //! checkpoint again, in order, gives the bytes that were acknowledged. Two rules keep that from bringing old bytes back over new
@@ -22,8 +23,10 @@
 //! the next checkpoint finds the client's bytes there after a power cut or the server's violent end.
 
 mod answered;
+pub(super) mod fresh;
 pub(super) mod names;
 mod replay;
+pub(super) mod stock;
 
 use super::io::FileAt;
 use super::object::{Object, os};
@@ -35,7 +38,7 @@ pub(super) use answered::named;
 use bytes::Bytes;
 use handle::Sealer;
 use hither_vfs::{Answered, Data, Env, Error, Fh, OpenAccess, Result, Wrote};
-use names::{Change, Names, Redo};
+use names::{Change, Look, Names, Redo};
 use parking_lot::Mutex;
 use replay::Replay;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -49,6 +52,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use stock::Stock;
 
 /// A record of bytes.
 const WRITE: u8 = 1;
@@ -80,15 +84,18 @@ pub struct JournalOptions {
 
 /// The journal of a directory.
 pub(super) struct Journaled {
-    pub log: Log,
+    pub log: Arc<Log>,
     record_max: u64,
     touched: Arc<Touched>,
     calls: Arc<Calls>,
     /// `None`: changes of names and attributes have no records here.
     names: Option<Arc<Names>>,
-    /// Changes of names and attributes that were made again at the start, and those that could not be.
+    /// `None`: what is new is synced.
+    stock: Option<Stock>,
+    /// Changes of names and attributes that were made again at the start, those that could not be, and those of the former that were
+    /// of something new.
     #[cfg(test)]
-    pub redone: (u64, u64),
+    pub redone: (u64, u64, u64),
     settled: Arc<AtomicU64>,
     epoch: u64,
     #[cfg(test)]
@@ -172,6 +179,13 @@ impl Touched {
         Ok(())
     }
 
+    /// Somebody was told that the disk failed.
+    fn note_failure(&self) {
+        if !self.disk_failed.swap(true, Ordering::SeqCst) {
+            tracing::error!("the disk below fails; what the journal holds is kept until the next start");
+        }
+    }
+
     /// Fails when somebody was told that the disk failed: others may be told that all is well.
     fn sound(&self) -> io::Result<()> {
         match self.disk_failed.load(Ordering::SeqCst) {
@@ -248,7 +262,7 @@ impl Journaled {
             );
         }
         let touched = Arc::new(Touched::new(top)?);
-        let calls = Arc::new(Calls::of(&found, state_dir.as_deref()).map_err(fail)?);
+        let calls = Arc::new(Calls::of(&found, state_dir.as_deref(), &Look { sealer, top }).map_err(fail)?);
         let settle = {
             let (touched, names, calls) = (touched.clone(), names.clone(), calls.clone());
             move |upto| {
@@ -261,16 +275,23 @@ impl Journaled {
             }
         };
         let log = found.start(|_, _| Ok(()), Arc::new(settle)).map_err(fail)?;
+        // From here on no record is of anything that waits there.
+        let stock = match (&names, ordered) {
+            (Some(names), Some(dev)) => Stock::open(&places, dev, (top, sealer), names, &touched),
+            _ => None,
+        };
         if let Some(dir) = &state_dir {
             let path = std::fs::canonicalize(&journal.path).map_err(fail)?;
             keep(dir, IN_USE_FILE, path.as_os_str().as_bytes()).map_err(fail)?;
         }
         let settled = log.settled();
+        let log = Arc::new(log);
         Ok(Self {
             record_max: log.record_max() as u64,
             touched,
             calls,
             names,
+            stock,
             #[cfg(test)]
             redone: _redone,
             log,
@@ -286,6 +307,9 @@ impl Journaled {
     /// Writes what is left and settles it: the next start may do without the journal.
     pub fn close(&self) -> io::Result<()> {
         self.log.close(true)?;
+        if let Some(stock) = &self.stock {
+            stock.close()?;
+        }
         match &self.state_dir {
             Some(dir) => remove(dir, IN_USE_FILE),
             None => Ok(()),
@@ -314,6 +338,11 @@ impl Journaled {
     }
 
     #[cfg(test)]
+    pub fn stock(&self) -> Option<&Stock> {
+        self.stock.as_ref()
+    }
+
+    #[cfg(test)]
     pub fn owner(&self) -> Owner {
         self.owner
     }
@@ -334,9 +363,7 @@ impl Journaled {
 
     /// Notes that somebody was told of an error of the disk below.
     pub fn disk_failed(&self) {
-        if !self.touched.disk_failed.swap(true, Ordering::SeqCst) {
-            tracing::error!("the disk below fails; what the journal holds is kept until the next start");
-        }
+        self.touched.note_failure();
     }
 
     /// Makes everything stable where it belongs.
@@ -595,7 +622,7 @@ fn apply_all(
     top: BorrowedFd<'_>,
     (places, ordered): (&[PathBuf], Option<u64>),
     kept_in: Option<&Path>,
-) -> io::Result<(Option<Names>, (u64, u64))> {
+) -> io::Result<(Option<Names>, (u64, u64, u64))> {
     let Overview { void, last_change } = Overview::of(found)?;
     let mark = match ordered {
         Some(dev) => Names::find(places, dev, found.epoch())?,
@@ -607,7 +634,8 @@ fn apply_all(
         (None, None) => (None, 0),
     };
     let names = mark.map(|mark| Names::new(mark, kept.max(last_change) + 1));
-    let mut redo = names.as_ref().map(|names| Redo { sealer, top, names, kept, count: (0, 0) });
+    let mut redo =
+        names.as_ref().map(|names| Redo { look: Look { sealer, top }, names, kept, count: (0, 0, 0) });
     let mut files = Replay::new(sealer, top, kept_in);
     let (mut applied, mut gone) = (0_u64, 0_u64);
     found.read(|seq, raw| {
@@ -628,7 +656,8 @@ fn apply_all(
         Ok(())
     })?;
     files.finish()?;
-    let (redone, missed) = redo.map_or((0, 0), |redo| redo.count);
+    let count = redo.map_or((0, 0, 0), |redo| redo.count);
+    let (redone, missed, _) = count;
     if applied + gone + redone + missed > 0 {
         tracing::info!(
             "journal: {applied} writes applied again, {gone} to files that were removed since; {redone} changes of names and \
@@ -639,7 +668,7 @@ fn apply_all(
         // What the life before had done and not recorded must not be lost under what comes now.
         rustix::fs::syncfs(top)?;
     }
-    Ok((names, (redone, missed)))
+    Ok((names, count))
 }
 
 fn plain(e: Error) -> io::Error {

@@ -14,7 +14,7 @@ use hither_vfs::{
 use rustix::fd::AsFd;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use smallvec::smallvec;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::sync::Arc;
 
 /// How a name is opened: for its own sake, without following it, without leaving the directory.
@@ -23,11 +23,11 @@ pub(super) fn resolve_flags(crosses: bool) -> ResolveFlags {
     if crosses { flags } else { flags | ResolveFlags::NO_XDEV }
 }
 
-fn owned(name: &Name) -> Bytes {
+pub(super) fn owned(name: &Name) -> Bytes {
     Bytes::copy_from_slice(name.as_bytes())
 }
 
-fn c_name(name: &Name) -> Result<CString> {
+pub(super) fn c_name(name: &Name) -> Result<CString> {
     CString::new(name.as_bytes()).map_err(|_| Error::new(libc::EINVAL))
 }
 
@@ -55,7 +55,8 @@ impl Inner {
     /// The object under a name, as whoever this thread acts for.
     fn find_name(&self, dir: &Object, name: &Name) -> Result<Option<Arc<Object>>> {
         let missing = |e: Error| if e.errno == libc::ENOENT { Ok(None) } else { Err(e) };
-        let (handle, mount) = match sys::name_to_handle(dir.path(), &c_name(name)?) {
+        let raw = c_name(name)?;
+        let (handle, mount) = match self.handle_at(dir, &raw) {
             Ok(found) => found,
             Err(e) => return missing(e),
         };
@@ -69,14 +70,18 @@ impl Inner {
         let opened =
             rustix::fs::openat2(dir.path(), name.as_bytes(), flags, Mode::empty(), self.resolve_flags());
         match opened {
-            Ok(fd) => self.adopt(fd).map(Some),
+            Ok(fd) => self.adopt(fd, Some((dir, &raw))).map(Some),
             Err(e) => missing(os(e)),
         }
     }
 
-    /// The object behind an `O_PATH` descriptor.
-    pub(super) fn adopt(&self, fd: rustix::fd::OwnedFd) -> Result<Arc<Object>> {
-        let (handle, _) = sys::name_to_handle(fd.as_fd(), c"")?;
+    /// The object behind an `O_PATH` descriptor, and where a client may find it.
+    pub(super) fn adopt(
+        &self,
+        fd: rustix::fd::OwnedFd,
+        met: Option<(&Object, &CStr)>,
+    ) -> Result<Arc<Object>> {
+        let handle = self.handle_of(fd.as_fd(), met)?;
         let fh = self.sealer.seal(&handle).ok_or_else(|| {
             Error::because(libc::EOVERFLOW, "the file system's handle does not fit into a filehandle")
         })?;
@@ -178,6 +183,7 @@ impl Inner {
                 Error::because(libc::EIO, "a new object was removed at once by somebody else")
             })?
         };
+        self.just_made(worker, Some(&made.fh));
         let touched = self.apply(worker, &made, set)?;
         match touched {
             true => self.sync(worker, &[&dir, &made])?,
@@ -247,6 +253,10 @@ impl Inner {
             return Err(Error::new(libc::EPERM));
         }
         let before = self.attributer.before(&dir)?;
+        let change = Change::Link { fh: object.fh.clone(), dir: dir.fh.clone(), name: owned(name) };
+        if worker.call.is_some() && self.fh_at(worker, &dir, name).is_none() {
+            self.about_to(worker, Some(&change));
+        }
         {
             let _changing = dir.changes.begin();
             let from = object.proc_name();
@@ -262,7 +272,8 @@ impl Inner {
             };
             worker.caller(|| link().map_err(os))?;
         }
-        let change = Change::Link { fh: object.fh.clone(), dir: dir.fh.clone(), name: owned(name) };
+        // Where it is met counts.
+        self.fh_at(worker, &dir, name);
         let result = Made { node: self.node(&object)?, dir: self.attributer.change_info(&dir, &before)? };
         let fh = object.fh.clone();
         Ok(Done { result, object: Some(fh), touched: smallvec![object, dir], change: Some(change) })
@@ -271,7 +282,7 @@ impl Inner {
     /// What is under a name: for the record, and to be forgotten when that was its last name.
     fn fh_at(&self, worker: &mut Worker, dir: &Object, name: &Name) -> Option<Fh> {
         let name = c_name(name).ok()?;
-        let (handle, _) = worker.caller(|| sys::name_to_handle(dir.path(), &name)).ok()?;
+        let (handle, _) = worker.caller(|| self.handle_at(dir, &name)).ok()?;
         self.sealer.seal(&handle)
     }
 
@@ -286,17 +297,24 @@ impl Inner {
         dir.need_dir()?;
         let before = self.attributer.before(&dir)?;
         let victim = self.fh_at(worker, &dir, name);
+        let last = self.is_last(&dir, &c_name(name)?);
+        let object = victim.clone();
+        let change = victim.clone().map(|victim| Change::Remove {
+            dir: dir.fh.clone(),
+            name: owned(name),
+            victim,
+            is_dir,
+        });
+        self.about_to(worker, change.as_ref());
         {
             let _changing = dir.changes.begin();
             let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             worker.caller(|| rustix::fs::unlinkat(dir.path(), name.as_bytes(), flags).map_err(os))?;
         }
+        self.unnamed(victim.as_ref(), &dir, name.as_bytes(), last);
         if let Some(victim) = victim.as_ref().and_then(|fh| self.objects.find(fh)) {
             self.objects.forget_if_gone(&victim);
         }
-        let object = victim.clone();
-        let change =
-            victim.map(|victim| Change::Remove { dir: dir.fh.clone(), name: owned(name), victim, is_dir });
         let result = self.attributer.change_info(&dir, &before)?;
         Ok(Done { result, object, touched: smallvec![dir], change })
     }
@@ -316,6 +334,16 @@ impl Inner {
         let before = (self.attributer.before(&from_dir)?, self.attributer.before(&to_dir)?);
         let moved = self.fh_at(worker, &from_dir, from.1);
         let replaced = self.fh_at(worker, &to_dir, to.1);
+        let last = moved != replaced && self.is_last(&to_dir, &c_name(to.1)?);
+        // Between two names of one file nothing happens.
+        let plain = !flags.contains(RenameFlags::EXCHANGE) && moved != replaced;
+        let change = moved.clone().filter(|_| plain).map(|moved| Change::Rename {
+            from: (from_dir.fh.clone(), owned(from.1)),
+            to: (to_dir.fh.clone(), owned(to.1)),
+            moved,
+            replaced: replaced.clone(),
+        });
+        self.about_to(worker, change.as_ref());
         {
             let _changing = (from_dir.changes.begin(), (!same).then(|| to_dir.changes.begin()));
             let mut how = rustix::fs::RenameFlags::empty();
@@ -325,23 +353,38 @@ impl Inner {
             let rename = || rustix::fs::renameat_with(from_dir.path(), a, to_dir.path(), b, how);
             worker.caller(|| rename().map_err(os))?;
         }
+        self.moved((moved.as_ref(), &from_dir, from.1), (replaced.as_ref(), &to_dir, to.1), last, flags)?;
         if let Some(replaced) = replaced.as_ref().and_then(|fh| self.objects.find(fh)) {
             self.objects.forget_if_gone(&replaced);
         }
-        // Between two names of one file nothing happens.
-        let plain = !flags.contains(RenameFlags::EXCHANGE) && moved != replaced;
-        let object = moved.clone();
-        let change = moved.filter(|_| plain).map(|moved| Change::Rename {
-            from: (from_dir.fh.clone(), owned(from.1)),
-            to: (to_dir.fh.clone(), owned(to.1)),
-            moved,
-            replaced,
-        });
+        let object = moved;
         let info = |dir: &Object, before| self.attributer.change_info(dir, before);
         let (from, to) = (info(&from_dir, &before.0)?, info(&to_dir, &before.1)?);
         let result = Moved { from, to, object: object.clone(), attrs: None };
         let touched = if same { smallvec![to_dir] } else { smallvec![from_dir, to_dir] };
         Ok(Done { result, object, touched, change })
+    }
+
+    /// Has what was moved, and what was there, found where they are.
+    fn moved(
+        &self,
+        (moved, from_dir, from): (Option<&Fh>, &Object, &Name),
+        (replaced, to_dir, to): (Option<&Fh>, &Object, &Name),
+        last: bool,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
+        if self.table.is_none() || moved == replaced {
+            return Ok(());
+        }
+        self.unnamed(moved, from_dir, from.as_bytes(), false);
+        self.unnamed(replaced, to_dir, to.as_bytes(), last && !exchange);
+        // As they are met again; whoever moves them on meanwhile tells of it himself.
+        let _ = self.handle_at(to_dir, &c_name(to)?);
+        if exchange {
+            let _ = self.handle_at(from_dir, &c_name(from)?);
+        }
+        Ok(())
     }
 
     pub(super) fn readlink(&self, worker: &mut Worker, fh: &Fh) -> Result<Bytes> {
@@ -358,7 +401,7 @@ impl Inner {
         let asked = tokio::time::Instant::now();
         let raw = c_name(name)?;
         worker.caller(|| {
-            let (handle, mount) = sys::name_to_handle(dir.path(), &raw)?;
+            let (handle, mount) = self.handle_at(dir, &raw)?;
             if self.mount.is_some_and(|ours| ours != mount) {
                 return Err(Error::new(libc::EXDEV));
             }
@@ -374,7 +417,7 @@ impl Inner {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let fd = rustix::fs::openat2(dir.path(), &raw, flags, Mode::empty(), self.resolve_flags());
             let fd = fd.map_err(os)?;
-            let (handle, _) = sys::name_to_handle(fd.as_fd(), c"")?;
+            let handle = self.handle_of(fd.as_fd(), Some((dir, &raw)))?;
             let fh = self.sealer.seal(&handle).ok_or_else(|| Error::new(libc::EOVERFLOW))?;
             Ok(Node { fh, attrs: self.attributer.new_found(&stat_of(&fd)?, asked)? })
         })

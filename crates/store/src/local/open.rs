@@ -1,6 +1,6 @@
 //! Opening and closing.
 
-use super::names::Path;
+use super::names::{Path, c_name};
 use super::object::{Object, os};
 use super::pool::Worker;
 use super::{Inner, Open};
@@ -41,7 +41,12 @@ impl Inner {
         Err(Error::because(libc::EBUSY, "a name came and went while it was opened"))
     }
 
-    fn open_existing(&self, worker: &mut Worker, object: &Arc<Object>, how: &OpenHow) -> Result<Opened> {
+    pub(super) fn open_existing(
+        &self,
+        worker: &mut Worker,
+        object: &Arc<Object>,
+        how: &OpenHow,
+    ) -> Result<Opened> {
         if object.kind == FileKind::Symlink {
             return Err(Error::new(libc::ELOOP));
         }
@@ -122,8 +127,9 @@ impl Inner {
             }
             // The descriptor of the object itself is one without rights.
             let path = Object::path_of(&fd, self.proc_fd.as_fd())?;
-            let object = self.adopt(path)?;
+            let object = self.adopt(path, Some((dir, &c_name(name)?)))?;
             object.keep_io(fd);
+            self.just_made(worker, Some(&object.fh));
             object
         };
         let object = self.objects.open(&object);
@@ -161,7 +167,7 @@ impl Inner {
         self.attributer.change_info(dir, before)
     }
 
-    fn add_open(&self, object: &Arc<Object>, access: OpenAccess) -> OpenId {
+    pub(super) fn add_open(&self, object: &Arc<Object>, access: OpenAccess) -> OpenId {
         let id = self.next_open.fetch_add(1, Ordering::Relaxed);
         self.opens.lock().insert(id, Open { object: object.clone(), access });
         OpenId(id)

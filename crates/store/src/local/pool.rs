@@ -8,11 +8,13 @@
 
 use super::object::os;
 use super::sys;
+use crate::journal::Log;
+use bytes::Bytes;
 use hither_vfs::{Cred, Error, Result};
 use parking_lot::{Condvar, Mutex};
 use rustix::thread::CapabilitySet;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 
@@ -34,6 +36,8 @@ struct Shared {
     work: Condvar,
     threads_max: usize,
     many_identities: bool,
+    /// What jobs appended to it is seen to behind each of them, when they hold no locks any more.
+    journal: Weak<Log>,
 }
 
 #[derive(Default)]
@@ -46,12 +50,13 @@ struct State {
 
 impl Pool {
     /// At most `threads_max` threads and `queue_max` jobs. Without `many_identities` everything happens as this process.
-    pub fn new(threads_max: usize, queue_max: usize, many_identities: bool) -> Self {
+    pub fn new(threads_max: usize, queue_max: usize, many_identities: bool, journal: Weak<Log>) -> Self {
         let shared = Shared {
             state: Mutex::default(),
             work: Condvar::new(),
             threads_max: threads_max.max(1),
             many_identities,
+            journal,
         };
         Self { shared: Arc::new(shared), room: Arc::new(Semaphore::new(queue_max.max(1))) }
     }
@@ -144,6 +149,12 @@ fn serve(shared: &Shared) {
                     tracing::error!("a call of the local directory panicked");
                 }
                 worker.caller = worker.nobody.clone();
+                if let Some(journal) = shared.journal.upgrade() {
+                    // Not by this thread while jobs wait for it: they would be written one by one.
+                    let alone = shared.state.lock().jobs.is_empty();
+                    journal.see_to(alone);
+                }
+                worker.call = None;
             });
             continue;
         }
@@ -164,6 +175,8 @@ fn serve(shared: &Shared) {
 pub(super) struct Worker {
     /// On whose behalf the job is.
     caller: Arc<Cred>,
+    /// The name of the call whose change is made.
+    pub call: Option<Bytes>,
     nobody: Arc<Cred>,
     /// What the thread's file-system uid is; gid and groups are those of `whose`. `None`: not known.
     uid: Option<u32>,
@@ -178,7 +191,7 @@ impl Worker {
         let nobody = Arc::new(Cred { uid: 65534, gid: 65534, groups: Default::default() });
         let unfit =
             if many_identities { sys::own_umask().and_then(|()| drop_capabilities()).err() } else { None };
-        Self { caller: nobody.clone(), nobody, uid: None, whose: None, many_identities, unfit }
+        Self { caller: nobody.clone(), call: None, nobody, uid: None, whose: None, many_identities, unfit }
     }
 
     /// Whose call this is.

@@ -123,7 +123,7 @@ impl Inner {
         worker.caller(|| rustix::fs::ftruncate(&*fd, size).map_err(os))
     }
 
-    fn chmod(&self, object: &Object, mode: u32) -> Result<()> {
+    pub(super) fn chmod(&self, object: &Object, mode: u32) -> Result<()> {
         match sys::chmod(object.path(), mode) {
             Err(e) if e.errno == libc::ENOSYS && object.kind != FileKind::Symlink => {
                 let mode = Mode::from_raw_mode(mode);
@@ -135,7 +135,8 @@ impl Inner {
     }
 }
 
-fn time(set: Option<SetTime>) -> Timespec {
+/// As the kernel is told it; `None`: as it is.
+pub(super) fn time(set: Option<SetTime>) -> Timespec {
     match set {
         None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
         Some(SetTime::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },

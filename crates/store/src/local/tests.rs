@@ -12,8 +12,11 @@ use std::time::SystemTime;
 
 mod acls;
 mod clones;
+mod fresh;
 mod hostile;
 mod journaled;
+mod new;
+mod overlay;
 mod posix;
 mod power;
 mod watch;

@@ -2,18 +2,20 @@
 
 use super::io::FileAt;
 use super::journaled::named;
-use super::journaled::names::Done;
+use super::journaled::names::{Done, Recorded};
+use super::journaled::stock::Kind;
 use super::names::{Path, wanted};
+use super::new::{Begun, Got};
 use super::object::os;
 use super::pool::{Answer, Worker};
 use super::{Inner, Local};
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Creation, Cx, Data, DirPage, Error, Extra, Fh, File, FileKind, FileRange,
-    FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened,
-    PosixAcls, Read, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Trail,
-    Upcalls, Vfs, Want, Where, Wrote, XattrMode,
+    Access, Attrs, ChangeInfo, Create, Creation, Cx, Data, DirPage, Error, Extra, Fh, File, FileKind,
+    FileRange, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId,
+    Opened, PosixAcls, Read, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop,
+    Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
 };
 use rustix::fd::AsFd;
 use std::sync::Arc;
@@ -150,8 +152,32 @@ impl Vfs for Local {
     }
 
     async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
-        let (at, how) = (Path::from(at), how.clone());
-        self.run(cx, move |inner, worker| inner.open_file(worker, &at, &how)).await
+        let (at, how) = (Arc::new(Path::from(at)), how.clone());
+        if how.create != Create::No && self.inner.has_stock() {
+            let (at, how) = (at.clone(), how.clone());
+            let access = how.access;
+            match self
+                .make(cx, move |inner, worker, waits| inner.begin_open(worker, &at, &how, waits))
+                .await?
+            {
+                Got::Opened(opened) => return Ok(opened),
+                Got::Made(Made { node, dir }, object) => {
+                    let object = self.inner.objects.open(&object);
+                    let open = self.inner.add_open(&object, access);
+                    return Ok(Opened {
+                        node,
+                        open,
+                        created: true,
+                        dir: Some(dir),
+                        first: None,
+                        backing: None,
+                    });
+                }
+                Got::Otherwise | Got::Waits => {}
+            }
+        }
+        let made = |opened: &Opened| opened.created.then(|| opened.node.fh.clone());
+        self.known(cx, move |inner, worker| inner.open_file(worker, &at, &how), made).await
     }
 
     async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
@@ -208,11 +234,19 @@ impl Vfs for Local {
 
     async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let (dir, name, set) = (dir.clone(), name.clone(), set.clone());
+        if let Some(made) = self.make_in(cx, (&dir, &name), Kind::Directory, &set).await? {
+            return Ok(made);
+        }
         self.known(cx, move |inner, worker| inner.mkdir(worker, &dir, &name, &set), made).await
     }
 
     async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
         let (dir, name, what, set) = (dir.clone(), name.clone(), what.clone(), set.clone());
+        if what == Special::Regular
+            && let Some(made) = self.make_in(cx, (&dir, &name), Kind::File, &set).await?
+        {
+            return Ok(made);
+        }
         self.known(cx, move |inner, worker| inner.mknod(worker, &dir, &name, &what, &set), made).await
     }
 
@@ -424,7 +458,7 @@ impl Extra for Local {
 
     async fn set_acls(&self, cx: &Cx, fh: &Fh, acls: &PosixAcls) -> Result<Attrs> {
         let (fh, acls) = (fh.clone(), acls.clone());
-        self.change(cx, move |inner, worker| inner.set_acls(worker, &fh, &acls)).await
+        self.change_synced(cx, move |inner, worker| inner.set_acls(worker, &fh, &acls)).await
     }
 }
 
@@ -442,19 +476,107 @@ impl Local {
         Ok(wrote)
     }
 
-    /// A change of names or attributes.
+    /// A change of names or attributes: by a record, if possible.
     async fn change<T: Send + 'static>(
         &self,
         cx: &Cx,
         act: impl FnOnce(&Inner, &mut Worker) -> Result<Done<T>> + Send + 'static,
     ) -> Result<T> {
-        let (inner, call) = (self.inner.clone(), cx.call.clone());
-        let job = move |worker: &mut Worker, then: Answer<(T, bool)>| inner.changed(worker, call, act, then);
-        let (result, durable) = self.inner.pool.run_then(cx.cred.clone(), job).await?;
-        if !durable {
-            self.run(cx, |inner, worker| inner.stable_all_the_same(worker)).await?;
+        if !self.inner.has_records() {
+            return self.change_synced(cx, act).await;
         }
-        Ok(result)
+        let (inner, call) = (self.inner.clone(), cx.call.clone());
+        let job = move |worker: &mut Worker, then: Answer<_>| inner.recorded(worker, call, act, then);
+        let made = self.inner.changes.run_then(cx.cred.clone(), job).await?;
+        self.recorded(cx, made).await
+    }
+
+    /// A change, as far as the thread of changes came with it.
+    async fn recorded<T: Send + 'static, A>(&self, cx: &Cx, made: Recorded<T, A>) -> Result<T>
+    where
+        A: FnOnce(&Inner, &mut Worker) -> Result<Done<T>> + Send + 'static,
+    {
+        match made {
+            Recorded::Made(result, true) => Ok(result),
+            Recorded::Made(result, false) => {
+                self.run(cx, |inner, worker| inner.stable_all_the_same(worker)).await?;
+                Ok(result)
+            }
+            Recorded::Not(act) => self.change_synced(cx, act).await,
+            Recorded::Unsynced(done, unsynced) => {
+                let (inner, call) = (self.inner.clone(), cx.call.clone());
+                let job = move |worker: &mut Worker, then: Answer<T>| {
+                    inner.sync_done(worker, call, (*done, Some(unsynced)), then);
+                };
+                self.inner.pool.run_then(cx.cred.clone(), job).await
+            }
+        }
+    }
+
+    /// A change without a record.
+    async fn change_synced<T: Send + 'static>(
+        &self,
+        cx: &Cx,
+        act: impl FnOnce(&Inner, &mut Worker) -> Result<Done<T>> + Send + 'static,
+    ) -> Result<T> {
+        let (inner, call) = (self.inner.clone(), cx.call.clone());
+        let job = move |worker: &mut Worker, then: Answer<T>| inner.unrecorded(worker, call, act, then);
+        self.inner.pool.run_then(cx.cred.clone(), job).await
+    }
+
+    /// Something new by one record, if it can be made so. `begin` is told whether it may wait.
+    async fn make(
+        &self,
+        cx: &Cx,
+        begin: impl Fn(&Inner, &mut Worker, bool) -> Result<Begun> + Send + Sync + 'static,
+    ) -> Result<Got> {
+        let (inner, call, begin) = (self.inner.clone(), cx.call.clone(), Arc::new(begin));
+        let first = begin.clone();
+        let job = move |worker: &mut Worker, then: Answer<_>| match first(&inner, worker, false) {
+            Ok(Begun::Ready(ready)) => {
+                inner.recorded(
+                    worker,
+                    call,
+                    |inner: &Inner, worker: &mut Worker| inner.place(worker, ready),
+                    then,
+                );
+            }
+            Ok(Begun::Opened(opened)) => then(Ok(Recorded::Made(Got::Opened(*opened), true))),
+            Ok(Begun::Otherwise) => then(Ok(Recorded::Made(Got::Otherwise, true))),
+            Ok(Begun::Waits) => then(Ok(Recorded::Made(Got::Waits, true))),
+            Err(e) => then(Err(e)),
+        };
+        let made = self.inner.changes.run_then(cx.cred.clone(), job).await?;
+        match self.recorded(cx, made).await? {
+            Got::Waits => {}
+            got => return Ok(got),
+        }
+        match self.run(cx, move |inner, worker| begin(inner, worker, true)).await? {
+            Begun::Ready(ready) => self.change(cx, move |inner, worker| inner.place(worker, ready)).await,
+            Begun::Opened(opened) => Ok(Got::Opened(*opened)),
+            Begun::Otherwise | Begun::Waits => Ok(Got::Otherwise),
+        }
+    }
+
+    /// A new file or directory by one record; `None`: it is to be made in another way.
+    async fn make_in(
+        &self,
+        cx: &Cx,
+        (dir, name): (&Fh, &Name),
+        kind: Kind,
+        set: &SetAttr,
+    ) -> Result<Option<Made>> {
+        if !self.inner.has_stock() {
+            return Ok(None);
+        }
+        let (dir, name, set) = (dir.clone(), name.clone(), set.clone());
+        let begin = move |inner: &Inner, worker: &mut Worker, waits| {
+            inner.begin_in(worker, (&dir, &name), (kind, &set), waits)
+        };
+        match self.make(cx, begin).await? {
+            Got::Made(made, _) => Ok(Some(made)),
+            Got::Opened(_) | Got::Otherwise | Got::Waits => Ok(None),
+        }
     }
 
     /// A change that is stable when `act` returns, of an object that `which` tells: when the call has a name, it is known after a restart.
@@ -465,12 +587,15 @@ impl Local {
         which: impl FnOnce(&T) -> Option<Fh> + Send + 'static,
     ) -> Result<T> {
         let (inner, call) = (self.inner.clone(), cx.call.clone());
-        let job = move |worker: &mut Worker, then: Answer<T>| match act(&inner, worker) {
-            Ok(result) => {
-                let call = which(&result).and_then(|fh| named(call, &fh, 0));
-                inner.answer_known(call, result, then);
+        let job = move |worker: &mut Worker, then: Answer<T>| {
+            worker.call = call.clone();
+            match act(&inner, worker) {
+                Ok(result) => {
+                    let call = which(&result).and_then(|fh| named(call, &fh, 0));
+                    inner.answer_known(call, result, then);
+                }
+                Err(e) => then(Err(e)),
             }
-            Err(e) => then(Err(e)),
         };
         self.inner.pool.run_then(cx.cred.clone(), job).await
     }

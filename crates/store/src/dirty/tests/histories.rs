@@ -417,3 +417,11 @@ async fn writers_side_by_side() {
     let stats = s.dirty.stats();
     assert!(stats.dirty_bytes == 0 && stats.dirty_bytes_peak <= 64 << 10);
 }
+
+/// A time that is set is not that of bytes that were written before.
+#[test]
+fn a_time_is_set_after_what_was_written_before() {
+    let write = |at, len| Op::Write { open: 0, at, len, byte: 0 };
+    let ops = vec![write(104, 28), Op::Stat(0), write(102, 30), write(103, 32), Op::SetTime(0)];
+    play(ops, 65_657_237_924_905_832);
+}

@@ -5,6 +5,8 @@
 //! directory first, the newest ones only, and not those of long ago. It belongs to one epoch of the journal: one that was discarded or
 //! given up answers for nothing.
 
+use super::fresh::{self, Fresh};
+use super::names::Look;
 use super::{Record, keep, parse};
 use crate::journal::Found;
 use bytes::Bytes;
@@ -35,6 +37,8 @@ pub(in crate::local) struct Calls {
     dir: Option<PathBuf>,
     epoch: u64,
     inner: Mutex<Inner>,
+    /// Those whose records are not durable yet.
+    fresh: Option<Fresh>,
 }
 
 #[derive(Default)]
@@ -46,8 +50,8 @@ struct Inner {
 }
 
 impl Calls {
-    /// Those that a journal and the file beside it tell of.
-    pub fn of(found: &Found, dir: Option<&Path>) -> io::Result<Self> {
+    /// Those that a journal and the files beside it tell of. With all that a killed server changed applied and synced.
+    pub fn of(found: &Found, dir: Option<&Path>, look: &Look<'_>) -> io::Result<Self> {
         let epoch = found.epoch();
         let now = Instant::now();
         let mut all = VecDeque::new();
@@ -60,8 +64,31 @@ impl Calls {
             }
             Ok(())
         })?;
+        let mut fresh = None;
+        let found = match (dir, fresh::boot()) {
+            (Some(dir), Some(boot)) => Fresh::open(dir, epoch, &boot, look),
+            _ => Ok(None),
+        };
+        if let (Some(dir), Some((file, made))) = (dir, found?) {
+            let made = fresh::unknown(all.iter().map(|(.., call)| call), made);
+            if !made.is_empty() {
+                tracing::info!("journal: {} calls were made and had no record", made.len());
+                rustix::fs::syncfs(look.top)?;
+                made.into_iter().for_each(|call| push(&mut all, (0, now, call)));
+                // They have no record to be found in another time.
+                if let Err(e) = keep(dir, FILE, &encode(epoch, all.iter().map(|(.., call)| call))) {
+                    tracing::warn!("{FILE}: {e}; a call that is repeated after a restart may be made again");
+                }
+            }
+            fresh = Some(file);
+        }
         let inner = Mutex::new(Inner { all, kept: 0 });
-        Ok(Self { dir: dir.map(Path::to_path_buf), epoch, inner })
+        Ok(Self { dir: dir.map(Path::to_path_buf), epoch, inner, fresh })
+    }
+
+    /// Those whose records are not durable yet.
+    pub fn fresh(&self) -> Option<&Fresh> {
+        self.fresh.as_ref()
     }
 
     /// All of them, oldest first.
@@ -182,13 +209,13 @@ pub(super) fn done(call: &Answered) -> Vec<u8> {
     out
 }
 
-fn put(out: &mut Vec<u8>, bytes: &[u8]) {
+pub(super) fn put(out: &mut Vec<u8>, bytes: &[u8]) {
     debug_assert!(bytes.len() <= usize::from(u8::MAX), "names of calls and handles are short");
     out.push(bytes.len() as u8);
     out.extend_from_slice(bytes);
 }
 
-fn take(rest: &mut &[u8]) -> Option<Bytes> {
+pub(super) fn take(rest: &mut &[u8]) -> Option<Bytes> {
     let (&len, tail) = rest.split_first()?;
     let (bytes, tail) = tail.split_at_checked(len.into())?;
     *rest = tail;
@@ -242,7 +269,7 @@ mod tests {
     fn the_newest_are_kept_and_only_with_what_is_given_back() {
         let dir = Dir::new();
         let dir = &dir.0;
-        let calls = Calls { dir: Some(dir.clone()), epoch: 7, inner: Mutex::default() };
+        let calls = Calls { dir: Some(dir.clone()), epoch: 7, inner: Mutex::default(), fresh: None };
         let count = CALLS_MAX as u32 + 10;
         (1..=count).for_each(|n| calls.add(n.into(), call(n)));
         // The last one's record stays in the journal, and may not be durable there.
@@ -255,7 +282,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn calls_of_long_ago_are_forgotten() {
         let dir = Dir::new();
-        let calls = Calls { dir: Some(dir.0.clone()), epoch: 7, inner: Mutex::default() };
+        let calls = Calls { dir: Some(dir.0.clone()), epoch: 7, inner: Mutex::default(), fresh: None };
         calls.add(1, call(1));
         tokio::time::advance(AGE_MAX).await;
         calls.add(2, call(2));

@@ -8,7 +8,7 @@
 //! and are made again in their order; only of the first of them it is not known, and a look at its names tells: a file that is not at
 //! the name any more was removed or moved.
 //!
-//! Every object in a record has a durable inode already: what makes new ones (and what has no record) is synced as without a journal, which
+//! Every object in a record has a durable inode already: new ones are out of `stock`; what makes others (and what has no record) is synced as without a journal, which
 //! makes all that came before it durable, too; and while such a change is under way others are synced as well, so that nothing that was
 //! acknowledged stands on something that may be lost.
 //!
@@ -20,6 +20,8 @@ use super::super::object::{Object, os};
 use super::super::pool::{Answer, Worker};
 use super::super::{Inner, sys};
 use super::answered::named;
+use super::fresh::Fresh;
+use super::stock::Stock;
 use super::{Journaled, plain};
 use bytes::Bytes;
 use hither_vfs::{Answered, Error, Fh, FileKind, Result, Time};
@@ -36,11 +38,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Kinds of records; 1 and 2 are those of bytes.
+/// Kinds of records; 1 and 2 are those of bytes, 7 and 8 those of calls.
 const REMOVE: u8 = 3;
 const RENAME: u8 = 4;
 const LINK: u8 = 5;
 const ATTRS: u8 = 6;
+const MAKE: u8 = 9;
 /// Name of the mark in its directory.
 const MARK_FILE: &str = "journal-position";
 /// What it starts with; the journal's epoch follows.
@@ -61,6 +64,8 @@ pub(in crate::local) enum Change {
     Link { fh: Fh, dir: Fh, name: Bytes },
     /// Attributes of `fh` became these.
     Attrs { fh: Fh, set: Became },
+    /// `made` became this and went from where it waited (`stock`) to a name that nothing had.
+    Make { from: (Fh, Bytes), to: (Fh, Bytes), made: Fh, set: Became },
 }
 
 /// Attributes as they were after a change; those that it did not set are `None`.
@@ -96,14 +101,24 @@ struct Numbers {
     unsynced: u32,
 }
 
+/// What became of a change that should have a record.
+pub(in crate::local) enum Recorded<T, A> {
+    /// It was made, and has one. `false`: and the journal failed.
+    Made(T, bool),
+    /// It was not made: others are under way that have none, so it is to be made and synced.
+    Not(A),
+    /// It was made, has none, and is to be synced.
+    Unsynced(Box<Done<T>>, Unsynced),
+}
+
 /// A change without a record that is under way.
-pub(in crate::local) struct Unsynced<'a> {
-    names: &'a Names,
+pub(in crate::local) struct Unsynced {
+    names: Arc<Names>,
     /// It was made and not synced.
     pub dirty: bool,
 }
 
-impl Drop for Unsynced<'_> {
+impl Drop for Unsynced {
     fn drop(&mut self) {
         // It failed half-way: what is left of it must be durable before others build on it.
         if self.dirty
@@ -169,9 +184,9 @@ impl Names {
         }
     }
 
-    fn begin_unsynced(&self) -> Unsynced<'_> {
+    fn begin_unsynced(self: &Arc<Self>) -> Unsynced {
         self.numbers.lock().unsynced += 1;
-        Unsynced { names: self, dirty: false }
+        Unsynced { names: self.clone(), dirty: false }
     }
 
     /// Sets the mark back by so much: as if the file system had kept a change and not the mark.
@@ -181,7 +196,7 @@ impl Names {
     }
 }
 
-fn is_on(place: &Path, dev: u64) -> bool {
+pub(super) fn is_on(place: &Path, dev: u64) -> bool {
     std::fs::metadata(place).is_ok_and(|m| m.dev() == dev)
 }
 
@@ -197,38 +212,78 @@ fn set_number(mark: BorrowedFd<'_>, number: u64) -> io::Result<()> {
 }
 
 impl Inner {
-    fn names_journal(&self) -> Option<(&Journaled, &Names)> {
+    fn names_journal(&self) -> Option<(&Journaled, &Arc<Names>)> {
         let journal = self.journal.as_ref().filter(|j| self.options.stable && j.is_on())?;
-        Some((journal, journal.names.as_deref()?))
+        Some((journal, journal.names.as_ref()?))
+    }
+
+    /// Whether changes of names and attributes have records.
+    pub(in crate::local) fn has_records(&self) -> bool {
+        self.names_journal().is_some()
+    }
+
+    /// What is durable and waits for a name, where making it has a record.
+    pub(in crate::local) fn stock(&self) -> Option<&Stock> {
+        self.names_journal()?.0.stock.as_ref()
     }
 
     /// A change without a record begins; it ends, durable, when the result is dropped. `None` where there are no records.
-    pub(in crate::local) fn unsynced(&self) -> Option<Unsynced<'_>> {
+    pub(in crate::local) fn unsynced(&self) -> Option<Unsynced> {
         self.names_journal().map(|(_, names)| names.begin_unsynced())
     }
 
-    /// Makes a change for `call` and has it made durable, by a record if possible. `then` is told: `(_, false)` when it was done and the
-    /// journal failed.
-    pub(in crate::local) fn changed<T: Send + 'static>(
+    fn fresh(&self) -> Option<&Fresh> {
+        self.journal.as_ref().filter(|j| self.options.stable && j.is_on())?.calls.fresh()
+    }
+
+    /// A change is about to be made for the worker's call, as far as is known.
+    pub(in crate::local) fn about_to(&self, worker: &Worker, change: Option<&Change>) {
+        if let (Some(call), Some(change), Some(fresh)) = (&worker.call, change, self.fresh()) {
+            fresh.begun(call, change);
+        }
+    }
+
+    /// The worker's call has made its change, of this object; `None`: it has not.
+    pub(in crate::local) fn just_made(&self, worker: &Worker, object: Option<&Fh>) {
+        match (&worker.call, self.fresh(), object) {
+            (Some(call), Some(fresh), Some(object)) => fresh.made(call, object),
+            (Some(call), Some(fresh), None) => fresh.failed(call),
+            _ => {}
+        }
+    }
+
+    /// A change, with what a restart has to know of the call until it has a record.
+    fn act<T>(
+        &self,
+        worker: &mut Worker,
+        call: Option<&Bytes>,
+        act: impl FnOnce(&Self, &mut Worker) -> Result<Done<T>>,
+    ) -> Result<Done<T>> {
+        worker.call = call.cloned();
+        let done = act(self, worker);
+        self.just_made(worker, done.as_ref().ok().and_then(|done| done.object.as_ref()));
+        worker.call = None;
+        done
+    }
+
+    /// Makes a change for `call`, and its record. `then` is told when that is durable.
+    pub(in crate::local) fn recorded<T, A>(
         &self,
         worker: &mut Worker,
         call: Option<Bytes>,
-        act: impl FnOnce(&Self, &mut Worker) -> Result<Done<T>>,
-        then: Answer<(T, bool)>,
-    ) {
-        let Some((journal, names)) = self.names_journal() else {
-            let done = act(self, worker).and_then(|done| self.synced(worker, call, done));
-            return self.answer_synced(done, then);
-        };
+        act: A,
+        then: Answer<Recorded<T, A>>,
+    ) where
+        T: Send + 'static,
+        A: FnOnce(&Self, &mut Worker) -> Result<Done<T>> + Send + 'static,
+    {
+        let Some((journal, names)) = self.names_journal() else { return then(Ok(Recorded::Not(act))) };
         let mut numbers = names.numbers.lock();
         if numbers.unsynced > 0 {
             drop(numbers);
-            let unsynced = names.begin_unsynced();
-            let done = act(self, worker).and_then(|done| self.synced(worker, call, done));
-            drop(unsynced);
-            return self.answer_synced(done, then);
+            return then(Ok(Recorded::Not(act)));
         }
-        let done = match act(self, worker) {
+        let done = match self.act(worker, call.as_ref(), act) {
             Ok(done) => done,
             Err(e) => {
                 drop(numbers);
@@ -243,15 +298,52 @@ impl Inner {
         let Some(record) = record else {
             numbers.unsynced += 1;
             drop(numbers);
-            let unsynced = Unsynced { names, dirty: false };
-            let done = self.synced(worker, call, done);
-            drop(unsynced);
-            return self.answer_synced(done, then);
+            // Whoever asked may have gone: then it is synced when this is dropped.
+            let dirty = !done.touched.is_empty();
+            return then(Ok(Recorded::Unsynced(Box::new(done), Unsynced { names: names.clone(), dirty })));
         };
         numbers.next += 1;
         let result = done.result;
         let call = done.object.and_then(|fh| named(call, &fh, 0));
-        journal.append_for(call, &[&record], Box::new(move |durable| then(Ok((result, durable)))));
+        let then = Box::new(move |durable| then(Ok(Recorded::Made(result, durable))));
+        journal.append_for(call, &[&record], then);
+    }
+
+    /// Makes a change for `call` and has it made durable without a record.
+    pub(in crate::local) fn unrecorded<T: Send + 'static>(
+        &self,
+        worker: &mut Worker,
+        call: Option<Bytes>,
+        act: impl FnOnce(&Self, &mut Worker) -> Result<Done<T>>,
+        then: Answer<T>,
+    ) {
+        let unsynced = self.unsynced();
+        match self.act(worker, call.as_ref(), act) {
+            Ok(done) => self.sync_done(worker, call, (done, unsynced), then),
+            Err(e) => {
+                drop(unsynced);
+                then(Err(e));
+            }
+        }
+    }
+
+    /// Has a change made durable that has no record.
+    pub(in crate::local) fn sync_done<T: Send + 'static>(
+        &self,
+        worker: &mut Worker,
+        call: Option<Bytes>,
+        (done, mut unsynced): (Done<T>, Option<Unsynced>),
+        then: Answer<T>,
+    ) {
+        let done = self.synced(worker, call, done);
+        if let Some(unsynced) = &mut unsynced {
+            unsynced.dirty = false;
+        }
+        drop(unsynced);
+        match done {
+            Ok((result, call)) => self.answer_known(call, result, then),
+            Err(e) => then(Err(e)),
+        }
     }
 
     fn synced<T>(
@@ -263,14 +355,6 @@ impl Inner {
         let touched: SmallVec<[&Object; 2]> = done.touched.iter().map(|object| &**object).collect();
         self.sync(worker, &touched)?;
         Ok((done.result, done.object.and_then(|fh| named(call, &fh, 0))))
-    }
-
-    /// Tells of a change that was synced.
-    fn answer_synced<T: Send + 'static>(&self, done: Result<(T, Option<Answered>)>, then: Answer<(T, bool)>) {
-        match done {
-            Ok((result, call)) => self.answer_known(call, (result, true), then),
-            Err(e) => then(Err(e)),
-        }
     }
 }
 
@@ -327,13 +411,26 @@ impl Rest<'_> {
 }
 
 impl Change {
+    /// Its names.
+    pub fn names(&self) -> SmallVec<[(Fh, Bytes); 2]> {
+        match self {
+            Self::Remove { dir, name, .. } | Self::Link { dir, name, .. } => {
+                smallvec::smallvec![(dir.clone(), name.clone())]
+            }
+            Self::Rename { from, to, .. } => smallvec::smallvec![from.clone(), to.clone()],
+            Self::Make { to, .. } => smallvec::smallvec![to.clone()],
+            Self::Attrs { .. } => SmallVec::new(),
+        }
+    }
+
     /// What was changed, moved or removed.
     pub fn object(&self) -> &Fh {
         match self {
             Self::Remove { victim: fh, .. }
             | Self::Rename { moved: fh, .. }
             | Self::Link { fh, .. }
-            | Self::Attrs { fh, .. } => fh,
+            | Self::Attrs { fh, .. }
+            | Self::Make { made: fh, .. } => fh,
         }
     }
 
@@ -344,6 +441,7 @@ impl Change {
             Self::Rename { .. } => RENAME,
             Self::Link { .. } => LINK,
             Self::Attrs { .. } => ATTRS,
+            Self::Make { .. } => MAKE,
         }];
         out.extend_from_slice(&number.to_le_bytes());
         match self {
@@ -364,11 +462,13 @@ impl Change {
             }
             Self::Attrs { fh, set } => {
                 put(&mut out, &fh.0);
-                let (uid, gid, mode) = set.owner.unwrap_or_default();
-                out.push(set.owner.is_some().into());
-                [uid, gid, mode].into_iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
-                put_time(&mut out, set.atime);
-                put_time(&mut out, set.mtime);
+                set.put(&mut out);
+            }
+            Self::Make { from, to, made, set } => {
+                for part in [&from.0.0, &from.1, &to.0.0, &to.1, &made.0] {
+                    put(&mut out, part);
+                }
+                set.put(&mut out);
             }
         }
         out
@@ -393,28 +493,34 @@ impl Change {
                 replaced: rest.fh().map(|fh| (!fh.0.is_empty()).then_some(fh))?,
             },
             LINK => Self::Link { fh: rest.fh()?, dir: rest.fh()?, name: rest.bytes()? },
-            ATTRS => {
-                let (fh, has_owner) = (rest.fh()?, rest.flag()?);
-                let owner = (rest.u32()?, rest.u32()?, rest.u32()?);
-                let set =
-                    Became { owner: has_owner.then_some(owner), atime: rest.time()?, mtime: rest.time()? };
-                Self::Attrs { fh, set }
-            }
+            ATTRS => Self::Attrs { fh: rest.fh()?, set: Became::take(&mut rest)? },
+            MAKE => Self::Make {
+                from: (rest.fh()?, rest.bytes()?),
+                to: (rest.fh()?, rest.bytes()?),
+                made: rest.fh()?,
+                set: Became::take(&mut rest)?,
+            },
             _ => return None,
         };
         rest.0.is_empty().then_some((number, change))
     }
 }
 
-/// Makes changes again.
-pub(super) struct Redo<'a> {
+/// Where changes are.
+#[derive(Clone, Copy)]
+pub(in crate::local) struct Look<'a> {
     pub sealer: &'a Sealer,
     pub top: BorrowedFd<'a>,
+}
+
+/// Makes changes again.
+pub(super) struct Redo<'a> {
+    pub look: Look<'a>,
     pub names: &'a Names,
     /// Up to which number the file system has them.
     pub kept: u64,
-    /// How many were made again, and how many could not be.
-    pub count: (u64, u64),
+    /// How many were made again, how many could not be, and how many of the former were of something new.
+    pub count: (u64, u64, u64),
 }
 
 impl Redo<'_> {
@@ -424,7 +530,10 @@ impl Redo<'_> {
             return Ok(());
         }
         match self.make(change).map_err(plain)? {
-            true => self.count.0 += 1,
+            true => {
+                self.count.0 += 1;
+                self.count.2 += u64::from(matches!(change, Change::Make { .. }));
+            }
             false => {
                 self.count.1 += 1;
                 tracing::warn!(
@@ -437,6 +546,13 @@ impl Redo<'_> {
         set_number(self.names.mark.as_fd(), number)
     }
 
+    /// `false`: it cannot be made and is not made.
+    fn make(&self, change: &Change) -> Result<bool> {
+        self.look.make(change)
+    }
+}
+
+impl Look<'_> {
     fn open(&self, fh: &Fh, flags: OFlags) -> Result<Option<OwnedFd>> {
         let handle = self.sealer.open(fh)?;
         let flags = (OFlags::PATH | OFlags::NOFOLLOW | flags).bits() as i32;
@@ -455,6 +571,24 @@ impl Redo<'_> {
             Err(e) if e.errno == libc::ENOENT => Ok(None),
             Err(e) => Err(e),
         }
+    }
+
+    /// Whether a change that was begun was made, by its names. To be asked of one that nobody else was at.
+    pub fn was_made(&self, change: &Change) -> Result<bool> {
+        let at = |(dir, name): (&Fh, &Bytes)| match self.open(dir, OFlags::DIRECTORY)? {
+            Some(dir) => self.at(&dir, name),
+            None => Ok(None),
+        };
+        Ok(match change {
+            Change::Remove { dir, name, victim, .. } => at((dir, name))?.as_ref() != Some(victim),
+            Change::Rename { from, to, moved, .. } => {
+                at((&to.0, &to.1))?.as_ref() == Some(moved) && at((&from.0, &from.1))?.as_ref() != Some(moved)
+            }
+            Change::Link { fh, dir, name } => at((dir, name))?.as_ref() == Some(fh),
+            Change::Make { to, made, .. } => at((&to.0, &to.1))?.as_ref() == Some(made),
+            // Made again it does no harm.
+            Change::Attrs { .. } => false,
+        })
     }
 
     /// `false`: it cannot be made and is not made.
@@ -499,6 +633,17 @@ impl Redo<'_> {
                 // Nobody has it any more.
                 None => Ok(true),
             },
+            Change::Make { from, to, made: object, set } => {
+                let (Some(old), Some(new)) = (dir(&from.0)?, dir(&to.0)?) else { return Ok(false) };
+                if self.at(&new, &to.1)?.as_ref() == Some(object) {
+                    // It had all the rest before it came there.
+                    return Ok(true);
+                }
+                let (waits, there) = (self.at(&old, &from.1)?, self.open(object, OFlags::empty())?);
+                let Some(file) = there.filter(|_| waits.as_ref() == Some(object)) else { return Ok(false) };
+                set.apply(file.as_fd())?;
+                made(rustix::fs::renameat_with(&old, &from.1[..], &new, &to.1[..], RenameFlags::NOREPLACE))
+            }
         }
     }
 }
@@ -529,6 +674,26 @@ impl Became {
             atime: set.atime.map(|_| time(stat.stx_atime)),
             mtime: set.mtime.map(|_| time(stat.stx_mtime)),
         })
+    }
+
+    /// All that is set of a new object.
+    pub fn whole(object: &Object) -> Result<Self> {
+        let to = Some(hither_vfs::SetTime::Now);
+        Self::of(object, &hither_vfs::SetAttr { mode: Some(0), atime: to, mtime: to, ..Default::default() })
+    }
+
+    fn put(&self, out: &mut Vec<u8>) {
+        let (uid, gid, mode) = self.owner.unwrap_or_default();
+        out.push(self.owner.is_some().into());
+        [uid, gid, mode].into_iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
+        put_time(out, self.atime);
+        put_time(out, self.mtime);
+    }
+
+    fn take(rest: &mut Rest<'_>) -> Option<Self> {
+        let has_owner = rest.flag()?;
+        let owner = (rest.u32()?, rest.u32()?, rest.u32()?);
+        Some(Self { owner: has_owner.then_some(owner), atime: rest.time()?, mtime: rest.time()? })
     }
 
     fn apply(&self, file: BorrowedFd<'_>) -> Result<()> {

@@ -62,6 +62,8 @@ impl Disk {
         std::fs::copy(&image, self.image()).unwrap();
         self.mount();
         assert!(sh("umount", &["-l", &root]));
+        // The machine would know that it was switched on again.
+        let _ = std::fs::remove_file(self.root().join("state").join(super::super::journaled::fresh::FILE));
         std::fs::remove_file(image).unwrap();
     }
 
@@ -84,8 +86,9 @@ impl Drop for Disk {
 
 #[derive(Debug, Clone)]
 enum Op {
-    Create(String, u32),
+    Create(String, u32, Way),
     Mkdir(String),
+    Symlink(String),
     Write(String, u64, Vec<u8>),
     Remove(String),
     Rename(String, String),
@@ -95,9 +98,20 @@ enum Op {
     Cut(String, u64),
 }
 
+/// How a file is made.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Mknod,
+    /// An open that finds no file.
+    Open,
+    /// One that must make it, with a verifier in its times.
+    Exclusive(i64),
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Thing {
     is_dir: bool,
+    is_link: bool,
     bytes: Vec<u8>,
     mode: u32,
     /// Of the last call that set it, unless something else changed it since.
@@ -119,7 +133,14 @@ impl Truth {
 
     fn apply(&mut self, op: &Op) {
         match op.clone() {
-            Op::Create(name, mode) => self.add(name, Thing { mode, ..Thing::default() }),
+            Op::Create(name, mode, way) => {
+                let mtime = if let Way::Exclusive(verifier) = way { Some(verifier) } else { None };
+                self.add(name, Thing { mode, mtime, ..Thing::default() });
+            }
+            Op::Symlink(name) => {
+                let bytes = name.clone().into_bytes();
+                self.add(name, Thing { is_link: true, mode: 0o777, bytes, ..Thing::default() });
+            }
             Op::Mkdir(name) => self.add(name, Thing { is_dir: true, mode: 0o755, ..Thing::default() }),
             Op::Write(name, at, bytes) => {
                 let (thing, at) = (self.at(&name), at as usize);
@@ -169,27 +190,33 @@ impl Truth {
     fn next(&self, dice: u64) -> Op {
         let name = |dice: u64| format!("{}/n{}", ["a", "b"][dice as usize % 2], (dice >> 8) % 9);
         let two = name(mix(dice ^ 2));
-        // What is new is synced, with all that came before: not too often.
-        let is_new = self.names.len() < 6 || mix(dice ^ 5).is_multiple_of(24);
+        let is_new = self.names.len() < 6 || mix(dice ^ 5).is_multiple_of(6);
         let old = self.names.keys().nth((dice >> 20) as usize % self.names.len().max(1)).cloned();
         let one = old.filter(|_| !is_new).unwrap_or_else(|| name(mix(dice ^ 1)));
         let Some(thing) = self.names.get(&one).map(|&id| &self.things[id]) else {
-            return match dice.is_multiple_of(5) {
-                true => Op::Mkdir(one),
-                false => Op::Create(one, 0o600 + dice as u32 % 0o60),
+            let mode = 0o600 + dice as u32 % 0o60;
+            return match mix(dice ^ 6) % 40 {
+                // What has no record is synced, with all that came before: not too often.
+                0 => Op::Symlink(one),
+                1..10 => Op::Mkdir(one),
+                10..20 => Op::Create(one, mode, Way::Open),
+                20..30 => Op::Create(one, mode, Way::Exclusive((dice % 100_000) as i64)),
+                _ => Op::Create(one, mode, Way::Mknod),
             };
         };
+        let is_file = !thing.is_dir && !thing.is_link;
         let may_replace = self.names.get(&two).is_none_or(|&id| !self.things[id].is_dir && !thing.is_dir);
         match dice % 24 {
             0..2 => Op::Remove(one),
             2..9 if may_replace => Op::Rename(one, two),
             9..12 if !thing.is_dir && !self.names.contains_key(&two) => Op::Link(one, two),
             12..15 => Op::Time(one, (dice % 100_000) as i64),
-            15 if !thing.is_dir => Op::Cut(one, dice % 9000),
-            16..21 if !thing.is_dir => {
+            15 if is_file => Op::Cut(one, dice % 9000),
+            16..21 if is_file => {
                 let (at, len) = (mix(dice ^ 3) % 20_000, 1 + mix(dice ^ 4) % 15_000);
                 Op::Write(one, at, (0..len).map(|i| mix(dice).wrapping_add(i) as u8).collect())
             }
+            _ if thing.is_link => Op::Remove(one),
             _ => Op::Mode(one, 0o600 + (dice >> 8) as u32 % 0o100),
         }
     }
@@ -226,9 +253,29 @@ async fn run(
     let fh = |truth: &Truth, path: &str| truth.things[truth.names[path]].fh.clone().unwrap();
     let mut made = None;
     match op {
-        Op::Create(path, bits) => {
+        Op::Create(path, bits, Way::Mknod) => {
             let (dir, last) = place(path);
             made = Some(l.mknod(&cx, &dir, &last, &Special::Regular, &mode(*bits)).await?.node.fh);
+        }
+        Op::Create(path, bits, way) => {
+            let (dir, last) = place(path);
+            let create = match way {
+                Way::Exclusive(secs) => {
+                    let verifier = Some(SetTime::To(Time { secs: *secs, nanos: 7 }));
+                    Create::Exclusive(SetAttr { atime: verifier, mtime: verifier, ..mode(*bits) })
+                }
+                _ => Create::IfMissing(mode(*bits)),
+            };
+            let opened = l.open(&cx, Where::name(&dir, &last), &how(both(), create)).await?;
+            assert!(opened.created);
+            made = Some(opened.node.fh.clone());
+            // It is acknowledged when the open is: what becomes of the close is another matter.
+            let _ = l.close(&cx, &opened.node.fh, opened.open).await;
+        }
+        Op::Symlink(path) => {
+            let (dir, last) = place(path);
+            let target = path.clone().into();
+            made = Some(l.symlink(&cx, &dir, &last, &target, &SetAttr::default()).await?.node.fh);
         }
         Op::Mkdir(path) => {
             let (dir, last) = place(path);
@@ -267,7 +314,7 @@ async fn run(
         }
     }
     truth.apply(op);
-    if let (Some(fh), Op::Create(path, _) | Op::Mkdir(path)) = (made, op) {
+    if let (Some(fh), Op::Create(path, ..) | Op::Mkdir(path) | Op::Symlink(path)) = (made, op) {
         truth.at(path).fh = Some(fh);
     }
     Ok(())
@@ -291,13 +338,22 @@ async fn found(l: &Local, client: usize, truth: &Truth, at: &Path) -> BTreeMap<S
             let path = format!("{dir}/{last}");
             let node = find(l, &root(), &format!("c{client}{path}")).await.unwrap();
             let first = first.entry(node.attrs.attr.fileid).or_insert(path.clone()).clone();
-            let is_dir = node.attrs.attr.kind == FileKind::Directory;
-            let bytes =
-                if is_dir { Vec::new() } else { read_all(l, &root(), &node.fh).await.unwrap().to_vec() };
+            let (is_dir, is_link) = match node.attrs.attr.kind {
+                FileKind::Directory => (true, false),
+                FileKind::Symlink => (false, true),
+                _ => (false, false),
+            };
+            let bytes = match (is_dir, is_link) {
+                (true, _) => Bytes::new(),
+                (_, true) => l.readlink(&root(), &node.fh).await.unwrap(),
+                _ => read_all(l, &root(), &node.fh).await.unwrap(),
+            };
+            assert_eq!(node.attrs.attr.uid, if client == 1 { 1000 } else { 0 }, "{path}");
             let expected = truth.names.get(&path).map(|&id| &truth.things[id]);
             let mtime = expected.and_then(|thing| thing.mtime).map(|_| node.attrs.attr.mtime.secs);
             let fh = expected.and_then(|thing| thing.fh.as_ref()).map(|_| node.fh.clone());
-            out.insert(path, (Thing { is_dir, bytes, mode: node.attrs.attr.mode, mtime, fh }, first));
+            let mode = node.attrs.attr.mode;
+            out.insert(path, (Thing { is_dir, is_link, bytes: bytes.to_vec(), mode, mtime, fh }, first));
         }
     }
     out
@@ -353,12 +409,13 @@ async fn lives(rounds: u64, seed: u64) {
             l.mkdir(&root(), &base, &name(&name_of), &mode(0o777)).await.unwrap();
         }
     }
-    let (mut changes, mut redone, mut known_only) = (0, 0, 0);
+    let (mut changes, mut redone, mut known_only, mut made) = (0, 0, 0, 0);
     for round in 0..rounds {
         let l = Arc::new(disk.serve());
         let again = l.inner.journal.as_ref().unwrap().redone;
         assert_eq!(again.1, 0, "seed {seed}, life {round}: changes that could not be made again");
         redone += again.0;
+        made += again.2;
         let known: BTreeSet<Bytes> = l.answered().into_iter().map(|a| a.call).collect();
         for call in answered.iter_mut().flat_map(std::mem::take) {
             assert!(known.contains(&call), "seed {seed}, life {round}: {call:?} would be made again");
@@ -395,9 +452,9 @@ async fn lives(rounds: u64, seed: u64) {
             }
             *truth = now
                 .unwrap_or_else(|| panic!("seed {seed}, life {round}, client {client}, {may_be:?}:\n{why}"));
-            let made = truth.names.iter().filter(|(_, id)| truth.things[**id].fh.is_none());
-            let made: Vec<String> = made.map(|(name, _)| name.clone()).collect();
-            for path in made {
+            let found = truth.names.iter().filter(|(_, id)| truth.things[**id].fh.is_none());
+            let found: Vec<String> = found.map(|(name, _)| name.clone()).collect();
+            for path in found {
                 truth.at(&path).fh = Some(find(&l, &root(), &format!("c{client}{path}")).await.unwrap().fh);
             }
         }
@@ -456,6 +513,7 @@ async fn lives(rounds: u64, seed: u64) {
             let truth = &mut truths[0];
             let last = (0..).map(|n| truth.next(mix(seed ^ (round << 40) ^ (9 << 32) ^ n)));
             let named = |op: &Op| match op {
+                Op::Create(..) | Op::Mkdir(_) => true,
                 Op::Remove(path) => !truth.things[truth.names[path]].is_dir,
                 Op::Rename(a, b) => truth.names.get(a) != truth.names.get(b),
                 Op::Link(..) => true,
@@ -474,9 +532,10 @@ async fn lives(rounds: u64, seed: u64) {
         }
     }
     println!(
-        "{rounds} lives, {changes} changes acknowledged, {redone} of them lost by the file system; {known_only} made and not answered"
+        "{rounds} lives, {changes} changes acknowledged, {redone} of them lost by the file system, {made} of these of something new; \
+         {known_only} made and not answered"
     );
-    assert!(redone > 0, "nothing was lost");
+    assert!(redone > 0 && made > 0, "nothing was lost");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -548,6 +607,7 @@ async fn changes_of_any_user_have_records() {
     let f = create(&l, &user, &sub, "a", 0o644).await.unwrap();
     l.close(&user, &f.node.fh, f.open).await.unwrap();
     let used = || l.inner.journal.as_ref().unwrap().log.used().0;
+    l.inner.journal.as_ref().unwrap().log.checkpoint().unwrap();
     assert_eq!(used(), 0);
     l.rename(&user, (&sub, &name("a")), (&sub, &name("b")), None, RenameFlags::empty()).await.unwrap();
     assert!(used() > 0, "it was synced");

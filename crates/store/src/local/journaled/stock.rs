@@ -1,0 +1,424 @@
+//! Files and directories that are durable already and wait for a name.
+//!
+//! The handle of a new object names an inode, and an inode that a power cut takes away does not come back with its number. So new
+//! objects are made and synced ahead of need, many with one sync, where no client can see them; what a client then makes is one of
+//! them, with its owner and permissions, moved to its name (`local::new`). That changes names and attributes of what is durable, and
+//! is one record of the journal (`names::Change::Make`).
+//!
+//! The place is a directory beside the mark. It is reached through the mount that is served, because nothing can be moved from one
+//! mount to another; and whoever makes something moves it himself, with his own rights, so that the kernel decides whether he may:
+//! everybody may write to the directory, and nobody can reach it, because the one above it is the superuser's alone.
+//!
+//! What is left there by a life before is removed at the start, when the journal was applied and is empty; at an orderly end nothing
+//! is left.
+
+use super::super::handle::Sealer;
+use super::super::object::{os, stat};
+use super::super::{attr, sys};
+use super::names::{self, Names};
+use super::{Touched, plain};
+use hither_vfs::{Fh, Result};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+#[cfg(test)]
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The directory beside the mark that only the superuser may enter.
+const OUTER: &str = "journal-new";
+/// The directory in it.
+const INNER: &str = "stock";
+/// Its group: files that have it, too, were given the group of their directory (mount option `grpid`).
+const GROUP: u32 = 65534;
+/// How many are kept in the beginning, by kind (in tests few, so that others are made all the time), and
+const FIRST: [usize; KINDS] = if cfg!(test) { [4, 2] } else { [64, 16] };
+/// at most, when they were all taken before there were others.
+const MOST: [usize; KINDS] = if cfg!(test) { [8, 4] } else { [2048, 256] };
+const KINDS: usize = 2;
+/// How long somebody waits for others to be made; then what he makes is synced. Tests count on those that are made.
+const WAIT_MAX: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 2 });
+/// How long no others are made when that failed.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// What is kept in stock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::local) enum Kind {
+    File,
+    Directory,
+}
+
+/// Files and directories without a name for clients.
+pub(in crate::local) struct Stock {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+struct Shared {
+    /// Locked as long as this lasts.
+    _outer: OwnedFd,
+    /// Through the mount that is served.
+    dir: OwnedFd,
+    fh: Fh,
+    state: Mutex<State>,
+    /// There is something to be made, or it is over.
+    work: Condvar,
+    /// Others were made, or could not be.
+    filled: Condvar,
+    names: Arc<Names>,
+    touched: Arc<Touched>,
+    #[cfg(test)]
+    given: AtomicU64,
+}
+
+struct State {
+    /// Numbers of those that are durable; their names.
+    ready: [VecDeque<u64>; KINDS],
+    want: [usize; KINDS],
+    /// Permissions that were wanted last: others are made with them, so that they need not be set.
+    modes: [u32; KINDS],
+    /// Somebody found none.
+    short: [bool; KINDS],
+    next: u64,
+    /// They cannot be made now.
+    failed: bool,
+    over: bool,
+}
+
+/// One that was taken. It goes when it is dropped without having got a name.
+pub(in crate::local) struct Taken {
+    shared: Arc<Shared>,
+    kind: Kind,
+    name: String,
+    kept: bool,
+}
+
+impl Stock {
+    /// Makes the place in the first of `places` that is on the file system `dev` of the directory `top`, and begins to fill it. `None`,
+    /// which the log explains, where that cannot be.
+    pub(super) fn open(
+        places: &[PathBuf],
+        dev: u64,
+        (top, sealer): (BorrowedFd<'_>, &Sealer),
+        names: &Arc<Names>,
+        touched: &Arc<Touched>,
+    ) -> Option<Self> {
+        let place = places.iter().find(|place| names::is_on(place, dev))?;
+        let stock = Self::open_in(place, (top, sealer), names, touched);
+        stock
+            .inspect_err(|e| {
+                tracing::info!("{}: {e}; what is new is synced", place.join(OUTER).display());
+            })
+            .ok()
+    }
+
+    fn open_in(
+        place: &Path,
+        (top, sealer): (BorrowedFd<'_>, &Sealer),
+        names: &Arc<Names>,
+        touched: &Arc<Touched>,
+    ) -> io::Result<Self> {
+        if is_below(place, top)? {
+            return Err(io::Error::other("clients would see it"));
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let outer = made(rustix::fs::CWD, &place.join(OUTER), Mode::RWXU, rustix::process::getegid())?;
+        // Another journal that is kept in the same place has its own mark, and would empty this.
+        rustix::fs::flock(&outer, FlockOperation::NonBlockingLockExclusive)?;
+        let dir = made(outer.as_fd(), Path::new(INNER), Mode::from_raw_mode(0o777), Gid::from_raw(GROUP))?;
+        empty(dir.as_fd())?;
+        if !is_plain(dir.as_fd()).map_err(plain)? {
+            return Err(io::Error::other("what is made there inherits something"));
+        }
+        let (handle, _) = sys::name_to_handle(dir.as_fd(), c"").map_err(plain)?;
+        let fh = sealer.seal(&handle).ok_or_else(|| io::Error::other("its handle is too long"))?;
+        let dir = sys::open_by_handle(top, &handle, flags.bits() as i32).map_err(plain)?;
+        let state = State {
+            ready: Default::default(),
+            want: FIRST,
+            modes: [0o644, 0o755],
+            short: [false; KINDS],
+            next: 1,
+            failed: false,
+            over: false,
+        };
+        let shared = Arc::new(Shared {
+            _outer: outer,
+            dir,
+            fh,
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            filled: Condvar::new(),
+            names: names.clone(),
+            touched: touched.clone(),
+            #[cfg(test)]
+            given: AtomicU64::new(0),
+        });
+        let run = shared.clone();
+        let thread = std::thread::Builder::new().name("hither-stock".into()).spawn(move || run.fill())?;
+        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// One of a kind, durable, perhaps with these permissions. Waits a little for others when there is none; `None` when there is none even then.
+    pub fn take(&self, kind: Kind, mode: u32) -> Option<Taken> {
+        let shared = &self.shared;
+        let mut state = shared.state.lock();
+        loop {
+            if let Some(taken) = shared.take(&mut state, kind, mode) {
+                return Some(taken);
+            }
+            if state.over || state.failed || shared.filled.wait_for(&mut state, WAIT_MAX).timed_out() {
+                return None;
+            }
+        }
+    }
+
+    /// One of a kind if there is one now.
+    pub fn take_now(&self, kind: Kind, mode: u32) -> Option<Taken> {
+        self.shared.take(&mut self.shared.state.lock(), kind, mode)
+    }
+
+    /// Makes no others; what is there stays, as after a kill.
+    pub fn stop(&self) {
+        self.shared.state.lock().over = true;
+        self.shared.work.notify_all();
+        self.shared.filled.notify_all();
+        if let Some(thread) = self.thread.lock().take() {
+            let _ = thread.join();
+        }
+    }
+
+    /// Ends and leaves nothing.
+    pub fn close(&self) -> io::Result<()> {
+        self.stop();
+        empty(self.shared.dir.as_fd())
+    }
+
+    /// Names of those that are ready.
+    #[cfg(test)]
+    pub fn ready(&self) -> Vec<String> {
+        self.shared.state.lock().ready.iter().flatten().map(u64::to_string).collect()
+    }
+
+    /// How many got a name.
+    #[cfg(test)]
+    pub fn given(&self) -> u64 {
+        self.shared.given.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Stock {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Taken {
+    /// The directory that it is in.
+    pub fn dir(&self) -> (BorrowedFd<'_>, &Fh) {
+        (self.shared.dir.as_fd(), &self.shared.fh)
+    }
+
+    /// What it is called there.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// It has got a name for clients.
+    pub fn keep(&mut self) {
+        self.kept = true;
+        #[cfg(test)]
+        self.shared.given.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if !self.kept {
+            remove(self.shared.dir.as_fd(), self.kind, &self.name);
+        }
+    }
+}
+
+impl State {
+    /// Whether there are less than half of what there should be.
+    fn lacks(&self) -> bool {
+        (0..KINDS).any(|k| self.short[k] || self.ready[k].len() * 2 < self.want[k])
+    }
+}
+
+impl Shared {
+    fn take(self: &Arc<Self>, state: &mut State, kind: Kind, mode: u32) -> Option<Taken> {
+        if state.over {
+            return None;
+        }
+        let number = state.ready[kind as usize].pop_front();
+        state.short[kind as usize] |= number.is_none();
+        state.modes[kind as usize] = mode;
+        if state.lacks() {
+            self.work.notify_one();
+        }
+        let shared = self.clone();
+        number.map(|number| Taken { shared, kind, name: number.to_string(), kept: false })
+    }
+
+    /// The thread that makes them.
+    fn fill(&self) {
+        if let Err(e) = sys::own_umask() {
+            // Then whoever takes one sets its permissions.
+            tracing::debug!("no umask of its own: {e}");
+        }
+        let mut state = self.state.lock();
+        while !state.over {
+            if !state.lacks() {
+                self.work.wait(&mut state);
+                continue;
+            }
+            let State { want, short, next, .. } = &mut *state;
+            for ((want, short), most) in want.iter_mut().zip(short).zip(MOST) {
+                if std::mem::take(short) && *next > 1 {
+                    *want = (*want * 2).min(most);
+                }
+            }
+            let counts = [Kind::File, Kind::Directory]
+                .map(|kind| (kind, state.want[kind as usize] - state.ready[kind as usize].len()));
+            let (first, modes) = (state.next, state.modes.map(Mode::from_raw_mode));
+            state.next += counts.iter().map(|(_, count)| *count as u64).sum::<u64>();
+            let result = MutexGuard::unlocked(&mut state, || self.make(first, &counts, modes));
+            match result {
+                Ok(made) => {
+                    state.failed = false;
+                    made.into_iter().for_each(|(kind, number)| state.ready[kind as usize].push_back(number));
+                    self.filled.notify_all();
+                }
+                Err(e) => {
+                    if !std::mem::replace(&mut state.failed, true) {
+                        tracing::warn!("what is new is synced for a while: {e}");
+                    }
+                    self.filled.notify_all();
+                    // Woken only by the end: whoever finds none goes on without.
+                    let until = tokio::time::Instant::now() + PAUSE;
+                    while !state.over && !self.work.wait_until(&mut state, until.into_std()).timed_out() {}
+                }
+            }
+        }
+    }
+
+    /// Makes some, durable when it returns.
+    fn make(
+        &self,
+        first: u64,
+        counts: &[(Kind, usize)],
+        modes: [Mode; KINDS],
+    ) -> io::Result<Vec<(Kind, u64)>> {
+        let kinds = counts.iter().flat_map(|&(kind, count)| std::iter::repeat_n(kind, count));
+        let all: Vec<(Kind, u64)> = kinds.zip(first..).collect();
+        let done = all.iter().enumerate().try_for_each(|(i, &(kind, number))| {
+            let (name, mode) = (number.to_string(), modes[kind as usize]);
+            match kind {
+                Kind::Directory => Ok(rustix::fs::mkdirat(&self.dir, &name, mode)?),
+                Kind::File => {
+                    let flags =
+                        OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                    let file = rustix::fs::openat(&self.dir, &name, flags, mode)?;
+                    if i == 0 { bare(&file) } else { Ok(()) }
+                }
+            }
+        });
+        let done = done.and_then(|()| {
+            // An error that is told here is told to nobody else.
+            self.names.settle().inspect_err(|_| self.touched.note_failure())
+        });
+        if done.is_err() {
+            all.iter().for_each(|(kind, number)| remove(self.dir.as_fd(), *kind, &number.to_string()));
+        }
+        done.map(|()| all)
+    }
+}
+
+/// Fails for a file that has more than its maker gave it.
+fn bare(file: &OwnedFd) -> io::Result<()> {
+    let stat = stat(file.as_fd()).map_err(plain)?;
+    let mut list: [u8; 0] = [];
+    let labels = match rustix::fs::flistxattr(file, &mut list[..]) {
+        Ok(len) => len > 0,
+        Err(Errno::OPNOTSUPP) => false,
+        Err(e) => return Err(e.into()),
+    };
+    if labels || stat.stx_gid == GROUP {
+        return Err(io::Error::other(
+            "the file system gives new files labels, or the group of their directory",
+        ));
+    }
+    Ok(())
+}
+
+fn remove(dir: BorrowedFd<'_>, kind: Kind, name: &str) {
+    let flags = if kind == Kind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+    // What stays goes at the next start.
+    let _ = rustix::fs::unlinkat(dir, name, flags);
+}
+
+/// A directory with these permissions and group, made when there is none.
+fn made(at: BorrowedFd<'_>, path: &Path, mode: Mode, group: Gid) -> io::Result<OwnedFd> {
+    match rustix::fs::mkdirat(at, path, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(at, path, flags, Mode::empty())?;
+    rustix::fs::fchown(&dir, Some(Uid::ROOT), Some(group))?;
+    rustix::fs::fchmod(&dir, mode)?;
+    Ok(dir)
+}
+
+/// Removes all that is in it.
+fn empty(dir: BorrowedFd<'_>) -> io::Result<()> {
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let is_dir = entry.file_type() == FileType::Directory;
+        let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        match rustix::fs::unlinkat(dir, name, flags) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Whether a path is that of a directory or of something in it.
+fn is_below(path: &Path, dir: BorrowedFd<'_>) -> io::Result<bool> {
+    let id = attr::id(&stat(dir).map_err(plain)?);
+    for above in std::fs::canonicalize(path)?.ancestors() {
+        let here = std::fs::metadata(above)?;
+        if (here.dev(), here.ino()) == id {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether what is made in a directory of ext4 inherits nothing from it: no default ACL, no flag (ioctl_iflags(2)), no encryption, no
+/// project.
+pub(in crate::local) fn is_plain(dir: BorrowedFd<'_>) -> Result<bool> {
+    /// FS_EXTENT_FL, FS_INDEX_FL, FS_TOPDIR_FL, FS_INLINE_DATA_FL: how the directory itself is kept.
+    const OF_ITSELF: u32 = 0x0008_0000 | 0x0000_1000 | 0x0002_0000 | 0x1000_0000;
+    let flags = rustix::fs::ioctl_getflags(dir).map_err(os)?.bits();
+    let mut value: [u8; 0] = [];
+    let acl = match rustix::fs::fgetxattr(dir, super::super::acl::DEFAULT, &mut value[..]) {
+        Ok(_) | Err(Errno::RANGE) => true,
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => false,
+        Err(e) => return Err(os(e)),
+    };
+    Ok(!acl && flags & !OF_ITSELF == 0)
+}

@@ -1,0 +1,422 @@
+//! Objects by numbers of ours, for file systems that have no handles (overlayfs as containers have it, for one).
+//!
+//! An object is what has an inode number and a time of birth (a directory the former alone: overlayfs gives those on the way to what it copies
+//! up other times); it gets a number that no other object ever has, and the table remembers in which directories, and under which names, it was met. A number leads to the object as long as one of these
+//! names does. So what a local program moves is lost to who has only its handle, unless the object is still held;
+//! what is moved through the server is not.
+//!
+//! Every record is written when it is made, so that the table survives this process, and is synced with new objects and at
+//! least every second: a power cut may lose the handles of what was first met in the last one.
+
+use hither_vfs::{Env, Error, Result};
+use parking_lot::Mutex;
+use rustix::fs::{FileType, Statx, StatxFlags};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use twox_hash::XxHash3_64;
+
+/// What the file starts with, before the table's number and what it is of.
+const MAGIC: &[u8; 8] = b"hithtab1";
+/// Length of all that, in bytes.
+const HEAD_BYTES: usize = 8 + 16 + 16 + 8;
+/// Longest record: two numbers, an identity and a name.
+const RECORD_MAX_BYTES: usize = 512;
+/// The number of the served directory itself.
+pub(super) const ROOT: u64 = 0;
+
+/// An object has a number, and this identity.
+const IS: u8 = 1;
+/// It was met under a name.
+const MET: u8 = 2;
+/// It is not there any more.
+const NOT: u8 = 3;
+/// It is gone.
+const GONE: u8 = 4;
+
+/// Which directory a table is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Root {
+    /// What tells its file system from all others.
+    pub fs_id: [u8; 16],
+    /// Its inode number.
+    pub ino: u64,
+}
+
+/// What tells an object from all others, before and after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity {
+    ino: u64,
+    born: (i64, u32),
+}
+
+impl Root {
+    fn to_bytes(self) -> [u8; 24] {
+        let mut out = [0; 24];
+        out[..16].copy_from_slice(&self.fs_id);
+        out[16..].copy_from_slice(&self.ino.to_le_bytes());
+        out
+    }
+}
+
+impl Identity {
+    /// `None` when the file system does not say when objects were made.
+    pub fn of(stat: &Statx) -> Option<Self> {
+        let said = StatxFlags::from_bits_retain(stat.stx_mask);
+        let born = match FileType::from_raw_mode(stat.stx_mode.into()) {
+            FileType::Directory => (0, 0),
+            _ => (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec),
+        };
+        said.contains(StatxFlags::BTIME).then_some(Self { ino: stat.stx_ino, born })
+    }
+
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.ino.to_le_bytes());
+        out.extend_from_slice(&self.born.0.to_le_bytes());
+        out.extend_from_slice(&self.born.1.to_le_bytes());
+    }
+
+    fn take(raw: &[u8]) -> Option<(Self, &[u8])> {
+        let (ino, raw) = raw.split_first_chunk::<8>()?;
+        let (secs, raw) = raw.split_first_chunk::<8>()?;
+        let (nanos, raw) = raw.split_first_chunk::<4>()?;
+        let born = (i64::from_le_bytes(*secs), u32::from_le_bytes(*nanos));
+        Some((Self { ino: u64::from_le_bytes(*ino), born }, raw))
+    }
+}
+
+/// A directory's number, and a name there.
+pub(super) type Place = (u64, Box<[u8]>);
+
+struct Entry {
+    identity: Identity,
+    places: SmallVec<[Place; 1]>,
+}
+
+#[derive(Default)]
+struct Known {
+    entries: HashMap<u64, Entry>,
+    by_ino: HashMap<u64, u64>,
+}
+
+impl Known {
+    fn apply(&mut self, record: &[u8]) -> Option<()> {
+        let (&kind, rest) = record.split_first()?;
+        let (number, rest) = rest.split_first_chunk::<8>()?;
+        let number = u64::from_le_bytes(*number);
+        match kind {
+            IS => {
+                let (identity, _) = Identity::take(rest)?;
+                self.by_ino.insert(identity.ino, number);
+                match self.entries.get_mut(&number) {
+                    Some(entry) => {
+                        let before = std::mem::replace(&mut entry.identity, identity).ino;
+                        if before != identity.ino && self.by_ino.get(&before) == Some(&number) {
+                            self.by_ino.remove(&before);
+                        }
+                    }
+                    None => {
+                        self.entries.insert(number, Entry { identity, places: SmallVec::new() });
+                    }
+                }
+            }
+            MET | NOT => {
+                let (dir, name) = rest.split_first_chunk::<8>()?;
+                let dir = u64::from_le_bytes(*dir);
+                let entry = self.entries.get_mut(&number)?;
+                entry.places.retain(|(d, n)| (*d, &**n) != (dir, name));
+                if kind == MET {
+                    entry.places.push((dir, name.into()));
+                }
+            }
+            GONE => {
+                let entry = self.entries.remove(&number)?;
+                if self.by_ino.get(&entry.identity.ino) == Some(&number) {
+                    self.by_ino.remove(&entry.identity.ino);
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn write_all(&self, out: &mut impl Write) -> io::Result<()> {
+        for (&number, entry) in &self.entries {
+            out.write_all(&framed(&is(number, &entry.identity)))?;
+            for (dir, name) in &entry.places {
+                out.write_all(&framed(&place(MET, number, *dir, name)))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+struct State {
+    known: Known,
+    /// `None`: nothing is kept, or nothing can be kept any more.
+    file: Option<File>,
+}
+
+/// The table of an export.
+pub(super) struct Table {
+    id: [u8; 16],
+    root: Root,
+    state: Mutex<State>,
+    random: std::sync::Arc<dyn Fn() -> u64 + Send + Sync>,
+    /// Something was written that was not synced.
+    dirty: AtomicBool,
+}
+
+impl Table {
+    /// The table in the state directory for an export, or a new one if that is of another root; without a state directory, one
+    /// that ends with the process.
+    ///
+    /// # Errors
+    /// Those of the state directory; `EBUSY` when another server uses it; `EIO` for a file that is no table.
+    pub fn open(state: Option<(&Path, u64)>, root: Root, env: &Env) -> Result<Self> {
+        let fail = |path: &Path, e: io::Error| {
+            let errno = if e.kind() == ErrorKind::ResourceBusy { libc::EBUSY } else { libc::EIO };
+            Error::because(e.raw_os_error().unwrap_or(errno), format!("{}: {e}", path.display()))
+        };
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&(env.random)().to_ne_bytes());
+        id[8..].copy_from_slice(&(env.random)().to_ne_bytes());
+        let (id, state) = match state {
+            None => (id, State { known: Known::default(), file: None }),
+            Some((dir, export_id)) => {
+                let path = dir.join(format!("handles-{export_id:x}"));
+                let lock = lock(&path).map_err(|e| fail(&path, e))?;
+                let (id, known) =
+                    read(&path, &root).map_err(|e| fail(&path, e))?.unwrap_or((id, Known::default()));
+                // Written anew: without what is gone, and without a torn end.
+                let file = rewrite(&path, &id, &root, &known).map_err(|e| fail(&path, e))?;
+                drop(lock);
+                (id, State { known, file: Some(file) })
+            }
+        };
+        let (random, dirty) = (env.random.clone(), AtomicBool::new(false));
+        Ok(Self { id, root, state: Mutex::new(state), random, dirty })
+    }
+
+    /// A number of this table that no other has.
+    pub fn id(&self) -> [u8; 16] {
+        self.id
+    }
+
+    /// The number of an object that was met in a place. `now` tells what the object of a number is at present, if it is held: one
+    /// that is copied up by overlayfs gets another time of birth.
+    ///
+    /// # Errors
+    /// `EIO` when the table cannot be kept.
+    pub fn number(
+        &self,
+        identity: Identity,
+        met: Option<(u64, &[u8])>,
+        now: impl Fn(u64) -> Option<Identity>,
+    ) -> Result<u64> {
+        if identity.ino == self.root.ino {
+            return Ok(ROOT);
+        }
+        let mut state = self.state.lock();
+        let before = state.known.by_ino.get(&identity.ino).copied();
+        let same = before.filter(|n| state.known.entries.get(n).is_some_and(|e| e.identity == identity));
+        let number = match (same, before) {
+            (Some(number), _) => number,
+            (None, Some(number)) if now(number) == Some(identity) => {
+                self.note(&mut state, &is(number, &identity))?;
+                number
+            }
+            (None, before) => {
+                if let Some(gone) = before {
+                    self.note(&mut state, &word(GONE, gone))?;
+                }
+                let number = self.new_number(&state.known);
+                self.note(&mut state, &is(number, &identity))?;
+                number
+            }
+        };
+        if let Some((dir, name)) = met {
+            let places = state.known.entries.get(&number).map(|e| &e.places);
+            if places.is_none_or(|all| !all.iter().any(|(d, n)| (*d, &**n) == (dir, name))) {
+                self.note(&mut state, &place(MET, number, dir, name))?;
+            }
+        }
+        Ok(number)
+    }
+
+    fn new_number(&self, known: &Known) -> u64 {
+        loop {
+            let number = (self.random)();
+            if number != ROOT && !known.entries.contains_key(&number) {
+                return number;
+            }
+        }
+    }
+
+    /// What an object is, and where it was met; `None`: no object has this number.
+    pub fn places(&self, number: u64) -> Option<(Identity, SmallVec<[Place; 1]>)> {
+        let state = self.state.lock();
+        state.known.entries.get(&number).map(|e| (e.identity, e.places.clone()))
+    }
+
+    /// Notes what an object is now that is held; overlayfs may have copied it up.
+    ///
+    /// # Errors
+    /// `EIO` when the table cannot be kept.
+    pub fn renew(&self, number: u64, identity: Identity) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.known.entries.get(&number).is_none_or(|e| e.identity == identity) {
+            return Ok(());
+        }
+        self.note(&mut state, &is(number, &identity))
+    }
+
+    /// An object is not under a name any more; with `last` it is gone.
+    ///
+    /// # Errors
+    /// `EIO` when the table cannot be kept.
+    pub fn unnamed(&self, number: u64, (dir, name): (u64, &[u8]), last: bool) -> Result<()> {
+        let mut state = self.state.lock();
+        if !state.known.entries.contains_key(&number) {
+            return Ok(());
+        }
+        let record = if last { word(GONE, number) } else { place(NOT, number, dir, name) };
+        self.note(&mut state, &record)
+    }
+
+    fn note(&self, state: &mut State, record: &[u8]) -> Result<()> {
+        if let Some(file) = &mut state.file
+            && let Err(e) = file.write_all(&framed(record))
+        {
+            // What would follow a torn record is not read again.
+            state.file = None;
+            tracing::error!("the table of filehandles cannot be kept, they end with this server: {e}");
+            return Err(Error::because(libc::EIO, format!("the table of filehandles: {e}")));
+        }
+        self.dirty.store(true, Ordering::Release);
+        state.known.apply(record);
+        Ok(())
+    }
+
+    /// Makes durable what was noted.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn sync(&self) -> Result<()> {
+        if !self.dirty.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let file = self.state.lock().file.as_ref().map(File::try_clone).transpose();
+        let synced = file.and_then(|file| file.map_or(Ok(()), |file| file.sync_data()));
+        synced.map_err(|e| {
+            self.dirty.store(true, Ordering::Release);
+            Error::because(libc::EIO, format!("the table of filehandles: {e}"))
+        })
+    }
+}
+
+fn word(kind: u8, number: u64) -> Vec<u8> {
+    let mut out = vec![kind];
+    out.extend_from_slice(&number.to_le_bytes());
+    out
+}
+
+fn is(number: u64, identity: &Identity) -> Vec<u8> {
+    let mut out = word(IS, number);
+    identity.put(&mut out);
+    out
+}
+
+fn place(kind: u8, number: u64, dir: u64, name: &[u8]) -> Vec<u8> {
+    let mut out = word(kind, number);
+    out.extend_from_slice(&dir.to_le_bytes());
+    out.extend_from_slice(name);
+    out
+}
+
+/// A record with its length and checksum.
+fn framed(record: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(12 + record.len());
+    out.extend_from_slice(&(record.len() as u32).to_le_bytes());
+    out.extend_from_slice(&XxHash3_64::oneshot(record).to_le_bytes());
+    out.extend_from_slice(record);
+    out
+}
+
+/// Two servers with one table would give an object two numbers, and a number two objects.
+fn lock(path: &Path) -> io::Result<File> {
+    use rustix::fs::{FlockOperation, flock};
+    let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| io::Error::new(ErrorKind::ResourceBusy, "another server uses it"))?;
+    Ok(file)
+}
+
+/// What a file holds, up to a torn end; `None`: nothing, or that of another root.
+fn read(path: &Path, root: &Root) -> io::Result<Option<([u8; 16], Known)>> {
+    let mut file = io::BufReader::with_capacity(1 << 16, File::open(path)?);
+    let mut head = Vec::new();
+    (&mut file).take(HEAD_BYTES as u64).read_to_end(&mut head)?;
+    let Some((magic, rest)) = head.split_first_chunk::<8>() else { return Ok(None) };
+    let Some((id, rest)) = rest.split_first_chunk::<16>() else { return Ok(None) };
+    if magic != MAGIC {
+        return Err(io::Error::new(
+            ErrorKind::InvalidData,
+            "no table of filehandles; remove it to make them stale",
+        ));
+    }
+    if rest != root.to_bytes() {
+        return Ok(None);
+    }
+    let mut known = Known::default();
+    while let Some(record) = next(&mut file)? {
+        if known.apply(&record).is_none() {
+            break;
+        }
+    }
+    Ok(Some((*id, known)))
+}
+
+fn next(file: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
+    let mut head = [0; 12];
+    match file.read_exact(&mut head) {
+        Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+        other => other?,
+    }
+    let (len, sum) = head.split_at(4);
+    let len = len.first_chunk::<4>().map_or(0, |n| u32::from_le_bytes(*n)) as usize;
+    if len > RECORD_MAX_BYTES {
+        return Ok(None);
+    }
+    let mut record = vec![0; len];
+    match file.read_exact(&mut record) {
+        Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+        other => other?,
+    }
+    Ok((sum == XxHash3_64::oneshot(&record).to_le_bytes()).then_some(record))
+}
+
+/// Writes a table in the place of the one that was there, with its lock.
+fn rewrite(path: &Path, id: &[u8; 16], root: &Root, known: &Known) -> io::Result<File> {
+    let mut new = PathBuf::from(path);
+    new.as_mut_os_string().push(".new");
+    let file = File::options().append(true).create(true).mode(0o600).open(&new)?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| io::Error::new(ErrorKind::ResourceBusy, "another server uses it"))?;
+    file.set_len(0)?;
+    let mut out = io::BufWriter::new(&file);
+    out.write_all(MAGIC)?;
+    out.write_all(id)?;
+    out.write_all(&root.to_bytes())?;
+    known.write_all(&mut out)?;
+    out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+    std::fs::rename(&new, path)?;
+    if let Some(dir) = path.parent() {
+        File::open(dir)?.sync_all()?;
+    }
+    Ok(file)
+}
