@@ -9,6 +9,7 @@
 #   bench.sh creates      new trees with a journal, where new files wait on the client and where they do not
 #   bench.sh delegated    new trees on hither serve, whose delegations let closes go on
 #   bench.sh leases       MAB by type of message, as Table 1 of "Not Quite NFS": with leases, with delegations, with neither, and the kernel's client
+#   bench.sh serve        NFS servers side by side (bench-serve.sh), a quarter of an hour; `serve PART...` some of it, which takes the place of what was there
 #   bench.sh draw         tables and pictures of the metadata again, from what was measured
 # BENCH_OUT is another place than bench/; HITHER and HITHER_LAB name other binaries than those in target/release.
 set -uo pipefail
@@ -122,6 +123,25 @@ END
     mab --server hither-deleg --vers 4.2 --client hither --opts 'default;close=delegated'
     mab --server knfsd --vers 4.2,3 --client kernel,hither
     $bin bench --from $out/leases.jsonl --by-type 'knfsd: kernel 4.2' --table $out/leases.md || rc=1
+    exit $rc ;;
+  serve)
+    shift
+    parts=("$@")
+    [ $# -gt 0 ] || parts=(nhfsstone mixes sync reads stream memory)
+    lab/bench-serve.sh "${parts[@]}" > $out/serve.new || rc=1
+    # What was not measured this time stays.
+    python3 - $out/serve.jsonl "${parts[@]}" <<'END' > $out/serve.old || exit 1
+import json, os, sys
+for line in open(sys.argv[1]) if os.path.exists(sys.argv[1]) else ():
+    of = json.loads(line)
+    part = "mixes" if of["bench"] == "nhfsstone" and of["modifying"] != 19 else of["bench"]
+    if part not in sys.argv[2:]:
+        print(line, end="")
+END
+    cat $out/serve.old $out/serve.new > $out/serve.jsonl
+    rm $out/serve.old $out/serve.new
+    $bin bench --from $out/serve.jsonl --what serve --table $out/serve.md || rc=1
+    $bin bench --from $out/serve.jsonl --what serve --plot $out/serve.svg || rc=1
     exit $rc ;;
   sweep)
     sim=target/release/examples/sweep

@@ -7,6 +7,7 @@
 mod overhead;
 mod plot;
 mod reread;
+mod serve;
 mod sweep;
 mod table;
 mod types;
@@ -112,7 +113,7 @@ struct Plan {
 
 /// `bench [WORKLOAD...] [--client kernel,hither] [--rtt 0,10] [--opts 'default;nocto;hither:prefetch=off'] [--out F.jsonl] [--append]
 /// [--table F.md] [--quick]`; `bench --table F.md --from A.jsonl,B.jsonl [--by-type 'knfsd: kernel 4.2']` or `bench --plot F.svg --from ...` for
-/// results that are already there; `bench overhead`; `bench reread`.
+/// results that are already there (`--what serve` for those of servers); `bench overhead`; `bench reread`.
 pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     if args.flag("reread") {
         return reread::main(lab, args);
@@ -134,7 +135,9 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
             let text = types::render(&load(files.split(',').map(Path::new))?, &base);
             return emit_table(table_file.as_deref(), &text).map(|()| ExitCode::SUCCESS);
         }
-        let text = table::render(&load(files.split(',').map(Path::new))?);
+        let lines = load(files.split(',').map(Path::new))?;
+        let serve = args.value("--what")?.is_some_and(|what| what == "serve");
+        let text = if serve { serve::render(&lines) } else { table::render(&lines) };
         return emit_table(table_file.as_deref(), &text).map(|()| ExitCode::SUCCESS);
     }
     let quick = args.flag("--quick");

@@ -11,6 +11,7 @@ mod args;
 mod bench;
 mod client;
 mod clock;
+mod disk;
 mod guest;
 mod lab;
 mod net;
@@ -19,6 +20,7 @@ mod relay;
 mod scenario;
 mod server;
 mod suite;
+mod tcp;
 
 use args::Args;
 use lab::{Fail, Lab};
@@ -27,7 +29,7 @@ use std::process::ExitCode;
 const USAGE: &str = "hither-lab [--name NAME] COMMAND
 
   up | down                      namespace, bridge, taps and relay; down ends everything in it
-  server start KIND [--sync|--async] [--deleg none|r|w|rw]    KIND: ganesha, knfsd or hither
+  server start KIND [--sync|--async] [--deleg none|r|w|rw] [--disk FILE]    KIND: ganesha, knfsd or hither
   server stop|kill9|restart|sigstop|sigcont|status KIND
   guest start|stop               the guest with the kernel's NFS client
   guest exec -- CMD...           a command in the guest (booted when needed)
@@ -35,6 +37,8 @@ const USAGE: &str = "hither-lab [--name NAME] COMMAND
   link up|down guest|knfsd       the cable of a guest
   relay [--fwd LISTEN=TARGET]... --ctl ADDR [--rtt-ms N]      the relay itself, in the foreground
   ctl COMMAND...                 a command to the running relay: snap reset rtt cut heal break ping
+  disk DIR --bytes-in FILE [--mib N] [--seek-ms N] [--flush-ms N] [--flush-by-record]      an emulated hard disk: DIR/disk
+  tcp [--listen ADDR | --from ADDR] [--seconds N]    bytes a second of one TCP connection, without either on loopback
   exec [-u USER] -- CMD...       a command inside the namespace
   suite NAME... | all            foreign suites; --quick, --server, --vers, --client, --verbose
   scenario NAME... | all         fault scenarios; same selectors
@@ -84,6 +88,8 @@ fn run(args: &mut Args) -> Result<ExitCode, Fail> {
             println!("{}", relay::ctl(&args.rest().join(" "))?);
             Ok(ExitCode::SUCCESS)
         }
+        "disk" => disk::main(args),
+        "tcp" => tcp::main(args),
         "exec" => {
             lab.enter()?;
             net::exec(args)

@@ -111,11 +111,13 @@ pub struct Options {
     /// Delegations offered: "none", "R", "W", "RW", or "all" for those that a server grants only when it is asked to. knfsd knows only all or none, and FSAL_VFS of ganesha 4.3 grants
     /// none whatever it is told.
     pub delegations: String,
+    /// knfsd: an ext4 image or disk to serve instead of its own, by its path; "" for its own.
+    pub disk: String,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { mode: "sync".into(), delegations: "RW".into() }
+        Self { mode: "sync".into(), delegations: "RW".into(), disk: String::new() }
     }
 }
 
@@ -145,7 +147,10 @@ impl<'a> Server<'a> {
             Kind::Knfsd => self.knfsd(options)?,
             Kind::Hither => self.hither(options)?,
         };
-        fs::write(dir.join("options"), format!("{} {}\n", options.mode, options.delegations))?;
+        fs::write(
+            dir.join("options"),
+            format!("{} {} {}\n", options.mode, options.delegations, options.disk),
+        )?;
         let log = dir.join("console");
         self.daemon().start(c, &log)?;
         let at = self.kind.direct();
@@ -209,9 +214,12 @@ impl<'a> Server<'a> {
     pub fn last_options(&self) -> Options {
         let file = self.lab.run.join(self.kind.name()).join("options");
         let text = fs::read_to_string(file).unwrap_or_default();
-        match text.trim().split_once(' ') {
-            Some((mode, deleg)) => Options { mode: mode.into(), delegations: deleg.into() },
-            None => Options::default(),
+        let mut words = text.trim().splitn(3, ' ').map(String::from);
+        match (words.next(), words.next()) {
+            (Some(mode), Some(delegations)) => {
+                Options { mode, delegations, disk: words.next().unwrap_or_default() }
+            }
+            _ => Options::default(),
         }
     }
 
@@ -300,7 +308,9 @@ impl<'a> Server<'a> {
 
     fn knfsd(&self, options: &Options) -> Res<Command> {
         let dir = self.lab.dir("knfsd")?;
-        let (disk, state) = (dir.join("disk.img"), dir.join("state.img"));
+        let own = options.disk.is_empty();
+        let disk = if own { dir.join("disk.img") } else { PathBuf::from(&options.disk) };
+        let state = dir.join("state.img");
         for (image, size) in [(&disk, "8G"), (&state, "64M")] {
             if !image.exists() {
                 let part = image.with_extension("part");
@@ -344,6 +354,7 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
         options.mode = "async".into();
     }
     args.flag("--sync");
+    options.disk = args.value("--disk")?.unwrap_or_default();
     if let Some(d) = args.value("--deleg")? {
         options.delegations = match d.as_str() {
             "none" => "none".into(),

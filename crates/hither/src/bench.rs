@@ -12,6 +12,7 @@ mod client;
 mod mix;
 mod papers;
 mod plot;
+mod reads;
 mod report;
 mod results;
 mod run;
@@ -48,6 +49,9 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         BenchCommand::Sync(stable) => {
             on(&stable.target, |place| async move { stable::run(&place, stable).await })
         }
+        BenchCommand::Reads(reads) => {
+            on(&reads.target, |place| async move { reads::run(&place, reads).await })
+        }
     }
 }
 
@@ -73,6 +77,9 @@ fn place(target: &BenchTarget) -> Result<Place, Failure> {
     Ok(Place { nfs: at(target.port), mount: at(target.mountport.unwrap_or(target.port)), path: source.path })
 }
 
+/// Connections that remove what was made.
+const CLEARING: usize = 32;
+
 /// A directory of our own at the server.
 struct Work {
     root: Fh3,
@@ -89,10 +96,20 @@ impl Work {
         Ok((Self { root, dir, name }, conn))
     }
 
-    async fn end(self, conn: &mut Conn) -> io::Result<()> {
-        conn.clear(&self.dir).await?;
-        conn.rmdir(&self.root, &self.name).await
+    async fn end(self, place: &Place, target: &BenchTarget) -> io::Result<()> {
+        hook(target.measured.as_deref())?;
+        let mut conns = Conn::open_many(place.nfs, CLEARING).await?;
+        client::clear(&mut conns, &self.dir).await?;
+        conns[0].rmdir(&self.root, &self.name).await
     }
+}
+
+/// Runs a shell command, if there is one.
+fn hook(command: Option<&str>) -> io::Result<()> {
+    let Some(command) = command else { return Ok(()) };
+    // What it says must not be among the results.
+    let ended = std::process::Command::new("sh").args(["-c", command]).stdout(io::stderr()).status()?;
+    if ended.success() { Ok(()) } else { Err(io::Error::other(format!("{command}: {ended}"))) }
 }
 
 /// Response times, in microseconds.

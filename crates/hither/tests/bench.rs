@@ -94,3 +94,48 @@ fn an_experiment_on_disk_and_on_a_mount() {
     assert!(std::fs::read_to_string(&picture).unwrap().contains("opendepth open.cold, depth 16"));
     run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
 }
+
+/// What measures a server says a line for each thing that it measures, calls the commands in between, and leaves nothing.
+#[test]
+#[ignore = "needs root"]
+fn a_server_is_measured_and_left_as_it_was() {
+    let mut server = Serve::of_directory();
+    server.serve();
+    let (port, pid) = (server.port.to_string(), std::process::id().to_string());
+    let files = |dir: &Path| std::fs::read_dir(dir).unwrap().count();
+    let (before, after) = (server.dir.path().join("before"), server.dir.path().join("after"));
+    let count =
+        |file: &Path| format!("find {} -type f | wc -l > {}", server.export("").display(), file.display());
+    let hooks = (count(&before), count(&after));
+    let measured = |words: &[&str]| -> Vec<Value> {
+        let common =
+            ["--port", &port, "--json", "--seconds", "1", "--prepared", &hooks.0, "--measured", &hooks.1];
+        let said = run(bench(words).args(common).arg("127.0.0.1:/")).ok().out;
+        assert_eq!(files(&server.export("")), 0, "{words:?}");
+        said.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let number = |file: &Path| std::fs::read_to_string(file).unwrap().trim().parse::<usize>().unwrap();
+
+    let kinds = "write,commit,create,create-write,remove,rename,setattr";
+    let lines = measured(&["sync", "--kinds", kinds, "--clients", "1,3"]);
+    let told: Vec<(&str, u64)> =
+        lines.iter().map(|l| (l["kind"].as_str().unwrap(), l["clients"].as_u64().unwrap())).collect();
+    let asked: Vec<(&str, u64)> = kinds.split(',').flat_map(|kind| [(kind, 1), (kind, 3)]).collect();
+    assert_eq!(told, asked);
+    assert!(lines.iter().all(|l| l["ops_s"].as_f64().unwrap() > 0.0), "{lines:?}");
+    // A file for each client; and what was created is there until the end.
+    assert_eq!(number(&before), 7 * 4);
+    assert!(number(&after) > 7 * 4);
+
+    let lines = measured(&["reads", "--clients", "2", "--sizes", "512,65536", "--pid", &pid]);
+    let told: Vec<(&str, u64)> =
+        lines.iter().map(|l| (l["kind"].as_str().unwrap(), l["size_bytes"].as_u64().unwrap())).collect();
+    assert_eq!(told, [("getattr", 0), ("lookup", 0), ("readdirplus", 0), ("read", 512), ("read", 65536)]);
+    assert!(lines.iter().all(|l| l["ops_s"].as_f64().unwrap() > 0.0 && l["cpu_s"].is_f64()), "{lines:?}");
+
+    let lines = measured(&["nhfsstone", "--rates", "20", "--modifying", "50", "--clients", "4"]);
+    assert_eq!((lines.len(), lines[0]["offered"].as_u64()), (2, Some(20)), "{lines:?}");
+    assert!(lines[1]["capacity"].as_f64().unwrap() > 0.0, "{lines:?}");
+    // All 400 files were made by four connections.
+    assert!(number(&before) == 400 && number(&after) >= 400);
+}

@@ -1,6 +1,7 @@
 //! A bare NFSv3 client: a connection, one call at a time.
 
 use bytes::Bytes;
+use futures_util::future::try_join_all;
 use hither_proto::mount::MntArgs;
 use hither_proto::nfs3::*;
 use hither_proto::record::{self, Limits, Reader};
@@ -15,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 /// Longest wait for a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of a directory in one reply.
-const LISTING_BYTES: u32 = 8192;
+const LISTING_BYTES: u32 = 64 << 10;
 
 /// What is measured.
 pub struct Place {
@@ -73,6 +74,15 @@ impl Conn {
         let records = Reader::new(Limits::default());
         // Servers know repetitions by address and xid.
         Ok(Self { link, records, cred: OpaqueAuth::sys(&sys), xid: rand::random() })
+    }
+
+    /// Several, one after the other: a server may not like more at once.
+    pub async fn open_many(addr: SocketAddr, count: usize) -> io::Result<Vec<Self>> {
+        let mut all = Vec::with_capacity(count);
+        for _ in 0..count {
+            all.push(Self::open(addr).await?);
+        }
+        Ok(all)
     }
 
     /// Calls a procedure and waits for its results.
@@ -188,33 +198,8 @@ impl Conn {
         good(name, self.call(&RmdirArgs { object: entry(dir, name) }).await?).map(drop)
     }
 
-    /// Removes what is in a directory, and directories in it with what is in them.
-    pub async fn clear(&mut self, dir: &Fh3) -> io::Result<()> {
-        let mut open = vec![(dir.clone(), None::<(Fh3, String)>)];
-        while let Some((here, _)) = open.last().cloned() {
-            let names = self.names(&here).await?;
-            let mut deeper = None;
-            for name in &names {
-                let removed = self.call(&RemoveArgs { object: entry(&here, name) }).await?.status();
-                if matches!(removed, Nfsstat3::ISDIR | Nfsstat3::PERM | Nfsstat3::INVAL) {
-                    deeper = Some(name.clone());
-                    break;
-                }
-            }
-            if let Some(name) = deeper {
-                let fh = self.lookup(&here, &name).await?;
-                open.push((fh, Some((here, name))));
-            } else if names.is_empty()
-                && let Some((_, Some((above, name)))) = open.pop()
-            {
-                self.rmdir(&above, &name).await?;
-            }
-        }
-        Ok(())
-    }
-
     /// Some names of a directory; none when it is empty.
-    async fn names(&mut self, dir: &Fh3) -> io::Result<Vec<String>> {
+    pub async fn names(&mut self, dir: &Fh3) -> io::Result<Vec<String>> {
         let (mut cookie, mut cookieverf) = (0, [0; 8]);
         loop {
             let args = ReaddirArgs { dir: dir.clone(), cookie, cookieverf, count: LISTING_BYTES };
@@ -234,4 +219,38 @@ impl Conn {
             }
         }
     }
+}
+
+/// Removes what is in a directory, and directories in it with what is in them. Many connections, because a server that makes each removal
+/// durable takes its time for one.
+pub async fn clear(conns: &mut [Conn], dir: &Fh3) -> io::Result<()> {
+    let mut open = vec![(dir.clone(), None::<(Fh3, String)>)];
+    while let Some((here, _)) = open.last().cloned() {
+        let names = conns[0].names(&here).await?;
+        let shares = names.chunks(names.len().div_ceil(conns.len()).max(1));
+        let removals = conns.iter_mut().zip(shares).map(|(conn, share)| remove_files(conn, &here, share));
+        let dirs = try_join_all(removals).await?;
+        for name in dirs.into_iter().flatten() {
+            let fh = conns[0].lookup(&here, &name).await?;
+            open.push((fh, Some((here.clone(), name))));
+        }
+        if names.is_empty()
+            && let Some((_, Some((above, name)))) = open.pop()
+        {
+            conns[0].rmdir(&above, &name).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes files; the names that are directories.
+async fn remove_files(conn: &mut Conn, dir: &Fh3, names: &[String]) -> io::Result<Vec<String>> {
+    let mut dirs = Vec::new();
+    for name in names {
+        let removed = conn.call(&RemoveArgs { object: entry(dir, name) }).await?.status();
+        if matches!(removed, Nfsstat3::ISDIR | Nfsstat3::PERM | Nfsstat3::INVAL) {
+            dirs.push(name.clone());
+        }
+    }
+    Ok(dirs)
 }

@@ -57,6 +57,7 @@ impl Sample {
             return Vec::new();
         }
         match sample.workload.as_str() {
+            "" if line.get("bench").is_some() => sample.of_a_server(line),
             "" => sample.of_a_simulation(line),
             "overhead" => {
                 sample.client = text("place");
@@ -80,6 +81,45 @@ impl Sample {
                 vec![sample]
             }
         }
+    }
+
+    /// Of a server (`lab/bench-serve.sh`): it is the client here, and its disk the server. Seconds are those of a call: its mean response time where calls are
+    /// offered at a rate, otherwise what is left of a second for each; of reads, of a second of processor time.
+    fn of_a_server(mut self, line: &Value) -> Vec<Self> {
+        let number = |key: &str| line[key].as_f64().filter(|n| *n > 0.0);
+        let word = |key: &str| line[key].as_str().unwrap_or_default();
+        self.workload = word("bench").into();
+        self.client = word("label").into();
+        self.server = word("disk").into();
+        let sized = number("size_bytes").map_or_else(String::new, |size| format!(" {size}"));
+        let modifying = line["modifying"].as_u64().unwrap_or_default();
+        (self.phase, self.secs) = match word("bench") {
+            "nhfsstone" if line.get("capacity").is_some() => {
+                (format!("capacity, {modifying} % modify"), number("capacity").map(f64::recip))
+            }
+            "nhfsstone" => {
+                let rate = line["offered"].as_u64().unwrap_or_default();
+                (format!("{rate} calls a second, {modifying} % modify"), number("mean_ms").map(|ms| ms / 1e3))
+            }
+            "sync" => {
+                let clients = line["clients"].as_u64().unwrap_or_default();
+                (format!("{}{sized}, {clients} clients", word("kind")), number("ops_s").map(f64::recip))
+            }
+            "reads" => (format!("{}{sized}", word("kind")), number("ops_cpu_s").map(f64::recip)),
+            "stream" => {
+                let tcp = Self {
+                    client: format!("TCP beside {}", self.client),
+                    phase: "a byte".into(),
+                    secs: number("tcp_bytes_s").map(f64::recip),
+                    ..self.clone()
+                };
+                (self.phase, self.secs) = ("a byte".into(), number("bytes_s").map(f64::recip));
+                return [self, tcp].into_iter().filter(|sample| sample.secs.is_some()).collect();
+            }
+            // Memory has no time.
+            _ => return Vec::new(),
+        };
+        if self.secs.is_some() { vec![self] } else { Vec::new() }
     }
 
     /// Of a simulated cache: its size is the phase, its policy the client.

@@ -1,9 +1,11 @@
 //! Stable changes of one kind, each client as fast as it is answered.
 
 use super::client::{Conn, Place};
-use super::{Times, Work};
+use super::{Times, Work, hook};
 use crate::cli::{SyncArgs, SyncKind};
 use bytes::Bytes;
+use clap::ValueEnum;
+use futures_util::future::try_join_all;
 use hither_proto::nfs3::{Fh3, StableHow};
 use std::io;
 use std::time::Duration;
@@ -12,38 +14,53 @@ use tokio::time::Instant;
 /// A client's file is written around again after so many bytes.
 const FILE_BYTES: u64 = 4 << 20;
 
+/// A client's directory and the file in it.
+type Own = (Fh3, Fh3);
+
 /// Measures each number of clients in turn.
 pub async fn run(place: &Place, args: &SyncArgs) -> io::Result<()> {
-    let (work, mut conn) = Work::begin(place).await?;
-    let mut done = Ok(());
-    if !args.json {
-        println!("kind     clients      ops/s  mean ms   p50 ms   p99 ms   max ms");
-    }
-    'all: for &kind in &args.kinds {
-        for &clients in &args.clients {
-            done = one(place, args, kind, clients, &work.dir).await;
-            if done.is_err() {
-                break 'all;
-            }
-        }
-    }
-    let ended = work.end(&mut conn).await;
+    let (work, _) = Work::begin(place).await?;
+    let done = all(place, args, &work.dir).await;
+    let ended = work.end(place, &args.target).await;
     done.and(ended)
 }
 
-async fn one(place: &Place, args: &SyncArgs, kind: SyncKind, clients: u32, dir: &Fh3) -> io::Result<()> {
-    let mut all = Vec::new();
+async fn all(place: &Place, args: &SyncArgs, dir: &Fh3) -> io::Result<()> {
     let mut ready = Vec::new();
-    for n in 0..clients {
-        let mut conn = Conn::open(place.nfs).await?;
+    for &kind in &args.kinds {
+        for &clients in &args.clients {
+            ready.push((kind, own(place, kind, clients, dir).await?));
+        }
+    }
+    hook(args.target.prepared.as_deref())?;
+    if !args.json {
+        println!("kind         clients      ops/s  mean ms   p50 ms   p99 ms   max ms");
+    }
+    for (kind, own) in ready {
+        one(place, args, kind, own).await?;
+    }
+    Ok(())
+}
+
+/// What clients work on: each its own, so that none waits for another's directory.
+async fn own(place: &Place, kind: SyncKind, clients: u32, dir: &Fh3) -> io::Result<Vec<Own>> {
+    let conns = Conn::open_many(place.nfs, clients as usize).await?;
+    let made = conns.into_iter().enumerate().map(async |(n, mut conn)| {
         let own = conn.mkdir(dir, &format!("{kind:?}-{clients}-{n}")).await?;
         let file = conn.create(&own, "file").await?;
-        ready.push((conn, own, file));
-    }
+        io::Result::Ok((own, file))
+    });
+    try_join_all(made).await
+}
+
+async fn one(place: &Place, args: &SyncArgs, kind: SyncKind, own: Vec<Own>) -> io::Result<()> {
+    let mut all = Vec::new();
+    let clients = own.len();
+    let conns = Conn::open_many(place.nfs, clients).await?;
     let began = Instant::now();
     let end = began + Duration::from_secs(args.seconds);
     let data = Bytes::from(vec![0x33; args.size as usize]);
-    for (mut conn, own, file) in ready {
+    for (mut conn, (own, file)) in conns.into_iter().zip(own) {
         let data = data.clone();
         all.push(tokio::spawn(async move {
             let mut times = Times::default();
@@ -66,15 +83,15 @@ async fn one(place: &Place, args: &SyncArgs, kind: SyncKind, clients: u32, dir: 
     let rate = times.0.len() as f64 / took;
     let (mean, p50, p99, max) =
         (times.mean(), times.quantile(0.5), times.quantile(0.99), times.quantile(1.0));
+    let kind = kind.to_possible_value().map_or_else(String::new, |value| value.get_name().into());
     if args.json {
         let line = serde_json::json!({
-            "bench": "sync", "label": args.target.label, "kind": format!("{kind:?}").to_lowercase(), "clients": clients,
+            "bench": "sync", "label": args.target.label, "kind": kind, "clients": clients,
             "size_bytes": args.size, "ops_s": rate, "mean_ms": mean, "p50_ms": p50, "p99_ms": p99, "max_ms": max,
         });
         println!("{line}");
     } else {
-        let kind = format!("{kind:?}").to_lowercase();
-        println!("{kind:8} {clients:7} {rate:10.0} {mean:8.2} {p50:8.2} {p99:8.2} {max:8.2}");
+        println!("{kind:12} {clients:7} {rate:10.0} {mean:8.2} {p50:8.2} {p99:8.2} {max:8.2}");
     }
     Ok(())
 }
@@ -97,6 +114,10 @@ async fn change(
             conn.commit(file).await
         }
         SyncKind::Create => conn.create(dir, &format!("c{i}")).await.map(drop),
+        SyncKind::CreateWrite => {
+            let file = conn.create(dir, &format!("w{i}")).await?;
+            conn.write(&file, 0, data, StableHow::FILE_SYNC).await
+        }
         SyncKind::Remove => {
             conn.create(dir, "r").await?;
             conn.remove(dir, "r").await

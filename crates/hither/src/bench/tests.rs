@@ -42,6 +42,35 @@ fn lines_of_every_measurement_are_read() {
     assert_eq!(Sample::of("f", &local)[0].rpcs, None);
     assert!(Sample::of("f", &json!({"about": {}})).is_empty());
     assert!(Sample::of("f", &line("kernel", "mount", 1, 1.0)).is_empty());
+    // Servers, by their disk.
+    for (server, phase, secs) in [
+        (
+            json!({"bench": "nhfsstone", "offered": 70, "modifying": 19, "mean_ms": 22.0}),
+            "70 calls a second, 19 % modify",
+            0.022,
+        ),
+        (json!({"bench": "nhfsstone", "modifying": 5, "capacity": 50.0}), "capacity, 5 % modify", 0.02),
+        (
+            json!({"bench": "sync", "kind": "write", "size_bytes": 512, "clients": 8, "ops_s": 4.0}),
+            "write 512, 8 clients",
+            0.25,
+        ),
+        (
+            json!({"bench": "reads", "kind": "getattr", "size_bytes": 0, "ops_s": 4.0, "ops_cpu_s": 8.0}),
+            "getattr",
+            0.125,
+        ),
+        (json!({"bench": "stream", "bytes_s": 2.0, "tcp_bytes_s": 4.0}), "a byte", 0.5),
+    ] {
+        let mut server = server;
+        server["label"] = json!("hither");
+        server["disk"] = json!("slow");
+        let of = Sample::of("f", &server);
+        assert_eq!((of[0].phase.as_str(), of[0].secs), (phase, Some(secs)));
+        assert_eq!((of[0].client.as_str(), of[0].server.as_str()), ("hither", "slow"));
+    }
+    assert!(Sample::of("f", &json!({"bench": "memory", "label": "hither", "count": 1})).is_empty());
+    assert!(Sample::of("f", &json!({"bench": "sync", "kind": "write", "ops_s": 0.0})).is_empty());
     // Every committed file has something to say.
     for entry in fs::read_dir(bench()).unwrap() {
         let path = entry.unwrap().path();

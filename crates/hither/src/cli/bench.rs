@@ -28,6 +28,8 @@ pub enum BenchCommand {
     Nhfsstone(NhfsstoneArgs),
     /// Stable changes, each client as fast as it is answered: how many a second (NFSv3)
     Sync(SyncArgs),
+    /// Calls that change nothing, each client as fast as it is answered: how many a second, and how many in a second of the server's processor time (NFSv3)
+    Reads(ReadsArgs),
 }
 
 /// `hither bench list`.
@@ -132,6 +134,12 @@ pub struct BenchTarget {
     /// A word for the JSON lines
     #[arg(long, value_name = "WORD", default_value = "")]
     pub label: String,
+    /// A shell command for when the files are made and nothing is measured yet
+    #[arg(long, value_name = "COMMAND")]
+    pub prepared: Option<String>,
+    /// A shell command for when everything is measured and the files are not removed yet
+    #[arg(long, value_name = "COMMAND")]
+    pub measured: Option<String>,
 }
 
 /// `hither bench nhfsstone`.
@@ -146,6 +154,9 @@ pub struct NhfsstoneArgs {
     /// Seconds for each rate
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     pub seconds: u64,
+    /// Calls that modify, in percent; 19 is the paper's mix
+    #[arg(long, value_name = "PERCENT", default_value_t = 19, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub modifying: u32,
     /// Connections
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub clients: u32,
@@ -159,7 +170,7 @@ pub struct NhfsstoneArgs {
 pub struct SyncArgs {
     #[command(flatten)]
     pub target: BenchTarget,
-    /// What is done: write (FILE_SYNC), commit (UNSTABLE and COMMIT), create, remove (a file that was made before: two calls), rename, setattr (the mode)
+    /// What is done: write (FILE_SYNC), commit (UNSTABLE and COMMIT), create, create-write (and written with FILE_SYNC: two calls), remove (a file that was made before: two calls), rename, setattr (the mode)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "write")]
     pub kinds: Vec<SyncKind>,
     /// Clients at a time
@@ -186,10 +197,56 @@ pub enum SyncKind {
     Commit,
     /// CREATE
     Create,
+    /// CREATE, and WRITE with FILE_SYNC
+    CreateWrite,
     /// CREATE and REMOVE
     Remove,
     /// RENAME
     Rename,
     /// SETATTR of the mode
     Setattr,
+}
+
+/// `hither bench reads`.
+#[derive(Debug, Args, Clone)]
+pub struct ReadsArgs {
+    #[command(flatten)]
+    pub target: BenchTarget,
+    /// What is done: getattr, lookup, readdirplus (of 100 files), read
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "getattr,lookup,readdirplus,read"
+    )]
+    pub kinds: Vec<ReadKind>,
+    /// Clients at a time
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub clients: u32,
+    /// Bytes of a read, each measured for itself
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "65536,1048576",
+          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub sizes: Vec<u32>,
+    /// The server's process on this machine, whose processor time is counted
+    #[arg(long, value_name = "PID")]
+    pub pid: Option<u32>,
+    /// Seconds for each
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    pub seconds: u64,
+    /// A JSON object for each
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Kinds of `hither bench reads`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ReadKind {
+    /// GETATTR
+    Getattr,
+    /// LOOKUP
+    Lookup,
+    /// READDIRPLUS
+    Readdirplus,
+    /// READ
+    Read,
 }
