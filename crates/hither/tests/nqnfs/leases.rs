@@ -189,14 +189,18 @@ fn a_lease_that_ended_costs_a_question_and_no_bytes() {
     // Pages of a file that changed a moment ago may be read again.
     pause(100);
     assert!(read(&f) == big);
-    until_leased(&a, &f, &big);
-    let (reads, before) = (calls(&a, Some("READ")), calls(&a, None));
-    wait_for("the end of a lease", 120, || {
-        pause(1000);
-        assert!(read(&f) == big);
-        calls(&a, None) > before
+    // The kernel may take pages back whenever it likes: whoever drops them at the end of each lease reads them in each round.
+    let costs_no_bytes = (0..10).any(|_| {
+        until_leased(&a, &f, &big);
+        let (reads, before) = (calls(&a, Some("READ")), calls(&a, None));
+        wait_for("the end of a lease", 120, || {
+            pause(1000);
+            assert!(read(&f) == big);
+            calls(&a, None) > before
+        });
+        calls(&a, Some("READ")) == reads
     });
-    assert_eq!(calls(&a, Some("READ")), reads);
+    assert!(costs_no_bytes);
     umount(&a);
 }
 

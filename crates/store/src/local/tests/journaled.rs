@@ -296,7 +296,13 @@ async fn bytes_that_a_file_does_not_take_are_kept_and_the_rest_is_served() {
             let file = std::fs::File::options().write(true).open(dir.path("f")).unwrap();
             file.write_all_at(b"lost!!", end).unwrap();
         }
-        let mut busy = std::process::Command::new(dir.path("f")).arg("1000").spawn().unwrap();
+        // A thread of the one that was dropped may have it open for a moment yet.
+        let mut busy = loop {
+            match std::process::Command::new(dir.path("f")).arg("1000").spawn() {
+                Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+                started => break started.unwrap(),
+            }
+        };
         let l = with_journal(&dir, &state, 1, false);
         busy.kill().unwrap();
         busy.wait().unwrap();
