@@ -13,7 +13,7 @@ use bytes::Bytes;
 use hither_vfs::{Cred, Error, Result};
 use parking_lot::{Condvar, Mutex};
 use rustix::thread::CapabilitySet;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
@@ -36,6 +36,7 @@ struct Shared {
     work: Condvar,
     threads_max: usize,
     many_identities: bool,
+    alive: Arc<Threads>,
     /// What jobs appended to it is seen to behind each of them, when they hold no locks any more.
     journal: Weak<Log>,
 }
@@ -48,6 +49,36 @@ struct State {
     closed: bool,
 }
 
+/// Numbers of threads that are alive.
+#[derive(Default)]
+pub(super) struct Threads(Mutex<HashSet<libc::pid_t>>);
+
+impl Threads {
+    /// Whether this is one of them.
+    pub fn has(&self, thread: libc::pid_t) -> bool {
+        self.0.lock().contains(&thread)
+    }
+
+    /// Adds the calling thread, until what is returned is dropped.
+    fn enter(&self) -> Alive<'_> {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        self.0.lock().insert(thread);
+        Alive { threads: self, thread }
+    }
+}
+
+/// The calling thread is among them until this is dropped.
+struct Alive<'a> {
+    threads: &'a Threads,
+    thread: libc::pid_t,
+}
+
+impl Drop for Alive<'_> {
+    fn drop(&mut self) {
+        self.threads.0.lock().remove(&self.thread);
+    }
+}
+
 impl Pool {
     /// At most `threads_max` threads and `queue_max` jobs. Without `many_identities` everything happens as this process.
     pub fn new(threads_max: usize, queue_max: usize, many_identities: bool, journal: Weak<Log>) -> Self {
@@ -56,9 +87,15 @@ impl Pool {
             work: Condvar::new(),
             threads_max: threads_max.max(1),
             many_identities,
+            alive: Arc::default(),
             journal,
         };
         Self { shared: Arc::new(shared), room: Arc::new(Semaphore::new(queue_max.max(1))) }
+    }
+
+    /// Its threads, now and later.
+    pub fn threads(&self) -> Arc<Threads> {
+        self.shared.alive.clone()
     }
 
     /// Runs `job` on a thread for `cred` and returns its answer. Waits while there are too many jobs.
@@ -139,6 +176,7 @@ fn closed() -> Error {
 }
 
 fn serve(shared: &Shared) {
+    let _alive = shared.alive.enter();
     let mut worker = Worker::new(shared.many_identities);
     let mut state = shared.state.lock();
     loop {

@@ -1,11 +1,11 @@
 //! The system calls that no safe wrapper has: handles of the kernel, a thread's file-system identity, rights by descriptor,
-//! private mounts, leases of files.
+//! private mounts, leases of files, notes of changes.
 //!
 //! Thin: each function is one call, its errors are the kernel's errnos.
 
 use hither_vfs::{Data, Error, Result};
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io::IoSlice;
 
 /// Longest handle that the kernel makes (`MAX_HANDLE_SZ`), in bytes.
@@ -291,6 +291,42 @@ pub(super) fn take_lease(fd: BorrowedFd<'_>, thread: libc::pid_t, alone: bool) -
 pub(super) fn give_up_lease(fd: BorrowedFd<'_>) {
     // SAFETY: the arguments are numbers. It fails when there is none.
     unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
+}
+
+/// A queue of notes of what is changed and by which thread, which takes marks without a limit of their number.
+pub(super) fn fanotify() -> Result<OwnedFd> {
+    let flags = libc::FAN_CLASS_NOTIF
+        | libc::FAN_REPORT_FID
+        | libc::FAN_REPORT_TID
+        | libc::FAN_UNLIMITED_MARKS
+        | libc::FAN_NONBLOCK
+        | libc::FAN_CLOEXEC;
+    // SAFETY: the arguments are numbers.
+    let fd = unsafe { libc::fanotify_init(flags, libc::O_RDONLY as libc::c_uint) };
+    owned(fd.into())
+}
+
+/// Puts a mark on what `of` is open on, or takes back what of it is in `what`.
+pub(super) fn fanotify_mark(queue: BorrowedFd<'_>, of: BorrowedFd<'_>, what: u64, add: bool) -> Result<()> {
+    let path =
+        CString::new(format!("/proc/self/fd/{}", of.as_raw_fd())).map_err(|_| Error::new(libc::EINVAL))?;
+    let how = if add { libc::FAN_MARK_ADD } else { libc::FAN_MARK_REMOVE };
+    // SAFETY: the path ends in NUL and lives through the call; the other arguments are numbers.
+    let ret = unsafe { libc::fanotify_mark(queue.as_raw_fd(), how, what, libc::AT_FDCWD, path.as_ptr()) };
+    done(ret.into()).map(drop)
+}
+
+/// What notes of fanotify name a file by: its file system's identity, and length, type and bytes of its handle.
+pub(super) fn file_key(of: BorrowedFd<'_>) -> Result<Box<[u8]>> {
+    let mut fs = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: there is room for what the kernel writes.
+    let ret = unsafe { libc::fstatfs(of.as_raw_fd(), fs.as_mut_ptr()) };
+    done(ret.into())?;
+    // SAFETY: the kernel has filled it in; the identity is two 32-bit numbers.
+    let fsid: [u8; 8] = unsafe { std::mem::transmute(fs.assume_init().f_fsid) };
+    let (handle, _) = name_to_handle(of, c"")?;
+    let len = handle.bytes().len() as u32;
+    Ok([&fsid, &len.to_ne_bytes()[..], &handle.kind().to_ne_bytes(), handle.bytes()].concat().into())
 }
 
 /// Makes an object stable.

@@ -3,7 +3,8 @@
 //! A watched file has a descriptor for reading with a lease of the kernel on it (fcntl(2), F_SETLEASE): whoever wants to open the
 //! file for writing, or to cut it, waits until the lease is given up, for at most /proc/sys/fs/lease-break-time seconds, and we
 //! get a signal. That is exact: while a lease is held nobody has the file open for writing, mapped files included. The lease does
-//! not cover what changes no bytes (permissions, times, names, links); inotify(7) tells of that right after it has happened.
+//! not cover what changes no bytes (permissions, times, names, links); the kernel tells of that right after it has happened
+//! (`notes`).
 //!
 //! Who watches alone has a lease for writing: nobody else has the file open, and whoever opens it waits. It is on the descriptor that
 //! the directory itself reads and writes with, the only one there is: another would break the lease. So the object keeps it as
@@ -12,23 +13,23 @@
 //! One thread for each directory takes both. The signal is sent to that thread alone, which has it blocked, so no other
 //! thread or program ever meets it. When the queue of either overflows everything that is watched counts as changed.
 
-use super::object::{Object, os};
+mod notes;
+
+use self::notes::{Mark, Note, Notes};
+use super::object::Object;
 use super::pool::Worker;
 use super::{Inner, Local, sys};
 use hither_vfs::{BoxFuture, Cred, Error, Fh, Result, Told, Watch, Watched};
 use parking_lot::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::{OFlags, inotify};
+use rustix::fs::OFlags;
 use std::collections::HashMap;
-use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 
 /// How often the thread looks whether anybody still needs it.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// Bytes of notifications that are read at once.
-const EVENTS_BYTES: usize = 16 << 10;
 
 /// Where the watcher is, once somebody wants to be told.
 pub(super) type Slot = OnceLock<Arc<Watcher>>;
@@ -36,19 +37,17 @@ pub(super) type Slot = OnceLock<Arc<Watcher>>;
 /// All files of a directory that are watched.
 pub(super) struct Watcher {
     told: RwLock<Arc<Told>>,
-    inotify: OwnedFd,
+    notes: Notes,
     /// The thread that gets the signals.
     thread: libc::pid_t,
     by_descriptor: Mutex<HashMap<i32, Fh>>,
-    /// By number of the watch: the same for all who watch one file, with how many they are.
-    by_watch: Mutex<HashMap<i32, (Fh, u32)>>,
 }
 
 /// A file that is watched.
 struct Held {
     watcher: Arc<Watcher>,
     fd: Arc<OwnedFd>,
-    watch: Option<i32>,
+    mark: Option<Mark>,
     /// When it is watched alone.
     _only: Option<Only>,
 }
@@ -87,7 +86,7 @@ impl Watch for Local {
     fn tell(&self, told: Arc<Told>) {
         match self.inner.watcher.get() {
             Some(watcher) => *watcher.told.write() = told,
-            None => match Watcher::start(told) {
+            None => match Watcher::start(&self.inner, told) {
                 Ok(watcher) => drop(self.inner.watcher.set(watcher)),
                 Err(e) => tracing::warn!("local changes cannot be watched, so no file is delegated: {e}"),
             },
@@ -123,9 +122,8 @@ impl Inner {
 
 impl Watcher {
     /// Starts the thread, which ends with the last use of what is returned.
-    fn start(told: Arc<Told>) -> Result<Arc<Self>> {
-        let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
-        let inotify = inotify::init(flags).map_err(os)?;
+    fn start(of: &Inner, told: Arc<Told>) -> Result<Arc<Self>> {
+        let notes = Notes::new(of.top.as_fd(), of.pool.threads())?;
         let (tell, number) = mpsc::channel();
         let (give, given) = mpsc::channel::<Weak<Self>>();
         let work = move || match sys::lease_signals() {
@@ -140,8 +138,8 @@ impl Watcher {
         let failed = |e: std::io::Error| Error::because(libc::EAGAIN, format!("cannot start a thread: {e}"));
         std::thread::Builder::new().name("hither-watch".into()).spawn(work).map_err(failed)?;
         let thread = number.recv().map_err(|_| Error::new(libc::EIO))??;
-        let (by_descriptor, by_watch) = Default::default();
-        let watcher = Arc::new(Self { told: RwLock::new(told), inotify, thread, by_descriptor, by_watch });
+        let watcher =
+            Arc::new(Self { told: RwLock::new(told), notes, thread, by_descriptor: Mutex::default() });
         let _ = give.send(Arc::downgrade(&watcher));
         Ok(watcher)
     }
@@ -151,35 +149,11 @@ impl Watcher {
         let alone = only.is_some();
         // Before the lease: it may be broken as soon as it is there.
         self.by_descriptor.lock().insert(fd.as_raw_fd(), fh.clone());
-        let mut held = Held { watcher: self.clone(), fd, watch: None, _only: only };
+        let mut held = Held { watcher: self.clone(), fd, mark: None, _only: only };
         sys::take_lease(held.fd.as_fd(), self.thread, alone).ok()?;
-        held.watch = Some(self.add(held.fd.as_fd(), fh, alone)?);
+        // When it is watched alone whoever watches writes, and nobody else can.
+        held.mark = Some(self.notes.add(held.fd.as_fd(), fh, !alone)?);
         Some(held)
-    }
-
-    fn add(&self, fd: BorrowedFd<'_>, fh: &Fh, alone: bool) -> Option<i32> {
-        use inotify::WatchFlags;
-        let mut what = WatchFlags::ATTRIB | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
-        if !alone {
-            // Otherwise whoever watches writes, and nobody else can.
-            what |= WatchFlags::MODIFY;
-        }
-        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-        let mut by_watch = self.by_watch.lock();
-        let watch = inotify::add_watch(&self.inotify, path, what).ok()?;
-        by_watch.entry(watch).or_insert_with(|| (fh.clone(), 0)).1 += 1;
-        Some(watch)
-    }
-
-    fn remove(&self, watch: i32) {
-        let mut by_watch = self.by_watch.lock();
-        let Some((_, users)) = by_watch.get_mut(&watch) else { return };
-        *users -= 1;
-        if *users == 0 {
-            by_watch.remove(&watch);
-            // Fails when the file is gone, and the watch with it.
-            let _ = inotify::remove_watch(&self.inotify, watch);
-        }
     }
 
     fn tell(&self, files: impl IntoIterator<Item = Fh>) {
@@ -192,26 +166,20 @@ impl Watcher {
         self.tell(files);
     }
 
-    /// Takes all notifications there are.
-    fn take_events(&self) {
-        let mut buffer = [MaybeUninit::uninit(); EVENTS_BYTES];
-        let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
-        while let Ok(event) = reader.next() {
-            if event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
-                self.tell_all();
-                continue;
-            }
-            let file = self.by_watch.lock().get(&event.wd()).map(|(fh, _)| fh.clone());
-            self.tell(file);
-        }
+    /// Takes all notes there are.
+    fn take_notes(&self) {
+        self.notes.take(|note| match note {
+            Note::File(fh) => self.tell([fh]),
+            Note::Any => self.tell_all(),
+        });
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         self.watcher.by_descriptor.lock().remove(&self.fd.as_raw_fd());
-        if let Some(watch) = self.watch {
-            self.watcher.remove(watch);
+        if let Some(mark) = &self.mark {
+            self.watcher.notes.remove(self.fd.as_fd(), mark);
         }
         // The descriptor may stay.
         sys::give_up_lease(self.fd.as_fd());
@@ -222,7 +190,7 @@ impl Drop for Held {
 fn run(watcher: &Weak<Watcher>, signals: BorrowedFd<'_>) {
     while let Some(watcher) = watcher.upgrade() {
         let mut fds =
-            [PollFd::from_borrowed_fd(signals, PollFlags::IN), PollFd::new(&watcher.inotify, PollFlags::IN)];
+            [PollFd::from_borrowed_fd(signals, PollFlags::IN), PollFd::new(&watcher.notes, PollFlags::IN)];
         if rustix::event::poll(&mut fds, Some(&LOOK_EVERY)).is_err() {
             continue;
         }
@@ -235,7 +203,7 @@ fn run(watcher: &Weak<Watcher>, signals: BorrowedFd<'_>) {
                 watcher.tell(file);
             }
         }
-        watcher.take_events();
+        watcher.take_notes();
     }
 }
 

@@ -128,6 +128,13 @@ async fn who_watches_alone_goes_on_and_readers_wait() {
         let again = l.open(&root(), Where::fh(&fh), &how(both(), Create::No)).await.unwrap();
         put(&l, &root(), &again, 0, b"more").await.unwrap();
         l.close(&root(), &fh, again.open).await.unwrap();
+        let times = SetAttr { mtime: Some(SetTime::To(Time { secs: 7, nanos: 0 })), ..mode(0o600) };
+        l.setattr(&root(), File { fh: &fh, open: None }, &times).await.unwrap();
+        let base = top(&l).await;
+        l.link(&root(), &fh, &base, &name("other")).await.unwrap();
+        l.unlink(&root(), &base, &name("other"), None).await.unwrap();
+        // Long enough for notes to come.
+        tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(told.try_recv().is_err(), "it is nobody else's doing");
         let from = path.clone();
         let reader = tokio::task::spawn_blocking(move || fs::read(from));

@@ -1,0 +1,243 @@
+//! What the kernel tells of changes that open no file: of attributes, names, the end of a file.
+//!
+//! fanotify(7) tells the thread that made each change, so what the pool did on somebody's behalf is left out: whoever serves the
+//! directory has asked for the leases that are in its way before. It needs CAP_SYS_ADMIN, and a file system with handles. Otherwise
+//! there is inotify(7), which tells of our own changes as well, and a lease is given up now and then for nothing.
+
+use super::super::object::os;
+use super::super::pool::Threads;
+use super::super::sys;
+use hither_vfs::{Fh, Result};
+use parking_lot::Mutex;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::inotify;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+/// Bytes of notifications that are read at once.
+const EVENTS_BYTES: usize = 16 << 10;
+/// struct fanotify_event_metadata, and before it the number of bytes of the event.
+const METADATA_BYTES: usize = 24;
+/// In a struct fanotify_event_info_fid, what comes before the identity of the file system.
+const INFO_HEADER_BYTES: usize = 4;
+/// The identity of the file system, and of struct file_handle the length and the type.
+const KEY_BYTES_MIN: usize = 8 + 8;
+
+/// What is marked, with whose it is and how many need the mark.
+type Marks<K> = Mutex<HashMap<K, (Fh, u32)>>;
+
+/// Where notifications come from.
+pub(super) enum Notes {
+    /// The changes of these threads are left out.
+    Fanotify {
+        fd: OwnedFd,
+        own: Arc<Threads>,
+        marks: Marks<Box<[u8]>>,
+    },
+    Inotify {
+        fd: OwnedFd,
+        marks: Marks<i32>,
+    },
+}
+
+/// A mark that [`Notes::remove`] takes back.
+pub(super) enum Mark {
+    Fanotify(Box<[u8]>, u64),
+    Inotify(i32),
+}
+
+/// What was told.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Note {
+    /// This file was changed.
+    File(Fh),
+    /// There were too many notes: any file may have been changed.
+    Any,
+}
+
+impl Notes {
+    /// The best there is for files below `top`.
+    pub fn new(top: BorrowedFd<'_>, own: Arc<Threads>) -> Result<Self> {
+        Self::fanotify(top, own).or_else(|_| Self::inotify())
+    }
+
+    fn fanotify(top: BorrowedFd<'_>, own: Arc<Threads>) -> Result<Self> {
+        let fd = sys::fanotify()?;
+        // Not every file system has it.
+        sys::file_key(top)?;
+        sys::fanotify_mark(fd.as_fd(), top, libc::FAN_ATTRIB, true)?;
+        sys::fanotify_mark(fd.as_fd(), top, libc::FAN_ATTRIB, false)?;
+        Ok(Self::Fanotify { fd, own, marks: Marks::default() })
+    }
+
+    fn inotify() -> Result<Self> {
+        let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
+        Ok(Self::Inotify { fd: inotify::init(flags).map_err(os)?, marks: Marks::default() })
+    }
+
+    /// Marks what `of` is open on; with `bytes`, changes of its bytes are told as well. `None` when the kernel refuses.
+    pub fn add(&self, of: BorrowedFd<'_>, fh: &Fh, bytes: bool) -> Option<Mark> {
+        match self {
+            Self::Fanotify { fd, marks, .. } => {
+                let key = sys::file_key(of).ok()?;
+                let what = libc::FAN_ATTRIB | libc::FAN_MOVE_SELF | libc::FAN_DELETE_SELF;
+                let what = if bytes { what | libc::FAN_MODIFY } else { what };
+                let mut marks = marks.lock();
+                sys::fanotify_mark(fd.as_fd(), of, what, true).ok()?;
+                one_more(&mut marks, key.clone(), fh);
+                Some(Mark::Fanotify(key, what))
+            }
+            Self::Inotify { fd, marks } => {
+                use inotify::WatchFlags;
+                let what = WatchFlags::ATTRIB | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
+                let what = if bytes { what | WatchFlags::MODIFY } else { what };
+                let mut marks = marks.lock();
+                let watch = inotify::add_watch(fd, format!("/proc/self/fd/{}", of.as_raw_fd()), what).ok()?;
+                one_more(&mut marks, watch, fh);
+                Some(Mark::Inotify(watch))
+            }
+        }
+    }
+
+    /// Takes back a mark of what `of` is open on. The kernel may refuse: when the file is gone, its mark is.
+    pub fn remove(&self, of: BorrowedFd<'_>, mark: &Mark) {
+        match (self, mark) {
+            (Self::Fanotify { fd, marks, .. }, Mark::Fanotify(key, what)) => {
+                let mut marks = marks.lock();
+                if one_less(&mut marks, key) {
+                    // Others may have asked for more.
+                    let _ = sys::fanotify_mark(fd.as_fd(), of, what | libc::FAN_MODIFY, false);
+                }
+            }
+            (Self::Inotify { fd, marks }, Mark::Inotify(watch)) => {
+                let mut marks = marks.lock();
+                if one_less(&mut marks, watch) {
+                    let _ = inotify::remove_watch(fd, *watch);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes all notes there are.
+    pub fn take(&self, mut each: impl FnMut(Note)) {
+        match self {
+            Self::Fanotify { fd, own, marks } => {
+                let mut buffer = vec![0; EVENTS_BYTES];
+                while let Ok(len) = rustix::io::read(fd, &mut buffer) {
+                    let read = buffer.get(..len).unwrap_or_default();
+                    if read.is_empty() {
+                        break;
+                    }
+                    for event in events(read) {
+                        if event.overflow {
+                            each(Note::Any);
+                        } else if !own.has(event.thread) {
+                            let fh =
+                                event.key.and_then(|key| marks.lock().get(key).map(|(fh, _)| fh.clone()));
+                            // What is marked no longer is nobody's.
+                            fh.into_iter().for_each(|fh| each(Note::File(fh)));
+                        }
+                    }
+                }
+            }
+            Self::Inotify { fd, marks } => {
+                let mut buffer = [MaybeUninit::uninit(); EVENTS_BYTES];
+                let mut reader = inotify::Reader::new(fd, &mut buffer);
+                while let Ok(event) = reader.next() {
+                    if event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
+                        each(Note::Any);
+                        continue;
+                    }
+                    let fh = marks.lock().get(&event.wd()).map(|(fh, _)| fh.clone());
+                    fh.into_iter().for_each(|fh| each(Note::File(fh)));
+                }
+            }
+        }
+    }
+}
+
+impl AsFd for Notes {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Fanotify { fd, .. } | Self::Inotify { fd, .. } => fd.as_fd(),
+        }
+    }
+}
+
+fn one_more<K: Eq + Hash>(marks: &mut HashMap<K, (Fh, u32)>, key: K, fh: &Fh) {
+    marks.entry(key).or_insert_with(|| (fh.clone(), 0)).1 += 1;
+}
+
+/// Whether it was the last.
+fn one_less<K: Eq + Hash>(marks: &mut HashMap<K, (Fh, u32)>, key: &K) -> bool {
+    let Some((_, users)) = marks.get_mut(key) else { return false };
+    *users -= 1;
+    let last = *users == 0;
+    if last {
+        marks.remove(key);
+    }
+    last
+}
+
+/// A note of fanotify.
+#[derive(Debug, PartialEq, Eq)]
+struct Event<'a> {
+    overflow: bool,
+    thread: libc::pid_t,
+    /// As [`sys::file_key`] has it.
+    key: Option<&'a [u8]>,
+}
+
+/// The notes in what was read: each begins with its length, and ends with the identity of the file (fanotify(7)).
+fn events(mut read: &[u8]) -> impl Iterator<Item = Event<'_>> {
+    std::iter::from_fn(move || {
+        let bytes = |at: usize| read.get(at..at + 4).and_then(|b| b.try_into().ok());
+        let word = |at: usize| bytes(at).map(u32::from_ne_bytes);
+        let len = word(0)? as usize;
+        let (mask, thread) = (word(8)?, word(20)?.cast_signed());
+        let info = read.get(METADATA_BYTES..len)?;
+        read = read.get(len..)?;
+        let key = info.get(INFO_HEADER_BYTES..).and_then(|key| {
+            let handle = key.get(8..12)?.try_into().ok().map(u32::from_ne_bytes)?;
+            key.get(..KEY_BYTES_MIN.checked_add(handle as usize)?)
+        });
+        Some(Event { overflow: u64::from(mask) & libc::FAN_Q_OVERFLOW != 0, thread, key })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(mask: u32, thread: i32, info: &[u8]) -> Vec<u8> {
+        let len = (METADATA_BYTES + info.len()) as u32;
+        let words = [len, 0, mask, 0, u32::MAX, thread.cast_unsigned()];
+        words.iter().flat_map(|w| w.to_ne_bytes()).chain(info.iter().copied()).collect()
+    }
+
+    #[test]
+    fn notes_are_told_apart() {
+        let handle = |bytes: &[u8]| {
+            let mut key = b"fsid....".to_vec();
+            key.extend((bytes.len() as u32).to_ne_bytes());
+            key.extend(1u32.to_ne_bytes());
+            key.extend(bytes);
+            key
+        };
+        let (one, two) = (handle(b"inodegen"), handle(b"another file"));
+        let info = |key: &[u8]| [b"\x01\0\0\0", key, b"\0\0\0"].concat();
+        let read = [event(4, 7, &info(&one)), event(0x4000, 0, &[]), event(0x804, -1, &info(&two))].concat();
+        let told: Vec<_> = events(&read).collect();
+        let want = [(false, 7, Some(&one[..])), (true, 0, None), (false, -1, Some(&two[..]))];
+        let want = want.map(|(overflow, thread, key)| Event { overflow, thread, key });
+        assert_eq!(told, want);
+        // Cut anywhere, nothing is made up.
+        for end in 0..read.len() {
+            let told: Vec<_> = events(&read[..end]).collect();
+            assert_eq!(told, &want[..told.len()]);
+        }
+    }
+}
