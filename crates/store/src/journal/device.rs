@@ -12,6 +12,9 @@ use std::time::Duration;
 /// How often, and with what pauses, a journal is tried that somebody uses.
 const LOCK_TRIES: u32 = 40;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
+/// O_DSYNC. `OFlags::DSYNC` is O_SYNC on Linux, with which every append has the file's time written, too: a commit of the log of the
+/// file system that the journal is on, with all that it holds of others.
+const DSYNC: OFlags = OFlags::from_bits_retain(libc::O_DSYNC.cast_unsigned());
 
 /// A file or block device. All calls block; offsets and lengths are multiples of a block.
 pub trait Device: Send + Sync + 'static {
@@ -33,7 +36,7 @@ pub struct RealDevice {
 impl RealDevice {
     /// Opens a journal; a file that does not exist is made, with all its blocks, when `size` is given.
     pub fn open(path: &Path, size: Option<u64>) -> io::Result<Self> {
-        let flags = OFlags::RDWR | OFlags::DSYNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let flags = OFlags::RDWR | DSYNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let create = if size.is_some() { OFlags::CREATE } else { OFlags::empty() };
         let mode = Mode::RUSR | Mode::WUSR;
         let open = |more| rustix::fs::open(path, flags | create | more, mode);

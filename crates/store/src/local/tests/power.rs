@@ -7,6 +7,7 @@
 use super::journaled::mix;
 use super::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 /// An ext4 file system in an image.
@@ -536,6 +537,43 @@ async fn lives(rounds: u64, seed: u64) {
          {known_only} made and not answered"
     );
     assert!(redone > 0 && made > 0, "nothing was lost");
+}
+
+/// Makes stable writes of so many bytes, one after the other, to a new file.
+async fn append(l: &Local, count: u64, bytes: usize) {
+    let file = create(l, &root(), &top(l).await, &format!("f{bytes}"), 0o600).await.unwrap();
+    let at = File { fh: &file.node.fh, open: Some(file.open) };
+    for i in 0..count {
+        let data = Data::from(Bytes::from(vec![7; bytes]));
+        l.write(&root(), at, i * bytes as u64, data, Stability::Stable).await.unwrap();
+        // So that each append is of another time.
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    l.close(&root(), &file.node.fh, file.open).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root and loop devices"]
+async fn an_append_commits_nothing_of_the_file_system_that_the_journal_is_on() {
+    let Some(disk) = Disk::new() else { return };
+    let path = disk.root().join("journal");
+    let options = LocalOptions {
+        state_dir: Some(disk.root().join("state")),
+        journal: Some(JournalOptions { path, size_bytes: 4 << 20, discard: false }),
+        ..Default::default()
+    };
+    let l = Local::open(&disk.root().join("export"), options, env()).unwrap();
+    append(&l, 1, 512).await;
+    let minor = rustix::fs::minor(std::fs::metadata(disk.root()).unwrap().dev());
+    let commits = || {
+        let info = std::fs::read_to_string(format!("/proc/fs/jbd2/loop{minor}-8/info")).unwrap();
+        info.split_whitespace().next().unwrap().parse::<u64>().unwrap()
+    };
+    let (before, count) = (commits(), 40);
+    append(&l, count, 4096).await;
+    // Some are of what is made ahead of need.
+    let made = commits() - before;
+    assert!(made < count / 4, "{made} commits for {count} writes");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
