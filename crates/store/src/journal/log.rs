@@ -42,8 +42,9 @@ const HEAD_BYTES: usize = 96;
 const GATHER_PART: u32 = 4;
 /// at most so long.
 const GATHER_MAX: Duration = Duration::from_millis(1);
-/// A checkpoint is made at least so often while there is something to settle.
-const CHECKPOINT_EVERY: Duration = Duration::from_secs(30);
+/// A checkpoint is begun at least so often while there is something to settle: before the kernel writes what is 30 seconds old back by itself, all
+/// at once.
+const CHECKPOINT_EVERY: Duration = Duration::from_secs(20);
 
 /// Whose journal it is: another's is not touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -303,6 +304,7 @@ struct Shared {
     settle: Arc<Settle>,
     failed: AtomicBool,
     settled: Arc<AtomicU64>,
+    pressed: Arc<AtomicBool>,
 }
 
 struct State {
@@ -367,6 +369,7 @@ impl Log {
             settle,
             failed: AtomicBool::new(false),
             settled: Arc::new(AtomicU64::new(tail.seq - 1)),
+            pressed: Arc::default(),
         });
         let thread = |name: &str, run: fn(&Shared)| {
             let shared = shared.clone();
@@ -466,6 +469,11 @@ impl Log {
         self.shared.settled.clone()
     }
 
+    /// Whether a checkpoint should not take its time: the ring is half full, or it is over.
+    pub fn pressed(&self) -> Arc<AtomicBool> {
+        self.shared.pressed.clone()
+    }
+
     /// Longest record.
     pub fn record_max(&self) -> usize {
         self.shared.state.lock().pending_max() - 4
@@ -494,6 +502,7 @@ impl Log {
         {
             let mut state = self.shared.state.lock();
             state.closed = true;
+            self.shared.pressed.store(true, Ordering::SeqCst);
         }
         self.shared.work.notify_all();
         self.shared.wanted.notify_all();
@@ -524,6 +533,10 @@ impl State {
     /// Whether nothing is pending.
     fn is_empty(&self) -> bool {
         self.pending.len() == BATCH_HEAD_BYTES
+    }
+
+    fn is_half_full(&self) -> bool {
+        self.used > (self.head.size - RING_AT) / 2
     }
 
     /// Most bytes that wait: no batch takes more than a quarter of the ring.
@@ -560,6 +573,7 @@ impl Shared {
                 None if state.stuck || state.closed || self.failed.load(Ordering::SeqCst) => break None,
                 None => {
                     state.hurry = true;
+                    self.pressed.store(true, Ordering::SeqCst);
                     self.wanted.notify_one();
                     self.room.wait(&mut state);
                 }
@@ -631,7 +645,10 @@ impl Shared {
             next = RING_AT;
         }
         state.end = Position { batch: at.batch + 1, offset: next, seq: at.seq + 1 };
-        let half = state.used > (state.head.size - RING_AT) / 2;
+        let half = state.is_half_full();
+        if half {
+            self.pressed.store(true, Ordering::SeqCst);
+        }
         // With the lock, so that nobody looks before and waits after it.
         self.durable.send_replace(at.seq);
         drop(state);
@@ -669,8 +686,7 @@ impl Shared {
                 if state.closed || self.failed.load(Ordering::SeqCst) {
                     return;
                 }
-                let half = state.used > (state.head.size - RING_AT) / 2;
-                if !state.hurry && !half {
+                if !state.hurry && !state.is_half_full() {
                     self.wanted.wait_for(&mut state, CHECKPOINT_EVERY);
                 }
                 if state.closed {
@@ -730,6 +746,7 @@ impl Shared {
             }
         }
         self.settled.fetch_max(settled, Ordering::SeqCst);
+        self.pressed.store(state.closed || state.is_half_full(), Ordering::SeqCst);
         drop(state);
         self.room.notify_all();
         Ok(())

@@ -27,9 +27,10 @@ pub(super) mod fresh;
 pub(super) mod names;
 mod replay;
 pub(super) mod stock;
+mod touched;
 
 use super::io::FileAt;
-use super::object::{Object, os};
+use super::object::Object;
 use super::pool::{Answer, Worker};
 use super::{Inner, LocalOptions, handle, sys};
 use crate::journal::{Found, Log, OpenError, Owner, RealDevice, SIZE_MIN_BYTES, Then};
@@ -41,8 +42,7 @@ use hither_vfs::{Answered, Data, Env, Error, Fh, OpenAccess, Result, Wrote};
 use names::{Change, Look, Names, Redo};
 use parking_lot::Mutex;
 use replay::Replay;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{Mode as FileMode, OFlags};
+use rustix::fd::{AsFd, BorrowedFd};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -51,8 +51,9 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use stock::Stock;
+use touched::Touched;
 
 /// A record of bytes.
 const WRITE: u8 = 1;
@@ -64,8 +65,6 @@ const CALLED: u8 = 7;
 const DONE: u8 = 8;
 /// Name of the mark in the state directory.
 const MARK_FILE: &str = "journal-void";
-/// Files that a checkpoint syncs one by one; with more, the file system as a whole.
-const LISTED_MAX: usize = 256;
 /// Name of the file there that says which journal is in use.
 const IN_USE_FILE: &str = "journal-in-use";
 /// Longest record of a write without its bytes, with room to spare.
@@ -109,90 +108,6 @@ enum Mode {
     Journal,
     /// The journal is void: everything is synced one by one.
     PassThrough,
-}
-
-/// Files with records since the last checkpoint.
-struct Touched {
-    /// Opened for checkpoints only: errors that are told to others are told here, too.
-    whole: OwnedFd,
-    proc_fd: OwnedFd,
-    files: Mutex<Files>,
-    /// An error of the disk below was told to somebody: what the journal holds may be nowhere else.
-    disk_failed: AtomicBool,
-}
-
-#[derive(Default)]
-struct Files {
-    /// Each with a descriptor for the checkpoint only, for the same reason.
-    listed: Vec<(Arc<Object>, OwnedFd)>,
-    /// There are others; in the beginning, those that records were applied to.
-    more: bool,
-}
-
-impl Touched {
-    fn new(top: BorrowedFd<'_>) -> Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let whole = rustix::fs::openat(top, c".", flags, FileMode::empty()).map_err(os)?;
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let proc_fd = rustix::fs::open("/proc/self/fd", flags, FileMode::empty()).map_err(os)?;
-        let files = Mutex::new(Files { listed: Vec::new(), more: true });
-        Ok(Self { whole, proc_fd, files, disk_failed: AtomicBool::new(false) })
-    }
-
-    /// To be called after bytes were written and before their record is made.
-    fn add(&self, worker: &mut Worker, object: &Arc<Object>) {
-        if object.listed.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        let full = self.files.lock().listed.len() >= LISTED_MAX || object.alone.load(Ordering::SeqCst);
-        let fd = (!full).then(|| worker.root(|| object.reopen(self.proc_fd.as_fd(), OFlags::RDONLY)).ok());
-        let mut files = self.files.lock();
-        match fd.flatten() {
-            Some(fd) => files.listed.push((object.clone(), fd)),
-            // Too many, or not to be opened by this process, or not now.
-            None => {
-                files.more = true;
-                object.listed.store(false, Ordering::SeqCst);
-            }
-        }
-    }
-
-    /// Syncs them, and nothing else if they are few: what others write to the file system is not ours to wait for. With
-    /// `removals_last`, all removals until now are made durable after this.
-    fn settle(&self, removals_last: bool) -> io::Result<()> {
-        let Files { listed, more } = std::mem::take(&mut *self.files.lock());
-        for (object, _) in &listed {
-            // Before the disk is asked: what is written from now on is for the next checkpoint.
-            object.listed.store(false, Ordering::SeqCst);
-        }
-        if more {
-            return sys::syncfs(self.whole.as_fd()).map_err(plain);
-        }
-        for (object, fd) in listed {
-            // What has no name and is not open is of no use to anybody, once it surely has none.
-            let unused = removals_last && object.opens.load(Ordering::SeqCst) == 0;
-            if !unused || object.stat().map_err(plain)?.stx_nlink > 0 {
-                // With its times: those were answered, too.
-                sys::fsync(fd.as_fd()).map_err(plain)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Somebody was told that the disk failed.
-    fn note_failure(&self) {
-        if !self.disk_failed.swap(true, Ordering::SeqCst) {
-            tracing::error!("the disk below fails; what the journal holds is kept until the next start");
-        }
-    }
-
-    /// Fails when somebody was told that the disk failed: others may be told that all is well.
-    fn sound(&self) -> io::Result<()> {
-        match self.disk_failed.load(Ordering::SeqCst) {
-            true => Err(io::Error::from_raw_os_error(libc::EIO)),
-            false => Ok(()),
-        }
-    }
 }
 
 /// A record, read.
@@ -275,6 +190,7 @@ impl Journaled {
             }
         };
         let log = found.start(|_, _| Ok(()), Arc::new(settle)).map_err(fail)?;
+        touched.hurry_when(log.pressed());
         // From here on no record is of anything that waits there.
         let stock = match (&names, ordered) {
             (Some(names), Some(dev)) => Stock::open(&places, dev, (top, sealer), names, &touched),

@@ -339,6 +339,18 @@ pub(super) fn fsync(fd: BorrowedFd<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Hands what was written to a part of a file to the disk and waits until the disk has it, which does not make it stable. An error that is
+/// told here is not told again to this descriptor.
+pub(super) fn write_back(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<()> {
+    let (Ok(at), Ok(len)) = (libc::off64_t::try_from(at), libc::off64_t::try_from(len)) else {
+        return Err(Error::new(libc::EINVAL));
+    };
+    let how =
+        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: the call takes numbers.
+    done(unsafe { libc::sync_file_range(fd.as_raw_fd(), at, len, how) }.into()).map(drop)
+}
+
 /// Makes a file system stable.
 pub(super) fn syncfs(fd: BorrowedFd<'_>) -> Result<()> {
     let sync = || rustix::fs::syncfs(fd).map_err(super::object::os);

@@ -539,6 +539,13 @@ async fn lives(rounds: u64, seed: u64) {
     assert!(redone > 0 && made > 0, "nothing was lost");
 }
 
+/// A figure of a disk's block device: one of those in /sys/block/DISK/stat.
+fn figure(disk: &Disk, number: usize) -> u64 {
+    let minor = rustix::fs::minor(std::fs::metadata(disk.root()).unwrap().dev());
+    let stat = std::fs::read_to_string(format!("/sys/block/loop{minor}/stat")).unwrap();
+    stat.split_whitespace().nth(number).unwrap().parse().unwrap()
+}
+
 /// Makes stable writes of so many bytes, one after the other, to a new file.
 async fn append(l: &Local, count: u64, bytes: usize) {
     let file = create(l, &root(), &top(l).await, &format!("f{bytes}"), 0o600).await.unwrap();
@@ -574,6 +581,18 @@ async fn an_append_commits_nothing_of_the_file_system_that_the_journal_is_on() {
     // Some are of what is made ahead of need.
     let made = commits() - before;
     assert!(made < count / 4, "{made} commits for {count} writes");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root and loop devices"]
+async fn a_checkpoint_hands_little_to_the_disk_at_a_time() {
+    let Some(disk) = Disk::new() else { return };
+    let l = disk.serve();
+    append(&l, 20, 64 << 10).await;
+    let before = figure(&disk, 4);
+    l.inner.journal.as_ref().unwrap().log.checkpoint().unwrap();
+    let writes = figure(&disk, 4) - before;
+    assert!(writes >= 20, "{writes} requests");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
