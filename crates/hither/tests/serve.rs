@@ -710,3 +710,42 @@ fn acls_are_those_of_the_file_system_that_is_served() {
     run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
     assert_eq!(server.stop(), 0, "{}", server.complaints());
 }
+
+#[test]
+#[ignore = "needs root"]
+fn large_files_are_read_as_they_are_however_they_are_asked_for() {
+    let mut server = Serve::of_directory();
+    server.serve();
+    let mounts = ["vers=3", "vers=4.1", "vers=4.2"].map(|options| {
+        let mnt = server.mnt(options);
+        server.mount(options, &mnt).ok();
+        mnt
+    });
+    let file = server.export("large");
+    for (round, len) in [5 << 20, (3 << 20) + 17, 70_000, (6 << 20) + 4095, 100].into_iter().enumerate() {
+        // In memory the first time, and changed in its place after that.
+        let mut content = bytes(round as u64, len);
+        fs::write(&file, &content).unwrap();
+        for at in [0, len / 2, len.saturating_sub(50)] {
+            for mnt in &mounts {
+                assert!(fs::read(mnt.join("large")).unwrap() == content, "{round} {at} {}", mnt.display());
+                let opened = File::open(mnt.join("large")).unwrap();
+                let mut piece = vec![0; len.min(300_000)];
+                let from = (len - piece.len()) / 3;
+                opened.read_exact_at(&mut piece, from as u64).unwrap();
+                assert!(piece == content[from..from + piece.len()]);
+            }
+            let end = (at + 40).min(len);
+            content[at..end].fill(at as u8 ^ round as u8);
+            OpenOptions::new()
+                .write(true)
+                .open(&file)
+                .unwrap()
+                .write_all_at(&content[at..end], at as u64)
+                .unwrap();
+        }
+    }
+    for mnt in &mounts {
+        sh(&format!("umount {}", mnt.display())).ok();
+    }
+}

@@ -239,6 +239,14 @@ pub fn frame(message: Enc) -> Vec<Bytes> {
     frame_in(message, FRAGMENT_MAX_BYTES)
 }
 
+/// The beginning of a record of one fragment, after which `beyond_bytes` more are sent. `None`: no fragment is so long.
+pub fn frame_beginning(message: Enc, beyond_bytes: usize) -> Option<Vec<Bytes>> {
+    let len = message.len().checked_add(beyond_bytes).filter(|len| *len <= FRAGMENT_MAX_BYTES)?;
+    let mut out = vec![Bytes::copy_from_slice(&(len as u32 | LAST).to_be_bytes())];
+    out.extend(message.finish());
+    Some(out)
+}
+
 /// A message as a record in fragments of at most `fragment_max_bytes` (at least 1).
 pub fn frame_in(message: Enc, fragment_max_bytes: usize) -> Vec<Bytes> {
     let fragment_max = fragment_max_bytes.clamp(1, FRAGMENT_MAX_BYTES);

@@ -90,23 +90,28 @@ impl Enc {
     }
 
     /// Appends an unsigned integer.
+    #[inline]
     pub fn u32(&mut self, v: u32) {
-        self.head.put_u32(v);
+        self.raw(&v.to_be_bytes());
     }
 
     /// Appends an unsigned hyper.
+    #[inline]
     pub fn u64(&mut self, v: u64) {
-        self.head.put_u64(v);
+        self.raw(&v.to_be_bytes());
     }
 
     /// Appends bytes without length or padding (fixed opaque of a multiple of 4, or raw XDR).
+    #[inline]
     pub fn raw(&mut self, b: &[u8]) {
-        self.head.put_slice(b);
+        // Unlike `put_slice`, it is compiled into its caller, where lengths are mostly known.
+        self.head.extend_from_slice(b);
     }
 
     /// Appends fixed-length opaque data with its padding.
+    #[inline]
     pub fn fixed(&mut self, b: &[u8]) {
-        self.head.put_slice(b);
+        self.raw(b);
         self.pad(b.len());
     }
 
@@ -186,8 +191,9 @@ impl Enc {
         }
     }
 
+    #[inline]
     fn pad(&mut self, len: usize) {
-        self.head.put_bytes(0, len.wrapping_neg() & 3);
+        self.raw(&[0; 3][..len.wrapping_neg() & 3]);
     }
 
     fn flush_head(&mut self) {

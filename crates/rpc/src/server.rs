@@ -1,7 +1,7 @@
 //! The other side: a socket on which clients make calls.
 //!
 //! It knows no program: a [`Service`] names those it has and answers their calls. Each connection has a task that reads
-//! records, one that writes replies, and one for each call that is being answered; replies go out in whatever order they come.
+//! records and answers what waits for nothing, one that writes replies, and one for each call that is waiting; replies go out in whatever order they come.
 //! RPC's own errors (no such program, other versions, credentials that nobody can read) are answered here.
 //!
 //! A client may be slow or hostile. Records and their fragments are limited; a record that has begun must go on; a connection has
@@ -10,6 +10,7 @@
 //! of them goes. The server calls its clients (NFSv4's backchannel) on the connections that they made ([`Peer::call`]).
 
 mod connection;
+mod piped;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +21,7 @@ use connection::{Shared, serve_streams};
 use hither_proto::rpc::{AuthStat, AuthSys};
 use hither_proto::xdr::Enc;
 use parking_lot::Mutex;
+pub use piped::Piped;
 use socket2::{SockRef, TcpKeepalive};
 use std::collections::HashMap;
 use std::io;
@@ -91,6 +93,8 @@ pub struct Incoming {
 pub enum Outcome {
     /// Executed; the results.
     Done(Enc),
+    /// Executed; the results up to a payload, that, and what follows.
+    Piped(Enc, Box<dyn Piped>, Enc),
     /// There is no such procedure.
     ProcUnavail,
     /// The arguments cannot be decoded.
@@ -242,7 +246,7 @@ impl Acceptor {
         socket.set_tcp_user_timeout(Some(self.global.limits.stall))?;
         let local = stream.local_addr()?;
         let (reader, writer) = stream.into_split();
-        self.serve(reader, writer, addr, local);
+        self.begin(reader, writer, addr, local);
         Ok(())
     }
 
@@ -251,6 +255,14 @@ impl Acceptor {
     where
         R: tokio::io::AsyncRead + Send + Unpin + 'static,
         W: tokio::io::AsyncWrite + Send + Unpin + 'static,
+    {
+        self.begin(reader, piped::Other(writer), addr, local);
+    }
+
+    fn begin<R, W>(&self, reader: R, writer: W, addr: SocketAddr, local: SocketAddr)
+    where
+        R: tokio::io::AsyncRead + Send + Unpin + 'static,
+        W: piped::Sink,
     {
         let id = self.global.next_id.fetch_add(1, Relaxed);
         let shared = Arc::new(Shared::new(id, addr, local, &self.stop));

@@ -18,6 +18,7 @@ pub mod exports;
 pub mod handle;
 mod mountd;
 mod nqnfs;
+mod piped;
 mod server;
 pub mod table;
 #[cfg(test)]

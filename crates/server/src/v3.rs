@@ -41,6 +41,11 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     let key = changes_something(&args).then(|| Key::of(&call));
     let name = key.map(Key::to_bytes);
     let request = Request { call: name, ..Request::new(server, call.peer, call.caller) };
+    if let Call3::Read(a) = &args
+        && let Some(outcome) = read::read_piped(&request, a).await
+    {
+        return outcome;
+    }
     let run = async {
         let mut out = Enc::new();
         execute(&request, args).await.encode(&mut out);

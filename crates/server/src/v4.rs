@@ -28,6 +28,7 @@ mod state;
 mod tests;
 mod xattr;
 
+use crate::piped;
 use crate::server::{Options, Request, Server};
 use bytes::Bytes;
 use clients::{Client, Clients};
@@ -35,7 +36,7 @@ use delegation::Leases;
 use exec::Exec;
 use hither_proto::nfs4::{Compound, CompoundReply, Nfsstat4, Op, OpRes, SequenceArgs};
 use hither_proto::xdr::{Dec, Enc, Xdr};
-use hither_rpc::server::{Incoming, Outcome, Peer};
+use hither_rpc::server::{Incoming, Outcome, Peer, Piped};
 use hither_vfs::{Cred, Cx};
 use parking_lot::Mutex;
 use replay::{CallId, Replays, Turn};
@@ -312,12 +313,22 @@ async fn in_session(
     let mut exec = Exec::new(request, compound.minorversion);
     exec.begin(session.clone(), client.clone(), CallId::of(&args, sum));
     let most = (session.fore.maxresponsesize as usize, session.fore.maxresponsesize_cached as usize);
-    let reply = run(&mut exec, compound, most, &args).await.finish();
-    session.finish(&args, &reply);
+    exec.may_pipe = !args.cachethis;
+    let outcome = match run(&mut exec, compound, most, &args).await {
+        Reply::Whole(reply) => {
+            let reply = reply.finish();
+            session.finish(&args, &reply);
+            Outcome::Done(segments(reply))
+        }
+        Reply::Piped(before, payload, after) => {
+            session.finish_unkept(&args);
+            Outcome::Piped(before, payload, after)
+        }
+    };
     drop(running);
     // Calls that take long renew the lease when they end, too.
     client.heard(nfs.clients.now());
-    Outcome::Done(segments(reply))
+    outcome
 }
 
 /// A call in a session that is not known: one that a life before may have executed.
@@ -337,7 +348,10 @@ async fn of_a_life_before(request: &Request, compound: &Compound, args: Sequence
     let mut exec = Exec::new(request, compound.minorversion);
     exec.begin_again(done, id);
     let most = (request.server.options.io_max_bytes + setup::OVERHEAD_BYTES) as usize;
-    let reply = run(&mut exec, compound, (most, most), &args).await.finish();
+    let Reply::Whole(reply) = run(&mut exec, compound, (most, most), &args).await else {
+        return Outcome::SystemErr;
+    };
+    let reply = reply.finish();
     turn.finish(&reply);
     Outcome::Done(segments(reply))
 }
@@ -362,14 +376,24 @@ fn segments(reply: Vec<Bytes>) -> Enc {
     out
 }
 
+/// What a compound is answered.
+enum Reply {
+    Whole(Enc),
+    /// Up to the payload of a READ, that, and what follows.
+    Piped(Enc, Box<dyn Piped>, Enc),
+}
+
 /// Executes operations up to the first that fails. `most`: bytes of a reply, and of one that is kept.
-async fn run(exec: &mut Exec<'_>, compound: &Compound, most: (usize, usize), args: &SequenceArgs) -> Enc {
+async fn run(exec: &mut Exec<'_>, compound: &Compound, most: (usize, usize), args: &SequenceArgs) -> Reply {
     let mut results = Enc::new();
+    // With results before it.
+    let mut piped = None;
+    let mut before_bytes = 0;
     let (mut status, mut count) = (Nfsstat4::OK, 0u32);
     let head = 12 + compound.tag.len().next_multiple_of(4);
     let (most, most_cached) = most;
     for (i, op) in compound.ops.iter().enumerate() {
-        let used = head + results.len() + ROOM_BYTES;
+        let used = head + before_bytes + results.len() + ROOM_BYTES;
         exec.at = i;
         exec.room_bytes = most.saturating_sub(used);
         let cached_room = most_cached.saturating_sub(used);
@@ -389,7 +413,16 @@ async fn run(exec: &mut Exec<'_>, compound: &Compound, most: (usize, usize), arg
             let result = OpRes::failed(op.number(), Nfsstat4::REP_TOO_BIG_TO_CACHE);
             (status, encoded) = (result.status(), Enc::of(&result));
         }
-        results.append(encoded);
+        if let Some(payload) = exec.piped.take() {
+            let mut after = Enc::new();
+            piped::around(&mut encoded, payload.len() as u32, &mut after);
+            results.append(encoded);
+            before_bytes = results.len() + payload.len();
+            piped = Some((std::mem::replace(&mut results, after), piped::payload(payload)));
+            exec.may_pipe = false;
+        } else {
+            results.append(encoded);
+        }
         count += 1;
         if status != Nfsstat4::OK {
             break;
@@ -399,6 +432,14 @@ async fn run(exec: &mut Exec<'_>, compound: &Compound, most: (usize, usize), arg
     status.enc(&mut reply);
     compound.tag.enc(&mut reply);
     reply.u32(count);
-    reply.append(results);
-    reply
+    match piped {
+        None => {
+            reply.append(results);
+            Reply::Whole(reply)
+        }
+        Some((before, payload)) => {
+            reply.append(before);
+            Reply::Piped(reply, payload, results)
+        }
+    }
 }

@@ -7,7 +7,8 @@
 //! the spot. Objects are found by handles of the kernel, wrapped so that nobody else can make them (`handle`), and names one
 //! component at a time below a descriptor (`names`), so nothing outside of the directory can be reached: there is no path to
 //! follow a symbolic link or `..` in, and the tree is a private mount without those below it, without devices and set-id
-//! programs. Nothing is cached but descriptors (`object`): what local programs do is seen with the next call.
+//! programs. Nothing is cached but descriptors (`object`), and what a directory's `change` proves as long as it stays (`known`): what local programs do is seen
+//! with the next call. Large pieces of files in memory are passed on and not copied (`piped`).
 //!
 //! Modifying calls are on stable storage when they are answered ([`LocalOptions::stable`]), except unstable writes, which
 //! `commit` makes stable. An error of the disk while it writes back is told to one caller and changes [`Local::write_epoch`], from
@@ -23,12 +24,14 @@ mod handle;
 mod handles;
 mod io;
 mod journaled;
+mod known;
 mod list;
 mod locks;
 mod names;
 mod new;
 mod object;
 mod open;
+mod piped;
 mod pool;
 mod set;
 mod sys;
@@ -145,6 +148,8 @@ struct Inner {
     table: Option<Table>,
     attributer: Attributer,
     objects: Objects,
+    known_budget: known::Budget,
+    pipes: Arc<piped::Pipes>,
     root: Arc<Object>,
     opens: Mutex<HashMap<u64, Open>>,
     next_open: AtomicU64,
@@ -302,6 +307,8 @@ impl Inner {
             table,
             attributer,
             objects,
+            known_budget: known::Budget::default(),
+            pipes: Arc::default(),
             root,
             opens: Mutex::default(),
             next_open: AtomicU64::new(1),
@@ -377,7 +384,11 @@ impl Inner {
 
     /// Attributes of an object; `ESTALE` when its last name is gone and it is not open.
     fn attrs(&self, object: &Arc<Object>) -> Result<Attrs> {
-        let attrs = self.attributer.attrs(object)?;
+        self.attrs_since(object, tokio::time::Instant::now())
+    }
+
+    fn attrs_since(&self, object: &Arc<Object>, asked: tokio::time::Instant) -> Result<Attrs> {
+        let attrs = self.attributer.attrs_since(object, asked)?;
         self.renew(object)?;
         if attrs.attr.nlink == 0 && object.opens.load(Ordering::SeqCst) == 0 {
             self.objects.forget(object);

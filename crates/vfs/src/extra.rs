@@ -2,6 +2,31 @@
 
 use crate::{Attrs, Cx, Fh, File, PosixAcls, Result};
 use async_trait::async_trait;
+use std::fmt::Debug;
+use std::os::fd::BorrowedFd;
+
+/// Bytes of a file that wait in a pipe.
+pub trait Pipe: Debug + Send + Sync {
+    /// The end to read from; never blocks.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// How many bytes there are.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What was read, in a pipe.
+#[derive(Debug)]
+pub struct ReadPiped {
+    /// The bytes, at least one.
+    pub data: Box<dyn Pipe>,
+    /// They reach the end of the file.
+    pub eof: bool,
+}
 
 /// What servers are asked for and mounts are not. It belongs to a [`Vfs`](crate::Vfs) and takes that one's handles and opens; there are
 /// no default methods, as there.
@@ -25,6 +50,10 @@ pub trait Extra: Send + Sync + 'static {
         to_offset_bytes: u64,
         len_bytes: u64,
     ) -> Result<()>;
+
+    /// What [`Vfs::read`](crate::Vfs::read) would return, without a copy. `None`: it would have to wait, or it is not worth while; then the bytes are to be
+    /// read. What is written meanwhile may show in them until they are taken out of the pipe.
+    fn read_piped(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Option<ReadPiped>;
 
     /// Whether objects can have ACLs.
     fn has_acls(&self) -> bool;

@@ -32,7 +32,7 @@ pub use beside::{Beside, Touched, Work};
 pub use cx::{Answered, CALL_MAX_BYTES, Cred, Cx, Env};
 pub use data::Data;
 pub use error::{Error, Result};
-pub use extra::Extra;
+pub use extra::{Extra, Pipe, ReadPiped};
 pub use handle::{Fh, Name, Where};
 pub use many::{Creation, NewKind, Removal, create_many_in_steps, remove_many_in_steps};
 pub use ops::{

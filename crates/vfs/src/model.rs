@@ -16,9 +16,9 @@ mod tests;
 use crate::{
     Access, Along, Attrs, ChangeInfo, Create, Creation, Cx, Data, DirEntry, DirPage, Env, Error, Extra,
     Fetched, Fh, File, FileKind, FileRange, Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait,
-    Made, Moved, Name, Node, OpenAccess, OpenHow, OpenId, Opened, PosixAcls, Read, Removal, RenameFlags,
-    Result, Seek, SetAttr, Special, Stability, Starts, Stop, Time, Trail, Upcalls, Validity, Vfs, Want,
-    Where, Wrote, XattrMode,
+    Made, Moved, Name, Node, OpenAccess, OpenHow, OpenId, Opened, PosixAcls, Read, ReadPiped, Removal,
+    RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Time, Trail, Upcalls, Validity,
+    Vfs, Want, Where, Wrote, XattrMode,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -718,6 +718,16 @@ impl Vfs for Model {
 
 #[async_trait]
 impl Extra for Model {
+    fn read_piped(
+        &self,
+        _cx: &Cx,
+        _file: File<'_>,
+        _offset_bytes: u64,
+        _len_bytes: u32,
+    ) -> Option<ReadPiped> {
+        None
+    }
+
     fn has_acls(&self) -> bool {
         false
     }

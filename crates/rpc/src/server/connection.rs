@@ -4,8 +4,10 @@
 //! that a client that does not read its replies soon has no permits left. Locks: the queue's and the table of calls to the
 //! client are leaves, never held across an await.
 
+use super::piped::{Piped, Sink, read_all, send_more, send_piped};
 use super::{Caller, Global, HOST_TURN, Incoming, MEMORY_UNIT_BYTES, Mismatch, Outcome};
 use crate::error::CallError;
+use crate::transport::BoxFuture;
 use bytes::Bytes;
 use hither_proto::record::{self, Limits};
 use hither_proto::rpc::{
@@ -19,8 +21,10 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::task::Poll;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -74,7 +78,7 @@ impl Peer {
         let (tx, rx) = oneshot::channel();
         self.shared.calls.lock().insert(xid, tx);
         let message = hither_proto::rpc::call(xid, call.prog, call.vers, call.proc, &call.cred, call.args);
-        if self.shared.push(Outgoing { segments: record::frame(message), bytes: 0, permit: None }).is_none() {
+        if self.shared.push(Outgoing::new(record::frame(message), 0, None)).is_none() {
             self.shared.calls.lock().remove(&xid);
             return Err(CallError::Shutdown);
         }
@@ -126,10 +130,18 @@ struct Queue {
 
 struct Outgoing {
     segments: Vec<Bytes>,
+    /// A payload behind them, and what is behind that.
+    piped: Option<(Box<dyn Piped>, Vec<Bytes>)>,
     bytes: usize,
     /// Comes back when the message is written.
     #[expect(dead_code, reason = "held, not used")]
     permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Outgoing {
+    fn new(segments: Vec<Bytes>, bytes: usize, permit: Option<OwnedSemaphorePermit>) -> Self {
+        Self { segments, piped: None, bytes, permit }
+    }
 }
 
 impl Shared {
@@ -175,7 +187,7 @@ impl Shared {
 pub(crate) async fn serve_streams<R, W>(global: Arc<Global>, shared: Arc<Shared>, reader: R, writer: W)
 where
     R: AsyncRead + Send + Unpin + 'static,
-    W: AsyncWrite + Send + Unpin + 'static,
+    W: Sink,
 {
     let peer = shared.peer();
     let host = global.host(shared.addr.ip());
@@ -339,9 +351,14 @@ impl Inbound {
         };
         let (global, shared) = (self.global.clone(), self.shared.clone());
         let mut failure = OnFailure { global, shared, xid: header.xid, permit: Some(permit) };
-        let answer = self.global.service.clone().call(incoming);
+        let mut answer = self.global.service.clone().call(incoming);
+        // Much of what is asked for is in memory, and answered sooner than a task is made for it.
+        if let Some(outcome) = now(&mut answer).await {
+            drop((turn, memory));
+            failure.answer(outcome);
+            return Ok(());
+        }
         tokio::spawn(async move {
-            let mut answer = std::pin::pin!(answer);
             // Until it is answered, not until the reply is written: whoever does not read holds up himself only. And no longer than
             // a call should take: what waits for a disk or a lock must not keep the address's other connections out.
             let soon = timeout(HOST_TURN, &mut answer).await;
@@ -354,6 +371,19 @@ impl Inbound {
             failure.answer(outcome);
         });
         Ok(())
+    }
+}
+
+/// The answer of a call that waits for nothing; one that fails is answered, too.
+async fn now(answer: &mut BoxFuture<'static, Outcome>) -> Option<Outcome> {
+    let once = std::future::poll_fn(|cx| {
+        let poll = std::panic::AssertUnwindSafe(|| answer.as_mut().poll(cx));
+        Poll::Ready(std::panic::catch_unwind(poll))
+    });
+    match once.await {
+        Ok(Poll::Ready(outcome)) => Some(outcome),
+        Ok(Poll::Pending) => None,
+        Err(_) => Some(Outcome::SystemErr),
     }
 }
 
@@ -386,6 +416,18 @@ impl OnFailure {
         let accepted = |stat| Enc::of(&ReplyHeader::accepted(self.xid, stat));
         let message = match outcome {
             Outcome::Done(results) => hither_proto::rpc::reply(self.xid, results),
+            Outcome::Piped(before, piped, after) => {
+                let before = hither_proto::rpc::reply(self.xid, before);
+                let bytes = before.len() + piped.len() + after.len();
+                match record::frame_beginning(before, piped.len() + after.len()) {
+                    Some(segments) => {
+                        let piped = Some((piped, after.finish()));
+                        let message = Outgoing { segments, piped, bytes, permit: Some(permit) };
+                        return queue(&self.global, &self.shared, message);
+                    }
+                    None => accepted(AcceptStat::SystemErr),
+                }
+            }
             Outcome::ProcUnavail => accepted(AcceptStat::ProcUnavail),
             Outcome::GarbageArgs => accepted(AcceptStat::GarbageArgs),
             Outcome::SystemErr => accepted(AcceptStat::SystemErr),
@@ -405,9 +447,14 @@ impl Drop for OnFailure {
 /// Queues a reply. When too many wait on all connections, one with a large share of them ends: this one, if it has one.
 fn reply(global: &Global, shared: &Arc<Shared>, message: Enc, permit: OwnedSemaphorePermit) {
     let bytes = message.len();
+    queue(global, shared, Outgoing::new(record::frame(message), bytes, Some(permit)));
+}
+
+fn queue(global: &Global, shared: &Arc<Shared>, message: Outgoing) {
+    let bytes = message.bytes;
     let most = global.limits.memory_max_bytes;
     let all = global.queued_bytes.fetch_add(bytes, Relaxed) + bytes;
-    match shared.push(Outgoing { segments: record::frame(message), bytes, permit: Some(permit) }) {
+    match shared.push(message) {
         None => {
             global.queued_bytes.fetch_sub(bytes, Relaxed);
         }
@@ -419,11 +466,7 @@ fn reply(global: &Global, shared: &Arc<Shared>, message: Enc, permit: OwnedSemap
     }
 }
 
-async fn write<W: AsyncWrite + Send + Unpin>(
-    global: Arc<Global>,
-    shared: Arc<Shared>,
-    mut stream: W,
-) -> Ended {
+async fn write<W: Sink>(global: Arc<Global>, shared: Arc<Shared>, mut stream: W) -> Ended {
     let mut batch: Vec<Outgoing> = Vec::new();
     let stall = global.limits.stall;
     loop {
@@ -459,15 +502,34 @@ async fn write<W: AsyncWrite + Send + Unpin>(
     }
 }
 
-/// Writes all segments, as many at a time as the stream takes; each step within `stall`.
-async fn write_all<W: AsyncWrite + Send + Unpin>(
+/// Writes all segments, as many at a time as the stream takes, and payloads where they belong.
+async fn write_all<W: Sink>(stream: &mut W, batch: &[Outgoing], stall: Duration) -> io::Result<()> {
+    let mut slices: Vec<IoSlice<'_>> = Vec::new();
+    for message in batch {
+        slices.extend(message.segments.iter().map(|s| IoSlice::new(s)));
+        let Some((piped, after)) = &message.piped else { continue };
+        match stream.socket() {
+            Some(socket) => write_piped(socket, &mut slices, &**piped, stall).await?,
+            None => {
+                write_slices(stream, &mut slices, stall).await?;
+                let bytes = read_all(&**piped)?;
+                write_slices(stream, &mut [IoSlice::new(&bytes)], stall).await?;
+            }
+        }
+        slices.clear();
+        slices.extend(after.iter().map(|s| IoSlice::new(s)));
+    }
+    write_slices(stream, &mut slices, stall).await?;
+    stream.flush().await
+}
+
+/// Writes slices, each step within `stall`.
+async fn write_slices<W: Sink>(
     stream: &mut W,
-    batch: &[Outgoing],
+    slices: &mut [IoSlice<'_>],
     stall: Duration,
 ) -> io::Result<()> {
-    let mut slices: Vec<IoSlice<'_>> =
-        batch.iter().flat_map(|m| &m.segments).map(|s| IoSlice::new(s)).collect();
-    let mut left = &mut slices[..];
+    let mut left = slices;
     IoSlice::advance_slices(&mut left, 0);
     while !left.is_empty() {
         match timeout(stall, stream.write_vectored(left)).await.map_err(|_| io::ErrorKind::TimedOut)?? {
@@ -475,7 +537,28 @@ async fn write_all<W: AsyncWrite + Send + Unpin>(
             n => IoSlice::advance_slices(&mut left, n),
         }
     }
-    stream.flush().await
+    Ok(())
+}
+
+/// Writes slices to a socket and moves a payload behind them, each step within `stall`.
+async fn write_piped(
+    socket: &TcpStream,
+    slices: &mut [IoSlice<'_>],
+    piped: &dyn Piped,
+    stall: Duration,
+) -> io::Result<()> {
+    let mut before = slices;
+    IoSlice::advance_slices(&mut before, 0);
+    while !before.is_empty() {
+        let sent = timeout(stall, send_more(socket, before)).await.map_err(|_| io::ErrorKind::TimedOut)??;
+        IoSlice::advance_slices(&mut before, sent);
+    }
+    let mut left = piped.len();
+    while left > 0 {
+        let step = send_piped(socket, piped, left);
+        left -= timeout(stall, step).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    }
+    Ok(())
 }
 
 /// What the client made of our call.

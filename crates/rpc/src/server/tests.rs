@@ -5,6 +5,7 @@ use hither_proto::record;
 use hither_proto::rpc::{
     AcceptStat, AuthFlavor, DeniedReply, Message, OpaqueAuth, ReplyBody, ReplyHeader, VersionRange, call,
 };
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU32;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::Notify;
@@ -12,7 +13,7 @@ use tokio::sync::Notify;
 const PROG: u32 = 400_000;
 
 /// 0: nothing. 1: waits until 2 is called. 2: lets go. 3: panics. 4: so many bytes as the argument says. 5: calls back. 6: takes
-/// a millisecond of the only one who works.
+/// a millisecond of the only one who works. 7: so many bytes, out of a pipe, and a word behind them.
 #[derive(Default)]
 struct Echo {
     work: tokio::sync::Mutex<()>,
@@ -65,6 +66,13 @@ impl Service for Echo {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                     Outcome::Done(Enc::new())
                 }
+                7 => {
+                    let len = call.args.first_chunk().map_or(0, |b| u32::from_be_bytes(*b)) as usize;
+                    let (mut before, mut after) = (Enc::new(), Enc::new());
+                    before.u32(len as u32);
+                    after.u32(0x600d);
+                    Outcome::Piped(before, Box::new(Pipe::with(len)), after)
+                }
                 _ => Outcome::ProcUnavail,
             }
         })
@@ -72,6 +80,32 @@ impl Service for Echo {
 
     fn closed(&self, _: &Peer) {
         self.closed.fetch_add(1, Relaxed);
+    }
+}
+
+#[derive(Debug)]
+struct Pipe {
+    from: OwnedFd,
+    len: usize,
+}
+
+impl Pipe {
+    fn with(len: usize) -> Self {
+        let (from, to) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+        rustix::pipe::fcntl_setpipe_size(&to, 1 << 20).unwrap();
+        let bytes: Vec<u8> = (0..len).map(|i| (i / 3) as u8).collect();
+        assert_eq!(rustix::io::write(&to, &bytes), Ok(len));
+        Self { from, len }
+    }
+}
+
+impl Piped for Pipe {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.from.as_fd()
+    }
+
+    fn len(&self) -> usize {
+        self.len
     }
 }
 
@@ -286,4 +320,78 @@ async fn the_server_calls_its_client() {
     wire.send(hither_proto::rpc::reply(header.xid, body)).await;
     let Some(Message::Reply(header, body)) = wire.next().await else { panic!("no reply") };
     assert_eq!((header.xid, &body[..]), (1, &[0, 0, 0, 42][..]));
+}
+
+/// Reads replies of procedures 4 and 7, several at a time, and compares them.
+async fn payloads<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(mut stream: S) {
+    let mut records = record::Reader::new(Default::default());
+    let sizes = [1, 65_536, 1 << 20, 100_001, 70_000, 3];
+    for round in 0..20 {
+        for (i, len) in sizes.iter().enumerate() {
+            let mut body = Enc::new();
+            body.u32(*len);
+            // Ordinary ones between them.
+            let proc = if (i + round).is_multiple_of(3) { 4 } else { 7 };
+            let call = call(i as u32, PROG, 3, proc, &OpaqueAuth::none(), body);
+            stream.write_all(&record::frame(call).concat()).await.unwrap();
+        }
+        for _ in sizes {
+            let record = loop {
+                if let Some(record) = records.next_record().unwrap() {
+                    break record;
+                }
+                assert_ne!(stream.read_buf(&mut records.space()).await.unwrap(), 0);
+            };
+            let Message::Reply(header, body) = Message::decode(&record).unwrap() else { panic!("no reply") };
+            let len = sizes[header.xid as usize] as usize;
+            assert_eq!(body[..4], (len as u32).to_be_bytes());
+            if (header.xid as usize + round).is_multiple_of(3) {
+                assert!(body[4..4 + len].iter().all(|b| *b == 7));
+            } else {
+                assert!(body[4..4 + len].iter().enumerate().all(|(i, b)| *b == (i / 3) as u8));
+                assert_eq!(body[4 + len..], 0x600d_u32.to_be_bytes());
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn payloads_go_from_pipes_to_sockets_in_their_place() {
+    let (acceptor, _) = acceptor(ServerLimits::default());
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let (reader, writer) = tokio::io::split(far);
+    let addr = "192.0.2.1:700".parse().unwrap();
+    acceptor.serve(reader, writer, addr, addr);
+    payloads(near).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::select! {
+        () = acceptor.listen(listener) => panic!("it listens"),
+        () = async { payloads(TcpStream::connect(addr).await.unwrap()).await } => {}
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_take_what_is_in_pipes_is_dropped() {
+    let limits = ServerLimits { stall: Duration::from_secs(5), ..ServerLimits::default() };
+    let (acceptor, service) = acceptor(limits);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let client = async {
+        let mut stream = TcpStream::connect(addr).await.unwrap();
+        for xid in 0..40 {
+            let mut body = Enc::new();
+            body.u32(1 << 20);
+            let call = call(xid, PROG, 3, 7, &OpaqueAuth::none(), body);
+            // Until it is dropped.
+            let _ = stream.write_all(&record::frame(call).concat()).await;
+        }
+        while service.closed.load(Relaxed) == 0 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::select! {
+        () = acceptor.listen(listener) => panic!("it listens"),
+        () = client => {}
+    }
 }

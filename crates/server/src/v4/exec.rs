@@ -22,7 +22,7 @@ use hither_proto::nfs4::{
     attr, seq4_status,
 };
 use hither_proto::rpc::AuthFlavor;
-use hither_vfs::{Attr, Attrs, Cx, Fh, File, FileKind, Name, Node, OpenId, Stop, Time, Want, Where};
+use hither_vfs::{Attr, Attrs, Cx, Fh, File, FileKind, Name, Node, OpenId, Pipe, Stop, Time, Want, Where};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -91,6 +91,10 @@ pub(super) struct Exec<'a> {
     pub ahead_stop: Option<Stop>,
     /// Bytes that a result may still take.
     pub room_bytes: usize,
+    /// Whether the payload of a READ may stay in a pipe: nobody keeps the reply.
+    pub may_pipe: bool,
+    /// The payload of the READ that was just executed, which its result lacks.
+    pub piped: Option<Box<dyn Pipe>>,
 }
 
 /// Whether an operation's result can be large. None of these changes anything.
@@ -116,6 +120,8 @@ impl<'a> Exec<'a> {
             ahead: VecDeque::new(),
             ahead_stop: None,
             room_bytes: 1 << 16,
+            may_pipe: false,
+            piped: None,
         }
     }
 

@@ -88,6 +88,13 @@ impl Exec<'_> {
         let open = self.open_for(&o, &a.stateid, OpenAccess::READ)?;
         let most = (self.room_bytes.min(self.r.server.options.io_max_bytes as usize)) as u32;
         let file = o.file(open.as_ref().map(|b| b.id));
+        if self.may_pipe
+            && let Some(extra) = &o.export.extra
+            && let Some(read) = extra.read_piped(&o.cx, file, a.offset, a.count.min(most))
+        {
+            self.piped = Some(read.data);
+            return Ok(ReadOk { eof: read.eof, data: Default::default() });
+        }
         let read = o.export.vfs.read(&o.cx, file, a.offset, a.count.min(most)).await;
         let read = read.map_err(|e| io_stat(&e))?;
         Ok(ReadOk { eof: read.eof, data: read.data.into_bytes().into() })

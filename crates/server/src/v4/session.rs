@@ -126,6 +126,16 @@ impl Session {
         self.finished.notify_waiters();
     }
 
+    /// The call in a slot has ended with a reply that cannot be kept.
+    pub fn finish_unkept(&self, args: &SequenceArgs) {
+        let Some(slot) = self.slots.get(args.slotid as usize) else { return };
+        let mut slot = slot.lock();
+        slot.running = false;
+        slot.reply = None;
+        drop(slot);
+        self.finished.notify_waiters();
+    }
+
     /// The call in a slot ended without a reply.
     pub fn abandon(&self, args: &SequenceArgs) {
         let Some(slot) = self.slots.get(args.slotid as usize) else { return };

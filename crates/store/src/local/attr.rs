@@ -22,6 +22,11 @@ const SETTLE_NS: u64 = 20_000_000;
 /// Marks numbers that stand for no ctime.
 const ONCE: u64 = 1 << 63;
 
+/// Whether a `change` is the time of the kernel's and stays while nothing changes.
+pub(super) fn is_lasting(change: u64) -> bool {
+    change & ONCE == 0
+}
+
 /// Makes attributes.
 pub(super) struct Attributer {
     /// Whether a ctime that was seen is not given to another change.
@@ -54,7 +59,11 @@ impl Attributer {
 
     /// Attributes of an object now.
     pub fn attrs(&self, object: &Object) -> Result<Attrs> {
-        let asked = Instant::now();
+        self.attrs_since(object, Instant::now())
+    }
+
+    /// The same, of what was asked for at that moment or later.
+    pub fn attrs_since(&self, object: &Object, asked: Instant) -> Result<Attrs> {
         let quiet = object.changes.quiet();
         let stat = object.stat()?;
         self.finish(&object.changes, quiet, &stat, asked)

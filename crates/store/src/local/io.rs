@@ -5,8 +5,8 @@ use super::pool::Worker;
 use super::{Inner, sys};
 use bytes::Bytes;
 use hither_vfs::{
-    Data, Error, Fetched, Fh, FileKind, FileRange, OpenAccess, OpenId, Read, Result, Seek, Stability, Wrote,
-    XattrMode,
+    Cred, Data, Error, Fetched, Fh, FileKind, FileRange, OpenAccess, OpenId, Read, Result, Seek, Stability,
+    Wrote, XattrMode,
 };
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, SeekFrom, XattrFlags};
@@ -76,9 +76,9 @@ impl Inner {
         }
     }
 
-    /// Reads when no disk is needed and the right is settled by an open: `None` otherwise.
-    pub(super) fn read_now(&self, (fh, open): &FileAt, at: u64, len: u32) -> Option<Read> {
-        let object = self.find_open(fh, (*open)?, OpenAccess::READ).ok()?;
+    /// Reads when no disk is needed and the right is settled: `None` otherwise.
+    pub(super) fn read_now(&self, cred: &Cred, file: &FileAt, at: u64, len: u32) -> Option<Read> {
+        let object = self.readable_now(cred, file)?;
         let fd = object.io_now(false)?;
         self.read_fd(fd.as_fd(), at, len, true).ok()
     }

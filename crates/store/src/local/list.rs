@@ -5,6 +5,7 @@
 
 use super::Inner;
 use super::attr::file_kind;
+use super::known::{Listed, READ, SEARCH};
 use super::object::{Object, os};
 use super::pool::Worker;
 use hither_vfs::{Attrs, DirEntry, DirPage, Error, Fh, Name, Result};
@@ -29,6 +30,12 @@ fn cookie_of(d_off: u64) -> u64 {
 
 fn d_off_of(cookie: u64) -> u64 {
     if cookie & !3 == RESERVED { cookie & 3 } else { cookie }
+}
+
+/// Whether a whole listing with nodes is one page.
+pub(super) fn fits(listing: &[Listed], max_bytes: u32) -> bool {
+    let bytes: usize = listing.iter().map(|l| NODE_ENTRY_BYTES + l.entry.name.as_bytes().len()).sum();
+    bytes <= max_bytes as usize
 }
 
 impl Inner {
@@ -61,6 +68,17 @@ impl Inner {
         nodes: bool,
     ) -> Result<DirPage> {
         dir.need_dir()?;
+        let known = match nodes && cookie == 0 {
+            true => self.known(worker, dir, self.attrs(dir)?.attr.change, true),
+            false => None,
+        };
+        if let Some(known) = &known
+            && let Some(listing) = known.listing()
+            && known.may(worker.cred(), SEARCH | READ)
+            && fits(listing, max_bytes)
+        {
+            return Ok(self.listed(worker, dir, listing));
+        }
         let fd = worker.caller(|| dir.reopen(self.proc_fd.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY))?;
         if cookie != 0 {
             let at = d_off_of(cookie);
@@ -108,6 +126,26 @@ impl Inner {
                 }
             }
         }
+        if let Some(known) = known.filter(|_| nodes) {
+            known.grant(worker.cred(), SEARCH | READ);
+            if eof {
+                known.list(entries.iter().map(Listed::of).collect());
+            }
+        }
         Ok(DirPage { entries, verifier: [0; 8], eof })
+    }
+
+    /// A listing that is known, with what its objects are now.
+    fn listed(&self, worker: &mut Worker, dir: &Object, listing: &[Listed]) -> DirPage {
+        let mut node = |listed: &Listed| match &listed.fh {
+            Some(fh) => self.glance_at(worker, dir, &listed.entry.name, fh),
+            None => self.glance(worker, dir, &listed.entry.name),
+        };
+        let entries = listing.iter().map(|listed| match node(listed) {
+            Ok(node) => listed.with(node),
+            // It may have gone meanwhile.
+            Err(_) => listed.entry.clone(),
+        });
+        DirPage { entries: entries.collect(), verifier: [0; 8], eof: true }
     }
 }

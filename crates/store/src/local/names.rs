@@ -3,6 +3,7 @@
 //! A name is looked up alone, below the descriptor of its directory, and not followed: there is no path that could lead out.
 
 use super::journaled::names::{Change, Done};
+use super::known::SEARCH;
 use super::object::{Object, os, stat};
 use super::pool::Worker;
 use super::{Inner, sys};
@@ -48,6 +49,28 @@ impl Inner {
         let found = worker.caller(|| self.find_name(dir, name))?;
         if found.is_none() && dir.stat()?.stx_nlink == 0 {
             return Err(Error::new(libc::ESTALE));
+        }
+        Ok(found)
+    }
+
+    /// As [`Inner::lookup`], in a directory whose `change` was just this: by what is known of it.
+    fn find_again(
+        &self,
+        worker: &mut Worker,
+        dir: &Object,
+        name: &Name,
+        change: u64,
+    ) -> Result<Option<Arc<Object>>> {
+        let known = self.known(worker, dir, change, false);
+        if let Some(known) = &known
+            && known.may(worker.cred(), SEARCH)
+            && let Some(object) = known.find(name).and_then(|fh| self.objects.find(&fh))
+        {
+            return Ok(Some(object));
+        }
+        let found = self.lookup(worker, dir, name)?;
+        if let (Some(known), Some(object)) = (known, &found) {
+            known.note(name, &object.fh, worker.cred());
         }
         Ok(found)
     }
@@ -98,11 +121,12 @@ impl Inner {
         }
         let before = self.attrs(&base)?;
         let (mut objects, mut nodes) = (Vec::new(), Vec::new());
+        let mut change = before.attr.change;
         let mut here = base;
         let mut stop = Stop::Complete;
         for name in &at.path {
             let next = match here.kind {
-                FileKind::Directory => self.lookup(worker, &here, name),
+                FileKind::Directory => self.find_again(worker, &here, name, change),
                 FileKind::Symlink => {
                     stop = Stop::Symlink;
                     break;
@@ -124,7 +148,10 @@ impl Inner {
                 Err(e) => Err(e),
             };
             match node {
-                Ok(node) => nodes.push(node),
+                Ok(node) => {
+                    change = node.attrs.attr.change;
+                    nodes.push(node);
+                }
                 Err(e) => {
                     stop = Stop::Failed(e);
                     break;
@@ -421,6 +448,21 @@ impl Inner {
             let fh = self.sealer.seal(&handle).ok_or_else(|| Error::new(libc::EOVERFLOW))?;
             Ok(Node { fh, attrs: self.attributer.new_found(&stat_of(&fd)?, asked)? })
         })
+    }
+}
+
+impl Inner {
+    /// As [`Inner::glance`], at an object whose handle is known.
+    pub(super) fn glance_at(&self, worker: &mut Worker, dir: &Object, name: &Name, fh: &Fh) -> Result<Node> {
+        if let Some(object) = self.objects.find(fh) {
+            return self.node(&object);
+        }
+        let asked = tokio::time::Instant::now();
+        let stat = worker.caller(|| super::stat_name(dir.path(), name.as_bytes()))?;
+        match says_ino(&self.sealer.open(fh)?, stat.stx_ino) {
+            true => Ok(Node { fh: fh.clone(), attrs: self.attributer.new_found(&stat, asked)? }),
+            false => self.glance(worker, dir, name),
+        }
     }
 }
 

@@ -2,20 +2,21 @@
 //!
 //! An object is found by its filehandle and holds an `O_PATH` descriptor, which pins the inode: the number is not used again
 //! while we have it. Regular files get descriptors for reading and writing as well, opened by the superuser when first needed
-//! and shared by all; who may use them is decided with each open and call. Nothing else is remembered: attributes and contents
-//! are asked of the kernel each time, so that what others do to the directory is seen at once.
+//! and shared by all; who may use them is decided with each open and call. Attributes and contents are asked of the kernel each time, so that what others do to
+//! the directory is seen at once; what is remembered of names is in `known`.
 //!
 //! Open objects stay until their last close, also when their last name is gone; of the others the ones that were not used
 //! for the longest time go (CLOCK). Files with unsynced or journaled writes stay until they are synced: an error of the disk is reported only to
 //! those who had the file open when it happened.
 
+use super::known::Known;
 use super::sys;
 use hither_vfs::{Error, Fh, FileKind, Result};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -51,6 +52,8 @@ pub(super) struct Object {
     pub listed: AtomicBool,
     /// Whether somebody watches it alone: no descriptor is opened then.
     pub alone: AtomicBool,
+    /// What is known of a directory's names.
+    pub known: Mutex<Option<Arc<Known>>>,
     used: AtomicBool,
 }
 
@@ -219,10 +222,29 @@ pub(super) fn stat(fd: BorrowedFd<'_>) -> Result<Statx> {
     rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, want).map_err(os)
 }
 
+/// Filehandles are scattered already: they end in an authenticator that nobody can choose (`handle`), and others are never in a table.
+type Scatter = BuildHasherDefault<LastBytes>;
+
+#[derive(Default)]
+struct LastBytes(u64);
+
+impl Hasher for LastBytes {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        if let Some(last) = bytes.last_chunk() {
+            self.0 = u64::from_ne_bytes(*last);
+        }
+    }
+
+    fn write_usize(&mut self, _: usize) {}
+}
+
 /// All objects that are known.
 pub(super) struct Objects {
     shards: [Mutex<Shard>; SHARDS],
-    hasher: RandomState,
     shard_max: usize,
     /// The last record of the journal that is where it belongs.
     settled: Arc<AtomicU64>,
@@ -230,7 +252,7 @@ pub(super) struct Objects {
 
 #[derive(Default)]
 struct Shard {
-    known: HashMap<Fh, Arc<Object>>,
+    known: HashMap<Fh, Arc<Object>, Scatter>,
     /// All of `known`, and some that went already, from the longest known on.
     ring: VecDeque<Fh>,
 }
@@ -238,16 +260,12 @@ struct Shard {
 impl Objects {
     /// At most about so many objects that are not open.
     pub fn new(max: usize, settled: Arc<AtomicU64>) -> Self {
-        Self {
-            shards: Default::default(),
-            hasher: RandomState::new(),
-            shard_max: (max / SHARDS).max(4),
-            settled,
-        }
+        Self { shards: Default::default(), shard_max: (max / SHARDS).max(4), settled }
     }
 
     fn shard(&self, fh: &Fh) -> &Mutex<Shard> {
-        &self.shards[self.hasher.hash_one(fh) as usize % SHARDS]
+        // Other bits than those by which the shard's own table goes.
+        &self.shards[(Scatter::default().hash_one(fh) >> 32) as usize % SHARDS]
     }
 
     /// A known object.
@@ -288,6 +306,7 @@ impl Objects {
                 journaled: AtomicU64::new(0),
                 listed: AtomicBool::new(false),
                 alone: AtomicBool::new(false),
+                known: Mutex::default(),
                 used: AtomicBool::new(false),
             });
             shard.known.insert(fh.clone(), object.clone());
@@ -356,6 +375,7 @@ impl Objects {
             };
             for object in some {
                 object.rest();
+                object.forget_unused();
                 if object.unsynced.load(Ordering::SeqCst) && !object.used.swap(false, Ordering::Relaxed) {
                     unsynced.push(object);
                 } else if object.opens.load(Ordering::SeqCst) == 0 {

@@ -220,6 +220,18 @@ pub(super) fn read(fd: BorrowedFd<'_>, buf: &mut Vec<u8>, at: u64, len: usize, n
     Ok(got)
 }
 
+/// Whether all pages of a range of a file are in memory (cachestat(2), Linux 6.5); no when that cannot be told.
+pub(super) fn is_cached(fd: BorrowedFd<'_>, at: u64, len: u64) -> bool {
+    const CACHESTAT: libc::c_long = 451;
+    const PAGE_BYTES: u64 = 4096;
+    let range: [u64; 2] = [at, len];
+    // struct cachestat: pages in memory, dirty, under writeback, evicted, recently evicted.
+    let mut told = [0_u64; 5];
+    // SAFETY: `range` and `told` are laid out as the two structs of the call and live through it.
+    let ret = unsafe { libc::syscall(CACHESTAT, fd.as_raw_fd(), range.as_ptr(), told.as_mut_ptr(), 0) };
+    ret == 0 && told[0] >= (at % PAGE_BYTES + len).div_ceil(PAGE_BYTES)
+}
+
 /// Writes all of `data` at `at`; with `sync`, it and all metadata are on stable storage then. Fewer bytes when the
 /// disk fills up in the middle.
 pub(super) fn write(fd: BorrowedFd<'_>, data: &Data, at: u64, sync: bool) -> Result<u64> {

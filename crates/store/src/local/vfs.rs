@@ -14,8 +14,8 @@ use bytes::Bytes;
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Create, Creation, Cx, Data, DirPage, Error, Extra, Fh, File, FileKind,
     FileRange, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId,
-    Opened, PosixAcls, Read, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop,
-    Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
+    Opened, PosixAcls, Read, ReadPiped, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability,
+    Starts, Stop, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
 };
 use rustix::fd::AsFd;
 use std::sync::Arc;
@@ -35,6 +35,9 @@ impl Vfs for Local {
     }
 
     async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+        if let Some(trail) = self.inner.walk_known(cx, at, want) {
+            return Ok(trail);
+        }
         wanted(cx)?;
         let at = Path::from(at);
         self.run(cx, move |inner, worker| {
@@ -187,7 +190,7 @@ impl Vfs for Local {
 
     async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
         let file = owned(file);
-        if let Some(read) = self.inner.read_now(&file, offset_bytes, len_bytes) {
+        if let Some(read) = self.inner.read_now(&cx.cred, &file, offset_bytes, len_bytes) {
             return Ok(read);
         }
         wanted(cx)?;
@@ -296,6 +299,10 @@ impl Vfs for Local {
         max_bytes: u32,
         nodes: bool,
     ) -> Result<DirPage> {
+        let known = if nodes { self.inner.page_known(cx, dir, cookie, max_bytes) } else { None };
+        if let Some(page) = known {
+            return Ok(page);
+        }
         wanted(cx)?;
         let dir = dir.clone();
         self.run(cx, move |inner, worker| inner.readdir(worker, &dir, cookie, max_bytes, nodes)).await
@@ -445,6 +452,10 @@ impl Extra for Local {
             inner.clone_range(worker, (&from, from_offset_bytes), (&to, to_offset_bytes), len_bytes)
         })
         .await
+    }
+
+    fn read_piped(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Option<ReadPiped> {
+        self.inner.read_piped(&cx.cred, &owned(file), offset_bytes, len_bytes)
     }
 
     fn has_acls(&self) -> bool {

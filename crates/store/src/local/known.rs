@@ -1,0 +1,296 @@
+//! What is known of a directory as long as it does not change: handles of names, a listing that fits into one answer, and who may
+//! search and read it.
+//!
+//! All of it is kept by the directory's `change` and asked of the kernel again when that is another one. A `change` that is a time of
+//! the kernel's is never given to two states of a directory where times are fine (`attr`), so names mean the same objects and the
+//! kernel would decide the same about a caller while it is the same: adding, removing and renaming entries change it, and so do changes of owner,
+//! permissions and access control lists. Attributes of objects are never kept.
+//!
+//! The kernel sets the time within a change, under the directory's lock, and the names that it has in memory after that, under the same lock. So what is
+//! found by name right behind the time may still be what was there before. Reading the directory takes the lock: what is found after that
+//! is what belongs to the time, or something newer, and then the time is another one by then. That is done at the second question about the same
+//! state, so that directories which change all the time cost nothing more.
+
+use super::Inner;
+use super::attr::is_lasting;
+use super::object::Object;
+use super::pool::Worker;
+use hither_vfs::{Cred, Cx, DirEntry, DirPage, Fh, FileKind, Name, Node, Stop, Trail, Want, Where};
+use parking_lot::Mutex;
+use rustix::fd::AsFd;
+use rustix::fs::{OFlags, RawDir, StatxAttributes};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Bytes of all that is known of directories, about.
+const KNOWN_MAX_BYTES: usize = 64 << 20;
+/// What a name costs besides its own bytes.
+const NAME_BYTES: usize = 160;
+/// Callers whose rights in a directory are known.
+const CALLERS_MAX: usize = 8;
+/// Entries of a listing that is answered without another thread.
+const ENTRIES_AT_ONCE: usize = 512;
+/// A place for one entry.
+const ENTRY_MAX_BYTES: usize = 1 << 10;
+
+/// May search; may read.
+pub(super) const SEARCH: u8 = 1;
+pub(super) const READ: u8 = 4;
+
+/// What is known of directories, in bytes.
+#[derive(Default)]
+pub(super) struct Budget(Arc<AtomicUsize>);
+
+#[cfg(test)]
+impl Budget {
+    pub fn bytes(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What is known of one state of a directory.
+pub(super) struct Known {
+    change: u64,
+    /// Nothing that was begun before this time was noted is going on any more.
+    settled: AtomicBool,
+    names: Mutex<HashMap<Name, Fh>>,
+    listing: OnceLock<Vec<Listed>>,
+    callers: Mutex<Vec<(Arc<Cred>, u8)>>,
+    /// Whether somebody has used it since the last look.
+    used: AtomicBool,
+    bytes: AtomicUsize,
+    all: Arc<AtomicUsize>,
+}
+
+/// An entry of a listing; with its handle, unless the name led elsewhere.
+pub(super) struct Listed {
+    pub entry: DirEntry,
+    pub fh: Option<Fh>,
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+impl Known {
+    fn new(change: u64, budget: &Budget) -> Self {
+        Self {
+            change,
+            settled: AtomicBool::new(false),
+            names: Mutex::default(),
+            listing: OnceLock::new(),
+            callers: Mutex::default(),
+            used: AtomicBool::new(true),
+            bytes: AtomicUsize::new(0),
+            all: budget.0.clone(),
+        }
+    }
+
+    /// Room for more; false when there is none.
+    fn takes(&self, bytes: usize) -> bool {
+        let taken = self.all.fetch_add(bytes, Ordering::Relaxed) + bytes <= KNOWN_MAX_BYTES;
+        match taken {
+            true => self.bytes.fetch_add(bytes, Ordering::Relaxed),
+            false => self.all.fetch_sub(bytes, Ordering::Relaxed),
+        };
+        taken
+    }
+
+    /// The object of a name.
+    pub fn find(&self, name: &Name) -> Option<Fh> {
+        self.names.lock().get(name).cloned()
+    }
+
+    /// Notes what was found under a name as a caller, who may search the directory then.
+    pub fn note(&self, name: &Name, fh: &Fh, cred: &Arc<Cred>) {
+        self.grant(cred, SEARCH);
+        let mut names = self.names.lock();
+        if !names.contains_key(name) && self.takes(NAME_BYTES + name.as_bytes().len()) {
+            // The name that came is a piece of a message.
+            if let Ok(name) = Name::new(bytes::Bytes::copy_from_slice(name.as_bytes())) {
+                names.insert(name, fh.clone());
+            }
+        }
+    }
+
+    /// Notes what the kernel has let a caller do.
+    pub fn grant(&self, cred: &Arc<Cred>, bits: u8) {
+        let mut callers = self.callers.lock();
+        match callers.iter_mut().find(|(c, _)| same(c, cred)) {
+            Some((_, has)) => *has |= bits,
+            None => {
+                if callers.len() >= CALLERS_MAX {
+                    callers.remove(0);
+                }
+                callers.push((cred.clone(), bits));
+            }
+        }
+    }
+
+    /// Whether the kernel has let a caller do all of this.
+    pub fn may(&self, cred: &Arc<Cred>, bits: u8) -> bool {
+        self.callers.lock().iter().any(|(c, has)| has & bits == bits && same(c, cred))
+    }
+
+    /// Keeps a whole listing.
+    pub fn list(&self, listing: Vec<Listed>) {
+        let bytes = listing.iter().map(|l| NAME_BYTES + l.entry.name.as_bytes().len()).sum();
+        if self.listing.get().is_none() && self.takes(bytes) {
+            // Whoever came first has the same.
+            let _ = self.listing.set(listing);
+        }
+    }
+
+    /// The whole listing.
+    pub fn listing(&self) -> Option<&[Listed]> {
+        self.listing.get().map(Vec::as_slice)
+    }
+}
+
+fn same(a: &Arc<Cred>, b: &Arc<Cred>) -> bool {
+    Arc::ptr_eq(a, b) || a == b
+}
+
+impl Object {
+    /// What is known of the directory in this state and is settled.
+    fn known_at(&self, change: u64) -> Option<Arc<Known>> {
+        let known = self.known.lock().clone()?;
+        if known.change != change || !known.settled.load(Ordering::Acquire) {
+            return None;
+        }
+        known.used.store(true, Ordering::Relaxed);
+        Some(known)
+    }
+
+    /// Forgets what nobody has used since the last call.
+    pub(super) fn forget_unused(&self) {
+        let mut known = self.known.lock();
+        if known.as_ref().is_some_and(|k| !k.used.swap(false, Ordering::Relaxed)) {
+            *known = None;
+        }
+    }
+}
+
+impl Inner {
+    /// Whether names of directories can be known: the times must be fine, and the handles the kernel's; and where mounts of others lie in
+    /// the tree, names change without their directories.
+    fn knows_names(&self) -> bool {
+        self.attributer.multigrain && self.table.is_none() && self.mount.is_none()
+    }
+
+    /// What is known of a directory whose `change` was just this; from the second time on that it is asked for, what is found
+    /// from now on can be noted there. With `at_once` the first time does.
+    pub(super) fn known(
+        &self,
+        worker: &mut Worker,
+        dir: &Object,
+        change: u64,
+        at_once: bool,
+    ) -> Option<Arc<Known>> {
+        if !self.knows_names() || !is_lasting(change) {
+            return None;
+        }
+        let (known, first) = {
+            let mut slot = dir.known.lock();
+            match &*slot {
+                Some(known) if known.change == change => (known.clone(), false),
+                _ => {
+                    let known = Arc::new(Known::new(change, &self.known_budget));
+                    *slot = Some(known.clone());
+                    (known, true)
+                }
+            }
+        };
+        known.used.store(true, Ordering::Relaxed);
+        if known.settled.load(Ordering::Acquire) {
+            return Some(known);
+        }
+        if first && !at_once {
+            return None;
+        }
+        self.wait_for_changes(worker, dir)?;
+        known.settled.store(true, Ordering::Release);
+        Some(known)
+    }
+
+    /// Waits until changes of a directory's entries and rights that are going on have ended, by taking the kernel's lock.
+    fn wait_for_changes(&self, worker: &mut Worker, dir: &Object) -> Option<()> {
+        // Their names change when somebody brings the key.
+        if dir.stat().ok()?.stx_attributes.contains(StatxAttributes::ENCRYPTED) {
+            return None;
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let fd = worker.root(|| dir.reopen(self.proc_fd.as_fd(), flags)).ok()?;
+        let mut buf = Vec::with_capacity(ENTRY_MAX_BYTES);
+        let first = RawDir::new(&fd, buf.spare_capacity_mut()).next().map(|entry| entry.map(drop));
+        first.is_none_or(|entry| entry.is_ok()).then_some(())
+    }
+
+    /// A walk along names that are all known, without another thread. `None`: not all are.
+    pub(super) fn walk_known(&self, cx: &Cx, at: Where<'_>, want: Want) -> Option<Trail> {
+        if want != Want::default() || at.path.is_empty() {
+            return None;
+        }
+        let mut here = self.objects.find(at.base)?;
+        here.known.lock().as_ref()?;
+        let before = self.attrs(&here).ok()?;
+        let mut change = before.attr.change;
+        let mut steps = Vec::with_capacity(at.path.len());
+        for name in at.path {
+            if here.kind != FileKind::Directory {
+                return None;
+            }
+            let known = here.known_at(change)?;
+            if !known.may(&cx.cred, SEARCH) {
+                return None;
+            }
+            here = self.objects.find(&known.find(name)?)?;
+            let node = self.node(&here).ok()?;
+            change = node.attrs.attr.change;
+            steps.push(node);
+        }
+        let mut trail = Trail::new(steps, Stop::Complete);
+        trail.along.base = Some(before);
+        Some(trail)
+    }
+
+    /// A whole listing with nodes that are all known, without another thread. `None`: not all are.
+    pub(super) fn page_known(&self, cx: &Cx, dir: &Fh, cookie: u64, max_bytes: u32) -> Option<DirPage> {
+        if cookie != 0 {
+            return None;
+        }
+        let dir = self.objects.find(dir).filter(|dir| dir.kind == FileKind::Directory)?;
+        let known = dir.known_at(self.attrs(&dir).ok()?.attr.change)?;
+        let listing = known.listing().filter(|listing| listing.len() <= ENTRIES_AT_ONCE)?;
+        if !known.may(&cx.cred, SEARCH | READ) || !super::list::fits(listing, max_bytes) {
+            return None;
+        }
+        let mut entries = Vec::with_capacity(listing.len());
+        let asked = tokio::time::Instant::now();
+        for listed in listing {
+            let object = self.objects.find(listed.fh.as_ref()?)?;
+            let attrs = self.attrs_since(&object, asked).ok()?;
+            entries.push(listed.with(Node { fh: object.fh.clone(), attrs }));
+        }
+        Some(DirPage { entries, verifier: [0; 8], eof: true })
+    }
+}
+
+impl Listed {
+    /// An entry as it was just found.
+    pub fn of(entry: &DirEntry) -> Self {
+        Self {
+            fh: entry.node.as_ref().map(|node| node.fh.clone()),
+            entry: DirEntry { node: None, ..entry.clone() },
+        }
+    }
+
+    /// The entry with what is known of its object now.
+    pub fn with(&self, node: Node) -> DirEntry {
+        let attr = &node.attrs.attr;
+        DirEntry { fileid: attr.fileid, kind: Some(attr.kind), node: Some(node), ..self.entry.clone() }
+    }
+}

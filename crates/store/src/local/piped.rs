@@ -1,0 +1,150 @@
+//! Bytes that nobody copies: pages of a file in memory are moved into a pipe, and from there to whoever takes them.
+//!
+//! They are the pages of the file and no copies, so what is written to it before they are taken may be seen in them, as in what a
+//! read finds that goes on at the same time. They are counted before anything is promised of them, and stay in the pipe when the file is cut.
+
+use super::io::FileAt;
+use super::object::Object;
+use super::{Inner, sys};
+use hither_vfs::{Cred, FileKind, OpenAccess, Pipe, ReadPiped};
+use parking_lot::Mutex;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::pipe::{PipeFlags, SpliceFlags};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Fewer are copied.
+const LEAST_BYTES: u64 = 16 << 10;
+/// Room of a pipe: what the kernel allows everybody (`/proc/sys/fs/pipe-max-size`), a page in each place.
+const PIPE_BYTES: usize = 1 << 20;
+const PAGE_BYTES: u64 = 4096;
+/// Pipes that are kept for later, and that are on their way. Beyond that bytes are copied.
+const IDLE_MAX: usize = 32;
+const OUT_MAX: usize = 256;
+
+/// The pipes.
+#[derive(Default)]
+pub(super) struct Pipes {
+    idle: Mutex<Vec<Ends>>,
+    out: AtomicUsize,
+    /// There are none to be had of that size.
+    refused: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Ends {
+    from: OwnedFd,
+    to: OwnedFd,
+}
+
+/// Pages in a pipe.
+struct Pages {
+    /// Until it goes back.
+    ends: Option<Ends>,
+    len: usize,
+    pipes: Arc<Pipes>,
+}
+
+impl std::fmt::Debug for Pages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pages({})", self.len)
+    }
+}
+
+impl Pipe for Pages {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.ends.as_ref().expect("they are there until the end").from.as_fd()
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        self.pipes.out.fetch_sub(1, Ordering::Relaxed);
+        // What nobody took must not be there for the next one.
+        if let Some(ends) = self.ends.take().filter(|ends| rustix::io::ioctl_fionread(&ends.from) == Ok(0)) {
+            let mut idle = self.pipes.idle.lock();
+            if idle.len() < IDLE_MAX {
+                idle.push(ends);
+            }
+        }
+    }
+}
+
+impl Pipes {
+    /// An empty pipe.
+    fn take(self: &Arc<Self>) -> Option<Pages> {
+        if self.refused.load(Ordering::Relaxed) {
+            return None;
+        }
+        if self.out.fetch_add(1, Ordering::Relaxed) >= OUT_MAX {
+            self.out.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        let mut pages = Pages { ends: self.idle.lock().pop(), len: 0, pipes: self.clone() };
+        if pages.ends.is_none() {
+            pages.ends = Some(self.make()?);
+        }
+        Some(pages)
+    }
+
+    fn make(&self) -> Option<Ends> {
+        let (from, to) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok()?;
+        match rustix::pipe::fcntl_setpipe_size(&to, PIPE_BYTES) {
+            Ok(room) if room >= PIPE_BYTES => Some(Ends { from, to }),
+            _ => {
+                self.refused.store(true, Ordering::Relaxed);
+                None
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// See [`hither_vfs::Extra::read_piped`].
+    pub(super) fn read_piped(&self, cred: &Cred, file: &FileAt, at: u64, len: u32) -> Option<ReadPiped> {
+        if u64::from(len) < LEAST_BYTES {
+            return None;
+        }
+        let object = self.readable_now(cred, file)?;
+        let fd = object.io_now(false)?;
+        let want = u64::from(len).min(object.stat().ok()?.stx_size.checked_sub(at)?);
+        let span = at % PAGE_BYTES + want;
+        if want < LEAST_BYTES || span > PIPE_BYTES as u64 || !sys::is_cached(fd.as_fd(), at, want) {
+            return None;
+        }
+        let mut pages = self.pipes.take()?;
+        let ends = pages.ends.as_ref()?;
+        let (mut offset, mut got) = (at, 0);
+        while got < want {
+            let rest = usize::try_from(want - got).ok()?;
+            let flags = SpliceFlags::NONBLOCK;
+            match rustix::pipe::splice(&*fd, Some(&mut offset), &ends.to, None, rest, flags) {
+                Ok(0) => break,
+                Ok(n) => got += n as u64,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return None,
+            }
+        }
+        if got == 0 {
+            return None;
+        }
+        pages.len = got as usize;
+        // As in `read_fd`.
+        let eof = got < want || at + got >= object.stat().ok()?.stx_size;
+        Some(ReadPiped { data: Box::new(pages), eof })
+    }
+
+    /// The file of a call, when it is settled that the caller may read it: by an open, or because it is his own.
+    pub(super) fn readable_now(&self, cred: &Cred, (fh, open): &FileAt) -> Option<Arc<Object>> {
+        if let Some(open) = open {
+            return self.find_open(fh, *open, OpenAccess::READ).ok();
+        }
+        let object = self.objects.find(fh).filter(|object| object.kind == FileKind::Regular)?;
+        let his = cred.uid == 0 || object.stat().ok()?.stx_uid == cred.uid;
+        his.then_some(object)
+    }
+}

@@ -1,0 +1,212 @@
+//! What is known of directories is what the kernel would say, and is used.
+
+use super::*;
+use rustix::fs::{StatVfsMountFlags, fstatvfs};
+
+/// Asks often enough for the answers to be known.
+async fn settle(l: &Local, cx: &Cx, path: &str) -> Node {
+    for _ in 0..2 {
+        find(l, cx, path).await.unwrap();
+    }
+    find(l, cx, path).await.unwrap()
+}
+
+fn known(l: &Local, cx: &Cx, base: &Fh, n: &str) -> bool {
+    l.inner.walk_known(cx, Where::name(base, &name(n)), Want::default()).is_some()
+}
+
+fn ino(node: &Node) -> u64 {
+    node.attrs.attr.fileid
+}
+
+/// Where times are fine; elsewhere nothing is known.
+fn places() -> Vec<Dir> {
+    [Dir::new(), Dir::on("/dev/shm")]
+        .into_iter()
+        .filter(|dir| {
+            let top = std::fs::File::open(&dir.0).unwrap();
+            let local = local(dir);
+            assert!(!fstatvfs(&top).unwrap().f_flag.contains(StatVfsMountFlags::RDONLY));
+            local.inner.attributer.multigrain
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn names_that_local_programs_change_are_seen_at_once() {
+    for dir in places() {
+        let (l, cx) = (local(&dir), root());
+        let base = top(&l).await;
+        std::fs::write(dir.path("f"), b"one").unwrap();
+        let first = settle(&l, &cx, "f").await;
+        assert!(known(&l, &cx, &base, "f"), "what was asked for often is known");
+        // What it is now is told, not what it was.
+        std::fs::write(dir.path("f"), b"three").unwrap();
+        assert!(known(&l, &cx, &base, "f"));
+        assert_eq!(find(&l, &cx, "f").await.unwrap().attrs.attr.size_bytes, 5);
+        for i in 0..200 {
+            let was = settle(&l, &cx, "f").await;
+            std::fs::write(dir.path("g"), b"").unwrap();
+            std::fs::rename(dir.path("g"), dir.path("f")).unwrap();
+            let is = find(&l, &cx, "f").await.unwrap();
+            assert_ne!(is.fh, was.fh, "{i}");
+            assert_eq!(ino(&is), std::fs::metadata(dir.path("f")).unwrap().ino());
+            // Through the server, too.
+            let turned = settle(&l, &cx, "f").await;
+            l.rename(&cx, (&base, &name("f")), (&base, &name("h")), None, RenameFlags::empty())
+                .await
+                .unwrap();
+            assert_eq!(errno(find(&l, &cx, "f").await), libc::ENOENT);
+            assert_eq!(settle(&l, &cx, "h").await.fh, turned.fh);
+            l.rename(&cx, (&base, &name("h")), (&base, &name("f")), None, RenameFlags::empty())
+                .await
+                .unwrap();
+        }
+        settle(&l, &cx, "f").await;
+        std::fs::remove_file(dir.path("f")).unwrap();
+        assert_eq!(errno(find(&l, &cx, "f").await), libc::ENOENT);
+        assert_ne!(first.fh, base);
+    }
+}
+
+/// The kernel tells the time of a change before the names in its memory are those of after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_of_before_a_change_is_known_after_it() {
+    for dir in places() {
+        let (l, cx) = (Arc::new(local(&dir)), root());
+        std::fs::write(dir.path("f"), b"").unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let askers: Vec<_> = (0..2)
+            .map(|_| {
+                let (l, cx, over) = (l.clone(), cx.clone(), over.clone());
+                tokio::spawn(async move {
+                    while !over.load(Ordering::Relaxed) {
+                        let _ = find(&l, &cx, "f").await;
+                        tokio::task::yield_now().await;
+                    }
+                })
+            })
+            .collect();
+        for i in 0..500 {
+            std::fs::write(dir.path("g"), b"").unwrap();
+            std::fs::rename(dir.path("g"), dir.path("f")).unwrap();
+            let now = std::fs::metadata(dir.path("f")).unwrap().ino();
+            for _ in 0..5 {
+                assert_eq!(ino(&find(&l, &cx, "f").await.unwrap()), now, "{i}");
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        for asker in askers {
+            asker.await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn rights_that_change_are_seen_at_once() {
+    for dir in places() {
+        let (l, admin) = (local(&dir), root());
+        let base = top(&l).await;
+        let (one, other) = (cx(10, 10, &[77]), cx(11, 11, &[]));
+        std::fs::create_dir(dir.path("d")).unwrap();
+        std::fs::write(dir.path("d/f"), b"").unwrap();
+        let mode =
+            |bits| std::fs::set_permissions(dir.path("d"), std::fs::Permissions::from_mode(bits)).unwrap();
+        mode(0o750);
+        std::os::unix::fs::chown(dir.path("d"), Some(0), Some(77)).unwrap();
+        let d = find(&l, &admin, "d").await.unwrap().fh;
+        for _ in 0..50 {
+            settle(&l, &one, "d/f").await;
+            assert!(known(&l, &one, &d, "f"));
+            let page = || l.readdir(&one, &d, 0, [0; 8], 4096, true);
+            assert!(page().await.unwrap().entries[0].node.is_some());
+            assert!(l.inner.page_known(&one, &d, 0, 4096).is_some());
+            // What one may says nothing of the other.
+            assert!(!known(&l, &other, &d, "f") && l.inner.page_known(&other, &d, 0, 4096).is_none());
+            assert_eq!(errno(find(&l, &other, "d/f").await), libc::EACCES);
+            assert_eq!(errno(l.readdir(&other, &d, 0, [0; 8], 4096, true).await), libc::EACCES);
+            mode(0o700);
+            assert_eq!(errno(find(&l, &one, "d/f").await), libc::EACCES);
+            assert_eq!(errno(page().await), libc::EACCES);
+            // Who may not search gets names and nothing else.
+            mode(0o740);
+            assert_eq!(errno(find(&l, &one, "d/f").await), libc::EACCES);
+            assert!(page().await.unwrap().entries[0].node.is_none());
+            mode(0o750);
+        }
+        assert_ne!(d, base);
+    }
+}
+
+#[tokio::test]
+async fn listings_show_what_is_there_now() {
+    for dir in places() {
+        let (l, cx) = (local(&dir), root());
+        let base = top(&l).await;
+        for i in 0..20 {
+            std::fs::write(dir.path(&format!("f{i}")), b"").unwrap();
+        }
+        // Half of them are held, half are not.
+        for i in 0..10 {
+            find(&l, &cx, &format!("f{i}")).await.unwrap();
+        }
+        let page = async || l.readdir(&cx, &base, 0, [0; 8], 8192, true).await.unwrap();
+        let first = page().await;
+        assert!(first.eof && first.entries.len() == 20);
+        for i in 0..100 {
+            let n = i % 20;
+            let path = dir.path(&format!("f{n}"));
+            std::fs::write(&path, vec![0; i + 1]).unwrap();
+            let again = page().await;
+            let entry = again.entries.iter().find(|e| e.name == name(&format!("f{n}"))).unwrap();
+            assert_eq!(entry.node.as_ref().unwrap().attrs.attr.size_bytes, i as u64 + 1);
+            let told = |e: &hither_vfs::DirEntry| (e.name.clone(), e.cookie, e.fileid);
+            assert!(again.entries.iter().map(told).eq(first.entries.iter().map(told)));
+        }
+        for i in 0..20 {
+            find(&l, &cx, &format!("f{i}")).await.unwrap();
+        }
+        page().await;
+        let all = l.inner.page_known(&cx, &base, 0, 8192).expect("all objects are held and all names known");
+        assert_eq!(all.entries.len(), 20);
+        assert!(l.inner.page_known(&cx, &base, 0, 1000).is_none(), "it does not fit");
+        for i in 0..50 {
+            let is_there = async |n: &str| page().await.entries.iter().any(|e| e.name == name(n));
+            std::fs::write(dir.path("new"), b"").unwrap();
+            assert!(is_there("new").await, "{i}");
+            std::fs::rename(dir.path("new"), dir.path("newer")).unwrap();
+            assert!(is_there("newer").await && !is_there("new").await);
+            std::fs::remove_file(dir.path("newer")).unwrap();
+            assert!(!is_there("newer").await);
+        }
+    }
+}
+
+#[tokio::test]
+async fn where_times_are_coarse_nothing_is_known() {
+    let dir = Dir::new();
+    let options = LocalOptions { stable: false, coarse_times: true, ..Default::default() };
+    let l = Local::open(&dir.0, options, env()).unwrap();
+    let cx = root();
+    std::fs::write(dir.path("f"), b"").unwrap();
+    tokio::time::sleep(Duration::from_millis(40)).await;
+    settle(&l, &cx, "f").await;
+    assert!(!known(&l, &cx, &top(&l).await, "f"));
+}
+
+#[tokio::test]
+async fn what_nobody_asks_for_is_forgotten() {
+    for dir in places() {
+        let (l, cx) = (local(&dir), root());
+        std::fs::write(dir.path("f"), b"").unwrap();
+        let base = top(&l).await;
+        settle(&l, &cx, "f").await;
+        let object = l.inner.objects.find(&base).unwrap();
+        object.forget_unused();
+        assert!(known(&l, &cx, &base, "f"), "it was just used");
+        object.forget_unused();
+        object.forget_unused();
+        assert!(!known(&l, &cx, &base, "f"));
+        assert_eq!(l.inner.known_budget.bytes(), 0, "and gives its memory back");
+    }
+}
