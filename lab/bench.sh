@@ -9,6 +9,7 @@
 #   bench.sh creates      new trees with a journal, where new files wait on the client and where they do not
 #   bench.sh delegated    new trees on hither serve, whose delegations let closes go on
 #   bench.sh leases       MAB by type of message, as Table 1 of "Not Quite NFS": with leases, with delegations, with neither, and the kernel's client
+#   bench.sh sharing      two clients that share files (bench-sharing.sh), a quarter of an hour
 #   bench.sh serve        NFS servers side by side (bench-serve.sh), a quarter of an hour; `serve PART...` some of it, which takes the place of what was there
 #   bench.sh draw         tables and pictures of the metadata again, from what was measured
 # BENCH_OUT is another place than bench/; HITHER and HITHER_LAB name other binaries than those in target/release.
@@ -123,6 +124,10 @@ END
     mab --server hither-deleg --vers 4.2 --client hither --opts 'default;close=delegated'
     mab --server knfsd --vers 4.2,3 --client kernel,hither
     $bin bench --from $out/leases.jsonl --by-type 'knfsd: kernel 4.2' --table $out/leases.md || rc=1
+    exit $rc ;;
+  sharing)
+    lab/bench-sharing.sh > $out/sharing.jsonl || rc=1
+    $bin bench --from $out/sharing.jsonl --what sharing --table $out/sharing.md || rc=1
     exit $rc ;;
   serve)
     shift

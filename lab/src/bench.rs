@@ -8,6 +8,7 @@ mod overhead;
 mod plot;
 mod reread;
 mod serve;
+mod sharing;
 mod sweep;
 mod table;
 mod types;
@@ -113,7 +114,7 @@ struct Plan {
 
 /// `bench [WORKLOAD...] [--client kernel,hither] [--rtt 0,10] [--opts 'default;nocto;hither:prefetch=off'] [--out F.jsonl] [--append]
 /// [--table F.md] [--quick]`; `bench --table F.md --from A.jsonl,B.jsonl [--by-type 'knfsd: kernel 4.2']` or `bench --plot F.svg --from ...` for
-/// results that are already there (`--what serve` for those of servers); `bench overhead`; `bench reread`.
+/// results that are already there (`--what serve` for those of servers, `--what sharing` for those of two clients); `bench overhead`; `bench reread`.
 pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     if args.flag("reread") {
         return reread::main(lab, args);
@@ -136,8 +137,11 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
             return emit_table(table_file.as_deref(), &text).map(|()| ExitCode::SUCCESS);
         }
         let lines = load(files.split(',').map(Path::new))?;
-        let serve = args.value("--what")?.is_some_and(|what| what == "serve");
-        let text = if serve { serve::render(&lines) } else { table::render(&lines) };
+        let text = match args.value("--what")?.as_deref() {
+            Some("serve") => serve::render(&lines),
+            Some("sharing") => sharing::render(&lines),
+            _ => table::render(&lines),
+        };
         return emit_table(table_file.as_deref(), &text).map(|()| ExitCode::SUCCESS);
     }
     let quick = args.flag("--quick");

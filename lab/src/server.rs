@@ -357,9 +357,9 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     options.disk = args.value("--disk")?.unwrap_or_default();
     if let Some(d) = args.value("--deleg")? {
         options.delegations = match d.as_str() {
-            "none" => "none".into(),
+            "none" | "all" => d,
             "r" | "w" | "rw" => d.to_uppercase(),
-            _ => return Err(Fail(format!("--deleg {d}: none, r, w or rw"))),
+            _ => return Err(Fail(format!("--deleg {d}: none, r, w, rw or all"))),
         };
     }
     let no_wait = args.flag("--no-wait");

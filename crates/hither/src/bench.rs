@@ -6,7 +6,8 @@
 //! What measures a server uses neither a mount nor the client of mounts, only the wire: a connection for each client, one call at a time on it, so
 //! that what is measured is the server. `nhfsstone` offers Moran's mix of operations at a fixed rate whether the server
 //! keeps up or not (open loop) and says how long the answers took; `sync` has clients that do one kind of stable change, each as
-//! fast as it is answered (closed loop). Both work in a directory of their own, which is removed at the end.
+//! fast as it is answered (closed loop). Both work in a directory of their own, which is removed at the end. [`sharing`] has two mounts
+//! share files, and tells what either saw too late.
 
 mod client;
 mod mix;
@@ -16,6 +17,7 @@ mod reads;
 mod report;
 mod results;
 mod run;
+mod sharing;
 mod stable;
 #[cfg(test)]
 mod tests;
@@ -52,6 +54,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         BenchCommand::Reads(reads) => {
             on(&reads.target, |place| async move { reads::run(&place, reads).await })
         }
+        BenchCommand::Sharing(args) => sharing::run(args),
     }
 }
 

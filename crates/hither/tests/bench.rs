@@ -139,3 +139,46 @@ fn a_server_is_measured_and_left_as_it_was() {
     // All 400 files were made by four connections.
     assert!(number(&before) == 400 && number(&after) >= 400);
 }
+
+/// Strict mounts show each other nothing stale, whatever they share, and a reader with a long memory shows what is no longer so.
+#[test]
+#[ignore = "needs root"]
+fn what_two_mounts_share() {
+    let mut server = Serve::of_directory();
+    server.serve();
+    let mounts = ["a", "b"].map(|name| server.mnt(name));
+    let plain = tempfile::tempdir().unwrap();
+    let measured = |a: &Path, b: &Path| -> Vec<Value> {
+        let dirs = [a, b].map(|dir| dir.to_str().unwrap());
+        let said = run(&mut bench(&["sharing", dirs[0], dirs[1], "--seconds", "2", "--json"])).ok();
+        assert_eq!(std::fs::read_dir(a).unwrap().count(), 0, "what was made is gone");
+        said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    for (options, is_strict) in [("consistency=strict", true), ("acregmin=60,acregmax=60,acdirmin=1,acdirmax=1", false)] {
+        mounts.iter().for_each(|mnt| drop(server.mount(&format!("vers=4.2,{options}"), mnt).ok()));
+        let lines = measured(&mounts[0], &mounts[1]);
+        assert_eq!(lines.len(), 3);
+        for line in &lines {
+            assert!(
+                line["reads"].as_u64().unwrap() > 0 && line["calls_op"].as_f64().unwrap() >= 0.0,
+                "{line}"
+            );
+            if is_strict || line["kind"] != "tight" {
+                assert_eq!(line["stale"], 0, "{line}");
+            } else {
+                assert!(
+                    line["stale"].as_u64().unwrap() > 0 && line["oldest_ms"].as_f64().unwrap() > 0.0,
+                    "{line}"
+                );
+            }
+        }
+        mounts.iter().for_each(|mnt| drop(run(Command::new(HITHER).arg("umount").arg(mnt)).ok()));
+    }
+    // One directory is always at one with itself, and nobody counts what it asks.
+    let lines = measured(plain.path(), plain.path());
+    assert!(lines.iter().all(|line| line["stale"] == 0 && line["calls_op"].is_null()), "{lines:?}");
+    let other = tempfile::tempdir().unwrap();
+    let dirs = [plain.path().to_str().unwrap(), other.path().to_str().unwrap()];
+    run(&mut bench(&["sharing", dirs[0], &format!("{}/none", dirs[1])]))
+        .fails(1, &format!("hither: {}/none: no such directory", dirs[1]));
+}

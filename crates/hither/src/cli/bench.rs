@@ -30,6 +30,8 @@ pub enum BenchCommand {
     Sync(SyncArgs),
     /// Calls that change nothing, each client as fast as it is answered: how many a second, and how many in a second of the server's processor time (NFSv3)
     Reads(ReadsArgs),
+    /// Two mounts that share a file: how fast, with how many calls, and whether one sees what is no longer so
+    Sharing(SharingArgs),
 }
 
 /// `hither bench list`.
@@ -249,4 +251,39 @@ pub enum ReadKind {
     Readdirplus,
     /// READ
     Read,
+}
+
+/// `hither bench sharing`.
+#[derive(Debug, Args, Clone)]
+pub struct SharingArgs {
+    /// A directory
+    pub a: PathBuf,
+    /// Another mount's directory, which shows the same files
+    pub b: PathBuf,
+    /// What is done: reads (both open and read a file that nobody writes), sequential (in turn each reads and writes the file that the other has closed), tight (each writes a file that the other reads, both open all the time)
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "reads,sequential,tight")]
+    pub kinds: Vec<SharingKind>,
+    /// Bytes of a file
+    #[arg(long, value_name = "BYTES", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(8..=1 << 30))]
+    pub size: u32,
+    /// Seconds for each
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    pub seconds: u64,
+    /// A word for the JSON lines
+    #[arg(long, value_name = "WORD", default_value = "")]
+    pub label: String,
+    /// A JSON object for each
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Kinds of `hither bench sharing`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SharingKind {
+    /// Nobody writes
+    Reads,
+    /// One after the other
+    Sequential,
+    /// At the same time
+    Tight,
 }
