@@ -40,6 +40,8 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Pause after a failure to accept a connection (no descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often the log hears that connections cannot be accepted.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
 /// Connections that are dropped are logged so often...
 const DROPS_LOGGED: u32 = 20;
 /// ...in this time; those beyond are counted.
@@ -213,6 +215,7 @@ impl Acceptor {
 
     /// Accepts connections on `listener` until [`Acceptor::shutdown`].
     pub async fn listen(&self, listener: TcpListener) {
+        let mut told = None;
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -231,7 +234,10 @@ impl Acceptor {
                     );
                 }
                 Err(error) => {
-                    tracing::warn!("cannot accept a connection: {error}");
+                    if told.is_none_or(|at: Instant| at.elapsed() >= TOLD_EVERY) {
+                        told = Some(Instant::now());
+                        tracing::warn!("cannot accept a connection: {error}");
+                    }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }

@@ -1,5 +1,6 @@
 //! From an errno of the `Vfs` to a status of either protocol: the one table.
 
+use crate::scarcity;
 use hither_proto::nfs3::Nfsstat3;
 use hither_proto::nfs4::Nfsstat4;
 use hither_vfs::Error;
@@ -28,8 +29,13 @@ pub(crate) fn stat3(e: &Error) -> Nfsstat3 {
         libc::EDQUOT => S::DQUOT,
         libc::ESTALE | libc::EBADF => S::STALE,
         libc::EOPNOTSUPP | libc::ENOSYS => S::NOTSUPP,
-        libc::EAGAIN | libc::ETIMEDOUT | libc::EINTR | libc::EMFILE | libc::ENFILE | libc::ENOMEM => {
-            S::JUKEBOX
+        libc::EAGAIN | libc::ETIMEDOUT | libc::EINTR => S::JUKEBOX,
+        _ if scarcity::is_one(e) => {
+            if scarcity::has_lasted(e) {
+                S::SERVERFAULT
+            } else {
+                S::JUKEBOX
+            }
         }
         _ => S::IO,
     }
@@ -64,15 +70,23 @@ pub(crate) fn stat4(e: &Error) -> Nfsstat4 {
         libc::ENODATA => S::NOXATTR,
         libc::E2BIG | libc::ERANGE => S::XATTR2BIG,
         libc::EDEADLK => S::DEADLOCK,
-        libc::EAGAIN | libc::ETIMEDOUT | libc::EINTR | libc::EMFILE | libc::ENFILE | libc::ENOMEM => S::DELAY,
+        libc::EAGAIN | libc::ETIMEDOUT | libc::EINTR => S::DELAY,
+        _ if scarcity::is_one(e) => {
+            if scarcity::has_lasted(e) {
+                S::SERVERFAULT
+            } else {
+                S::DELAY
+            }
+        }
         _ => S::IO,
     }
 }
 
 fn note(e: &Error) {
     match (&e.why, e.errno) {
+        _ if scarcity::is_one(e) => {}
         (Some(_), _) => tracing::warn!("{e}"),
-        (None, libc::EIO | libc::EMFILE | libc::ENFILE | libc::ENOMEM) => tracing::warn!("{e}"),
+        (None, libc::EIO) => tracing::warn!("{e}"),
         (None, _) => {}
     }
 }

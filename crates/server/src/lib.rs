@@ -19,6 +19,7 @@ pub mod handle;
 mod mountd;
 mod nqnfs;
 mod piped;
+mod scarcity;
 mod server;
 pub mod table;
 #[cfg(test)]

@@ -20,6 +20,7 @@
 
 mod acl;
 mod attr;
+mod descriptors;
 mod handle;
 mod handles;
 mod io;
@@ -66,6 +67,7 @@ const LANE_THREADS: usize = 4;
 /// Deepest directory whose place is checked.
 const DEPTH_MAX: usize = 4096;
 
+pub use descriptors::Descriptors;
 pub use journaled::{JournalOptions, give_up_journal};
 
 /// How to serve a directory.
@@ -98,8 +100,10 @@ pub struct LocalOptions {
     pub threads_max: usize,
     /// Calls that wait for a thread; more wait outside.
     pub queue_max: usize,
-    /// Descriptors kept of objects that are not open.
+    /// Descriptors kept of objects that are not open; no more than a quarter of all.
     pub known_max: usize,
+    /// Descriptors of objects, which several directories may share.
+    pub descriptors: Arc<Descriptors>,
 }
 
 impl Default for LocalOptions {
@@ -118,6 +122,7 @@ impl Default for LocalOptions {
             threads_max: 64,
             queue_max: 1024,
             known_max: 4096,
+            descriptors: Descriptors::new(usize::MAX),
         }
     }
 }
@@ -287,7 +292,7 @@ impl Inner {
         };
         let settled = journal.as_ref().map_or_else(Default::default, Journaled::settled);
         let log = journal.as_ref().map(|journal| Arc::downgrade(&journal.log)).unwrap_or_default();
-        let objects = Objects::new(options.known_max, settled);
+        let objects = Objects::new(options.known_max, settled, options.descriptors.clone());
         let path =
             rustix::fs::openat(&top, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         let path = path.map_err(os)?;
@@ -401,6 +406,12 @@ impl Inner {
         Ok(Node { fh: object.fh.clone(), attrs: self.attrs(object)? })
     }
 
+    /// What was just made, whatever somebody else has done to its name since.
+    fn new_node(&self, object: &Arc<Object>) -> Result<Node> {
+        self.renew(object)?;
+        Ok(Node { fh: object.fh.clone(), attrs: self.attributer.attrs(object)? })
+    }
+
     /// The open of a call; `EBADF` unless it is one of this file for this use.
     fn find_open(&self, fh: &Fh, open: OpenId, access: OpenAccess) -> Result<Arc<Object>> {
         match self.opens.lock().get(&open.0) {
@@ -476,11 +487,32 @@ impl Inner {
             self.lost(&e);
         }
         for object in self.objects.tidy(TIDY_EACH) {
-            object.unsynced.store(false, Ordering::SeqCst);
-            if let Some(fd) = object.io_now(true)
-                && let Err(e) = rustix::fs::fsync(&*fd)
-            {
-                self.disk_failed(&os(e));
+            self.sync_late(&object);
+        }
+    }
+
+    /// Syncs what nobody has asked to be synced.
+    fn sync_late(&self, object: &Object) {
+        object.unsynced.store(false, Ordering::SeqCst);
+        if let Some(fd) = object.io_now(true)
+            && let Err(e) = rustix::fs::fsync(&*fd)
+        {
+            self.disk_failed(&os(e));
+        }
+    }
+
+    /// Closes descriptors of other files when there are none for one more: who has a file open goes on using it.
+    fn make_room(&self) {
+        if !self.objects.are_used_up() {
+            return;
+        }
+        for object in self.objects.some(TIDY_EACH) {
+            if object.unsynced.load(Ordering::SeqCst) {
+                self.sync_late(&object);
+            }
+            object.close_idle();
+            if !self.objects.are_used_up() {
+                break;
             }
         }
     }

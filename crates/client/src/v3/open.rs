@@ -327,7 +327,12 @@ impl V3 {
             mtime: set.mtime.or(Some(SetTime::Now)),
             ..set.clone()
         };
-        node.attrs = self.apply(cred, &node.fh, &set).await?;
+        match self.apply(cred, &node.fh, &set).await {
+            Ok(attrs) => node.attrs = attrs,
+            // Somebody has removed it since: it was made all the same.
+            Err(e) if e.errno == libc::ESTALE => return Ok((node, change)),
+            Err(e) => return Err(e),
+        }
         if let Some(stamp) = stamp {
             self.stamps.seen(&stamp, node.attrs.attr.atime);
         }

@@ -13,11 +13,14 @@ const WORKERS_MAX: usize = 8;
 const BLOCKING_MAX: usize = 40;
 /// Open files: the disk cache has one for each file in use.
 const OPEN_FILES: u64 = 1 << 20;
+/// The most that the kernel allows any process.
+const OPEN_FILES_MAX: &str = "/proc/sys/fs/nr_open";
 
 /// Prepares this process; what does not work is not worth failing for.
 pub fn prepare() {
     let maximum = getrlimit(Resource::Nofile).maximum;
-    let more = maximum.map(|maximum| maximum.max(OPEN_FILES));
+    let most = std::fs::read_to_string(OPEN_FILES_MAX).ok().and_then(|n| n.trim().parse().ok());
+    let more = maximum.map(|maximum| maximum.max(OPEN_FILES.min(most.unwrap_or(OPEN_FILES))));
     let raised = setrlimit(Resource::Nofile, Rlimit { current: more, maximum: more });
     if let Err(e) = raised.or_else(|_| setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })) {
         tracing::debug!("raising the limit of open files: {e}");

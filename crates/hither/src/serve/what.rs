@@ -8,7 +8,7 @@ use crate::stack;
 use hither_server::access::{Rights, Squash};
 use hither_server::exports::{Entry, Exports, Who};
 use hither_server::table::{Epoch, ExportSpec, Others, Table};
-use hither_store::local::{JournalOptions, Local, LocalOptions, give_up_journal};
+use hither_store::local::{Descriptors, JournalOptions, Local, LocalOptions, give_up_journal};
 use hither_vfs::model::Model;
 use hither_vfs::{Answered, Cx, Extra, Vfs};
 use std::collections::BTreeMap;
@@ -39,6 +39,8 @@ pub struct Served {
     args: ServeArgs,
     state_dir: Option<PathBuf>,
     open: BTreeMap<PathBuf, Files>,
+    /// What all of them together may hold.
+    descriptors: Arc<Descriptors>,
     /// Calls that a life before made, as journals tell, by export.
     pub made_before: Vec<(String, Vec<Answered>)>,
     /// Lines for people: what is served, how.
@@ -50,8 +52,15 @@ pub struct Served {
 impl Served {
     /// Nothing yet.
     pub fn new(args: &ServeArgs, state_dir: Option<PathBuf>) -> Self {
-        let (args, mounted) = (args.clone(), "/".into());
-        Self { args, state_dir, open: BTreeMap::new(), made_before: Vec::new(), lines: Vec::new(), mounted }
+        Self {
+            args: args.clone(),
+            state_dir,
+            open: BTreeMap::new(),
+            descriptors: Descriptors::new(descriptors_max()),
+            made_before: Vec::new(),
+            lines: Vec::new(),
+            mounted: "/".into(),
+        }
     }
 
     /// Reads what is to be served and opens it. Blocks.
@@ -191,6 +200,7 @@ impl Served {
             export_id: hither_server::table::number_of(&entry.path),
             fsid: entry.fsid.filter(|n| *n != 0).map(|n| (n, 0)),
             as_this_process: !rustix::process::geteuid().is_root(),
+            descriptors: self.descriptors.clone(),
             ..LocalOptions::default()
         };
         let local = Local::open(dir, options, stack::env()).map_err(|e| Failure::usage(e.to_string()))?;
@@ -217,6 +227,13 @@ impl Served {
             }
         }
     }
+}
+
+/// Descriptors that files may have: all but those of connections, of the journal, and of what is under way.
+fn descriptors_max() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let limit = limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
+    limit - (limit / 8).max(512).min(limit / 2)
 }
 
 /// The name of an export for clients.

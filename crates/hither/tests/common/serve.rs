@@ -14,6 +14,7 @@ pub struct Serve {
     /// Where it listens.
     pub port: u16,
     words: Vec<String>,
+    through: Vec<String>,
     keeper: Option<Keeper>,
 }
 
@@ -35,7 +36,7 @@ impl Serve {
         for path in [dir.path(), &dir.path().join("export")] {
             std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         }
-        Self { dir, port: 2049, words: Vec::new(), keeper: None }
+        Self { dir, port: 2049, words: Vec::new(), through: Vec::new(), keeper: None }
     }
 
     /// More options for the next start.
@@ -44,10 +45,17 @@ impl Serve {
         self
     }
 
+    /// A command that starts it.
+    pub fn through(mut self, words: &[&str]) -> Self {
+        self.through = words.iter().map(|w| w.to_string()).collect();
+        self
+    }
+
     /// Starts it, and returns when it listens.
     pub fn serve(&mut self) {
-        let keeper =
-            self.keeper.get_or_insert_with(|| Keeper::start(self.dir.path(), self.port, &self.words));
+        let keeper = self
+            .keeper
+            .get_or_insert_with(|| Keeper::start(self.dir.path(), self.port, (&self.through, &self.words)));
         keeper.begin();
         wait_for(&format!("hither serve, see {}", self.dir.path().display()), 60, || {
             assert!(keeper.is_alive(), "it ended: {}", complaints(self.dir.path()));
@@ -152,10 +160,10 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn start(dir: &Path, port: u16, words: &[String]) -> Self {
+    fn start(dir: &Path, port: u16, (through, words): (&[String], &[String])) -> Self {
         let script = "while read -r _; do \"$@\" >>out 2>>err </dev/null & echo $!; wait $!; echo $?; done";
         let mut command = Command::new("sh");
-        command.args(["-c", script, "sh", HITHER, "serve"]).args(words).current_dir(dir);
+        command.args(["-c", script, "sh"]).args(through).args([HITHER, "serve"]).args(words).current_dir(dir);
         command.args(["--lease", "10", "--grace", "20", "--listen", &format!("127.0.0.1:{port}")]);
         command.args(["--state-dir", "state"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.stderr(Stdio::null()).spawn().unwrap();

@@ -99,6 +99,9 @@ pub(super) async fn create(r: &Request, a: &CreateArgs) -> CreateRes {
     created(&dir, before, result).await
 }
 
+/// How often a file is made again when what has its name comes and goes.
+const TRIES: usize = 8;
+
 /// A new object, or an old one that will do.
 enum Got {
     New(Made),
@@ -115,7 +118,11 @@ async fn guarded(dir: &At, name: &Name, sattr: &Sattr3) -> Result<Got, Nfsstat3>
     let made = dir.export.vfs.mknod(&cx, &dir.fh, name, &Special::Regular, &first).await;
     let mut made = made.map_err(|e| stat3(&e))?;
     if has_size {
-        resize(dir, &mut made.node, set.size_bytes).await?;
+        match resize(dir, &mut made.node, set.size_bytes).await {
+            // Somebody has removed it: it was made all the same.
+            Err(Nfsstat3::STALE) => {}
+            done => done?,
+        }
     }
     Ok(Got::New(made))
 }
@@ -128,10 +135,24 @@ async fn resize(dir: &At, node: &mut Node, size_bytes: Option<u64>) -> Result<()
 }
 
 async fn unchecked(r: &Request, dir: &At, name: &Name, sattr: &Sattr3) -> Result<Got, Nfsstat3> {
-    match guarded(dir, name, sattr).await {
-        Err(Nfsstat3::EXIST) => {}
-        other => return other,
+    let mut last = Nfsstat3::JUKEBOX;
+    for _ in 0..TRIES {
+        match guarded(dir, name, sattr).await {
+            Err(Nfsstat3::EXIST) => {}
+            other => return other,
+        }
+        match existing_as(r, dir, name, sattr).await {
+            // What was there has been removed since.
+            Err(status @ (Nfsstat3::NOENT | Nfsstat3::STALE)) => last = status,
+            other => return other,
+        }
+        dir.attr().await?;
     }
+    Err(last)
+}
+
+/// What has the name already, if it will do.
+async fn existing_as(r: &Request, dir: &At, name: &Name, sattr: &Sattr3) -> Result<Got, Nfsstat3> {
     let mut old = existing(dir, name).await?;
     if old.attrs.attr.kind != FileKind::Regular {
         return Err(Nfsstat3::EXIST);
@@ -161,13 +182,21 @@ async fn exclusive(dir: &At, name: &Name, verf: &Createverf3) -> Result<Got, Nfs
         mtime: Some(SetTime::To(mtime)),
         ..SetAttr::default()
     };
-    match dir.export.vfs.mknod(&dir.cx, &dir.fh, name, &Special::Regular, &set).await {
-        Ok(made) => return Ok(Got::New(made)),
-        Err(e) if e.errno == libc::EEXIST => {}
-        Err(e) => return Err(stat3(&e)),
+    for _ in 0..TRIES {
+        match dir.export.vfs.mknod(&dir.cx, &dir.fh, name, &Special::Regular, &set).await {
+            Ok(made) => return Ok(Got::New(made)),
+            Err(e) if e.errno == libc::EEXIST => {}
+            Err(e) => return Err(stat3(&e)),
+        }
+        match existing(dir, name).await {
+            Ok(old) if is_of_verifier(&old.attrs.attr, verf) => return Ok(Got::Old(old)),
+            // What was there has been removed since.
+            Err(Nfsstat3::NOENT) => {}
+            Ok(_) => break,
+            Err(status) => return Err(status),
+        }
     }
-    let old = existing(dir, name).await?;
-    if is_of_verifier(&old.attrs.attr, verf) { Ok(Got::Old(old)) } else { Err(Nfsstat3::EXIST) }
+    Err(Nfsstat3::EXIST)
 }
 
 async fn created(dir: &At, before: Option<Attr>, result: Result<Got, Nfsstat3>) -> CreateRes {

@@ -136,6 +136,8 @@ pub(crate) struct Leases {
     naming: AtomicUsize,
     /// It is recorded that files are delegated: 0, not; 1, for reading; 2, also for writing.
     marked: AtomicU8,
+    /// Whoever records that is alone.
+    pub(crate) marking: tokio::sync::Mutex<()>,
     /// What clients of NQNFS hold, when there can be any.
     pub(crate) short: Option<Short>,
 }
@@ -302,6 +304,7 @@ impl Leases {
             writers: AtomicUsize::new(0),
             naming: AtomicUsize::new(0),
             marked: AtomicU8::new(0),
+            marking: tokio::sync::Mutex::default(),
             short,
         });
         leases.act(|inner, _| match &mut inner.numbers {

@@ -104,7 +104,7 @@ impl Exec<'_> {
     fn new_locks(&self, open: &Arc<Open>, owner: &Bytes) -> Result<Arc<Locks>, Nfsstat4> {
         let registry = &self.nfs.registry;
         if registry.is_full() {
-            return Err(Nfsstat4::DELAY);
+            return Err(stat4(&hither_vfs::Error::new(libc::EMFILE)));
         }
         let locks = Arc::new(Locks {
             other: registry.other(),

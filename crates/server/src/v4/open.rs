@@ -11,6 +11,7 @@ use super::stable::Delegated;
 use super::state::{Open, OpenInner, State, VfsOpen, access, excludes, next};
 use crate::error::stat4;
 use crate::exclusive::{is_of_verifier, verifier_times};
+use crate::scarcity;
 use bytes::Bytes;
 use hither_lease::Kind;
 use hither_proto::nfs4::{
@@ -18,7 +19,7 @@ use hither_proto::nfs4::{
     OpenClaim, OpenDelegation, OpenDowngradeArgs, OpenOk, ReadDelegation, SpaceLimit, Stateid,
     WhyNoDelegation, WriteDelegation, attr, open,
 };
-use hither_vfs::{Create, Cred, Cx, Fh, Name, Node, OpenHow, Opened, SetAttr, SetTime, Want, Where};
+use hither_vfs::{Create, Cred, Cx, Fh, Name, Node, OpenHow, Opened, SetAttr, SetTime, Stop, Want, Where};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -32,6 +33,9 @@ const WANTS: u32 = open::WANT_DELEG_MASK
 /// What tells a client that the times are not those of the file yet.
 pub(super) const VERIFIER_ATTRS: Bitmap4 =
     Bitmap4::of(&[attr::TIME_ACCESS, attr::TIME_ACCESS_SET, attr::TIME_MODIFY, attr::TIME_MODIFY_SET]);
+
+/// How often an exclusive creation is tried again when what has its name comes and goes.
+const TRIES: usize = 8;
 
 /// What the `Vfs` has opened.
 struct Got {
@@ -73,7 +77,7 @@ impl Exec<'_> {
         }
         self.check_grace(matches!(a.claim, OpenClaim::Previous(_)))?;
         if self.nfs.registry.is_full() {
-            return Err(Nfsstat4::DELAY);
+            return Err(stat4(&hither_vfs::Error::new(libc::EMFILE)));
         }
         if self.nfs.may_be_dirty() && !matches!(a.claim, OpenClaim::Previous(_)) {
             return Err(Nfsstat4::GRACE);
@@ -133,6 +137,7 @@ impl Exec<'_> {
         let owner = Bytes::copy_from_slice(&a.owner.owner);
         let (opened, stateid) = self.register(&file, owner, share, a.share_deny, below.clone()).await?;
         self.changed();
+        scarcity::is_over();
         let mut file = file;
         if !writes && !early {
             // Nobody is delegated the file for writing from here on: somebody may have been just before.
@@ -185,12 +190,16 @@ impl Exec<'_> {
         // Durable before anybody relies on it.
         let leases = &self.nfs.leases;
         if !leases.is_marked(wish.kind) {
-            let mark = Delegated { believed: self.nfs.lease, writing: wish.kind == Kind::Write };
-            if let Err(e) = self.nfs.stable.mark_delegated(mark).await {
-                tracing::warn!("that files are delegated cannot be recorded, so none is: {e}");
-                return none;
+            // One at a time: a mark for reading must not be written over one for writing.
+            let _marking = leases.marking.lock().await;
+            if !leases.is_marked(wish.kind) {
+                let mark = Delegated { believed: self.nfs.lease, writing: wish.kind == Kind::Write };
+                if let Err(e) = self.nfs.stable.mark_delegated(mark).await {
+                    tracing::warn!("that files are delegated cannot be recorded, so none is: {e}");
+                    return none;
+                }
+                leases.marked(wish.kind);
             }
-            leases.marked(wish.kind);
         }
         let granted = leases.grant(&self.nfs.registry, client, (&file.export, &file.fh), wish).await;
         let Some(d) = granted else { return none };
@@ -297,12 +306,22 @@ impl Exec<'_> {
         // What is to be longer than nothing is not done when it is made.
         let whole = size.is_none_or(|size| size == 0);
         let cx = if creates && whole { self.named(&dir.cx) } else { dir.cx.clone() };
-        let opened = match vfs.open(&cx, Where::name(&dir.fh, name), &how).await {
-            Ok(opened) => opened,
-            Err(e) if e.errno == libc::EEXIST && verf.is_some() => {
-                let verf = verf.unwrap_or(&[0; 8]);
-                self.open_again(dir, name, share, verf).await?
+        let mut tries = 0;
+        let first = loop {
+            match (vfs.open(&cx, Where::name(&dir.fh, name), &how).await, verf) {
+                (Err(e), Some(verf)) if e.errno == libc::EEXIST => {
+                    match self.open_again(dir, name, share, verf).await? {
+                        Some(opened) => break Ok(opened),
+                        // What was there has been removed since.
+                        None if tries < TRIES => tries += 1,
+                        None => break Err(e),
+                    }
+                }
+                (first, _) => break first,
             }
+        };
+        let opened = match first {
+            Ok(opened) => opened,
             Err(e) if e.errno == libc::EACCES && !creates && share == open::SHARE_ACCESS_READ => {
                 // What may be executed may be read by the client that executes it.
                 let how = OpenHow { execute: true, ..how };
@@ -327,23 +346,27 @@ impl Exec<'_> {
         Ok((Got { opened, set, cut }, cinfo))
     }
 
-    /// A file that an exclusive creation finds: its own, when the verifier is in it.
+    /// A file that an exclusive creation finds: its own, when the verifier is in it. `None`: there is none any more.
     async fn open_again(
         &self,
         dir: &Object,
         name: &Name,
         share: u32,
         verf: &[u8; 8],
-    ) -> Result<Opened, Nfsstat4> {
+    ) -> Result<Option<Opened>, Nfsstat4> {
         let vfs = &dir.export.vfs;
         let at = Where::name(&dir.fh, name);
         let trail = vfs.walk(&dir.cx, at, Want::default()).await.map_err(|e| stat4(&e))?;
-        let node: Node = trail.steps.into_iter().next().ok_or(Nfsstat4::EXIST)?;
+        let node: Node = match (trail.steps.into_iter().next(), trail.stop) {
+            (Some(node), _) => node,
+            (None, Stop::Missing(_)) => return Ok(None),
+            (None, _) => return Err(Nfsstat4::EXIST),
+        };
         if !is_of_verifier(&node.attrs.attr, verf) {
             return Err(Nfsstat4::EXIST);
         }
         let file = dir.with(node);
-        Ok(self.open_handle(&file, share, true).await?.opened)
+        Ok(Some(self.open_handle(&file, share, true).await?.opened))
     }
 
     /// Opens the object itself. `held`: it was open before, or was just made, so its owner needs no right.

@@ -5,6 +5,7 @@
 //! clients find that what they held is lost.
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -138,8 +139,11 @@ fn file_name(owner: &[u8]) -> String {
     format!("{:016x}{:016x}", XxHash3_64::oneshot(owner), XxHash3_64::oneshot_with_seed(1, owner))
 }
 
-/// Writes a file so that it is there whole or as it was before, also after a loss of power.
+/// Writes a file so that it is there whole or as it was before, also after a loss of power. Of several who write one at the same
+/// time, each finds it written.
 pub(crate) fn write_durably(dir: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    static WRITING: Mutex<()> = Mutex::new(());
+    let _writing = WRITING.lock();
     let part: PathBuf = path.with_extension("part");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&part)?;
     file.write_all(bytes)?;
@@ -184,6 +188,26 @@ mod tests {
         }
         fs::write(dir.path().join("delegations"), "?").unwrap();
         assert!(stable.delegated().unwrap().is_some_and(|d| d.writing), "what cannot be read is the worst");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn several_at_once_record_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let (stable, _) = Stable::open(Some(dir.path())).unwrap();
+        let mark = Delegated { believed: Duration::from_secs(90), writing: true };
+        let all: Vec<_> = (0..64)
+            .map(|_| {
+                let stable = stable.clone();
+                tokio::spawn(async move {
+                    stable.mark_delegated(mark).await.unwrap();
+                    stable.remember(Bytes::from_static(b"one")).await.unwrap();
+                })
+            })
+            .collect();
+        for one in all {
+            one.await.unwrap();
+        }
+        assert_eq!(stable.delegated().unwrap(), Some(mark));
     }
 
     #[test]

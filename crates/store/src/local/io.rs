@@ -1,5 +1,6 @@
 //! Contents: reading, writing, making stable, holes, copies; and extended attributes.
 
+use super::descriptors::Counted;
 use super::object::{Object, os};
 use super::pool::Worker;
 use super::{Inner, sys};
@@ -8,7 +9,7 @@ use hither_vfs::{
     Cred, Data, Error, Fetched, Fh, FileKind, FileRange, OpenAccess, OpenId, Read, Result, Seek, Stability,
     Wrote, XattrMode,
 };
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{FallocateFlags, SeekFrom, XattrFlags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,7 +31,7 @@ impl Inner {
         worker: &mut Worker,
         (fh, open): &FileAt,
         access: OpenAccess,
-    ) -> Result<(Arc<Object>, Arc<OwnedFd>)> {
+    ) -> Result<(Arc<Object>, Arc<Counted>)> {
         let object = match open {
             Some(open) => self.find_open(fh, *open, access)?,
             None => {
@@ -43,7 +44,10 @@ impl Inner {
         let write = access.contains(OpenAccess::WRITE);
         let fd = match object.io_now(write) {
             Some(fd) => fd,
-            None => worker.root(|| object.io(self.proc_fd.as_fd(), write))?,
+            None => {
+                self.make_room();
+                worker.root(|| object.io(self.proc_fd.as_fd(), write))?
+            }
         };
         Ok((object, fd))
     }

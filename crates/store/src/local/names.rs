@@ -18,6 +18,9 @@ use smallvec::smallvec;
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
 
+/// How often something is made or looked up again when its name comes and goes.
+const TRIES: usize = 8;
+
 /// How a name is opened: for its own sake, without following it, without leaving the directory.
 pub(super) fn resolve_flags(crosses: bool) -> ResolveFlags {
     let flags = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -75,6 +78,26 @@ impl Inner {
         Ok(found)
     }
 
+    /// The same, with its attributes.
+    fn find_node(
+        &self,
+        worker: &mut Worker,
+        dir: &Object,
+        name: &Name,
+        change: u64,
+    ) -> Result<Option<(Arc<Object>, Node)>> {
+        let mut found = self.find_again(worker, dir, name, change)?;
+        for _ in 0..TRIES {
+            let Some(object) = found else { return Ok(None) };
+            match self.node(&object) {
+                // Its last name went since: there is nothing now, or another one.
+                Err(e) if e.errno == libc::ESTALE => found = self.lookup(worker, dir, name)?,
+                node => return Ok(Some((object, node?))),
+            }
+        }
+        Err(Error::because(libc::EBUSY, "a name came and went while it was looked up"))
+    }
+
     /// The object under a name, as whoever this thread acts for.
     fn find_name(&self, dir: &Object, name: &Name) -> Result<Option<Arc<Object>>> {
         let missing = |e: Error| if e.errno == libc::ENOENT { Ok(None) } else { Err(e) };
@@ -126,7 +149,7 @@ impl Inner {
         let mut stop = Stop::Complete;
         for name in &at.path {
             let next = match here.kind {
-                FileKind::Directory => self.find_again(worker, &here, name, change),
+                FileKind::Directory => self.find_node(worker, &here, name, change),
                 FileKind::Symlink => {
                     stop = Stop::Symlink;
                     break;
@@ -136,21 +159,15 @@ impl Inner {
                     break;
                 }
             };
-            let node = match next {
-                Ok(Some(object)) => {
+            match next {
+                Ok(Some((object, node))) => {
                     here = object;
-                    self.node(&here)
+                    change = node.attrs.attr.change;
+                    nodes.push(node);
                 }
                 Ok(None) => {
                     stop = Stop::Missing(self.validity());
                     break;
-                }
-                Err(e) => Err(e),
-            };
-            match node {
-                Ok(node) => {
-                    change = node.attrs.attr.change;
-                    nodes.push(node);
                 }
                 Err(e) => {
                     stop = Stop::Failed(e);
@@ -192,7 +209,7 @@ impl Inner {
         dir: &Fh,
         name: &Name,
         set: &SetAttr,
-        act: impl FnOnce(&Object) -> rustix::io::Result<()>,
+        act: impl Fn(&Object) -> rustix::io::Result<()>,
     ) -> Result<Made> {
         let dir = self.resolve(worker, dir)?;
         dir.need_dir()?;
@@ -201,14 +218,21 @@ impl Inner {
         let before = self.attributer.before(&dir)?;
         let made = {
             let _changing = dir.changes.begin();
-            worker.caller(|| act(&dir).map_err(os))?;
-            if let Some(unsynced) = &mut unsynced {
-                unsynced.dirty = true;
+            let mut tries = 0;
+            loop {
+                worker.caller(|| act(&dir).map_err(os))?;
+                if let Some(unsynced) = &mut unsynced {
+                    unsynced.dirty = true;
+                }
+                match worker.caller(|| self.find_name(&dir, name))? {
+                    Some(made) => break made,
+                    // Somebody else has removed it.
+                    None if tries < TRIES => tries += 1,
+                    None => {
+                        return Err(Error::because(libc::EBUSY, "a name was removed whenever it was made"));
+                    }
+                }
             }
-            let found = worker.caller(|| self.find_name(&dir, name))?;
-            found.ok_or_else(|| {
-                Error::because(libc::EIO, "a new object was removed at once by somebody else")
-            })?
         };
         self.just_made(worker, Some(&made.fh));
         let touched = self.apply(worker, &made, set)?;
@@ -219,7 +243,7 @@ impl Inner {
         if let Some(unsynced) = &mut unsynced {
             unsynced.dirty = false;
         }
-        Ok(Made { node: self.node(&made)?, dir: self.attributer.change_info(&dir, &before)? })
+        Ok(Made { node: self.new_node(&made)?, dir: self.attributer.change_info(&dir, &before)? })
     }
 
     pub(super) fn mkdir(&self, worker: &mut Worker, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
@@ -301,7 +325,7 @@ impl Inner {
         }
         // Where it is met counts.
         self.fh_at(worker, &dir, name);
-        let result = Made { node: self.node(&object)?, dir: self.attributer.change_info(&dir, &before)? };
+        let result = Made { node: self.new_node(&object)?, dir: self.attributer.change_info(&dir, &before)? };
         let fh = object.fh.clone();
         Ok(Done { result, object: Some(fh), touched: smallvec![object, dir], change: Some(change) })
     }

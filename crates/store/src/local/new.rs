@@ -76,6 +76,7 @@ impl Inner {
                 None => set,
             },
         };
+        self.objects.room()?;
         self.begin(worker, (dir, name), (Kind::File, set), waits)
     }
 
@@ -200,7 +201,7 @@ impl Inner {
         }
         taken.keep();
         let fh = object.fh.clone();
-        let made = Made { node: self.node(&object)?, dir: self.attributer.change_info(&dir, &before)? };
+        let made = Made { node: self.new_node(&object)?, dir: self.attributer.change_info(&dir, &before)? };
         let result = Got::Made(made, object.clone());
         Ok(Done { result, object: Some(fh), touched: smallvec![object, dir], change: Some(change) })
     }

@@ -2,13 +2,15 @@
 //!
 //! An object is found by its filehandle and holds an `O_PATH` descriptor, which pins the inode: the number is not used again
 //! while we have it. Regular files get descriptors for reading and writing as well, opened by the superuser when first needed
-//! and shared by all; who may use them is decided with each open and call. Attributes and contents are asked of the kernel each time, so that what others do to
-//! the directory is seen at once; what is remembered of names is in `known`.
+//! and shared by all; who may use them is decided with each open and call. When descriptors are scarce (`descriptors`) they are opened
+//! for each use. Attributes and contents are asked of the kernel each time, so that what others do to the directory is seen at once; what is
+//! remembered of names is in `known`.
 //!
 //! Open objects stay until their last close, also when their last name is gone; of the others the ones that were not used
 //! for the longest time go (CLOCK). Files with unsynced or journaled writes stay until they are synced: an error of the disk is reported only to
 //! those who had the file open when it happened.
 
+use super::descriptors::{Counted, Descriptors};
 use super::known::Known;
 use super::sys;
 use hither_vfs::{Error, Fh, FileKind, Result};
@@ -24,6 +26,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 const SHARDS: usize = 16;
 /// Objects looked at to find one that may go.
 const TRIES: usize = 16;
+/// So many times as many are looked at now and then when descriptors are scarce.
+const SCARCE_TIMES: usize = 64;
 
 /// Errno of rustix as ours.
 pub(super) fn os(e: rustix::io::Errno) -> Error {
@@ -34,7 +38,7 @@ pub(super) fn os(e: rustix::io::Errno) -> Error {
 pub(super) struct Object {
     pub fh: Fh,
     pub kind: FileKind,
-    path: OwnedFd,
+    path: Counted,
     io: Mutex<Io>,
     /// Opens that were not closed.
     pub opens: AtomicU32,
@@ -59,8 +63,8 @@ pub(super) struct Object {
 
 #[derive(Default)]
 struct Io {
-    read: Option<Arc<OwnedFd>>,
-    write: Option<Arc<OwnedFd>>,
+    read: Option<Arc<Counted>>,
+    write: Option<Arc<Counted>>,
     used: bool,
 }
 
@@ -128,13 +132,19 @@ impl Object {
         rustix::fs::openat(proc_fd, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(os)
     }
 
-    /// Keeps a descriptor for writing unless there is one.
+    /// Keeps a descriptor for writing unless there is one, or they are scarce.
     pub fn keep_io(&self, fd: OwnedFd) {
-        self.io.lock().write.get_or_insert(Arc::new(fd));
+        if !self.path.among().are_scarce() {
+            self.io.lock().write.get_or_insert(Arc::new(self.counted(fd)));
+        }
+    }
+
+    fn counted(&self, fd: OwnedFd) -> Counted {
+        Counted::new(fd, self.path.among())
     }
 
     /// A descriptor of a regular file for reading or writing, if there is one.
-    pub fn io_now(&self, write: bool) -> Option<Arc<OwnedFd>> {
+    pub fn io_now(&self, write: bool) -> Option<Arc<Counted>> {
         let mut io = self.io.lock();
         io.used = true;
         match write {
@@ -147,17 +157,34 @@ impl Object {
     ///
     /// # Errors
     /// `EISDIR` and `EINVAL` for what is no regular file; those of open(2).
-    pub fn io(&self, proc_fd: BorrowedFd<'_>, write: bool) -> Result<Arc<OwnedFd>> {
+    pub fn io(&self, proc_fd: BorrowedFd<'_>, write: bool) -> Result<Arc<Counted>> {
+        let fd = self.io_once(proc_fd, write)?;
+        // Whoever writes needs it until that is synced.
+        if !write && self.path.among().are_scarce() {
+            return Ok(fd);
+        }
+        let mut io = self.io.lock();
+        // The first one stays: it is the one that errors of the disk will be reported to.
+        let slot = if write { &mut io.write } else { &mut io.read };
+        Ok(slot.get_or_insert(fd).clone())
+    }
+
+    /// As [`Object::io`], and it is kept only if it was there before.
+    pub fn io_once(&self, proc_fd: BorrowedFd<'_>, write: bool) -> Result<Arc<Counted>> {
         self.need_regular()?;
         if let Some(fd) = self.io_now(write) {
             return Ok(fd);
         }
         let flags = if write { OFlags::RDWR } else { OFlags::RDONLY };
-        let fd = Arc::new(self.reopen(proc_fd, flags)?);
-        let mut io = self.io.lock();
-        // The first one stays: it is the one that errors of the disk will be reported to.
-        let slot = if write { &mut io.write } else { &mut io.read };
-        Ok(slot.get_or_insert(fd).clone())
+        Ok(Arc::new(self.counted(self.reopen(proc_fd, flags)?)))
+    }
+
+    /// For an open: whether the file can be read, or also written.
+    pub fn io_to_open(&self, proc_fd: BorrowedFd<'_>, write: bool) -> Result<Arc<Counted>> {
+        match self.path.among().are_scarce() {
+            true => self.io_once(proc_fd, write),
+            false => self.io(proc_fd, write),
+        }
     }
 
     /// Fails unless this is a regular file.
@@ -204,13 +231,33 @@ impl Object {
     }
 
     /// Closes descriptors for reading and writing that nobody used since the last call: a file open for writing
-    /// cannot be executed.
+    /// cannot be executed. Those of open files only when they are scarce.
     fn rest(&self) {
-        if self.opens.load(Ordering::Relaxed) > 0 || self.unsynced.load(Ordering::SeqCst) {
+        if self.unsynced.load(Ordering::SeqCst) {
+            return;
+        }
+        if self.opens.load(Ordering::SeqCst) > 0 {
+            if self.path.among().are_scarce() && !std::mem::take(&mut self.io.lock().used) {
+                self.close_idle();
+            }
             return;
         }
         let mut io = self.io.lock();
         if !std::mem::take(&mut io.used) {
+            *io = Io::default();
+        }
+    }
+
+    /// Closes descriptors for reading and writing that nobody is at work with. Not of who has written what was not synced, and is to
+    /// be told of errors of the disk; what has records is synced by the journal, and by descriptors of its own.
+    pub fn close_idle(&self) {
+        if self.alone.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut io = self.io.lock();
+        // Looked at with the lock: who writes has the descriptor before he says that it is unsynced.
+        let at_work = |fd: &Option<Arc<Counted>>| fd.as_ref().is_some_and(|fd| Arc::strong_count(fd) > 1);
+        if !at_work(&io.read) && !at_work(&io.write) && !self.unsynced.load(Ordering::SeqCst) {
             *io = Io::default();
         }
     }
@@ -248,6 +295,7 @@ pub(super) struct Objects {
     shard_max: usize,
     /// The last record of the journal that is where it belongs.
     settled: Arc<AtomicU64>,
+    descriptors: Arc<Descriptors>,
 }
 
 #[derive(Default)]
@@ -259,8 +307,43 @@ struct Shard {
 
 impl Objects {
     /// At most about so many objects that are not open.
-    pub fn new(max: usize, settled: Arc<AtomicU64>) -> Self {
-        Self { shards: Default::default(), shard_max: (max / SHARDS).max(4), settled }
+    pub fn new(max: usize, settled: Arc<AtomicU64>, descriptors: Arc<Descriptors>) -> Self {
+        let max = max.min(descriptors.max() / 4);
+        Self { shards: Default::default(), shard_max: (max / SHARDS).max(4), settled, descriptors }
+    }
+
+    /// Another file is to be opened, or held for another reason.
+    ///
+    /// # Errors
+    /// `EMFILE`: there are no descriptors for it.
+    pub fn room(&self) -> Result<()> {
+        for shard in &self.shards {
+            if !self.descriptors.are_gone() {
+                return Ok(());
+            }
+            let dropped = shard.lock().evict(self.settled.load(Ordering::SeqCst));
+            drop(dropped);
+        }
+        if self.descriptors.are_gone() { Err(Error::new(libc::EMFILE)) } else { Ok(()) }
+    }
+
+    /// Whether there are none for one more use.
+    pub fn are_used_up(&self) -> bool {
+        self.descriptors.are_gone()
+    }
+
+    /// Some of the objects, others each time.
+    pub fn some(&self, each_max: usize) -> impl Iterator<Item = Arc<Object>> {
+        self.shards.iter().flat_map(move |shard| {
+            let mut shard = shard.lock();
+            let count = shard.ring.len().min(each_max);
+            (0..count).filter_map(|_| shard.turn()).collect::<Vec<_>>()
+        })
+    }
+
+    /// Has a descriptor counted.
+    pub fn counted(&self, fd: OwnedFd) -> Counted {
+        Counted::new(fd, &self.descriptors)
     }
 
     fn shard(&self, fh: &Fh) -> &Mutex<Shard> {
@@ -296,7 +379,7 @@ impl Objects {
             let object = Arc::new(Object {
                 fh: fh.clone(),
                 kind,
-                path: fd,
+                path: self.counted(fd),
                 io: Mutex::default(),
                 opens: AtomicU32::new(0),
                 changes: Changes::default(),
@@ -367,6 +450,7 @@ impl Objects {
     /// to be synced.
     pub fn tidy(&self, each_max: usize) -> Vec<Arc<Object>> {
         let mut unsynced = Vec::new();
+        let each_max = if self.descriptors.are_scarce() { each_max * SCARCE_TIMES } else { each_max };
         for shard in &self.shards {
             let some: Vec<Arc<Object>> = {
                 let mut shard = shard.lock();

@@ -62,6 +62,9 @@ impl Inner {
             bits |= 2;
         }
         worker.caller(|| object.access(bits))?;
+        if object.opens.load(Ordering::SeqCst) == 0 {
+            self.objects.room()?;
+        }
         let object = self.objects.open(object);
         // From here on the open is counted: it is taken back when anything fails.
         let opened = self.opened(worker, &object, how, writes);
@@ -78,7 +81,7 @@ impl Inner {
         how: &OpenHow,
         writes: bool,
     ) -> Result<Opened> {
-        let fd = worker.root(|| object.io(self.proc_fd.as_fd(), writes))?;
+        let fd = worker.root(|| object.io_to_open(self.proc_fd.as_fd(), writes))?;
         if how.truncate {
             let _changing = object.changes.begin();
             self.resize(worker, object, 0)?;
@@ -106,6 +109,7 @@ impl Inner {
         access: OpenAccess,
     ) -> Result<Opened> {
         self.check_new(worker.cred(), set)?;
+        self.objects.room()?;
         let mut unsynced = self.unsynced();
         let before = self.attributer.before(dir)?;
         let mode = Mode::from_raw_mode(set.mode.unwrap_or(0o666) & 0o7777);

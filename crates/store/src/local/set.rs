@@ -114,6 +114,7 @@ impl Inner {
         if size > i64::MAX as u64 {
             return Err(Error::new(libc::EFBIG));
         }
+        self.make_room();
         let fd = worker.root(|| object.io(self.proc_fd.as_fd(), true))?;
         let _order = object.order.lock();
         self.quiesce(worker, object)?;

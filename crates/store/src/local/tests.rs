@@ -12,6 +12,7 @@ use std::time::SystemTime;
 
 mod acls;
 mod clones;
+mod descriptors;
 mod fresh;
 mod hostile;
 mod journaled;

@@ -16,6 +16,7 @@
 mod notes;
 
 use self::notes::{Mark, Note, Notes};
+use super::descriptors::Counted;
 use super::object::Object;
 use super::pool::Worker;
 use super::{Inner, Local, sys};
@@ -46,7 +47,7 @@ pub(super) struct Watcher {
 /// A file that is watched.
 struct Held {
     watcher: Arc<Watcher>,
-    fd: Arc<OwnedFd>,
+    fd: Arc<Counted>,
     mark: Option<Mark>,
     /// When it is watched alone.
     _only: Option<Only>,
@@ -75,7 +76,9 @@ impl Watch for Local {
             let (of, handle) = (inner.clone(), fh.clone());
             let job = move |worker: &mut Worker| match alone {
                 true => of.only_descriptor(worker, &handle),
-                false => of.descriptor_to_watch(worker, &handle).map(|fd| fd.map(|fd| (Arc::new(fd), None))),
+                false => of
+                    .descriptor_to_watch(worker, &handle)
+                    .map(|fd| fd.map(|fd| (Arc::new(of.objects.counted(fd)), None))),
             };
             // Taken on this thread: those of the pool have no right to leases.
             let (fd, only) = inner.pool.run(Arc::new(Cred::root()), job).await.ok()??;
@@ -110,7 +113,7 @@ impl Inner {
         self: &Arc<Self>,
         worker: &mut Worker,
         fh: &Fh,
-    ) -> Result<Option<(Arc<OwnedFd>, Option<Only>)>> {
+    ) -> Result<Option<(Arc<Counted>, Option<Only>)>> {
         let object = self.resolve(worker, fh)?;
         object.need_regular()?;
         let only = Only { inner: self.clone(), object: self.objects.open(&object) };
@@ -145,7 +148,7 @@ impl Watcher {
     }
 
     /// Watches what a descriptor for reading is open on; `None` when somebody has it open for writing or the file system cannot.
-    fn hold(self: &Arc<Self>, fd: Arc<OwnedFd>, only: Option<Only>, fh: &Fh) -> Option<Held> {
+    fn hold(self: &Arc<Self>, fd: Arc<Counted>, only: Option<Only>, fh: &Fh) -> Option<Held> {
         let alone = only.is_some();
         // Before the lease: it may be broken as soon as it is there.
         self.by_descriptor.lock().insert(fd.as_raw_fd(), fh.clone());

@@ -1,0 +1,277 @@
+//! `hither serve` where clients are in each other's way, are not ours, or want more than there is.
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+mod common;
+
+use common::serve::Serve;
+use common::{HITHER, run};
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Descriptors that the server has, with those of its connections and of itself.
+const DESCRIPTORS: usize = 512;
+
+#[expect(clippy::disallowed_methods, reason = "tests of processes measure in real time")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn umount(mnt: &Path) {
+    run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
+}
+
+fn opened(path: &Path) -> std::io::Result<File> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    file.write_all_at(b"w", 0)?;
+    file.sync_all()?;
+    Ok(file)
+}
+
+/// Nearly as many files as the server has descriptors are open at a time; more are refused after a while, and nothing that is open suffers.
+#[test]
+#[ignore = "needs root"]
+fn files_are_open_up_to_the_limit_of_descriptors() {
+    let limit = format!("--nofile={DESCRIPTORS}:{DESCRIPTORS}");
+    let words = ["prlimit", &limit, "setpriv", "--bounding-set=-sys_resource", "--"];
+    let mut server = Serve::of_directory().through(&words);
+    for n in 0..DESCRIPTORS {
+        fs::write(server.export(&format!("f{n}")), format!("_{n}")).unwrap();
+    }
+    server.serve();
+    let mnt = server.mnt("mnt");
+    server.mount("vers=4.2", &mnt).ok();
+    let mut files = Vec::new();
+    let (mut refused, mut began) = (0, now());
+    for n in 0..DESCRIPTORS {
+        match opened(&mnt.join(format!("f{n}"))) {
+            Ok(file) => files.push((n, file)),
+            Err(e) => {
+                assert_eq!(e.raw_os_error(), Some(libc::EREMOTEIO), "{e}");
+                let waited = began.elapsed();
+                assert!(refused > 0 || waited > Duration::from_secs(10), "{waited:?}: too early");
+                assert!(waited < Duration::from_secs(60), "{waited:?}");
+                refused += 1;
+                if refused == 3 {
+                    break;
+                }
+            }
+        }
+        began = now();
+    }
+    println!("{} files open at a time with {DESCRIPTORS} descriptors", files.len());
+    assert!(refused == 3 && files.len() > DESCRIPTORS * 3 / 8, "{} files, {refused} refused", files.len());
+    // One that has no name any more, too.
+    fs::remove_file(server.export("f7")).unwrap();
+    for (n, file) in &files {
+        file.write_all_at(b"x", 0).unwrap();
+        file.sync_all().unwrap();
+        let mut found = vec![0; 8];
+        let len = file.read_at(&mut found, 0).unwrap();
+        assert_eq!(String::from_utf8_lossy(&found[..len]), format!("x{n}"));
+    }
+    // Somebody else comes as well.
+    let other = server.mnt("other");
+    server.mount("vers=3", &other).ok();
+    assert_eq!(fs::read(other.join("f9")).unwrap(), b"x9");
+    umount(&other);
+    files.truncate(files.len() / 2);
+    for n in DESCRIPTORS - 20..DESCRIPTORS {
+        files.push((n, opened(&mnt.join(format!("f{n}"))).unwrap()));
+    }
+    drop(files);
+    umount(&mnt);
+    assert_eq!(server.stop(), 0);
+    let said = server.complaints();
+    assert!((1..=3).contains(&said.lines().count()), "{said}");
+    assert!(said.contains("too many files are open for the limit of descriptors"), "{said}");
+}
+
+/// Makes a file again and again that somebody else removes; how often it did.
+fn makes(dir: &Path, over: &AtomicBool, writes: bool) -> u64 {
+    let mut made = 0;
+    while !over.load(Relaxed) {
+        match File::create_new(dir.join("f")) {
+            Ok(mut file) => {
+                made += 1;
+                if writes {
+                    file.write_all(b"text").unwrap();
+                    file.sync_all().unwrap();
+                }
+            }
+            Err(e) => assert_eq!(e.kind(), ErrorKind::AlreadyExists, "{e}"),
+        }
+    }
+    made
+}
+
+/// What one client makes while another one removes it was made and then removed.
+#[test]
+#[ignore = "needs root"]
+fn what_is_made_while_others_remove_it_was_there() {
+    for (version, journal) in [("3", false), ("4.2", false), ("3", true), ("4.2", true)] {
+        let mut server = Serve::of_directory();
+        if journal {
+            let path = server.dir.path().join("journal").display().to_string();
+            server = server.with(&["--journal", &path, "--journal-size", "16"]);
+        }
+        server.serve();
+        let (one, other) = (server.mnt("one"), server.mnt("other"));
+        // Names are asked for each time.
+        let options = format!("vers={version},actimeo=0,lookupcache=none");
+        server.mount(&options, &one).ok();
+        server.mount(&options, &other).ok();
+        let (over, removed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let maker = {
+            let (dir, over) = (one.clone(), over.clone());
+            // With NFSv4 it is open, whatever its name.
+            let writes = version != "3";
+            std::thread::spawn(move || makes(&dir, &over, writes))
+        };
+        let removers: Vec<_> = (0..2)
+            .map(|_| {
+                let (path, over, removed) = (other.join("f"), over.clone(), removed.clone());
+                std::thread::spawn(move || {
+                    while !over.load(Relaxed) {
+                        match fs::remove_file(&path) {
+                            Ok(()) => drop(removed.fetch_add(1, Relaxed)),
+                            Err(e) => assert_eq!(e.kind(), ErrorKind::NotFound, "{e}"),
+                        }
+                    }
+                })
+            })
+            .collect();
+        common::wait_for("files to be made and removed", 90, || removed.load(Relaxed) > 100);
+        over.store(true, Relaxed);
+        let made = maker.join().unwrap();
+        removers.into_iter().for_each(|r| r.join().unwrap());
+        println!("NFS {version}, journal {journal}: {made} made, {} removed", removed.load(Relaxed));
+        umount(&one);
+        umount(&other);
+        assert_eq!(server.stop(), 0);
+    }
+}
+
+/// Stands between a client and the server, and answers MKDIR, SYMLINK and LINK, once they are done, as a server does that is sent them again
+/// after it was killed: there is something by that name.
+fn repeating(server: u16) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, there) = (client.unwrap(), TcpStream::connect(("127.0.0.1", server)).unwrap());
+            let repeated = Arc::new(Mutex::new(HashMap::new()));
+            let calls = repeated.clone();
+            let (from, to) = (client.try_clone().unwrap(), there.try_clone().unwrap());
+            std::thread::spawn(move || {
+                pass(from, to, |record| {
+                    // The transaction's number, the program and the procedure.
+                    if let (100_003, proc @ (9 | 10 | 15)) = (word(record, 12), word(record, 20)) {
+                        calls.lock().unwrap().insert(word(record, 0), proc);
+                    }
+                });
+            });
+            std::thread::spawn(move || {
+                pass(there, client, |record| {
+                    if let Some(proc) = repeated.lock().unwrap().remove(&word(record, 0)) {
+                        assert_eq!(word(record, 24), 0, "it is done");
+                        // NFS3ERR_EXIST and no attributes: of the directory, and before them of the linked object.
+                        record.truncate(24);
+                        let words: &[u32] = if proc == 15 { &[17, 0, 0, 0] } else { &[17, 0, 0] };
+                        words.iter().for_each(|w| record.extend_from_slice(&w.to_be_bytes()));
+                    }
+                });
+            });
+        }
+    });
+    port
+}
+
+fn word(record: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(record[at..at + 4].try_into().unwrap())
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, mut change: impl FnMut(&mut Vec<u8>)) {
+    let mut mark = [0; 4];
+    while from.read_exact(&mut mark).is_ok() {
+        let mut record = vec![0; (u32::from_be_bytes(mark) & 0x7fff_ffff) as usize];
+        from.read_exact(&mut record).unwrap();
+        change(&mut record);
+        let mark = record.len() as u32 | 1 << 31;
+        if to.write_all(&[&mark.to_be_bytes(), &record[..]].concat()).is_err() {
+            break;
+        }
+    }
+}
+
+/// What was made by a call that was then answered as a repetition is found, although its name was just known to be absent.
+#[test]
+#[ignore = "needs root"]
+fn what_a_repeated_call_has_made_is_found() {
+    // The one in between has no port of the superuser's.
+    let mut server = Serve::of_directory().with(&["-o", "rw,insecure,no_root_squash"]);
+    server.serve();
+    let (mnt, port, mountport) = (server.mnt("mnt"), repeating(server.port), server.port);
+    let options = format!("retry=0,vers=3,port={port},mountport={mountport},actimeo=600");
+    run(Command::new(HITHER).args(["mount", "-o", &options, "127.0.0.1:/"]).arg(&mnt)).ok();
+    fs::write(mnt.join("from"), "text").unwrap();
+    type Make = fn(&Path, &Path) -> std::io::Result<()>;
+    let ways: [(&str, Make); 3] = [
+        ("link", |from, to| fs::hard_link(from, to)),
+        ("mkdir", |_, to| fs::create_dir(to)),
+        ("symlink", |from, to| std::os::unix::fs::symlink(from, to)),
+    ];
+    for (name, make) in ways {
+        let here = mnt.join(name);
+        // What is known of a directory that has just been changed is not believed for long.
+        common::pause(2500);
+        assert_eq!(fs::symlink_metadata(&here).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(make(&mnt.join("from"), &here).unwrap_err().kind(), ErrorKind::AlreadyExists, "{name}");
+        fs::symlink_metadata(&here).unwrap();
+        assert_eq!(here.is_dir(), name == "mkdir");
+    }
+    umount(&mnt);
+    server.stop();
+}
+
+/// libnfs's tools, which are no kernel's client and none of ours. Its NFSv4 is 4.0, which is refused at once.
+#[test]
+#[ignore = "needs root"]
+fn the_tools_of_libnfs_list_read_and_write() {
+    let mut server = Serve::of_directory();
+    server.serve();
+    let local = server.dir.path().join("local");
+    let body: Vec<u8> = (0..3_000_000_u32).map(|i| ((i * 7) >> 3) as u8).collect();
+    fs::write(&local, &body).unwrap();
+    fs::create_dir(server.export("dir")).unwrap();
+    for n in 0..300 {
+        fs::write(server.export(&format!("dir/a file {n}")), "x").unwrap();
+    }
+    let port = server.port;
+    let url = |path: &str, version: u32| {
+        format!("nfs://127.0.0.1/{path}?version={version}&nfsport={port}&mountport={port}")
+    };
+    let tool = |name: &str| Command::new(name);
+    let listed = run(tool("nfs-ls").arg(url("dir", 3))).ok().out;
+    assert_eq!(listed.lines().filter(|l| l.contains("a file ")).count(), 300, "{listed}");
+    run(tool("nfs-cp").arg(&local).arg(url("dir/copy", 3))).ok();
+    assert!(fs::read(server.export("dir/copy")).unwrap() == body);
+    let back = run(tool("sh")
+        .args(["-c", "exec nfs-cat \"$1\" > back", "sh", &url("dir/copy", 3)])
+        .current_dir(server.dir.path()));
+    back.ok();
+    assert!(fs::read(server.dir.path().join("back")).unwrap() == body);
+    let missing = run(tool("nfs-cat").arg(url("dir/nothing", 3)));
+    assert_ne!(missing.code, 0, "{missing:?}");
+    let began = now();
+    let refused = run(tool("timeout").args(["20", "nfs-ls", &url("dir", 4)]));
+    assert!(refused.code > 0 && began.elapsed() < Duration::from_secs(10), "{refused:?}");
+    assert_eq!(server.stop(), 0);
+}
