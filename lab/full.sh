@@ -21,6 +21,10 @@ $lab suite --quick --server ganesha --vers 4.2 --client hither-guest posix git |
 # `hither serve` with a client that is not ours.
 $lab suite --quick --server hither --vers 4.2,3 --client kernel sqlite posix git fsx pjdfstest || rc=1
 $lab suite --quick --server hither --vers 4.1 --client kernel sqlite || rc=1
+$lab suite --quick --server hither --vers 3 --client kernel sqlite || rc=1
+# `hither serve` with our own client.
+$lab suite --quick --server hither --vers 4.2,3 --client hither git sqlite make || rc=1
+$lab suite --server hither --vers 4.2 --client hither pjdfstest || rc=1
 $lab scenario --quick --server ganesha --vers 4.2 freeze cut cut-long locks isolation soft power || rc=1
 $lab scenario --server ganesha,knfsd,hither --vers 4.2 histories || rc=1
 # The guest's clock ticks a hundred times a second, and NFSv3 tells versions of a file apart by its times: not on its server.
