@@ -154,7 +154,9 @@ fn what_two_mounts_share() {
         assert_eq!(std::fs::read_dir(a).unwrap().count(), 0, "what was made is gone");
         said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
-    for (options, is_strict) in [("consistency=strict", true), ("acregmin=60,acregmax=60,acdirmin=1,acdirmax=1", false)] {
+    for (options, is_strict) in
+        [("consistency=strict", true), ("acregmin=60,acregmax=60,acdirmin=1,acdirmax=1", false)]
+    {
         mounts.iter().for_each(|mnt| drop(server.mount(&format!("vers=4.2,{options}"), mnt).ok()));
         let lines = measured(&mounts[0], &mounts[1]);
         assert_eq!(lines.len(), 3);
