@@ -158,6 +158,10 @@ impl Object {
     /// # Errors
     /// `EISDIR` and `EINVAL` for what is no regular file; those of open(2).
     pub fn io(&self, proc_fd: BorrowedFd<'_>, write: bool) -> Result<Arc<Counted>> {
+        if let Some(fd) = self.io_now(write) {
+            // One for writing that is read by is kept as that alone.
+            return Ok(fd);
+        }
         let fd = self.io_once(proc_fd, write)?;
         // Whoever writes needs it until that is synced.
         if !write && self.path.among().are_scarce() {

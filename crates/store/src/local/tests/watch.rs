@@ -67,6 +67,25 @@ async fn files_that_somebody_writes_are_not_watched() {
     drop(watch(&l, &fh).await);
 }
 
+/// Who has read by the descriptor of who wrote leaves nothing behind that is in the way.
+#[tokio::test]
+async fn files_that_were_written_and_read_are_watched_soon() {
+    let dir = Dir::new();
+    let l = local(&dir);
+    let _told = told(&l);
+    let fh = file(&l, "f").await;
+    let read = |access| OpenHow { access, ..how(both(), Create::No) };
+    let opened = l.open(&root(), Where::fh(&fh), &read(OpenAccess::READ)).await.unwrap();
+    l.close(&root(), &fh, opened.open).await.unwrap();
+    for _ in 0..100 {
+        if l.watch(&fh, false).await.is_some() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("it cannot be watched");
+}
+
 /// What changes no bytes is told after it has happened; two who watch one file are both told, also when one stops.
 #[tokio::test]
 async fn attributes_and_names_are_told() {
