@@ -98,6 +98,12 @@ pub fn run(args: &SharingArgs) -> Result<(), Failure> {
 }
 
 fn all(args: &SharingArgs, dirs: &[PathBuf; 2]) -> io::Result<()> {
+    // Before the other client looks: what it has seen to be absent it may believe absent for a while.
+    for &kind in &args.kinds {
+        for name in names(kind) {
+            fs::write(dirs[0].join(name), body(0, args.size as usize))?;
+        }
+    }
     if !appears(&dirs[1]) {
         let e = format!("{} does not show the same files", args.b.display());
         return Err(io::Error::other(e));
@@ -130,13 +136,18 @@ fn pause() {
     std::thread::sleep(Duration::from_millis(5));
 }
 
+fn word(kind: SharingKind) -> String {
+    kind.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
+}
+
+/// The files of a kind: in tight sharing each client has one that it writes and the other reads.
+fn names(kind: SharingKind) -> [String; 2] {
+    [0, 1].map(|n| format!("{}.{n}", word(kind)))
+}
+
 fn one(args: &SharingArgs, kind: SharingKind, dirs: &[PathBuf; 2]) -> io::Result<()> {
-    let word = kind.to_possible_value().map_or_else(String::new, |value| value.get_name().into());
-    let size = args.size as usize;
-    // In tight sharing each has a file that it writes and the other reads.
-    let names = [format!("{word}.0"), format!("{word}.1")];
+    let (word, size, names) = (word(kind), args.size as usize, names(kind));
     for name in &names {
-        fs::write(dirs[0].join(name), body(0, size))?;
         if !appears(&dirs[1].join(name)) {
             return Err(io::Error::other(format!("{name} does not appear")));
         }
