@@ -106,6 +106,10 @@ impl Sample {
                 (format!("{}{sized}, {clients} clients", word("kind")), number("ops_s").map(f64::recip))
             }
             "reads" => (format!("{}{sized}", word("kind")), number("ops_cpu_s").map(f64::recip)),
+            "sharing" => {
+                self.rpcs = line["calls_op"].as_f64();
+                (format!("{}{sized}", word("kind")), number("ops_s").map(f64::recip))
+            }
             "stream" => {
                 let tcp = Self {
                     client: format!("TCP beside {}", self.client),
