@@ -14,7 +14,7 @@ import time
 
 HITHER, PID, PORT, DIR, TMP = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
 DIVISOR = int(sys.argv[6])
-# The server keeps two descriptors for each open, and has others; where it may have no more it puts opens off.
+# The server keeps up to two descriptors for each open, one where they are scarce, and has others; where it may have no more it puts opens off.
 DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 CONNECTIONS, FILES, ENTRIES = 1000 // DIVISOR, min(100_000, DESCRIPTORS // 2 - 1000) // DIVISOR, int(os.environ.get("ENTRIES", 1_000_000)) // DIVISOR
 # Names of one directory; also the most links of a file that file systems have in common.
