@@ -17,7 +17,7 @@ SOAK_HOURS ?= 8
 CRASHES ?= 1000
 POINTS ?= 1000
 
-.PHONY: demo test check unit quick test-lab soak crashes crashes-write crashes-serve bench bench-meta bench-cache bench-report bench-serve fuzz fuzz-serve install uninstall build program library deb test-deb static test-static packages toolchain deny
+.PHONY: demo test check unit quick test-lab soak crashes crashes-write crashes-serve bench bench-meta bench-cache bench-report bench-serve fuzz fuzz-serve test-browser install uninstall build program library deb test-deb static test-static packages toolchain deny
 
 # Needs nothing but a compiler and FUSE.
 demo: toolchain
@@ -44,6 +44,11 @@ quick: packages build
 # Everything, on nfs-ganesha and the Linux kernel's server, with every version.
 test-lab: packages build
 	lab/full.sh
+
+# The dashboard in a real browser.
+test-browser: packages build
+	lab/packages.sh browser
+	lab/browser.sh
 
 # Everything that can fail at POINTS random points, with every acknowledged byte looked for (HITHER_SEED and HITHER_WORLD repeat a failure), and
 # the above, again and again, until one fails or the hours are over.
@@ -113,6 +118,7 @@ library: toolchain
 
 # Debian packages, in target/deb: the program, the library, what compiles with it.
 deb: toolchain
+	lab/packages.sh deb
 	packaging/deb/build
 
 # Installs, uses, replaces, removes and purges them in a system of its own, which is made with debootstrap from this machine's mirror.

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs what is lacking: packages.sh [toolchain]. Debian and Ubuntu, as root; silent when nothing lacks.
+# Installs what is lacking: packages.sh [toolchain|browser|deb]. Debian and Ubuntu, as root; silent when nothing lacks.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 install_packages() {
@@ -20,6 +20,19 @@ lacking() {
     dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q '^install ok installed' || echo "$p"
   done
 }
+case "${1:-}" in
+  browser)
+    for browser in chromium-headless-shell chromium google-chrome chrome; do
+      ! command -v $browser >/dev/null || exit 0
+    done
+    # Ubuntu's is a snap, which is nobody's to install from here: lab/browser.sh says what it wants.
+    ! apt-cache show chromium-headless-shell >/dev/null 2>&1 || install_packages chromium-headless-shell
+    exit ;;
+  deb)
+    mapfile -t missing < <(lacking debootstrap dpkg-dev)
+    [ ${#missing[@]} = 0 ] || install_packages "${missing[@]}"
+    exit ;;
+esac
 if [ "${1:-}" != toolchain ]; then
   mapfile -t wanted < <(grep -v '^ *\(#\|$\)' "$here/packages.txt")
   mapfile -t missing < <(lacking "${wanted[@]}")
