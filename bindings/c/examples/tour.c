@@ -45,6 +45,7 @@ static void one_file(hither_t *h) {
     check(f != NULL);
     check(hither_pwrite(f, body, LARGE, 0) == (ssize_t)LARGE);
     check(hither_fsync(f) == 0); /* It is on the server's stable storage now. */
+    expect(hither_lend(f) == -1 && errno == EOPNOTSUPP, "no loan of what may change");
     check(hither_pread(f, back, LARGE + 1, 0) >= 0);
     expect(memcmp(body, back, LARGE) == 0, "the bytes that were written");
     expect(hither_pread(f, back, 10, LARGE - 4) == 4, "four bytes before the end");

@@ -132,6 +132,10 @@ int hither_fsync(hither_file_t *f);
 int hither_ftruncate(hither_file_t *f, uint64_t len);
 int hither_fstat(hither_file_t *f, struct hither_attr *attr);
 
+/* A descriptor for reading with all bytes of the file, which the program closes; what is read from it asks nobody. EOPNOTSUPP (-1) unless the
+ * mount is one with cache,ro,consistency=frozen and the file wholly on the local disk. */
+int hither_lend(hither_file_t *f);
+
 /* Ends a file. 0: what was written is on stable storage; -1: why not. The handle is gone in either case. */
 int hither_close(hither_file_t *f);
 

@@ -4,6 +4,7 @@ use crate::{CAttr, Hither, array, fail, given, many, path, put, run};
 use hither_client::{File, OpenOptions};
 use libc::{c_char, c_int, c_void};
 use std::io;
+use std::os::fd::IntoRawFd;
 
 /// As much as the client keeps under way.
 const PIECE_BYTES: usize = 8 << 20;
@@ -140,6 +141,14 @@ pub unsafe extern "C" fn hither_fstat(f: *mut OpenFile, attr: *mut CAttr) -> c_i
         // SAFETY: as the header says.
         unsafe { put(attr, (&found).into()) }.map(|()| 0)
     })
+}
+
+/// A descriptor of the file's bytes on the local disk.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hither_lend(f: *mut OpenFile) -> c_int {
+    // SAFETY: as the header says.
+    let f = unsafe { f.as_ref() };
+    run("lend", None, -1, || Ok(given(f)?.file.lend()?.into_raw_fd()))
 }
 
 /// close(2).

@@ -3,12 +3,14 @@
 //! A request is sent whole or ends the connection: what came behind a part of one would be taken for the rest of it, the bytes of a file
 //! for instance. A child process has the same socket and not the thread: it is refused everything, before it waits for anything.
 
+use crate::descriptor::receive_exact;
 use crate::wire::{
     self, FLAG_ERROR, FLAG_MORE, FRAMES_AHEAD, HEADER_BYTES, Header, Hello, Request, decode_error,
 };
 use std::collections::HashMap;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -27,6 +29,14 @@ pub(crate) struct Connection {
     process: u32,
 }
 
+/// One of the daemon's.
+#[derive(Debug)]
+struct Frame {
+    header: Header,
+    body: Vec<u8>,
+    fd: Option<OwnedFd>,
+}
+
 /// Who waits for a reply.
 #[derive(Debug, Default)]
 struct Waiting {
@@ -36,7 +46,7 @@ struct Waiting {
 
 #[derive(Debug, Default)]
 struct State {
-    calls: HashMap<u32, Sender<(u16, Vec<u8>)>>,
+    calls: HashMap<u32, Sender<Frame>>,
     last: u32,
     /// Walks and watches among them, until the program gives them up.
     held: usize,
@@ -53,7 +63,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Call {
     conn: Arc<Connection>,
     id: u32,
-    replies: Receiver<(u16, Vec<u8>)>,
+    replies: Receiver<Frame>,
     /// Frames since more were allowed.
     taken: u32,
     held: bool,
@@ -66,19 +76,19 @@ impl Connection {
         let mut out = Vec::new();
         Request::Hello(wire::VERSION).encode(0, &mut out);
         stream.write_all(&out)?;
-        let (header, body) = frame(&mut stream)?;
-        if header.flags & FLAG_ERROR != 0 {
-            return Err(failure(&body));
+        let greeted = frame(&stream)?;
+        if greeted.header.flags & FLAG_ERROR != 0 {
+            return Err(failure(&greeted.body));
         }
-        let hello = Hello::decode(&body)?;
+        let hello = Hello::decode(&greeted.body)?;
         if hello.version == 0 || hello.version > wire::VERSION {
             return Err(io::Error::new(ErrorKind::InvalidData, "the daemon speaks another version"));
         }
         let waiting = Arc::new(Waiting::default());
-        let (mut reading, told) = (stream.try_clone()?, waiting.clone());
+        let (reading, told) = (stream.try_clone()?, waiting.clone());
         std::thread::Builder::new().name("hither-client".into()).spawn(move || {
-            while let Ok((header, body)) = frame(&mut reading) {
-                told.take(header, body);
+            while let Ok(frame) = frame(&reading) {
+                told.take(frame);
             }
             let mut state = lock(&told.state);
             state.over = true;
@@ -155,7 +165,7 @@ impl Drop for Connection {
 }
 
 impl Waiting {
-    fn add(&self, sender: Sender<(u16, Vec<u8>)>, held: bool) -> io::Result<u32> {
+    fn add(&self, sender: Sender<Frame>, held: bool) -> io::Result<u32> {
         let mut state = lock(&self.state);
         if held && state.held >= HELD_MAX {
             return Err(ErrorKind::WouldBlock.into());
@@ -184,11 +194,12 @@ impl Waiting {
     }
 
     /// Hands a frame to who waits for it.
-    fn take(&self, header: Header, body: Vec<u8>) {
+    fn take(&self, frame: Frame) {
+        let header = frame.header;
         let mut state = lock(&self.state);
         if let Some(sender) = state.calls.get(&header.id) {
             // Who has gone does not want it.
-            let _ = sender.send((header.flags, body));
+            let _ = sender.send(frame);
         }
         if header.flags & FLAG_MORE == 0 {
             state.calls.remove(&header.id);
@@ -199,11 +210,20 @@ impl Waiting {
 
 impl Call {
     /// The only frame of the reply.
-    pub fn one(mut self) -> io::Result<Vec<u8>> {
+    pub fn one(self) -> io::Result<Vec<u8>> {
+        self.only().map(|frame| frame.body)
+    }
+
+    /// The descriptor that comes with it.
+    pub fn descriptor(self) -> io::Result<OwnedFd> {
+        self.only()?.fd.ok_or_else(|| wire::Malformed("no descriptor").into())
+    }
+
+    fn only(mut self) -> io::Result<Frame> {
         self.conn.own()?;
-        let (flags, body) = self.replies.recv().map_err(|_| lost())?;
-        self.over = flags & FLAG_MORE == 0;
-        if flags & FLAG_ERROR != 0 { Err(failure(&body)) } else { Ok(body) }
+        let frame = self.replies.recv().map_err(|_| lost())?;
+        self.over = frame.header.flags & FLAG_MORE == 0;
+        if frame.header.flags & FLAG_ERROR != 0 { Err(failure(&frame.body)) } else { Ok(frame) }
     }
 
     /// The next frame of a reply of many; `None` at its end.
@@ -212,8 +232,8 @@ impl Call {
             return Ok(None);
         }
         self.conn.own()?;
-        let (flags, body) = self.replies.recv().map_err(|_| lost())?;
-        self.took(flags, body)
+        let frame = self.replies.recv().map_err(|_| lost())?;
+        self.took(frame)
     }
 
     /// The same, but no longer than that.
@@ -223,14 +243,15 @@ impl Call {
             return Ok(None);
         }
         self.conn.own()?;
-        let (flags, body) = self.replies.recv_timeout(within).map_err(|e| match e {
+        let frame = self.replies.recv_timeout(within).map_err(|e| match e {
             RecvTimeoutError::Timeout => ErrorKind::TimedOut.into(),
             RecvTimeoutError::Disconnected => lost(),
         })?;
-        self.took(flags, body)
+        self.took(frame)
     }
 
-    fn took(&mut self, flags: u16, body: Vec<u8>) -> io::Result<Option<Vec<u8>>> {
+    fn took(&mut self, frame: Frame) -> io::Result<Option<Vec<u8>>> {
+        let (flags, body) = (frame.header.flags, frame.body);
         if flags & FLAG_ERROR != 0 {
             self.over = true;
             return Err(failure(&body));
@@ -273,13 +294,14 @@ fn encoded(id: u32, request: &Request<'_>) -> io::Result<Vec<u8>> {
     }
 }
 
-fn frame(stream: &mut UnixStream) -> io::Result<(Header, Vec<u8>)> {
+fn frame(stream: &UnixStream) -> io::Result<Frame> {
+    let mut fd = None;
     let mut header = [0; HEADER_BYTES];
-    stream.read_exact(&mut header)?;
+    receive_exact(stream, &mut header, &mut fd)?;
     let header = Header::decode(&header)?;
     let mut body = vec![0; header.len as usize];
-    stream.read_exact(&mut body)?;
-    Ok((header, body))
+    receive_exact(stream, &mut body, &mut fd)?;
+    Ok(Frame { header, body, fd })
 }
 
 fn failure(body: &[u8]) -> io::Error {

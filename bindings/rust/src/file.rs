@@ -200,6 +200,15 @@ impl File {
         self.client.conn.call(&Request::SetLen(self.number, len)).map(drop)
     }
 
+    /// A descriptor for reading, with all bytes of the file: no request for what is read from it.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` unless the mount is one with `cache,ro,consistency=frozen` and the file wholly on the local disk.
+    pub fn lend(&self) -> io::Result<std::fs::File> {
+        let call = self.client.conn.begin(&Request::Lend(self.number))?;
+        Ok(call.descriptor()?.into())
+    }
+
     /// Ends it: what was written is on stable storage, or the error says why not.
     ///
     /// # Errors

@@ -15,9 +15,10 @@
 //!
 //! There are no dependencies. The protocol is in [`wire`] and, in words, in docs/SOCKET.md.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod calls;
+mod descriptor;
 mod file;
 mod find;
 mod lists;

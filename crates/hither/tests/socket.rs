@@ -567,6 +567,20 @@ fn descriptors_are_lent_where_nothing_changes() {
         ganesha.mount(&options, &mnt).ok();
         let said = run(Command::new("python3").args(["-c", script, dir, mnt.to_str().unwrap(), wanted])).ok();
         assert_eq!(said.out.trim(), wanted, "{options}: {}", said.err);
+        // In Rust, with which libhither does it.
+        let file = Client::connect(&mnt).unwrap().open("f").unwrap();
+        match file.lend() {
+            Ok(lent) => {
+                let mut bytes = vec![0; body.len() + 1];
+                assert_eq!((wanted, lent.read_at(&mut bytes, 0).unwrap()), ("lent", body.len()));
+                assert!(bytes[..body.len()] == body);
+                assert!(lent.write_at(b"x", 0).is_err());
+                // Programs that this one runs do not get it.
+                assert_eq!(rustix::io::fcntl_getfd(&lent).unwrap(), rustix::io::FdFlags::CLOEXEC);
+            }
+            Err(e) => assert_eq!((wanted, e.raw_os_error()), ("ENOTSUP", Some(libc::EOPNOTSUPP))),
+        }
+        file.close().unwrap();
         umount(&mnt);
     }
 }
