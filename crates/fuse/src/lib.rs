@@ -36,4 +36,4 @@ pub use hint::HintStats;
 pub use mount::{CloseWaits, Config, MountError, Mounted, mount};
 pub use recent::{RecentCall, RecentCalls};
 pub use stats::OpCount;
-pub use trace::{Traced, TracedFile};
+pub use trace::{Record, Traced, TracedCall, TracedFile};

@@ -6,7 +6,7 @@ use crate::lease::Withdrawer;
 use crate::recent::{RecentCall, RecentCalls};
 use crate::session::{Phase, Session};
 use crate::stats::OpCount;
-use crate::trace::Traced;
+use crate::trace::{Record, Traced};
 use hither_vfs::{Fh, Name, Vfs};
 use std::ffi::CString;
 use std::io;
@@ -281,10 +281,9 @@ impl Mounted {
         RecentCalls { next, lost, calls: found.collect() }
     }
 
-    /// Begins to note, for process `by`, which files are opened by process `below` and its children, or by everybody. `false` when
-    /// another process does so.
-    pub fn trace(&self, by: u32, below: Option<u32>) -> bool {
-        self.session.tracer.start(by, below)
+    /// Begins to note, for process `by`, what process `below` and its children do, or everybody. `false` when another process does so.
+    pub fn trace(&self, by: u32, below: Option<u32>, record: Record) -> bool {
+        self.session.tracer.start(by, below, record)
     }
 
     /// Ends what process `by` began.

@@ -28,6 +28,8 @@ pub(crate) struct Call {
     cred: OnceLock<Arc<Cred>>,
     /// The name it is about.
     pub name: Option<Name>,
+    /// See [`Op::range`].
+    pub range: (u64, u64),
     /// What it costs.
     account: OnceLock<Arc<Account>>,
     /// Held from passing a lease on to the end of the reply.
@@ -35,9 +37,10 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    pub fn new(session: Arc<Session>, head: Header, pending: Arc<Pending>, name: Option<Name>) -> Self {
+    pub fn new(session: Arc<Session>, head: Header, pending: Arc<Pending>, op: &Op) -> Self {
         let (cred, account, grant) = Default::default();
-        Self { session, head, pending, cred, name, account, grant }
+        let (name, range) = (op.name().cloned(), op.range());
+        Self { session, head, pending, cred, name, range, account, grant }
     }
 
     /// Serves the request.

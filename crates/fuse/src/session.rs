@@ -6,7 +6,7 @@
 //! no change of thread.
 
 use crate::abi::{Header, InitIn, InitOut, MAJOR, MINOR, MINOR_OLDEST, Op, init_flags, notify, opcode};
-use crate::call::{Answer, Calls, Undo, errno};
+use crate::call::{Answer, Body, Calls, Undo, errno};
 use crate::cred::Creds;
 use crate::device::{Buffer, BufferPool, Delivery, Device};
 use crate::handles::{Handles, OpenDir, OpenFile, Unread};
@@ -19,7 +19,7 @@ use crate::passthrough::Passthrough;
 use crate::recent::Recent;
 use crate::sent_back::{Doubtful, SentBack};
 use crate::stats::Stats;
-use crate::trace::Tracer;
+use crate::trace::{Answered, Tracer};
 use crate::watch::{self, Watch};
 use bytes::Bytes;
 use hither_vfs::{Attr, Attrs, Cred, Cx, Fh, File, FsStat, Name, Result, Vfs};
@@ -300,8 +300,7 @@ impl Session {
         if self.dozing.load(Ordering::Relaxed) && self.dozing.swap(false, Ordering::AcqRel) {
             self.wake.notify_one();
         }
-        let name = op.name().cloned();
-        let call = Call::new(self.clone(), head, pending, name);
+        let call = Call::new(self.clone(), head, pending, &op);
         let mut work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             let result = call.serve(op).await;
             call.session.clone().finish(&call, result).await;
@@ -315,10 +314,32 @@ impl Session {
         }
     }
 
+    fn trace(&self, call: &Call, result: &Result<Answer>) {
+        let (from, len) = call.range;
+        let done = match result {
+            Ok(Answer { body: Body::Data(data), .. }) => len.min(data.len() as u64),
+            Ok(_) => len,
+            Err(_) => 0,
+        };
+        let answered = Answered {
+            tid: call.head.tid,
+            started: call.pending.started,
+            op: opcode::name(call.head.opcode),
+            object: call.head.nodeid,
+            range: (from, done),
+            account: call.account(),
+        };
+        let path = || self.inodes.path_of(&self.inodes.find(call.head.nodeid)?.fh());
+        self.tracer.answered(&answered, path);
+    }
+
     async fn finish(&self, call: &Call, result: Result<Answer>) {
         if let Some(account) = call.account() {
             let failed = result.as_ref().err().map_or(0, errno);
             self.recent.note(call, account, failed, self.inodes.find(call.head.nodeid).map(|i| i.fh()));
+        }
+        if self.tracer.notes_calls() {
+            self.trace(call, &result);
         }
         let (delivery, undo) = match result {
             Ok(answer) => (call.pending.answer(Ok(&answer.body)), answer.undo),

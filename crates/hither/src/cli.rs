@@ -546,10 +546,12 @@ pub struct TraceArgs {
 /// What is done with traces.
 #[derive(Debug, Subcommand, Clone)]
 pub enum TraceCommand {
-    /// Note which files are opened for reading, in the order in which that first happens
+    /// Note which files are opened for reading, in the order in which that first happens, or each call
     Record(TraceRecord),
     /// Read the files of a trace, in its order, so that the cache has them
     Replay(TraceReplay),
+    /// Play a trace of calls with other disk caches, policies and round trips
+    WhatIf(TraceWhatIf),
 }
 
 /// `hither trace record`.
@@ -564,6 +566,9 @@ pub struct TraceRecord {
     /// A directory of a mount; all mounts unless given
     #[arg(short, long = "mount", value_name = "DIR")]
     pub mounts: Vec<PathBuf>,
+    /// Note each call that reaches the daemon, with what it read, cost and waited for, for `hither trace what-if`
+    #[arg(long)]
+    pub calls: bool,
     /// The program to run: what it and its children open counts. Without one everybody counts, until Ctrl-C
     #[arg(last = true, value_name = "PROGRAM")]
     pub program: Vec<std::ffi::OsString>,
@@ -584,6 +589,30 @@ pub struct TraceReplay {
     /// Show no progress
     #[arg(short, long)]
     pub quiet: bool,
+}
+
+/// `hither trace what-if`.
+#[derive(Debug, Args, Clone)]
+#[command(
+    after_help = "The disk cache is played by the code of its own policies, from empty; of other calls the round trips stay, with another length. What the kernel answered from its memory \
+is not in the trace, and stays so. Times are sums over all calls, also of those that waited at the same time."
+)]
+pub struct TraceWhatIf {
+    /// The trace, of `hither trace record --calls`
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Sizes of disk caches, such as 100M or 2G; five up to all that was read unless given
+    #[arg(long = "cache-size", value_name = "LIST", value_delimiter = ',', value_parser = crate::options::bytes)]
+    pub cache_sizes: Vec<u64>,
+    /// What goes first when the cache is full: lru, s3-fifo, gdsf; all three unless given
+    #[arg(long = "cache-policy", value_name = "LIST", value_delimiter = ',', value_parser = crate::trace::policy)]
+    pub policies: Vec<hither_store::policy::Policy>,
+    /// Round trips in milliseconds
+    #[arg(long = "rtt", value_name = "LIST", value_delimiter = ',', default_value = "1,10,50,200")]
+    pub rtts_ms: Vec<f64>,
+    /// As JSON, a line each
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Formats of `hither stat`.

@@ -59,14 +59,17 @@ pub enum Ask {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TraceAsk {
-    /// Process `by` wants to know what process `below` and its children open, or everybody.
+    /// Process `by` wants to know what process `below` and its children do, or everybody.
     Start {
         /// Who asks.
         by: u32,
-        /// Whose opens count.
+        /// Who counts.
         below: Option<u32>,
+        /// Whether each call is noted, and not only which files are opened.
+        #[serde(default)]
+        calls: bool,
     },
-    /// It has enough: the files.
+    /// It has enough: the files, or the calls.
     Stop {
         /// Who asks.
         by: u32,

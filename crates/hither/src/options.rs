@@ -12,6 +12,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use apply::bytes;
 pub use render::help;
 #[cfg(test)]
 pub use render::markdown;

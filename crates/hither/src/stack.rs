@@ -11,7 +11,7 @@ use crate::mountstats;
 use crate::options::{Promise, Versions, Wanted};
 use crate::report::{Counters, MountPart, Report};
 use crate::trace::Trace;
-use hither_fuse::CloseWaits;
+use hither_fuse::{CloseWaits, Record};
 use hither_nfs::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
 use hither_socket::Programs;
 use hither_store::ahead::{Ahead, AheadOptions};
@@ -468,14 +468,19 @@ impl Teller {
         }
     }
 
-    /// Records which files are opened.
+    /// Records which files are opened, or calls.
     ///
     /// # Errors
     /// Somebody else does.
     pub fn trace(&self, ask: TraceAsk) -> Result<serde_json::Value, String> {
         let value = match ask {
-            TraceAsk::Start { by, below } if self.mounted.trace(by, below) => Ok(serde_json::json!({})),
-            TraceAsk::Start { .. } => return Err("another process records already".into()),
+            TraceAsk::Start { by, below, calls } => {
+                let record = if calls { Record::Calls } else { Record::Opens };
+                match self.mounted.trace(by, below, record) {
+                    true => Ok(serde_json::json!({})),
+                    false => return Err("another process records already".into()),
+                }
+            }
             TraceAsk::Stop { by } => {
                 let ended = self.mounted.end_trace(by).ok_or("nothing was recorded")?;
                 serde_json::to_value(Trace::from(ended))

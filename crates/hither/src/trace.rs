@@ -1,14 +1,20 @@
-//! `hither trace`: which files a program reads, in which order, and reading them again ahead of it.
+//! `hither trace`: which files a program reads, in which order, and reading them again ahead of it; or each of its calls, and what they would
+//! have cost elsewhere ([`whatif`]).
 //!
-//! The daemons note opens while somebody records, each for its mount; this command starts and ends that, runs the program in
+//! The daemons note opens or calls while somebody records, each for its mount; this command starts and ends that, runs the program in
 //! between, and writes one list of all. Children whose parent ends stay below this process, so that they count as well.
+
+mod whatif;
+
+pub use whatif::policy;
 
 use crate::cache::warm;
 use crate::cli::{TraceArgs, TraceCommand, TraceRecord};
 use crate::control::{self, Ask, TraceAsk};
 use crate::exit::Failure;
 use crate::{mountinfo, stat};
-use hither_fuse::Traced;
+use hither_fuse::{Traced, TracedCall};
+use hither_vfs::Name;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::process::{Command, ExitStatus};
@@ -19,24 +25,124 @@ use tokio::signal::unix::{SignalKind, signal};
 pub struct Trace {
     /// Microseconds since recording began, and a path below the mount point.
     files: Vec<(u64, String)>,
-    /// Files of which no name can be told.
+    /// Calls, in the order of their answers.
+    #[serde(default)]
+    calls: Vec<NotedCall>,
+    /// Paths below the mount point of what these name; empty where there is none that can be told.
+    #[serde(default)]
+    objects: Vec<String>,
+    /// Files of which no name can be told, and calls for which there was no room.
     lost: u64,
+}
+
+/// A call, as the daemon tells it: times in microseconds.
+#[derive(Debug, Serialize, Deserialize)]
+struct NotedCall {
+    at_us: u64,
+    took_us: u64,
+    op: String,
+    object: u32,
+    offset: u64,
+    bytes: u64,
+    asked: u32,
+    asked_us: u64,
+}
+
+/// A line of a trace of calls.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Line {
+    /// When the call came, in microseconds since recording began.
+    at_us: u64,
+    /// How long it took until it was answered.
+    took_us: u64,
+    /// The kernel's request (`READ`).
+    op: String,
+    /// What it was about: `DIR/./PATH`; nothing where no name can be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    path: Option<String>,
+    /// Tells what has no name apart.
+    object: u32,
+    /// Where it read or wrote, and how many bytes.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    offset: u64,
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    bytes: u64,
+    /// Questions to the server that it waited for, and how long these took.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    asked: u64,
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    asked_us: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's way")]
+fn is_nothing(n: &u64) -> bool {
+    *n == 0
+}
+
+fn us(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// A path, unless it cannot stand in a line.
+fn shown(path: &[Name]) -> Option<String> {
+    let names: Vec<&[u8]> = path.iter().map(|name| name.as_bytes()).collect();
+    String::from_utf8(names.join(&b'/')).ok().filter(|path| !path.contains('\n'))
+}
+
+impl From<TracedCall> for NotedCall {
+    fn from(call: TracedCall) -> Self {
+        Self {
+            at_us: us(call.after),
+            took_us: us(call.took),
+            op: call.op.into(),
+            object: call.object,
+            offset: call.range.0,
+            bytes: call.range.1,
+            asked: call.asked,
+            asked_us: us(call.asked_for),
+        }
+    }
 }
 
 impl From<Traced> for Trace {
     fn from(traced: Traced) -> Self {
-        let mut trace = Self { files: Vec::with_capacity(traced.files.len()), lost: traced.lost };
+        let mut trace = Self { lost: traced.lost, ..Self::default() };
         for file in traced.files {
-            let names: Vec<&[u8]> = file.path.iter().map(|name| name.as_bytes()).collect();
-            match String::from_utf8(names.join(&b'/')) {
-                Ok(path) if !path.contains('\n') => {
-                    let after_us = u64::try_from(file.after.as_micros()).unwrap_or(u64::MAX);
-                    trace.files.push((after_us, path));
-                }
-                _ => trace.lost += 1,
+            match shown(&file.path) {
+                Some(path) => trace.files.push((us(file.after), path)),
+                None => trace.lost += 1,
             }
         }
+        let paths = traced.objects.into_iter();
+        trace.objects = paths.map(|path| path.as_deref().and_then(shown).unwrap_or_default()).collect();
+        trace.calls = traced.calls.into_iter().map(NotedCall::from).collect();
         trace
+    }
+}
+
+impl Trace {
+    /// Lines with the times when they began: those of a list of files, or those of calls.
+    /// What has no name is numbered from `first` on.
+    fn lines(self, root: &str, first: u32) -> impl Iterator<Item = (u64, String)> {
+        let (files_root, calls_root) = (root.to_string(), root.to_string());
+        let files = self.files.into_iter().map(move |(at, path)| (at, format!("{files_root}/./{path}\n")));
+        let objects = self.objects;
+        let calls = self.calls.into_iter().filter_map(move |call| {
+            let path = objects.get(call.object as usize).filter(|path| !path.is_empty());
+            let line = Line {
+                at_us: call.at_us,
+                took_us: call.took_us,
+                op: call.op,
+                path: path.map(|path| format!("{calls_root}/./{path}")),
+                object: first + call.object,
+                offset: call.offset,
+                bytes: call.bytes,
+                asked: call.asked.into(),
+                asked_us: call.asked_us,
+            };
+            Some((line.at_us, serde_json::to_string(&line).ok()? + "\n"))
+        });
+        files.chain(calls)
     }
 }
 
@@ -48,6 +154,7 @@ pub fn run(args: &TraceArgs) -> Result<(), Failure> {
     match &args.what {
         TraceCommand::Record(args) => record(args),
         TraceCommand::Replay(args) => warm::replay(&args.file, args.root.as_deref(), args.jobs, args.quiet),
+        TraceCommand::WhatIf(args) => whatif::run(args),
     }
 }
 
@@ -75,12 +182,12 @@ fn record(args: &TraceRecord) -> Result<(), Failure> {
     let below = (!args.program.is_empty()).then_some(by);
     let mut started = Vec::new();
     let begun = mounts(args)?.into_iter().try_for_each(|(dev, dir)| {
-        control::ask(dev, &dir, Ask::Trace(TraceAsk::Start { by, below }))?;
+        control::ask(dev, &dir, Ask::Trace(TraceAsk::Start { by, below, calls: args.calls }))?;
         started.push((dev, dir));
         Ok(())
     });
     let ended = begun.and_then(|()| watch(&args.program));
-    let (mut all, mut lost) = (Vec::new(), 0);
+    let (mut all, mut lost, mut objects) = (Vec::new(), 0, 0);
     for (dev, dir) in started {
         // A mount that has gone meanwhile takes what it knew along.
         match control::ask(dev, &dir, Ask::Trace(TraceAsk::Stop { by })).map(serde_json::from_value::<Trace>)
@@ -88,7 +195,9 @@ fn record(args: &TraceRecord) -> Result<(), Failure> {
             Ok(Ok(trace)) => {
                 lost += trace.lost;
                 let root = dir.trim_end_matches('/');
-                all.extend(trace.files.into_iter().map(|(at, path)| (at, format!("{root}/./{path}\n"))));
+                let first = objects;
+                objects += trace.objects.len() as u32;
+                all.extend(trace.lines(root, first));
             }
             Ok(Err(e)) => warn(&format!("the daemon of {dir} is of another version: {e}")),
             Err(e) => warn(&e.line),
@@ -99,7 +208,8 @@ fn record(args: &TraceRecord) -> Result<(), Failure> {
     out.flush().map_err(unwritable)?;
     let status = ended?;
     if lost > 0 {
-        warn(&format!("{lost} files have names that cannot be told"));
+        let what = if args.calls { "calls had no room" } else { "files have names that cannot be told" };
+        warn(&format!("{lost} {what}"));
     }
     match status.map(|status| status.code().unwrap_or(1)) {
         None | Some(0) => Ok(()),

@@ -216,6 +216,69 @@ fn a_trace_is_recorded_and_replayed() {
         .fails(1, "hither: there is no mount of hither");
 }
 
+/// READs that a mount has sent.
+fn reads(mnt: &str) -> u64 {
+    let report: serde_json::Value = serde_json::from_str(&hither(&["stat", "--json", mnt]).ok().out).unwrap();
+    let all = report["operations"].as_array().unwrap();
+    all.iter().filter(|op| op["name"] == "READ").map(|op| op["calls"].as_u64().unwrap()).sum()
+}
+
+/// A trace of calls says beforehand what a disk cache spares.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn calls_are_traced_and_played() {
+    let ganesha = with_files(4, 300_000);
+    let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path());
+    let (shown, trace) = (mnt.to_str().unwrap(), dir.join("trace"));
+    let list = trace.to_str().unwrap();
+    // Past the kernel's pages, so that each reaches the daemon.
+    let script = format!(
+        "for round in 1 2 3; do for f in f0 f1 f2 f3; do dd if={shown}/$f iflag=direct bs=1M status=none | wc -c; sleep 0.2; done; done"
+    );
+    ganesha.mount("vers=4.2", &mnt).ok();
+    let said = hither(&["trace", "record", "--calls", "-m", shown, list, "--", "sh", "-c", &script]).ok();
+    assert_eq!(said.out, "300000\n".repeat(12));
+    let without = reads(shown);
+    umount(shown);
+    let play = |more: &[&str]| {
+        let said = hither(&[&["trace", "what-if", list, "--json", "--rtt", "100"], more].concat()).ok();
+        let lines = said.out.lines().map(|line| serde_json::from_str(line).unwrap());
+        lines.collect::<Vec<serde_json::Value>>()
+    };
+    let played = play(&["--cache-size", "1M,16M", "--cache-policy", "lru"]);
+    let (recorded, small, large) = (&played[0], &played[1], &played[2]);
+    assert_eq!((&recorded["reads"], &recorded["files"]), (&12.into(), &4.into()), "{recorded}");
+    assert!(recorded["asked_for_reads"].as_u64().unwrap() >= 12, "{recorded}");
+    // Three of the four, and the fourth makes room by what is read next.
+    assert_eq!(
+        (&small["hits"], &large["hits"], &large["calls"]),
+        (&0.into(), &8.into(), &4.into()),
+        "{played:?}"
+    );
+    let waited = |line: &serde_json::Value| line["at"][0]["waited_us"].as_f64().unwrap();
+    let spared = (waited(small) - waited(large)) / 100_000.0;
+    assert!((7.5..9.5).contains(&spared), "eight round trips: {spared}, {played:?}");
+    // All policies and five sizes unless told otherwise; a table for people.
+    assert_eq!(play(&[]).len(), 1 + 5 * 3);
+    let told = hither(&["trace", "what-if", list]).ok().out;
+    assert!(told.contains("s3-fifo") && told.contains("at 200 ms"), "{told}");
+    // And so it is.
+    ganesha.mount_with_cache(&format!("vers=4.2,cache={},cache-age=0", dir.join("cache").display()), &mnt);
+    sh(&script).ok();
+    let with = reads(shown);
+    assert!(without >= 12 && with < 12, "{with} of {without}");
+    umount(shown);
+    // A list of files is no trace of calls.
+    std::fs::write(&trace, "/mnt/./a\n").unwrap();
+    let refused = hither(&["trace", "what-if", list]);
+    assert!(
+        refused.code == 1 && refused.err.starts_with(&format!("hither: {list}: line 1: ")),
+        "{refused:?}"
+    );
+    let refused = hither(&["trace", "what-if", list, "--cache-size", "7"]);
+    assert!(refused.code == 1 && refused.err.contains("expected a size such as 64M"), "{refused:?}");
+}
+
 fn trouble(mnt: &str) -> String {
     status(mnt)["trouble"].as_str().unwrap_or_default().to_string()
 }

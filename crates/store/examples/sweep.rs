@@ -5,24 +5,19 @@
 //! `... --example sweep FILE` plays the reads in FILE (`name bytes` a line, each a file read from end to end) with the sizes and
 //! policies that follow: `FILE lru 16777216 gdsf 16777216`; `bench/sweep-check.py` compares that with a mount.
 //!
-//! What the disk cache does is done here to numbers: files in blocks of 64 KiB, 8 KiB more for an entry, the soft limit at nine tenths, no
-//! block beyond the hard one, missing blocks asked for in calls of at most 1 MiB. Reads come one after the other, and what was read is on
-//! the disk before the next.
+//! What the disk cache does is done to numbers, by `hither_store::policy::model`.
 //!
 //! Beside the policies stand two that know the future. `belady` keeps what is read again soonest, whole files: a schedule that
 //! could be had, the best one if all files were of one size. `bound` is what no schedule exceeds (PFOO-L; Berger,
 //! Beckmann and Harchol-Balter, SIGMETRICS 2018): each stretch between two reads of a file takes its bytes × its length of the
 //! cache's bytes × all reads; the cheapest stretches are hits until that is used up. The best schedule is between the two.
 
-use hither_store::policy::{Item, Order, Place, Policy};
+use hither_store::policy::Policy;
+use hither_store::policy::model::{
+    CALL_BYTES as CALL, ENTRY_BYTES as ENTRY, Model, P4_CALL_BYTES as P4_CALL, Score,
+};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
-
-const BLOCK: u64 = 64 << 10;
-const ENTRY: u64 = 8 << 10;
-const CALL: u64 = 1 << 20;
-/// What P4's client asked for at a time.
-const P4_CALL: u64 = 8 << 10;
 
 /// A profile: sizes of files, and which are read one after the other.
 struct Profile {
@@ -31,103 +26,14 @@ struct Profile {
     reads: Vec<u32>,
 }
 
-#[derive(Debug, Default)]
-struct Score {
-    hits: u64,
-    hit_bytes: u64,
-    /// Calls of at most 1 MiB for what was missing, and of at most 8 KiB.
-    calls: u64,
-    calls_8k: u64,
-    evictions: u64,
-}
-
-struct Numbered(u32);
-
-impl Item for Numbered {
-    fn mark(&self) -> u32 {
-        self.0
-    }
-}
-
-/// The disk cache, as numbers.
-struct Cache<'a> {
-    sizes: &'a [u64],
-    order: Order<Numbered>,
-    kept: HashMap<u32, (Place, Vec<bool>)>,
-    bytes: u64,
-    soft: u64,
-    hard: u64,
-    score: Score,
-}
-
-impl<'a> Cache<'a> {
-    fn new(sizes: &'a [u64], policy: Policy, bytes: u64) -> Self {
-        let order = Order::new(policy);
-        Self {
-            sizes,
-            order,
-            kept: HashMap::new(),
-            bytes: 0,
-            soft: bytes / 10 * 9,
-            hard: bytes,
-            score: Score::default(),
-        }
-    }
-
-    fn read(&mut self, file: u32) {
-        let size = self.sizes[file as usize];
-        let blocks = size.div_ceil(BLOCK);
-        let len = |block: u64| BLOCK.min(size - block * BLOCK);
-        let here =
-            self.kept.get(&file).map_or_else(|| vec![false; blocks as usize], |(_, here)| here.clone());
-        if let Some((place, _)) = self.kept.get(&file) {
-            self.order.used(*place);
-        }
-        let missing: Vec<u64> = (0..blocks).filter(|b| !here[*b as usize]).collect();
-        let fetched: u64 = missing.iter().map(|b| len(*b)).sum();
-        self.score.hits += u64::from(missing.is_empty());
-        self.score.hit_bytes += size - fetched;
-        self.score.calls_8k += fetched.div_ceil(P4_CALL);
-        for run in missing.chunk_by(|a, b| a + 1 == *b) {
-            self.score.calls += run.iter().map(|b| len(*b)).sum::<u64>().div_ceil(CALL);
-        }
-        for block in missing.iter().filter(|_| self.bytes < self.hard).copied().collect::<Vec<_>>() {
-            self.put(file, block, len(block));
-        }
-        self.clean();
-    }
-
-    fn put(&mut self, file: u32, block: u64, len: u64) {
-        let blocks = self.sizes[file as usize].div_ceil(BLOCK) as usize;
-        let (order, bytes) = (&mut self.order, &mut self.bytes);
-        let (place, here) = self.kept.entry(file).or_insert_with(|| {
-            *bytes += ENTRY;
-            (order.insert(Numbered(file), ENTRY), vec![false; blocks])
-        });
-        if *bytes + len <= self.hard {
-            here[block as usize] = true;
-            order.resize(*place, order.bytes(*place) + len);
-            *bytes += len;
-        }
-    }
-
-    fn clean(&mut self) {
-        let Some(goal) = self.order.policy().goal(self.bytes, self.soft, 0) else { return };
-        while self.bytes > goal
-            && let Some((_, Numbered(file), bytes)) = self.order.evict(|_| false)
-        {
-            self.kept.remove(&file);
-            self.bytes -= bytes;
-            self.score.evictions += 1;
-        }
-    }
-}
-
 impl Profile {
     fn play(&self, policy: Policy, bytes: u64) -> Score {
-        let mut cache = Cache::new(&self.sizes, policy, bytes);
-        self.reads.iter().for_each(|file| cache.read(*file));
-        cache.score
+        let mut cache = Model::new(policy, bytes);
+        for &file in &self.reads {
+            let size = self.sizes[file as usize];
+            cache.read(file, size, 0, size);
+        }
+        cache.score().clone()
     }
 
     /// For each read, the next one of the same file.
@@ -158,6 +64,7 @@ impl Profile {
                 score.hit_bytes += size;
             } else {
                 bytes += size + ENTRY;
+                score.fetched_bytes += size;
                 score.calls += size.div_ceil(CALL);
                 score.calls_8k += size.div_ceil(P4_CALL);
             }
@@ -201,7 +108,7 @@ impl Profile {
             hit_bytes: pack(&|at| self.size(at)),
             calls: of_all(CALL) - pack(&|at| self.size(at).div_ceil(CALL)),
             calls_8k: of_all(P4_CALL) - pack(&|at| self.size(at).div_ceil(P4_CALL)),
-            evictions: 0,
+            ..Score::default()
         }
     }
 

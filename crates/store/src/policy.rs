@@ -11,6 +11,7 @@
 //! - `gdsf` (Cherkasova, HPL-98-69): what costs least to fetch again for the room it takes goes first: its worth is
 //!   age + uses × calls / bytes, where the age is the worth of what went last. It weighs sizes, which P4 asks for.
 
+pub mod model;
 #[cfg(test)]
 mod tests;
 

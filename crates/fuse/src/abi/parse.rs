@@ -300,6 +300,15 @@ impl Op {
         }
     }
 
+    /// Where it reads or writes, and how many bytes.
+    pub fn range(&self) -> (u64, u64) {
+        match self {
+            Op::Read { offset, size, .. } => (*offset, u64::from(*size)),
+            Op::Write { offset, data, .. } => (*offset, data.len() as u64),
+            _ => (0, 0),
+        }
+    }
+
     /// Parses the body of a request. `setxattr_ext` as negotiated.
     ///
     /// Errors are the errno to answer with: `EINVAL` for a malformed request, `ENAMETOOLONG` for a long name.

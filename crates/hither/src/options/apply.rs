@@ -300,6 +300,14 @@ fn size(value: &str, low: u64, high: u64) -> Result<u64, String> {
     }
 }
 
+/// The size of a disk cache, as `cache-size=` has it, down to 1 MiB.
+///
+/// # Errors
+/// A line with what was expected.
+pub fn bytes(value: &str) -> Result<u64, String> {
+    size(value, 1 << 20, 1 << 50)
+}
+
 pub fn meta_cache_size(w: &mut Wanted, value: &str) -> Done {
     w.meta_cache_bytes = size(value, 1 << 20, 1 << 40)?;
     Ok(())

@@ -1,0 +1,84 @@
+//! A trace whose answer is known.
+
+use super::*;
+
+fn line(op: &str, path: &str, range: (u64, u64), took_us: u64, asked: (u64, u64)) -> Line {
+    Line {
+        at_us: 0,
+        took_us,
+        op: op.into(),
+        path: Some(path.into()),
+        object: 0,
+        offset: range.0,
+        bytes: range.1,
+        asked: asked.0,
+        asked_us: asked.1,
+    }
+}
+
+/// A look-up, a file of a megabyte read twice, each time from the server, and one that was written.
+fn trace() -> Trace {
+    let lines = [
+        line("LOOKUP", "/m/./a", (0, 0), 500, (1, 400)),
+        line("READ", "/m/./a", (0, 1 << 20), 3000, (2, 2800)),
+        line("READ", "/m/./a", (0, 1 << 20), 3000, (2, 2800)),
+        line("WRITE", "/m/./b", (0, 1 << 16), 50, (0, 0)),
+        line("READ", "/m/./b", (0, 1 << 16), 20, (0, 0)),
+        line("FLUSH", "/m/./b", (0, 0), 900, (1, 850)),
+    ];
+    Trace::of(lines.into_iter().map(Ok)).unwrap()
+}
+
+#[test]
+fn round_trips_take_as_long_as_they_are_said_to() {
+    let trace = trace();
+    assert_eq!((trace.calls, trace.files, trace.reads()), (6, 2, 3));
+    assert_eq!((trace.asked, trace.rtt_us), ([4, 2], Some(400)));
+    // With the trace's own the sum is what it took.
+    assert_eq!(trace.waited_us(4, 400.0) as u64, trace.took_us);
+    assert_eq!(trace.waited_us(4, 10_400.0) as u64, trace.took_us + 6 * 10_000);
+}
+
+#[test]
+fn a_cache_spares_the_second_read_and_a_small_one_does_not() {
+    let trace = trace();
+    for policy in Policy::ALL {
+        let (score, waited) = trace.play(policy, trace.all_bytes());
+        assert_eq!((score.hits, score.calls, waited), (2, 1, 1), "{}", policy.name());
+        let (score, waited) = trace.play(policy, 256 << 10);
+        assert_eq!((score.hits, waited), (1, 2), "{}: what was written is there", policy.name());
+    }
+}
+
+#[test]
+fn what_is_told_is_what_was_played() {
+    let args = |json| TraceWhatIf {
+        file: "t".into(),
+        cache_sizes: vec![4 << 20],
+        policies: vec![Policy::Lru],
+        rtts_ms: vec![0.4, 100.0],
+        json,
+    };
+    let told: Vec<serde_json::Value> =
+        tell(&trace(), &args(true)).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(told.len(), 2);
+    assert_eq!(told[0]["at"][0]["waited_us"], 7470.0);
+    assert_eq!(told[1]["hits"], 2);
+    let (with, without) = (&told[1]["at"][1]["waited_us"], &told[0]["at"][1]["waited_us"]);
+    assert!(
+        with.as_f64().unwrap() < without.as_f64().unwrap() - 290_000.0,
+        "three round trips less: {with} {without}"
+    );
+    let text = tell(&trace(), &args(false));
+    assert!(text.contains("6 calls") && text.contains("4.0 MiB  lru"), "{text}");
+}
+
+#[test]
+fn what_is_no_trace_is_refused_with_its_line() {
+    let list = &b"/m/./a\n"[..];
+    assert!(lines(list).next().unwrap().unwrap_err().starts_with("line 1: "));
+    let endless = vec![b'x'; 1 << 20];
+    assert!(lines(&endless[..]).next().unwrap().is_err());
+    let beyond = line("READ", "/m/./a", (u64::MAX, 2), 1, (0, 0));
+    assert!(Trace::of(std::iter::once(Ok(beyond))).is_err());
+}

@@ -1,0 +1,181 @@
+//! The disk cache as numbers: which reads it answers, without a disk.
+//!
+//! What the cache does is done here to numbers: files in blocks of 64 KiB, 8 KiB more for an entry, the soft limit at nine tenths, no
+//! block beyond the hard one, missing blocks asked for in calls of at most 1 MiB. The order of what goes is the cache's own ([`Order`]). Reads
+//! come one after the other, and what was read is on the disk before the next.
+
+use super::{Item, Order, Place, Policy};
+use std::collections::HashMap;
+
+/// Bytes of a block.
+pub const BLOCK_BYTES: u64 = 64 << 10;
+/// Bytes that an entry takes besides its blocks.
+pub const ENTRY_BYTES: u64 = 8 << 10;
+/// Most bytes that are asked for at a time.
+pub const CALL_BYTES: u64 = 1 << 20;
+/// As many as P4's client asked for at a time.
+pub const P4_CALL_BYTES: u64 = 8 << 10;
+
+/// What a cache did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Score {
+    /// Reads of which all bytes were here.
+    pub hits: u64,
+    /// Bytes that were here.
+    pub hit_bytes: u64,
+    /// Bytes that were asked for.
+    pub fetched_bytes: u64,
+    /// Calls of at most 1 MiB for what was missing.
+    pub calls: u64,
+    /// The same of at most 8 KiB.
+    pub calls_8k: u64,
+    /// Files that went.
+    pub evictions: u64,
+}
+
+struct Numbered(u32);
+
+impl Item for Numbered {
+    fn mark(&self) -> u32 {
+        self.0
+    }
+}
+
+/// A disk cache, as numbers.
+pub struct Model {
+    order: Order<Numbered>,
+    kept: HashMap<u32, (Place, Vec<bool>)>,
+    bytes: u64,
+    soft: u64,
+    hard: u64,
+    score: Score,
+}
+
+/// Bytes of a block of a file of that length.
+fn block_bytes(size: u64, block: u64) -> u64 {
+    BLOCK_BYTES.min(size.saturating_sub(block * BLOCK_BYTES))
+}
+
+impl Model {
+    /// An empty one of at most `bytes`.
+    pub fn new(policy: Policy, bytes: u64) -> Self {
+        let (soft, score) = (bytes / 10 * 9, Score::default());
+        Self { order: Order::new(policy), kept: HashMap::new(), bytes: 0, soft, hard: bytes, score }
+    }
+
+    /// What it did until now.
+    pub fn score(&self) -> &Score {
+        &self.score
+    }
+
+    /// Reads `len` bytes from `from` on of a file of `size` bytes. Whether all of them were here.
+    pub fn read(&mut self, file: u32, size: u64, from: u64, len: u64) -> bool {
+        let to = from.saturating_add(len).min(size);
+        let blocks = if from < to { from / BLOCK_BYTES..to.div_ceil(BLOCK_BYTES) } else { 0..0 };
+        let asked: u64 = blocks.clone().map(|block| block_bytes(size, block)).sum();
+        let kept = self.kept.get(&file);
+        let is_here = |block: &u64| kept.is_some_and(|(_, here)| here.get(*block as usize) == Some(&true));
+        let missing: Vec<u64> = blocks.filter(|block| !is_here(block)).collect();
+        if let Some((place, _)) = kept {
+            self.order.used(*place);
+        }
+        let fetched: u64 = missing.iter().map(|block| block_bytes(size, *block)).sum();
+        self.score.hits += u64::from(missing.is_empty());
+        self.score.hit_bytes += asked - fetched;
+        self.score.fetched_bytes += fetched;
+        self.score.calls_8k += fetched.div_ceil(P4_CALL_BYTES);
+        for run in missing.chunk_by(|a, b| a + 1 == *b) {
+            let bytes: u64 = run.iter().map(|block| block_bytes(size, *block)).sum();
+            self.score.calls += bytes.div_ceil(CALL_BYTES);
+        }
+        self.put(file, size, &missing);
+        missing.is_empty()
+    }
+
+    /// Keeps what was written: blocks that are written in part and were not here are not.
+    pub fn wrote(&mut self, file: u32, size: u64, from: u64, len: u64) {
+        let to = from.saturating_add(len);
+        let whole = |block: &u64| {
+            let begins = block * BLOCK_BYTES;
+            from <= begins && begins + block_bytes(size, *block) <= to
+        };
+        let blocks: Vec<u64> = (from / BLOCK_BYTES..to.div_ceil(BLOCK_BYTES)).filter(whole).collect();
+        self.put(file, size, &blocks);
+    }
+
+    /// Somebody removed or changed it.
+    pub fn forget(&mut self, file: u32) {
+        if let Some((place, _)) = self.kept.remove(&file) {
+            self.bytes -= self.order.bytes(place);
+            self.order.remove(place);
+        }
+    }
+
+    fn put(&mut self, file: u32, size: u64, blocks: &[u64]) {
+        for &block in blocks {
+            if self.bytes >= self.hard {
+                break;
+            }
+            let (order, bytes) = (&mut self.order, &mut self.bytes);
+            let (place, here) = self.kept.entry(file).or_insert_with(|| {
+                *bytes += ENTRY_BYTES;
+                (order.insert(Numbered(file), ENTRY_BYTES), Vec::new())
+            });
+            let (at, len) = (block as usize, block_bytes(size, block));
+            if here.get(at) != Some(&true) && *bytes + len <= self.hard {
+                here.resize(here.len().max(at + 1), false);
+                here[at] = true;
+                order.resize(*place, order.bytes(*place) + len);
+                *bytes += len;
+            }
+        }
+        let Some(goal) = self.order.policy().goal(self.bytes, self.soft, 0) else { return };
+        while self.bytes > goal
+            && let Some((_, Numbered(file), bytes)) = self.order.evict(|_| false)
+        {
+            self.kept.remove(&file);
+            self.bytes -= bytes;
+            self.score.evictions += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn what_was_read_is_there_until_others_need_the_room() {
+        let mut cache = Model::new(Policy::Lru, 4 * MIB);
+        assert!(!cache.read(1, MIB, 0, 100));
+        assert!(cache.read(1, MIB, 100, 1000), "the same block");
+        assert!(!cache.read(1, MIB, BLOCK_BYTES - 1, 2), "one of two");
+        assert_eq!((cache.score().calls, cache.score().fetched_bytes), (2, 2 * BLOCK_BYTES));
+        for file in 2..7 {
+            assert!(!cache.read(file, MIB, 0, MIB));
+        }
+        assert!(!cache.read(1, MIB, 0, 100), "it was not used for longest");
+        assert!(cache.score().evictions >= 2);
+    }
+
+    #[test]
+    fn whole_blocks_that_were_written_are_there() {
+        let mut cache = Model::new(Policy::Gdsf, 4 * MIB);
+        cache.wrote(1, 2 * BLOCK_BYTES + 10, 0, 2 * BLOCK_BYTES - 1);
+        assert!(cache.read(1, 2 * BLOCK_BYTES + 10, 5, 10));
+        assert!(!cache.read(1, 2 * BLOCK_BYTES + 10, BLOCK_BYTES, 10), "its last byte is not known");
+        cache.wrote(1, 2 * BLOCK_BYTES + 10, 2 * BLOCK_BYTES, 10);
+        assert!(cache.read(1, 2 * BLOCK_BYTES + 10, 2 * BLOCK_BYTES, 10), "the last one is shorter");
+        cache.forget(1);
+        assert!(!cache.read(1, 2 * BLOCK_BYTES + 10, 5, 10));
+    }
+
+    #[test]
+    fn a_read_of_nothing_asks_for_nothing() {
+        let mut cache = Model::new(Policy::S3Fifo, MIB);
+        assert!(cache.read(1, 0, 0, 10) && cache.read(1, 10, 10, 10) && cache.read(1, 10, u64::MAX, 10));
+        assert_eq!(cache.score().calls, 0);
+    }
+}
