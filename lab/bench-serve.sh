@@ -8,7 +8,7 @@
 #   reads       reads from memory by the server's processor time
 #   stream      sequential reading beside TCP
 #   memory      of hither serve: connections, clients, opens, delegations, a large tree
-# QUICK=1 takes a tenth of the time, to see whether it works. JOURNAL_MIB is the journal's size. HITHER and HITHER_LAB name other binaries than those in target/release,
+# QUICK=1 takes a tenth of the time, to see whether it works. JOURNAL_MIB is the journal's size, ENTRIES how many names the large tree has (1000000). HITHER and HITHER_LAB name other binaries than those in target/release,
 # HITHER_BENCH another one than HITHER that measures; WORK_DIR is where this machine's disk is taken from. SERVERS are others than the usual ones, of ganesha, knfsd, hither,
 # hither-journal, hither-journal-same, and hither-synced, whose directory is one in which new names are synced and not in the journal.
 set -euo pipefail
@@ -216,15 +216,19 @@ C
 }
 
 memory() {
-  local dir=$WORK/fast/memory
+  local dir=$WORK/fast/memory part
   say "memory"
   mkdir -p "$dir"
-  "$hither" serve "$dir" -l 127.0.0.1:5001 --max-delegations 1000000 --state-dir "$WORK/state-memory" >&2 &
-  pid=$!
-  until_it answers 127.0.0.1 5001
-  python3 -B lab/work/memory.py "$hither" $pid 5001 "$dir" "$WORK" "$(full_or 1 100)" | on fast
-  kill $pid; wait $pid || true
-  pid=
+  # An open takes two descriptors, here and there.
+  ulimit -n 400000 || say "few descriptors: $(ulimit -n)"
+  for part in connections opens leases tree; do
+    "$hither" serve "$dir" -l 127.0.0.1:5001 --max-delegations 1000000 --state-dir "$WORK/state-$part" >&2 &
+    pid=$!
+    until_it answers 127.0.0.1 5001
+    python3 -B lab/work/memory.py "$hither" $pid 5001 "$dir" "$WORK" "$(full_or 1 100)" $part | on fast
+    kill $pid; wait $pid || true
+    pid=
+  done
 }
 
 for part in "${parts[@]}"; do

@@ -1,6 +1,7 @@
 """What hither serve keeps in memory for connections, clients, opens, delegations, and a large tree: its resident memory before and after, as JSON lines.
 
-memory.py HITHER PID PORT DIR TMP DIVISOR: the server's process and port on this machine, the directory that it serves, and by what the numbers are divided.
+memory.py HITHER PID PORT DIR TMP DIVISOR PART: the server's process and port on this machine, the directory that it serves, by what the numbers are divided, and
+which of connections, opens, leases and tree, each for a server that has done nothing else.
 Connections and clients speak NFSv4.1 by hand; opens are those of a program on a mount.
 """
 import json
@@ -104,11 +105,15 @@ def unmounted():
     subprocess.run(["umount", MOUNT], check=True)
 
 
-def opens():
-    """Open for writing, which is not delegated for reading; then read and closed, which is."""
+def files():
     os.makedirs(f"{DIR}/opens", exist_ok=True)
     for n in range(FILES):
-        open(f"{DIR}/opens/{n}", "w").close()
+        open(f"{DIR}/opens/{n}", "a").close()
+
+
+def opens():
+    """Open for writing, which is not delegated for reading."""
+    files()
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     mounted("vers=4.2")
     os.listdir(f"{MOUNT}/opens")
@@ -118,7 +123,13 @@ def opens():
     for fd in held:
         os.close(fd)
     unmounted()
+
+
+def leases():
+    """Read and closed, which is delegated."""
+    files()
     mounted("vers=4.2")
+    os.listdir(f"{MOUNT}/opens")
     before = resident()
     for n in range(FILES):
         with open(f"{MOUNT}/opens/{n}") as f:
@@ -141,6 +152,4 @@ def tree():
     unmounted()
 
 
-connections()
-opens()
-tree()
+{"connections": connections, "opens": opens, "leases": leases, "tree": tree}[sys.argv[7]]()
