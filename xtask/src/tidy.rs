@@ -45,6 +45,7 @@ const UNSAFE_IN: &[&str] = &[
     "crates/hither/",
     "lab/",
     "crates/client/src/idmap",
+    "bindings/rust/src/descriptor.rs",
     "crates/socket/src/sys.rs",
     "crates/store/src/local/sys.rs",
 ];

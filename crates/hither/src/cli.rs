@@ -601,7 +601,7 @@ pub struct TraceWhatIf {
     /// The trace, of `hither trace record --calls`
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Sizes of disk caches, such as 100M or 2G; five up to all that was read unless given
+    /// Sizes of disk caches, such as 100M or 2G; up to five unless given, the largest for all that was read
     #[arg(long = "cache-size", value_name = "LIST", value_delimiter = ',', value_parser = crate::options::bytes)]
     pub cache_sizes: Vec<u64>,
     /// What goes first when the cache is full: lru, s3-fifo, gdsf; all three unless given
