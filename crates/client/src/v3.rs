@@ -93,6 +93,26 @@ impl Vfs for V3 {
         patient(cx, self.walk_path(cx, at, want)).await
     }
 
+    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
+        // The protocol promises no room.
+        self.leases().filter(|leases| leases.is_for_writing(fh)).map(|_| u64::MAX)
+    }
+
+    fn may_delay(&self, fh: &Fh) -> bool {
+        self.leases().is_none_or(|leases| leases.may_delay(fh))
+    }
+
+    async fn ask_to_delay(&self, cx: &Cx, fh: &Fh) -> bool {
+        match self.leases() {
+            Some(leases) => leases.ask_to_delay(&cx.cred, &Patience::of(cx), fh).await,
+            None => true,
+        }
+    }
+
+    fn is_shared(&self, fh: &Fh) -> bool {
+        self.leases().is_some_and(|leases| leases.is_shared(fh))
+    }
+
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
         Ok(self.node(cx, file.fh.clone(), None).await?.attrs)
     }

@@ -32,6 +32,8 @@ const SENT_BACK_MAX: usize = 64;
 pub(crate) const LEAD_MAX: Duration = Duration::from_millis(200);
 /// How often an open file is looked at whose attributes do not hold.
 const LOOK_UNKNOWN: Duration = Duration::from_secs(1);
+/// How often one is looked at of which nothing is kept, because others use it at the same time.
+const LOOK_SHARED: Duration = Duration::from_secs(30);
 /// How often one is looked at, at most and at least.
 const LOOK_FLOOR: Duration = Duration::from_millis(50);
 const LOOK_CEILING: Duration = Duration::from_secs(3600);
@@ -139,6 +141,8 @@ struct State {
     look: Instant,
     /// When it is going to be; `None` when nobody has it open.
     queued: Option<Instant>,
+    /// Until when looks were put off.
+    postponed: Option<Instant>,
     /// Attributes last seen, with nothing of ours happening to the object since. Never under a lease: nobody withdraws it here.
     known: Option<Attrs>,
     /// What a symbolic link was last read to lead to.
@@ -237,6 +241,7 @@ impl Inode {
             valid: Some(node.attrs.valid).filter(|v| *v != Validity::Lease),
             look: Instant::now(),
             queued: None,
+            postponed: None,
             known: Some(&node.attrs).filter(|a| unleased(a)).cloned(),
             target: None,
             listed: None,
@@ -565,6 +570,17 @@ impl Inode {
         if s.look <= now {
             s.look = now + LOOK_UNKNOWN;
         }
+    }
+
+    /// Puts a look off, for a while; true when it was.
+    pub fn postpone(&self, now: Instant) -> bool {
+        let mut s = self.state.lock();
+        let until = s.postponed.take().unwrap_or(now + LOOK_SHARED);
+        let off = now < until;
+        if off {
+            (s.postponed, s.look) = (Some(until), until);
+        }
+        off
     }
 
     /// Notes that nobody has it open any more.

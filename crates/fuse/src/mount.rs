@@ -52,6 +52,9 @@ pub struct Config {
     /// read(2) and write(2) of all files come here, past the kernel's pages, and an append goes to the end that the file has then. What holds
     /// for one call only is then told to no other: the kernel looks up each name of a path for each call.
     pub strict: bool,
+    /// Others may begin to use a file so that nothing of it may be kept ([`Vfs::is_shared`](hither_vfs::Vfs::is_shared)), also while it is open:
+    /// the kernel asks for attributes before each read(2) of what does not hold, and drops a file's pages when its times have changed.
+    pub may_be_shared: bool,
     /// The kernel may keep names as long as they hold; otherwise it looks each of them up for each call.
     pub keeps_names: bool,
     /// What is done to names can be answered before it is on stable storage: fsync(2) of a directory asks for that.
@@ -94,6 +97,7 @@ impl Default for Config {
             first_bytes: 64 << 10,
             close_to_open: true,
             strict: false,
+            may_be_shared: false,
             close_waits: CloseWaits::Always,
             commits_last: true,
             keeps_names: true,

@@ -79,6 +79,8 @@ pub(crate) struct Session {
     pub passthrough: Arc<Passthrough>,
     /// Another frontend has changed the contents of a file.
     pub written_beside: AtomicBool,
+    /// Reads of files that others use at the same time.
+    pub shared_reads: AtomicU32,
     /// The server has no file capabilities; known after the first question.
     pub no_capabilities: AtomicBool,
     /// What the mount point and its file system looked like last.
@@ -148,6 +150,7 @@ impl Session {
             doubtful: Doubtful::default(),
             hints: Hints::new(if config.hints { config.threads.max(2) - 1 } else { 0 }, at),
             written_beside: AtomicBool::new(false),
+            shared_reads: AtomicU32::new(0),
             no_capabilities: AtomicBool::new(false),
             last_root,
             last_statfs: Mutex::new(None),
@@ -692,7 +695,7 @@ fn take_request(buffer: Buffer, len: usize) -> (Bytes, Option<Buffer>) {
 ///
 /// Not among them: WRITEBACK_CACHE, which would make the kernel the authority for length and times, hide what other
 /// clients write, and exclude passthrough; AUTO_INVAL_DATA, which drops a file's pages after each own write because
-/// the time of modification moved (EXPLICIT_INVAL_DATA leaves the decision here, where the change attribute is known; but the kernel
+/// the time of modification moved and is for mounts that need its question before each read(2) (EXPLICIT_INVAL_DATA leaves the decision here, where the change attribute is known; but the kernel
 /// ignores attributes that come together with our word about the pages, and strict mounts need those more than pages);
 /// ATOMIC_O_TRUNC, with which the kernel checks only after the cut whether the file is a running program, and an
 /// `O_RDONLY | O_TRUNC` would cut it; POSIX_ACL, which NFSv4 does not have; DONT_MASK, as the kernel applies the umask.
@@ -713,7 +716,11 @@ fn wanted_flags(config: &Config) -> u64 {
         | HAS_EXPIRE_ONLY
         | DIRECT_IO_ALLOW_MMAP
         | NO_EXPORT_SUPPORT;
-    flags |= if config.strict { AUTO_INVAL_DATA } else { CACHE_SYMLINKS | EXPLICIT_INVAL_DATA };
+    flags |= match (config.strict, config.may_be_shared) {
+        (true, _) => AUTO_INVAL_DATA,
+        (false, true) => AUTO_INVAL_DATA | CACHE_SYMLINKS,
+        (false, false) => EXPLICIT_INVAL_DATA | CACHE_SYMLINKS,
+    };
     if config.passthrough {
         flags |= PASSTHROUGH;
     }

@@ -186,6 +186,8 @@ async fn look(session: &Session, due: &Due) {
             inode.entries_hold(None);
             session.drop_pages(inode.id).await;
         }
+    } else if session.vfs.is_shared(&inode.fh()) && inode.postpone(now) {
+        // The kernel asks before each read(2), and a look would take the file from who writes it: mappings alone need it.
     } else if inode.is_due(now)
         && let Some(file) = session.files.find(due.handle)
     {

@@ -314,6 +314,7 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         // The look-ups of the very call have said what the name leads to.
         close_to_open: job.wanted.close_to_open && !job.wanted.is_strict(),
         strict: job.wanted.is_strict(),
+        may_be_shared: c.version == Version::Nqnfs && job.wanted.delegations() && !job.wanted.is_strict(),
         first_bytes: if job.wanted.is_strict() { 0 } else { hither_fuse::Config::default().first_bytes },
         close_waits: match (job.wanted.lazy_close, job.wanted.delegated_close, client.wal.is_some()) {
             (true, ..) => CloseWaits::Never,

@@ -61,6 +61,7 @@ mod read;
 mod stats;
 mod vfs;
 mod wait;
+mod write;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -388,6 +389,12 @@ impl Upcalls for Relay {
             Some(above) => above.lapse(files),
             None => Box::pin(std::future::ready(())),
         }
+    }
+
+    fn settle(&self, fh: &Fh) -> BoxFuture<()> {
+        let Some(layer) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
+        let fh = fh.clone();
+        finished(async move { layer.settle(&fh).await })
     }
 
     fn withdraw_all(&self) -> BoxFuture<()> {

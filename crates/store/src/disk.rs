@@ -477,6 +477,12 @@ impl Upcalls for Hearer {
         disk.above.get().map_or_else(|| Box::pin(async {}) as BoxFuture<()>, |above| above.lapse(files))
     }
 
+    fn settle(&self, fh: &Fh) -> BoxFuture<()> {
+        let disk = self.0.upgrade();
+        let above = disk.as_ref().and_then(|disk| disk.above.get());
+        above.map_or_else(|| Box::pin(async {}) as BoxFuture<()>, |above| above.settle(fh))
+    }
+
     fn withdraw_all(&self) -> BoxFuture<()> {
         let Some(disk) = self.0.upgrade() else { return Box::pin(async {}) };
         disk.withdrawn.lock().note_all(Instant::now());

@@ -304,6 +304,13 @@ impl Upcalls for Hearer {
         }
     }
 
+    fn settle(&self, fh: &Fh) -> BoxFuture<()> {
+        match self.0.upgrade().as_ref().and_then(|meta| meta.above.get()) {
+            Some(above) => above.settle(fh),
+            None => Box::pin(std::future::ready(())),
+        }
+    }
+
     fn withdraw_all(&self) -> BoxFuture<()> {
         let Some(meta) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
         meta.leases.fetch_add(1, Ordering::AcqRel);

@@ -463,6 +463,22 @@ pub trait Vfs: Send + Sync + 'static {
         None
     }
 
+    /// Whether what is written to a file may wait above before it is written here, where others would have to be kept from the file
+    /// meanwhile; it is noted that something waits, so that [`Upcalls::settle`] asks for it in time. Never waits.
+    fn may_delay(&self, _fh: &Fh) -> bool {
+        true
+    }
+
+    /// The same, and asks for the right if it is not there.
+    async fn ask_to_delay(&self, _cx: &Cx, _fh: &Fh) -> bool {
+        true
+    }
+
+    /// Whether others use the file so that nobody may keep anything of it: each read and write has to come here. Never waits.
+    fn is_shared(&self, _fh: &Fh) -> bool {
+        false
+    }
+
     /// Looks up a path. Stopping early is an answer, not an error; `Err` means that nothing was learnt.
     async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail>;
 
@@ -671,7 +687,12 @@ pub trait Upcalls: Send + Sync + 'static {
         })
     }
 
-    /// The same for everything under [`Validity::Lease`](crate::Validity): all leases are lost.
+    /// What waits above to be written to an object is wanted ([`Vfs::may_delay`]). What is returned ends when it was written, or could not be.
+    fn settle(&self, _fh: &Fh) -> BoxFuture<()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// As [`Upcalls::withdraw`], for everything under [`Validity::Lease`](crate::Validity): all leases are lost.
     fn withdraw_all(&self) -> BoxFuture<()>;
 }
 

@@ -27,7 +27,7 @@ use hither_proto::xdr::{Dec, Enc};
 use hither_rpc::{BoxFuture, CallbackHandler};
 use hither_vfs::{Attr, Cred, Fh, Upcalls};
 use parking_lot::Mutex;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -43,6 +43,10 @@ const HELD_MAX: usize = 10_000;
 const EVICTED_AT_ONCE: usize = 10_000;
 /// How long the layer above may take to let go.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same where it may have delayed writes, which are to come before: servers wait no longer.
+const WRITE_WITHDRAW_TIMEOUT: Duration = Duration::from_secs(300);
+/// A lease for writing that was refused is not asked for again for so long: each write goes to the server.
+const REFUSED_FOR: Duration = Duration::from_secs(1);
 /// What may have overtaken a grant is remembered so often; before that, anything may have.
 pub(super) const RECENT_MAX: usize = 1024;
 /// Leases that are given up at once when the mount ends, and for how long.
@@ -69,6 +73,11 @@ struct Inner {
     vacating: HashMap<FileKey, WireFh>,
     /// How often files are open.
     open: HashMap<FileKey, u32>,
+    /// Others use them so that nothing of them may be kept, as far as is known: taken back, or granted as non-caching, since the last
+    /// lease under which they could be.
+    shared: HashSet<FileKey>,
+    /// Leases for writing that the server refused lately.
+    refused: HashMap<FileKey, Instant>,
     evicted: Recent,
     changed: Recent,
 }
@@ -84,6 +93,11 @@ struct Leased {
     known: Option<Attr>,
     /// This client has changed the file, so local programs can, too, until it has asked again.
     unwatched: bool,
+    /// It is a lease for writing.
+    write: bool,
+    /// How often somebody was told that what he writes may wait, and how often until the lease was last granted.
+    delays: u64,
+    delays_renewed: u64,
 }
 
 /// What happened to files lately, in its order.
@@ -118,8 +132,11 @@ impl Recent {
 #[derive(Default)]
 struct Todo {
     lapsed: Vec<Fh>,
-    vacate: Vec<(FileKey, WireFh)>,
-    renew: Vec<FileKey>,
+    /// Files, and whether something may be delayed above.
+    vacate: Vec<(FileKey, WireFh, bool)>,
+    renew: Vec<(FileKey, Kind)>,
+    /// Files with delayed writes, and how often some had been delayed.
+    push: Vec<(FileKey, WireFh, u64)>,
 }
 
 impl Todo {
@@ -127,6 +144,7 @@ impl Todo {
         self.lapsed.extend(more.lapsed);
         self.vacate.extend(more.vacate);
         self.renew.extend(more.renew);
+        self.push.extend(more.push);
     }
 }
 
@@ -167,6 +185,8 @@ impl Leases {
                 files: HashMap::new(),
                 vacating: HashMap::new(),
                 open: HashMap::new(),
+                shared: HashSet::new(),
+                refused: HashMap::new(),
                 evicted: Recent::default(),
                 changed: Recent::default(),
             }),
@@ -188,9 +208,9 @@ impl Leases {
             let (before, now) = (inner.holder.poll_timeout(), self.ms(Instant::now()));
             // What has ended is over before something else begins.
             inner.holder.handle_timeout(now);
-            let mut todo = inner.todo();
+            let mut todo = inner.todo(now);
             let done = f(&mut inner, now);
-            todo.add(inner.todo());
+            todo.add(inner.todo(now));
             (done, todo, inner.holder.poll_timeout() != before)
         };
         if sooner {
@@ -205,12 +225,25 @@ impl Leases {
             let lapsed = self.upcalls.lapse(&todo.lapsed);
             tokio::spawn(lapsed);
         }
-        for (key, file) in todo.vacate {
+        for (key, file, delays) in todo.push {
+            let settled = self.upcalls.settle(&own(&file));
+            let leases = self.clone();
+            tokio::spawn(async move {
+                settled.await;
+                leases.act(|inner, now| {
+                    // What could not be sent is kept above, and sent as what is delayed without a lease.
+                    let more = inner.files.get(&key).is_some_and(|l| l.delays != delays);
+                    inner.holder.pushed(now, key, 0, more);
+                });
+            });
+        }
+        for (key, file, write) in todo.vacate {
             // At once: nothing is told under the lease after this.
             let withdrawn = self.upcalls.withdraw(&own(&file));
             let leases = self.clone();
+            let most = if write { WRITE_WITHDRAW_TIMEOUT } else { WITHDRAW_TIMEOUT };
             tokio::spawn(async move {
-                if tokio::time::timeout(WITHDRAW_TIMEOUT, withdrawn).await.is_err() {
+                if tokio::time::timeout(most, withdrawn).await.is_err() {
                     tracing::debug!(?file, "not everybody let go of an evicted file in time");
                 }
                 leases.send_vacated(&file).await;
@@ -221,9 +254,9 @@ impl Leases {
                 });
             });
         }
-        for key in todo.renew {
+        for (key, kind) in todo.renew {
             let leases = self.clone();
-            tokio::spawn(async move { leases.renew(key).await });
+            tokio::spawn(async move { leases.renew(key, kind).await });
         }
     }
 
@@ -235,45 +268,126 @@ impl Leases {
         }
     }
 
-    /// GETLEASE for a file that is open.
-    async fn renew(self: &Arc<Self>, key: FileKey) {
-        let Some(caller) = self.caller.upgrade() else { return };
+    /// GETLEASE for a file that is in use.
+    async fn renew(self: &Arc<Self>, key: FileKey, kind: Kind) {
         let held = self.inner.lock().files.get(&key).map(|l| (l.wire, l.cred.clone()));
         let Some((file, cred)) = held else { return };
-        let asking = self.ask_for(&file, Op::Lease);
-        let LeaseRequest::Read(duration) = asking.lease else { return };
-        let call = Call::nothing(GetleaseArgs { file, rw: Cachetype::READ, duration });
-        let Ok(answer) = caller.send(&cred, &Patience::policy(), &call).await else { return };
-        if let Ok((_, ok)) = answer.into_result() {
-            let lease = Lease { cachable: ok.cachable, duration: ok.duration, rev: ok.rev };
-            asking.answered(&cred, &file, &LeaseReply::Read(lease), Some(&ok.attr));
+        let asking = self.ask_for(&file, kind, Op::Lease);
+        let _ = self.getlease(&cred, &Patience::policy(), &file, asking).await;
+    }
+
+    /// Asks for a lease, if that is wanted; what became of it.
+    async fn getlease(
+        &self,
+        cred: &Arc<Cred>,
+        patience: &Patience,
+        file: &WireFh,
+        asking: Asking,
+    ) -> Option<LeaseReply> {
+        let caller = self.caller.upgrade()?;
+        let (rw, duration) = match asking.lease {
+            LeaseRequest::Read(duration) => (Cachetype::READ, duration),
+            LeaseRequest::Write(duration) => (Cachetype::WRITE, duration),
+            _ => return None,
+        };
+        let call = Call::nothing(GetleaseArgs { file: *file, rw, duration });
+        let (_, ok) = caller.send(cred, patience, &call).await.ok()?.into_result().ok()?;
+        let lease = Lease { cachable: ok.cachable, duration: ok.duration, rev: ok.rev };
+        let reply = if rw == Cachetype::WRITE { LeaseReply::Write(lease) } else { LeaseReply::Read(lease) };
+        asking.answered(cred, file, &reply, Some(&ok.attr));
+        Some(reply)
+    }
+
+    /// Whether what is written to a file may be delayed, because it is leased for writing for some time yet. Whoever is told so
+    /// is asked for it in time.
+    pub fn may_delay(self: &Arc<Self>, fh: &Fh) -> bool {
+        let key = key_of(&fh.0);
+        self.act(|inner, now| {
+            let may = inner.holder.may_delay(now, key);
+            if may {
+                inner.holder.delayed(now, key);
+                inner.files.entry(key).and_modify(|l| l.delays += 1);
+            }
+            may
+        })
+    }
+
+    /// Asks for a lease for writing; whether what is written may be delayed.
+    pub async fn ask_to_delay(self: &Arc<Self>, cred: &Arc<Cred>, patience: &Patience, fh: &Fh) -> bool {
+        let Some(file) = WireFh::from_bytes(&fh.0) else { return false };
+        let key = key(&file);
+        let ask = {
+            let (mut inner, now) = (self.inner.lock(), Instant::now());
+            let refused = inner.refused.get(&key).is_some_and(|at| now < *at + REFUSED_FOR);
+            if !refused {
+                inner.refused.remove(&key);
+            }
+            // Under a non-caching lease every write goes to the server, until it ends.
+            let non_caching = inner.holder.lease(self.ms(now), key) == Some((Kind::Write, false));
+            !refused && !non_caching
+        };
+        if !ask {
+            return false;
         }
+        let asking = self.ask_for(&file, Kind::Write, Op::Lease);
+        let wanted = asking.lease != LeaseRequest::None;
+        let reply = self.getlease(cred, patience, &file, asking).await;
+        if self.may_delay(fh) {
+            return true;
+        }
+        if wanted && !matches!(reply, Some(LeaseReply::Write(Lease { cachable: true, .. }))) {
+            let mut inner = self.inner.lock();
+            if inner.refused.len() >= HELD_MAX {
+                inner.refused.clear();
+            }
+            inner.refused.insert(key, Instant::now());
+        }
+        false
+    }
+
+    /// Whether others use a file so that nothing of it may be kept.
+    pub fn is_shared(&self, fh: &Fh) -> bool {
+        let inner = self.inner.lock();
+        !inner.shared.is_empty() && inner.shared.contains(&key_of(&fh.0))
+    }
+
+    /// Whether the server keeps others from a file until everything was written that is delayed here.
+    pub fn is_for_writing(&self, fh: &Fh) -> bool {
+        let inner = self.inner.lock();
+        inner.holder.may_delay(self.ms(Instant::now()), key_of(&fh.0))
     }
 
     /// A call that reads a file is about to be sent.
     pub(super) fn ask(self: &Arc<Self>, file: &WireFh) -> Asking {
-        let unwatched = self.inner.lock().files.get(&key(file)).is_some_and(|l| l.unwatched);
-        self.ask_for(file, if unwatched { Op::Lease } else { Op::Read })
+        let unwatched = self.inner.lock().files.get(&key(file)).is_some_and(|l| l.unwatched && !l.write);
+        self.ask_for(file, Kind::Read, if unwatched { Op::Lease } else { Op::Read })
     }
 
-    fn ask_for(self: &Arc<Self>, file: &WireFh, op: Op) -> Asking {
+    fn ask_for(self: &Arc<Self>, file: &WireFh, kind: Kind, op: Op) -> Asking {
         let key = key(file);
         self.act(|inner, now| {
             let room = inner.files.len() < HELD_MAX || inner.files.contains_key(&key);
-            let request = inner.holder.request(now, key, Kind::Read, op, false);
+            let request = inner.holder.request(now, key, kind, op, false);
             let lease = match request.want {
-                Some(_) if room => LeaseRequest::Read(self.term_seconds),
+                Some(_) if room => self.lease_request(kind),
                 _ => LeaseRequest::None,
             };
             self.asking(inner, lease, Some((key, request)))
         })
     }
 
-    /// A call that finds files is about to be sent.
-    pub(super) fn ask_unknown(self: &Arc<Self>) -> Asking {
+    fn lease_request(&self, kind: Kind) -> LeaseRequest {
+        match kind {
+            Kind::Read => LeaseRequest::Read(self.term_seconds),
+            Kind::Write => LeaseRequest::Write(self.term_seconds),
+        }
+    }
+
+    /// A call that finds files, or makes one to be written, is about to be sent.
+    pub(super) fn ask_unknown(self: &Arc<Self>, kind: Kind) -> Asking {
         self.act(|inner, _| {
             let lease = match inner.files.len() < HELD_MAX {
-                true => LeaseRequest::Read(self.term_seconds),
+                true => self.lease_request(kind),
                 false => LeaseRequest::None,
             };
             self.asking(inner, lease, None)
@@ -299,26 +413,30 @@ impl Leases {
     /// A call that changes a file is about to be sent, and ends when the result is dropped.
     pub(super) fn changing(self: &Arc<Self>, file: &WireFh) -> Changing {
         let key = key(file);
-        self.change(key);
-        Changing { leases: self.clone(), key }
-    }
-
-    fn change(&self, key: FileKey) {
-        let mut inner = self.inner.lock();
-        inner.changed.note(key);
-        if let Some(leased) = inner.files.get_mut(&key) {
-            leased.unwatched = true;
-        }
+        let (began, delayed) = {
+            let mut inner = self.inner.lock();
+            inner.change(key);
+            if let Some(leased) = inner.files.get_mut(&key) {
+                leased.known = None;
+            }
+            let writes =
+                inner.holder.lease(self.ms(Instant::now()), key).is_some_and(|(k, _)| k == Kind::Write);
+            (inner.changed.last, writes || inner.holder.is_dirty(key))
+        };
+        Changing { leases: self.clone(), key, file: *file, began, delayed }
     }
 
     /// Whether attributes are what the server says under a lease that is held.
     pub fn covers(&self, fh: &Fh, attr: &Attr) -> bool {
         let key = key_of(&fh.0);
         let inner = self.inner.lock();
-        let known = inner.files.get(&key).filter(|l| !l.unwatched).and_then(|l| l.known.as_ref());
+        // Where nobody else may write, it does not matter who is watched.
+        let leased = inner.files.get(&key).filter(|l| l.write || !l.unwatched);
         // Reading sets the time of the last access.
-        let same = known.is_some_and(|known| Attr { atime: attr.atime, ..known.clone() } == *attr);
-        same && inner.holder.lease(self.ms(Instant::now()), key) == Some((Kind::Read, true))
+        let same = leased
+            .and_then(|l| l.known.as_ref())
+            .is_some_and(|known| Attr { atime: attr.atime, ..known.clone() } == *attr);
+        same && inner.holder.lease(self.ms(Instant::now()), key).is_some_and(|(_, cachable)| cachable)
     }
 
     /// A file is opened, or closed.
@@ -360,6 +478,7 @@ impl Leases {
         let key = key(file);
         self.act(|inner, now| {
             inner.evicted.note(key);
+            inner.share(key);
             // One that is on its way back need not be taken again.
             if inner.vacating.len() < EVICTED_AT_ONCE || inner.vacating.contains_key(&key) {
                 inner.vacating.entry(key).or_insert(*file);
@@ -376,24 +495,50 @@ impl Drop for Leases {
 }
 
 impl Inner {
-    fn todo(&mut self) -> Todo {
+    /// This client changes a file.
+    fn change(&mut self, key: FileKey) {
+        self.changed.note(key);
+        if let Some(leased) = self.files.get_mut(&key) {
+            leased.unwatched = true;
+        }
+    }
+
+    /// Others use a file so that nothing of it may be kept.
+    fn share(&mut self, key: FileKey) {
+        if self.shared.len() >= 2 * HELD_MAX {
+            // They are asked about as without leases.
+            self.shared.clear();
+        }
+        self.shared.insert(key);
+    }
+
+    fn todo(&mut self, now: u64) -> Todo {
         let mut todo = Todo::default();
         while let Some(action) = self.holder.poll_action() {
             match action {
-                HolderAction::Renew { file, .. } => todo.renew.push(file),
+                HolderAction::Renew { file, kind: Kind::Read } => todo.renew.push((file, Kind::Read)),
+                HolderAction::Renew { file, kind: Kind::Write } => match self.files.get(&file) {
+                    Some(l) if l.delays != l.delays_renewed => todo.renew.push((file, Kind::Write)),
+                    // Nothing was written for a while: what is read next brings a lease for reading.
+                    _ => self.holder.push(now, file),
+                },
+                HolderAction::Push { file } => match self.files.get(&file) {
+                    Some(l) => todo.push.push((file, l.wire, l.delays)),
+                    None => self.holder.pushed(now, file, 0, false),
+                },
                 HolderAction::Vacate { file, .. } => {
-                    let leased = self.files.remove(&file).map(|l| l.wire);
-                    let wire = leased.or_else(|| self.vacating.get(&file).copied());
-                    if let Some(wire) = wire {
+                    let leased = self.files.remove(&file).map(|l| (l.wire, l.write));
+                    let wire = leased.or_else(|| self.vacating.get(&file).map(|wire| (*wire, false)));
+                    if let Some((wire, write)) = wire {
                         self.vacating.insert(file, wire);
-                        todo.vacate.push((file, wire));
+                        todo.vacate.push((file, wire, write));
                     }
                 }
                 HolderAction::Ended { file } => {
                     todo.lapsed.extend(self.files.remove(&file).map(|l| own(&l.wire)));
                 }
-                // Nothing is delayed under leases for reading, and the layers above compare versions.
-                HolderAction::Push { .. } | HolderAction::Lost { .. } | HolderAction::Invalidate { .. } => {}
+                // What comes too late is written as what is delayed without a lease, and the layers above compare versions.
+                HolderAction::Lost { .. } | HolderAction::Invalidate { .. } => {}
             }
         }
         todo
@@ -404,11 +549,28 @@ impl Inner {
 pub(super) struct Changing {
     leases: Arc<Leases>,
     key: FileKey,
+    file: WireFh,
+    began: u64,
+    /// It may have been delayed under a lease for writing.
+    pub delayed: bool,
+}
+
+impl Changing {
+    /// It is done, and left these attributes.
+    pub fn done(&self, attr: &Fattr) {
+        let attr = crate::v3::attr(&convert::attr(attr, &self.file));
+        let mut inner = self.leases.inner.lock();
+        // Of changes side by side nobody knows which came last.
+        let alone = !inner.changed.since(self.key, self.began);
+        if let Some(leased) = inner.files.get_mut(&self.key).filter(|l| l.write && alone) {
+            leased.known = attr;
+        }
+    }
 }
 
 impl Drop for Changing {
     fn drop(&mut self) {
-        self.leases.change(self.key);
+        self.leases.inner.lock().change(self.key);
     }
 }
 
@@ -434,17 +596,22 @@ impl Asking {
 
     /// The answer told of a file: what came of its lease, and its attributes.
     pub fn answered(&self, cred: &Arc<Cred>, file: &WireFh, reply: &LeaseReply, attr: Option<&Fattr>) {
-        let grant = match reply {
-            LeaseReply::Read(l) if self.lease != LeaseRequest::None => Some(grant(l)),
+        let grant = match (reply, self.lease) {
+            (_, LeaseRequest::None) => None,
+            (LeaseReply::Read(l), _) => Some(grant(l, Kind::Read)),
+            (LeaseReply::Write(l), LeaseRequest::Write(_)) => Some(grant(l, Kind::Write)),
             _ => None,
         };
         let attr = attr.and_then(|f| crate::v3::attr(&convert::attr(f, file)));
         let key = key(file);
         self.leases.act(|inner, now| {
             let granted = grant.is_some_and(|grant| self.take(inner, now, key, grant));
-            if inner.holder.lease(now, key) != Some((Kind::Read, true)) {
-                return;
+            match grant {
+                Some(grant) if !grant.cachable => inner.share(key),
+                Some(_) if granted => drop(inner.shared.remove(&key)),
+                _ => {}
             }
+            let Some((kind, true)) = inner.holder.lease(now, key) else { return };
             let (came, changed) = (Instant::now(), inner.changed.since(key, self.changed));
             if granted {
                 let new = || Leased {
@@ -453,25 +620,35 @@ impl Asking {
                     since: came,
                     known: None,
                     unwatched: changed,
+                    write: kind == Kind::Write,
+                    delays: 0,
+                    delays_renewed: 0,
                 };
-                inner.files.entry(key).or_insert_with(new).unwatched = changed;
+                let leased = inner.files.entry(key).or_insert_with(new);
+                (leased.unwatched, leased.write) = (changed, kind == Kind::Write);
+                leased.delays_renewed = leased.delays;
             }
             let Some(leased) = inner.files.get_mut(&key) else { return };
-            if attr.is_some() && (granted || self.sent >= leased.since) && !leased.unwatched && !changed {
+            let watched = leased.write || !leased.unwatched;
+            if attr.is_some() && (granted || self.sent >= leased.since) && watched && !changed {
                 leased.known = attr;
             }
         });
     }
 
     /// Takes a lease; false when it is void.
-    fn take(&self, inner: &mut Inner, now: u64, key: FileKey, grant: Grant) -> bool {
+    fn take(&self, inner: &mut Inner, now: u64, key: FileKey, mut grant: Grant) -> bool {
         if inner.evicted.since(key, self.evicted) {
             return false;
+        }
+        if grant.cachable && inner.holder.lease(now, key) == Some((Kind::Write, true)) {
+            // Who asks for less keeps what he has.
+            grant.kind = Kind::Write;
         }
         let request = match self.request {
             Some((asked, request)) if asked == key => request,
             // It was asked for before the file was known.
-            _ => inner.holder.request(self.leases.ms(self.sent), key, Kind::Read, Op::Lease, false),
+            _ => inner.holder.request(self.leases.ms(self.sent), key, grant.kind, Op::Lease, false),
         };
         let blocked = request.want.is_none();
         inner.holder.answered(now, request, Some(grant).filter(|_| !blocked), 0, false);
@@ -489,8 +666,8 @@ impl Drop for Asking {
 }
 
 /// The protocol does not number leases: one that was not evicted and has not expired goes on.
-fn grant(lease: &Lease) -> Grant {
-    Grant { kind: Kind::Read, cachable: lease.cachable, term_ms: lease.duration.saturating_mul(1000), seq: 1 }
+fn grant(lease: &Lease, kind: Kind) -> Grant {
+    Grant { kind, cachable: lease.cachable, term_ms: lease.duration.saturating_mul(1000), seq: 1 }
 }
 
 /// Lets time pass.

@@ -7,15 +7,16 @@
 //! stamp, much as in [`crate::stamp`]: an access time of the last second, at random. It comes back with the file that it created
 //! and with no other, also when the call is executed twice. Nothing that is there is changed: no length is sent along.
 //!
-//! **WRITE** asks for a lease of no term. By that the server knows a new write from one that was delayed under a lease: after a
-//! restart delayed writes come first.
+//! **WRITE** of what was delayed under a lease asks for none. Any other, and one for which the server says that the lease is gone, asks for
+//! one of no term. By that the server knows a new write from a delayed one: after a restart delayed writes come first.
 
 use super::convert::{self, Now};
 use super::greeting::Greeting;
 use super::leases::{Asking as Wish, Changing, Leases};
 use crate::v3::wire::{Caller, JUKEBOX_LEAST, JUKEBOX_MOST, Patience};
+use hither_lease::Kind;
 use hither_proto::nfs3::{self, Call3, Createhow3, Mknoddata3, Nfsstat3, Proc3, Reply3, SetTime, access};
-use hither_proto::nqnfs::{self as nq, Asking, DATA_SAFE_BYTES, LeaseRequest, Sattr};
+use hither_proto::nqnfs::{self as nq, Asking, DATA_SAFE_BYTES, LeaseRequest, Sattr, Stat};
 use hither_proto::rpc::Procedure;
 use hither_proto::xdr::{Chain, Dec, Enc, Xdr};
 use hither_rpc::CallError;
@@ -151,14 +152,14 @@ impl Turn<'_> {
         Asking<P>: Procedure<Reply = nq::Res<T>>,
         T: Xdr,
     {
-        Ok(self.send(lease, args).await?.map(|(_, results)| results))
+        Ok(self.send(lease, args).await?.map(|(_, results)| results).map_err(convert::status))
     }
 
     async fn send<P, T>(
         &self,
         lease: LeaseRequest,
         args: P,
-    ) -> Result<Outcome<(nq::LeaseReply, T)>, CallError>
+    ) -> Result<Result<(nq::LeaseReply, T), Stat>, CallError>
     where
         Asking<P>: Procedure<Reply = nq::Res<T>>,
         T: Xdr,
@@ -168,7 +169,7 @@ impl Turn<'_> {
         if answer.is_err() {
             self.caller.stats.error(<Asking<P> as Procedure>::NAME);
         }
-        Ok(answer.map_err(convert::status))
+        Ok(answer)
     }
 
     /// A call that reads `file`, with a request for a lease on it where one is of use.
@@ -189,12 +190,12 @@ impl Turn<'_> {
         if let Ok((reply, results)) = &answer {
             wish.answered(&self.cred, file, reply, attr(results).as_ref());
         }
-        Ok(answer.map(|(_, results)| results))
+        Ok(answer.map(|(_, results)| results).map_err(convert::status))
     }
 
     /// Leases on files that are about to be found.
     fn wish(&self) -> Option<Wish> {
-        self.nqnfs.leases().map(|leases| leases.ask_unknown())
+        self.nqnfs.leases().map(|leases| leases.ask_unknown(Kind::Read))
     }
 
     /// This client changes a file, until the result is dropped.
@@ -218,8 +219,11 @@ impl Turn<'_> {
     async fn setattr(&self, a: &nfs3::SetattrArgs) -> Result<Outcome<nfs3::WccData>, CallError> {
         let file = convert!(convert::fh(&a.object));
         let attributes = convert::sattr(&a.new_attributes, &self.now());
-        let _changing = self.changing(&file);
+        let changing = self.changing(&file);
         let attr = self.ask(nq::SetattrArgs { file, attributes }).await?;
+        if let (Some(changing), Ok(f)) = (&changing, &attr) {
+            changing.done(f);
+        }
         Ok(attr.map(|f| nfs3::WccData { before: None, after: convert::came(&f, &file) }))
     }
 
@@ -291,8 +295,20 @@ impl Turn<'_> {
         let file = convert!(convert::fh(&a.file));
         let count = a.data.len() as u32;
         let args = nq::WriteArgs { file, offset: a.offset, append: false, data: a.data.0.into() };
-        let _changing = self.changing(&file);
-        let attr = self.ask_for(LeaseRequest::Write(0), args).await?;
+        let changing = self.changing(&file);
+        let delayed = changing.as_ref().is_some_and(|c| c.delayed);
+        let mut attr = match delayed {
+            true => self.send(LeaseRequest::None, args.clone()).await?,
+            false => Err(Stat::EXPIRED),
+        };
+        if let Err(Stat::EXPIRED) = attr {
+            // A new one. One that was delayed comes so late that others may have used the file, and is not given up for that.
+            attr = self.send(LeaseRequest::Write(0), args).await?;
+        }
+        let attr = attr.map(|(_, f)| f).map_err(convert::status);
+        if let (Some(changing), Ok(f)) = (&changing, &attr) {
+            changing.done(f);
+        }
         Ok(attr.map(|f| nfs3::WriteOk {
             file_wcc: nfs3::WccData { before: None, after: convert::came(&f, &file) },
             count,
@@ -325,10 +341,20 @@ impl Turn<'_> {
         let r#where = convert!(convert::dirop(&a.r#where));
         let mut wait = JUKEBOX_LEAST;
         let ok = loop {
+            // Who makes a file mostly writes it.
+            let wish = self.nqnfs.leases().map(|leases| leases.ask_unknown(Kind::Write));
+            let lease = wish.as_ref().map_or(LeaseRequest::None, |wish| wish.lease);
             // The stamp stays: the server may have created the file before it asked for patience.
-            match self.ask(nq::CreateArgs { r#where: r#where.clone(), attributes }).await? {
-                Err(Nfsstat3::JUKEBOX) => self.caller.pause(self.patience, wait).await?,
-                done => break convert!(done),
+            let made = self.send(lease, nq::CreateArgs { r#where: r#where.clone(), attributes }).await?;
+            match made {
+                Err(Stat::TRYLATER) => self.caller.pause(self.patience, wait).await?,
+                Err(status) => return Ok(Err(convert::status(status))),
+                Ok((reply, ok)) => {
+                    if let Some(wish) = wish {
+                        wish.answered(&self.cred, &ok.file, &reply, Some(&ok.attributes));
+                    }
+                    break ok;
+                }
             }
             wait = (wait * 2).min(JUKEBOX_MOST);
         };

@@ -1,6 +1,7 @@
 //! Conversations with a scripted server of NQNFS on a simulated network.
 
 mod leases;
+mod writing;
 
 use super::convert::{attr, device_number, fileid, status};
 use super::greeting::Greeting;

@@ -31,14 +31,14 @@ impl V3 {
     pub(super) fn stamp(&self, fh: &Fh, attr: Attr, asked: Instant) -> Attrs {
         let covered = self.is_leased(fh, &attr);
         let attr = self.as_written(fh, attr);
-        self.under_lease(covered, self.caller.rules.attrs(fh, attr, asked))
+        self.unshared(fh, self.under_lease(covered, self.caller.rules.attrs(fh, attr, asked)))
     }
 
     /// As [`V3::stamp`], for an object found by name.
     pub(super) fn stamp_named(&self, fh: &Fh, attr: Attr, asked: Instant) -> Attrs {
         let covered = self.is_leased(fh, &attr);
         let attr = self.as_written(fh, attr);
-        self.under_lease(covered, self.caller.rules.named(fh, attr, asked))
+        self.unshared(fh, self.under_lease(covered, self.caller.rules.named(fh, attr, asked)))
     }
 
     /// The leases of a mount by NQNFS.
@@ -57,6 +57,12 @@ impl V3 {
         let may_last = attrs.valid != Validity::Once || self.opts.attr_cache == AttrCache::NONE;
         let valid = if covered && may_last { Validity::Lease } else { attrs.valid };
         Attrs { valid, ..attrs }
+    }
+
+    /// How long attributes hold that are under no lease, when others use the file at the same time: for the call that asks.
+    fn unshared(&self, fh: &Fh, attrs: Attrs) -> Attrs {
+        let shared = attrs.valid != Validity::Lease && self.leases().is_some_and(|l| l.is_shared(fh));
+        if shared { Attrs { valid: Validity::Once, ..attrs } } else { attrs }
     }
 
     fn as_written(&self, fh: &Fh, mut attr: Attr) -> Attr {

@@ -77,7 +77,7 @@ impl Call {
             self.attr_valid(&inode, &opened.node.attrs, asked);
         }
         let mut out = Out::with_capacity(16);
-        let how = self.open_flags(flags, on_open.keep, backing_id);
+        let how = self.open_flags(flags, &inode, on_open.keep, backing_id);
         open_out(&mut out, id, how, backing_id.unwrap_or(0));
         Ok(Answer::bytes(out.into_vec()).or(undo))
     }
@@ -171,7 +171,7 @@ impl Call {
         };
         let mut out = Out::with_capacity(144);
         self.entry(&mut out, &dir, &inode, &opened.node.attrs, asked);
-        let how = self.open_flags(flags, on_open.keep, backing_id);
+        let how = self.open_flags(flags, &inode, on_open.keep, backing_id);
         open_out(&mut out, id, how, backing_id.unwrap_or(0));
         Ok(Answer::bytes(out.into_vec()).or(Undo::Close { file: id, forget: Some(inode.id) }))
     }
@@ -191,6 +191,9 @@ impl Call {
         let (open, cred, locking) = (opened.open, self.cred(), Arc::default());
         let lockers = Default::default();
         let committed = AtomicU64::new(inode.writes().1);
+        if self.session.vfs.is_shared(&opened.node.fh) {
+            *first.lock() = None;
+        }
         let brings_bytes = first.lock().is_some();
         let (watched, noted) = (inode.clone(), Mutex::new(noted));
         let file = OpenFile { inode, open, access, cred, locking, lockers, first, committed, noted };
@@ -209,13 +212,13 @@ impl Call {
         }
     }
 
-    fn open_flags(&self, flags: u32, keep: bool, backing_id: Option<u32>) -> u32 {
+    fn open_flags(&self, flags: u32, inode: &Inode, keep: bool, backing_id: Option<u32>) -> u32 {
         let mut out = 0;
         if backing_id.is_some() {
             // All of its opens, whatever else they asked for.
             return fopen::PASSTHROUGH;
         }
-        if self.session.config.strict {
+        if self.session.config.strict || self.session.vfs.is_shared(&inode.fh()) {
             // What a mapping has brought into the kernel is no older than the open.
             out |= fopen::DIRECT_IO;
         } else if keep {
@@ -307,7 +310,18 @@ impl Call {
         drop(modifying);
         let mut out = Out::with_capacity(8);
         out.u32(wrote.bytes as u32).u32(0);
-        Ok(Answer::bytes(out.into_vec()))
+        let body = Body::Bytes(out.into_vec());
+        self.answer_and_drop_shared(&file.inode, &body).await;
+        Ok(Answer { body, undo: Undo::Nothing })
+    }
+
+    /// Answers a write to a file of which nobody may keep anything, and has the kernel drop the pages that it went through: what it
+    /// is told side by side with a write it ignores ([`Call::getattr`]).
+    async fn answer_and_drop_shared(&self, inode: &Inode, body: &Body) {
+        if self.session.config.may_be_shared && self.session.vfs.is_shared(&inode.fh()) {
+            self.pending.answer(Ok(body));
+            self.session.drop_pages(inode.id).await;
+        }
     }
 
     pub(super) async fn flush(&self, fh: u64, lock_owner: u64) -> Result<Answer> {

@@ -235,7 +235,7 @@ pub const OPTIONS: &[Def] = &[
     valued("dirty-age", "SECONDS", "5", Latency, apply::dirty_age)
         .help("time after which written bytes are sent even when nobody asks"),
     valued("close", "HOW", "wait", Latency, apply::close)
-        .help("wait (close returns when everything is on stable storage), delegated (it waits only for files that others may look at meanwhile: not for those that the server has delegated for writing) or lazy (it is sent up to dirty-age later: a crash loses it, others see it late)"),
+        .help("wait (close returns when everything is on stable storage), delegated (it waits only for files that others may look at meanwhile: not for those that the server has delegated, or leased with vers=nqnfs, for writing) or lazy (it is sent up to dirty-age later: a crash loses it, others see it late)"),
     valued("writeback", "WHERE", "memory", Latency, apply::writeback).help(
         "memory (what write(2) has taken is lost when the daemon is killed before fsync or close) or journal (it is on the local disk \
          before write(2) returns, and sent at the next mount)",

@@ -9,6 +9,7 @@ mod client;
 mod common;
 mod leases;
 mod mount;
+mod writing;
 
 use client::{Cacher, Wire, now};
 use common::serve::Serve;

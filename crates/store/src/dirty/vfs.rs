@@ -2,14 +2,12 @@
 //!
 //! It knows nothing of how bytes are kept and sent.
 
-use super::alone::{First, Order, Through};
-use super::file::{File as Delayed, Names, Origin, State};
-use super::flush::Room;
+use super::alone::{First, Order};
+use super::file::{File as Delayed, Names, State};
 use super::questions::ask;
-use super::stats::{Counters, Reason};
+use super::stats::Reason;
 use super::wait::{detached, patient};
 use super::{Dirty, Relay};
-use crate::wal::Ticket;
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::*;
@@ -20,117 +18,6 @@ use tokio::time::Instant;
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
 impl Dirty {
-    async fn write_delayed(
-        &self,
-        cx: &Cx,
-        file: &Arc<Delayed>,
-        open: OpenId,
-        offset_bytes: u64,
-        data: Data,
-    ) -> Result<Wrote> {
-        let len = data.len() as u64;
-        loop {
-            let gate = match file.gate.try_read() {
-                Ok(gate) => gate,
-                Err(_) => patient(cx, async { Ok(file.gate.read().await) }).await?,
-            };
-            if !self.may_delay(len) {
-                drop(gate);
-                return self.write_on(cx, file, open, offset_bytes, data, Stability::Stable).await;
-            }
-            match self.room(file, len) {
-                Room::Taken => {
-                    let origin = Origin { cred: cx.cred.clone(), open };
-                    let (attrs, ticket) = self.take(file, &origin, offset_bytes, &data);
-                    drop(gate);
-                    self.journaled(file, ticket).await?;
-                    self.pump(file);
-                    return Ok(Wrote { bytes: len, attrs });
-                }
-                Room::Never => {
-                    drop(gate);
-                    let stability = if self.wal.is_some() { Stability::Stable } else { Stability::Unstable };
-                    return self.write_on(cx, file, open, offset_bytes, data, stability).await;
-                }
-                Room::Later => {
-                    drop(gate);
-                    patient(cx, async {
-                        self.some_room(file, len).await;
-                        Ok(())
-                    })
-                    .await?;
-                }
-                Room::Failing(failing) if Instant::now() < failing.retry_at => return Err(failing.error),
-                Room::Failing(_) => {
-                    drop(gate);
-                    patient(cx, self.flush_bytes(file, Reason::Pressure, false)).await?;
-                }
-            }
-        }
-    }
-
-    /// Keeps bytes for which room was taken.
-    fn take(
-        &self,
-        file: &Arc<Delayed>,
-        origin: &Origin,
-        offset_bytes: u64,
-        data: &Data,
-    ) -> (Option<hither_vfs::Attrs>, Option<Ticket>) {
-        let (now, wall, fresh) = (Instant::now(), self.wall(), self.next_change());
-        let len = data.len() as u64;
-        let (attrs, merged, ticket) = self.with_room(file, len, |s| {
-            let merged = s.extents.insert(offset_bytes, data, origin, now);
-            if s.queued.is_none() {
-                s.queued = Some(self.ages.push(now + self.options.dirty_age, file));
-            }
-            let ticket = s.journal.wrote(&origin.cred, offset_bytes, data, wall.secs);
-            (s.written(wall, fresh), merged, ticket)
-        });
-        self.relieve_old();
-        Counters::add(&self.counters.writes_in, 1);
-        Counters::add(&self.counters.bytes_in, len);
-        Counters::add(&self.counters.writes_merged, u64::from(merged > 0));
-        (attrs, ticket)
-    }
-
-    /// Writes through, after what was written before.
-    async fn write_on(
-        &self,
-        cx: &Cx,
-        file: &Arc<Delayed>,
-        open: OpenId,
-        offset_bytes: u64,
-        data: Data,
-        stability: Stability,
-    ) -> Result<Wrote> {
-        let before = async {
-            let gate = file.gate.read().await;
-            self.flush_bytes(file, Reason::Order, false).await?;
-            self.leave_journal(file).await.map(|()| gate)
-        };
-        let _gate = patient(cx, before).await?;
-        Counters::add(&self.counters.writes_through, 1);
-        let through = Through::new(file);
-        if stability == Stability::Unstable {
-            file.state.lock().unstable = true;
-        }
-        let at = File { fh: &file.fh, open: Some(open) };
-        let wrote = self.below.write(cx, at, offset_bytes, data, stability).await;
-        drop(through);
-        let mut wrote = wrote?;
-        let fresh = self.next_change();
-        let mut s = file.state.lock();
-        s.journal.went_past(stability);
-        s.owed.modified();
-        let end = if wrote.bytes > 0 { offset_bytes.saturating_add(wrote.bytes) } else { 0 };
-        s.view.changed(Instant::now(), end, wrote.attrs.as_ref(), false);
-        if let Some(attrs) = &mut wrote.attrs {
-            s.show(attrs, fresh);
-        }
-        Ok(wrote)
-    }
-
     /// Sends what a question for attributes should find at the server.
     async fn flush_for_times(&self, cx: &Cx, file: &Arc<Delayed>) -> bool {
         let (now, limits) = (Instant::now(), &self.options);
@@ -328,6 +215,10 @@ impl Vfs for Dirty {
 
     fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
         self.below.delegated_bytes(fh).filter(|_| self.may_wait(fh))
+    }
+
+    fn is_shared(&self, fh: &Fh) -> bool {
+        self.below.is_shared(fh)
     }
 
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {

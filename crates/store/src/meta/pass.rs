@@ -303,6 +303,18 @@ impl Vfs for Meta {
         self.below.delegated_bytes(fh)
     }
 
+    fn may_delay(&self, fh: &Fh) -> bool {
+        self.below.may_delay(fh)
+    }
+
+    async fn ask_to_delay(&self, cx: &Cx, fh: &Fh) -> bool {
+        self.below.ask_to_delay(cx, fh).await
+    }
+
+    fn is_shared(&self, fh: &Fh) -> bool {
+        self.below.is_shared(fh)
+    }
+
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
         self.peek_known(cx, at)
     }

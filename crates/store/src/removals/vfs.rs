@@ -57,6 +57,10 @@ impl Vfs for Removals {
         self.below.delegated_bytes(fh)
     }
 
+    fn is_shared(&self, fh: &Fh) -> bool {
+        self.below.is_shared(fh)
+    }
+
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
         let since = self.table().generation();
         let trail = self.below.peek(cx, at)?;

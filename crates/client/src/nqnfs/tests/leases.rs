@@ -9,11 +9,12 @@ use tokio::time::Instant;
 const TERM: u32 = 30;
 
 /// What the layer above was told, and when.
-struct Told {
+pub(super) struct Told {
     server: Arc<Server>,
     /// With the VACATED that the server had seen.
-    withdrawn: Mutex<Vec<(hither_vfs::Fh, usize)>>,
-    lapsed: Mutex<Vec<(hither_vfs::Fh, Instant)>>,
+    pub withdrawn: Mutex<Vec<(hither_vfs::Fh, usize)>>,
+    pub lapsed: Mutex<Vec<(hither_vfs::Fh, Instant)>>,
+    pub settled: Mutex<Vec<(hither_vfs::Fh, usize)>>,
     slowly: Duration,
 }
 
@@ -29,17 +30,23 @@ impl Upcalls for Told {
         Box::pin(async {})
     }
 
+    fn settle(&self, fh: &hither_vfs::Fh) -> BoxFuture<()> {
+        self.settled.lock().push((fh.clone(), self.server.vacated()));
+        let slowly = self.slowly;
+        Box::pin(async move { tokio::time::sleep(slowly).await })
+    }
+
     fn withdraw_all(&self) -> BoxFuture<()> {
         Box::pin(async {})
     }
 }
 
 impl Server {
-    fn vacated(&self) -> usize {
+    pub(super) fn vacated(&self) -> usize {
         self.calls.lock().iter().filter(|c| matches!(c, NqCall::Vacated(_))).count()
     }
 
-    fn evict(&self, file: Fh) {
+    pub(super) fn evict(&self, file: Fh) {
         let args = Enc::of(&EvictedArgs { file });
         self.call_back(NqProc::EVICTED, args);
     }
@@ -62,12 +69,15 @@ fn granted(request: LeaseRequest, cachable: bool) -> LeaseReply {
         LeaseRequest::Read(duration) if duration > 0 => {
             LeaseReply::Read(Lease { cachable, duration, rev: 1 })
         }
+        LeaseRequest::Write(duration) if duration > 0 => {
+            LeaseReply::Write(Lease { cachable, duration, rev: 1 })
+        }
         _ => LeaseReply::None,
     }
 }
 
 /// What a server answers that grants what is asked for.
-fn granting(call: &NqCall) -> NqReply {
+pub(super) fn granting(call: &NqCall) -> NqReply {
     match call {
         NqCall::Getattr(a) if a.args.file == handle(0) => usual(call),
         NqCall::Getattr(a) => NqReply::Getattr(Res::Ok(granted(a.lease, true), file())),
@@ -104,18 +114,18 @@ fn granting(call: &NqCall) -> NqReply {
     }
 }
 
-struct Test {
-    server: Arc<Server>,
-    fs: V3,
-    told: Arc<Told>,
+pub(super) struct Test {
+    pub server: Arc<Server>,
+    pub fs: V3,
+    pub told: Arc<Told>,
 }
 
-async fn leasing(slowly: Duration) -> Test {
+pub(super) async fn leasing(slowly: Duration) -> Test {
     let server = Server::new();
     let fs = server.mount().await;
     server.script(|call| Some(granting(call)));
-    let (withdrawn, lapsed) = Default::default();
-    let told = Arc::new(Told { server: server.clone(), withdrawn, lapsed, slowly });
+    let (withdrawn, lapsed, settled) = Default::default();
+    let told = Arc::new(Told { server: server.clone(), withdrawn, lapsed, settled, slowly });
     fs.subscribe(told.clone());
     Test { server, fs, told }
 }
@@ -125,7 +135,7 @@ impl Test {
         self.fs.getattr(&cx(), File { fh: &fh(handle(n)), open: None }).await.unwrap().valid
     }
 
-    async fn validity(&self) -> Validity {
+    pub async fn validity(&self) -> Validity {
         self.validity_of(1).await
     }
 
@@ -158,7 +168,7 @@ impl Test {
         task
     }
 
-    async fn until_vacated(&self, times: usize) {
+    pub async fn until_vacated(&self, times: usize) {
         while self.server.vacated() < times {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -177,7 +187,7 @@ async fn validity_by(fs: V3, proc: NqProc) -> Validity {
     }
 }
 
-fn seconds(n: u64) -> Duration {
+pub(super) fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
@@ -284,7 +294,7 @@ async fn an_eviction_withdraws_before_it_is_answered() {
         t.server.evict(handle(1));
         tokio::time::sleep(Duration::from_millis(400)).await;
         assert_eq!(*t.told.withdrawn.lock(), [(fh(handle(1)), 0)]);
-        assert!(matches!(t.validity().await, Validity::Until(_)));
+        assert_eq!(t.validity().await, Validity::Once, "others use it");
         assert_eq!((t.asked(), t.server.vacated()), (vec![LeaseRequest::None], 0));
         // Repeated, it changes nothing.
         t.server.evict(handle(1));
@@ -313,7 +323,7 @@ async fn a_grant_that_was_overtaken_is_void() {
         }
         t.until_vacated(1).await;
         t.server.release();
-        assert!(matches!(answer.await.unwrap(), Validity::Until(_)), "{proc:?} {late}");
+        assert_eq!(answer.await.unwrap(), Validity::Once, "{proc:?} {late}");
     }
 }
 
@@ -329,7 +339,7 @@ async fn a_lease_that_is_not_for_caching_ends_one_that_is() {
         }
         other => Some(granting(other)),
     });
-    assert!(matches!(t.validity().await, Validity::Until(_)));
+    assert_eq!(t.validity().await, Validity::Once, "nothing of it may be kept");
     t.until_vacated(1).await;
     assert_eq!(*t.told.withdrawn.lock(), [(fh(handle(1)), 0)]);
 }
@@ -391,8 +401,9 @@ async fn leases_that_are_of_no_use_are_not_asked_for() {
         }
         let fs = server.mount_with(opts).await;
         server.script(|call| Some(granting(call)));
-        let (withdrawn, lapsed) = Default::default();
-        fs.subscribe(Arc::new(Told { server: server.clone(), withdrawn, lapsed, slowly: Duration::ZERO }));
+        let (withdrawn, lapsed, settled) = Default::default();
+        let (server, slowly) = (server.clone(), Duration::ZERO);
+        fs.subscribe(Arc::new(Told { server: server.clone(), withdrawn, lapsed, settled, slowly }));
         fs.getattr(&cx(), File { fh: &fh(handle(1)), open: None }).await.unwrap();
         let [NqCall::Getattr(a)] = &server.called()[..] else { panic!("{:?}", server.called()) };
         assert_eq!(a.lease, LeaseRequest::None);

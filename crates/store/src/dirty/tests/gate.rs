@@ -50,6 +50,9 @@ struct State {
     fail_names: HashMap<Name, (i32, bool)>,
     upcalls: Option<Arc<dyn Upcalls>>,
     delegated: bool,
+    /// Answers to `may_delay`, the next one last; yes when there is none.
+    may_delay: Vec<bool>,
+    grants: bool,
     log: Vec<String>,
 }
 
@@ -61,6 +64,12 @@ impl Gate {
     /// From now on all files are delegated for writing, up to 1000 bytes, or none.
     pub fn delegate(&self, delegated: bool) {
         self.state.lock().delegated = delegated;
+    }
+
+    /// What the next questions whether a write may be delayed are answered with, and whether that is granted when it is asked for.
+    pub fn may_delay(&self, answers: &[bool], grants: bool) {
+        let mut s = self.state.lock();
+        (s.may_delay, s.grants) = (answers.iter().rev().copied().collect(), grants);
     }
 
     /// A gate to the same place.
@@ -295,6 +304,14 @@ macro_rules! pass_on {
                     Some(attrs) => Ok(attrs),
                     None => self.below.getattr(cx, file).await,
                 }
+            }
+
+            fn may_delay(&self, _: &Fh) -> bool {
+                self.state.lock().may_delay.pop().unwrap_or(true)
+            }
+
+            async fn ask_to_delay(&self, _: &Cx, _: &Fh) -> bool {
+                self.state.lock().grants
             }
 
             fn delegated_bytes(&self, _: &Fh) -> Option<u64> {

@@ -216,6 +216,42 @@ async fn what_is_delegated_waits_until_it_is_recalled() {
     assert_eq!(s.gate.calls("close"), 1);
 }
 
+/// What may not wait is there when the write returns, and what may is not; also when the right to wait is taken back while a write is
+/// taken. Who is asked for what waits sends it.
+#[tokio::test(start_paused = true)]
+async fn nothing_waits_without_the_right_to() {
+    let s =
+        Stack::new(DirtyOptions { dirty_age: Duration::from_secs(3600), ..DirtyOptions::default() }).await;
+    s.dirty.subscribe(Arc::new(histories::Nobody));
+    let f = s.open("f").await;
+    s.gate.may_delay(&[false, true], true);
+    s.write(&f, 0, "waits").await.unwrap();
+    settle().await;
+    assert_eq!(s.below(&f.0).await, b"");
+    s.gate.upcalls().settle(&f.0).await;
+    assert_eq!(s.below(&f.0).await, b"waits");
+    s.gate.may_delay(&[false], false);
+    s.write(&f, 0, "goes ").await.unwrap();
+    assert_eq!(s.below(&f.0).await, b"goes ");
+    // After what was written before.
+    s.write(&f, 5, "waits").await.unwrap();
+    s.gate.may_delay(&[false], false);
+    s.write(&f, 8, "on").await.unwrap();
+    assert_eq!(s.below(&f.0).await, b"goes waion");
+    s.gate.may_delay(&[true, false], false);
+    s.write(&f, 0, "taken").await.unwrap();
+    assert_eq!(s.below(&f.0).await, b"takenwaion");
+    // Where the user says that nobody else writes, nobody is asked.
+    let s = Stack::new(DirtyOptions { exclusive: true, ..delegated() }).await;
+    let f = s.open("f").await;
+    s.gate.may_delay(&[false, false], false);
+    s.write(&f, 0, "waits").await.unwrap();
+    settle().await;
+    assert_eq!(s.below(&f.0).await, b"");
+    s.gate.may_delay(&[], true);
+    s.close(&f).await.unwrap();
+}
+
 /// fsync means the server all the same, and so does the close of a file that is not delegated.
 #[tokio::test(start_paused = true)]
 async fn what_is_not_delegated_does_not_wait() {

@@ -1,0 +1,183 @@
+//! Leases for writing: when writes may wait, and what becomes of them when the lease ends.
+
+use super::leases::{Test, granting, leasing, seconds};
+use super::*;
+use hither_vfs::Validity;
+
+impl Test {
+    async fn ask_to_delay(&self) -> bool {
+        self.fs.ask_to_delay(&cx(), &fh(handle(1))).await
+    }
+
+    fn may_delay(&self) -> bool {
+        self.fs.may_delay(&fh(handle(1)))
+    }
+
+    fn is_shared(&self) -> bool {
+        self.fs.is_shared(&fh(handle(1)))
+    }
+
+    async fn write(&self) -> Validity {
+        let (file, data) = (fh(handle(1)), Data::from(Bytes::from_static(b"x")));
+        let at = File { fh: &file, open: None };
+        self.fs.write(&cx(), at, 0, data, Stability::Stable).await.unwrap().attrs.unwrap().valid
+    }
+
+    /// What WRITEs and GETLEASEs asked for since the last time.
+    fn written(&self) -> Vec<LeaseRequest> {
+        let calls = std::mem::take(&mut *self.server.calls.lock());
+        let asked = |c: &NqCall| match c {
+            NqCall::Write(a) => Some(a.lease),
+            NqCall::Getlease(a) if a.args.rw == Cachetype::WRITE => {
+                Some(LeaseRequest::Write(a.args.duration))
+            }
+            NqCall::Getlease(a) => Some(LeaseRequest::Read(a.args.duration)),
+            _ => None,
+        };
+        calls.iter().filter_map(asked).collect()
+    }
+}
+
+fn refusing(call: &NqCall) -> NqReply {
+    match call {
+        NqCall::Getlease(_) => NqReply::Getlease(Res::Err(Stat::TRYLATER)),
+        other => granting(other),
+    }
+}
+
+/// Nothing is delayed without a lease for writing, a lease for reading is none, and under one a delayed WRITE asks for nothing and what it
+/// leaves holds as long as the lease.
+#[tokio::test(start_paused = true)]
+async fn writes_wait_under_a_lease_for_writing_only() {
+    let t = leasing(Duration::ZERO).await;
+    assert!(!t.may_delay());
+    assert_eq!(t.validity().await, Validity::Lease);
+    assert!(!t.may_delay(), "a lease for reading");
+    assert!(matches!(t.write().await, Validity::Until(_)));
+    assert_eq!(t.written(), [LeaseRequest::Write(0)]);
+    assert!(t.ask_to_delay().await && t.may_delay());
+    assert_eq!(t.fs.delegated_bytes(&fh(handle(1))), Some(u64::MAX));
+    assert_eq!(t.write().await, Validity::Lease);
+    assert_eq!(t.written(), [LeaseRequest::Write(30), LeaseRequest::None]);
+    // Who reads keeps the lease for what it is.
+    tokio::time::sleep(seconds(25)).await;
+    t.validity().await;
+    assert!(t.may_delay());
+}
+
+/// A file that is made comes with a lease for writing.
+#[tokio::test(start_paused = true)]
+async fn a_new_file_comes_with_a_lease() {
+    let t = leasing(Duration::ZERO).await;
+    t.server.script(|call| match call {
+        NqCall::Create(a) => {
+            let NqReply::Create(Res::Ok(_, ok)) = created(a, a.args.attributes.atime) else { unreachable!() };
+            let LeaseRequest::Write(duration) = a.lease else { panic!("{:?}", a.lease) };
+            let lease = LeaseReply::Write(Lease { cachable: true, duration, rev: 1 });
+            Some(NqReply::Create(Res::Ok(lease, ok)))
+        }
+        other => Some(granting(other)),
+    });
+    let how = creating(Create::Exclusive(SetAttr::default()));
+    let opened = t.fs.open(&cx(), Where::name(&root(), &name("new")), &how).await.unwrap();
+    assert!(t.fs.may_delay(&opened.node.fh));
+    assert_eq!(t.written(), []);
+}
+
+/// An eviction has what was delayed sent before it is answered; from then on nothing is delayed, and nothing of the file kept, until
+/// there is another lease.
+#[tokio::test(start_paused = true)]
+async fn what_was_delayed_comes_before_the_lease_goes() {
+    let t = leasing(seconds(20)).await;
+    assert!(t.ask_to_delay().await);
+    t.server.evict(handle(1));
+    tokio::time::sleep(seconds(1)).await;
+    assert_eq!(*t.told.settled.lock(), [(fh(handle(1)), 0)]);
+    assert!(t.told.withdrawn.lock().is_empty() && !t.may_delay() && t.is_shared());
+    t.written();
+    assert!(!t.ask_to_delay().await);
+    t.write().await;
+    assert_eq!(t.written(), [LeaseRequest::None], "it is still the holder's");
+    // Longer than a lease for reading is waited for.
+    tokio::time::sleep(seconds(30)).await;
+    assert_eq!((t.told.withdrawn.lock().len(), t.server.vacated()), (1, 0));
+    t.until_vacated(1).await;
+    assert!(t.is_shared());
+    assert!(t.ask_to_delay().await && !t.is_shared());
+}
+
+/// A WRITE that comes too late is sent once more, as a new one: nothing is lost.
+#[tokio::test(start_paused = true)]
+async fn a_write_that_comes_too_late_is_written_all_the_same() {
+    let t = leasing(Duration::ZERO).await;
+    assert!(t.ask_to_delay().await);
+    t.server.script(|call| match call {
+        NqCall::Write(a) if a.lease == LeaseRequest::None => Some(NqReply::Write(Res::Err(Stat::EXPIRED))),
+        other => Some(granting(other)),
+    });
+    t.write().await;
+    assert_eq!(t.written(), [LeaseRequest::None, LeaseRequest::Write(0)]);
+}
+
+/// Under a lease that is not for caching every write goes to the server, without asking again before it ends.
+#[tokio::test(start_paused = true)]
+async fn nothing_waits_where_others_write_too() {
+    let t = leasing(Duration::ZERO).await;
+    t.server.script(|call| match call {
+        NqCall::Getlease(a) => {
+            let ok = GetleaseOk { cachable: false, duration: a.args.duration, rev: 1, attr: file() };
+            Some(NqReply::Getlease(Res::Ok(LeaseReply::None, ok)))
+        }
+        other => Some(granting(other)),
+    });
+    for _ in 0..3 {
+        assert!(!t.ask_to_delay().await && t.is_shared());
+        tokio::time::sleep(seconds(9)).await;
+    }
+    assert_eq!(t.written(), [LeaseRequest::Write(30)]);
+    t.server.script(|call| Some(granting(call)));
+    tokio::time::sleep(seconds(9)).await;
+    assert!(t.ask_to_delay().await && !t.is_shared(), "until it has ended");
+}
+
+/// A lease is renewed as long as something is written; what is delayed is asked for before one ends that cannot be renewed, and
+/// nothing is delayed then.
+#[tokio::test(start_paused = true)]
+async fn what_is_delayed_is_sent_before_the_lease_ends() {
+    let t = leasing(Duration::ZERO).await;
+    let (file, how) = (fh(handle(1)), OpenHow::existing(OpenAccess::WRITE));
+    t.fs.open(&cx(), Where::fh(&file), &how).await.unwrap();
+    assert!(t.ask_to_delay().await);
+    for _ in 0..9 {
+        tokio::time::sleep(seconds(10)).await;
+        assert!(t.may_delay(), "it is renewed");
+    }
+    assert!(t.told.settled.lock().is_empty());
+    t.server.script(|call| Some(refusing(call)));
+    let began = tokio::time::Instant::now();
+    while t.told.settled.lock().is_empty() {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(began.elapsed() < seconds(30) && t.told.lapsed.lock().is_empty(), "before the lease ends");
+    assert!(!t.may_delay());
+    t.write().await;
+    assert_eq!(t.written().last(), Some(&LeaseRequest::None), "the server still waits for it");
+    tokio::time::sleep(seconds(10)).await;
+    assert_eq!(t.told.lapsed.lock().len(), 1);
+    assert!(!t.ask_to_delay().await, "the server has refused");
+}
+
+/// A file that is open and not written to any more is not kept from others, nor from local programs, for longer than the term.
+#[tokio::test(start_paused = true)]
+async fn who_does_not_write_keeps_no_lease_for_writing() {
+    let t = leasing(Duration::ZERO).await;
+    let (file, how) = (fh(handle(1)), OpenHow::existing(OpenAccess::all()));
+    t.fs.open(&cx(), Where::fh(&file), &how).await.unwrap();
+    assert!(t.ask_to_delay().await);
+    tokio::time::sleep(seconds(61)).await;
+    assert!(!t.may_delay());
+    assert_eq!(t.told.lapsed.lock().len(), 1);
+    assert!(t.told.settled.lock().len() == 1 && t.server.vacated() == 0);
+    assert_eq!(t.validity().await, Validity::Lease);
+    assert!(!t.may_delay(), "a lease for reading");
+}
