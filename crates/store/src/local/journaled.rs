@@ -176,7 +176,7 @@ impl Journaled {
                 "neither the state directory nor the journal is on the file system that is served: only bytes go through the journal"
             );
         }
-        let touched = Arc::new(Touched::new(top)?);
+        let touched = Arc::new(Touched::new(top, names.is_none())?);
         let calls = Arc::new(Calls::of(&found, state_dir.as_deref(), &Look { sealer, top }).map_err(fail)?);
         let settle = {
             let (touched, names, calls) = (touched.clone(), names.clone(), calls.clone());

@@ -351,7 +351,7 @@ pub(super) fn fsync(fd: BorrowedFd<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Hands what was written to a part of a file to the disk and waits until the disk has it, which does not make it stable. An error that is
+/// Hands what was written to a part of a file (`len` 0: up to its end) to the disk and waits until the disk has it, which does not make it stable. An error that is
 /// told here is not told again to this descriptor.
 pub(super) fn write_back(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<()> {
     let (Ok(at), Ok(len)) = (libc::off64_t::try_from(at), libc::off64_t::try_from(len)) else {
@@ -361,6 +361,12 @@ pub(super) fn write_back(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<()> {
         libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: the call takes numbers.
     done(unsafe { libc::sync_file_range(fd.as_raw_fd(), at, len, how) }.into()).map(drop)
+}
+
+/// Begins to hand all bytes of a file to the disk. What fails is told to who waits for it.
+pub(super) fn begin_write_back(fd: BorrowedFd<'_>) -> Result<()> {
+    // SAFETY: the call takes numbers.
+    done(unsafe { libc::sync_file_range(fd.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) }.into()).map(drop)
 }
 
 /// Makes a file system stable.
