@@ -121,7 +121,10 @@ END
     rm -f $out/leases.jsonl
     mab() { $bin --name bench bench --append --out $out/leases.jsonl --table /dev/null --limit 1800 "$@" mab || rc=1; }
     mab --server hither --vers nqnfs,4.2 --client hither
-    mab --server hither-deleg --vers 4.2 --client hither --opts 'default;close=delegated'
+    # The last word of the user that nobody else uses the mount.
+    alone=writeback=journal,exclusive,creates=here
+    mab --server hither --vers 4.2 --client hither --opts "$alone;$alone,nocto"
+    mab --server hither-deleg --vers 4.2 --client hither --opts "default;close=delegated;close=delegated,$alone,nocto"
     mab --server knfsd --vers 4.2,3 --client kernel,hither
     $bin bench --from $out/leases.jsonl --by-type 'knfsd: kernel 4.2' --table $out/leases.md || rc=1
     exit $rc ;;

@@ -7,7 +7,7 @@ use super::names::{Bound, Id, whole_seconds};
 use super::objects::{Listing, Object, When};
 use super::{LookupCache, Meta, stats};
 use hither_vfs::{
-    Access, Attrs, Cred, Cx, DirPage, Fh, FileKind, Name, Node, Read, Stop, Trail, Validity,
+    Access, Attrs, Cred, Cx, Data, DirPage, Fh, FileKind, Name, Node, Read, Stop, Trail, Validity, Wrote,
     bytes_prove_reading,
 };
 use std::sync::Arc;
@@ -289,6 +289,41 @@ impl Meta {
         let kept = self.contents.learn(fh, version, read, small, (proves, guessed));
         self.contents.relieve(&self.counters);
         kept
+    }
+
+    /// What is written, when it can be all of a small file.
+    pub(super) fn whole(&self, offset_bytes: u64, data: &Data) -> Option<Data> {
+        let small = offset_bytes == 0 && data.len() <= self.options.small_file_bytes as usize;
+        small.then(|| data.clone())
+    }
+
+    /// Keeps what was just written, when it is all of a small file which nobody else changes before we are told: then it is
+    /// opened and read without a question. Its owner may read it when its mode says so.
+    pub(super) fn learn_written(&self, cx: &Cx, fh: &Fh, whole: Option<Data>, wrote: &Wrote) {
+        let (Some(data), Some(attrs)) = (whole, &wrote.attrs) else { return };
+        let len = data.len() as u64;
+        if attrs.valid != Validity::Lease || wrote.bytes != len || attrs.attr.size_bytes != len {
+            return;
+        }
+        let ticket = self.ticket();
+        // These attributes were kept: no other call of ours was changing the file beside this one.
+        let (asked, change) = (self.clock.of(attrs.asked), attrs.attr.change);
+        let alone =
+            self.table.with(fh, |_, o| o.until & LEASE != 0 && o.asked == asked && o.attr.change == change);
+        if alone != Some(true) {
+            return;
+        }
+        self.learn_contents(fh, attrs, &Read { data, eof: true }, &ticket, false);
+        self.learn_owned(cx, fh, attrs, &ticket);
+    }
+
+    /// What was written or made here under a lease its owner may read, if its mode says so: whoever has it otherwise is told of by
+    /// the lease's end.
+    pub(super) fn learn_owned(&self, cx: &Cx, fh: &Fh, attrs: &Attrs, ticket: &Ticket) {
+        let attr = &attrs.attr;
+        if attrs.valid == Validity::Lease && attr.mode & 0o400 != 0 && attr.uid == cx.cred.uid {
+            self.learn_rights(&cx.cred, (fh, attr.change), Access::READ, Access::READ, ticket);
+        }
     }
 
     /// Keeps rights that were found under this `change`; they hold as long as the object's attributes.

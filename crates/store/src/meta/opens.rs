@@ -9,8 +9,8 @@ use super::moment::LEASE;
 use super::objects::When;
 use super::{Meta, stats};
 use hither_vfs::{
-    Access, Backing, Create, Cred, Cx, Error, Fh, File, FileKind, Name, Node, OpenAccess, OpenHow, OpenId,
-    Opened, Read, Result, Stop, Want, Where,
+    Access, Backing, Create, Cred, Cx, Data, Error, Fh, File, FileKind, Name, Node, OpenAccess, OpenHow,
+    OpenId, Opened, Read, Result, Stop, Validity, Want, Where,
 };
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -319,6 +319,13 @@ impl Meta {
         if how.access.contains(OpenAccess::READ) && !opened.created {
             let right = if how.execute { Access::EXECUTE } else { Access::READ };
             self.learn_rights(&cx.cred, (&node.fh, node.attrs.attr.change), right, right, ticket);
+        }
+        if opened.created {
+            self.learn_owned(cx, &node.fh, &node.attrs, ticket);
+            if node.attrs.valid == Validity::Lease && node.attrs.attr.size_bytes == 0 {
+                let nothing = Read { data: Data::default(), eof: true };
+                self.learn_contents(&node.fh, &node.attrs, &nothing, ticket, false);
+            }
         }
         if let Some(read) = &opened.first {
             self.learn_contents(&node.fh, &node.attrs, read, ticket, false);

@@ -417,8 +417,11 @@ impl Vfs for Meta {
         stability: Stability,
     ) -> Result<Wrote> {
         let below = File { fh: file.fh, open: self.real(file).await? };
+        let whole = self.whole(offset_bytes, &data);
         let call = self.below.write(cx, below, offset_bytes, data, stability);
-        self.change(file.fh, call, |wrote| wrote.attrs.as_ref()).await
+        let wrote = self.change(file.fh, call, |wrote| wrote.attrs.as_ref()).await?;
+        self.learn_written(cx, file.fh, whole, &wrote);
+        Ok(wrote)
     }
 
     async fn finish(
@@ -433,6 +436,7 @@ impl Vfs for Meta {
         if rights {
             self.secure(file.fh).await;
         }
+        let whole = piece.as_ref().and_then(|(at, data)| self.whole(*at, data));
         let changing = self.changing(file.fh);
         let outcome = self.below.finish(cx, below, piece, set).await;
         let attrs = outcome.as_ref().map(|f| f.wrote.attrs.as_ref());
@@ -440,7 +444,9 @@ impl Vfs for Meta {
             true => changing.done_rights(attrs),
             false => changing.done(attrs),
         }
-        outcome.map_err(|e| self.failed(file.fh, e))
+        let finished = outcome.map_err(|e| self.failed(file.fh, e))?;
+        self.learn_written(cx, file.fh, whole, &finished.wrote);
+        Ok(finished)
     }
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {

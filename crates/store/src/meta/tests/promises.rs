@@ -180,3 +180,53 @@ async fn a_lease_that_lapses_costs_a_question_and_no_bytes() {
     assert_eq!(read_all(&*l.meta, &fresh(), &fh).await.unwrap(), "one");
     assert_eq!(l.wire.take(), "getattr 1");
 }
+
+/// What this client wrote whole under a lease it opens and reads without a question, if the file's mode lets its owner; when the lease
+/// was withdrawn the server is asked.
+#[tokio::test(start_paused = true)]
+async fn what_was_written_under_a_lease_is_here() {
+    for (leased, mode, asks) in [(true, 0o644, false), (false, 0o644, true), (true, 0o244, true)] {
+        let l = lab().await;
+        l.wire.lease(leased);
+        let opened = l.meta.open(&l.cx, Where::name(&l.top, &name("new")), &creating(mode)).await.unwrap();
+        let fh = opened.node.fh.clone();
+        let file = File { fh: &fh, open: Some(opened.open) };
+        l.wire.take();
+        assert!(l.meta.read(&l.cx, file, 0, 100).await.is_ok_and(|read| read.eof && read.data.is_empty()));
+        assert_eq!(l.wire.take().is_empty(), leased, "nothing is in it yet");
+        for (at, text) in [(0, "first"), (0, "all of it")] {
+            let data = Bytes::copy_from_slice(text.as_bytes()).into();
+            l.meta.write(&l.cx, file, at, data, Stability::Unstable).await.unwrap();
+        }
+        l.meta.close(&l.cx, &fh, opened.open).await.unwrap();
+        l.wire.take();
+        let fresh = || l.cx.fresh(Instant::now());
+        assert_eq!(read_all(&*l.meta, &fresh(), &fh).await.unwrap(), "all of it");
+        assert_eq!(!l.wire.take().is_empty(), asks, "leased: {leased}, {mode:o}");
+        l.wire.upcalls.get().unwrap().withdraw(&fh).await;
+        let theirs =
+            l.model.open(&l.cx, Where::fh(&fh), &OpenHow::existing(OpenAccess::WRITE)).await.unwrap();
+        let at = File { fh: &fh, open: Some(theirs.open) };
+        l.model.write(&l.cx, at, 0, Bytes::from_static(b"theirs").into(), Stability::Stable).await.unwrap();
+        assert_eq!(read_all(&*l.meta, &fresh(), &fh).await.unwrap(), "theirs it");
+    }
+}
+
+/// A part of a file, and one that another call of ours changes meanwhile, are not taken for all of it.
+#[tokio::test(start_paused = true)]
+async fn what_was_written_in_part_is_not_taken_for_all() {
+    let l = lab().await;
+    tree(&l).await;
+    l.wire.lease(true);
+    let fh = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps.pop().unwrap().fh;
+    let opened = l.meta.open(&l.cx, Where::fh(&fh), &OpenHow::existing(OpenAccess::WRITE)).await.unwrap();
+    let file = File { fh: &fh, open: Some(opened.open) };
+    l.meta.write(&l.cx, file, 0, Bytes::from_static(b"O").into(), Stability::Unstable).await.unwrap();
+    assert_eq!(read_all(&*l.meta, &l.cx, &fh).await.unwrap(), "One");
+    let write = |at, text: &'static [u8]| {
+        l.meta.write(&l.cx, file, at, Bytes::from_static(text).into(), Stability::Unstable)
+    };
+    let (a, b) = tokio::join!(write(0, b"two"), write(1, b"xyz"));
+    a.and(b).unwrap();
+    assert_eq!(read_all(&*l.meta, &l.cx, &fh).await.unwrap(), "txyz");
+}
