@@ -145,7 +145,7 @@ nhfsstone() {
 }
 some_mixes() { 
   for percent in $(full_or "5 10" 5); do
-    bench nhfsstone --modifying $percent --rates "$(full_or 30,60,120,240,480,960 30)" --seconds "$(full_or 5 1)"
+    bench nhfsstone --modifying $percent --rates "$(full_or 30,60,120,240,480,960,1920,3840 30)" --seconds "$(full_or 5 1)"
   done
 }
 mixes() {

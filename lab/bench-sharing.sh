@@ -26,7 +26,9 @@ served hither --deleg none
 for options in '' ,consistency=strict; do
   measured "hither 4.2$options" exec "$hither mount" "vers=4.2,port=6049$options" 10.98.0.1:/ || rc=1
 done
-measured "hither nqnfs" exec "$hither mount" vers=nqnfs,port=6049,mountport=6048 10.98.0.1:/ || rc=1
+for options in '' ,close=delegated ,consistency=strict; do
+  measured "hither nqnfs$options" exec "$hither mount" "vers=nqnfs,port=6049,mountport=6048$options" 10.98.0.1:/ || rc=1
+done
 served hither --deleg all
 for options in '' ,close=delegated ,consistency=strict; do
   measured "hither 4.2$options, delegations" exec "$hither mount" "vers=4.2,port=6049$options" 10.98.0.1:/ || rc=1
