@@ -106,8 +106,9 @@ deny: toolchain
 	command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
 	$(CARGO) deny check bans licenses sources
 
-build: toolchain
-	$(CARGO) build --release -p hither -p hither-lab
+# One after the other: together they would be built with other features than the program that is installed.
+build: program
+	$(CARGO) build --release -p hither-lab
 
 program: toolchain
 	$(CARGO) build --release -p hither
