@@ -63,7 +63,13 @@ class Page:
 
     def until(self, what, holds):
         end = time.monotonic() + PATIENCE_S
-        while not holds():
+
+        def now():
+            try:
+                return holds()
+            except RuntimeError:
+                return False        # the page is on its way
+        while not now():
             if time.monotonic() > end:
                 self.picture("failed")
                 raise AssertionError(f"not within {PATIENCE_S} s: {what}")
