@@ -32,7 +32,7 @@ pub fn policy(name: &str) -> Result<Policy, String> {
     Policy::of(name).ok_or_else(|| format!("expected one of {}", Policy::ALL.map(Policy::name).join(", ")))
 }
 
-/// One call of the trace.
+/// What a call did to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Touch {
     Read,
@@ -50,7 +50,7 @@ struct Trace {
     /// Questions of reads and of all others.
     asked: [u64; 2],
     asked_us: [u64; 2],
-    /// What a question takes at least, and of which the trace has a question at all.
+    /// What a question takes at least, if there is one.
     rtt_us: Option<u64>,
     /// Reads and writes in their order: of which file, from where, how many bytes.
     touches: Vec<(Touch, u32, u64, u64)>,

@@ -21,7 +21,7 @@ const LISTED_MIN: usize = 256;
 const DESCRIPTORS_PART: u64 = 8;
 /// Of the others, so many are known.
 const OTHERS_MAX: usize = 16384;
-/// A checkpoint takes so long at most for handing bytes to the disk little by little, and
+/// A checkpoint takes so long at most for handing bytes to the disk little by little, for each file where the log is committed once, and
 const UNHURRIED: Duration = Duration::from_secs(10);
 /// so many of a file at a time, or this part of a large one. All of them are gone through again when that took longer than this.
 const PIECE_BYTES: u64 = 16 << 10;
