@@ -1,15 +1,18 @@
 #!/usr/bin/python3
 """Many mounts of one server at a time.
 
-  clients.py mab     HITHER OPTIONS SOURCE --clients N [--rtt MS] --label JSON     the Modified Andrew Benchmark on each
+  clients.py mab     HITHER OPTIONS SOURCE --clients N [--rtt MS] --label JSON     the Modified Andrew Benchmark on each;
+                     with --cpu PERCENT of one processor, --memory MIB, for all that is on the clients' side, their mounts included;
+                     --delays FILE: of an emulated disk, which is slow only in the phases
   clients.py recall  HITHER OPTIONS SOURCE [--rtt MS] --label JSON                 what a conflicting open waits for
   clients.py restart HITHER OPTIONS SOURCE --clients N --kill CMD --start CMD --label JSON     the server dies under delayed writes
 
-Run inside the laboratory (`hither-lab exec`). Prints JSON lines. Of `mab` one for each phase: clients begin a phase together; `secs` is the
-median of the times that clients took, `least` and `most` beside it, and `rpc` what passed the relay. """
+HITHER is the program, or `kernel`: then the kernel's client mounts. Run inside the laboratory (`hither-lab exec`), or in its guest. Prints JSON lines.
+Of `mab` one for each phase: clients begin a phase together; `secs` is the median of the times that clients took, `least` and `most` beside it and `sd`
+their standard deviation, `cpu` the seconds of processor time that the programs and mounts of all took, and `rpc` what passed the relay. """
 import argparse, hashlib, json, multiprocessing as mp, os, random, shutil, statistics, subprocess, sys, threading, time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import measure, workloads
+import limits, measure, workloads
 
 a = argparse.ArgumentParser()
 a.add_argument("verb", choices=["mab", "recall", "restart"])
@@ -17,6 +20,7 @@ for k in ("hither", "options", "source"):
     a.add_argument(k)
 a.add_argument("--clients", type=int, default=1)
 a.add_argument("--rtt", type=float, default=0)
+a.add_argument("--cpu", type=int, default=0), a.add_argument("--memory", type=int, default=0), a.add_argument("--delays")
 a.add_argument("--files", type=int, default=8)
 a.add_argument("--bytes", type=int, default=256 << 10)
 a.add_argument("--kill"), a.add_argument("--start")
@@ -29,12 +33,13 @@ places = [f"/mnt/c{k}" for k in range(o.clients)]
 
 def mounted(point, options=o.options):
     os.makedirs(point, exist_ok=True)
-    measure.sh([o.hither, "mount", "-o", options, o.source, point], timeout=120)
+    program = ["mount", "-t", "nfs"] if o.hither == "kernel" else [o.hither, "mount"]
+    measure.sh([*program, "-o", options, o.source, point], timeout=120)
 
 
 def unmounted(point):
     for _ in range(50):
-        measure.sh([o.hither, "umount", point], check=False, timeout=300)
+        measure.sh(["umount", point] if o.hither == "kernel" else [o.hither, "umount", point], check=False, timeout=300)
         if not os.path.ismount(point):
             return
         time.sleep(0.1)
@@ -77,6 +82,11 @@ def client(k, gate, times):
         gate.wait(900)
 
 
+def head(state):
+    if o.delays:
+        limits.put(o.delays, state)
+
+
 def mab():
     mounted(places[0])
     relay.cmd("rtt 0")
@@ -86,20 +96,24 @@ def mab():
         workloads.source_tree(f"{places[0]}/src", 5, 40, 20, 10, 3)
     unmounted(places[0])
     relay.cmd(f"rtt {o.rtt}")
+    group = limits.Group(o.cpu, o.memory)
     for p in places:
         mounted(p)
     gate, times = mp.Barrier(o.clients + 1), mp.Array("d", o.clients * len(PHASES))
     work = [mp.Process(target=client, args=(k, gate, times)) for k in range(o.clients)]
     for w in work:
         w.start()
+    head("on")
     for n, phase in enumerate(PHASES):
-        before = relay.snap()
+        before, used = relay.snap(), group.used()
         gate.wait(900)
         gate.wait(900)
+        cpu = None if used is None else group.used() - used
         time.sleep(0.3 + 4 * o.rtt / 1e3)
         took = [times[k * len(PHASES) + n] for k in range(o.clients)]
-        emit(workload="mab-clients", phase=phase, secs=statistics.median(took), least=min(took), most=max(took),
-             rpc=measure.delta(before, relay.snap()))
+        emit(workload="mab-clients", phase=phase, secs=statistics.median(took), least=min(took), most=max(took), sd=statistics.pstdev(took),
+             cpu=cpu, share=o.cpu, memory=o.memory, rpc=measure.delta(before, relay.snap()))
+    head("off")
     for w in work:
         w.join()
         if w.exitcode:
@@ -109,6 +123,7 @@ def mab():
         shutil.rmtree(f"{p}/work{k}")
         unmounted(p)
         shutil.rmtree(f"/tmp/hither-clients.{k}", ignore_errors=True)
+    group.leave()
 
 
 # ---------------------------------------------------------------- recalls

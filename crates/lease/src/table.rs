@@ -493,9 +493,10 @@ impl Table {
         !self.conflicts(&Access { client, file, op: Op::Read, lease: None, claim: None })
     }
 
-    /// True when nobody holds a caching lease: a server that stops now needs no recovery.
+    /// True when nobody holds a caching lease: a server that stops now needs no recovery. Whoever has given one up may have one left
+    /// under which nothing is cached.
     pub fn is_vacant(&self) -> bool {
-        self.leases.len() == 0
+        self.leases.used().all(|lease| !lease.cachable)
     }
 
     fn reserve(&mut self) {

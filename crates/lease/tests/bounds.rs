@@ -100,3 +100,23 @@ fn a_lease_that_is_overdue_does_not_end_under_a_write() {
     assert_eq!(settle(&mut t), [Ended::Overdue]);
     assert_eq!(t.held(WRITER, FILE), None);
 }
+
+#[test]
+fn who_gave_up_what_he_cached_keeps_no_successor_waiting() {
+    let mut t = Table::new(Config::default(), Boot { reserved_end: 0, epoch: 0, outstanding_ms: 0 }, 0);
+    settle(&mut t);
+    let files = [FILE, FileKey([3, 4])];
+    for (now, file) in (1..).zip(files) {
+        let p = permit(t.begin(now, Access { file, ..access(WRITER, Op::Write, Some(Kind::Write)) }));
+        t.finish(now, p, true);
+        settle(&mut t);
+    }
+    assert!(!t.is_vacant(), "it may cache two");
+    // As VACATED has it: nothing is cached any more, and the client may go on using the file.
+    t.vacated(10, WRITER, files[0], None, true);
+    settle(&mut t);
+    assert!(!t.is_vacant(), "it may cache one");
+    t.vacated(11, WRITER, files[1], None, true);
+    settle(&mut t);
+    assert!(t.is_vacant());
+}

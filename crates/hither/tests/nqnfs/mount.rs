@@ -1,9 +1,9 @@
 //! `hither mount -o vers=nqnfs`: what programs do on it arrives, and nothing is lost or seen too late.
 
-use crate::client::Wire;
+use crate::client::{Wire, now};
 use crate::common::serve::Serve;
 use crate::common::{HITHER, pause, run, wait_for};
-use crate::{gives_up, serve, serve_with};
+use crate::{LATE, gives_up, serve, serve_with};
 use hither_proto::nqnfs::{Cachetype, Fh, LeaseRequest, Stat};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -98,6 +98,25 @@ fn a_mount_does_what_programs_do() {
     drop(f);
     assert_eq!(fs::read(there("r")).unwrap(), b"x");
     umount(&mnt);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_a_mount_gave_up_keeps_the_next_server_waiting_for_nothing() {
+    let mut server = serve_with(crate::LONG);
+    let mnt = mounted(&server, "m", "");
+    fs::write(mnt.join("f"), "one").unwrap();
+    assert_eq!(fs::read(mnt.join("f")).unwrap(), b"one");
+    umount(&mnt);
+    assert_eq!(server.stop(), 0);
+    server.serve();
+    let mut wire = Wire::connect(2049, 1);
+    let dir = wire.mount();
+    // CREATE of a name that is there opens it. Leases of before would last for four minutes.
+    let began = now();
+    let f = wire.create(dir, "f");
+    assert!(began.elapsed() < LATE, "{:?}", began.elapsed());
+    assert_eq!(wire.read(f).unwrap().0, b"one");
 }
 
 #[test]
