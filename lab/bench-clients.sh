@@ -1,17 +1,14 @@
 #!/bin/bash
 # Many mounts of one hither serve (lab/work/clients.py): JSON lines to standard output. Root.
-#   bench-clients.sh clients    the Modified Andrew Benchmark on 1 to 10 mounts at a time, as Figures 2 to 5 of "Not Quite NFS"
-#   bench-clients.sh delays     the same on REPS (3) mounts at a time behind round trips of 5 to 200 ms, as its Figure 6 and Table 4
 #   bench-clients.sh recall     what a conflicting open waits for
 #   bench-clients.sh restart    a server that is killed and started under 50 mounts with delayed writes
-# HITHER and HITHER_LAB name other binaries than those in target/release; CLIENTS and DELAYS other numbers of mounts and round trips.
+# HITHER and HITHER_LAB name other binaries than those in target/release.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export HITHER=$(realpath "${HITHER:-target/release/hither}")
 lab=$(realpath "${HITHER_LAB:-target/release/hither-lab}")
 work=$(realpath lab/work/clients.py)
-labs=
-trap 'for l in $labs; do $lab --name $l down >/dev/null 2>&1; done' EXIT
+trap '$lab --name clients down >/dev/null 2>&1' EXIT
 rc=0
 
 # measured LAB SERVER VERS OPTIONS VERB ARGUMENT...: SERVER as `hither-lab bench` names it; further words go to clients.py.
@@ -30,35 +27,19 @@ measured() {
   return $rc
 }
 
-# each COMMAND...: with every set of leases or delegations, in laboratories of their own
+# each COMMAND...: with every set of leases or delegations
 each() {
-  local jobs=() n=0 j
   while read -r set; do
-    n=$((n + 1))
     # shellcheck disable=SC2086
-    "$@" clients-$n $set &
-    jobs+=($!)
-    [ -n "$together" ] || wait $! || rc=1
+    "$@" clients $set || rc=1
   done <<END
 hither nqnfs
 hither 4.2
 hither-deleg 4.2
 hither-deleg 4.2 close=delegated
 END
-  [ -z "$together" ] || for j in "${jobs[@]}"; do wait "$j" || rc=1; done
 }
-labs="clients-1 clients-2 clients-3 clients-4"
-together=
 
-clients() {
-  for n in ${CLIENTS:-1 2 4 8 10}; do measured "$1" "$2" "$3" "${4:-}" mab --clients "$n" || return 1; done
-}
-# Mostly waiting: all sets at once.
-delays() {
-  for rtt in ${DELAYS:-5 20 50 100 200}; do
-    measured "$1" "$2" "$3" "${4:-}" mab --clients "${REPS:-3}" --rtt "$rtt" || return 1
-  done
-}
 recall() {
   for rtt in 0 10; do measured "$1" "$2" "$3" "${4:-}" recall --files 100 --rtt "$rtt" || return 1; done
 }
@@ -67,8 +48,7 @@ restart() {
 }
 
 case ${1:-} in
-  clients | recall | restart) each "$1" ;;
-  delays) together=1; each delays ;;
-  *) sed -n '2,7p' "$0" >&2; exit 2 ;;
+  recall | restart) each "$1" ;;
+  *) sed -n '2,5p' "$0" >&2; exit 2 ;;
 esac
 exit $rc

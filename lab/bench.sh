@@ -9,6 +9,7 @@
 #   bench.sh creates      new trees with a journal, where new files wait on the client and where they do not
 #   bench.sh delegated    new trees on hither serve, whose delegations let closes go on
 #   bench.sh leases       MAB by type of message, as Table 1 of "Not Quite NFS": with leases, with delegations, with neither, and the kernel's client
+#   bench.sh nqnfs        Tables 2 to 4 and Figures 1 to 6 of "Not Quite NFS" (bench-nqnfs.sh), three quarters of an hour; `nqnfs PART...` some of it
 #   bench.sh sharing      two clients that share files (bench-sharing.sh), a quarter of an hour
 #   bench.sh serve        NFS servers side by side (bench-serve.sh), a quarter of an hour; `serve PART...` some of it, which takes the place of what was there
 #   bench.sh draw         tables and pictures of the metadata again, from what was measured
@@ -127,6 +128,20 @@ END
     mab --server hither-deleg --vers 4.2 --client hither --opts "default;close=delegated;close=delegated,$alone,nocto"
     mab --server knfsd --vers 4.2,3 --client kernel,hither
     $bin bench --from $out/leases.jsonl --by-type 'knfsd: kernel 4.2' --table $out/leases.md || rc=1
+    exit $rc ;;
+  nqnfs)
+    shift
+    parts=("$@")
+    [ $# -gt 0 ] || parts=(table2 memory clients speeds delays)
+    for part in "${parts[@]}"; do
+      lab/bench-nqnfs.sh "$part" > $out/nqnfs.new || rc=1
+      # What was not measured this time stays.
+      { grep -v "\"series\": \"$part\"" $out/nqnfs.jsonl 2>/dev/null; cat $out/nqnfs.new; } > $out/nqnfs.old
+      mv $out/nqnfs.old $out/nqnfs.jsonl
+      rm $out/nqnfs.new
+    done
+    python3 lab/work/clients_table.py $out/nqnfs.jsonl > $out/nqnfs.md || rc=1
+    $bin bench --from $out/nqnfs.jsonl --what nqnfs --plot $out/nqnfs.svg || rc=1
     exit $rc ;;
   sharing)
     lab/bench-sharing.sh > $out/sharing.jsonl || rc=1

@@ -4,6 +4,7 @@
 //! Results are JSON lines; [`table`] makes Markdown of them and [`plot`] pictures. [`overhead`] is
 //! the odd one out: the price of a system call that needs no server; [`reread`] that of bytes which the disk cache has.
 
+mod nqnfs;
 mod overhead;
 mod plot;
 mod reread;

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """Markdown of what clients.py measured: clients_table.py FILE.jsonl"""
-import json, sys
+import json, statistics, sys
 
 lines = [json.loads(line) for line in open(sys.argv[1])]
 
@@ -20,26 +20,41 @@ def order(values):
     return list(dict.fromkeys(values))
 
 
-def mab(title, chosen, key, unit):
+def mab(title, chosen, key, unit, series, cells):
     if not chosen:
         return
-    print(f"## {title}\n\nSeconds (median, least to most of the clients) and messages of one client.\n")
+    print(f"## {title}\n\n{cells[0].upper()}{cells[1:]}.\n")
     phases = order(v["phase"] for v in chosen)
     rows = []
     for name in order(map(who, chosen)):
         for at in order(v[key] for v in chosen):
-            of = [v for v in chosen if who(v) == name and v[key] == at]
-            if len(of) < len(phases):
-                continue
-            cells = [f"{v['secs']:.2f} ({v['least']:.2f}-{v['most']:.2f}) / {v['rpc']['total'] / v['clients']:.0f}" for v in of]
-            all = f"{sum(v['secs'] for v in of):.1f} / {sum(v['rpc']['total'] for v in of) / of[0]['clients']:.0f}"
-            rows.append([name, f"{at:g}{unit}"] + cells + [all])
-    table(["", key] + phases + ["all"], rows)
+            row, whole, messages = [name, f"{at:g}{unit}"], 0, 0
+            for phase in phases:
+                of = [v for v in chosen if who(v) == name and v[key] == at and v["phase"] == phase]
+                if not of:
+                    break
+                secs, rpcs = statistics.median(v["secs"] for v in of), statistics.median(v["rpc"]["total"] / v["clients"] for v in of)
+                least, most = min(v["least"] for v in of), max(v["most"] for v in of)
+                row.append(f"{secs:.2f}{f' ({least:.2f}-{most:.2f})' if most > least else ''} / {rpcs:.0f}")
+                whole, messages = whole + secs, messages + rpcs
+            else:
+                rows.append(row + [f"{whole:.1f} / {messages:.0f}"])
+                if series == "speeds":
+                    rows[-1].append(f"{of[0]['cpu'] / of[0]['secs'] * 1e4 / at:.0f} %, {of[0]['cpu']:.1f} s")
+                if series == "delays":
+                    rows[-1].append(f"{secs:.1f}, {of[0]['sd']:.2f}")
+    table(["", key] + phases + ["all"] + {"speeds": ["processor"], "delays": ["5.compile, deviation"]}.get(series, []), rows)
 
 
-runs = [v for v in lines if v["workload"] == "mab-clients"]
-mab("MAB on many mounts of one server at a time", [v for v in runs if v["rtt"] == 0], "clients", "")
-mab("MAB behind a round trip, three mounts at a time", [v for v in runs if v["rtt"] > 0], "rtt", " ms")
+SERIES = {
+    "table2": ("Table 2: one client, ways of caching", "clients", "", "seconds (median of all runs, least to most) and messages"),
+    "memory": ("Figure 1: memory of the client's machine", "memory", " MiB", "seconds and messages"),
+    "clients": ("Figures 2 to 5: many clients at a time", "clients", "", "seconds (median, least to most of the clients) and messages of one client"),
+    "speeds": ("Table 3: parts of a processor", "share", " %", "seconds and messages; at the end, of the time of compiling, the part in which the processor was used, and its seconds"),
+    "delays": ("Table 4, Figure 6: behind a round trip", "rtt", " ms", "seconds (median, least to most of the clients) and messages of one client; at the end median and standard deviation of compiling"),
+}
+for series, (title, key, unit, cells) in SERIES.items():
+    mab(title, [v for v in lines if v["workload"] == "mab-clients" and v.get("series") == series], key, unit, series, cells)
 
 runs = [v for v in lines if v["workload"] == "recall"]
 if runs:

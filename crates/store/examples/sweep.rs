@@ -1,6 +1,6 @@
 //! How much a disk cache of each size finds, with each policy: the cleaner's own code over profiles of reads, without a disk.
 //!
-//! `cargo run --release -p hither-store --example sweep` plays P4's interspersed profile (caches of 5 KB to 5 MB), a Zipf profile
+//! `cargo run --release -p hither-store --example sweep` plays P4's three profiles (caches of 5 KB to 5 MB), a Zipf profile
 //! over 100,000 files of 10 GB, and the same with a scan of everything between, and prints a line of JSON for each policy and size.
 //! `... --example sweep FILE` plays the reads in FILE (`name bytes` a line, each a file read from end to end) with the sizes and
 //! policies that follow: `FILE lru 16777216 gdsf 16777216`; `bench/sweep-check.py` compares that with a mount.
@@ -148,11 +148,16 @@ impl Profile {
     }
 }
 
-/// Ten files of 16 KB and three of 1 MB, 440 KB and 188 KB, four times one after the other.
-fn interspersed() -> Profile {
-    let mut sizes = vec![16 << 10; 10];
-    sizes.extend([1 << 20, 440 << 10, 188 << 10]);
-    Profile { name: "interspersed".into(), reads: (0..4).flat_map(|_| 0..13).collect(), sizes }
+/// P4's: ten files of 16 KB ten times, three of 1 MB, 440 KB and 188 KB ten times, and all of them four times, one after the other.
+fn profiles() -> [Profile; 3] {
+    let (small, large) = (vec![16 << 10; 10], vec![1 << 20, 440 << 10, 188 << 10]);
+    let both = [small.clone(), large.clone()].concat();
+    [("several small", small, 10), ("few large", large, 10), ("interspersed", both, 4)].map(
+        |(name, sizes, times)| {
+            let count = sizes.len() as u32;
+            Profile { name: name.into(), reads: (0..times).flat_map(|_| 0..count).collect(), sizes }
+        },
+    )
 }
 
 /// A generator of numbers that are the same each time (splitmix64).
@@ -226,7 +231,9 @@ fn main() -> std::io::Result<()> {
         }
         return Ok(());
     }
-    interspersed().sweep(&(0..11).map(|i| 5_000 << i).collect::<Vec<_>>());
+    for profile in profiles() {
+        profile.sweep(&(0..11).map(|i| 5_000 << i).collect::<Vec<_>>());
+    }
     let caches: Vec<u64> =
         [1, 2, 5, 10, 20, 30, 50, 70, 100, 115].map(|percent| 100_000_000 * percent).into();
     zipf(100_000, 1_000_000, 0).sweep(&caches);

@@ -20,7 +20,7 @@ pub(super) const COLOURS: [RGBColor; 6] = [
     RGBColor(204, 121, 167),
 ];
 
-/// Draws `what` ("depth" or "rpcs") of the results with one server, a "sweep", or servers side by side ("serve").
+/// Draws `what` ("depth" or "rpcs") of the results with one server, a "sweep", servers side by side ("serve"), or the figures of "Not Quite NFS" ("nqnfs").
 pub fn draw(file: &Path, what: &str, server: &str, lines: &[Value]) -> Res<()> {
     if what == "sweep" {
         return super::sweep::draw(file, lines).map_err(|e| Fail(format!("{}: {e}", file.display())));
@@ -28,11 +28,14 @@ pub fn draw(file: &Path, what: &str, server: &str, lines: &[Value]) -> Res<()> {
     if what == "serve" {
         return super::serve::draw(file, lines).map_err(|e| Fail(format!("{}: {e}", file.display())));
     }
+    if what == "nqnfs" {
+        return super::nqnfs::draw(file, lines).map_err(|e| Fail(format!("{}: {e}", file.display())));
+    }
     let lines: Vec<&Value> = lines.iter().filter(|v| v["server"] == server).collect();
     let drawn = match what {
         "depth" => by_depth(file, server, &lines),
         "rpcs" => by_workload(file, server, &lines),
-        _ => return Err(Fail(format!("--what {what}: depth, rpcs, sweep or serve"))),
+        _ => return Err(Fail(format!("--what {what}: depth, rpcs, sweep, serve or nqnfs"))),
     };
     drawn.map_err(|e| Fail(format!("{}: {e}", file.display())))
 }

@@ -59,6 +59,7 @@ impl Sample {
         match sample.workload.as_str() {
             "" if line.get("bench").is_some() => sample.of_a_server(line),
             "" => sample.of_a_simulation(line),
+            "mab-clients" => vec![sample.of_many_clients(line)],
             "overhead" => {
                 sample.client = text("place");
                 sample.secs = line["ns"].as_f64().map(|ns| ns / 1e9);
@@ -124,6 +125,19 @@ impl Sample {
             _ => return Vec::new(),
         };
         if self.secs.is_some() { vec![self] } else { Vec::new() }
+    }
+
+    /// Of the Modified Andrew Benchmark on many mounts (`lab/bench-nqnfs.sh`): messages of one of them, and in the phase what was varied.
+    fn of_many_clients(mut self, line: &Value) -> Self {
+        let number = |key: &str| line[key].as_f64().filter(|n| *n > 0.0);
+        self.workload = format!("mab {}", line["series"].as_str().unwrap_or_default());
+        for (key, unit) in [("clients", "clients"), ("memory", "MiB"), ("share", "%")] {
+            if let Some(n) = number(key) {
+                self.phase = format!("{}, {n} {unit}", self.phase);
+            }
+        }
+        self.rpcs = self.rpcs.zip(number("clients")).map(|(all, clients)| all / clients);
+        self
     }
 
     /// Of a simulated cache: its size is the phase, its policy the client.

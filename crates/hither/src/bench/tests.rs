@@ -69,6 +69,16 @@ fn lines_of_every_measurement_are_read() {
         assert_eq!((of[0].phase.as_str(), of[0].secs), (phase, Some(secs)));
         assert_eq!((of[0].client.as_str(), of[0].server.as_str()), ("hither", "slow"));
     }
+    // Many mounts: the messages of one of them.
+    let mut many = line("hither", "5.compile", 40, 1.0);
+    many["workload"] = json!("mab-clients");
+    many["series"] = json!("speeds");
+    many["clients"] = json!(4);
+    many["share"] = json!(50);
+    many["memory"] = json!(0);
+    let of = Sample::of("f", &many);
+    assert_eq!((of[0].workload.as_str(), of[0].phase.as_str()), ("mab speeds", "5.compile, 4 clients, 50 %"));
+    assert_eq!((of[0].rpcs, of[0].secs), (Some(10.0), Some(1.0)));
     assert!(Sample::of("f", &json!({"bench": "memory", "label": "hither", "count": 1})).is_empty());
     assert!(Sample::of("f", &json!({"bench": "sync", "kind": "write", "ops_s": 0.0})).is_empty());
     // Every committed file has something to say.
