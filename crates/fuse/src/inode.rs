@@ -14,7 +14,7 @@
 mod table;
 
 use bytes::Bytes;
-use hither_vfs::{Attr, Attrs, Error, Fh, FileKind, LockOwner, Node, Validity};
+use hither_vfs::{Asks, Attr, Attrs, Error, Fh, FileKind, LockOwner, Node, Realm, Validity};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashSet;
@@ -40,17 +40,23 @@ const LOOK_CEILING: Duration = Duration::from_secs(3600);
 /// Further handles accepted for one object.
 const ALIASES_MAX: usize = 4;
 
-/// Identity of an object: numbers that the server gives it.
+/// Identity of an object: numbers that the server gives it, and the part of the mount in which it was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ident {
     fsid: (u64, u64),
     fileid: u64,
+    realm: u8,
 }
 
 impl Ident {
     /// Identity that attributes tell.
-    pub fn of(attr: &Attr) -> Self {
-        Self { fsid: attr.fsid, fileid: attr.fileid }
+    pub fn of(attr: &Attr, realm: Realm) -> Self {
+        Self { fsid: attr.fsid, fileid: attr.fileid, realm: realm.number }
+    }
+
+    /// Whether these are its numbers at the server.
+    pub fn is_of(self, attr: &Attr) -> bool {
+        self.fsid == attr.fsid && self.fileid == attr.fileid
     }
 
     /// Another object of the same file system.
@@ -99,6 +105,8 @@ pub(crate) struct Inode {
     pub id: u64,
     /// The server's numbers.
     pub ident: Ident,
+    /// When the layer below asks the server, where that is not as everywhere.
+    pub asks: Option<Asks>,
     /// Type.
     pub kind: FileKind,
     state: Mutex<State>,
@@ -220,7 +228,7 @@ impl Drop for Changing<'_> {
 }
 
 impl Inode {
-    fn new(id: u64, node: &Node) -> Self {
+    fn new(id: u64, node: &Node, realm: Realm) -> Self {
         let attr = &node.attrs.attr;
         let state = State {
             fh: own_fh(&node.fh),
@@ -248,7 +256,8 @@ impl Inode {
             entries: None,
             error: None,
         };
-        Self { id, ident: Ident::of(attr), kind: attr.kind, state: Mutex::new(state) }
+        let ident = Ident::of(attr, realm);
+        Self { id, ident, asks: realm.asks, kind: attr.kind, state: Mutex::new(state) }
     }
 
     /// The handle.

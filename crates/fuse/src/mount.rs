@@ -52,6 +52,8 @@ pub struct Config {
     /// read(2) and write(2) of all files come here, past the kernel's pages, and an append goes to the end that the file has then. What holds
     /// for one call only is then told to no other: the kernel looks up each name of a path for each call.
     pub strict: bool,
+    /// The same holds for files of which the layer below says so ([`Vfs::realm`](hither_vfs::Vfs::realm)), if it ever does.
+    pub strict_parts: bool,
     /// Others may begin to use a file so that nothing of it may be kept ([`Vfs::is_shared`](hither_vfs::Vfs::is_shared)), also while it is open:
     /// the kernel asks for attributes before each read(2) of what does not hold, and drops a file's pages when its times have changed.
     pub may_be_shared: bool,
@@ -97,6 +99,7 @@ impl Default for Config {
             first_bytes: 64 << 10,
             close_to_open: true,
             strict: false,
+            strict_parts: false,
             may_be_shared: false,
             close_waits: CloseWaits::Always,
             commits_last: true,

@@ -171,7 +171,7 @@ impl Call {
         if seen.sooner {
             self.session.watch.hasten(inode);
         }
-        if seen.pages_stale && !self.session.config.strict && self.session.drop_pages(inode.id).await {
+        if seen.pages_stale && !self.session.is_strict(inode) && self.session.drop_pages(inode.id).await {
             inode.pages_dropped(attrs.attr.change, asked);
         }
     }
@@ -190,7 +190,7 @@ impl Call {
             // What is known of the old one is from when it was good.
             let cx = self.cx().fresh(Instant::now());
             match self.session.vfs.getattr(&cx, File { fh: &fh, open: None }).await {
-                Ok(a) if crate::inode::Ident::of(&a.attr) == known.ident && a.attr.kind == known.kind => {
+                Ok(a) if known.ident.is_of(&a.attr) && a.attr.kind == known.kind => {
                     inodes.add_alias(&known, &node.fh);
                 }
                 Ok(_) => inodes.retire(&known),

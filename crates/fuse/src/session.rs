@@ -22,7 +22,7 @@ use crate::stats::Stats;
 use crate::trace::{Answered, Tracer};
 use crate::watch::{self, Watch};
 use bytes::Bytes;
-use hither_vfs::{Attr, Attrs, Cred, Cx, Fh, File, FsStat, Name, Result, Vfs};
+use hither_vfs::{Asks, Attr, Attrs, Cred, Cx, Fh, File, FsStat, Name, Realm, Result, Vfs};
 use parking_lot::Mutex;
 use std::future::Future;
 use std::io::IoSlice;
@@ -132,8 +132,8 @@ impl Session {
         let device = Arc::new(device);
         let last_root = Mutex::new(Some(root.attrs.clone()));
         Arc::new(Self {
+            inodes: Inodes::new(root, Some(vfs.clone())),
             vfs,
-            inodes: Inodes::new(root),
             files: Handles::default(),
             dirs: Handles::default(),
             calls: Calls::new(config.interrupt_patience),
@@ -584,9 +584,19 @@ impl Session {
         (self.minor.load(Ordering::Acquire), self.flags.load(Ordering::Acquire))
     }
 
+    /// Whether each call on an object asks the server.
+    pub fn is_strict(&self, inode: &Inode) -> bool {
+        inode.asks.map_or(self.config.strict, |asks| asks == Asks::Always)
+    }
+
+    /// Whether an open of a file asks whether it has changed.
+    pub fn opens_ask(&self, inode: &Inode) -> bool {
+        inode.asks.map_or(self.config.close_to_open, |asks| asks == Asks::AtOpens)
+    }
+
     /// Number to show as `st_ino`.
     pub fn ino(&self, attr: &Attr) -> u64 {
-        self.ino_of(Ident::of(attr))
+        self.ino_of(Ident::of(attr, Realm::default()))
     }
 
     /// The same for an identity.
@@ -716,7 +726,7 @@ fn wanted_flags(config: &Config) -> u64 {
         | HAS_EXPIRE_ONLY
         | DIRECT_IO_ALLOW_MMAP
         | NO_EXPORT_SUPPORT;
-    flags |= match (config.strict, config.may_be_shared) {
+    flags |= match (config.strict || config.strict_parts, config.may_be_shared) {
         (true, _) => AUTO_INVAL_DATA,
         (false, true) => AUTO_INVAL_DATA | CACHE_SYMLINKS,
         (false, false) => EXPLICIT_INVAL_DATA | CACHE_SYMLINKS,

@@ -8,6 +8,7 @@
 
 mod apply;
 mod render;
+mod subtrees;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ pub use apply::bytes;
 pub use render::help;
 #[cfg(test)]
 pub use render::markdown;
+pub use subtrees::Subtree;
 pub use table::{Act, Arg, Def, GROUPS, Group, OPTIONS};
 
 use crate::metrics::endpoint::Place;
@@ -198,6 +200,12 @@ pub struct Wanted {
     pub sync: bool,
     /// `consistency=`.
     consistency: Option<Consistency>,
+    /// `subtree=`.
+    pub subtrees: Vec<Subtree>,
+    /// What the options are in subtrees of another mode than the mount's.
+    parts: Vec<Wanted>,
+    /// With subtrees: times and names as the options of nfs(5) have them.
+    told: Option<(AttrCache, LookupCache)>,
     /// `chain`.
     pub chains: bool,
     /// `chain-max=`.
@@ -275,6 +283,9 @@ impl Default for Wanted {
             close_to_open: true,
             sync: false,
             consistency: None,
+            subtrees: Vec::new(),
+            parts: Vec::new(),
+            told: None,
             chains: true,
             chain_max: None,
             prefetch: true,
@@ -336,7 +347,18 @@ impl Wanted {
 
     /// Whether nothing changes, neither elsewhere nor here.
     pub fn is_frozen(&self) -> bool {
-        self.consistency == Some(Consistency::Frozen) && self.flags.contains(MountFlags::RDONLY)
+        let everywhere = self.consistency == Some(Consistency::Frozen) && self.parts.is_empty();
+        everywhere && self.flags.contains(MountFlags::RDONLY)
+    }
+
+    /// The mode of `consistency=` that the options come to, if any.
+    fn own_mode(&self) -> Option<Consistency> {
+        let default = (!self.noac && self.close_to_open).then_some(Consistency::CloseToOpen);
+        self.consistency.or(default)
+    }
+
+    fn noac(&self) -> bool {
+        self.noac
     }
 
     /// Whether nothing is answered from here that no delegation covers, and nothing is delayed.
@@ -407,9 +429,10 @@ impl Wanted {
     /// Checks the options against each other: all that is wrong.
     fn agree(&mut self) -> Vec<String> {
         let mut wrong = std::mem::take(&mut self.contradictions);
-        let checks: [Check; 7] = [
+        let checks: [Check; 8] = [
             Self::join_versions,
             Self::join_noac,
+            Self::join_subtrees,
             Self::join_consistency,
             Self::check_times,
             Self::join_journal,
@@ -514,11 +537,25 @@ impl Wanted {
         if let Some(other) = other {
             return Err(format!("options 'consistency' and '{other}' contradict each other: keep one"));
         }
+        if consistency == Consistency::Strict {
+            self.check_strict()?;
+        }
+        self.become_consistent(consistency);
+        Ok(())
+    }
+
+    /// What a mode says about the details.
+    fn become_consistent(&mut self, consistency: Consistency) {
         let (least, most) = match consistency {
-            Consistency::CloseToOpen => return Ok(()),
+            Consistency::CloseToOpen => return,
             Consistency::Bounded(most) => (most, most),
             Consistency::Frozen => (FROZEN, FROZEN),
-            Consistency::Strict => return self.join_strict(),
+            Consistency::Strict => {
+                self.attr_cache = AttrCache::NONE;
+                self.lookup_cache = LookupCache::None;
+                self.prefetch = false;
+                return;
+            }
         };
         self.close_to_open = false;
         self.attr_cache = AttrCache {
@@ -528,11 +565,10 @@ impl Wanted {
             directory_max: most,
             ..self.attr_cache
         };
-        Ok(())
     }
 
     /// `consistency=strict` keeps nothing and delays nothing, so it excludes what says how long, how far ahead or how late.
-    fn join_strict(&mut self) -> Result<(), String> {
+    fn check_strict(&self) -> Result<(), String> {
         let given = |name: &str| {
             let mut words = self.given.iter().map(String::as_str);
             words.find(|word| word.split('=').next() == Some(name))
@@ -552,9 +588,6 @@ impl Wanted {
                 "options 'consistency=strict' and '{other}' contradict each other: keep one"
             ));
         }
-        self.attr_cache = AttrCache::NONE;
-        self.lookup_cache = LookupCache::None;
-        self.prefetch = false;
         Ok(())
     }
 

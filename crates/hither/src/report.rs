@@ -57,6 +57,25 @@ impl Counters {
         }
     }
 
+    /// What several layers of one kind counted.
+    pub fn sum(all: impl Iterator<Item = Self>) -> Self {
+        all.reduce(|sum, one| sum.plus(one)).unwrap_or(Counters::Group(BTreeMap::new()))
+    }
+
+    fn plus(self, other: Self) -> Self {
+        match (self, other) {
+            (Counters::Count(a), Counters::Count(b)) => Counters::Count(a.saturating_add(b)),
+            (Counters::Group(mut sum), Counters::Group(other)) => {
+                for (name, more) in other {
+                    let one = sum.remove(&name);
+                    sum.insert(name, one.map_or_else(|| more.clone(), |one| one.plus(more.clone())));
+                }
+                Counters::Group(sum)
+            }
+            (sum, _) => sum,
+        }
+    }
+
     /// What a layer counted; nothing when it is no map of numbers.
     pub fn of(stats: &impl Serialize) -> Self {
         let group = serde_json::to_value(stats).and_then(serde_json::from_value);

@@ -1,26 +1,27 @@
-//! The stack of a mount: `fuse(delayed writes(metadata cache(disk cache(nfs client))))`, with `creates=here` `fuse(new objects(removals(delayed …)))`. What is put on what is here and nowhere else.
+//! The stack of a mount: `fuse(delayed writes(metadata cache(disk cache(nfs client))))`, with `creates=here` `fuse(new objects(removals(delayed …)))`, with `subtree=`
+//! `fuse(subtrees(delayed writes(metadata cache(...)), for each mode))`. What is put on what is here and nowhere else.
 
 mod cache;
 pub mod journal;
+mod parts;
 mod why;
 
 use crate::control::{CacheAsk, TraceAsk};
 use crate::exit::Failure;
 use crate::mount::Job;
 use crate::mountstats;
-use crate::options::{Promise, Versions, Wanted};
+use crate::options::{Versions, Wanted};
 use crate::report::{Counters, MountPart, Report};
 use crate::trace::Trace;
 use hither_fuse::{CloseWaits, Record};
 use hither_nfs::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
 use hither_socket::Programs;
 use hither_store::ahead::{Ahead, AheadOptions};
-use hither_store::dirty::{Dirty, DirtyOptions};
 use hither_store::disk::Disk;
-use hither_store::meta::{Meta, MetaOptions, Prefetch};
 use hither_store::removals::{Removals, RemovalsOptions};
 use hither_store::wal::Wal;
 use hither_vfs::{Cred, Cx, Env, Vfs};
+use parts::{Below, Parts};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -45,8 +46,9 @@ pub struct Client {
     exclusive: bool,
     strict: bool,
     cache_bytes: u64,
-    meta: Arc<Meta>,
-    dirty: Arc<Dirty>,
+    parts: Parts,
+    /// With subtrees: the mount's own mode, if it has a name, and theirs.
+    modes: Vec<String>,
     removals: Option<Arc<Removals>>,
     ahead: Option<Arc<Ahead>>,
 }
@@ -102,8 +104,8 @@ pub fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Options {
         resvport: w.resvport,
         rsize_bytes: w.rsize_bytes,
         wsize_bytes: w.wsize_bytes,
-        attr_cache: w.attr_cache,
-        lookup_cache: w.lookup_cache,
+        attr_cache: w.told().0,
+        lookup_cache: w.told().1,
         delegations: w.delegations(),
         close_to_open: w.close_to_open,
         sync: w.sync,
@@ -131,56 +133,15 @@ impl Client {
         options: Options,
         journal: Option<(Arc<Wal>, Option<String>)>,
     ) -> Self {
-        let (w, v3) = (&job.wanted, connected.version.is_stateless());
-        // Listings that nobody asked for, for what comes along with them.
-        let listings = w.chains && w.readdirplus && !w.is_strict();
-        let meta = MetaOptions {
-            memory_bytes: usize::try_from(w.meta_cache_bytes).unwrap_or(usize::MAX),
-            prefetch: if w.prefetch { Prefetch::Small } else { Prefetch::Off },
-            listing_bytes: if listings { MetaOptions::default().listing_bytes } else { 0 },
-            lookup_cache: match connected.lookup_cache {
-                LookupCache::All => hither_store::meta::LookupCache::All,
-                LookupCache::Positive => hither_store::meta::LookupCache::Positive,
-                LookupCache::None => hither_store::meta::LookupCache::None,
-            },
-            stateless_opens: v3,
-            names_max: job.wanted.attr_cache.directory_max,
-            // NFSv4 asks about many objects in one message, NFSv3 with a call each.
-            batch_objects: if v3 { 16 } else { MetaOptions::default().batch_objects },
-            worth_listing: match (listings, v3) {
-                (false, _) => usize::MAX,
-                (true, true) => 3,
-                (true, false) => MetaOptions::default().worth_listing,
-            },
-            // Linux file systems stamp by the tick of a clock, and servers make `change` of the stamps.
-            coarse_change: true,
-            fresh_opens: w.close_to_open,
-            strict: w.is_strict(),
-            ..MetaOptions::default()
-        };
-        let dirty = DirtyOptions {
-            write_through: w.sync || w.is_strict(),
-            lazy_close: w.lazy_close,
-            delegated_close: w.delegated_close,
-            wsize_bytes: connected.wsize_bytes,
-            dirty_age: w.dirty_age,
-            dirty_max_bytes: w.dirty_max_bytes,
-            file_max_bytes: w.dirty_max_bytes / 2,
-            small_copy_bytes: 64 << 10,
-            ..DirtyOptions::default()
-        };
-        let disk = cache::disk(job, &connected).await;
-        let below = disk.clone().map_or_else(|| connected.vfs.clone(), |disk| disk as Arc<dyn Vfs>);
-        let meta = Meta::new(below, meta, env());
-        if let Some(disk) = &disk {
-            meta.keeper(disk.clone());
-            cache::recall(disk, &meta, w.cache.size_bytes).await;
-        }
+        let w = &job.wanted;
         let (wal, note) = journal.unzip();
-        // Attributes that wait are not in the journal.
-        let delay_attributes = dirty.delay_attributes && wal.is_none();
-        let dirty = DirtyOptions { exclusive: w.exclusive, delay_attributes, ..dirty };
-        let dirty = Dirty::with_journal(meta.clone(), env(), dirty, wal.clone());
+        let below = Below { connected: &connected, client: connected.vfs.clone(), wal: wal.clone() };
+        let (parts, disk) =
+            Parts::new(w, below, async |client| cache::disk(job, &connected, client).await).await;
+        if let Some(disk) = &disk {
+            cache::recall(disk, &parts.own.meta, w.cache.size_bytes).await;
+        }
+        let dirty = &parts.own.dirty;
         let (cache_bytes, note) = (w.cache.size_bytes, note.flatten());
         let (exclusive, strict) = (w.exclusive, w.is_strict());
         let ahead = wal.as_ref().filter(|_| exclusive && w.creates_here).map(|wal| {
@@ -199,8 +160,8 @@ impl Client {
             options,
             disk,
             cache_bytes,
-            meta,
-            dirty,
+            parts,
+            modes: w.modes(),
             removals,
             ahead,
         }
@@ -210,7 +171,7 @@ impl Client {
     fn top(&self) -> Arc<dyn Vfs> {
         match &self.ahead {
             Some(ahead) => ahead.clone(),
-            None => self.dirty.clone(),
+            None => self.parts.top(),
         }
     }
 
@@ -230,8 +191,11 @@ impl Client {
         if let Some(disk) = &self.disk {
             // Before everything is let go of.
             let most = cache::names_bytes(self.cache_bytes);
-            let _ =
-                tokio::time::timeout(NAMES_WITHIN.min(within), cache::remember(disk, &self.meta, most)).await;
+            let _ = tokio::time::timeout(
+                NAMES_WITHIN.min(within),
+                cache::remember(disk, &self.parts.own.meta, most),
+            )
+            .await;
         }
         self.top().shutdown(&cx).await
     }
@@ -279,6 +243,7 @@ impl Client {
                 push(word);
             }
         }
+        self.modes.iter().for_each(|mode| push(mode));
         let (a, normal) = (o.attr_cache, AttrCache::default());
         for (name, time, default) in [
             ("acregmin", a.regular_min, normal.regular_min),
@@ -301,6 +266,7 @@ impl Client {
 pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse::Mounted, Failure> {
     let c = &client.connected;
     let largest = c.rsize_bytes.max(c.wsize_bytes).clamp(4096, MAX_IO_BYTES);
+    let all_strict = job.wanted.all_parts().all(Wanted::is_strict);
     let config = hither_fuse::Config {
         source: job.source.shown(),
         mount_flags: mount_flags(&job.wanted),
@@ -310,19 +276,20 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         server_copy: c.version == Version::V42,
         max_io_bytes: largest & !4095,
         // A thread that makes one call twice cannot be told from one that is in it still.
-        hints: job.wanted.chains && !job.wanted.is_strict(),
+        hints: job.wanted.chains && !all_strict,
         // The look-ups of the very call have said what the name leads to.
         close_to_open: job.wanted.close_to_open && !job.wanted.is_strict(),
         strict: job.wanted.is_strict(),
+        strict_parts: job.wanted.all_parts().any(Wanted::is_strict),
         may_be_shared: c.version == Version::Nqnfs && job.wanted.delegations() && !job.wanted.is_strict(),
-        first_bytes: if job.wanted.is_strict() { 0 } else { hither_fuse::Config::default().first_bytes },
+        first_bytes: if all_strict { 0 } else { hither_fuse::Config::default().first_bytes },
         close_waits: match (job.wanted.lazy_close, job.wanted.delegated_close, client.wal.is_some()) {
             (true, ..) => CloseWaits::Never,
             (false, true, false) => CloseWaits::UnlessDelegated,
             // A journal is waited for.
             (false, ..) => CloseWaits::Always,
         },
-        keeps_names: job.wanted.lookup_cache != LookupCache::None,
+        keeps_names: job.wanted.told().1 != LookupCache::None && !all_strict,
         names_wait: client.ahead.is_some(),
         commits_last: !job.wanted.lazy_close && !job.wanted.delegated_close && !job.wanted.exclusive,
         passthrough: client.disk.is_some() && job.wanted.is_frozen(),
@@ -353,7 +320,7 @@ pub async fn programs(
         dir: mounted.map(|mounted| mounted.dir().to_owned()).unwrap_or_default(),
         source: job.source.shown(),
         read_only: job.wanted.flags.contains(rustix::mount::MountFlags::RDONLY),
-        close_to_open: job.wanted.close_to_open,
+        close_to_open: job.wanted.all_parts().any(|part| part.close_to_open),
         max_io_bytes: c.rsize_bytes.min(c.wsize_bytes).clamp(4096, MAX_IO_BYTES),
         lends: client.disk.is_some() && job.wanted.is_frozen(),
     };
@@ -371,12 +338,11 @@ pub struct Teller {
     stats: Arc<hither_rpc::Stats>,
     mounted: Arc<hither_fuse::Mounted>,
     disk: Option<Arc<Disk>>,
-    meta: Arc<Meta>,
-    dirty: Arc<Dirty>,
+    parts: Parts,
     removals: Option<Arc<Removals>>,
     ahead: Option<Arc<Ahead>>,
     wal: Option<Arc<Wal>>,
-    promise: Promise,
+    wanted: Wanted,
     programs: Option<Arc<Programs>>,
 }
 
@@ -406,22 +372,10 @@ impl Teller {
             journal_trouble: None,
             fuse_minor: Some(mounted.negotiated().0),
         };
-        let (disk, meta, dirty) = (client.disk.clone(), client.meta.clone(), client.dirty.clone());
-        let (promise, wal, ahead) = (job.wanted.promise(), client.wal.clone(), client.ahead.clone());
+        let (disk, parts, wanted) = (client.disk.clone(), client.parts.clone(), job.wanted.clone());
+        let (wal, ahead) = (client.wal.clone(), client.ahead.clone());
         let removals = client.removals.clone();
-        Self {
-            wal,
-            ahead,
-            removals,
-            part,
-            stats: c.stats.clone(),
-            mounted,
-            disk,
-            meta,
-            dirty,
-            promise,
-            programs,
-        }
+        Self { wal, ahead, removals, part, stats: c.stats.clone(), mounted, disk, parts, wanted, programs }
     }
 
     /// Everything.
@@ -446,7 +400,7 @@ impl Teller {
     /// A line for the user.
     pub async fn why(&self, path: &str) -> Result<serde_json::Value, String> {
         let disk = self.disk.as_deref();
-        let layers = why::Layers { mounted: &self.mounted, meta: &self.meta, disk, promise: self.promise };
+        let layers = why::Layers { mounted: &self.mounted, parts: &self.parts, disk, wanted: &self.wanted };
         serde_json::to_value(layers.explain(path).await?).map_err(|e| e.to_string())
     }
 
@@ -464,7 +418,7 @@ impl Teller {
     /// A line for the user.
     pub async fn cache(&self, ask: CacheAsk) -> Result<serde_json::Value, String> {
         match &self.disk {
-            Some(disk) => cache::answer(disk, &self.meta, ask).await,
+            Some(disk) => cache::answer(disk, &self.parts.own.meta, ask).await,
             None => Err("it is mounted without a disk cache: mount it with -o cache".into()),
         }
     }
@@ -498,7 +452,7 @@ impl Teller {
         let Some(wal) = &self.wal else {
             return Err("it is mounted without a journal (writeback=journal)".into());
         };
-        let bytes = journal::apply(self.dirty.clone(), wal.conflicts(), name, to).await?;
+        let bytes = journal::apply(self.parts.own.dirty.clone(), wal.conflicts(), name, to).await?;
         Ok(serde_json::json!({ "applied_bytes": bytes }))
     }
 
@@ -511,17 +465,16 @@ impl Teller {
             if let Some(removals) = &self.removals {
                 removals.sync().await?;
             }
-            self.dirty.sync().await
+            self.parts.sync().await
         };
         let unsent = match tokio::time::timeout(within, sync).await {
             Ok(Ok(())) => return serde_json::json!({}),
             Ok(Err(e)) => e.to_string(),
             Err(_) => format!("it did not take it within {} s", within.as_secs()),
         };
-        let left = self.dirty.stats();
-        let kept = match left.dirty_bytes {
-            0 => String::new(),
-            bytes => format!("; {bytes} bytes of {} files are kept and tried again", left.dirty_files),
+        let kept = match self.parts.unsent() {
+            (0, _) => String::new(),
+            (bytes, files) => format!("; {bytes} bytes of {files} files are kept and tried again"),
         };
         serde_json::json!({ "unsent": unsent + &kept })
     }
@@ -529,8 +482,8 @@ impl Teller {
     fn layers(&self) -> BTreeMap<String, Counters> {
         let mut layers = vec![
             ("hints", Counters::of(&self.mounted.hints())),
-            ("meta", Counters::of(&self.meta.stats())),
-            ("dirty", Counters::of(&self.dirty.stats())),
+            ("meta", Counters::sum(self.parts.all().map(|part| Counters::of(&part.meta.stats())))),
+            ("dirty", Counters::sum(self.parts.all().map(|part| Counters::of(&part.dirty.stats())))),
         ];
         layers.extend(self.ahead.as_ref().map(|ahead| ("ahead", Counters::of(&ahead.stats()))));
         layers.extend(self.removals.as_ref().map(|removals| ("removals", Counters::of(&removals.stats()))));

@@ -9,6 +9,7 @@
 //! - [`journal`] makes changes durable before they are where they belong.
 //! - [`wal`] keeps what [`dirty`] has acknowledged on the local disk until the server has it.
 //! - [`policy`] says what of it goes first.
+//! - [`subtrees`] makes one file system of stacks that believe differently long.
 //! - [`local`] serves a directory of this machine.
 
 pub mod ahead;
@@ -19,4 +20,5 @@ pub mod local;
 pub mod meta;
 pub mod policy;
 pub mod removals;
+pub mod subtrees;
 pub mod wal;

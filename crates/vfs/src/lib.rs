@@ -21,6 +21,7 @@ mod handle;
 mod many;
 pub mod model;
 mod ops;
+mod realm;
 mod watch;
 
 pub use account::{Account, Question, Why};
@@ -41,4 +42,5 @@ pub use ops::{
     RenameFlags, Seek, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Wrote, XattrMode,
     create_in_steps, finish_in_steps, resolve,
 };
+pub use realm::{Asks, Realm};
 pub use watch::{Told, Watch, Watched};

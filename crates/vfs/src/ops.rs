@@ -1,7 +1,7 @@
 //! The [`Vfs`] trait and the types of its calls.
 
 use crate::{
-    Attrs, ChangeInfo, Creation, Cx, Data, Error, Fh, FileKind, FsStat, Moved, Name, Removal, Result,
+    Attrs, ChangeInfo, Creation, Cx, Data, Error, Fh, FileKind, FsStat, Moved, Name, Realm, Removal, Result,
     SetAttr, Validity, Where,
 };
 use async_trait::async_trait;
@@ -477,6 +477,11 @@ pub trait Vfs: Send + Sync + 'static {
     /// Whether others use the file so that nobody may keep anything of it: each read and write has to come here. Never waits.
     fn is_shared(&self, _fh: &Fh) -> bool {
         false
+    }
+
+    /// The part of the mount that an object was found in. Never waits.
+    fn realm(&self, _fh: &Fh) -> Realm {
+        Realm::default()
     }
 
     /// Looks up a path. Stopping early is an answer, not an error; `Err` means that nothing was learnt.

@@ -3,7 +3,7 @@
 use super::caller::SystemCall;
 use super::path::Path;
 use super::{Hint, Intent, PAUSE_MAX};
-use crate::inode::{Ident, Inode, Moment};
+use crate::inode::{Inode, Moment};
 use hither_vfs::{Attrs, Cred, Name, Node, Read, Stop, Trail, Validity};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -122,7 +122,7 @@ impl Track {
     pub fn ends_at(&self, inode: &Inode) -> bool {
         let left = self.path.parts.len().saturating_sub(self.at);
         match self.ahead.back() {
-            Some(Known::Node(node)) => left == self.ahead.len() && Ident::of(&node.attrs.attr) == inode.ident,
+            Some(Known::Node(node)) => left == self.ahead.len() && inode.ident.is_of(&node.attrs.attr),
             Some(Known::Missing(_)) => false,
             None => left == 0 && self.is_at(inode.id),
         }

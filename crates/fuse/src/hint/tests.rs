@@ -71,7 +71,7 @@ impl Waiting {
 fn hints_for(w: &Waiting) -> (Hints, Inodes, Name) {
     let above = w.fifo.parent().unwrap().parent().unwrap();
     let dir = name(above.file_name().unwrap().to_str().unwrap());
-    (Hints::new(2, above.parent().unwrap()), Inodes::new(&node(1)), dir)
+    (Hints::new(2, above.parent().unwrap()), Inodes::new(&node(1), None), dir)
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::{Clock, Ident, Inode, Moment};
 use crate::hint::path::Agreement;
 use bytes::Bytes;
-use hither_vfs::{Fh, Name, Node};
+use hither_vfs::{Attr, Fh, Name, Node, Realm, Vfs};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -16,10 +16,11 @@ const NAMES_MAX: usize = 16;
 const PATH_MAX: usize = 64;
 
 /// All inodes of a mount.
-#[derive(Debug)]
 pub(crate) struct Inodes {
     table: Mutex<Table>,
     root: Arc<Inode>,
+    /// Tells of handles where they belong; `None`: all to one.
+    realms: Option<Arc<dyn Vfs>>,
     /// The mount's own modifications.
     pub clock: Clock,
 }
@@ -59,16 +60,32 @@ pub(crate) enum Named {
 #[derive(Debug)]
 pub(crate) struct Ambiguous(pub Arc<Inode>);
 
+impl std::fmt::Debug for Inodes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inodes").field("root", &self.root).finish_non_exhaustive()
+    }
+}
+
 impl Inodes {
-    /// With the root.
-    pub fn new(root: &Node) -> Self {
+    /// With the root; `realms` tells of handles where they belong.
+    pub fn new(root: &Node, realms: Option<Arc<dyn Vfs>>) -> Self {
         let id = crate::abi::ROOT_ID;
-        let root = Arc::new(Inode::new(id, root));
+        let realm = realms.as_ref().map_or_else(Realm::default, |vfs| vfs.realm(&root.fh));
+        let root = Arc::new(Inode::new(id, root, realm));
         let mut table = Table { next: id + 1, ..Default::default() };
         table.by_ident.insert(root.ident, id);
         table.by_fh.insert(root.fh(), id);
         table.by_id.insert(id, Entry { inode: root.clone(), lookups: 1, names: SmallVec::new() });
-        Self { table: Mutex::new(table), root, clock: Clock::default() }
+        Self { table: Mutex::new(table), root, realms, clock: Clock::default() }
+    }
+
+    fn realm(&self, fh: &Fh) -> Realm {
+        self.realms.as_ref().map_or_else(Realm::default, |vfs| vfs.realm(fh))
+    }
+
+    /// The identity that an object has here.
+    pub fn ident(&self, fh: &Fh, attr: &Attr) -> Ident {
+        Ident::of(attr, self.realm(fh))
     }
 
     /// The root directory's handle.
@@ -86,9 +103,10 @@ impl Inodes {
 
     /// Inode of the object, made if new, with one look-up more. `at` is the name that led to it.
     pub fn remember(&self, at: Option<(u64, &Name)>, node: &Node) -> Result<Arc<Inode>, Ambiguous> {
+        let realm = self.realm(&node.fh);
         let mut table = self.table.lock();
         let t = &mut *table;
-        let ident = Ident::of(&node.attrs.attr);
+        let ident = Ident::of(&node.attrs.attr, realm);
         let known = t.by_ident.get(&ident).and_then(|id| t.by_id.get(id)).map(|e| e.inode.clone());
         let inode = match known {
             Some(inode) if inode.kind == node.attrs.attr.kind => {
@@ -98,7 +116,7 @@ impl Inodes {
                 inode
             }
             _ => {
-                let inode = Arc::new(Inode::new(t.next, node));
+                let inode = Arc::new(Inode::new(t.next, node, realm));
                 t.by_ident.insert(ident, t.next);
                 t.by_fh.insert(inode.fh(), t.next);
                 let entry = Entry { inode: inode.clone(), lookups: 0, names: SmallVec::new() };

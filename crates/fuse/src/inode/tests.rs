@@ -27,7 +27,7 @@ pub(crate) fn node(fh: &str, fileid: u64, kind: FileKind) -> Node {
 }
 
 fn inodes() -> Inodes {
-    Inodes::new(&node("root", 1, FileKind::Directory))
+    Inodes::new(&node("root", 1, FileKind::Directory), None)
 }
 
 fn name(n: &str) -> Name {
@@ -207,10 +207,10 @@ fn losing_search_rights_for_all_is_noticed() {
 
 #[test]
 fn numbers_of_other_file_systems_do_not_meet_the_roots() {
-    let root = Ident { fsid: (1, 1), fileid: 2 };
-    assert_eq!(Ident { fsid: (1, 1), fileid: 77 }.ino(root), 77);
-    let other = Ident { fsid: (1, 2), fileid: 77 }.ino(root);
+    let root = Ident { fsid: (1, 1), fileid: 2, realm: 0 };
+    assert_eq!(Ident { fsid: (1, 1), fileid: 77, realm: 0 }.ino(root), 77);
+    let other = Ident { fsid: (1, 2), fileid: 77, realm: 0 }.ino(root);
     assert_ne!(other, 77);
-    assert_ne!(other, Ident { fsid: (2, 1), fileid: 77 }.ino(root));
-    assert_eq!(Ident { fsid: (1, 1), fileid: 0 }.ino(root), 1, "0 would hide the entry");
+    assert_ne!(other, Ident { fsid: (2, 1), fileid: 77, realm: 0 }.ino(root));
+    assert_eq!(Ident { fsid: (1, 1), fileid: 0, realm: 0 }.ino(root), 1, "0 would hide the entry");
 }

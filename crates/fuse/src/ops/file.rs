@@ -120,15 +120,16 @@ impl Call {
     /// How to open, with what the call's own look-ups brought: first bytes, and the moment since when they are new.
     fn prepare_open(&self, inode: &Inode, flags: u32) -> (OpenHow, Cx, Option<(u64, Read)>) {
         let (mut how, mut cx, config) = (how(flags, Create::No), self.cx(), &self.session.config);
+        let (strict, opens_ask) = (self.session.is_strict(inode), self.session.opens_ask(inode));
         let opening = self.session.hints.opening(self.head.tid, inode, &cx.cred);
         // An open for writing goes to the server anyway.
-        let opening = opening.filter(|_| how.access == OpenAccess::READ && !how.truncate);
-        if config.close_to_open {
+        let opening = opening.filter(|_| how.access == OpenAccess::READ && !how.truncate && !strict);
+        if opens_ask {
             cx.fresh_since = Some(opening.as_ref().map_or(self.pending.started, |o| o.began));
         }
         let brought = opening.and_then(|o| o.first);
         let wants_bytes = how.access == OpenAccess::READ && !how.truncate && flags & O_DIRECT == 0;
-        if wants_bytes && brought.is_none() && !inode.has_pages() {
+        if wants_bytes && brought.is_none() && !inode.has_pages() && !strict {
             how.first_bytes = config.first_bytes;
         }
         (how, cx, brought)
@@ -206,7 +207,7 @@ impl Call {
     }
 
     fn on_open(&self, inode: &Inode, attrs: &Attrs, asked: Moment) -> OnOpen {
-        match self.session.config.strict {
+        match self.session.is_strict(inode) {
             true => inode.opened_past_pages(attrs, asked),
             false => inode.opened(attrs, asked),
         }
@@ -218,7 +219,7 @@ impl Call {
             // All of its opens, whatever else they asked for.
             return fopen::PASSTHROUGH;
         }
-        if self.session.config.strict || self.session.vfs.is_shared(&inode.fh()) {
+        if self.session.is_strict(inode) || self.session.vfs.is_shared(&inode.fh()) {
             // What a mapping has brought into the kernel is no older than the open.
             out |= fopen::DIRECT_IO;
         } else if keep {
@@ -243,7 +244,7 @@ impl Call {
         flags: u32,
     ) -> Result<Answer> {
         let file = self.file(fh)?;
-        let past_pages = match self.session.config.strict {
+        let past_pages = match self.session.is_strict(&file.inode) {
             // Who reads past the pages says whose locks are his.
             true => read_flags & READ_LOCKOWNER != 0,
             false => flags & O_DIRECT != 0,
@@ -293,7 +294,7 @@ impl Call {
         let mut modifying = file.inode.modify(&self.session.inodes.clock);
         let cx = self.cx_of(file.cred.clone());
         let appends = flags & O_APPEND != 0 && write_flags & WRITE_CACHE == 0;
-        let offset = match self.session.config.strict && appends {
+        let offset = match self.session.is_strict(&file.inode) && appends {
             // The kernel goes by the length it was told last.
             true => self.session.vfs.getattr(&cx.fresh(self.pending.started), at).await?.attr.size_bytes,
             false => offset,

@@ -4,7 +4,7 @@ use super::Call;
 use crate::abi::{EntryReply, Out, entry_out};
 use crate::call::{Answer, Body, Undo};
 use crate::hint::record::Known;
-use crate::inode::{Ident, Inode, Moment};
+use crate::inode::{Inode, Moment};
 use bytes::Bytes;
 use hither_vfs::{Error, FileKind, Name, Node, Result, Stop, Trail, Validity, Want, Where};
 use smallvec::SmallVec;
@@ -50,6 +50,11 @@ impl Call {
         if let Some(trail) = vfs.peek(&cx, at) {
             return self.found(dir, name, &trail, asked).await;
         }
+        if self.session.is_strict(dir) {
+            // A thread that makes one call twice cannot be told from one that is in it still.
+            let trail = vfs.walk(&cx, at, Want::default()).await?;
+            return self.found(dir, name, &trail, asked).await;
+        }
         let expected = hints.expected(tid, dir.id, name, &cx.cred);
         if let Some(hint) = &expected {
             // What this very call asked for is good enough for it, however short it holds.
@@ -78,7 +83,8 @@ impl Call {
 
     /// Whether a modification of the mount's own came between what a walk found and now.
     fn changed_here(&self, dir: &Inode, known: &Known, asked: Moment) -> bool {
-        let changed = |node: &Node| self.session.inodes.changed_since(Ident::of(&node.attrs.attr), asked);
+        let inodes = &self.session.inodes;
+        let changed = |node: &Node| inodes.changed_since(inodes.ident(&node.fh, &node.attrs.attr), asked);
         dir.changed_since(asked) || matches!(known, Known::Node(node) if changed(node))
     }
 

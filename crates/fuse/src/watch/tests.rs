@@ -16,7 +16,7 @@ fn node(fileid: u64, kind: FileKind, valid: Validity) -> Node {
 }
 
 fn table() -> crate::inode::Inodes {
-    crate::inode::Inodes::new(&node(1, FileKind::Directory, Validity::Once))
+    crate::inode::Inodes::new(&node(1, FileKind::Directory, Validity::Once), None)
 }
 
 fn secs(n: u64) -> Duration {

@@ -243,8 +243,18 @@ pub fn acnegmax(w: &mut Wanted, value: &str) -> Done {
 }
 
 pub fn consistency(w: &mut Wanted, value: &str) -> Done {
+    w.consistency = Some(mode(value)?);
+    Ok(())
+}
+
+pub fn subtree(w: &mut Wanted, value: &str) -> Done {
+    super::subtrees::take(w, value)
+}
+
+/// The value of `consistency=`, and the mode of a subtree.
+pub fn mode(value: &str) -> Result<Consistency, String> {
     let expected = || "expected close-to-open, bounded=SECONDS, frozen or strict".to_string();
-    w.consistency = Some(match value {
+    Ok(match value {
         "close-to-open" | "cto" => Consistency::CloseToOpen,
         "frozen" => Consistency::Frozen,
         "strict" => Consistency::Strict,
@@ -254,8 +264,7 @@ pub fn consistency(w: &mut Wanted, value: &str) -> Done {
                 number(secs, 0, i32::MAX as u64).map_err(|_| expected())?,
             ))
         }
-    });
-    Ok(())
+    })
 }
 
 pub fn chain(w: &mut Wanted, _: &str) -> Done {

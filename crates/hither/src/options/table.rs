@@ -216,6 +216,10 @@ pub const OPTIONS: &[Def] = &[
          changes: for datasets and releases) or strict (every call asks the server, but for what a delegation covers; writes are there \
          when they return); instead of cto, ac* and noac",
     ),
+    valued("subtree", "PATH:MODE", "", Attributes, apply::subtree).help(
+        "the directory PATH of what is mounted, which need not be there yet, and all below it have this mode of consistency=; may be given \
+         several times, the longest path counts. With a comma in it PATH:MODE is written in double quotes",
+    ),
     valued("meta-cache-size", "SIZE", "256M", Attributes, apply::meta_cache_size)
         .help("memory for names, attributes and directories, with K, M, G or T"),
     // Round trips.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// The layer, when one is wanted.
-pub async fn disk(job: &Job, connected: &Connected) -> Option<Arc<Disk>> {
+pub async fn disk(job: &Job, connected: &Connected, client: Arc<dyn Vfs>) -> Option<Arc<Disk>> {
     let cache = &job.wanted.cache;
     let dir = cache.dir.as_ref()?;
     let soft = |bytes: u64| bytes / 100 * cache.soft_percent;
@@ -34,7 +34,7 @@ pub async fn disk(job: &Job, connected: &Connected) -> Option<Arc<Disk>> {
     // Nobody may look at it: the mount will say so.
     let identity =
         identity_of(job, connected, &root).unwrap_or_else(|_| identity(job, connected, &[], (0, 0)));
-    Some(Disk::start(connected.vfs.clone(), dir, &identity, options, env()).await)
+    Some(Disk::start(client, dir, &identity, options, env()).await)
 }
 
 /// How often names and attributes are written beside what was read, at most.

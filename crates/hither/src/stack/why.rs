@@ -1,12 +1,13 @@
 //! What a mount knows of a path, gathered from its layers: names and attributes, bytes in memory and on disk, and the last calls
 //! that asked the server.
 
-use crate::options::Promise;
+use super::parts::Parts;
+use crate::options::{Promise, Subtree, Wanted};
 use crate::top::Since;
 use crate::why::{Asked, Cost, Explained, PastCall};
 use hither_fuse::{Mounted, RecentCall, RecentCalls};
 use hither_store::disk::{Disk, DiskRanges};
-use hither_store::meta::{KnownObject, Meta};
+use hither_store::meta::KnownObject;
 use hither_vfs::{Name, Question, Why};
 use std::time::Duration;
 
@@ -16,9 +17,9 @@ const CALLS_MAX: usize = 100;
 /// Where to look.
 pub struct Layers<'a> {
     pub mounted: &'a Mounted,
-    pub meta: &'a Meta,
+    pub parts: &'a Parts,
     pub disk: Option<&'a Disk>,
-    pub promise: Promise,
+    pub wanted: &'a Wanted,
 }
 
 impl Layers<'_> {
@@ -28,7 +29,7 @@ impl Layers<'_> {
     /// It is no path of names: a line for the user.
     pub async fn explain(&self, path: &str) -> Result<Explained, String> {
         let names = Name::of_path(path).map_err(|e| format!("'{path}': {e}"))?;
-        let objects = self.meta.explain(&self.mounted.root(), &names);
+        let objects = self.parts.explain(&self.mounted.root(), &names);
         let whole = objects.len() == names.len() + 1;
         let last = objects.last().filter(|_| whole);
         let fh = last.and_then(|object| object.fh.clone());
@@ -37,12 +38,13 @@ impl Layers<'_> {
             objects.iter().zip(&names).filter_map(|(dir, name)| Some((dir.fh.clone()?, name.clone())));
         let calls = self.mounted.recent(fh.as_ref(), &named.collect::<Vec<_>>());
         let disk = match (self.disk, &fh) {
-            (Some(disk), Some(fh)) => disk.kept(fh).await,
+            (Some(disk), Some(fh)) => disk.kept(&self.parts.below(fh)).await,
             _ => None,
         };
-        let costs = costs(&objects, whole, disk.as_ref(), self.promise);
+        let (rule, part) = self.wanted.at(&names);
+        let costs = costs(&objects, whole, disk.as_ref(), part.promise());
         Ok(Explained {
-            promise: promise(self.promise, last),
+            promise: promise(part.promise(), rule, last),
             costs,
             calls: calls.iter().take(CALLS_MAX).map(past).collect(),
             objects: serde_json::to_value(&objects).map_err(|e| e.to_string())?,
@@ -65,18 +67,22 @@ pub fn since(mounted: &Mounted, from: u64) -> Since {
 }
 
 /// By which promise what is known holds.
-fn promise(promise: Promise, object: Option<&KnownObject>) -> String {
+fn promise(promise: Promise, rule: Option<&Subtree>, object: Option<&KnownObject>) -> String {
     let attributes = object.and_then(|object| object.attributes);
     if attributes.is_some_and(|known| known.left_ms.is_none()) {
         return "delegation: nobody changes it until the server recalls it; nothing is asked".into();
     }
-    match promise {
+    let words: String = match promise {
         Promise::CloseToOpen => "close-to-open: an open asks the server whether it changed; in between it is believed for a while (ac* of nfs(5))".into(),
         Promise::NoCloseToOpen => "nocto: it is believed for a while (ac* of nfs(5)), opens do not ask".into(),
         Promise::Bounded(seconds) => format!("consistency=bounded={seconds}: nothing is older than {seconds} s, opens do not ask"),
         Promise::Frozen => "consistency=frozen: nothing changes, nothing is asked twice".into(),
         Promise::Strict => "consistency=strict: what no delegation covers is asked for by each call".into(),
         Promise::Nothing => "noac: nothing is believed, everything is asked".into(),
+    };
+    match rule {
+        Some(rule) => format!("{words} ({rule})"),
+        None => words,
     }
 }
 

@@ -1,0 +1,135 @@
+//! `subtree=PATH:MODE`: directories with a consistency of their own.
+//!
+//! Each mode that is not the mount's own is a *part*: the options as they would be of a mount with `consistency=` of that mode, so
+//! that what stands on a part is made of the same options as a whole mount.
+
+use super::{Consistency, Versions, Wanted};
+use hither_nfs::{AttrCache, LookupCache, Version};
+use hither_store::subtrees::Rules;
+use hither_vfs::Name;
+use std::fmt;
+
+/// Modes besides the mount's own: each has its share of what is kept in memory.
+const PARTS_MAX: usize = 7;
+
+/// One `subtree=`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subtree {
+    /// The directory, from the root of the mount.
+    pub names: Vec<Name>,
+    /// Its mode.
+    pub mode: Consistency,
+    /// 0: the mount's own options hold; else those of the part with this number less one.
+    pub part: usize,
+}
+
+impl fmt::Display for Consistency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CloseToOpen => f.write_str("close-to-open"),
+            Self::Bounded(most) => write!(f, "bounded={}", most.as_secs()),
+            Self::Frozen => f.write_str("frozen"),
+            Self::Strict => f.write_str("strict"),
+        }
+    }
+}
+
+impl fmt::Display for Subtree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.names.iter().map(|name| String::from_utf8_lossy(name.as_bytes()));
+        write!(f, "subtree={}:{}", names.collect::<Vec<_>>().join("/"), self.mode)
+    }
+}
+
+/// `subtree=`, in the words of [`apply`](super::apply).
+pub(super) fn take(w: &mut Wanted, value: &str) -> Result<(), String> {
+    // In double quotes a path may have commas (fstab has \040 for spaces).
+    let bare = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
+    let (path, mode) = bare.rsplit_once(':').ok_or("expected PATH:MODE, such as queue:strict")?;
+    let mode = super::apply::mode(mode)?;
+    let names =
+        Name::of_path(path).map_err(|_| "expected a path below the mounted directory, without '..'")?;
+    if names.is_empty() {
+        return Err(format!("it names all that is mounted: write consistency={mode}"));
+    }
+    w.subtrees.retain(|other| other.names != names);
+    w.subtrees.push(Subtree { names, mode, part: 0 });
+    Ok(())
+}
+
+impl Wanted {
+    /// Which directory is of which part.
+    pub fn rules(&self) -> Option<Rules> {
+        let rules: Vec<_> = self.subtrees.iter().map(|one| (one.names.clone(), one.part)).collect();
+        Rules::new(self.parts.len() + 1, &rules)
+    }
+
+    /// The options of each part, the mount's own first.
+    pub fn all_parts(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(&self.parts)
+    }
+
+    /// The rule that a path below the root comes under, and the options that hold there.
+    pub fn at(&self, path: &[Name]) -> (Option<&Subtree>, &Self) {
+        let rules = self.subtrees.iter().filter(|rule| path.starts_with(&rule.names));
+        let rule = rules.max_by_key(|rule| rule.names.len());
+        let part = rule.and_then(|rule| self.parts.get(rule.part.checked_sub(1)?));
+        (rule, part.unwrap_or(self))
+    }
+
+    /// With subtrees, for those who are shown what is in effect: the mount's own mode where the options of nfs(5) have no word for it, and all rules.
+    pub fn modes(&self) -> Vec<String> {
+        let own = self.consistency.filter(|own| matches!(own, Consistency::Bounded(_) | Consistency::Frozen));
+        let own = own.filter(|_| !self.subtrees.is_empty()).map(|own| format!("consistency={own}"));
+        own.into_iter().chain(self.subtrees.iter().map(Subtree::to_string)).collect()
+    }
+
+    /// How long the server's answers hold, and which names: as the options of nfs(5) say where parts differ, each of which then says for itself.
+    pub fn told(&self) -> (AttrCache, LookupCache) {
+        self.told.unwrap_or((self.attr_cache, self.lookup_cache))
+    }
+
+    /// Makes the parts, before the mount's own mode has set anything.
+    pub(super) fn join_subtrees(&mut self) -> Result<(), String> {
+        let Some(first) = self.subtrees.first() else { return Ok(()) };
+        let nqnfs = matches!(self.versions, Versions::Only(Version::Nqnfs));
+        let contrary = [
+            (self.noac(), "noac"),
+            (self.journal.is_some(), "writeback=journal"),
+            (self.lazy_close, "close=lazy"),
+            (self.delegated_close, "close=delegated"),
+            (nqnfs, "vers=nqnfs"),
+        ];
+        if let Some((_, other)) = contrary.iter().find(|(given, _)| *given) {
+            return Err(format!("options '{first}' and '{other}' contradict each other: keep one"));
+        }
+        let own = self.own_mode();
+        let (mut modes, mut rules) = (Vec::new(), std::mem::take(&mut self.subtrees));
+        for rule in rules.iter_mut().filter(|rule| Some(rule.mode) != own) {
+            let known = modes.iter().position(|mode| *mode == rule.mode);
+            rule.part = 1 + known.unwrap_or(modes.len());
+            if known.is_none() {
+                modes.push(rule.mode);
+            }
+        }
+        if modes.len() > PARTS_MAX {
+            return Err(format!("options 'subtree' have {} modes: at most {PARTS_MAX} differ", modes.len()));
+        }
+        self.parts = modes.iter().map(|mode| self.part(*mode)).collect();
+        (self.subtrees, self.told) = (rules, Some((self.attr_cache, self.lookup_cache)));
+        match self.rules() {
+            Some(_) => Ok(()),
+            None => Err("options 'subtree' name too many directories: at most 200".into()),
+        }
+    }
+
+    /// The options as they would be with another mode.
+    fn part(&self, mode: Consistency) -> Self {
+        let mut part = Self { consistency: Some(mode), close_to_open: true, ..self.clone() };
+        part.become_consistent(mode);
+        part
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,225 @@
+//! What stands above the client: a metadata cache with delayed writes, once, or with `subtree=` once for each mode (`hither_store::subtrees`).
+
+use super::env;
+use crate::options::{Promise, Wanted};
+use hither_nfs::{Connected, LookupCache};
+use hither_store::dirty::{Dirty, DirtyOptions, DirtyStats};
+use hither_store::disk::Disk;
+use hither_store::meta::{KnownObject, Meta, MetaOptions, Prefetch};
+use hither_store::subtrees::{Keep, Stack, Subtrees, Trunk};
+use hither_store::wal::Wal;
+use hither_vfs::{Asks, Fh, Name, Vfs};
+use std::sync::Arc;
+
+/// The layers of one mode.
+#[derive(Clone)]
+pub struct Part {
+    pub meta: Arc<Meta>,
+    pub dirty: Arc<Dirty>,
+}
+
+/// All of them.
+#[derive(Clone)]
+pub struct Parts {
+    /// The mount's own mode.
+    pub own: Part,
+    others: Vec<Part>,
+    subtrees: Option<Arc<Subtrees>>,
+}
+
+/// What parts are made over.
+pub struct Below<'a> {
+    pub connected: &'a Connected,
+    /// The client, or what stands for it.
+    pub client: Arc<dyn Vfs>,
+    pub wal: Option<Arc<Wal>>,
+}
+
+impl Parts {
+    /// `disk` makes the disk cache over what it is given, when one is wanted. It is returned as well.
+    pub async fn new(
+        w: &Wanted,
+        below: Below<'_>,
+        disk: impl AsyncFnOnce(Arc<dyn Vfs>) -> Option<Arc<Disk>>,
+    ) -> (Self, Option<Arc<Disk>>) {
+        let Some(rules) = w.rules().filter(|_| !w.subtrees.is_empty()) else {
+            let disk = disk(below.client.clone()).await;
+            let client = disk.clone().map_or_else(|| below.client.clone(), |disk| disk as Arc<dyn Vfs>);
+            let own = Part::new(w, 1, &below, client, disk.as_ref());
+            return (Self { own, others: Vec::new(), subtrees: None }, disk);
+        };
+        let trunk = Trunk::new(below.client.clone());
+        let disk = match &w.cache.dir {
+            Some(_) => disk(trunk.branch(Keep::Told)).await,
+            None => None,
+        };
+        // What is strict goes past the disk.
+        let kept = disk.clone().map_or_else(|| trunk.clone(), |disk| Trunk::new(disk));
+        let count = w.all_parts().count();
+        let mut parts = Vec::with_capacity(count);
+        let mut stacks = Vec::with_capacity(count);
+        for part in w.all_parts() {
+            let (trunk, disk) = if part.is_strict() { (&trunk, None) } else { (&kept, disk.as_ref()) };
+            let made = Part::new(part, count, &below, trunk.branch(keep(part)), disk);
+            stacks.push(Stack { vfs: made.dirty.clone(), asks: asks(part) });
+            parts.push(made);
+        }
+        let own = parts.remove(0);
+        (Self { own, others: parts, subtrees: Some(Subtrees::new(rules, stacks)) }, disk)
+    }
+
+    /// The uppermost layer.
+    pub fn top(&self) -> Arc<dyn Vfs> {
+        match &self.subtrees {
+            Some(subtrees) => subtrees.clone(),
+            None => self.own.dirty.clone(),
+        }
+    }
+
+    /// All of them, the mount's own first.
+    pub fn all(&self) -> impl Iterator<Item = &Part> {
+        std::iter::once(&self.own).chain(&self.others)
+    }
+
+    /// Waits until everything written is at the server.
+    ///
+    /// # Errors
+    /// The first that could not be written.
+    pub async fn sync(&self) -> hither_vfs::Result<()> {
+        let mut synced = Ok(());
+        for part in self.all() {
+            synced = synced.and(part.dirty.sync().await);
+        }
+        synced
+    }
+
+    /// Bytes, and files, that wait to be written.
+    pub fn unsent(&self) -> (u64, u64) {
+        let stats = self.all().map(|part| part.dirty.stats());
+        stats.fold((0, 0), |sum, DirtyStats { dirty_bytes, dirty_files, .. }| {
+            (sum.0 + dirty_bytes, sum.1 + dirty_files)
+        })
+    }
+
+    /// The client's handle of an object.
+    pub fn below(&self, fh: &Fh) -> Fh {
+        let below = self.subtrees.as_ref().and_then(|subtrees| subtrees.below(fh).ok());
+        below.map_or_else(|| fh.clone(), |(_, raw)| raw)
+    }
+
+    /// What is known of the root and of each name below it, in the part that each belongs to.
+    pub fn explain(&self, root: &Fh, path: &[Name]) -> Vec<KnownObject> {
+        let Some(subtrees) = &self.subtrees else { return self.own.meta.explain(root, path) };
+        let Ok((mut number, mut fh)) = subtrees.below(root) else { return Vec::new() };
+        let (mut out, mut done) = (Vec::<KnownObject>::new(), 0);
+        while let Some(part) = self.all().nth(number) {
+            let (names, next) = subtrees.names_of_stack(path, done);
+            let mut found = part.meta.explain(&fh, &path[done..done + names]);
+            if let (Some(named), Some(dir)) = (out.pop(), found.first_mut()) {
+                // The name is the upper part's, the directory is this one's.
+                *dir = KnownObject {
+                    name: named.name,
+                    binding: named.binding,
+                    absent: named.absent,
+                    ..dir.clone()
+                };
+            }
+            out.extend(found);
+            done += names;
+            let last = out.last().filter(|last| out.len() == done + 1 && last.kind == Some("directory"));
+            let (Some(below), Some(last)) = (next, last.and_then(|last| last.fh.clone())) else { break };
+            (number, fh) = (below, last);
+        }
+        for (i, object) in out.iter_mut().enumerate() {
+            let directory = object.kind == Some("directory");
+            object.fh = object.fh.as_ref().map(|fh| subtrees.shown(&path[..i], fh, directory));
+        }
+        out
+    }
+}
+
+impl Part {
+    fn new(
+        w: &Wanted,
+        parts: usize,
+        below: &Below<'_>,
+        client: Arc<dyn Vfs>,
+        disk: Option<&Arc<Disk>>,
+    ) -> Self {
+        let connected = below.connected;
+        let meta = Meta::new(client, meta_options(w, parts as u64, connected), env());
+        if let Some(disk) = disk {
+            meta.keeper(disk.clone());
+        }
+        let dirty = dirty_options(w, parts as u64, connected);
+        // Attributes that wait are not in the journal.
+        let delay_attributes = dirty.delay_attributes && below.wal.is_none();
+        let dirty = DirtyOptions { exclusive: w.exclusive, delay_attributes, ..dirty };
+        let dirty = Dirty::with_journal(meta.clone(), env(), dirty, below.wal.clone());
+        Self { meta, dirty }
+    }
+}
+
+fn keep(w: &Wanted) -> Keep {
+    match w.promise() {
+        Promise::CloseToOpen | Promise::NoCloseToOpen | Promise::Nothing => Keep::Told,
+        Promise::Bounded(_) | Promise::Frozen => {
+            Keep::For { most: w.attr_cache.regular_max, absent: w.attr_cache.negative_max }
+        }
+        Promise::Strict => Keep::Once,
+    }
+}
+
+fn asks(w: &Wanted) -> Asks {
+    match (w.is_strict(), w.close_to_open) {
+        (true, _) => Asks::Always,
+        (false, true) => Asks::AtOpens,
+        (false, false) => Asks::WhenOver,
+    }
+}
+
+fn meta_options(w: &Wanted, parts: u64, connected: &Connected) -> MetaOptions {
+    let v3 = connected.version.is_stateless();
+    // Listings that nobody asked for, for what comes along with them.
+    let listings = w.chains && w.readdirplus && !w.is_strict();
+    MetaOptions {
+        memory_bytes: usize::try_from(w.meta_cache_bytes / parts).unwrap_or(usize::MAX),
+        contents_bytes: MetaOptions::default().contents_bytes / parts as usize,
+        prefetch: if w.prefetch { Prefetch::Small } else { Prefetch::Off },
+        listing_bytes: if listings { MetaOptions::default().listing_bytes } else { 0 },
+        lookup_cache: match (w.lookup_cache, connected.lookup_cache) {
+            (LookupCache::None, _) | (_, LookupCache::None) => hither_store::meta::LookupCache::None,
+            (_, LookupCache::Positive) => hither_store::meta::LookupCache::Positive,
+            (_, LookupCache::All) => hither_store::meta::LookupCache::All,
+        },
+        stateless_opens: v3,
+        names_max: w.attr_cache.directory_max,
+        // NFSv4 asks about many objects in one message, NFSv3 with a call each.
+        batch_objects: if v3 { 16 } else { MetaOptions::default().batch_objects },
+        worth_listing: match (listings, v3) {
+            (false, _) => usize::MAX,
+            (true, true) => 3,
+            (true, false) => MetaOptions::default().worth_listing,
+        },
+        // Linux file systems stamp by the tick of a clock, and servers make `change` of the stamps.
+        coarse_change: true,
+        fresh_opens: w.close_to_open,
+        strict: w.is_strict(),
+        ..MetaOptions::default()
+    }
+}
+
+fn dirty_options(w: &Wanted, parts: u64, connected: &Connected) -> DirtyOptions {
+    let most = w.dirty_max_bytes / parts;
+    DirtyOptions {
+        write_through: w.sync || w.is_strict(),
+        lazy_close: w.lazy_close,
+        delegated_close: w.delegated_close,
+        wsize_bytes: connected.wsize_bytes,
+        dirty_age: w.dirty_age,
+        dirty_max_bytes: most,
+        file_max_bytes: most / 2,
+        small_copy_bytes: 64 << 10,
+        ..DirtyOptions::default()
+    }
+}

@@ -1,0 +1,455 @@
+//! What stands below all stacks, as each of them sees it: how long its answers hold, and what the others have changed.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use hither_vfs::*;
+use parking_lot::RwLock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long answers hold that are under no lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keep {
+    /// As the layer below says.
+    Told,
+    /// For so long since they were asked for.
+    For {
+        /// Attributes and names.
+        most: Duration,
+        /// That a name is absent.
+        absent: Duration,
+    },
+    /// For the call that asked.
+    Once,
+}
+
+/// The layer below all stacks.
+pub struct Trunk {
+    below: Arc<dyn Vfs>,
+    hearers: RwLock<Vec<(usize, Arc<dyn Upcalls>)>>,
+    branches: AtomicUsize,
+}
+
+/// The same for one stack.
+pub struct Branch {
+    trunk: Arc<Trunk>,
+    number: usize,
+    keep: Keep,
+}
+
+/// Waits for all of them.
+pub(super) fn all(them: Vec<BoxFuture<()>>) -> BoxFuture<()> {
+    Box::pin(async move {
+        for one in them {
+            one.await;
+        }
+    })
+}
+
+impl Trunk {
+    /// Over `below`, whose upcalls it takes.
+    pub fn new(below: Arc<dyn Vfs>) -> Arc<Self> {
+        let trunk = Arc::new(Self { below, hearers: RwLock::default(), branches: AtomicUsize::new(0) });
+        trunk.below.subscribe(Arc::new(Hearer(Arc::downgrade(&trunk))));
+        trunk
+    }
+
+    /// One more branch.
+    pub fn branch(self: &Arc<Self>, keep: Keep) -> Arc<Branch> {
+        let number = self.branches.fetch_add(1, Ordering::AcqRel);
+        Arc::new(Branch { trunk: self.clone(), number, keep })
+    }
+
+    fn hearers(&self) -> Vec<(usize, Arc<dyn Upcalls>)> {
+        self.hearers.read().clone()
+    }
+}
+
+/// Hears the layer below without keeping it alive.
+struct Hearer(std::sync::Weak<Trunk>);
+
+impl Hearer {
+    fn tell(&self, what: impl Fn(&dyn Upcalls) -> BoxFuture<()>) -> BoxFuture<()> {
+        let Some(trunk) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
+        all(trunk.hearers().iter().map(|(_, hearer)| what(&**hearer)).collect())
+    }
+}
+
+impl Upcalls for Hearer {
+    fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
+        self.tell(|hearer| hearer.withdraw(fh))
+    }
+
+    fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
+        self.tell(|hearer| hearer.lapse(files))
+    }
+
+    fn settle(&self, fh: &Fh) -> BoxFuture<()> {
+        self.tell(|hearer| hearer.settle(fh))
+    }
+
+    fn withdraw_all(&self) -> BoxFuture<()> {
+        self.tell(|hearer| hearer.withdraw_all())
+    }
+}
+
+impl Branch {
+    fn below(&self) -> &dyn Vfs {
+        &*self.trunk.below
+    }
+
+    /// A call through this branch has changed an object, or may have: what the others know of it holds no longer. (The server tells a
+    /// client nothing of its own changes.)
+    fn changed(&self, fh: &Fh) {
+        for (number, hearer) in self.trunk.hearers() {
+            if number != self.number {
+                // What is known is dropped at once; the kernel's pages go by themselves.
+                drop(hearer.withdraw(fh));
+            }
+        }
+    }
+
+    fn attrs(&self, mut attrs: Attrs) -> Attrs {
+        if let Validity::Until(told) = attrs.valid {
+            attrs.valid = match self.keep {
+                Keep::Told => Validity::Until(told),
+                Keep::For { most, .. } => Validity::Until(attrs.asked + most),
+                Keep::Once => Validity::Once,
+            };
+        }
+        attrs
+    }
+
+    fn node(&self, node: Node) -> Node {
+        Node { attrs: self.attrs(node.attrs), ..node }
+    }
+
+    fn info(&self, info: ChangeInfo) -> ChangeInfo {
+        ChangeInfo { attrs: info.attrs.map(|attrs| self.attrs(attrs)), ..info }
+    }
+
+    fn made(&self, made: Made) -> Made {
+        Made { node: self.node(made.node), dir: self.info(made.dir) }
+    }
+
+    fn wrote(&self, wrote: Wrote) -> Wrote {
+        Wrote { attrs: wrote.attrs.map(|attrs| self.attrs(attrs)), ..wrote }
+    }
+
+    fn page(&self, mut page: DirPage) -> DirPage {
+        for entry in &mut page.entries {
+            entry.node = entry.node.take().map(|node| self.node(node));
+        }
+        page
+    }
+
+    /// What a walk that was begun at `asked` brought.
+    fn trail(&self, trail: Trail, asked: Instant) -> Trail {
+        let Trail { steps, stop, along } = trail;
+        let stop = match (stop, self.keep) {
+            (Stop::Missing(Validity::Until(_)), Keep::For { most, absent }) => {
+                Stop::Missing(Validity::Until(asked + most.min(absent)))
+            }
+            (Stop::Missing(Validity::Until(_)), Keep::Once) => Stop::Missing(Validity::Once),
+            (stop, _) => stop,
+        };
+        let along = Along {
+            listing: along.listing.map(|page| self.page(page)),
+            base: along.base.map(|attrs| self.attrs(attrs)),
+            ..along
+        };
+        Trail { steps: steps.into_iter().map(|node| self.node(node)).collect(), stop, along }
+    }
+}
+
+#[async_trait]
+impl Vfs for Branch {
+    async fn root(&self, cx: &Cx) -> Result<Node> {
+        Ok(self.node(self.below().root(cx).await?))
+    }
+
+    fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+        let asked = Instant::now();
+        Some(self.trail(self.below().peek(cx, at)?, asked))
+    }
+
+    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
+        self.below().delegated_bytes(fh)
+    }
+
+    fn may_delay(&self, fh: &Fh) -> bool {
+        self.below().may_delay(fh)
+    }
+
+    async fn ask_to_delay(&self, cx: &Cx, fh: &Fh) -> bool {
+        self.below().ask_to_delay(cx, fh).await
+    }
+
+    fn is_shared(&self, fh: &Fh) -> bool {
+        self.below().is_shared(fh)
+    }
+
+    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+        let asked = Instant::now();
+        Ok(self.trail(self.below().walk(cx, at, want).await?, asked))
+    }
+
+    async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
+        Ok(self.attrs(self.below().getattr(cx, file).await?))
+    }
+
+    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let all = self.below().getattr_many(cx, objects).await;
+        all.into_iter().map(|one| one.map(|attrs| self.attrs(attrs))).collect()
+    }
+
+    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
+        let all = self.below().prove_many(cx, objects, want).await;
+        all.into_iter().map(|one| one.map(|(attrs, have)| (self.attrs(attrs), have))).collect()
+    }
+
+    async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
+        let Starts { files, holder } = self.below().read_many(cx, files, holder, max_bytes).await;
+        let fetched = |one: Fetched| Fetched { attrs: self.attrs(one.attrs), ..one };
+        let files = files.into_iter().map(|one| one.map(fetched)).collect();
+        Starts { files, holder: holder.map(|attrs| self.attrs(attrs)) }
+    }
+
+    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
+        let all = self.below().list_many(cx, dirs, max_bytes).await;
+        all.into_iter().map(|one| one.map(|(attrs, page)| (self.attrs(attrs), self.page(page)))).collect()
+    }
+
+    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+        let done = self.below().setattr(cx, file, set).await;
+        self.changed(file.fh);
+        Ok(self.attrs(done?))
+    }
+
+    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
+        self.below().access(cx, fh, want).await
+    }
+
+    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
+        self.below().readlink(cx, fh).await
+    }
+
+    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+        let opened = self.below().open(cx, at, how).await;
+        match &opened {
+            Ok(opened) if how.truncate => self.changed(&opened.node.fh),
+            Err(_) if how.truncate && at.path.is_empty() => self.changed(at.base),
+            _ => {}
+        }
+        let opened = opened?;
+        let dir = opened.dir.map(|dir| self.info(dir));
+        Ok(Opened { node: self.node(opened.node), dir, ..opened })
+    }
+
+    async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
+        self.below().close(cx, fh, open).await
+    }
+
+    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
+        self.below().read(cx, file, offset_bytes, len_bytes).await
+    }
+
+    async fn write(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        offset_bytes: u64,
+        data: Data,
+        stability: Stability,
+    ) -> Result<Wrote> {
+        let done = self.below().write(cx, file, offset_bytes, data, stability).await;
+        self.changed(file.fh);
+        Ok(self.wrote(done?))
+    }
+
+    async fn finish(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        piece: Option<(u64, Data)>,
+        set: &SetAttr,
+    ) -> Result<Finished> {
+        let done = self.below().finish(cx, file, piece, set).await;
+        self.changed(file.fh);
+        let Finished { wrote, set } = done?;
+        Ok(Finished { wrote: self.wrote(wrote), set })
+    }
+
+    async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
+        self.below().commit(cx, file).await
+    }
+
+    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
+        Ok(self.made(self.below().create_whole(cx, dir, name, set, data).await?))
+    }
+
+    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        let all = self.below().create_many(cx, dir, new).await;
+        all.into_iter().map(|one| one.map(|made| self.made(made))).collect()
+    }
+
+    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+        Ok(self.made(self.below().mkdir(cx, dir, name, set).await?))
+    }
+
+    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
+        Ok(self.made(self.below().mknod(cx, dir, name, what, set).await?))
+    }
+
+    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
+        Ok(self.made(self.below().symlink(cx, dir, name, target, set).await?))
+    }
+
+    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+        let made = self.below().link(cx, fh, dir, name).await;
+        self.changed(fh);
+        Ok(self.made(made?))
+    }
+
+    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
+        let done = self.below().unlink(cx, dir, name, target).await;
+        if let Some(fh) = target {
+            self.changed(fh);
+        }
+        Ok(self.info(done?))
+    }
+
+    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+        Ok(self.info(self.below().rmdir(cx, dir, name).await?))
+    }
+
+    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        let all = self.below().remove_many(cx, dir, gone).await;
+        gone.iter().filter_map(|one| one.target.as_ref()).for_each(|fh| self.changed(fh));
+        all.into_iter().map(|one| one.map(|info| self.info(info))).collect()
+    }
+
+    async fn rename(
+        &self,
+        cx: &Cx,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        replaced: Option<&Fh>,
+        flags: RenameFlags,
+    ) -> Result<Moved> {
+        let done = self.below().rename(cx, from, to, replaced, flags).await;
+        if let Some(fh) = replaced {
+            self.changed(fh);
+        }
+        let Moved { from, to, object, attrs } = done?;
+        let attrs = attrs.map(|attrs| self.attrs(attrs));
+        Ok(Moved { from: self.info(from), to: self.info(to), object, attrs })
+    }
+
+    async fn readdir(
+        &self,
+        cx: &Cx,
+        dir: &Fh,
+        cookie: u64,
+        verifier: [u8; 8],
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<DirPage> {
+        Ok(self.page(self.below().readdir(cx, dir, cookie, verifier, max_bytes, nodes).await?))
+    }
+
+    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
+        self.below().statfs(cx, fh).await
+    }
+
+    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
+        self.below().getxattr(cx, fh, name).await
+    }
+
+    async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
+        let done = self.below().setxattr(cx, fh, name, value, mode).await;
+        self.changed(fh);
+        done
+    }
+
+    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
+        self.below().listxattr(cx, fh).await
+    }
+
+    async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
+        let done = self.below().removexattr(cx, fh, name).await;
+        self.changed(fh);
+        done
+    }
+
+    async fn lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+        wait: LockWait,
+    ) -> Result<()> {
+        self.below().lock(cx, file, owner, kind, range, wait).await
+    }
+
+    async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()> {
+        self.below().unlock(cx, file, owner, range).await
+    }
+
+    async fn test_lock(
+        &self,
+        cx: &Cx,
+        file: File<'_>,
+        owner: LockOwner,
+        kind: LockKind,
+        range: FileRange,
+    ) -> Result<Option<LockConflict>> {
+        self.below().test_lock(cx, file, owner, kind, range).await
+    }
+
+    async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
+        self.below().seek(cx, file, offset_bytes, what).await
+    }
+
+    async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+        let done = self.below().allocate(cx, file, range).await;
+        self.changed(file.fh);
+        done
+    }
+
+    async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+        let done = self.below().deallocate(cx, file, range).await;
+        self.changed(file.fh);
+        done
+    }
+
+    async fn copy(
+        &self,
+        cx: &Cx,
+        from: File<'_>,
+        from_offset_bytes: u64,
+        to: File<'_>,
+        to_offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<u64> {
+        let done = self.below().copy(cx, from, from_offset_bytes, to, to_offset_bytes, len_bytes).await;
+        self.changed(to.fh);
+        done
+    }
+
+    fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
+        self.trunk.hearers.write().push((self.number, upcalls));
+    }
+
+    /// The last branch takes the trunk along.
+    async fn shutdown(&self, cx: &Cx) -> Result<()> {
+        match self.trunk.branches.fetch_sub(1, Ordering::AcqRel) {
+            1 => self.below().shutdown(cx).await,
+            _ => Ok(()),
+        }
+    }
+}
