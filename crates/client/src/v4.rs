@@ -27,6 +27,7 @@ mod callback;
 mod closer;
 mod core;
 mod delegation;
+mod directory;
 mod fail;
 mod io;
 mod lease;

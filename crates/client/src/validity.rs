@@ -43,6 +43,7 @@ struct Slot {
     time: Duration,
     /// When `time` began to count.
     since: Instant,
+    directory: bool,
 }
 
 impl ValidityRules {
@@ -76,7 +77,7 @@ impl ValidityRules {
         let (least, most) = self.bounds(attr.kind);
         let valid = match most.is_zero() {
             true => Validity::Once,
-            false => Validity::Until(asked + self.observe(fh, attr.change, least, most, asked)),
+            false => Validity::Until(asked + self.observe(fh, &attr, least, most, asked)),
         };
         Attrs { attr, valid, asked }
     }
@@ -117,12 +118,21 @@ impl ValidityRules {
         }
     }
 
-    fn observe(&self, fh: &Fh, change: u64, least: Duration, most: Duration, now: Instant) -> Duration {
+    /// Whether this is a directory that has not changed, as far as was told, for as long as its attributes held: they are asked for again
+    /// now.
+    pub fn has_proved_stable(&self, fh: &Fh, now: Instant) -> bool {
+        let (tag, shard, index) = self.place(fh);
+        let known = shard.lock()[index].filter(|slot| slot.tag == tag && slot.directory);
+        known.is_some_and(|slot| now.saturating_duration_since(slot.since) >= slot.time)
+    }
+
+    fn observe(&self, fh: &Fh, attr: &Attr, least: Duration, most: Duration, now: Instant) -> Duration {
         let (tag, shard, index) = self.place(fh);
         let mut shard = shard.lock();
-        let fresh = Slot { tag, change, time: least.min(most), since: now };
+        let directory = attr.kind == FileKind::Directory;
+        let fresh = Slot { tag, change: attr.change, time: least.min(most), since: now, directory };
         let slot = shard[index].get_or_insert(fresh);
-        if slot.tag != tag || slot.change != change {
+        if slot.tag != tag || slot.change != attr.change {
             *slot = fresh;
         } else if now.saturating_duration_since(slot.since) >= slot.time {
             // A time of zero (`acregmin=0`) would never grow by doubling; like Linux it stays.

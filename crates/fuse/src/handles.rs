@@ -111,6 +111,8 @@ pub(crate) struct Page {
     pub base: Option<u64>,
     /// Until when all entries given since the start hold.
     pub until: Instant,
+    /// The directory was under a lease before anything of it was asked for.
+    pub leased: bool,
     /// Bytes to ask for next time.
     pub ask_bytes: u32,
     /// Pages since the start, and a cookie seen on the way: meeting it again means that the server runs in a circle.

@@ -209,14 +209,59 @@ impl Call {
 
     /// How long the kernel may keep a name in `dir` and the attributes of the object it leads to. To be asked when
     /// nothing is waited for any more: a lease passed on holds its withdrawal up until the reply is written.
-    fn times(&self, dir: &Inode, inode: &Inode, attrs: &Attrs, asked: Moment) -> (Duration, Duration) {
+    fn times(
+        &self,
+        (dir, name): (&Inode, &Name),
+        inode: &Inode,
+        attrs: &Attrs,
+        asked: Moment,
+    ) -> (Duration, Duration) {
         let attr_valid = self.attr_valid(inode, attrs, asked);
-        let name = match attrs.valid {
+        let holds = match attrs.valid {
             // A lease on a file says nothing about its names.
-            Validity::Lease if !attr_valid.is_zero() => self.dir_left(dir),
+            Validity::Lease if !attr_valid.is_zero() => self.name_left(dir, name, inode),
             _ => attr_valid,
         };
-        (self.name_valid(dir, name), attr_valid)
+        (self.name_valid(dir, holds), attr_valid)
+    }
+
+    /// How long a name holds that leads to something under a lease: as long as the lease on its directory, if it was found under that
+    /// one, which is not withdrawn before the reply is written.
+    fn name_left(&self, dir: &Inode, name: &Name, inode: &Inode) -> Duration {
+        let fh = dir.fh();
+        let known = self.session.vfs.peek(&self.cx(), hither_vfs::Where::name(&fh, name));
+        let known = known.as_ref().and_then(|trail| trail.steps.first()).filter(|n| inode.knows(&n.fh));
+        match known.map(|node| node.attrs.valid) {
+            Some(Validity::Lease) => self.leased_names(),
+            Some(valid) => valid.left(Instant::now()),
+            None => match self.dir_valid(dir) {
+                Validity::Lease => Duration::ZERO,
+                valid => valid.left(Instant::now()),
+            },
+        }
+    }
+
+    /// How long the kernel may keep it that there is no such name, as it was told at `asked`.
+    fn absent_valid(&self, dir: &Inode, valid: Validity, asked: Moment) -> Duration {
+        let left = match valid {
+            Validity::Lease if self.may_pass_on(asked) => self.leased_names(),
+            Validity::Lease => Duration::ZERO,
+            valid => valid.left(Instant::now()),
+        };
+        self.name_valid(dir, left)
+    }
+
+    /// How long the kernel may keep names under a lease on their directory: not at all where it cannot be made to forget them before the lease
+    /// is given back.
+    fn leased_names(&self) -> Duration {
+        if self.session.can_distrust_names() { LEASE_TIME } else { Duration::ZERO }
+    }
+
+    /// Whether a lease may be passed on that was asked for at `asked`; none is withdrawn from then on until the reply is written.
+    fn may_pass_on(&self, asked: Moment) -> bool {
+        let leases = &self.session.leases;
+        // With a grant in hand none is withdrawn, but what is passed on may have been asked for before the grant was.
+        self.grant.get_or_init(|| leases.grant(asked)).is_some() && leases.none_since(asked)
     }
 
     /// How long the kernel may keep attributes that were asked for at `asked`.
@@ -224,30 +269,35 @@ impl Call {
         if attrs.valid != Validity::Lease {
             return attrs.valid.left(Instant::now());
         }
-        let leases = &self.session.leases;
-        // With a grant in hand none is withdrawn, but what is passed on may have been asked for before the grant was.
-        if self.grant.get_or_init(|| leases.grant(asked)).is_none() || !leases.none_since(asked) {
+        if !self.may_pass_on(asked) {
             if inode.withdrawn() {
                 self.session.watch.hasten(inode);
             }
             return Duration::ZERO;
         }
-        leases.passed_on(inode.id);
+        self.session.leases.passed_on(inode.id);
         inode.leased();
         LEASE_TIME
     }
 
     /// How long names in a directory hold that were not said to hold less.
-    fn dir_left(&self, dir: &Inode) -> Duration {
+    fn dir_valid(&self, dir: &Inode) -> Validity {
         let fh = dir.fh();
         let known = self.session.vfs.peek(&self.cx(), hither_vfs::Where::fh(&fh));
         let known = known.as_ref().and_then(|trail| trail.steps.first()).map(|node| node.attrs.valid);
-        known.unwrap_or_else(|| dir.valid()).left(Instant::now()).min(LEASE_TIME)
+        known.unwrap_or_else(|| dir.valid())
     }
 
     /// Body of an entry reply.
-    fn entry(&self, out: &mut crate::abi::Out, dir: &Inode, inode: &Inode, attrs: &Attrs, asked: Moment) {
-        let (entry_valid, attr_valid) = self.times(dir, inode, attrs, asked);
+    fn entry(
+        &self,
+        out: &mut crate::abi::Out,
+        at: (&Inode, &Name),
+        inode: &Inode,
+        attrs: &Attrs,
+        asked: Moment,
+    ) {
+        let (entry_valid, attr_valid) = self.times(at, inode, attrs, asked);
         let ino = self.session.ino(&attrs.attr);
         entry_out(
             out,
@@ -266,7 +316,7 @@ impl Call {
         let inode = self.remember(Some((dir.id, name)), node).await?;
         self.saw(&inode, &node.attrs, asked).await;
         let mut out = crate::abi::Out::with_capacity(128);
-        self.entry(&mut out, dir, &inode, &node.attrs, asked);
+        self.entry(&mut out, (dir, name), &inode, &node.attrs, asked);
         Ok((Answer::bytes(out.into_vec()).or(Undo::Forget(vec![inode.id])), inode.id))
     }
 }

@@ -22,7 +22,7 @@ use crate::stats::Stats;
 use crate::trace::{Answered, Tracer};
 use crate::watch::{self, Watch};
 use bytes::Bytes;
-use hither_vfs::{Asks, Attr, Attrs, Cred, Cx, Fh, File, FsStat, Name, Realm, Result, Vfs};
+use hither_vfs::{Asks, Attr, Attrs, Cred, Cx, Fh, File, FileKind, FsStat, Name, Realm, Result, Vfs};
 use parking_lot::Mutex;
 use std::future::Future;
 use std::io::IoSlice;
@@ -494,15 +494,22 @@ impl Session {
 
     /// Takes back what was answered about an object; ends when the kernel has dropped it.
     pub async fn withdraw(&self, fh: &Fh) {
+        let mut directory = None;
         let take_back = || {
             let inode = self.inodes.by_fh(fh)?;
             self.leases.forget(inode.id);
             if inode.withdrawn() {
                 self.watch.hasten(&inode);
             }
-            Some(inode.id)
+            let id = inode.id;
+            directory = Some(inode).filter(|i| i.kind == FileKind::Directory);
+            Some(id)
         };
-        if let Some(id) = self.leases.withdraw(&self.inodes.clock, take_back).await {
+        let taken = self.leases.withdraw(&self.inodes.clock, take_back).await;
+        if let Some(dir) = directory {
+            self.distrust_names(&dir);
+        }
+        if let Some(id) = taken {
             self.drop_pages(id).await;
         }
     }
@@ -653,10 +660,15 @@ impl Session {
         if flags & init_flags::HAS_EXPIRE_ONLY != 0 { notify::EXPIRE_ONLY } else { 0 }
     }
 
+    /// Whether the kernel can be made to look up again whatever names it has cached, at once.
+    pub fn can_distrust_names(&self) -> bool {
+        const EPOCH_SINCE_MINOR: u32 = 44;
+        self.negotiated().0 >= EPOCH_SINCE_MINOR
+    }
+
     /// Makes the kernel look up again whatever names it has cached; false when it cannot (before 6.16).
     fn distrust_all_names(&self) -> bool {
-        const EPOCH_SINCE_MINOR: u32 = 44;
-        self.negotiated().0 >= EPOCH_SINCE_MINOR && self.device.notify(notify::INC_EPOCH, &[]).is_ok()
+        self.can_distrust_names() && self.device.notify(notify::INC_EPOCH, &[]).is_ok()
     }
 
     /// The runtime that serves the mount.

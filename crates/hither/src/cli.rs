@@ -382,8 +382,8 @@ pub struct ServeArgs {
     /// Seconds after a restart in which clients take back what they held; the lease unless given
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=3600))]
     pub grace: Option<u64>,
-    /// Most files that are delegated to clients of NFSv4 at a time, so that they need not ask whether these have changed, or may
-    /// delay what they write; none unless given. For local file systems only; S10 in docs/SEMANTICS.md says what is not covered yet
+    /// Most files and directories that are delegated to clients of NFSv4 at a time, so that they need not ask whether these have
+    /// changed, or may delay what they write; none unless given. For local file systems only; S10 in docs/SEMANTICS.md says what is not covered yet
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1 << 24))]
     pub max_delegations: u32,
     /// Offer NQNFS, too (Macklem's "Not Quite NFS" of 1994: NFS version 2 with leases, program 300105), with MOUNT version 1. For

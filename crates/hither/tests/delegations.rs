@@ -253,3 +253,145 @@ fn nothing_stale_is_ever_read() {
     run(Command::new(HITHER).arg("umount").arg(&third)).ok();
     two.unmount();
 }
+
+/// Options under which directories are asked about every other second, and files not while a test runs.
+const SHORT: &str = "vers=4.2,acregmin=60,acregmax=60,acdirmin=2,acdirmax=2";
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// `ls -lR`, and looks for names that are not there.
+fn look_around(dir: &Path) {
+    fs::metadata(dir).unwrap();
+    for name in names(dir) {
+        let path = dir.join(&name);
+        if fs::symlink_metadata(&path).unwrap().is_dir() {
+            look_around(&path);
+        }
+        assert!(!dir.join(format!("no-{name}")).exists());
+    }
+}
+
+/// What looking around costs, when all that was known before is too old.
+fn looks_cost(mnt: &Path, dir: &Path) -> u64 {
+    std::thread::sleep(Duration::from_millis(2100));
+    let before = calls(mnt);
+    look_around(dir);
+    calls(mnt) - before
+}
+
+/// Looks around until it costs nothing. (A directory is delegated to who asks about it again, and not soon after it was taken from
+/// somebody.)
+fn until_directories_are_delegated(mnt: &Path, dir: &Path) {
+    look_around(dir);
+    wait_for("delegated directories", 60, || looks_cost(mnt, dir) == 0);
+}
+
+fn tree(server: &Two) -> PathBuf {
+    let d = server.server.export("d");
+    for sub in ["", "e", "e/deep", "g"] {
+        fs::create_dir(d.join(sub)).unwrap();
+        for f in ["one", "two"] {
+            fs::write(d.join(sub).join(f), f).unwrap();
+        }
+    }
+    server.a.join("d")
+}
+
+/// Directories that stay as they are, are listed and looked through without a question, also for names that are not there, for longer
+/// than any time limit; their holder may change them himself and still knows them.
+#[test]
+#[ignore = "needs root"]
+fn nothing_is_asked_about_directories_while_nobody_else_changes_them() {
+    let two = Two::mount([SHORT, SHORT]);
+    let d = tree(&two);
+    until_directories_are_delegated(&two.a, &d);
+    until_directories_are_delegated(&two.b, &two.b.join("d"));
+    assert_eq!(looks_cost(&two.a, &d), 0, "there may be many holders");
+    // The other one loses what he had.
+    fs::create_dir(d.join("g/own")).unwrap();
+    fs::write(d.join("g/mine"), "mine").unwrap();
+    fs::remove_file(d.join("g/one")).unwrap();
+    fs::rename(d.join("g/two"), d.join("e/two2")).unwrap();
+    assert_eq!(names(&two.b.join("d/g")), ["mine", "own"]);
+    look_around(&d);
+    let asked = looks_cost(&two.a, &d.join("e/deep"));
+    assert_eq!(asked, 0, "what was not changed is as it was");
+    assert_eq!(names(&d.join("g")), ["mine", "own"]);
+    assert_eq!(names(&d.join("e")), ["deep", "one", "two", "two2"]);
+    assert!(!d.join("g/one").exists());
+    until_directories_are_delegated(&two.a, &d);
+    two.unmount();
+}
+
+/// Names that somebody else makes, removes or moves, by NFSv4, by NFSv3 or on the server, are seen when that is done (or, on the
+/// server itself, a moment later) by those who have their directory delegated.
+#[test]
+#[ignore = "needs root"]
+fn a_change_of_names_is_seen_when_it_is_done() {
+    for writer in ["vers=4.2", "vers=3", "local"] {
+        let two = Two::mount([SHORT, if writer == "local" { "vers=4.2" } else { writer }]);
+        let d = tree(&two);
+        let other = if writer == "local" { two.server.export("d") } else { two.b.join("d") };
+        let seen = |what: &str, is: &dyn Fn() -> bool| match writer {
+            "local" => wait_for(what, 60, is),
+            _ => assert!(is(), "{writer}: {what}"),
+        };
+        until_directories_are_delegated(&two.a, &d);
+        fs::write(other.join("new"), "new").unwrap();
+        seen("a new file", &|| read_if(&d.join("new")).as_deref() == Some("new"));
+        seen("a new file in the list", &|| names(&d) == ["e", "g", "new", "one", "two"]);
+        until_directories_are_delegated(&two.a, &d);
+        fs::remove_file(other.join("new")).unwrap();
+        seen("a removed file", &|| !d.join("new").exists());
+        until_directories_are_delegated(&two.a, &d);
+        assert!(!d.join("g/moved").exists());
+        fs::rename(other.join("e/one"), other.join("g/moved")).unwrap();
+        seen("a moved file", &|| d.join("g/moved").exists() && !d.join("e/one").exists());
+        until_directories_are_delegated(&two.a, &d);
+        fs::set_permissions(other.join("g"), fs::Permissions::from_mode(0o711)).unwrap();
+        let mode = || fs::metadata(d.join("g")).unwrap().permissions().mode() & 0o777;
+        seen("other permissions", &|| mode() == 0o711);
+        until_directories_are_delegated(&two.a, &d);
+        for name in ["deep/one", "deep/two", "deep"] {
+            let path = other.join("e").join(name);
+            if path.is_dir() { fs::remove_dir(path).unwrap() } else { fs::remove_file(path).unwrap() }
+        }
+        seen("a removed directory", &|| !d.join("e/deep").exists() && names(&d.join("e")) == ["two"]);
+        two.unmount();
+    }
+}
+
+fn read_if(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+/// A holder that is stopped holds up who changes names in the directory for the length of its lease at most twice.
+#[test]
+#[ignore = "needs root"]
+fn a_stopped_holder_of_a_directory_holds_nobody_up_for_long() {
+    let two = Two::mount([SHORT, "vers=4.2"]);
+    let d = tree(&two);
+    until_directories_are_delegated(&two.a, &d);
+    let holder = daemons(&two.a);
+    let signal = |signal| {
+        holder.iter().for_each(|pid| {
+            // SAFETY: kill takes numbers; the daemon is alive.
+            assert_eq!(unsafe { libc::kill(*pid as libc::pid_t, signal) }, 0);
+        })
+    };
+    signal(libc::SIGSTOP);
+    wait_for("a stopped holder", 60, || holder.iter().all(|pid| has_stopped(*pid)));
+    let begun = Instant::now();
+    fs::create_dir(two.b.join("d/new")).unwrap();
+    let took = begun.elapsed();
+    signal(libc::SIGCONT);
+    assert!(took > Duration::from_secs(3) && took < Duration::from_secs(40), "{took:?}");
+    wait_for("the new name", 60, || d.join("new").is_dir());
+    until_directories_are_delegated(&two.a, &d);
+    two.unmount();
+}

@@ -170,6 +170,16 @@ impl At {
         v4.leases.change(None, fh, PATIENCE_V3).await.map_err(|_| Nfsstat3::JUKEBOX)
     }
 
+    /// The same for names in this directory.
+    async fn for_entries(&self, r: &Request) -> Result<Changing, Nfsstat3> {
+        let v4 = &r.server.v4;
+        if v4.may_be_delegated() {
+            return Err(Nfsstat3::JUKEBOX);
+        }
+        let changing = v4.leases.change_entries(None, &self.fh, PATIENCE_V3).await;
+        changing.map_err(|_| Nfsstat3::JUKEBOX)
+    }
+
     /// Waits until nobody delays writes to what is about to be read.
     async fn for_reading(&self, r: &Request) -> Result<(), Nfsstat3> {
         let v4 = &r.server.v4;

@@ -12,6 +12,7 @@ mod attrs;
 mod callback;
 mod clients;
 pub(crate) mod delegation;
+mod directory;
 mod exec;
 mod io;
 mod list;

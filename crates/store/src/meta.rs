@@ -264,6 +264,9 @@ impl Meta {
         self.table.ensure(fh, |_, object| {
             object.barrier = object.barrier.max(barrier);
             object.expire();
+            if let Some(dir) = object.known_dir() {
+                dir.withdraw(self.clock.now());
+            }
         });
     }
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 /// Watches files that others may change behind a [`Vfs`](crate::Vfs): local programs, where it stands for a directory.
 pub trait Watch: Send + Sync + 'static {
-    /// Watches a regular file until the result is dropped. From the moment this ends, whoever else wants to change the contents is
+    /// Watches a regular file or a directory until the result is dropped. From the moment this ends, whoever else wants to change the contents is
     /// held up, where the system can do that, until it is dropped; other changes (attributes, names) are told as they happen. `None`
-    /// when that cannot be promised, also for the moment: somebody has the file open for writing. Changes that are made through the
+    /// when that cannot be promised, also for the moment: somebody has the file open for writing. Of a directory, whose contents are its
+    /// names, all changes are told as they happen. Changes that are made through the
     /// `Vfs` count as well: the caller stops watching before it makes one.
     ///
     /// `alone`: whoever else wants to look at the contents is held up and told of, too, and the caller may change them through the

@@ -92,6 +92,8 @@ pub(crate) struct Answer {
     pub asked: Instant,
     /// It was sent in more than one session: whether an earlier one executed it is unknown.
     pub repeated: bool,
+    /// It ended at an operation that nobody needs, which is not sent again.
+    pub unasked: bool,
 }
 
 /// How one request in a slot ended.
@@ -243,7 +245,7 @@ impl Core {
                     if results.status() == Nfsstat4::RETRY_UNCACHED_REP && !c.cache {
                         return Outcome::Again;
                     }
-                    return Outcome::Executed(Answer { results, asked, repeated: false });
+                    return Outcome::Executed(Answer { results, asked, repeated: false, unasked: false });
                 }
                 Err(e) => e.status().unwrap_or(Nfsstat4::SERVERFAULT),
             };

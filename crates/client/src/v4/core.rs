@@ -103,6 +103,8 @@ pub(crate) struct Core {
     pub closer: super::closer::Closer,
     /// Files that hold until the server says otherwise.
     pub delegations: Delegations,
+    /// Whether it gives them of directories.
+    pub directories: super::directory::Directories,
     /// Owners of opens that last for one compound.
     pub owners: Arc<Owners>,
     pub(super) phase: watch::Sender<Phase>,
@@ -130,6 +132,7 @@ impl Core {
             stamps: Default::default(),
             closer: Default::default(),
             delegations: Delegations::default(),
+            directories: Default::default(),
             owners: Arc::default(),
             phase: watch::channel(Phase::Recovering).0,
             credentials: Mutex::default(),

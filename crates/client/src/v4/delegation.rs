@@ -1,4 +1,4 @@
-//! Delegations: files whose attributes hold until the server says otherwise (RFC 8881 section 10.4).
+//! Delegations: files and directories whose attributes hold until the server says otherwise (RFC 8881 sections 10.4 and 10.9).
 //!
 //! It knows nothing of callbacks' transport and of what is kept above. While a delegation is held, attributes that were asked
 //! for after it was granted carry [`Validity::Lease`]; the layer above is told through [`Upcalls`] before it is given
@@ -291,6 +291,18 @@ impl Core {
             OpenDelegation::None | OpenDelegation::NoneExt(_) => (false, None),
         };
         let stateid = ok.delegation.stateid()?;
+        self.keep_delegation(fh, stateid, room, recall);
+        Some(stateid)
+    }
+
+    /// Keeps a delegation, unless it was recalled before it came.
+    pub fn keep_delegation(
+        self: &Arc<Self>,
+        fh: &Fh,
+        stateid: Stateid,
+        room: Option<&SpaceLimit>,
+        recall: bool,
+    ) {
         let mut back = self.delegations.keep(fh, stateid, room);
         if self.delegations.recalled_early(&stateid) {
             // It has gone back already.
@@ -299,7 +311,6 @@ impl Core {
             back.extend(self.delegations.take(fh));
         }
         self.give_back(back);
-        Some(stateid)
     }
 
     /// The server wants one back. One that is not known goes back as well: perhaps the reply that grants it was lost, and the
@@ -308,7 +319,7 @@ impl Core {
         if let Some(taken) = self.delegations.take_stateid(stateid) {
             return self.give_back(vec![taken]);
         }
-        if self.files.opens_under_way() || self.owners.in_use() {
+        if self.files.opens_under_way() || self.owners.in_use() || self.directories.are_asked_for() {
             self.delegations.remember_recall(stateid);
         }
         // It may have come just now.
@@ -332,7 +343,7 @@ impl Core {
 
     /// The lease on attributes that a question sent at `asked` brought, when there is one.
     pub fn leased(&self, fh: &Fh, mut attrs: Attrs) -> Attrs {
-        if attrs.attr.kind == FileKind::Regular
+        if matches!(attrs.attr.kind, FileKind::Regular | FileKind::Directory)
             && self.may_last(&attrs)
             && self.delegations.covers(fh, attrs.asked)
         {

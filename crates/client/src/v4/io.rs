@@ -55,6 +55,11 @@ impl Core {
 
     /// Attributes, fresh from the server.
     pub async fn getattr(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<Attrs> {
+        if self.wants_directory(fh)
+            && let Some(attrs) = self.getattr_held(cx, fh).await?
+        {
+            return Ok(attrs);
+        }
         let ops = [Op::Putfh(wire_fh(fh)), Op::Getattr(NODE_ATTRS)];
         let mut answer = self.compound(cx, Compound::new("GETATTR", ops)).await?;
         answer.results.putfh()?;

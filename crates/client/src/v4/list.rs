@@ -142,6 +142,7 @@ impl Parts for Lists {
     type Out = (Attrs, DirPage);
     const LABEL: &'static str = "READDIR";
     const OPS: usize = 3;
+    const DIRECTORIES: bool = true;
     // knfsd (Linux 6.1) garbles a reply with more than one long listing, whether it fails or not, and
     // with it the connection.
     const MOST: usize = 1;
@@ -161,10 +162,11 @@ impl Parts for Lists {
 
     async fn take(&self, core: &Arc<Core>, fh: &Fh, answer: &mut Answer) -> Answered<(Attrs, DirPage)> {
         answer.results.putfh()?;
+        let granted = core.take_directory(fh, answer)?;
         let wire = answer.results.getattr()?;
         let page = answer.results.readdir()?;
         let page = core.first_page(page, answer.asked).await;
-        Ok((core.attrs(fh, &wire, answer.asked).await?, page?))
+        Ok((core.leased_by(fh, core.attrs(fh, &wire, answer.asked).await?, granted), page?))
     }
 }
 

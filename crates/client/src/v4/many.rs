@@ -8,7 +8,8 @@
 use super::attrs::NODE_ATTRS;
 use super::bring::{BRING_OPS, OPEN_OPS, Turn, bring_ops, open_ops};
 use super::call::{Answer, Compound};
-use super::core::Core;
+use super::core::{Core, Phase};
+use super::directory::{UnderWay, ask_op};
 use super::fail::{Answered, Fail, is_too_long};
 use super::state::wire_fh;
 use hither_proto::nfs4::Op;
@@ -32,6 +33,8 @@ pub(crate) trait Parts: Send + Sync + 'static {
     const OPS: usize;
     /// Most objects in one compound.
     const MOST: usize = usize::MAX;
+    /// Attributes come right behind PUTFH: for a directory a delegation may be asked for between the two.
+    const DIRECTORIES: bool = false;
 
     /// Most bytes of the reply about one object.
     fn reply_bytes(&self) -> u32;
@@ -68,8 +71,9 @@ impl Core {
         last: Option<&Fh>,
         parts: impl Fn() -> P + Send + Sync,
     ) -> Answered<(Vec<Result<P::Out>>, Option<Attrs>)> {
-        let at_once = self.objects_at_once(&parts(), 0).await?;
-        if last.is_some() && objects.len() <= self.objects_at_once(&parts(), Stats::OPS).await? {
+        let wanted = P::DIRECTORIES && objects.iter().any(|fh| self.wants_directory(fh));
+        let at_once = self.objects_at_once(&parts(), 0, usize::from(wanted)).await?;
+        if last.is_some() && objects.len() <= self.objects_at_once(&parts(), Stats::OPS, 0).await? {
             return Ok(self.some(cx, &objects, &parts(), at_once, last).await);
         }
         let mut out: Vec<Option<Result<P::Out>>> = objects.iter().map(|_| None).collect();
@@ -92,14 +96,14 @@ impl Core {
         Ok((out.into_iter().map(|answer| answer.unwrap_or_else(lost)).collect(), None))
     }
 
-    /// Objects of one compound beside `others` operations.
-    async fn objects_at_once<P: Parts>(&self, parts: &P, others: usize) -> Answered<usize> {
+    /// Objects of one compound beside `others` operations, with `more` operations for each than are needed.
+    async fn objects_at_once<P: Parts>(&self, parts: &P, others: usize, more: usize) -> Answered<usize> {
         let limits = self.ready().await?.limits;
         if !self.opts.chains {
             return Ok(1);
         }
         let ops = (limits.max_ops as usize).min(self.ops_limit.load(Ordering::Relaxed));
-        let by_ops = ops.saturating_sub(1 + others) / P::OPS;
+        let by_ops = ops.saturating_sub(1 + others) / (P::OPS + more);
         let by_reply = limits.max_response_bytes.saturating_sub(2048) / parts.reply_bytes().max(1);
         let by_request = limits.max_request_bytes.saturating_sub(1024) / (256 * P::OPS as u32);
         Ok(by_ops.min(by_reply as usize).min(by_request as usize).min(P::MOST).max(1))
@@ -119,7 +123,7 @@ impl Core {
         while out.len() < objects.len() {
             let these = &objects[out.len()..objects.len().min(out.len() + at_once)];
             let mut ops = Vec::with_capacity(these.len() * P::OPS);
-            these.iter().for_each(|fh| parts.ops(fh, &mut ops));
+            let asking = self.ask_for(these, parts, &mut ops);
             let last = last.filter(|_| out.len() + these.len() == objects.len());
             if let Some(last) = last {
                 Stats.ops(last, &mut ops);
@@ -127,7 +131,8 @@ impl Core {
             let sent = ops.len();
             // A wish must not wait for one object that is busy.
             let c = Compound::new(P::LABEL, ops).wishes_from(0).uncached();
-            let mut answer = match self.compound(cx, c).await {
+            let answer = self.compound(cx, c).await;
+            let mut answer = match answer {
                 Ok(answer) => answer,
                 Err(f) if is_too_long(f.status()) && at_once > 1 && halvings < HALVINGS => {
                     self.found_too_long(sent);
@@ -150,6 +155,7 @@ impl Core {
             for fh in these {
                 match parts.take(self, fh, &mut answer).await {
                     Ok(one) => out.push(Ok(one)),
+                    Err(_) if answer.unasked => break,
                     // Asked again behind what there is an answer about.
                     Err(f) if is_too_long(f.status()) && (out.len() > done || at_once > 1) => break,
                     Err(f) => {
@@ -161,12 +167,37 @@ impl Core {
             if let Some(last) = last.filter(|_| out.len() == objects.len()) {
                 last_attrs = Stats.take(self, last, &mut answer).await.ok();
             }
+            drop(asking);
             if too_long && out.len() == done {
                 self.found_too_long(sent);
                 at_once = at_once.div_ceil(2);
             }
         }
         (out, last_attrs)
+    }
+}
+
+impl Core {
+    /// The operations about `objects`, with wishes for delegations of directories among them as far as they fit.
+    fn ask_for<P: Parts>(self: &Arc<Self>, objects: &[Fh], parts: &P, ops: &mut Vec<Op>) -> Option<UnderWay> {
+        let mut asking = None;
+        let most = match &*self.phase.borrow() {
+            Phase::Ready(session) => {
+                (session.limits.max_ops as usize).min(self.ops_limit.load(Ordering::Relaxed))
+            }
+            _ => 0,
+        };
+        let mut room = most.saturating_sub(1 + objects.len() * P::OPS + Stats::OPS);
+        for fh in objects {
+            let start = ops.len();
+            parts.ops(fh, ops);
+            if P::DIRECTORIES && room > 0 && self.wants_directory(fh) {
+                room -= 1;
+                ops.insert(start + 1, ask_op());
+                asking.get_or_insert_with(|| self.asking());
+            }
+        }
+        asking
     }
 }
 
@@ -177,6 +208,7 @@ impl Parts for Stats {
     type Out = Attrs;
     const LABEL: &'static str = "GETATTR";
     const OPS: usize = 2;
+    const DIRECTORIES: bool = true;
 
     fn reply_bytes(&self) -> u32 {
         512
@@ -188,8 +220,9 @@ impl Parts for Stats {
 
     async fn take(&self, core: &Arc<Core>, fh: &Fh, answer: &mut Answer) -> Answered<Attrs> {
         answer.results.putfh()?;
+        let granted = core.take_directory(fh, answer)?;
         let wire = answer.results.getattr()?;
-        core.attrs(fh, &wire, answer.asked).await
+        Ok(core.leased_by(fh, core.attrs(fh, &wire, answer.asked).await?, granted))
     }
 }
 
@@ -203,6 +236,7 @@ impl Parts for Proofs {
     type Out = (Attrs, Access);
     const LABEL: &'static str = "ACCESS";
     const OPS: usize = 3;
+    const DIRECTORIES: bool = true;
 
     fn reply_bytes(&self) -> u32 {
         512 + 16
@@ -215,9 +249,10 @@ impl Parts for Proofs {
 
     async fn take(&self, core: &Arc<Core>, fh: &Fh, answer: &mut Answer) -> Answered<(Attrs, Access)> {
         answer.results.putfh()?;
+        let granted = core.take_directory(fh, answer)?;
         let wire = answer.results.getattr()?;
         let have = Access::from_bits_truncate(answer.results.access()?.access) & self.want;
-        Ok((core.attrs(fh, &wire, answer.asked).await?, have))
+        Ok((core.leased_by(fh, core.attrs(fh, &wire, answer.asked).await?, granted), have))
     }
 }
 

@@ -214,8 +214,12 @@ impl Core {
         let mut ops = vec![Op::Putrootfh];
         ops.extend(names.iter().map(|n| Op::lookup(n)));
         ops.extend([Op::Getfh, Op::Getattr(ASK)]);
+        let needed = ops.len();
+        // Behind all that is needed: many servers do not have it.
+        let _asking = self.asking();
+        ops.extend(self.may_hold_directories().then(super::directory::ask_op));
         let mut answer = self
-            .compound(&self.own_cx(), Compound::new("LOOKUP_ROOT", ops))
+            .compound(&self.own_cx(), Compound::new("LOOKUP_ROOT", ops).wishes_from(needed))
             .await
             .map_err(|f| self.mount_error(f, 0))?;
         let walked = answer.results.remaining();
@@ -258,6 +262,9 @@ impl Core {
             xattrs: attrs.xattr_support().copied().unwrap_or(false),
             acls: attrs.aclsupport().is_some_and(|&a| a != 0),
         };
+        if self.may_hold_directories() {
+            self.directories_offered(&facts.root, &mut answer);
+        }
         tracing::debug!(?facts, "mounted");
         let _ = self.facts.set(facts);
         Ok(())

@@ -11,7 +11,8 @@ use crate::abi::{
 use crate::call::{Answer, Undo};
 use crate::handles::{OpenDir, Page};
 use crate::inode::{Inode, Moment};
-use hither_vfs::{Access, Attrs, DirEntry, Error, File, FileKind, Result, Validity};
+use crate::lease::LEASE_TIME;
+use hither_vfs::{Access, Attrs, DirEntry, Error, File, FileKind, Name, Result, Validity};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -53,7 +54,7 @@ impl Call {
         let inode = self.inode()?;
         let (attrs, asked) = self.dir_attrs(&inode).await?;
         let (mut flags, now) = (0, Instant::now());
-        let left = attrs.valid.left(now).min(LISTING_HOLDS_MAX);
+        let left = self.attr_valid(&inode, &attrs, asked).min(LISTING_HOLDS_MAX);
         let cached = !left.is_zero();
         if cached {
             flags |= fopen::CACHE_DIR;
@@ -78,6 +79,7 @@ impl Call {
             began: asked,
             base: None,
             until: now,
+            leased: false,
             ask_bytes: FIRST_PAGE_BYTES,
             pages: 0,
             milestone: None,
@@ -161,8 +163,9 @@ impl Call {
     /// any more, through any descriptor and whenever that goes back to the start: when its time is over it is taken away.
     fn piece(&self, dir: &OpenDir, page: &Page, list: List) -> Answer {
         if dir.cached {
-            dir.inode.entries_given(page.until);
-            if list.is_empty() {
+            let withdrawn = page.leased && !self.may_pass_on(page.began);
+            dir.inode.entries_given(if withdrawn { Instant::now() } else { page.until });
+            if list.is_empty() || withdrawn {
                 self.session.watch.hasten(&dir.inode);
             }
         }
@@ -171,8 +174,8 @@ impl Call {
 
     /// The answer with a list, in which leases are passed on.
     fn listed(&self, dir: &Inode, mut list: List) -> Answer {
-        for (at, inode, attrs, asked) in std::mem::take(&mut list.leased) {
-            let (entry_valid, attr_valid) = self.times(dir, &inode, &attrs, asked);
+        for Leased { at, name, inode, attrs, asked } in std::mem::take(&mut list.leased) {
+            let (entry_valid, attr_valid) = self.times((dir, &name), &inode, &attrs, asked);
             set_times(&mut list.out, at, entry_valid, attr_valid);
         }
         list.answer()
@@ -189,11 +192,18 @@ impl Call {
         let cx = self.cx_of(dir.cred.clone());
         let fh = dir.inode.fh();
         let vfs = &self.session.vfs;
-        let before = self.dir_left(&dir.inode);
+        let before = self.dir_valid(&dir.inode);
+        let leased = before == Validity::Lease;
+        let before = before.left(Instant::now()).min(LEASE_TIME);
         let until = (!before.is_zero()).then(|| Instant::now() + before);
         let new = vfs.readdir(&cx, &fh, cookie, verifier, page.ask_bytes, nodes).await?;
         // What was remembered below holds as long as the directory was known to; what was asked for, as it is known to now.
-        let until = until.unwrap_or_else(|| Instant::now() + self.dir_left(&dir.inode));
+        // (It may be from before a lease that is there now.)
+        let until = until.unwrap_or_else(|| match self.dir_valid(&dir.inode) {
+            Validity::Until(end) => end,
+            Validity::Once | Validity::Lease => Instant::now(),
+        });
+        page.leased = leased && (page.leased || cookie == 0);
         page.until = page.until.min(until);
         let stuck = new.entries.is_empty() && !new.eof
             || new.entries.iter().any(|e| e.cookie == cookie || e.cookie == 0);
@@ -256,7 +266,14 @@ impl Call {
                     false => (self.name_valid(dir, left), left),
                 };
                 if leased {
-                    list.leased.push((list.out.len(), inode.clone(), node.attrs.clone(), asked));
+                    let (at, name) = (list.out.len(), entry.name.clone());
+                    list.leased.push(Leased {
+                        at,
+                        name,
+                        inode: inode.clone(),
+                        attrs: node.attrs.clone(),
+                        asked,
+                    });
                 }
                 let attr = Some(&node.attrs.attr);
                 let entry = EntryReply { nodeid: inode.id, ino, entry_valid, attr_valid, attr };
@@ -298,8 +315,18 @@ struct List {
     size: usize,
     plus: bool,
     remembered: Vec<u64>,
-    /// Objects under leases, where their entries are, and when they were asked for.
-    leased: Vec<(usize, Arc<Inode>, Attrs, Moment)>,
+    /// Objects under leases.
+    leased: Vec<Leased>,
+}
+
+/// An object under a lease in a listing.
+struct Leased {
+    /// Where its entry is.
+    at: usize,
+    name: Name,
+    inode: Arc<Inode>,
+    attrs: Attrs,
+    asked: Moment,
 }
 
 impl List {

@@ -171,7 +171,7 @@ impl Call {
             }
         };
         let mut out = Out::with_capacity(144);
-        self.entry(&mut out, &dir, &inode, &opened.node.attrs, asked);
+        self.entry(&mut out, (&dir, &name), &inode, &opened.node.attrs, asked);
         let how = self.open_flags(flags, &inode, on_open.keep, backing_id);
         open_out(&mut out, id, how, backing_id.unwrap_or(0));
         Ok(Answer::bytes(out.into_vec()).or(Undo::Close { file: id, forget: Some(inode.id) }))

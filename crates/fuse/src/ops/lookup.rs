@@ -66,7 +66,7 @@ impl Call {
             {
                 return match known {
                     Known::Node(node) => self.found_node(dir, name, node, *asked).await,
-                    Known::Missing(valid) => self.found_nothing(dir, name, *valid),
+                    Known::Missing(valid) => self.found_nothing(dir, name, *valid, *asked),
                 };
             }
         }
@@ -100,7 +100,7 @@ impl Call {
             return self.found_node(dir, name, node, asked).await;
         }
         match &trail.stop {
-            Stop::Missing(valid) => self.found_nothing(dir, name, *valid),
+            Stop::Missing(valid) => self.found_nothing(dir, name, *valid, asked),
             Stop::Failed(e) => Err(e.clone()),
             Stop::NotDirectory | Stop::Symlink => Err(Error::new(libc::ENOTDIR)),
             Stop::Complete | Stop::Limit => {
@@ -149,9 +149,15 @@ impl Call {
         others
     }
 
-    fn found_nothing(&self, dir: &Inode, name: &Name, valid: Validity) -> Result<(Answer, Option<u64>)> {
+    fn found_nothing(
+        &self,
+        dir: &Inode,
+        name: &Name,
+        valid: Validity,
+        asked: Moment,
+    ) -> Result<(Answer, Option<u64>)> {
         self.session.inodes.unbind(dir.id, name);
-        let valid = self.name_valid(dir, valid.left(Instant::now()));
+        let valid = self.absent_valid(dir, valid, asked);
         if valid.is_zero() {
             self.session.hints.missing(self.head.tid, dir.id, name);
             return Err(Error::new(libc::ENOENT));

@@ -3,7 +3,7 @@
 use super::convert::{set, stat};
 use super::read::walk;
 use super::{At, Begun, Caller, Done, WRITE_LOCKS};
-use crate::v4::delegation::{Naming, key};
+use crate::v4::delegation::{Changing, Naming, PATIENCE_V3, key};
 use hither_lease::Op;
 use hither_proto::nqnfs::{
     Asking, CreateArgs, DiropOk, Fattr, LeaseReply, LeaseRequest, LinkArgs, MkdirArgs, RenameArgs, Sattr,
@@ -22,13 +22,25 @@ impl At<'_> {
         Ok(self.begin(Op::Write, LeaseRequest::None).await?.1)
     }
 
-    /// A name in this directory is about to lead elsewhere: nobody else caches the file that it leads to, nor begins to.
+    /// Names in this directory are about to change: nobody has it delegated by NFSv4, nor gets it. Clients of this protocol lease no
+    /// directories.
+    async fn begin_entries(&self) -> Result<Changing, Stat> {
+        let changing = self.c.leases().change_entries(None, &self.fh, PATIENCE_V3).await;
+        changing.map_err(|_| Stat::TRYLATER)
+    }
+
+    /// A name in this directory is about to lead elsewhere: nobody else caches the file or directory that it leads to, nor begins to.
     async fn begin_name(&self, name: &Name) -> Result<(Naming, Option<Begun>), Stat> {
-        let naming = self.c.leases().naming();
+        let mut naming = self.c.leases().naming();
         // What cannot be looked up has its failure from the operation itself.
         let begun = match walk(self, name).await {
             Ok(node) if node.attrs.attr.kind == FileKind::Regular => {
                 Some(self.with(node.fh).begin_change().await?)
+            }
+            Ok(node) if node.attrs.attr.kind == FileKind::Directory => {
+                let dir = self.with(node.fh);
+                naming.file = Some((dir.fh.clone(), dir.begin_entries().await?));
+                None
             }
             _ => None,
         };
@@ -80,12 +92,14 @@ pub(super) async fn create(c: &Caller<'_>, a: &Asking<CreateArgs>) -> Done<Dirop
     let wanted = set(&a.args.attributes).ok_or(Stat::IO)?;
     let first = SetAttr { size_bytes: None, ..wanted };
     let what = special(&a.args.attributes);
+    let entries = dir.begin_entries().await?;
     let made = dir.export.vfs.mknod(&dir.cx, &dir.fh, &name, &what, &first).await;
     let (node, old) = match made {
         Ok(made) => (made.node, false),
         Err(e) if e.errno == libc::EEXIST && what == Special::Regular => (walk(&dir, &name).await?, true),
         Err(e) => return Err(stat(&e)),
     };
+    drop(entries);
     if node.attrs.attr.kind != FileKind::Regular {
         return match what {
             Special::Regular => Err(Stat::EXIST),
@@ -130,6 +144,7 @@ fn made_ok(dir: &At<'_>, node: Node) -> Result<DiropOk, Stat> {
 pub(super) async fn mkdir(c: &Caller<'_>, a: &Asking<MkdirArgs>) -> Done<DiropOk> {
     let (dir, name) = c.entry(&a.args.r#where).await?;
     let set = set(&Sattr { size: u64::MAX, ..a.args.attributes }).ok_or(Stat::IO)?;
+    let _entries = dir.begin_entries().await?;
     let made = dir.export.vfs.mkdir(&dir.cx, &dir.fh, &name, &set).await.map_err(|e| stat(&e))?;
     Ok((LeaseReply::None, made_ok(&dir, made.node)?))
 }
@@ -140,6 +155,7 @@ pub(super) async fn symlink(c: &Caller<'_>, a: &Asking<SymlinkArgs>) -> Done<()>
     let target = bytes::Bytes::copy_from_slice(&a.args.to);
     let sattr = Sattr { mode: u32::MAX, size: u64::MAX, ..a.args.attributes };
     let set = set(&sattr).ok_or(Stat::IO)?;
+    let _entries = dir.begin_entries().await?;
     dir.export.vfs.symlink(&dir.cx, &dir.fh, &name, &target, &set).await.map_err(|e| stat(&e))?;
     Ok((LeaseReply::None, ()))
 }
@@ -151,6 +167,7 @@ pub(super) async fn remove(c: &Caller<'_>, what: &hither_proto::nqnfs::Diropargs
         status => status,
     })?;
     let vfs = &dir.export.vfs;
+    let _entries = dir.begin_entries().await?;
     let _changing = dir.begin_name(&name).await?;
     let result = match is_dir {
         true => vfs.rmdir(&dir.cx, &dir.fh, &name).await,
@@ -166,6 +183,7 @@ pub(super) async fn rename(c: &Caller<'_>, a: &Asking<RenameArgs>) -> Done<()> {
     if from.export.number != to.export.number {
         return Err(Stat::IO);
     }
+    let _entries = (from.begin_entries().await?, to.begin_entries().await?);
     let _from = from.begin_name(&old).await?;
     let _to = to.begin_name(&new).await?;
     let vfs = &from.export.vfs;
@@ -181,6 +199,7 @@ pub(super) async fn link(c: &Caller<'_>, a: &Asking<LinkArgs>) -> Done<()> {
         return Err(Stat::IO);
     }
     let _begun = file.begin_change().await?;
+    let _entries = dir.begin_entries().await?;
     dir.export.vfs.link(&dir.cx, &file.fh, &dir.fh, &name).await.map_err(|e| stat(&e))?;
     Ok((LeaseReply::None, ()))
 }

@@ -91,6 +91,10 @@ pub(super) async fn create(r: &Request, a: &CreateArgs) -> CreateRes {
         Err(status) => return Res::Err(status, UNKNOWN),
     };
     let before = dir.attr().await.ok();
+    let _entries = match dir.for_entries(r).await {
+        Ok(changing) => changing,
+        Err(status) => return created(&dir, before, Err(status)).await,
+    };
     let result = match &a.how {
         Createhow3::Unchecked(sattr) => unchecked(r, &dir, &name, sattr).await,
         Createhow3::Guarded(sattr) => guarded(&dir, &name, sattr).await,
@@ -254,6 +258,10 @@ async fn make(r: &Request, at: &Diropargs3, attributes: &Sattr3, what: What) -> 
     let Some(set) = set(&Sattr3 { size: None, ..*attributes }) else {
         return Res::Err(Nfsstat3::INVAL, dir.wcc(before.as_ref(), None).await);
     };
+    let _entries = match dir.for_entries(r).await {
+        Ok(changing) => changing,
+        Err(status) => return Res::Err(status, dir.wcc(before.as_ref(), None).await),
+    };
     let vfs = &dir.export.vfs;
     let made = match &what {
         What::Dir => vfs.mkdir(&dir.cx, &dir.fh, &name, &set).await,
@@ -271,8 +279,9 @@ pub(super) async fn remove(r: &Request, what: &Diropargs3, is_dir: bool) -> Remo
         Err(status) => return Res::Err(status, UNKNOWN),
     };
     let before = dir.attr().await.ok();
-    let _naming = match dir.for_change_of(r, &name).await {
-        Ok(naming) => naming,
+    let both = async { Ok::<_, Nfsstat3>((dir.for_entries(r).await?, dir.for_change_of(r, &name).await?)) };
+    let _changing = match both.await {
+        Ok(changing) => changing,
         Err(status) => return Res::Err(status, dir.wcc(before.as_ref(), None).await),
     };
     let vfs = &dir.export.vfs;
@@ -297,10 +306,12 @@ pub(super) async fn rename(r: &Request, a: &RenameArgs) -> RenameRes {
     if from.export.number != to.export.number {
         return Res::Err(Nfsstat3::XDEV, nothing);
     }
-    let both =
-        async { Ok::<_, Nfsstat3>((from.for_change_of(r, &old).await?, to.for_change_of(r, &new).await?)) };
-    let _naming = match both.await {
-        Ok(naming) => naming,
+    let all = async {
+        let entries = (from.for_entries(r).await?, to.for_entries(r).await?);
+        Ok::<_, Nfsstat3>((entries, from.for_change_of(r, &old).await?, to.for_change_of(r, &new).await?))
+    };
+    let _changing = match all.await {
+        Ok(changing) => changing,
         Err(status) => return Res::Err(status, nothing),
     };
     let before = (from.attr().await.ok(), to.attr().await.ok());
@@ -330,7 +341,8 @@ pub(super) async fn link(r: &Request, a: &LinkArgs) -> LinkRes {
     if file.export.number != dir.export.number {
         return Res::Err(Nfsstat3::XDEV, nothing);
     }
-    let _changing = match dir.for_change(r, &file.fh).await {
+    let both = async { Ok::<_, Nfsstat3>((dir.for_change(r, &file.fh).await?, dir.for_entries(r).await?)) };
+    let _changing = match both.await {
         Ok(changing) => changing,
         Err(status) => return Res::Err(status, nothing),
     };

@@ -1,5 +1,5 @@
-//! Delegations: files of which clients keep what they read without asking, or delay what they write (RFC 8881 section 10.4), from
-//! the one lease table.
+//! Delegations: files of which clients keep what they read without asking, or delay what they write (RFC 8881 section 10.4), and
+//! directories of which they keep the names (section 10.9), from the one lease table.
 //!
 //! It knows nothing of operations on the wire. A delegation for reading says that nobody changes the file, its attributes or its
 //! names, neither through this server (by NFSv3, by NFSv4, the holder himself included) nor, where the files can be watched
@@ -11,7 +11,8 @@
 //! lease has surely ended, one for writing not while he still writes (`hither_lease`).
 //!
 //! A file is delegated ([`give`]) only to a client that has answered a callback on the connection it has now; for reading, only
-//! while nobody has the file open for writing, and for writing, only while nobody else has it open.
+//! while nobody has the file open for writing, and for writing, only while nobody else has it open. A directory is delegated for
+//! reading, and its holder may change it himself.
 //!
 //! Locks: `inner`, then a client's `states`. What follows from a change of the table is done without the lock, and in this order:
 //! files are watched no longer, then those who waited go on.
@@ -53,7 +54,7 @@ const QUIET_MAX_MS: u32 = 10_000;
 /// What the table allows clocks to differ by over a lease.
 pub(super) const SKEW: Duration = Duration::from_secs(3);
 
-/// A file delegated to a client.
+/// A file or directory delegated to a client.
 pub(crate) struct Delegation {
     pub other: [u8; 12],
     pub client: Arc<Client>,
@@ -61,6 +62,8 @@ pub(crate) struct Delegation {
     pub file: (u32, Fh),
     /// For reading, or also for writing.
     pub kind: Kind,
+    /// Of a directory.
+    pub directory: bool,
     key: FileKey,
     /// The table's number of it.
     seq: u64,
@@ -202,7 +205,7 @@ impl Changing {
 /// A name is about to lead elsewhere: nobody gets a delegation of anything until this is dropped.
 pub(crate) struct Naming {
     leases: Arc<Leases>,
-    /// The file that it leads to now.
+    /// The file or directory that it leads to now.
     pub file: Option<(Fh, Changing)>,
 }
 
@@ -323,6 +326,11 @@ impl Leases {
     /// That is recorded.
     pub fn marked(&self, kind: Kind) {
         self.marked.fetch_max(mark(kind), SeqCst);
+    }
+
+    /// Whether anything may be delegated.
+    pub fn delegates(&self) -> bool {
+        self.most > 0
     }
 
     /// Whether anything is delegated or leased, as far as is known without looking.
@@ -508,8 +516,8 @@ impl Leases {
         let key = key(fh);
         let access = |inner: &Inner| {
             // What the holder changes himself makes his own delegation for reading end as well: it says that nobody has the
-            // file open for writing.
-            let reads = |id| inner.held.get(&(id, key)).is_some_and(|d| d.kind == Kind::Read);
+            // file open for writing. That of a directory says nothing of the kind, and the reply tells him whether others changed it.
+            let reads = |id| inner.held.get(&(id, key)).is_some_and(|d| d.kind == Kind::Read && !d.directory);
             let client = client.map(|c| id(c)).filter(|id| !reads(*id));
             Ok(Access { client, file: key, op: Op::Write, lease: None, claim: None })
         };
@@ -517,7 +525,24 @@ impl Leases {
         going.map(|going| going.changing).map_err(|_| Nfsstat4::DELAY)
     }
 
-    /// Whoever calls is about to remove a name or to open it for writing: waits until nobody caches the file that it leads to.
+    /// The same for whoever changes names in a directory. Leases of NQNFS are of files only.
+    ///
+    /// # Errors
+    /// As [`Leases::change`].
+    pub async fn change_entries(
+        self: &Arc<Self>,
+        client: Option<&Arc<Client>>,
+        dir: &Fh,
+        patience: Duration,
+    ) -> Result<Changing, Nfsstat4> {
+        match self.most {
+            0 => Ok(Changing { leases: self.clone(), permit: None }),
+            _ => self.change(client, dir, patience).await,
+        }
+    }
+
+    /// Whoever calls is about to remove a name or to open it for writing: waits until nobody caches the file or directory that it
+    /// leads to.
     ///
     /// # Errors
     /// As [`Leases::change`].
@@ -536,7 +561,8 @@ impl Leases {
         // What cannot be looked up has its failure from the operation itself.
         let trail = export.vfs.walk(cx, Where::name(dir, name), hither_vfs::Want::default()).await;
         let found = trail.ok().and_then(|t| t.steps.into_iter().next());
-        if let Some(node) = found.filter(|n| n.attrs.attr.kind == FileKind::Regular) {
+        let is_delegated = |kind| matches!(kind, FileKind::Regular | FileKind::Directory);
+        if let Some(node) = found.filter(|n| is_delegated(n.attrs.attr.kind)) {
             let changing = self.change(client, &node.fh, patience).await?;
             naming.file = Some((node.fh, changing));
         }

@@ -212,6 +212,7 @@ impl<'a> Exec<'a> {
             Op::TestStateid(ids) => OpRes::TestStateid(self.test_stateid(ids)),
             Op::FreeStateid(id) => OpRes::FreeStateid(self.free_stateid(id).await),
             Op::Delegreturn(id) => OpRes::Delegreturn(self.delegreturn(id)),
+            Op::GetDirDelegation(_) => OpRes::GetDirDelegation(self.get_dir_delegation().await),
             _ if self.minor >= 2 => self.execute_42(op).await,
             _ => self.not_here(op),
         }

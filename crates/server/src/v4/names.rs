@@ -189,6 +189,7 @@ impl Exec<'_> {
             CreateType::Dir | CreateType::Link(_) => None,
             CreateType::Other(_) => return Err(Nfsstat4::BADTYPE),
         };
+        let _entries = self.for_entries(&dir).await?;
         let cx = self.named(&dir.cx);
         let made = match (&a.objtype, special) {
             (_, Some((what, set))) => vfs.mknod(&cx, &dir.fh, &name, &what, &set).await,
@@ -208,10 +209,18 @@ impl Exec<'_> {
         let dir = self.object(Nfsstat4::ROFS)?.writable()?;
         let name = name(wanted)?;
         let vfs = &dir.export.vfs;
-        let _naming = self.for_change_of(&dir, &name).await?;
+        let _entries = self.for_entries(&dir).await?;
+        let naming = self.for_change_of(&dir, &name).await?;
         let cx = self.named(&dir.cx);
         let change = match vfs.unlink(&cx, &dir.fh, &name, None).await {
-            Err(e) if e.errno == libc::EISDIR => vfs.rmdir(&cx, &dir.fh, &name).await,
+            Err(e) if e.errno == libc::EISDIR => {
+                let gone = vfs.rmdir(&cx, &dir.fh, &name).await;
+                if let (Ok(_), Some((fh, _))) = (&gone, &naming.file) {
+                    // The client itself may have it delegated, and does not know by the name.
+                    self.nfs.leases.changed_elsewhere(fh);
+                }
+                gone
+            }
             other => other,
         };
         self.changed();
@@ -227,6 +236,7 @@ impl Exec<'_> {
         }
         let vfs = &to.export.vfs;
         let flags = RenameFlags::empty();
+        let _entries = (self.for_entries(&from).await?, self.for_entries(&to).await?);
         let _naming = (self.for_change_of(&from, &old).await?, self.for_change_of(&to, &new).await?);
         let result = vfs.rename(&self.named(&to.cx), (&from.fh, &old), (&to.fh, &new), None, flags).await;
         self.changed();
@@ -241,7 +251,7 @@ impl Exec<'_> {
         if file.export.number != dir.export.number {
             return Err(Nfsstat4::XDEV);
         }
-        let _changing = self.for_change(&file, false).await?;
+        let _changing = (self.for_change(&file, false).await?, self.for_entries(&dir).await?);
         let made = dir.export.vfs.link(&self.named(&dir.cx), &file.fh, &dir.fh, &name).await;
         self.changed();
         made.map(|m| wire_change(&m.dir)).map_err(|e| stat4(&e))

@@ -98,8 +98,15 @@ impl Exec<'_> {
             OpenClaim::Previous(_) => Held { naming: None, itself: Some(self.for_change(&at, true).await?) },
             _ => Held { naming: None, itself: Some(self.for_change(&at, false).await?) },
         };
+        let entries = match (&a.claim, &a.how) {
+            (OpenClaim::Null(n), Some(how)) => {
+                self.for_new_name(&at, &name(n)?, !matches!(how, CreateHow::Unchecked(_))).await?
+            }
+            _ => None,
+        };
+        let may_create = entries.is_some();
         let (got, cinfo) = match &a.claim {
-            OpenClaim::Null(wanted) => self.open_name(&at, &name(wanted)?, a, share).await?,
+            OpenClaim::Null(wanted) => self.open_name(&at, &name(wanted)?, a, share, may_create).await?,
             OpenClaim::Fh | OpenClaim::Previous(_) if a.how.is_some() => return Err(Nfsstat4::INVAL),
             OpenClaim::Fh => (self.open_handle(&at, share, false).await?, WireChange::default()),
             OpenClaim::Previous(_) => (self.open_handle(&at, share, true).await?, WireChange::default()),
@@ -107,7 +114,7 @@ impl Exec<'_> {
                 return Err(Nfsstat4::INVAL);
             }
             OpenClaim::DelegateCur(c) => {
-                let got = self.open_name(&at, &name(&c.file)?, a, share).await?;
+                let got = self.open_name(&at, &name(&c.file)?, a, share, false).await?;
                 self.delegated(&c.delegate_stateid, &(at.export.number, got.0.opened.node.fh.clone()))?;
                 got
             }
@@ -160,7 +167,7 @@ impl Exec<'_> {
                 }
             }
         }
-        drop(changing);
+        drop((changing, entries));
         let delegation = self.delegate(a, share, &mut file).await;
         self.go(Here::Object(file));
         self.stateid = Some(stateid);
@@ -187,20 +194,10 @@ impl Exec<'_> {
         if !client.sessions().iter().any(|s| s.back_is_up()) {
             return none;
         }
-        // Durable before anybody relies on it.
-        let leases = &self.nfs.leases;
-        if !leases.is_marked(wish.kind) {
-            // One at a time: a mark for reading must not be written over one for writing.
-            let _marking = leases.marking.lock().await;
-            if !leases.is_marked(wish.kind) {
-                let mark = Delegated { believed: self.nfs.lease, writing: wish.kind == Kind::Write };
-                if let Err(e) = self.nfs.stable.mark_delegated(mark).await {
-                    tracing::warn!("that files are delegated cannot be recorded, so none is: {e}");
-                    return none;
-                }
-                leases.marked(wish.kind);
-            }
+        if !self.may_delegate(wish.kind).await {
+            return none;
         }
+        let leases = &self.nfs.leases;
         let granted = leases.grant(&self.nfs.registry, client, (&file.export, &file.fh), wish).await;
         let Some(d) = granted else { return none };
         // What was seen before may have been changed since.
@@ -214,6 +211,25 @@ impl Exec<'_> {
                 OpenDelegation::Write(WriteDelegation { stateid, recall, space_limit, permissions })
             }
         }
+    }
+
+    /// Makes it durable that something is delegated, before anybody relies on it; false when that is not possible.
+    pub(super) async fn may_delegate(&self, kind: Kind) -> bool {
+        let leases = &self.nfs.leases;
+        if leases.is_marked(kind) {
+            return true;
+        }
+        // One at a time: a mark for reading must not be written over one for writing.
+        let _marking = leases.marking.lock().await;
+        if !leases.is_marked(kind) {
+            let mark = Delegated { believed: self.nfs.lease, writing: kind == Kind::Write };
+            if let Err(e) = self.nfs.stable.mark_delegated(mark).await {
+                tracing::warn!("that files are delegated cannot be recorded, so none is: {e}");
+                return false;
+            }
+            leases.marked(kind);
+        }
+        true
     }
 
     /// How long a file may become before its holder has to write it: what it has, and his share of what is free.
@@ -270,6 +286,7 @@ impl Exec<'_> {
         name: &Name,
         a: &OpenArgs,
         share: u32,
+        may_create: bool,
     ) -> Result<(Got, WireChange), Nfsstat4> {
         let (create, set, verf) = match &a.how {
             None => (Create::No, Bitmap4::EMPTY, None),
@@ -301,7 +318,7 @@ impl Exec<'_> {
             Create::No => Create::No,
         };
         let creates = a.how.is_some();
-        let how = how(share, create);
+        let how = how(share, if may_create { create } else { Create::No });
         let vfs = &dir.export.vfs;
         // What is to be longer than nothing is not done when it is made.
         let whole = size.is_none_or(|size| size == 0);
@@ -328,6 +345,8 @@ impl Exec<'_> {
                 let again = vfs.open(&dir.cx, Where::name(&dir.fh, name), &how).await;
                 again.map_err(|_| Nfsstat4::ACCESS)?
             }
+            // It was there a moment ago, so nobody was asked for the directory.
+            Err(e) if e.errno == libc::ENOENT && creates && !may_create => return Err(Nfsstat4::DELAY),
             Err(e) => return Err(stat_of_open(&e)),
         };
         let cinfo = match (&opened.dir, opened.created) {
@@ -535,7 +554,7 @@ fn wish(a: &OpenArgs, share: u32, minor: u32) -> Option<Wish> {
         open::WANT_READ_DELEG => kind == Kind::Read,
         _ => true,
     };
-    (wanted && a.share_deny == 0).then_some(Wish { kind, reclaim, minor })
+    (wanted && a.share_deny == 0).then_some(Wish { kind, directory: false, reclaim, minor })
 }
 
 fn no_delegation(share_access: u32) -> OpenDelegation {

@@ -10,12 +10,14 @@
 //! the directory itself reads and writes with, the only one there is: another would break the lease. So the object keeps it as
 //! long as the file is watched, and no other is opened.
 //!
+//! Directories have no such lease: of their names and attributes the kernel tells after the fact, and nobody is held up.
+//!
 //! One thread for each directory takes both. The signal is sent to that thread alone, which has it blocked, so no other
 //! thread or program ever meets it. When the queue of either overflows everything that is watched counts as changed.
 
 mod notes;
 
-use self::notes::{Mark, Note, Notes};
+use self::notes::{Mark, Note, Notes, Of};
 use super::descriptors::Counted;
 use super::object::Object;
 use super::pool::Worker;
@@ -23,7 +25,7 @@ use super::{Inner, Local, sys};
 use hither_vfs::{BoxFuture, Cred, Error, Fh, Result, Told, Watch, Watched};
 use parking_lot::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use rustix::fs::OFlags;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -35,7 +37,7 @@ const LOOK_EVERY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Where the watcher is, once somebody wants to be told.
 pub(super) type Slot = OnceLock<Arc<Watcher>>;
 
-/// All files of a directory that are watched.
+/// All files and directories of a served directory that are watched.
 pub(super) struct Watcher {
     told: RwLock<Arc<Told>>,
     notes: Notes,
@@ -44,13 +46,24 @@ pub(super) struct Watcher {
     by_descriptor: Mutex<HashMap<i32, Fh>>,
 }
 
-/// A file that is watched.
+/// A file or directory that is watched.
 struct Held {
     watcher: Arc<Watcher>,
     fd: Arc<Counted>,
     mark: Option<Mark>,
+    leased: bool,
     /// When it is watched alone.
     _only: Option<Only>,
+}
+
+/// How something is watched.
+enum How {
+    /// A file that nobody writes.
+    Read,
+    /// A file that nobody else uses.
+    Alone(Only),
+    /// A directory.
+    Directory,
 }
 
 /// The one descriptor of an object stays as long as this is not dropped.
@@ -76,13 +89,11 @@ impl Watch for Local {
             let (of, handle) = (inner.clone(), fh.clone());
             let job = move |worker: &mut Worker| match alone {
                 true => of.only_descriptor(worker, &handle),
-                false => of
-                    .descriptor_to_watch(worker, &handle)
-                    .map(|fd| fd.map(|fd| (Arc::new(of.objects.counted(fd)), None))),
+                false => of.descriptor_to_watch(worker, &handle),
             };
             // Taken on this thread: those of the pool have no right to leases.
-            let (fd, only) = inner.pool.run(Arc::new(Cred::root()), job).await.ok()??;
-            Some(Box::new(watcher.hold(fd, only, &fh)?) as Watched)
+            let (fd, how) = inner.pool.run(Arc::new(Cred::root()), job).await.ok()??;
+            Some(Box::new(watcher.hold(fd, how, &fh)?) as Watched)
         })
     }
 
@@ -98,14 +109,21 @@ impl Watch for Local {
 }
 
 impl Inner {
-    /// A descriptor for reading of a file that nobody writes through us at the moment.
-    fn descriptor_to_watch(&self, worker: &mut Worker, fh: &Fh) -> Result<Option<OwnedFd>> {
+    /// A descriptor for reading of a directory, or of a file that nobody writes through us at the moment.
+    fn descriptor_to_watch(&self, worker: &mut Worker, fh: &Fh) -> Result<Option<(Arc<Counted>, How)>> {
         let object = self.resolve(worker, fh)?;
-        object.need_regular()?;
-        if !self.objects.is_settled(&object) || !object.stop_writing() {
-            return Ok(None);
-        }
-        worker.root(|| object.reopen(self.proc_fd.as_fd(), OFlags::RDONLY)).map(Some)
+        let how = match object.need_dir() {
+            Ok(()) => How::Directory,
+            Err(_) => {
+                object.need_regular()?;
+                if !self.objects.is_settled(&object) || !object.stop_writing() {
+                    return Ok(None);
+                }
+                How::Read
+            }
+        };
+        let fd = worker.root(|| object.reopen(self.proc_fd.as_fd(), OFlags::RDONLY))?;
+        Ok(Some((Arc::new(self.objects.counted(fd)), how)))
     }
 
     /// The descriptor that is used for reading and writing, when there is no other.
@@ -113,13 +131,13 @@ impl Inner {
         self: &Arc<Self>,
         worker: &mut Worker,
         fh: &Fh,
-    ) -> Result<Option<(Arc<Counted>, Option<Only>)>> {
+    ) -> Result<Option<(Arc<Counted>, How)>> {
         let object = self.resolve(worker, fh)?;
         object.need_regular()?;
         let only = Only { inner: self.clone(), object: self.objects.open(&object) };
         only.object.alone.store(true, Ordering::SeqCst);
         let fd = worker.root(|| only.object.io(self.proc_fd.as_fd(), true))?;
-        Ok(only.object.stop_reading().then_some((fd, Some(only))))
+        Ok(only.object.stop_reading().then_some((fd, How::Alone(only))))
     }
 }
 
@@ -148,14 +166,22 @@ impl Watcher {
     }
 
     /// Watches what a descriptor for reading is open on; `None` when somebody has it open for writing or the file system cannot.
-    fn hold(self: &Arc<Self>, fd: Arc<Counted>, only: Option<Only>, fh: &Fh) -> Option<Held> {
-        let alone = only.is_some();
+    fn hold(self: &Arc<Self>, fd: Arc<Counted>, how: How, fh: &Fh) -> Option<Held> {
+        let of = match how {
+            How::Read => Of::Bytes,
+            // Whoever watches alone writes, and nobody else can.
+            How::Alone(_) => Of::Attributes,
+            How::Directory => Of::Names,
+        };
         // Before the lease: it may be broken as soon as it is there.
         self.by_descriptor.lock().insert(fd.as_raw_fd(), fh.clone());
-        let mut held = Held { watcher: self.clone(), fd, mark: None, _only: only };
-        sys::take_lease(held.fd.as_fd(), self.thread, alone).ok()?;
-        // When it is watched alone whoever watches writes, and nobody else can.
-        held.mark = Some(self.notes.add(held.fd.as_fd(), fh, !alone)?);
+        let only = if let How::Alone(only) = how { Some(only) } else { None };
+        let (leased, alone) = (of != Of::Names, only.is_some());
+        let mut held = Held { watcher: self.clone(), fd, mark: None, leased, _only: only };
+        if leased {
+            sys::take_lease(held.fd.as_fd(), self.thread, alone).ok()?;
+        }
+        held.mark = Some(self.notes.add(held.fd.as_fd(), fh, of)?);
         Some(held)
     }
 
@@ -184,8 +210,10 @@ impl Drop for Held {
         if let Some(mark) = &self.mark {
             self.watcher.notes.remove(self.fd.as_fd(), mark);
         }
-        // The descriptor may stay.
-        sys::give_up_lease(self.fd.as_fd());
+        if self.leased {
+            // The descriptor may stay.
+            sys::give_up_lease(self.fd.as_fd());
+        }
     }
 }
 

@@ -169,10 +169,10 @@ impl Meta {
                 return id;
             }
             object.grant(cred, Access::LOOKUP, Access::LOOKUP, until, ticket.asked);
-            let young = self.is_young(object);
+            let (young, leased) = (self.is_young(object), object.is_since_lease(found.asked));
             let dir = object.dir_mut();
             if label.is_some() && young && found.asked < dir.label_seen + TICK_NANOS {
-                dir.unproven = true;
+                dir.unprove(leased);
             }
             let bound = Bound {
                 child: found.child,
@@ -368,10 +368,10 @@ impl Meta {
                 return id.slot;
             }
             object.grant(cred, Access::READ, Access::READ, 0, ticket.asked);
-            let young = self.is_young(object);
+            let (young, leased) = (self.is_young(object), object.is_since_lease(ticket.asked));
             let dir = object.dir_mut();
             if label.is_some() && young && ticket.asked < dir.label_seen + TICK_NANOS {
-                dir.unproven = true;
+                dir.unprove(leased);
             }
             let goes_on = match dir.listing {
                 _ if label.is_none() => false,

@@ -223,6 +223,8 @@ pub(super) struct Dir {
     /// When a file of the directory was last opened, and how often since the burst began.
     pub opened: (Moment, u32),
     pub prefetching: bool,
+    /// Names that were asked for before hold by themselves no longer: a lease on the directory was withdrawn then.
+    pub withdrawn: Moment,
 }
 
 impl Dir {
@@ -253,13 +255,37 @@ impl Dir {
 
     /// Takes note of the directory's attributes: its names hold as long, or are gone.
     pub fn confirm(&mut self, change: u64, until: Moment, asked: Moment) {
-        let expired_unproven = self.unproven && asked >= self.until;
+        // Under a lease names hold although an equal `change` proves nothing about them, and no longer.
+        let lease_is_over = self.until & LEASE != 0 && self.until != until;
+        let expired_unproven = self.unproven && (lease_is_over || asked >= self.until);
         if self.label != Some(change) || expired_unproven {
             self.reset(Some(change), asked);
         }
         if !self.unproven {
             self.until = until;
             self.asked = self.asked.max(asked);
+        }
+    }
+
+    /// Names hold by no lease any more: they are as good as if their time had passed.
+    pub fn lapse(&mut self) {
+        if self.until & LEASE != 0 {
+            self.until = self.asked + 1;
+        }
+    }
+
+    /// Nothing is believed of the names before the directory's attributes have come again.
+    pub fn withdraw(&mut self, now: Moment) {
+        self.lapse();
+        self.withdrawn = now;
+    }
+
+    /// Names were learnt that an equal `change` proves nothing about. `leased`: under the lease that the directory has now, if it has
+    /// one.
+    pub fn unprove(&mut self, leased: bool) {
+        self.unproven = true;
+        if !leased {
+            self.lapse();
         }
     }
 
@@ -271,6 +297,9 @@ impl Dir {
         match self.names.find(hash, name) {
             Some(bound) => {
                 let (mut until, mut asked) = (bound.until(), bound.asked);
+                if asked < self.withdrawn {
+                    until = asked;
+                }
                 if bound.labeled {
                     until = later(until, labeled.0);
                     asked = asked.max(labeled.1);
@@ -429,6 +458,14 @@ impl Object {
         if self.until & LEASE != 0 {
             self.until = self.asked + 1;
         }
+        if let Some(dir) = self.known_dir() {
+            dir.lapse();
+        }
+    }
+
+    /// Whether something that was asked for then was asked for under the present lease, if there is one.
+    pub fn is_since_lease(&self, asked: Moment) -> bool {
+        self.until & LEASE == 0 || self.extra.as_ref().is_some_and(|e| asked >= e.leased.1)
     }
 
     /// Notes rights that a question brought. `until`: they hold at least so long.

@@ -1,6 +1,7 @@
 //! How often the layer below is asked, and that nothing is answered that does not hold.
 
 mod histories;
+mod leases;
 mod own;
 mod passing;
 mod promises;

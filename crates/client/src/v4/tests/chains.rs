@@ -1,5 +1,7 @@
 //! Chains of names and questions about many objects, what they bring along, and delegations as leases.
 
+mod directories;
+
 use super::*;
 use hither_vfs::{BoxFuture, FileKind, Stop, Validity};
 use parking_lot::Mutex;

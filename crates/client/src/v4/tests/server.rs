@@ -51,6 +51,8 @@ pub struct State {
     pub delegate: bool,
     /// Opens for writing bring delegations for that.
     pub delegate_writers: bool,
+    /// Whether delegations of directories are given; `None`: there is no such operation.
+    pub directories: Option<bool>,
     pub senders: Vec<PeerSender>,
     pub callbacks_answered: Vec<Nfsstat4>,
     /// Operations of each compound executed, SEQUENCE left out.
@@ -461,6 +463,17 @@ impl State {
             }
             Op::FreeStateid(_) => OpRes::FreeStateid(Ok(())),
             Op::Delegreturn(_) => OpRes::Delegreturn(Ok(())),
+            Op::GetDirDelegation(_) if self.directories.is_some() => {
+                let stateid = delegation(&Self::name(cur).unwrap_or_default());
+                let granted = DirDelegation { stateid, ..Default::default() };
+                let given = self.directories == Some(true) && Self::name(cur).is_ok();
+                let ok = if given {
+                    GetDirDelegationOk::Granted(granted)
+                } else {
+                    GetDirDelegationOk::Unavail(false)
+                };
+                OpRes::GetDirDelegation(Ok(ok))
+            }
             Op::Access(want) => {
                 let access = *want & !access::EXECUTE & !self.no_right;
                 OpRes::Access(Ok(AccessOk { supported: *want, access }))

@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 pub(crate) struct Wish {
     /// For reading, or also for writing.
     pub kind: Kind,
+    /// Of a directory.
+    pub directory: bool,
     /// The client had it before a restart.
     pub reclaim: bool,
     /// The minor version that it speaks.
@@ -26,7 +28,7 @@ pub(crate) struct Wish {
 }
 
 impl Leases {
-    /// Delegates a file that a client has just opened, if that is possible now. One that is taken back may be
+    /// Delegates a file that a client has just opened, or a directory that it asks for, if that is possible now. One that is taken back may be
     /// [recalled](Delegation::is_recalled) at once.
     pub async fn grant(
         self: &Arc<Self>,
@@ -106,6 +108,7 @@ impl Leases {
                 client: client.clone(),
                 file: (export.number, fh.clone()),
                 kind: wish.kind,
+                directory: wish.directory,
                 key,
                 seq: grant.seq,
                 minor: wish.minor,

@@ -1,5 +1,6 @@
 //! Delegations: given, recalled, returned, revoked, taken back.
 
+mod directories;
 mod writing;
 
 use super::*;

@@ -174,3 +174,47 @@ async fn put_by_handle(l: &Local, fh: &Fh, bytes: &'static [u8]) {
     let f = File { fh, open: None };
     l.write(&root(), f, 0, Bytes::from_static(bytes).into(), Stability::Stable).await.unwrap();
 }
+
+/// Whatever changes the names in a watched directory, or its attributes, is told after it has happened; nobody is held up, and what
+/// happens to the objects in it, or is done through the directory itself, is not told.
+#[tokio::test]
+async fn changes_of_directories_are_told() {
+    let dir = Dir::new();
+    let l = local(&dir);
+    let mut told = told(&l);
+    fs::create_dir(dir.path("d")).unwrap();
+    fs::write(dir.path("d/old"), "old").unwrap();
+    let fh = find(&l, &root(), "d").await.unwrap().fh;
+    let watched = watch(&l, &fh).await;
+    let at = |n: &str| dir.path(n);
+    let changes: [(&str, &dyn Fn() -> std::io::Result<()>); 10] = [
+        ("create", &|| fs::write(at("d/new"), "new")),
+        ("mkdir", &|| fs::create_dir(at("d/sub"))),
+        ("link", &|| fs::hard_link(at("d/old"), at("d/link"))),
+        ("symlink", &|| std::os::unix::fs::symlink("old", at("d/sym"))),
+        ("rename within", &|| fs::rename(at("d/new"), at("d/newer"))),
+        ("rename away", &|| fs::rename(at("d/newer"), at("away"))),
+        ("rename to", &|| fs::rename(at("away"), at("d/back"))),
+        ("unlink", &|| fs::remove_file(at("d/back"))),
+        ("rmdir", &|| fs::remove_dir(at("d/sub"))),
+        ("chmod", &|| fs::set_permissions(at("d"), fs::Permissions::from_mode(0o700))),
+    ];
+    for (what, change) in changes {
+        change().unwrap();
+        let note = tokio::time::timeout(Duration::from_secs(60), told.recv()).await;
+        assert_eq!(note.unwrap_or_else(|_| panic!("{what} is not told")).unwrap(), fh, "{what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        while told.try_recv().is_ok() {}
+    }
+    fs::write(at("d/old"), "other").unwrap();
+    fs::set_permissions(at("d/old"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::read_dir(at("d")).unwrap().for_each(drop);
+    l.mkdir(&root(), &fh, &name("own"), &mode(0o755)).await.unwrap();
+    l.rmdir(&root(), &fh, &name("own")).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(told.try_recv().is_err(), "that is no change, or its own");
+    drop(watched);
+    fs::write(at("d/unseen"), "").unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(told.try_recv().is_err(), "it is watched no longer");
+}

@@ -48,6 +48,40 @@ pub(super) enum Mark {
     Inotify(i32),
 }
 
+/// Which changes are told, besides those of attributes and of the object's own names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Of {
+    /// No others.
+    Attributes,
+    /// Those of a file's bytes.
+    Bytes,
+    /// Those of the names in a directory.
+    Names,
+}
+
+impl Of {
+    fn fanotify(self) -> u64 {
+        let itself = libc::FAN_ATTRIB | libc::FAN_MOVE_SELF | libc::FAN_DELETE_SELF;
+        let entries =
+            libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO | libc::FAN_ONDIR;
+        match self {
+            Self::Attributes => itself,
+            Self::Bytes => itself | libc::FAN_MODIFY,
+            Self::Names => itself | entries,
+        }
+    }
+
+    fn inotify(self) -> inotify::WatchFlags {
+        use inotify::WatchFlags;
+        let itself = WatchFlags::ATTRIB | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
+        match self {
+            Self::Attributes => itself,
+            Self::Bytes => itself | WatchFlags::MODIFY,
+            Self::Names => itself | WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVE,
+        }
+    }
+}
+
 /// What was told.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Note {
@@ -77,38 +111,35 @@ impl Notes {
         Ok(Self::Inotify { fd: inotify::init(flags).map_err(os)?, marks: Marks::default() })
     }
 
-    /// Marks what `of` is open on; with `bytes`, changes of its bytes are told as well. `None` when the kernel refuses.
-    pub fn add(&self, of: BorrowedFd<'_>, fh: &Fh, bytes: bool) -> Option<Mark> {
+    /// Marks what a descriptor is open on. `None` when the kernel refuses.
+    pub fn add(&self, on: BorrowedFd<'_>, fh: &Fh, of: Of) -> Option<Mark> {
         match self {
             Self::Fanotify { fd, marks, .. } => {
-                let key = sys::file_key(of).ok()?;
-                let what = libc::FAN_ATTRIB | libc::FAN_MOVE_SELF | libc::FAN_DELETE_SELF;
-                let what = if bytes { what | libc::FAN_MODIFY } else { what };
+                let key = sys::file_key(on).ok()?;
+                let what = of.fanotify();
                 let mut marks = marks.lock();
-                sys::fanotify_mark(fd.as_fd(), of, what, true).ok()?;
+                sys::fanotify_mark(fd.as_fd(), on, what, true).ok()?;
                 one_more(&mut marks, key.clone(), fh);
                 Some(Mark::Fanotify(key, what))
             }
             Self::Inotify { fd, marks } => {
-                use inotify::WatchFlags;
-                let what = WatchFlags::ATTRIB | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
-                let what = if bytes { what | WatchFlags::MODIFY } else { what };
                 let mut marks = marks.lock();
-                let watch = inotify::add_watch(fd, format!("/proc/self/fd/{}", of.as_raw_fd()), what).ok()?;
+                let path = format!("/proc/self/fd/{}", on.as_raw_fd());
+                let watch = inotify::add_watch(fd, path, of.inotify()).ok()?;
                 one_more(&mut marks, watch, fh);
                 Some(Mark::Inotify(watch))
             }
         }
     }
 
-    /// Takes back a mark of what `of` is open on. The kernel may refuse: when the file is gone, its mark is.
-    pub fn remove(&self, of: BorrowedFd<'_>, mark: &Mark) {
+    /// Takes back a mark of what a descriptor is open on. The kernel may refuse: when the file is gone, its mark is.
+    pub fn remove(&self, on: BorrowedFd<'_>, mark: &Mark) {
         match (self, mark) {
             (Self::Fanotify { fd, marks, .. }, Mark::Fanotify(key, what)) => {
                 let mut marks = marks.lock();
                 if one_less(&mut marks, key) {
                     // Others may have asked for more.
-                    let _ = sys::fanotify_mark(fd.as_fd(), of, what | libc::FAN_MODIFY, false);
+                    let _ = sys::fanotify_mark(fd.as_fd(), on, what | Of::Bytes.fanotify(), false);
                 }
             }
             (Self::Inotify { fd, marks }, Mark::Inotify(watch)) => {
@@ -149,6 +180,10 @@ impl Notes {
                 while let Ok(event) = reader.next() {
                     if event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
                         each(Note::Any);
+                        continue;
+                    }
+                    // A directory is told of the attributes of what is in it as well, which are none of its own.
+                    if event.file_name().is_some() && event.events().contains(inotify::ReadFlags::ATTRIB) {
                         continue;
                     }
                     let fh = marks.lock().get(&event.wd()).map(|(fh, _)| fh.clone());

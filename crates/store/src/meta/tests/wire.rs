@@ -16,6 +16,8 @@ pub struct Wire {
     most: Duration,
     /// Since when files are under a lease; answers to questions of before are not.
     lease: Mutex<Option<tokio::time::Instant>>,
+    /// Whether directories are, too.
+    pub directories: Mutex<bool>,
     pub upcalls: OnceLock<Arc<dyn Upcalls>>,
     /// Called when the layer below has answered and before the answer travels back.
     pub answered: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -42,6 +44,7 @@ impl Wire {
             random: Mutex::new(seed),
             most,
             lease: Mutex::new(None),
+            directories: Mutex::new(false),
             upcalls: OnceLock::new(),
             answered: OnceLock::new(),
             vague: Mutex::new(false),
@@ -69,8 +72,12 @@ impl Wire {
     }
 
     fn leased(&self, attrs: &mut Attrs) {
-        if self.lease.lock().is_some_and(|since| attrs.asked >= since) && attrs.attr.kind == FileKind::Regular
-        {
+        let may = match attrs.attr.kind {
+            FileKind::Regular => true,
+            FileKind::Directory => *self.directories.lock(),
+            _ => false,
+        };
+        if may && self.lease.lock().is_some_and(|since| attrs.asked >= since) {
             attrs.valid = Validity::Lease;
         }
     }
@@ -95,6 +102,9 @@ impl Wire {
     fn dir(&self, change: &mut ChangeInfo) {
         if *self.vague.lock() {
             change.atomic = false;
+        }
+        if let Some(attrs) = &mut change.attrs {
+            self.leased(attrs);
         }
         change.after = change.after.min(*self.tick.lock());
         change.before = change.before.min(*self.tick.lock());

@@ -1,0 +1,147 @@
+//! Delegations of directories: asked for by the way, of what stays as it is, where the server has them.
+
+use super::*;
+
+/// A mount at whose server the directories `d` and `e` and the file `f` are. `directories`: whether delegations of directories are
+/// given; `None`: it does not have the operation.
+async fn at_server(directories: Option<bool>) -> (Test, Arc<Told>) {
+    let t = tree(|s| s.directories = directories, &["d", "e"], &["f"]).await;
+    let told = Arc::new(Told { server: t.server.clone(), ..Told::default() });
+    t.v4.subscribe(told.clone());
+    (t, told)
+}
+
+/// Longer than attributes of directories hold that have just been seen.
+async fn a_while() {
+    tokio::time::sleep(Duration::from_secs(31)).await;
+}
+
+impl Test {
+    fn asked_for(&self) -> usize {
+        let mut s = self.server.lock();
+        let ops = s.compounds.drain(..).flatten();
+        ops.filter(|op| *op == NfsOpnum4::GET_DIR_DELEGATION).count()
+    }
+}
+
+/// A directory that is asked about again because its time is over brings its delegation in the same compound, and holds from that
+/// answer on until the delegation is recalled; what changes, or is asked about early, does not.
+#[tokio::test(start_paused = true)]
+async fn what_has_proved_stable_is_held() {
+    let (t, told) = at_server(Some(true)).await;
+    assert!(matches!(t.validity("d").await, Validity::Until(_)));
+    assert!(matches!(t.validity("d").await, Validity::Until(_)));
+    assert_eq!(t.sent(), [2, 2]);
+    a_while().await;
+    t.sent();
+    assert_eq!(t.validity("d").await, Validity::Lease);
+    assert_eq!(t.validity("d").await, Validity::Lease);
+    assert_eq!(t.sent(), [3, 2]);
+    t.server.recall(delegation("d"), "d");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(*told.withdrawn.lock(), [(fh("d"), 0)]);
+    assert_eq!(t.server.count("DELEGRETURN"), 1);
+    t.server.lock().files.get_mut("d").unwrap().change += 1;
+    assert!(matches!(t.validity("d").await, Validity::Until(_)), "it has changed");
+    t.sent();
+    assert!(matches!(t.validity("d").await, Validity::Until(_)));
+    assert_eq!(t.sent(), [2]);
+    t.check();
+}
+
+/// Questions about many objects and listings bring those of the directories among them.
+#[tokio::test(start_paused = true)]
+async fn many_are_asked_for_together() {
+    let (t, _told) = at_server(Some(true)).await;
+    let all = [fh("d"), fh("f"), fh("e")];
+    t.v4.getattr_many(&cx(), &all).await;
+    a_while().await;
+    t.sent();
+    let answers = t.v4.getattr_many(&cx(), &all).await;
+    let leases: Vec<bool> = answers.into_iter().map(|a| a.unwrap().valid == Validity::Lease).collect();
+    assert_eq!(leases, [true, false, true]);
+    assert_eq!(t.sent(), [2 * 3 + 2]);
+    let (t, _told) = at_server(Some(true)).await;
+    t.validity("d").await;
+    a_while().await;
+    t.sent();
+    let listed = t.v4.list_many(&cx(), &[fh("d")], 8192).await.pop().unwrap().unwrap();
+    assert_eq!(listed.0.valid, Validity::Lease);
+    assert_eq!(t.sent(), [4]);
+    t.check();
+}
+
+/// A server that does not have the operation says so at the mount, and is never asked again.
+#[tokio::test(start_paused = true)]
+async fn a_server_without_them_is_asked_once() {
+    let (t, _told) = at_server(None).await;
+    t.validity("d").await;
+    a_while().await;
+    assert!(matches!(t.validity("d").await, Validity::Until(_)));
+    assert!(t.v4.getattr_many(&cx(), &[fh("d"), fh("e")]).await.iter().all(|a| a.is_ok()));
+    assert_eq!(t.asked_for(), 0);
+    t.check();
+}
+
+/// A refusal in the middle of a compound costs nothing but a second one, once, and no answer.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_refuses_later_is_asked_no_more() {
+    for alone in [true, false] {
+        let (t, _told) = at_server(Some(true)).await;
+        let all = [fh("d"), fh("f"), fh("e")];
+        t.v4.getattr_many(&cx(), &all).await;
+        a_while().await;
+        t.sent();
+        t.server.lock().fail = vec![(NfsOpnum4::GET_DIR_DELEGATION, Nfsstat4::NOTSUPP)];
+        match alone {
+            true => assert!(matches!(t.validity("d").await, Validity::Until(_))),
+            false => assert!(t.v4.getattr_many(&cx(), &all).await.iter().all(|a| a.is_ok())),
+        }
+        assert_eq!(t.sent().len(), 2);
+        a_while().await;
+        t.v4.getattr_many(&cx(), &all).await;
+        assert_eq!(t.asked_for(), 0);
+        t.check();
+    }
+}
+
+/// A server that has them and gives none is asked for a while, and then now and then.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_gives_none_is_not_pestered() {
+    let (t, _told) = at_server(Some(false)).await;
+    let mut asked = 0;
+    t.validity("d").await;
+    for _ in 0..200 {
+        tokio::time::sleep(Duration::from_secs(61)).await;
+        assert!(matches!(t.validity("d").await, Validity::Until(_)));
+        asked += t.asked_for();
+    }
+    assert!((64..64 + 140 / 4).contains(&asked), "{asked}");
+    t.server.lock().directories = Some(true);
+    for _ in 0..6 {
+        tokio::time::sleep(Duration::from_secs(61)).await;
+        t.validity("d").await;
+    }
+    assert_eq!(t.validity("d").await, Validity::Lease);
+    t.check();
+}
+
+/// A recall that overtakes the reply which grants it: it goes back, and nothing holds under it.
+#[tokio::test(start_paused = true)]
+async fn a_recall_before_the_grant_is_remembered() {
+    let (t, _told) = at_server(Some(true)).await;
+    t.validity("d").await;
+    a_while().await;
+    t.server.lock().hold = Some(NfsOpnum4::GET_DIR_DELEGATION);
+    let v4 = t.v4.clone();
+    let asks = tokio::spawn(async move { v4.getattr(&cx(), File { fh: &fh("d"), open: None }).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    t.server.recall(delegation("d"), "d");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(t.server.count("DELEGRETURN"), 1);
+    t.server.lock().hold = None;
+    t.net.cut(Cut::Reset);
+    assert!(matches!(asks.await.unwrap().unwrap().valid, Validity::Until(_)));
+    assert!(matches!(t.validity("d").await, Validity::Until(_)));
+    t.check();
+}
