@@ -16,6 +16,8 @@ pub struct Wire {
     most: Duration,
     /// Since when files are under a lease; answers to questions of before are not.
     lease: Mutex<Option<tokio::time::Instant>>,
+    /// Opens that are refused a lease before one is granted.
+    refused: Mutex<Option<usize>>,
     pub upcalls: OnceLock<Arc<dyn Upcalls>>,
     /// Called when the layer below has answered and before the answer travels back.
     pub answered: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -42,6 +44,7 @@ impl Wire {
             random: Mutex::new(seed),
             most,
             lease: Mutex::new(None),
+            refused: Mutex::new(None),
             upcalls: OnceLock::new(),
             answered: OnceLock::new(),
             vague: Mutex::new(false),
@@ -66,6 +69,19 @@ impl Wire {
     /// From now on attributes of files are under a lease, as with delegations.
     pub fn lease(&self, on: bool) {
         *self.lease.lock() = on.then(tokio::time::Instant::now);
+    }
+
+    /// Leases come with opens, and so many are refused one first.
+    pub fn refuse_leases(&self, opens: usize) {
+        *self.refused.lock() = Some(opens);
+    }
+
+    fn opened(&self, asked: tokio::time::Instant) {
+        match &mut *self.refused.lock() {
+            Some(0) => *self.lease.lock() = Some(asked),
+            Some(opens) => *opens -= 1,
+            None => {}
+        }
     }
 
     fn leased(&self, attrs: &mut Attrs) {
@@ -213,6 +229,7 @@ pass_on! {
     fn access(fh: &Fh, want: Access) -> Result<Access>;
     fn readlink(fh: &Fh) -> Result<Bytes>;
     fn open(at: Where<'_>, how: &OpenHow) -> Result<Opened>, |w, out, at| if let Ok(o) = out {
+        w.opened(at);
         stamp(w, &mut o.node.attrs, at);
         if let Some(dir) = &mut o.dir {
             w.dir(dir);
