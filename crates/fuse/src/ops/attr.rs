@@ -5,7 +5,9 @@ use crate::abi::{Out, ROOT_ID, SetattrIn, attr_out, fattr};
 use crate::call::Answer;
 use crate::handles::OpenFile;
 use crate::inode::{Inode, Moment};
-use hither_vfs::{Access, Attrs, Cx, Error, File, FileKind, FsStat, OpenAccess, Result, SetAttr, SetTime, Time};
+use hither_vfs::{
+    Access, Attrs, Cx, Error, File, FileKind, FsStat, OpenAccess, Result, SetAttr, SetTime, Time,
+};
 use parking_lot::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;

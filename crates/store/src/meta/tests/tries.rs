@@ -65,7 +65,10 @@ async fn no_lease_is_asked_for_what_others_change() {
     for _ in 0..40 {
         l.model.write(&l.cx, file, 0, Bytes::from_static(b"o").into(), Stability::Stable).await.unwrap();
         let sent = again(&l, &fh).await;
-        assert!(sent.contains("walk") || sent.contains("getattr"), "an open in the place of a question: {sent}");
+        assert!(
+            sent.contains("walk") || sent.contains("getattr"),
+            "an open in the place of a question: {sent}"
+        );
     }
 }
 
