@@ -395,3 +395,37 @@ fn a_stopped_holder_of_a_directory_holds_nobody_up_for_long() {
     until_directories_are_delegated(&two.a, &d);
     two.unmount();
 }
+
+/// A reader who opens a file that was written a moment before, again and again, soon asks nothing: he is refused a delegation as long as
+/// the writer has the file open and for a while after one was taken from him, and asks for one again.
+#[test]
+#[ignore = "needs root"]
+fn what_was_just_written_is_soon_read_without_a_question() {
+    for through_the_server in [true, false] {
+        let two = Two::mount(["vers=4.2", "vers=4.2"]);
+        let (path, seen) =
+            (if through_the_server { two.b.join("f") } else { two.server.export("f") }, two.a.join("f"));
+        fs::write(&path, "first").unwrap();
+        let mut writer = File::options().write(true).open(&path).unwrap();
+        for _ in 0..3 {
+            assert_eq!(read(&seen), "first");
+        }
+        std::io::Write::write_all(&mut writer, b"later").unwrap();
+        drop(writer);
+        let mut opens = 0;
+        wait_for("a delegation", 30, || {
+            std::thread::sleep(Duration::from_millis(10));
+            let before = calls(&two.a);
+            assert_eq!(read(&seen), "later");
+            opens += 1;
+            calls(&two.a) == before
+        });
+        assert!(opens > 1, "it was delegated at once: nothing was tried");
+        let before = calls(&two.a);
+        for _ in 0..200 {
+            assert_eq!(read(&seen), "later");
+        }
+        assert_eq!(calls(&two.a), before, "what is delegated is asked about");
+        two.unmount();
+    }
+}

@@ -37,7 +37,9 @@
 //! **What is shown.** Size: the larger of the server's and the end of what is here. Times, while something is here: the
 //! moment of the last write by the local clock, valid for one answer only; the server will give its own. A question for
 //! the attributes of a file with little dirty data (`stat_flush_bytes`) therefore sends it first, at most once in
-//! `dirty_age`: who writes a file and looks at its times before closing it (git, tar) finds those that stay.
+//! `dirty_age`: who writes a file and looks at its times before closing it (git, tar) finds those that stay. Not when nobody is
+//! shown the times ([`Cx::times_unseen`](hither_vfs::Cx)): the kernel asks before each read(2) that follows a write(2), and who reads what he
+//! writes, as assemblers do, would be sent piece by piece.
 //! Change value: from the first local write on a value of this layer's own, a new one for each write. It stays when own
 //! data is sent, because the server's value moves then without anything new, and the kernel must not drop its pages for
 //! that. Once nothing of ours is under way, the server's value is remembered beside it; another one later is

@@ -3,7 +3,7 @@
 //! It knows nothing of NFS and FUSE: it is a [`Vfs`] over a [`Vfs`]. Objects stand in a table by filehandle
 //! (`table`, `objects`), names in their directories (`names`); a walk goes as far as memory is valid and asks below once for the
 //! rest (`walk`); expired objects are asked about together (`again`); directories are listed from memory
-//! (`list`, `own`); what was known before a restart is asked about before it is used (`recall`, `remembered`); opens for reading may stay here (`opens`), and with them
+//! (`list`, `own`); what was known before a restart is asked about before it is used (`recall`, `remembered`); opens for reading may stay here (`opens`), unless one is to bring a lease (`tries`), and with them
 //! contents of small files (`contents`, `prefetch`).
 //!
 //! # Which answers are used
@@ -61,6 +61,7 @@ mod stats;
 mod table;
 #[cfg(test)]
 pub(crate) mod tests;
+mod tries;
 mod walk;
 mod young;
 
@@ -186,6 +187,8 @@ pub struct Meta {
     near: OnceLock<Arc<dyn Near>>,
     /// Opens that tried whether the server grants leases.
     probes: AtomicU32,
+    /// Opens that asked for a lease where a question would have done.
+    tries: AtomicU32,
     /// Questions that opened many remembered files.
     openings: remembered::Openings,
 }
@@ -221,6 +224,7 @@ impl Meta {
             above: OnceLock::new(),
             near: OnceLock::new(),
             probes: AtomicU32::new(0),
+            tries: AtomicU32::new(0),
             openings: remembered::Openings::default(),
         });
         meta.below.subscribe(Arc::new(Hearer(Arc::downgrade(&meta))));

@@ -44,6 +44,8 @@ pub struct Cx {
     /// What tells the call from all others, also after a restart: at most [`CALL_MAX_BYTES`]. A layer with a journal keeps it with what the
     /// call changed ([`Answered`]). To be given to one change only: the last one that a client's call makes.
     pub call: Option<Bytes>,
+    /// Nobody is shown the times in the answer, as when the kernel asks for a length before it reads: those of this machine do.
+    pub times_unseen: bool,
 }
 
 /// Longest [`Cx::call`].
@@ -64,7 +66,15 @@ impl Cx {
     /// A call for `cred` without deadline.
     pub fn new(cred: Arc<Cred>) -> Self {
         let cancel = CancellationToken::new();
-        Self { cred, deadline: None, cancel, fresh_since: None, account: None, call: None }
+        Self {
+            cred,
+            deadline: None,
+            cancel,
+            fresh_since: None,
+            account: None,
+            call: None,
+            times_unseen: false,
+        }
     }
 
     /// The same call, satisfied only by answers from `since` on.

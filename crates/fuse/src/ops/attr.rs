@@ -5,7 +5,9 @@ use crate::abi::{Out, ROOT_ID, SetattrIn, attr_out, fattr};
 use crate::call::Answer;
 use crate::handles::OpenFile;
 use crate::inode::{Inode, Moment};
-use hither_vfs::{Access, Attrs, Error, File, FileKind, FsStat, OpenAccess, Result, SetAttr, SetTime, Time};
+use hither_vfs::{
+    Access, Attrs, Cx, Error, File, FileKind, FsStat, OpenAccess, Result, SetAttr, SetTime, Time,
+};
 use parking_lot::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -36,6 +38,8 @@ impl Call {
         let open = fh.and_then(|fh| self.session.files.find(fh));
         let file = File { fh: &handle, open: open.as_ref().map(|f| f.open) };
         let cx = open.as_ref().map_or_else(|| self.cx(), |f| self.cx_of(f.cred.clone()));
+        // The kernel names an open file before it reads or seeks in it, for the length, and not for stat(2).
+        let cx = Cx { times_unseen: fh.is_some(), ..cx };
         let call = self.session.vfs.getattr(&cx, file);
         let attrs = match self.head.nodeid {
             ROOT_ID => patiently(&self.session.last_root, None, call).await?,

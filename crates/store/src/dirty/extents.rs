@@ -293,6 +293,24 @@ impl Extents {
         0
     }
 
+    /// Fills the gaps between dirty ranges from `from_bytes` on with zeros, when nothing is in flight and none is longer than
+    /// `most_bytes`, nor all together than four times that.
+    pub fn fill_gaps(&mut self, from_bytes: u64, most_bytes: u64, now: Instant) {
+        let (mut gaps, mut at) = (Vec::new(), from_bytes);
+        for (&start, &end) in &self.runs {
+            gaps.extend((start > at).then_some((at, start)));
+            at = at.max(end);
+        }
+        let lengths = || gaps.iter().map(|(start, end)| end - start);
+        if self.is_flying() || lengths().any(|l| l > most_bytes) || lengths().sum::<u64>() > 4 * most_bytes {
+            return;
+        }
+        for (start, end) in gaps {
+            let Some(origin) = self.piece_at(end).map(|(_, behind)| behind.origin.clone()) else { return };
+            self.insert(start, &Data::from(Bytes::from(vec![0; (end - start) as usize])), &origin, now);
+        }
+    }
+
     /// The oldest epoch of the dirty bytes within a range.
     fn oldest_within(&self, start: u64, end: u64) -> Option<u64> {
         let first = self.piece_at(start).map_or(start, |(s, _)| s);

@@ -24,6 +24,9 @@ use tokio::time::{Instant, sleep_until};
 const BACKOFF_FIRST: Duration = Duration::from_secs(1);
 const BACKOFF_MOST: Duration = Duration::from_secs(30);
 
+/// Longest gap that is filled with zeros, in bytes: no hole of a whole block is lost to a server with blocks of 4 KiB, except at its ends.
+const GAP_BYTES: u64 = 4096;
+
 /// Whether there is room for a write.
 pub(super) enum Room {
     /// It is taken.
@@ -161,6 +164,7 @@ impl Dirty {
     }
 
     async fn flush_and(&self, file: &Arc<File>, reason: Reason, stable: bool, attrs: bool) -> Result<()> {
+        self.fill_gaps(file);
         let (target, owed) = {
             let mut s = file.state.lock();
             if s.is_settled() {
@@ -186,9 +190,28 @@ impl Dirty {
 
     /// Begins to send everything written until now.
     pub(super) fn flush_in_background(&self, file: &Arc<File>, reason: Reason) {
+        self.fill_gaps(file);
         file.state.lock().seal();
         self.counters.flush(reason);
         self.pump(file);
+    }
+
+    /// What was left out between bytes behind the server's end (assemblers and linkers do that) is zero. Where nobody else can have written
+    /// there it is written as such, so that all goes in one piece instead of several and a commit.
+    fn fill_gaps(&self, file: &Arc<File>) {
+        if self.wal.is_some() {
+            // It has what programs wrote.
+            return;
+        }
+        self.with(file, |s| {
+            let now = Instant::now();
+            let still = s.view.through == 0 && s.hold_from == u64::MAX;
+            let size = s.view.server_size(now).filter(|_| still);
+            // Looked at under the lock: who takes the right back waits for all that is here when it is gone.
+            if let Some(size) = size.filter(|_| self.below.delegated_bytes(&file.fh).is_some()) {
+                s.extents.fill_gaps(size, GAP_BYTES, now);
+            }
+        });
     }
 
     /// Starts a worker when there is something to send and the file has not its share of them.

@@ -252,7 +252,7 @@ impl Vfs for Dirty {
     }
 
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<hither_vfs::Attrs> {
-        let flushed = match self.known(file.fh) {
+        let flushed = match self.known(file.fh).filter(|_| !cx.times_unseen) {
             Some(delayed) => self.flush_for_times(cx, &delayed).await,
             None => false,
         };

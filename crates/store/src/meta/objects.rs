@@ -176,7 +176,15 @@ pub(super) struct Extra {
     pub unsettled_until: Moment,
     /// The `change` under which contents were read through here: the frontend may have them.
     pub read_change: Option<u64>,
+    pub questions: Questions,
     pub dir: Option<Box<Dir>>,
+}
+
+/// Questions in a row, before opens of a file, that were asked while its `change` was this.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Questions {
+    pub change: u64,
+    pub count: u32,
 }
 
 /// A listing from its start.

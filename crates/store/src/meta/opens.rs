@@ -95,6 +95,12 @@ impl Opens {
     }
 }
 
+/// An open in the place of a question: without bytes that the question would not have brought.
+fn instead_of(want: &Want, how: &OpenHow) -> OpenHow {
+    let first_bytes = if want.read_bytes == 0 { 0 } else { how.first_bytes };
+    OpenHow { first_bytes, ..how.clone() }
+}
+
 impl Meta {
     /// See [`Vfs::open`](hither_vfs::Vfs::open).
     pub(super) async fn open_file(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
@@ -123,6 +129,9 @@ impl Meta {
             return Ok(self.brought_near(opened, how).await);
         }
         if let Some(want) = self.question(cx, fh, how, right, &when) {
+            if self.asks_for_lease(fh) {
+                return self.open_real(cx, Where::fh(fh), &instead_of(&want, how)).await;
+            }
             if want == Want::default() {
                 self.ask_attrs(cx, File { fh, open: None }).await?;
             } else {
@@ -174,6 +183,9 @@ impl Meta {
             return self.open_reading(cx, &fh, how).await;
         }
         let fh = match self.question(cx, &known, how, right, &when) {
+            Some(want) if self.asks_for_lease(&known) => {
+                return self.open_real(cx, Where::name(dir, name), &instead_of(&want, how)).await;
+            }
             Some(want) => self.ask_name(cx, dir, name, &known, want).await?,
             None if self.options.stateless_opens => {
                 let (fh, opened) = tokio::join!(

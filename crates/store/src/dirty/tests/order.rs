@@ -147,6 +147,22 @@ async fn times_that_were_seen_stay() {
     assert_eq!(s.gate.calls("write"), 2);
 }
 
+/// Who reads what he writes is not shown times: the length is enough, and nothing is sent for it.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_sent_for_times_that_nobody_sees() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.open("f").await;
+    let unseen = Cx { times_unseen: true, ..cx() };
+    for i in 0..10 {
+        s.write(&f, 768 + i * 10, pattern(1, 10)).await.unwrap();
+        assert_eq!(s.dirty.getattr(&unseen, at(&f)).await.unwrap().attr.size_bytes, 778 + i * 10);
+        assert_eq!(s.read(&f, 0, 8192).await[768..778], pattern(1, 10)[..]);
+    }
+    assert_eq!((s.gate.calls("write"), s.gate.calls("read")), (0, 0));
+    s.close(&f).await.unwrap();
+    assert_eq!((s.gate.calls("write"), s.below(&f.0).await.len()), (1, 868));
+}
+
 /// The server's clock decides, also for who asks early, and whichever clock is ahead.
 #[tokio::test(start_paused = true)]
 async fn times_that_were_seen_are_the_servers() {

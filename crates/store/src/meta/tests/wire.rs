@@ -18,6 +18,8 @@ pub struct Wire {
     lease: Mutex<Option<tokio::time::Instant>>,
     /// Whether directories are, too.
     pub directories: Mutex<bool>,
+    /// Opens that are refused a lease before one is granted.
+    refused: Mutex<Option<usize>>,
     pub upcalls: OnceLock<Arc<dyn Upcalls>>,
     /// Called when the layer below has answered and before the answer travels back.
     pub answered: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -45,6 +47,7 @@ impl Wire {
             most,
             lease: Mutex::new(None),
             directories: Mutex::new(false),
+            refused: Mutex::new(None),
             upcalls: OnceLock::new(),
             answered: OnceLock::new(),
             vague: Mutex::new(false),
@@ -69,6 +72,19 @@ impl Wire {
     /// From now on attributes of files are under a lease, as with delegations.
     pub fn lease(&self, on: bool) {
         *self.lease.lock() = on.then(tokio::time::Instant::now);
+    }
+
+    /// Leases come with opens, and so many are refused one first.
+    pub fn refuse_leases(&self, opens: usize) {
+        *self.refused.lock() = Some(opens);
+    }
+
+    fn opened(&self, asked: tokio::time::Instant) {
+        match &mut *self.refused.lock() {
+            Some(0) => *self.lease.lock() = Some(asked),
+            Some(opens) => *opens -= 1,
+            None => {}
+        }
     }
 
     fn leased(&self, attrs: &mut Attrs) {
@@ -223,6 +239,7 @@ pass_on! {
     fn access(fh: &Fh, want: Access) -> Result<Access>;
     fn readlink(fh: &Fh) -> Result<Bytes>;
     fn open(at: Where<'_>, how: &OpenHow) -> Result<Opened>, |w, out, at| if let Ok(o) = out {
+        w.opened(at);
         stamp(w, &mut o.node.attrs, at);
         if let Some(dir) = &mut o.dir {
             w.dir(dir);
