@@ -45,6 +45,12 @@ impl<T> Slab<T> {
         self.items.get(i as usize)
     }
 
+    /// The records in use, looked for among all there ever were.
+    pub fn used(&self) -> impl Iterator<Item = &T> {
+        let free: std::collections::HashSet<u32> = self.free.iter().copied().collect();
+        self.items.iter().enumerate().filter(move |(i, _)| !free.contains(&(*i as u32))).map(|(_, item)| item)
+    }
+
     /// Frees a record that is in use.
     pub fn remove(&mut self, i: u32) {
         self.free.push(i);

@@ -493,9 +493,10 @@ impl Table {
         !self.conflicts(&Access { client, file, op: Op::Read, lease: None, claim: None })
     }
 
-    /// True when nobody holds a caching lease: a server that stops now needs no recovery.
+    /// True when nobody holds a caching lease: a server that stops now needs no recovery. (Who has given one up and goes on using the
+    /// file still has a record, until the term ends.)
     pub fn is_vacant(&self) -> bool {
-        self.leases.len() == 0
+        self.leases.used().all(|lease| !lease.cachable)
     }
 
     fn reserve(&mut self) {
