@@ -382,6 +382,9 @@ pub struct ServeArgs {
     /// Seconds after a restart in which clients take back what they held; the lease unless given
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=3600))]
     pub grace: Option<u64>,
+    /// Most calls a second while clients recover from a restart, all together; the others wait for their turn. 0: as many as come
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    pub recovery_rate: u32,
     /// Most files and directories that are delegated to clients of NFSv4 at a time, so that they need not ask whether these have
     /// changed, or may delay what they write; none unless given. For local file systems only; S10 in docs/SEMANTICS.md says what is not covered yet
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1 << 24))]

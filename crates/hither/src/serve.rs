@@ -144,6 +144,7 @@ fn make_server(args: &ServeArgs, table: Table, state_dir: Option<PathBuf>) -> Re
         v4: args.versions.contains('4'),
         lease: Duration::from_secs(args.lease),
         grace: Duration::from_secs(args.grace.unwrap_or(args.lease)),
+        recovery_rate: args.recovery_rate,
         delegations_max: descriptors(args.max_delegations as usize),
         nqnfs: args.nqnfs.then(|| nqnfs(args)),
         state_dir,

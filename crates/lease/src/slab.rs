@@ -45,10 +45,10 @@ impl<T> Slab<T> {
         self.items.get(i as usize)
     }
 
-    /// All records in use; takes the time and memory of a copy of the list of free ones.
+    /// The records in use, looked for among all there ever were.
     pub fn used(&self) -> impl Iterator<Item = &T> {
         let free: std::collections::HashSet<u32> = self.free.iter().copied().collect();
-        (0u32..).zip(&self.items).filter(move |(i, _)| !free.contains(i)).map(|(_, item)| item)
+        self.items.iter().enumerate().filter(move |(i, _)| !free.contains(&(*i as u32))).map(|(_, item)| item)
     }
 
     /// Frees a record that is in use.

@@ -493,8 +493,8 @@ impl Table {
         !self.conflicts(&Access { client, file, op: Op::Read, lease: None, claim: None })
     }
 
-    /// True when nobody holds a caching lease: a server that stops now needs no recovery. Whoever has given one up may have one left
-    /// under which nothing is cached.
+    /// True when nobody holds a caching lease: a server that stops now needs no recovery. (Who has given one up and goes on using the
+    /// file still has a record, until the term ends.)
     pub fn is_vacant(&self) -> bool {
         self.leases.used().all(|lease| !lease.cachable)
     }

@@ -7,9 +7,10 @@
 //! A client may be slow or hostile. Records and their fragments are limited; a record that has begun must go on; a connection has
 //! so many calls at a time, and so have all connections of its address together, and no further call is read while replies wait for it to read; replies that it does not take end
 //! it; all connections together have so many bytes of calls, and when too many replies wait the connection with a large share
-//! of them goes. The server calls its clients (NFSv4's backchannel) on the connections that they made ([`Peer::call`]).
+//! of them goes. While clients recover from a restart calls can be taken at a [`Pace`]. The server calls its clients (NFSv4's backchannel) on the connections that they made ([`Peer::call`]).
 
 mod connection;
+mod pace;
 mod piped;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ pub use connection::{CallBack, Peer};
 use connection::{Shared, serve_streams};
 use hither_proto::rpc::{AuthStat, AuthSys};
 use hither_proto::xdr::Enc;
+pub use pace::{Pace, Paced};
 use parking_lot::Mutex;
 pub use piped::Piped;
 use socket2::{SockRef, TcpKeepalive};
@@ -113,6 +115,9 @@ pub enum Outcome {
 pub trait Service: Send + Sync + 'static {
     /// What is served.
     fn programs(&self) -> &[Program];
+
+    /// How fast calls are taken now; `None`: as they come.
+    fn pace(&self) -> Option<&Pace>;
 
     /// Answers one call. Many run at a time. The future is not dropped when the connection ends: a call that came is executed.
     fn call(self: Arc<Self>, call: Incoming) -> BoxFuture<'static, Outcome>;

@@ -394,7 +394,11 @@ impl<'a> At<'a> {
         let Plan { op, want, delayed } = plan;
         let writes = matches!(op, Op::Write | Op::Push);
         let place = (self.export.number, self.fh.clone());
-        let term_ms = leases.short.as_ref().map_or(0, |s| s.config().term_max_ms);
+        let term_ms = leases
+            .short
+            .as_ref()
+            .zip(want.as_ref())
+            .map_or(0, |(short, want)| short.outstanding_ms(want.term));
         let asking = client.filter(|_| want.is_some());
         let (ready, unwatched) = leases.act(|inner, now| {
             inner.short.seen(&mut inner.table, now, key, seen.0, seen.1);

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use hither_proto::nqnfs as wire;
 use hither_proto::{mount, nfs3, nfs4};
 use hither_rpc::BoxFuture;
-use hither_rpc::server::{Caller, Incoming, Outcome, Peer, Program, Service};
+use hither_rpc::server::{Caller, Incoming, Outcome, Pace, Peer, Program, Service};
 use hither_vfs::{Answered, Cx, Env, Error};
 use parking_lot::RwLock;
 use std::path::PathBuf;
@@ -34,6 +34,8 @@ pub struct Options {
     pub lease: Duration,
     /// How long clients may take back what they held before a restart.
     pub grace: Duration,
+    /// Most calls a second while clients recover from a restart; 0: as many as come.
+    pub recovery_rate: u32,
     /// How long a client that is silent beyond its lease keeps what nobody else asks for.
     pub courtesy: Duration,
     /// Most clients of NFSv4.
@@ -61,6 +63,7 @@ impl Options {
             v4: true,
             lease: Duration::from_secs(90),
             grace: Duration::from_secs(90),
+            recovery_rate: 0,
             courtesy: Duration::from_secs(24 * 3600),
             clients_max: 16_384,
             states_max: 1 << 20,
@@ -212,6 +215,10 @@ fn be_told(table: &Table, leases: &Arc<Leases>) {
 impl Service for Server {
     fn programs(&self) -> &[Program] {
         &self.programs
+    }
+
+    fn pace(&self) -> Option<&Pace> {
+        self.v4.pace(self.options.v3)
     }
 
     fn call(self: Arc<Self>, call: Incoming) -> BoxFuture<'static, Outcome> {

@@ -37,7 +37,7 @@ use delegation::Leases;
 use exec::Exec;
 use hither_proto::nfs4::{Compound, CompoundReply, Nfsstat4, Op, OpRes, SequenceArgs};
 use hither_proto::xdr::{Dec, Enc, Xdr};
-use hither_rpc::server::{Incoming, Outcome, Peer, Piped};
+use hither_rpc::server::{Incoming, Outcome, Pace, Peer, Piped};
 use hither_vfs::{Cred, Cx};
 use parking_lot::Mutex;
 use replay::{CallId, Replays, Turn};
@@ -47,12 +47,14 @@ pub(crate) use stable::write_durably;
 use state::{Locks, Registry};
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// Bytes of a reply that are left for the results of operations whose size is not checked.
 const ROOM_BYTES: usize = 512;
+/// By so much calls that wait for their turn prolong recovery at most; as delayed writes of NQNFS do.
+const HELD_UP_MAX: Duration = Duration::from_secs(300);
 
 /// What NFSv4 remembers.
 pub(crate) struct Nfs4 {
@@ -66,16 +68,37 @@ pub(crate) struct Nfs4 {
     reclaimers: Mutex<HashSet<Bytes>>,
     /// Those of them who may have held delegations, and until when they may believe so.
     outstanding: Mutex<HashSet<Bytes>>,
-    outstanding_end: Instant,
+    outstanding_end: Deadline,
     /// Some of these may be for writing.
     outstanding_writes: bool,
     pub(crate) leases: Arc<Leases>,
-    grace_end: Instant,
+    grace_end: Deadline,
+    /// How fast calls are taken while clients recover.
+    pace: Option<Arc<Pace>>,
     lease: Duration,
     courtesy: Duration,
     clients_max: usize,
     /// Changes with the exports.
     generation: AtomicU64,
+}
+
+/// A moment that comes later when calls wait for their turn then, and once.
+struct Deadline {
+    at: Instant,
+    past: AtomicBool,
+}
+
+impl Deadline {
+    fn after(d: Duration) -> Self {
+        Self { at: Instant::now() + d, past: AtomicBool::new(false) }
+    }
+
+    fn is_past(&self, held_up: bool) -> bool {
+        if Instant::now() >= self.at && !held_up {
+            self.past.store(true, Relaxed);
+        }
+        self.past.load(Relaxed)
+    }
 }
 
 impl Nfs4 {
@@ -96,23 +119,30 @@ impl Nfs4 {
         let believed = delegated.map(|d| d.believed).unwrap_or_default();
         let believed = believed.max(options.lease).max(options.grace);
         let wall = (options.env.wall)().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let short = crate::nqnfs::leases::begin(options)?;
+        let longest = short.as_ref().map_or(Duration::ZERO, |(short, numbers)| short.recovery(numbers));
+        let longest = longest.max(believed + delegation::SKEW) + HELD_UP_MAX;
+        let rate = Some(options.recovery_rate).filter(|rate| *rate > 0);
+        let pace = rate.map(|rate| Arc::new(Pace::new(rate, longest)));
         Ok(Self {
-            clients: Clients::new(boot),
+            clients: Clients::new(boot, pace.clone()),
             registry: Registry::new(boot, options.states_max),
             replays: Replays::default(),
             stable,
             name: Stable::name(dir, || (options.env.random)())?,
             reclaimers: Mutex::new(reclaimers),
             outstanding: Mutex::new(outstanding),
-            outstanding_end: Instant::now() + believed + delegation::SKEW,
+            outstanding_end: Deadline::after(believed + delegation::SKEW),
             outstanding_writes: delegated.is_some_and(|d| d.writing),
             leases: Leases::new(
                 options.delegations_max,
                 options.lease,
                 (options.env.random)(),
-                crate::nqnfs::leases::begin(options)?,
+                short,
+                pace.clone(),
             )?,
-            grace_end: Instant::now() + options.grace,
+            grace_end: Deadline::after(options.grace),
+            pace,
             lease: options.lease,
             courtesy: options.courtesy,
             clients_max: options.clients_max,
@@ -122,12 +152,39 @@ impl Nfs4 {
 
     /// Whether others than those who reclaim have to wait.
     fn in_grace(&self) -> bool {
-        Instant::now() < self.grace_end && !self.reclaimers.lock().is_empty()
+        !self.is_past(&self.grace_end) && !self.reclaimers.lock().is_empty()
+    }
+
+    /// Whether a moment has come until which clients may do something, and none of their calls waits here.
+    fn is_past(&self, deadline: &Deadline) -> bool {
+        deadline.is_past(self.pace.as_ref().is_some_and(|pace| pace.holds_up()))
+    }
+
+    /// How fast calls are taken now. Clients of NFSv3 recover, too, and say nothing of it: with `stateless` the whole time of grace is
+    /// theirs.
+    pub(crate) fn pace(&self, stateless: bool) -> Option<&Pace> {
+        let pace = self.pace.as_deref().filter(|pace| !pace.is_over())?;
+        let recovering = (stateless && !self.is_past(&self.grace_end))
+            || self.in_grace()
+            || self.may_be_delegated()
+            || self.leases.is_recovering();
+        if recovering {
+            return Some(pace);
+        }
+        if let Some(paced) = pace.finish() {
+            tracing::info!(
+                "clients have had their time to recover: {} calls, of which {} waited for their turn, for {} ms at most",
+                paced.calls,
+                paced.waits,
+                paced.longest.as_millis()
+            );
+        }
+        None
     }
 
     /// Whether somebody may still rely on a delegation of before the restart, so that nothing may be changed that he could have.
     pub(crate) fn may_be_delegated(&self) -> bool {
-        Instant::now() < self.outstanding_end && !self.outstanding.lock().is_empty()
+        !self.is_past(&self.outstanding_end) && !self.outstanding.lock().is_empty()
     }
 
     /// Whether somebody may still delay writes under a delegation of before the restart, so that nothing is to be read that he
@@ -151,18 +208,17 @@ impl Nfs4 {
         let mut every = tokio::time::interval((self.lease / 4).max(Duration::from_millis(100)));
         loop {
             every.tick().await;
-            if Instant::now() >= self.grace_end {
+            if self.is_past(&self.grace_end) {
                 let late: Vec<Bytes> = self.reclaimers.lock().drain().collect();
                 for owner in late {
                     tracing::info!("client {} did not come back in time", owner.escape_ascii());
                     self.stable.forget(owner);
                 }
             }
-            let now = self.clients.now();
             let crowded = self.registry.count() > self.registry_limit()
                 || self.clients.count() > self.clients_max / 4 * 3;
             for client in self.clients.all() {
-                let silent = client.silent(now);
+                let silent = self.clients.silent(&client);
                 let confirmed = client.confirmed.load(Relaxed);
                 let patience = if confirmed && !crowded { self.lease + self.courtesy } else { self.lease };
                 if silent > patience {
@@ -184,7 +240,7 @@ impl Nfs4 {
 
     /// Whether a client's lease has run out, so that what it holds gives way.
     fn is_courtesy(&self, client: &Client) -> bool {
-        client.silent(self.clients.now()) > self.lease
+        self.clients.silent(client) > self.lease
     }
 
     /// Ends a client and what it holds.

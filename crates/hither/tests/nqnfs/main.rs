@@ -8,6 +8,7 @@ mod client;
 #[path = "../common/mod.rs"]
 mod common;
 mod leases;
+mod many;
 mod mount;
 mod writing;
 

@@ -335,6 +335,10 @@ impl Inbound {
                 return Ok(());
             }
         };
+        // What is behind this call waits unread with the client.
+        if let Some(pace) = self.global.service.pace() {
+            pace.turn().await;
+        }
         // Before any memory, which is everybody's.
         let turn = self.host.clone().acquire_owned().await.map_err(|_| Ended::Closed)?;
         let units = (bytes / MEMORY_UNIT_BYTES + 1) as u32;

@@ -20,11 +20,16 @@ struct Echo {
     gate: Notify,
     running: AtomicU32,
     closed: AtomicU32,
+    pace: Option<Pace>,
 }
 
 impl Service for Echo {
     fn programs(&self) -> &[Program] {
         &[Program { number: PROG, low: 3, high: 4 }]
+    }
+
+    fn pace(&self) -> Option<&Pace> {
+        self.pace.as_ref()
     }
 
     fn call(self: Arc<Self>, call: Incoming) -> BoxFuture<'static, Outcome> {
@@ -292,6 +297,31 @@ async fn slow_calls_give_their_turn_back() {
         assert_eq!(other.stat().await, AcceptStat::Success);
     }
     assert!(begun.elapsed() <= 3 * HOST_TURN, "{:?}", begun.elapsed());
+}
+
+/// At a pace, a connection with many calls has its turn as often as one with few, and every call is answered.
+#[tokio::test(start_paused = true)]
+async fn a_pace_is_shared_by_connections() {
+    let service = Arc::new(Echo { pace: Some(Pace::new(10, Duration::from_secs(3600))), ..Echo::default() });
+    let acceptor = Acceptor::new(service.clone(), ServerLimits::default());
+    let mut flood = Wire::new(&acceptor);
+    for xid in 0..200 {
+        flood.ask(xid, 3, 0, &[]).await;
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!((10..=12).contains(&service.running.load(Relaxed)), "{:?}", service.running);
+    // It is behind one call of the other, not behind all.
+    let mut other = Wire::new(&acceptor);
+    let begun = Instant::now();
+    for xid in 0..5 {
+        other.ask(xid, 3, 0, &[]).await;
+        assert_eq!(other.stat().await, AcceptStat::Success);
+    }
+    assert!(begun.elapsed() <= Duration::from_millis(1_250), "{:?}", begun.elapsed());
+    for _ in 0..200 {
+        assert_eq!(flood.stat().await, AcceptStat::Success);
+    }
+    assert_eq!(service.running.load(Relaxed), 205);
 }
 
 #[tokio::test(start_paused = true)]

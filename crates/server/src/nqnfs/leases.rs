@@ -14,7 +14,7 @@
 use super::NqnfsOptions;
 use super::clients::Clients;
 use crate::v4::delegation::Leases;
-use hither_lease::{Boot, ClientId, Config, FileKey, Kind, Table};
+use hither_lease::{Boot, ClientId, Config, FileKey, Kind, Table, Term};
 use hither_vfs::{Fh, Watched};
 use std::collections::HashMap;
 use std::io;
@@ -48,19 +48,18 @@ pub(crate) fn begin(options: &crate::Options) -> io::Result<Option<(Short, Numbe
     let Some(nqnfs) = &options.nqnfs else { return Ok(None) };
     let numbers = Numbers::open(options.state_dir.clone())?;
     let recovering = numbers.term_ms > 0;
-    if recovering {
-        let left = Duration::from_millis(numbers.term_ms.into()) + nqnfs.skew + nqnfs.write_slack;
-        tracing::info!(
-            "leases may be out from before the restart: for {} s nothing but delayed writes is served",
-            left.as_secs()
-        );
-    }
     let short = Short {
         options: nqnfs.clone(),
         clients: Clients::new(nqnfs.term * 2 + nqnfs.skew + nqnfs.write_slack + FORGOTTEN_AFTER),
         delayed: Arc::default(),
         recovering: AtomicBool::new(recovering),
     };
+    if recovering {
+        tracing::info!(
+            "leases may be out from before the restart: for {} s nothing but delayed writes is served",
+            short.recovery(&numbers).as_secs()
+        );
+    }
     Ok(Some((short, numbers)))
 }
 
@@ -81,9 +80,27 @@ impl Short {
         }
     }
 
+    /// How long leases of before are waited for, when no delayed writes prolong it.
+    pub fn recovery(&self, numbers: &Numbers) -> Duration {
+        match numbers.term_ms {
+            0 => Duration::ZERO,
+            ms => Duration::from_millis(ms.into()) + self.options.skew + self.options.write_slack,
+        }
+    }
+
     /// Longest lease.
     pub fn term_max(&self) -> Duration {
         self.options.term * 2
+    }
+
+    /// How long a lease may be out after a restart that was asked for with this term: the usual time, or the longest as soon as somebody
+    /// asks for more than that. (Two numbers, so that no client makes the server write often.)
+    pub fn outstanding_ms(&self, term: Term) -> u32 {
+        let config = self.config();
+        match term {
+            Term::For(ms) if ms <= config.term_ms => config.term_ms,
+            _ => config.term_max_ms,
+        }
     }
 
     /// What is to be known of leases in the table.

@@ -1,5 +1,6 @@
 //! What NQNFS promises, over connections in memory and a clock that jumps.
 
+mod paced;
 mod races;
 
 use super::*;
@@ -36,6 +37,20 @@ impl Lab {
 
     /// One whose files others may change.
     fn beside(model: &Arc<Model>, seed: u64, state_dir: Option<PathBuf>, others: Others) -> Self {
+        Self::with(model, seed, state_dir, (others, 0))
+    }
+
+    /// One that takes so many calls a second while clients recover.
+    fn at_pace(model: &Arc<Model>, seed: u64, state_dir: Option<PathBuf>, recovery_rate: u32) -> Self {
+        Self::with(model, seed, state_dir, (Others::Nobody, recovery_rate))
+    }
+
+    fn with(
+        model: &Arc<Model>,
+        seed: u64,
+        state_dir: Option<PathBuf>,
+        (others, recovery_rate): (Others, u32),
+    ) -> Self {
         let rights = Rights { squash: crate::access::Squash::None, secure: false, ..Rights::default() };
         let rights = Rights { read_only: false, ..rights };
         let spec = ExportSpec {
@@ -48,8 +63,16 @@ impl Lab {
             others,
         };
         let nqnfs = NqnfsOptions { term: Duration::from_secs(TERM.into()), ..NqnfsOptions::default() };
-        let options =
-            Options { state_dir, nqnfs: Some(nqnfs), delegations_max: 0, ..Options::new(env(seed)) };
+        // No clients of NFSv3, whose time to recover would be a time of its own.
+        let v3 = recovery_rate == 0;
+        let options = Options {
+            v3,
+            state_dir,
+            nqnfs: Some(nqnfs),
+            delegations_max: 0,
+            recovery_rate,
+            ..Options::new(env(seed))
+        };
         let server = Server::new(options, Table::new(vec![spec]).unwrap()).unwrap();
         let acceptor = Acceptor::new(server.clone(), ServerLimits::default());
         tokio::spawn(server.clone().tend());
@@ -319,7 +342,8 @@ async fn after_a_restart_only_delayed_writes_are_served_until_write_slack_has_pa
     };
     assert_eq!(read.0, b"delayed");
     let waited = began.elapsed().as_secs();
-    let end = 2 * u64::from(TERM) + SKEW + SLACK;
+    // Nobody had asked for more than the usual term.
+    let end = u64::from(TERM) + SKEW + SLACK;
     assert!((end..end + 3).contains(&waited), "{waited}");
     assert!(r.lease(f, Cachetype::READ).await.unwrap().cachable);
 }
@@ -338,6 +362,35 @@ async fn a_server_that_ends_without_leases_leaves_nothing_to_wait_for() {
     let lab = Lab::new(&model, 2, Some(dir.path().into()));
     let mut c = lab.client(1).await;
     assert!(c.read(f).await.unwrap().1 > first, "what was known of it may be old");
+    // Nor does one whose clients have given up what they held and are still there.
+    assert!(c.lease(f, Cachetype::WRITE).await.unwrap().cachable);
+    c.ask(VacatedArgs { file: f }).await;
+    lab.server.end();
+    drop(lab);
+    let lab = Lab::new(&model, 3, Some(dir.path().into()));
+    lab.client(1).await.read(f).await.unwrap();
+}
+
+/// Leases that were asked for with a longer term than the usual one are waited for.
+#[tokio::test(start_paused = true)]
+async fn after_a_restart_the_longest_lease_that_was_asked_for_is_waited_for() {
+    let (model, dir) = (model(), tempfile::tempdir().unwrap());
+    let lab = Lab::new(&model, 1, Some(dir.path().into()));
+    let mut c = lab.client(1).await;
+    let f = c.create("f").await;
+    let getlease = |duration| GetleaseArgs { file: f, rw: Cachetype::READ, duration };
+    for duration in [TERM, TERM + 1, TERM] {
+        c.ask(getlease(duration)).await.into_result().unwrap();
+    }
+    lab.acceptor.shutdown();
+    drop(lab);
+    let lab = Lab::new(&model, 2, Some(dir.path().into()));
+    let (began, mut c) = (tokio::time::Instant::now(), lab.client(1).await);
+    while c.read(f).await == Err(Stat::TRYLATER) {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    let end = 2 * u64::from(TERM) + SKEW + SLACK;
+    assert!((end..end + 3).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

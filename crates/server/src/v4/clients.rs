@@ -8,7 +8,7 @@ use super::session::{Back, Session};
 use super::state::State;
 use bytes::Bytes;
 use hither_proto::nfs4::{ChannelAttrs, Clientid, CreateSessionOk, Nfsstat4, Sessionid, Verifier};
-use hither_rpc::server::Peer;
+use hither_rpc::server::{Pace, Peer};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -61,8 +61,8 @@ impl Client {
         self.heard_ms.store(at.0, Relaxed);
     }
 
-    /// How long it has been silent.
-    pub fn silent(&self, now: Moment) -> Duration {
+    /// How long nothing of it has been read.
+    fn unheard(&self, now: Moment) -> Duration {
         Duration::from_millis(now.0.saturating_sub(self.heard_ms.load(Relaxed)))
     }
 
@@ -90,6 +90,8 @@ pub(crate) struct Clients {
     boot: u32,
     inner: Mutex<Inner>,
     sessions: Mutex<HashMap<Sessionid, Arc<Session>>>,
+    /// Calls may wait, and with them what a client says to be heard.
+    pace: Option<Arc<Pace>>,
 }
 
 #[derive(Default)]
@@ -118,8 +120,14 @@ pub(crate) struct Introduction {
 }
 
 impl Clients {
-    pub fn new(boot: u32) -> Self {
-        Self { began: Instant::now(), boot, inner: Mutex::default(), sessions: Mutex::default() }
+    pub fn new(boot: u32, pace: Option<Arc<Pace>>) -> Self {
+        Self { began: Instant::now(), boot, inner: Mutex::default(), sessions: Mutex::default(), pace }
+    }
+
+    /// How long a client has been silent. Nobody is while calls wait.
+    pub fn silent(&self, client: &Client) -> Duration {
+        let held_up = self.pace.as_ref().map_or(Duration::MAX, |pace| pace.since_held_up());
+        client.unheard(self.now()).min(held_up)
     }
 
     pub fn now(&self) -> Moment {
@@ -156,7 +164,7 @@ impl Clients {
                     client.heard(now);
                     return Ok(client.clone());
                 }
-                (false, _, false) if client.holds_anything() && client.silent(now) <= lease => {
+                (false, _, false) if client.holds_anything() && self.silent(client) <= lease => {
                     return Err(Nfsstat4::CLID_INUSE);
                 }
                 (false, ..) => {}
@@ -297,7 +305,7 @@ mod tests {
     /// The cases of RFC 8881 section 18.35.4.
     #[tokio::test]
     async fn introductions() {
-        let clients = Clients::new(1);
+        let clients = Clients::new(1, None);
         assert_eq!(clients.introduce(who(1, 0, true), LEASE).err(), Some(Nfsstat4::NOENT));
         let first = clients.introduce(who(1, 0, false), LEASE).unwrap();
         let again = clients.introduce(who(1, 0, false), LEASE).unwrap();

@@ -30,6 +30,7 @@ use hither_lease::{
     Access, Action, Boot, ClientId, Config, Decision, FileKey, Grant, Kind, Op, Permit, Table, Ticket,
 };
 use hither_proto::nfs4::{CbOp, CbRecallArgs, CbRes, Nfsstat4, Stateid};
+use hither_rpc::server::Pace;
 use hither_vfs::{Cx, Fh, FileKind, Name, Watched, Where};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -143,6 +144,8 @@ pub(crate) struct Leases {
     pub(crate) marking: tokio::sync::Mutex<()>,
     /// What clients of NQNFS hold, when there can be any.
     pub(crate) short: Option<Short>,
+    /// Calls may wait that are not in the table yet.
+    pace: Option<Arc<Pace>>,
 }
 
 pub(crate) struct Inner {
@@ -271,6 +274,7 @@ impl Leases {
         lease: Duration,
         hash_seed: u64,
         short: Option<(Short, Numbers)>,
+        pace: Option<Arc<Pace>>,
     ) -> std::io::Result<Arc<Self>> {
         let lease_ms = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
         let most_u32 = u32::try_from(most).unwrap_or(u32::MAX / 4);
@@ -309,6 +313,7 @@ impl Leases {
             marked: AtomicU8::new(0),
             marking: tokio::sync::Mutex::default(),
             short,
+            pace,
         });
         leases.act(|inner, _| match &mut inner.numbers {
             Some(numbers) => numbers.check(),
@@ -348,6 +353,9 @@ impl Leases {
         let now = self.began.elapsed().as_millis() as u64;
         let (result, todo) = {
             let mut inner = self.inner.lock();
+            if let Some(pace) = &self.pace {
+                inner.table.set_idle(!pace.holds_up());
+            }
             let result = change(&mut inner, now);
             (result, inner.todo())
         };

@@ -1,6 +1,7 @@
 //! Conversations of NFSv4: compound in, compound out.
 
 mod delegations;
+mod paced;
 mod replays;
 mod side_by_side;
 

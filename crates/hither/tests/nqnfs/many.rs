@@ -1,0 +1,121 @@
+//! A server that is killed and started under many mounts with delayed writes: all are served again, nothing is lost, and no faster
+//! than it was told to.
+
+use crate::common::pause;
+use crate::common::serve::Serve;
+use crate::mount::umount;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+const MOUNTS: usize = 5;
+const FILES: usize = 4;
+/// Calls a second.
+const RATE: usize = 10;
+/// For so long after a restart leases may be out: longer than anybody may have to wait here.
+const TERM: &str = "60";
+
+fn served(words: &[&str]) -> Serve {
+    let mut server =
+        Serve::of_directory().with(&["--nqnfs", "--nqnfs-term", TERM, "-o", "insecure"]).with(words);
+    server.serve();
+    server
+}
+
+fn body(mount: usize, file: usize) -> Vec<u8> {
+    format!("{mount} {file} ").repeat(4000).into_bytes()
+}
+
+/// Every mount delays what it writes to its files.
+fn dirty(server: &Serve, options: &str) -> Vec<(PathBuf, Vec<File>)> {
+    let mounts: Vec<PathBuf> = (0..MOUNTS).map(|n| server.mnt(&format!("m{n}"))).collect();
+    for mnt in &mounts {
+        server.mount(&format!("{options},dirty-age=3600"), mnt).ok();
+    }
+    let write = |(n, mnt): (usize, PathBuf)| {
+        let write = |i| {
+            let file = File::create(mnt.join(format!("f{n}-{i}"))).unwrap();
+            file.write_all_at(&body(n, i), 0).unwrap();
+            file
+        };
+        let files = (0..FILES).map(write).collect();
+        (mnt, files)
+    };
+    mounts.into_iter().enumerate().map(write).collect()
+}
+
+/// What was delayed is at the server when every mount has synchronised it; how long that took.
+fn synced(server: &Serve, mounts: &[(PathBuf, Vec<File>)]) -> Duration {
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for (_, files) in mounts {
+            scope.spawn(|| files.iter().for_each(|file| file.sync_all().unwrap()));
+        }
+    });
+    let took = began.elapsed();
+    for n in 0..MOUNTS {
+        for i in 0..FILES {
+            let name = format!("f{n}-{i}");
+            assert!(fs::read(server.export(&name)).unwrap() == body(n, i), "{name}");
+        }
+    }
+    took
+}
+
+/// Delayed writes of NQNFS are not kept waiting for leases of others, nor those of NFSv4 for the time of grace when all have come back; with a
+/// rate they come as fast as that says.
+#[test]
+#[ignore = "needs root"]
+fn what_many_mounts_delayed_outlives_the_server() {
+    let rate = RATE.to_string();
+    for (version, words) in [
+        ("nqnfs", &[][..]),
+        ("nqnfs", &["--recovery-rate", &rate][..]),
+        ("4.2", &["--recovery-rate", &rate][..]),
+    ] {
+        let mut server = served(words);
+        let mounts = dirty(&server, &format!("vers={version}"));
+        for n in 0..MOUNTS {
+            assert_eq!(
+                fs::metadata(server.export(&format!("f{n}-0"))).unwrap().len(),
+                0,
+                "{version}: it waits"
+            );
+        }
+        server.kill();
+        pause(500);
+        server.serve();
+        let took = synced(&server, &mounts);
+        assert!(took < Duration::from_secs(40), "{version} {words:?}: {took:?}");
+        // A call of each mount to begin with and one for each file, but for a burst of one.
+        let least = (MOUNTS + MOUNTS * FILES - 2) * 1000 / RATE;
+        if !words.is_empty() {
+            assert!(took >= Duration::from_millis(least as u64), "{version}: {took:?}");
+        }
+        for (mnt, files) in mounts {
+            drop(files);
+            umount(&mnt);
+        }
+    }
+}
+
+/// Mounts that ended in an orderly way have given up what they held: the next server serves at once.
+#[test]
+#[ignore = "needs root"]
+fn an_orderly_end_leaves_nobody_to_wait_for() {
+    let mut server = served(&[]);
+    let mounts = dirty(&server, "vers=nqnfs");
+    for (mnt, files) in mounts {
+        drop(files);
+        umount(&mnt);
+    }
+    server.stop();
+    server.serve();
+    let began = Instant::now();
+    let mnt = server.mnt("again");
+    server.mount("vers=nqnfs", &mnt).ok();
+    assert!(fs::read(mnt.join("f0-0")).unwrap() == body(0, 0));
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    umount(&mnt);
+}
