@@ -75,7 +75,7 @@ async fn no_lease_is_asked_for_what_others_change() {
 /// A server that grants nothing is soon asked no more, whatever files there are; one whose opens leave no state never is.
 #[tokio::test(start_paused = true)]
 async fn servers_that_grant_nothing_are_left_alone() {
-    for (stateless_opens, most) in [(false, 16), (true, 0)] {
+    for (stateless_opens, most) in [(false, 64), (true, 0)] {
         let (l, fh) = known_file(MetaOptions { stateless_opens, ..options() }).await;
         let g = walk(&*l.meta, &l.cx, &l.top, "a/b/c/g").await.steps.pop().unwrap().fh;
         read_all(&*l.meta, &l.cx, &g).await.unwrap();
