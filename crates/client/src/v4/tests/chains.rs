@@ -1,6 +1,6 @@
 //! Chains of names and questions about many objects, what they bring along, and delegations as leases.
 
-mod directories;
+pub mod directories;
 
 use super::*;
 use hither_vfs::{BoxFuture, FileKind, Stop, Validity};

@@ -5,6 +5,7 @@
 
 mod back;
 
+use super::chains::directories::granted;
 use bytes::Bytes;
 use hither_proto::nfs4::*;
 use hither_proto::rpc::{self, CallHeader, Message, OpaqueAuth};
@@ -464,15 +465,10 @@ impl State {
             Op::FreeStateid(_) => OpRes::FreeStateid(Ok(())),
             Op::Delegreturn(_) => OpRes::Delegreturn(Ok(())),
             Op::GetDirDelegation(_) if self.directories.is_some() => {
-                let stateid = delegation(&Self::name(cur).unwrap_or_default());
-                let granted = DirDelegation { stateid, ..Default::default() };
-                let given = self.directories == Some(true) && Self::name(cur).is_ok();
-                let ok = if given {
-                    GetDirDelegationOk::Granted(granted)
-                } else {
-                    GetDirDelegationOk::Unavail(false)
-                };
-                OpRes::GetDirDelegation(Ok(ok))
+                let of = Self::name(cur).ok().filter(|_| self.directories == Some(true));
+                OpRes::GetDirDelegation(Ok(
+                    of.map_or(GetDirDelegationOk::Unavail(false), |f| granted(delegation(&f)))
+                ))
             }
             Op::Access(want) => {
                 let access = *want & !access::EXECUTE & !self.no_right;

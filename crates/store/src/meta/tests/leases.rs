@@ -62,6 +62,8 @@ async fn own_changes_leave_names_under_a_lease() {
         tokio::time::advance(VALID * 10).await;
         l.meta.mkdir(&l.cx, &c, &name("new"), &mode(0o755)).await.unwrap();
         l.meta.unlink(&l.cx, &c, &name("g"), None).await.unwrap();
+        // The directory's new attributes do not come along here.
+        assert!(finds(&l, "a/b/c").await);
         l.wire.take();
         tokio::time::advance(VALID * 10).await;
         assert!(finds(&l, "a/b/c/f").await && finds(&l, "a/b/c/new").await, "{coarse_change}");

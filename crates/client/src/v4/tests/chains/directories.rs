@@ -1,6 +1,18 @@
 //! Delegations of directories: asked for by the way, of what stays as it is, where the server has them.
 
 use super::*;
+use hither_proto::nfs4::{Bitmap4, DirDelegation, GetDirDelegationOk};
+
+/// What a server says that gives one.
+pub fn granted(stateid: Stateid) -> GetDirDelegationOk {
+    GetDirDelegationOk::Granted(DirDelegation {
+        cookieverf: [0; 8],
+        stateid,
+        notification: Bitmap4::EMPTY,
+        child_attributes: Bitmap4::EMPTY,
+        dir_attributes: Bitmap4::EMPTY,
+    })
+}
 
 /// A mount at whose server the directories `d` and `e` and the file `f` are. `directories`: whether delegations of directories are
 /// given; `None`: it does not have the operation.
