@@ -3,8 +3,9 @@
 #   bench-clients.sh clients    the Modified Andrew Benchmark on 1 to 10 mounts at a time, as Figures 2 to 5 of "Not Quite NFS"
 #   bench-clients.sh delays     the same on REPS (3) mounts at a time behind round trips of 5 to 200 ms, as its Figure 6 and Table 4
 #   bench-clients.sh recall     what a conflicting open waits for
-#   bench-clients.sh restart    a server that is killed and started under 50 mounts with delayed writes
-# HITHER and HITHER_LAB name other binaries than those in target/release; CLIENTS and DELAYS other numbers of mounts and round trips.
+#   bench-clients.sh restart    a server that is killed and started under 50 mounts with delayed writes, without a rate and with RATES (100); about 15 min
+# HITHER and HITHER_LAB name other binaries than those in target/release; CLIENTS and DELAYS other numbers of mounts and round trips; LABS
+# what the names of laboratories begin with.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export HITHER=$(realpath "${HITHER:-target/release/hither}")
@@ -36,7 +37,7 @@ each() {
   while read -r set; do
     n=$((n + 1))
     # shellcheck disable=SC2086
-    "$@" clients-$n $set &
+    "$@" "${LABS:-clients}-$n" $set &
     jobs+=($!)
     [ -n "$together" ] || wait $! || rc=1
   done <<END
@@ -47,7 +48,7 @@ hither-deleg 4.2 close=delegated
 END
   [ -z "$together" ] || for j in "${jobs[@]}"; do wait "$j" || rc=1; done
 }
-labs="clients-1 clients-2 clients-3 clients-4"
+for n in 1 2 3 4; do labs="$labs ${LABS:-clients}-$n"; done
 together=
 
 clients() {
@@ -63,7 +64,11 @@ recall() {
   for rtt in 0 10; do measured "$1" "$2" "$3" "${4:-}" recall --files 100 --rtt "$rtt" || return 1; done
 }
 restart() {
-  measured "$1" "$2" "$3" "${4:-}" restart --clients 50
+  for n in ${CLIENTS:-50}; do
+    for rate in 0 ${RATES-100}; do
+      HITHER_RECOVERY_RATE=$rate measured "$1" "$2" "$3" "${4:-}" restart --clients "$n" --rate "$rate" || return 1
+    done
+  done
 }
 
 case ${1:-} in
