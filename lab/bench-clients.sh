@@ -1,14 +1,16 @@
 #!/bin/bash
 # Many mounts of one hither serve (lab/work/clients.py): JSON lines to standard output. Root.
 #   bench-clients.sh recall     what a conflicting open waits for
-#   bench-clients.sh restart    a server that is killed and started under 50 mounts with delayed writes
-# HITHER and HITHER_LAB name other binaries than those in target/release.
+#   bench-clients.sh restart    a server that is killed and started under 50 mounts with delayed writes, without a rate and with RATES (100); about 15 min
+# HITHER and HITHER_LAB name other binaries than those in target/release; CLIENTS another number of mounts, LABS another name of the
+# laboratory.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export HITHER=$(realpath "${HITHER:-target/release/hither}")
 lab=$(realpath "${HITHER_LAB:-target/release/hither-lab}")
 work=$(realpath lab/work/clients.py)
-trap '$lab --name clients down >/dev/null 2>&1' EXIT
+name=${LABS:-clients}
+trap '$lab --name $name down >/dev/null 2>&1' EXIT
 rc=0
 
 # measured LAB SERVER VERS OPTIONS VERB ARGUMENT...: SERVER as `hither-lab bench` names it; further words go to clients.py.
@@ -31,7 +33,7 @@ measured() {
 each() {
   while read -r set; do
     # shellcheck disable=SC2086
-    "$@" clients $set || rc=1
+    "$@" "$name" $set || rc=1
   done <<END
 hither nqnfs
 hither 4.2
@@ -44,7 +46,11 @@ recall() {
   for rtt in 0 10; do measured "$1" "$2" "$3" "${4:-}" recall --files 100 --rtt "$rtt" || return 1; done
 }
 restart() {
-  measured "$1" "$2" "$3" "${4:-}" restart --clients 50
+  for n in ${CLIENTS:-50}; do
+    for rate in 0 ${RATES-100}; do
+      HITHER_RECOVERY_RATE=$rate measured "$1" "$2" "$3" "${4:-}" restart --clients "$n" --rate "$rate" || return 1
+    done
+  done
 }
 
 case ${1:-} in

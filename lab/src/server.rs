@@ -235,6 +235,9 @@ impl<'a> Server<'a> {
         c.arg(export).arg("--listen").arg(format!("{}:{}", at.ip, at.port));
         c.args(["-o", "rw,no_root_squash", "--lease", &LEASE_S.to_string(), "--grace", &GRACE_S.to_string()]);
         c.arg("--state-dir").arg(state).arg("--nqnfs");
+        if let Ok(rate) = std::env::var("HITHER_RECOVERY_RATE") {
+            c.args(["--recovery-rate", &rate]);
+        }
         if options.delegations == "all" {
             c.args(["--max-delegations", "10000"]);
         }

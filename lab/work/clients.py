@@ -5,11 +5,12 @@
                      with --cpu PERCENT of one processor, --memory MIB, for all that is on the clients' side, their mounts included;
                      --delays FILE: of an emulated disk, which is slow only in the phases
   clients.py recall  HITHER OPTIONS SOURCE [--rtt MS] --label JSON                 what a conflicting open waits for
-  clients.py restart HITHER OPTIONS SOURCE --clients N --kill CMD --start CMD --label JSON     the server dies under delayed writes
+  clients.py restart HITHER OPTIONS SOURCE --clients N --kill CMD --start CMD [--rate N] --label JSON     the server dies under delayed writes
 
 HITHER is the program, or `kernel`: then the kernel's client mounts. Run inside the laboratory (`hither-lab exec`), or in its guest. Prints JSON lines.
 Of `mab` one for each phase: clients begin a phase together; `secs` is the median of the times that clients took, `least` and `most` beside it and `sd`
-their standard deviation, `cpu` the seconds of processor time that the programs and mounts of all took, and `rpc` what passed the relay. """
+their standard deviation, `cpu` the seconds of processor time that the programs and mounts of all took, and `rpc` what passed the relay. `restart` tells how
+far it is on standard error. """
 import argparse, hashlib, json, multiprocessing as mp, os, random, shutil, statistics, subprocess, sys, threading, time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import limits, measure, workloads
@@ -23,7 +24,7 @@ a.add_argument("--rtt", type=float, default=0)
 a.add_argument("--cpu", type=int, default=0), a.add_argument("--memory", type=int, default=0), a.add_argument("--delays")
 a.add_argument("--files", type=int, default=8)
 a.add_argument("--bytes", type=int, default=256 << 10)
-a.add_argument("--kill"), a.add_argument("--start")
+a.add_argument("--kill"), a.add_argument("--start"), a.add_argument("--rate", type=int, default=0)
 a.add_argument("--relay", default="10.98.0.1:7777")
 a.add_argument("--label", type=json.loads, default={})
 o = a.parse_args()
@@ -220,27 +221,62 @@ def aside():
     return run
 
 
-def restart():
-    run, starter = aside(), aside()
-    mounted(places[0])
-    shutil.rmtree(f"{places[0]}/restart", ignore_errors=True)
-    os.mkdir(f"{places[0]}/restart")
-    unmounted(places[0])
-    for p in places:
-        mounted(p)
+def say(what):
+    print(f"{time.strftime('%T')} {what}", file=sys.stderr, flush=True)
+
+
+class Answers:
+    """How many calls were answered, and when; the relay takes calls that the server leaves unread."""
+
+    def __init__(self):
+        self.seen = [(time.monotonic(), self.now())]
+
+    @staticmethod
+    def now():
+        return sum(v["answered"] for k, v in relay.snap()["calls"].items() if not k.startswith("cb."))
+
+    def look(self):
+        self.seen.append((time.monotonic(), self.now()))
+
+    def most(self, secs):
+        """Most answers within so long, which two looks may be apart by a little more."""
+        return max((n - m for i, (t, m) in enumerate(self.seen) for u, n in self.seen[i:] if u - t <= secs * 1.2), default=0)
+
+
+def dirty():
+    """A directory of each mount, with files of which one half was sent and the other waits."""
     opened = []
     for k, p in enumerate(places):
         os.mkdir(f"{p}/restart/{k}")
         opened.append([os.open(f"{p}/restart/{k}/{n}", os.O_CREAT | os.O_RDWR) for n in range(o.files)])
-    # Half of it was sent when the server dies (`dirty-age` is over), the other half waits here.
+    # `dirty-age` is over for these when the server dies (with delegations as well), and not for those that follow.
     for k, fds in enumerate(opened):
         for n, fd in enumerate(fds):
             os.pwrite(fd, body(k, n)[: o.bytes // 2], 0)
-    time.sleep(7)
+    time.sleep(AGE_S + 2)
     for k, fds in enumerate(opened):
         for n, fd in enumerate(fds):
             os.pwrite(fd, body(k, n)[o.bytes // 2 :], o.bytes // 2)
+    return opened
+
+
+# Seconds after which writes go by themselves: longer than writing takes, so that the server dies before.
+AGE_S = 20
+
+
+def restart():
+    run, starter = aside(), aside()
+    say("waits for what an earlier server may have left")
+    mounted(places[0])
+    shutil.rmtree(f"{places[0]}/restart", ignore_errors=True)
+    os.mkdir(f"{places[0]}/restart")
+    unmounted(places[0])
+    say(f"{o.clients} mounts write")
+    for p in places:
+        mounted(p, f"{o.options},dirty-age={AGE_S}")
+    opened = dirty()
     waiting = sum(json.loads(run([o.hither, "stat", "--json", p]))["layers"]["dirty"]["dirty_bytes"] for p in places)
+    say(f"{waiting >> 20} MiB wait; the server is killed")
     run(o.kill)
     done, failed = [0.0] * o.clients, []
 
@@ -256,20 +292,18 @@ def restart():
     for t in threads:
         t.start()
     time.sleep(1)
-    before, began = relay.snap(), time.monotonic()
+    before, answers, began = relay.snap(), Answers(), time.monotonic()
     starting = threading.Thread(target=starter, args=(o.start,))
     starting.start()
-    rates, last, at = [], before, began
     while any(t.is_alive() for t in threads) and time.monotonic() - began < 300:
-        time.sleep(0.1)
-        now, t = relay.snap(), time.monotonic()
-        rates.append((measure.delta(last, now)["total"] / (t - at), t - began))
-        last, at = now, t
+        time.sleep(0.02)
+        answers.look()
     starting.join()
     if any(t.is_alive() for t in threads):
         sys.exit("after five minutes not everybody is served")
     after = relay.snap()
     served = sorted(t - began for t in done)
+    say(f"all synced after {served[-1]:.2f} s; now everything is read, when the server lets others read")
     for fds in opened:
         for fd in fds:
             os.close(fd)
@@ -281,11 +315,12 @@ def restart():
         for n in range(o.files):
             with open(f"{places[0]}/restart/{k}/{n}", "rb") as f:
                 wrong += f.read() != body(k, n)
+    readable = time.monotonic() - began
     shutil.rmtree(f"{places[0]}/restart")
     unmounted(places[0])
-    rpc = measure.delta(before, after)
-    emit(workload="restart", phase="all clients synced", secs=served[-1], median=statistics.median(served), first=served[0],
-         waiting_bytes=waiting, files=o.files * o.clients, wrong=wrong, failed=failed, most_calls_s=max(r for r, _ in rates), rpc=rpc)
+    emit(workload="restart", phase="all clients synced", rate=o.rate, secs=served[-1], median=statistics.median(served), first=served[0],
+         readable=readable, waiting_bytes=waiting, files=o.files * o.clients, wrong=wrong, failed=failed,
+         most_100ms=answers.most(0.1), most_1s=answers.most(1), rpc=measure.delta(before, after))
     if wrong or failed:
         sys.exit(f"{wrong} files are wrong; {failed}")
 

@@ -31,24 +31,28 @@ pub struct Stats {
     rubbish: u64,
 }
 
-/// One procedure: calls, bytes of calls and replies, summed time from call to reply.
+/// One procedure: calls and how many were answered, bytes of calls and replies, summed time from call to reply.
 #[derive(Default)]
 struct Count {
     n: u64,
+    answered: u64,
     req: u64,
     rep: u64,
     us: u64,
 }
 
 impl Stats {
-    /// All counters: `calls` by procedure (`n`, bytes `req` and `rep`, `us` waited), `ops` by
+    /// All counters: `calls` by procedure (`n`, `answered`, bytes `req` and `rep`, `us` waited), `ops` by
     /// NFSv4 operation, `sigs` by the list of operations in a compound, `deleg` by type granted,
     /// `status4` by compound status, `rubbish` records that are no RPC message.
     pub fn json(&self) -> Value {
         let calls: serde_json::Map<String, Value> = self
             .calls
             .iter()
-            .map(|(k, c)| (k.clone(), json!({"n": c.n, "req": c.req, "rep": c.rep, "us": c.us})))
+            .map(|(k, c)| {
+                let count = json!({"n": c.n, "answered": c.answered, "req": c.req, "rep": c.rep, "us": c.us});
+                (k.clone(), count)
+            })
             .collect();
         json!({
             "connections": self.connections, "max_inflight": self.max_inflight, "calls": calls,
@@ -83,6 +87,7 @@ impl Stats {
 
     fn reply(&mut self, name: &str, bytes: u64, us: u64) {
         let c = self.calls.entry(name.to_string()).or_default();
+        c.answered += 1;
         c.rep += bytes;
         c.us += us;
     }
@@ -213,6 +218,7 @@ mod tests {
         assert_eq!(all["calls"]["v3.GETATTR"]["n"], 1);
         assert_eq!(all["calls"]["v3.GETATTR"]["req"], call.len());
         assert_eq!(all["calls"]["v3.GETATTR"]["rep"], reply.len());
+        assert_eq!(all["calls"]["v3.GETATTR"]["answered"], 1);
         assert_eq!(all["max_inflight"], 1);
     }
 

@@ -1,13 +1,14 @@
 //! A server that is killed and started under many mounts with delayed writes: all are served again, nothing is lost, and no faster
 //! than it was told to.
 
+use crate::client::now;
 use crate::common::pause;
 use crate::common::serve::Serve;
 use crate::mount::umount;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const MOUNTS: usize = 5;
 const FILES: usize = 4;
@@ -47,7 +48,7 @@ fn dirty(server: &Serve, options: &str) -> Vec<(PathBuf, Vec<File>)> {
 
 /// What was delayed is at the server when every mount has synchronised it; how long that took.
 fn synced(server: &Serve, mounts: &[(PathBuf, Vec<File>)]) -> Duration {
-    let began = Instant::now();
+    let began = now();
     std::thread::scope(|scope| {
         for (_, files) in mounts {
             scope.spawn(|| files.iter().for_each(|file| file.sync_all().unwrap()));
@@ -112,7 +113,7 @@ fn an_orderly_end_leaves_nobody_to_wait_for() {
     }
     server.stop();
     server.serve();
-    let began = Instant::now();
+    let began = now();
     let mnt = server.mnt("again");
     server.mount("vers=nqnfs", &mnt).ok();
     assert!(fs::read(mnt.join("f0-0")).unwrap() == body(0, 0));

@@ -381,3 +381,40 @@ fn same_error(e: &io::Error) -> io::Error {
         None => io::Error::new(e.kind(), e.to_string()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clients that lose a server at the same moment do not come back at the same moment: those that it was away from for some attempts
+    /// are spread over half of their pause.
+    #[tokio::test(start_paused = true)]
+    async fn who_lost_a_server_together_comes_back_one_by_one() {
+        const CLIENTS: usize = 500;
+        let began = Instant::now();
+        for attempts in [3_u32, 6, 12] {
+            let mut at: Vec<u64> = (0..CLIENTS)
+                .map(|seed| {
+                    let mut backoff = Backoff::new(seed as u64);
+                    backoff.attempt(began);
+                    // All have failed as often, and tried last at the same moment.
+                    for _ in 0..attempts {
+                        backoff.failed();
+                    }
+                    (backoff.next_attempt().unwrap() - began).as_millis() as u64
+                })
+                .collect();
+            at.sort_unstable();
+            let pause = (RECONNECT_MIN.saturating_mul(1 << attempts)).min(RECONNECT_MAX).as_millis() as u64;
+            assert!(
+                at[0] >= pause * 3 / 4 && at[CLIENTS - 1] <= pause * 5 / 4,
+                "{:?}",
+                (at[0], at[CLIENTS - 1])
+            );
+            let most =
+                (0..CLIENTS).map(|i| at[i..].iter().take_while(|t| **t < at[i] + pause / 20).count()).max();
+            // A tenth of the time would have a tenth of them.
+            assert!(most.unwrap() <= CLIENTS / 5, "{most:?} at once");
+        }
+    }
+}
