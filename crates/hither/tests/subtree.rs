@@ -312,11 +312,14 @@ fn what_another_client_moves_changes_its_promise() {
 fn with_a_disk_cache() {
     for kind in KINDS {
         let keep = tempfile::tempdir().unwrap();
-        let options = format!("{RULES},cache={},cache-age=0,prefetch=off", keep.path().display());
+        let options =
+            format!("{RULES},cache={},cache-age=0,prefetch=off", keep.path().join("cache").display());
         let two = Two::mount(kind, &options);
         let (a, b) = (&two.a, &two.b);
         let (here, big) = (a.join("datasets/v1/big"), "b".repeat(300_000));
         fs::write(b.join("datasets/v1/big"), &big).unwrap();
+        // What has just changed could change again without a trace.
+        std::thread::sleep(Duration::from_secs(7));
         assert_eq!(read(&here), big);
         std::thread::sleep(Duration::from_secs(4));
         let before = calls(a);
@@ -327,9 +330,15 @@ fn with_a_disk_cache() {
         strict(kind, &a.join("queue/in"), &b.join("queue/in"));
         run(Command::new(HITHER).arg("umount").arg(a)).ok();
         two.mount_on(a, &options);
+        common::wait_for("the disk cache to be in use", 120, || {
+            let said = hither(&["cache", "status", "--json", a.to_str().unwrap()]);
+            let status: serde_json::Value = serde_json::from_str(&said.out).unwrap_or_default();
+            status["room"].is_object()
+        });
         assert_eq!(read(&here), big);
-        let asked = |op: &str| operations(a).get(op).copied().unwrap_or(0);
-        assert_eq!(asked("READ"), 0, "{kind:?}: it is on the disk");
+        // With NFSv3 the first bytes come by themselves at the first open.
+        let (asked, most) = (operations(a).get("READ").copied().unwrap_or(0), u64::from(two.version == "3"));
+        assert!(asked <= most, "{kind:?}: it is on the disk, {asked} READs");
         strict(kind, &a.join("queue/in"), &b.join("queue/in"));
         two.unmount();
     }
