@@ -177,6 +177,18 @@ async fn changes_of_a_directory_recall() {
     assert_eq!(holder.test(id).await, Nfsstat4::OK);
 }
 
+/// Who removes a directory that he has delegated is not held up by that, and is asked for it afterwards.
+#[tokio::test(start_paused = true)]
+async fn a_removed_directory_is_recalled_from_its_remover() {
+    let (lab, _) = with_directory().await;
+    let mut holder = callable(&lab, "holder").await;
+    let id =
+        holder.of_directory(vec![Op::Putrootfh, Op::lookup(b"d"), Op::lookup(b"e"), ask()]).await.unwrap();
+    assert_eq!(holder.status(in_d(Op::Remove(b"e"[..].into()))).await, Nfsstat4::OK);
+    holder.wire.listening(Duration::from_secs(1)).await;
+    assert_eq!(holder.wire.recalls(), [id]);
+}
+
 /// What leaves the names as they are recalls nothing: looks, other directories, and opens with O_CREAT of what is there.
 #[tokio::test(start_paused = true)]
 async fn other_operations_do_not_recall() {
