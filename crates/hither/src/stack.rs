@@ -167,6 +167,8 @@ impl Client {
             dirty_max_bytes: w.dirty_max_bytes,
             file_max_bytes: w.dirty_max_bytes / 2,
             small_copy_bytes: 64 << 10,
+            reads_here: connected.version == Version::Nqnfs,
+            fills_gaps: connected.version == Version::Nqnfs,
             ..DirtyOptions::default()
         };
         let disk = cache::disk(job, &connected).await;

@@ -44,6 +44,9 @@ pub struct Cx {
     /// What tells the call from all others, also after a restart: at most [`CALL_MAX_BYTES`]. A layer with a journal keeps it with what the
     /// call changed ([`Answered`]). To be given to one change only: the last one that a client's call makes.
     pub call: Option<Bytes>,
+    /// A write that is right only while others are kept from the file (`Vfs::may_delay`): what comes after that fails with `EAGAIN`, and writes
+    /// nothing. Only where the layer that is asked says that it heeds it.
+    pub only_held: bool,
 }
 
 /// Longest [`Cx::call`].
@@ -64,7 +67,7 @@ impl Cx {
     /// A call for `cred` without deadline.
     pub fn new(cred: Arc<Cred>) -> Self {
         let cancel = CancellationToken::new();
-        Self { cred, deadline: None, cancel, fresh_since: None, account: None, call: None }
+        Self { cred, deadline: None, cancel, fresh_since: None, account: None, call: None, only_held: false }
     }
 
     /// The same call, satisfied only by answers from `since` on.

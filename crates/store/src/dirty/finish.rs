@@ -35,8 +35,8 @@ impl State {
         self.owed.is_pressing() || !self.owed.holds() && self.rules().is_some_and(work)
     }
 
-    /// What to send next.
-    pub fn load(&mut self) -> Option<Load> {
+    /// What to send next. `alone`: nobody else can change the file before it is sent, or it is refused.
+    pub fn load(&mut self, alone: bool) -> Option<Load> {
         if self.owed.is_pressing() {
             return Some(Load::Last(None, self.owed.take_free()?));
         }
@@ -48,6 +48,7 @@ impl State {
         if let Some(owed) = self.owed.take_free() {
             return Some(Load::Last(None, owed));
         }
+        let rules = self.rules_alone().filter(|_| alone).unwrap_or(rules);
         let flight = self.extents.take(rules)?;
         let stable = self.stable && flight.last && !self.unstable;
         self.unstable |= !stable;

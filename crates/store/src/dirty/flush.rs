@@ -218,10 +218,11 @@ impl Dirty {
         loop {
             // The semaphore is never closed.
             let Ok(_slot) = self.slots.acquire().await else { return };
+            let alone = self.fills_gaps() && self.below.delegated_bytes(&file.fh).is_some();
             let (load, noted) = {
                 let mut s = file.state.lock();
                 let share = s.workers <= self.most_workers(&s) || s.owed.is_pressing();
-                let Some(load) = share.then(|| s.load()).flatten() else {
+                let Some(load) = share.then(|| s.load(alone)).flatten() else {
                     s.workers -= 1;
                     break;
                 };
@@ -246,7 +247,7 @@ impl Dirty {
     }
 
     async fn send(&self, file: &Arc<File>, flight: Flight, stability: Stability) {
-        let cx = Cx::new(flight.origin.cred.clone());
+        let cx = Cx { only_held: flight.filled, ..Cx::new(flight.origin.cred.clone()) };
         let at = At { fh: &file.fh, open: Some(flight.origin.open) };
         let len = flight.data.len() as u64;
         let sent = self.below.write(&cx, at, flight.start_bytes, flight.data, stability).await;
@@ -257,6 +258,7 @@ impl Dirty {
         };
         match sent {
             Ok(wrote) => self.sent(file, flight.id, flight.start_bytes, wrote),
+            Err(_) if flight.filled => self.not_filled(file, flight.id),
             Err(e) => self.not_sent(file, Some((flight.id, len)), false, e),
         }
     }
@@ -274,6 +276,21 @@ impl Dirty {
         if arrived {
             self.to_commit(file);
         }
+    }
+
+    /// Whether gaps may be sent as zeros at all. A journal knows of no bytes that nobody wrote.
+    fn fills_gaps(&self) -> bool {
+        self.options.fills_gaps && self.wal.is_none()
+    }
+
+    /// A flight with filled gaps was not sent, or nobody knows: perhaps the right to fill them has ended. What was written goes by itself.
+    fn not_filled(&self, file: &Arc<File>, id: u64) {
+        self.with(file, |s| {
+            s.keeps_gaps = true;
+            s.extents.landed(id, 0);
+            s.view.changed(Instant::now(), 0, None, false);
+        });
+        file.changed.notify_waiters();
     }
 
     /// A flight (number and length), and what was owed with it, was not sent.

@@ -252,7 +252,10 @@ impl Vfs for Dirty {
     }
 
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<hither_vfs::Attrs> {
-        let flushed = match self.known(file.fh) {
+        // Who asks of what he has open is about to read it, and needs its length. When nobody else can look at it, that is known here.
+        let alone = || self.below.delegated_bytes(file.fh).is_some();
+        let reads = self.options.reads_here && file.open.is_some() && alone();
+        let flushed = match self.known(file.fh).filter(|_| !reads) {
             Some(delayed) => self.flush_for_times(cx, &delayed).await,
             None => false,
         };
