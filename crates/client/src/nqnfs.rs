@@ -6,17 +6,19 @@
 //! A connection begins with HELLO ([`greeting`]), by which the server knows the client again after a lost connection.
 //!
 //! Leases for reading are asked for along with the calls that read ([`leases`]); what is not under one holds as long as it does in NFSv3
-//! (close-to-open). Nothing is delayed under a lease: every write is on stable storage when it is answered.
+//! (close-to-open). Nothing is delayed here under a lease for writing: every write is on stable storage when it is answered. One that is right only
+//! under such a lease ends with the server's life ([`held`]).
 
 mod convert;
 mod greeting;
+mod held;
 mod leases;
 mod speak;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use leases::Leases;
-pub(crate) use speak::Nqnfs;
+pub(crate) use speak::{Nqnfs, ONLY_HELD};
 
 use crate::error::{MountError, Service};
 use crate::mountd;

@@ -61,6 +61,8 @@ pub struct Origin {
     pub cred: Arc<Cred>,
     /// The open written through.
     pub open: Option<OpenId>,
+    /// See [`Cx::only_held`].
+    pub only_held: bool,
 }
 
 /// Outcome of one WRITE.
@@ -206,7 +208,7 @@ impl Uncommitted {
         let write = self.this().write_admitted(
             room,
             fh.clone(),
-            Origin { cred: cx.cred.clone(), open },
+            Origin { cred: cx.cred.clone(), open, only_held: cx.only_held },
             offset_bytes,
             data,
             stability,

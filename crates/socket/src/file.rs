@@ -253,7 +253,9 @@ impl Connection {
     pub async fn stat_file(&self, cx: &Cx, number: u64) -> Result<wire::Attr> {
         let file = self.file(number)?;
         let _using = file.using.read().await;
-        self.shared.vfs.getattr(cx, file.at()).await.map(|attrs| told(&attrs.attr))
+        // By its handle: the times are to be those that stay, as for stat(2) on a mount, and who names an open is about to read.
+        let at = File { open: None, ..file.at() };
+        self.shared.vfs.getattr(cx, at).await.map(|attrs| told(&attrs.attr))
     }
 
     /// Ends an open.

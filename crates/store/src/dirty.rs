@@ -32,6 +32,10 @@
 //! **Journal** ([`Dirty::with_journal`]): a write is acknowledged when it is in a journal on the local disk, and leaves that when the server
 //! has it on stable storage; see `journal.rs` and [`crate::wal`].
 //!
+//! **Gaps** (`fills_gaps`). Beyond the length that the server told under the right to write alone there is nothing but what is here, so a
+//! small gap between two pieces there goes as the zeros that it is read as, and both are one WRITE. Such a flight holds for that right only
+//! (`Cx::only_held`): refused, or without an answer, its pieces go again by themselves, for others may have written into the gap.
+//!
 //! **Lazy closes** (`lazy_close`): a close leaves what is not sent yet to age, and tells what is known to be wrong; see `lazy.rs`.
 //!
 //! **What is shown.** Size: the larger of the server's and the end of what is here. Times, while something is here: the
@@ -115,6 +119,8 @@ pub struct DirtyOptions {
     pub stat_flush_bytes: u64,
     /// Times and permissions that a file's creator sets wait for its last bytes.
     pub delay_attributes: bool,
+    /// Small gaps between bytes of a file that nobody else can change go as zeros with them: the layer below heeds `Cx::only_held`.
+    pub fills_gaps: bool,
     /// A copy of no more bytes than these is the caller's to make (`EOPNOTSUPP`): they come along with the open of its source and go along
     /// with the end of its target, where the server's copy takes calls of its own; 0: the server makes all copies.
     pub small_copy_bytes: u64,
@@ -138,6 +144,7 @@ impl Default for DirtyOptions {
             flights: 64,
             stat_flush_bytes: 8 << 20,
             delay_attributes: true,
+            fills_gaps: false,
             small_copy_bytes: 0,
             exclusive: false,
         }

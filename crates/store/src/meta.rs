@@ -30,12 +30,13 @@
 //! 3. Of two answers the one that was asked later stays.
 //! 4. Names that a call changes are taken from its reply unless another call changed the same name meanwhile; the
 //!    directory's `change` is followed from `before` to `after` over all changes of ours, whatever the order of their replies,
-//!    and a gap in that chain means that somebody else changed the directory: its names go.
+//!    and a gap in that chain means that somebody else changed the directory: its names go. Where the server tells nothing (NQNFS), names
+//!    stay for the time they have, as somebody else's change would not be noticed sooner without ours either, and nothing renews them.
 //! 5. An object that is dropped from memory leaves its barrier to those who come into its shard.
 //! 6. A change whose end is not seen (its caller gave up, the server did not answer) keeps the object out of memory for a minute.
 //! 7. A change of ours to an object that is not known makes all attributes expire that were asked for before it ended. So it is when a
 //!    name is removed or renamed that is bound to nothing we know of, that another call is changing, too, or whose directory
-//!    somebody else changed meanwhile.
+//!    somebody else changed meanwhile, or may have, unless a lease on the object proves the name before and after the call.
 //! 8. An answer under a lease counts only if no lease was withdrawn since it was asked for.
 //!
 //! What is asserted by these rules is checked by random histories of two clients in the tests.
@@ -73,7 +74,7 @@ use bytes::Bytes;
 use contents::Contents;
 use flights::Flights;
 use hither_vfs::{BoxFuture, Cred, Env, Fh, Upcalls, Vfs};
-use moment::Clock;
+use moment::{Clock, LEASE};
 use objects::Object;
 use parking_lot::Mutex;
 use stats::Counters;
@@ -277,10 +278,17 @@ impl Meta {
     /// What is known of an object holds by no lease any more; it is as good as if its time had passed.
     fn lapse(&self, fh: &Fh) {
         let barrier = self.next_seq();
-        self.table.ensure(fh, |_, object| {
+        let held = self.table.ensure(fh, |_, object| {
             object.barrier = object.barrier.max(barrier);
+            // What is held under it until now is known by `change` from now on, where the next one is bound to be another.
+            let lasts = object.until & LEASE != 0 && !self.is_young(object) && !self.options.strict;
+            let held = lasts.then(|| object.version());
             object.lapse();
+            held
         });
+        if let Some(version) = held {
+            self.contents.prove(fh, version);
+        }
     }
 }
 

@@ -112,6 +112,13 @@ pub struct ChangeInfo {
     pub attrs: Option<Attrs>,
 }
 
+impl ChangeInfo {
+    /// Whether the server said anything of the directory: one that did not leaves open who else changed it.
+    pub fn is_told(&self) -> bool {
+        self.atomic || self.before != 0 || self.after != 0
+    }
+}
+
 /// What a rename did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Moved {

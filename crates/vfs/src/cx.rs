@@ -46,6 +46,9 @@ pub struct Cx {
     pub call: Option<Bytes>,
     /// Nobody is shown the times in the answer, as when the kernel asks for a length before it reads: those of this machine do.
     pub times_unseen: bool,
+    /// A write that is right only while others are kept from the file (`Vfs::may_delay`): what comes after that fails with `EAGAIN`, and writes
+    /// nothing. Only where the layer that is asked says that it heeds it.
+    pub only_held: bool,
 }
 
 /// Longest [`Cx::call`].
@@ -74,6 +77,7 @@ impl Cx {
             account: None,
             call: None,
             times_unseen: false,
+            only_held: false,
         }
     }
 

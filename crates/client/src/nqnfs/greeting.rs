@@ -4,6 +4,7 @@
 //! connection for a client of its own, and would send it no long handles. A server that does not know the procedure is spoken to
 //! as the paper has it.
 
+use super::held::Held;
 use hither_proto::nqnfs::{Asking, HelloArgs, HelloOk, NqProc, PROGRAM, Res, VERSION};
 use hither_proto::record;
 use hither_proto::rpc::{AcceptStat, AcceptedReply, Message, OpaqueAuth, ReplyBody, call};
@@ -32,11 +33,13 @@ pub(super) struct Greeting {
     /// This incarnation of the client.
     client: u64,
     said: Mutex<Option<HelloOk>>,
+    /// What must not outlive the server's life.
+    pub held: Held,
 }
 
 impl Greeting {
     pub fn new(inner: Arc<dyn Connect>, client: u64) -> Arc<Self> {
-        Arc::new(Self { inner, client, said: Mutex::default() })
+        Arc::new(Self { inner, client, said: Mutex::default(), held: Held::default() })
     }
 
     /// What the server said last; `None` when it does not know HELLO.
@@ -79,10 +82,12 @@ impl Connect for Greeting {
                 Ok(said) => said,
                 Err(_) => Err(io::ErrorKind::TimedOut.into()),
             };
-            match said {
-                Ok(said) => *self.said.lock() = said,
-                Err(e) => return Err(e),
+            let said = said?;
+            let before = self.said();
+            if before.is_some_and(|before| said.is_none_or(|said| said.server != before.server)) {
+                self.held.begun_anew().await;
             }
+            *self.said.lock() = said;
             Ok(link)
         })
     }

@@ -357,6 +357,11 @@ impl Leases {
         inner.holder.may_delay(self.ms(Instant::now()), key_of(&fh.0))
     }
 
+    /// The same of a file as it goes over the wire.
+    pub(super) fn keeps_others_out(&self, file: &WireFh) -> bool {
+        self.is_for_writing(&own(file))
+    }
+
     /// A call that reads a file is about to be sent.
     pub(super) fn ask(self: &Arc<Self>, file: &WireFh) -> Asking {
         let unwatched = self.inner.lock().files.get(&key(file)).is_some_and(|l| l.unwatched && !l.write);

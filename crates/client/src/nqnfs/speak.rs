@@ -8,7 +8,8 @@
 //! and with no other, also when the call is executed twice. Nothing that is there is changed: no length is sent along.
 //!
 //! **WRITE** of what was delayed under a lease asks for none. Any other, and one for which the server says that the lease is gone, asks for
-//! one of no term. By that the server knows a new write from a delayed one: after a restart delayed writes come first.
+//! one of no term. By that the server knows a new write from a delayed one: after a restart delayed writes come first. One that is right only
+//! under the lease ([`ONLY_HELD`]) is never asked for as a new one, nor sent to a server that does not know the lease.
 
 use super::convert::{self, Now};
 use super::greeting::Greeting;
@@ -23,6 +24,10 @@ use hither_rpc::CallError;
 use hither_vfs::{Cred, Upcalls};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+/// A WRITE that is right only under the lease for writing that it was delayed under ([`hither_vfs::Cx::only_held`]). NQNFS has no such word, and all
+/// its writes are stable, so the question's says it.
+pub(crate) const ONLY_HELD: nfs3::StableHow = nfs3::StableHow::DATA_SYNC;
 
 /// What NQNFS adds to a [`Caller`].
 pub(crate) struct Nqnfs {
@@ -295,6 +300,9 @@ impl Turn<'_> {
         let file = convert!(convert::fh(&a.file));
         let count = a.data.len() as u32;
         let args = nq::WriteArgs { file, offset: a.offset, append: false, data: a.data.0.into() };
+        if a.stable == ONLY_HELD {
+            return self.write_held(file, args).await;
+        }
         let changing = self.changing(&file);
         let delayed = changing.as_ref().is_some_and(|c| c.delayed);
         let mut attr = match delayed {
@@ -305,16 +313,49 @@ impl Turn<'_> {
             // A new one. One that was delayed comes so late that others may have used the file, and is not given up for that.
             attr = self.send(LeaseRequest::Write(0), args).await?;
         }
-        let attr = attr.map(|(_, f)| f).map_err(convert::status);
+        Ok(self.wrote(changing, &file, count, attr))
+    }
+
+    /// A WRITE that is sent under the lease that it was delayed under, or not at all.
+    async fn write_held(
+        &self,
+        file: nq::Fh,
+        args: nq::WriteArgs,
+    ) -> Result<Outcome<nfs3::WriteOk>, CallError> {
+        let refused = Ok(Err(Nfsstat3::NOT_SYNC));
+        let Some(leases) = self.nqnfs.leases().filter(|_| self.nqnfs.greeting.said().is_some()) else {
+            return refused;
+        };
+        let Some(going) = self.nqnfs.greeting.held.begin().await else { return refused };
+        let (changing, count) = (self.changing(&file), args.data.len() as u32);
+        if !leases.keeps_others_out(&file) {
+            return refused;
+        }
+        let patience = self.patience.ended_by(going.ends.clone());
+        let turn = Turn { patience: &patience, cred: self.cred.clone(), ..*self };
+        match turn.send(LeaseRequest::None, args).await? {
+            Err(Stat::EXPIRED) => refused,
+            wrote => Ok(self.wrote(changing, &file, count, wrote)),
+        }
+    }
+
+    fn wrote(
+        &self,
+        changing: Option<Changing>,
+        file: &nq::Fh,
+        count: u32,
+        wrote: Result<(nq::LeaseReply, nq::Fattr), Stat>,
+    ) -> Outcome<nfs3::WriteOk> {
+        let attr = wrote.map(|(_, f)| f).map_err(convert::status);
         if let (Some(changing), Ok(f)) = (&changing, &attr) {
             changing.done(f);
         }
-        Ok(attr.map(|f| nfs3::WriteOk {
-            file_wcc: nfs3::WccData { before: None, after: convert::came(&f, &file) },
+        attr.map(|f| nfs3::WriteOk {
+            file_wcc: nfs3::WccData { before: None, after: convert::came(&f, file) },
             count,
             committed: nfs3::StableHow::FILE_SYNC,
             verf: Default::default(),
-        }))
+        })
     }
 
     async fn create(&self, a: &nfs3::CreateArgs) -> Result<Outcome<nfs3::CreateOk>, CallError> {

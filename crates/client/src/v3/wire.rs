@@ -9,7 +9,7 @@
 use super::convert;
 use crate::detach::account;
 use crate::error;
-use crate::nqnfs::Nqnfs;
+use crate::nqnfs::{Nqnfs, ONLY_HELD};
 use crate::validity::ValidityRules;
 use crate::writes::{Failure, Origin, Verifier, Wire, WriteReply};
 use async_trait::async_trait;
@@ -61,6 +61,11 @@ impl Patience {
     /// As the mount's policy says: for what must run to its end.
     pub fn policy() -> Self {
         Self { account: account(), ..Self::default() }
+    }
+
+    /// The same, for what nobody else can end.
+    pub fn ended_by(&self, cancel: CancellationToken) -> Self {
+        Self { cancel: Some(cancel), ..self.clone() }
     }
 
     /// Until then.
@@ -276,7 +281,11 @@ impl Wire for Caller {
             file: convert::fh3(fh).map_err(Failure::Refused)?,
             offset: offset_bytes,
             count: data.len() as u32,
-            stable: if stable { StableHow::FILE_SYNC } else { StableHow::UNSTABLE },
+            stable: match (origin.only_held, stable) {
+                (true, _) => ONLY_HELD,
+                (false, true) => StableHow::FILE_SYNC,
+                (false, false) => StableHow::UNSTABLE,
+            },
             data: Opaque(data),
         };
         match self.ask(&origin.cred, &Patience::policy(), &args).await.map_err(failure)? {
@@ -286,6 +295,9 @@ impl Wire for Caller {
                 verifier: ok.verf,
                 attr: ok.file_wcc.after.as_ref().and_then(convert::attr),
             }),
+            Err((Nfsstat3::NOT_SYNC, _)) if origin.only_held => {
+                Err(Failure::Refused(Error::new(libc::EAGAIN)))
+            }
             Err((status, _)) => Err(Failure::Refused(error::nfs3(status))),
         }
     }

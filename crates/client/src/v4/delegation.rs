@@ -149,6 +149,11 @@ impl Delegations {
         Some(d.limit_bytes)
     }
 
+    /// The stateid under which a file is delegated for writing.
+    pub fn for_writing(&self, fh: &Fh) -> Option<Stateid> {
+        self.held.lock().files.get(fh).filter(|d| d.write).map(|d| d.stateid)
+    }
+
     /// Whether the layer above may have newer attributes of `fh` than the server.
     pub fn may_be_delayed(&self, fh: &Fh) -> bool {
         self.held.lock().files.get(fh).is_some_and(|d| d.delayed)

@@ -46,6 +46,23 @@ impl Core {
         }
     }
 
+    /// The same under the delegation for writing that the file has now, which the server refuses when it has ended, also after a restart:
+    /// see [`Cx::only_held`].
+    async fn under_delegation(
+        self: &Arc<Self>,
+        cx: &Cx,
+        fh: &Fh,
+        build: impl Fn(Stateid) -> Compound,
+    ) -> Answered<Answer> {
+        let ended = || Error::new(libc::EAGAIN).into();
+        let stateid = self.delegations.for_writing(fh).ok_or_else(ended)?;
+        let answer = self.compound(cx, build(stateid)).await?;
+        match answer.results.status() {
+            status if is_state_lost(status) || status == Nfsstat4::OLD_STATEID => Err(ended()),
+            _ => Ok(answer),
+        }
+    }
+
     fn io_stateid(&self, open: Option<OpenId>) -> Answered<(Option<Arc<OpenState>>, Stateid)> {
         let Some(id) = open else { return Ok((None, Stateid::ANONYMOUS)) };
         let state = self.files.entry(id)?.state.clone();
@@ -413,6 +430,8 @@ impl writes::Wire for Wire {
     ) -> Result<WriteReply, Failure> {
         let core = self.core()?;
         let (origin, fh, data) = (origin.clone(), fh.clone(), data.into_bytes());
+        // What is right only under a delegation must not be kept and sent again without it.
+        let stable = stable || origin.only_held;
         let how = if stable { StableHow::FILE_SYNC } else { StableHow::UNSTABLE };
         let waiting = core.clone();
         let send = async move {
@@ -421,7 +440,10 @@ impl writes::Wire for Wire {
                 Compound::new("WRITE", [Op::Putfh(wire_fh(&fh)), write, Op::Getattr(NODE_ATTRS)])
             };
             let cx = Cx::new(origin.cred.clone());
-            let mut answer = core.with_stateid(&cx, core.open_for(&origin), build).await?;
+            let mut answer = match origin.only_held {
+                true => core.under_delegation(&cx, &fh, build).await?,
+                false => core.with_stateid(&cx, core.open_for(&origin), build).await?,
+            };
             answer.results.putfh()?;
             let ok = answer.results.write()?;
             let attr = match answer.results.getattr() {

@@ -455,7 +455,7 @@ proptest! {
     #[test]
     fn doubtful_ends(steps in proptest::collection::vec((0..7, 0..64u64, 1..32u64), 1..60)) {
         let (mut log, mut epoch) = (log::Log::default(), 0);
-        let origin = Origin { cred: cx().cred.clone(), open: None };
+        let origin = Origin { cred: cx().cred.clone(), open: None, only_held: false };
         for (what, start, len) in steps {
             match what {
                 0..=2 => log.wrote(start, &Data::from(Bytes::from(vec![1; len as usize])), [0; 8], epoch, &origin),

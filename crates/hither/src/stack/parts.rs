@@ -2,7 +2,7 @@
 
 use super::env;
 use crate::options::{Promise, Wanted};
-use hither_nfs::{Connected, LookupCache};
+use hither_nfs::{Connected, LookupCache, Version};
 use hither_store::dirty::{Dirty, DirtyOptions, DirtyStats};
 use hither_store::disk::Disk;
 use hither_store::meta::{KnownObject, Meta, MetaOptions, Prefetch};
@@ -220,6 +220,7 @@ fn dirty_options(w: &Wanted, parts: u64, connected: &Connected) -> DirtyOptions 
         dirty_max_bytes: most,
         file_max_bytes: most / 2,
         small_copy_bytes: 64 << 10,
+        fills_gaps: connected.version != Version::V3,
         ..DirtyOptions::default()
     }
 }

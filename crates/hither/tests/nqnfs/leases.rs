@@ -23,7 +23,7 @@ fn read(path: &Path) -> String {
 }
 
 /// Calls that a mount has sent, of one procedure or all but those that renew leases and give them up.
-fn calls(mnt: &Path, of: Option<&str>) -> u64 {
+pub fn calls(mnt: &Path, of: Option<&str>) -> u64 {
     let said = run(Command::new(HITHER).arg("stat").arg("--json").arg(mnt)).ok();
     let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     let counted = json["operations"].as_array().unwrap().iter().filter(|o| match (of, o["name"].as_str()) {

@@ -24,6 +24,10 @@ use tokio::time::Instant;
 const SMALL_BYTES: usize = 32 << 10;
 /// A buffer of merged small writes grows to this.
 const MERGED_BYTES: usize = 256 << 10;
+/// A gap up to this is cheaper as zeros than as the end of a WRITE. None has room for a block, so no hole of the file is lost.
+const GAP_BYTES: u64 = (4 << 10) - 1;
+
+static ZEROS: [u8; GAP_BYTES as usize] = [0; GAP_BYTES as usize];
 
 /// The dirty and flying bytes of one file.
 #[derive(Debug)]
@@ -91,6 +95,8 @@ pub(super) struct Flight {
     pub origin: Origin,
     /// Nothing else is dirty or in flight.
     pub last: bool,
+    /// There were gaps in it, which are zeros now ([`Rules::zero_from`]).
+    pub filled: bool,
 }
 
 /// What may be taken.
@@ -100,6 +106,9 @@ pub(super) struct Rules {
     pub flush_to: u64,
     /// Nothing from this offset on.
     pub hold_from: u64,
+    /// From this offset on the file has nothing but what is here, and nobody else can change that before it is sent: small gaps may be sent as
+    /// the zeros that they are read as.
+    pub zero_from: u64,
 }
 
 impl Buf {
@@ -293,24 +302,6 @@ impl Extents {
         0
     }
 
-    /// Fills the gaps between dirty ranges from `from_bytes` on with zeros, when nothing is in flight and none is longer than
-    /// `most_bytes`, nor all together than four times that.
-    pub fn fill_gaps(&mut self, from_bytes: u64, most_bytes: u64, now: Instant) {
-        let (mut gaps, mut at) = (Vec::new(), from_bytes);
-        for (&start, &end) in &self.runs {
-            gaps.extend((start > at).then_some((at, start)));
-            at = at.max(end);
-        }
-        let lengths = || gaps.iter().map(|(start, end)| end - start);
-        if self.is_flying() || lengths().any(|l| l > most_bytes) || lengths().sum::<u64>() > 4 * most_bytes {
-            return;
-        }
-        for (start, end) in gaps {
-            let Some(origin) = self.piece_at(end).map(|(_, behind)| behind.origin.clone()) else { return };
-            self.insert(start, &Data::from(Bytes::from(vec![0; (end - start) as usize])), &origin, now);
-        }
-    }
-
     /// The oldest epoch of the dirty bytes within a range.
     fn oldest_within(&self, start: u64, end: u64) -> Option<u64> {
         let first = self.piece_at(start).map_or(start, |(s, _)| s);
@@ -490,7 +481,8 @@ impl Extents {
     pub fn take(&mut self, rules: Rules) -> Option<Flight> {
         let start = self.next_start(rules)?;
         let (_, &run_end) = self.runs.range(..=start).next_back()?;
-        let mut end = run_end.min(rules.hold_from).min(self.free_until(start));
+        let until = rules.hold_from.min(self.free_until(start));
+        let mut end = self.over_gaps(start, run_end, until, rules).min(until);
         if end - start > self.chunk_bytes {
             end = start + self.chunk_bytes - start % self.chunk_bytes;
         }
@@ -499,8 +491,14 @@ impl Extents {
         end = other.unwrap_or(end);
         let id = self.next_flight;
         self.next_flight += 1;
-        let (mut data, mut parts) = (Data::default(), SmallVec::new());
+        let (mut data, mut parts, mut filled) = (Data::default(), SmallVec::new(), false);
+        let mut next = start;
         for (at, piece) in self.extract(start, end) {
+            if next < at {
+                data.push(Bytes::from_static(&ZEROS[..(at - next) as usize]));
+                filled = true;
+            }
+            next = at + piece.len();
             let (epoch, len) = (piece.epoch, piece.len());
             self.dirty_bytes -= len;
             self.flying_bytes += len;
@@ -514,9 +512,22 @@ impl Extents {
         }
         let alone = self.flights.is_empty();
         self.flights.iter_mut().for_each(|f| f.alone = false);
-        self.cursor = end;
-        self.flights.push(Flying { id, start, end, origin: origin.clone(), parts, alone });
-        Some(Flight { id, start_bytes: start, data, origin, last: alone && self.dirty_bytes == 0 })
+        self.cursor = next;
+        self.flights.push(Flying { id, start, end: next, origin: origin.clone(), parts, alone });
+        Some(Flight { id, start_bytes: start, data, origin, last: alone && self.dirty_bytes == 0, filled })
+    }
+
+    /// The end of what may go in one flight with the run from `start` to `end`: further runs that are due, behind gaps that may be filled.
+    fn over_gaps(&self, start: u64, mut end: u64, until: u64, rules: Rules) -> u64 {
+        for (&from, &to) in self.runs.range(end..) {
+            let small = end >= rules.zero_from && from - end <= GAP_BYTES;
+            let due = self.dirty.get(&from).is_some_and(|piece| piece.epoch <= rules.flush_to);
+            if !small || !due || from >= until || to.min(until) - start > self.chunk_bytes {
+                break;
+            }
+            end = to;
+        }
+        end
     }
 
     fn piece_at(&self, at: u64) -> Option<(u64, &Piece)> {
@@ -577,15 +588,14 @@ impl Extents {
     pub fn landed(&mut self, id: u64, sent_bytes: u64) -> bool {
         let Some(i) = self.flights.iter().position(|f| f.id == id) else { return false };
         let flight = self.flights.swap_remove(i);
-        let mut left = sent_bytes;
+        let sent_to = flight.start.saturating_add(sent_bytes);
         for (at, epoch, mut bytes) in flight.parts {
             let len = bytes.len() as u64;
             self.flying_bytes -= len;
             if let Some(e) = self.epochs.get_mut(&epoch) {
                 e.flying_bytes -= len;
             }
-            let gone = left.min(len);
-            left -= gone;
+            let gone = sent_to.saturating_sub(at).min(len);
             if gone < len {
                 self.put_under(at + gone, bytes.split_off(gone as usize), &flight.origin, epoch);
             }

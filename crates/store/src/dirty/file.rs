@@ -75,6 +75,8 @@ pub(super) struct State {
     pub lingers: bool,
     /// Number of own changes when it was last kept for that.
     pub kept: u64,
+    /// A flight with filled gaps was refused: gaps stay gaps.
+    pub keeps_gaps: bool,
 }
 
 /// Sending failed in a way that may pass.
@@ -118,6 +120,7 @@ impl File {
             asked: None,
             lingers: false,
             kept: 0,
+            keeps_gaps: false,
         };
         Self { fh, state: Mutex::new(state), changed: Notify::new(), gate: RwLock::new(()) }
     }
@@ -143,8 +146,16 @@ impl State {
 
     /// What may be sent now.
     pub fn rules(&self) -> Option<Rules> {
-        let rules = Rules { flush_to: self.flush_to, hold_from: self.hold_from };
+        let rules = Rules { flush_to: self.flush_to, hold_from: self.hold_from, zero_from: u64::MAX };
         self.failing.is_none().then_some(rules)
+    }
+
+    /// The same for who holds the right that keeps others from the file: beyond the length that the server told under it there is nothing.
+    pub fn rules_alone(&self) -> Option<Rules> {
+        let size =
+            self.view.server.as_ref().filter(|a| a.valid == Validity::Lease).map(|a| a.attr.size_bytes);
+        let zero_from = size.filter(|_| !self.keeps_gaps && self.view.through == 0).unwrap_or(u64::MAX);
+        Some(Rules { zero_from, ..self.rules()? })
     }
 
     /// Everything written until now is to be sent; returns its epoch.

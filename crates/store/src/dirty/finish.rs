@@ -35,8 +35,8 @@ impl State {
         self.owed.is_pressing() || !self.owed.holds() && self.rules().is_some_and(work)
     }
 
-    /// What to send next.
-    pub fn load(&mut self) -> Option<Load> {
+    /// What to send next. `alone`: nobody else can change the file before it is sent, or it is refused.
+    pub fn load(&mut self, alone: bool) -> Option<Load> {
         if self.owed.is_pressing() {
             return Some(Load::Last(None, self.owed.take_free()?));
         }
@@ -48,8 +48,10 @@ impl State {
         if let Some(owed) = self.owed.take_free() {
             return Some(Load::Last(None, owed));
         }
+        let rules = self.rules_alone().filter(|_| alone).unwrap_or(rules);
         let flight = self.extents.take(rules)?;
-        let stable = self.stable && flight.last && !self.unstable;
+        // One that holds for a right only is not kept to be sent again.
+        let stable = flight.filled || self.stable && flight.last && !self.unstable;
         self.unstable |= !stable;
         Some(Load::One(flight, if stable { Stability::Stable } else { Stability::Unstable }))
     }

@@ -24,9 +24,6 @@ use tokio::time::{Instant, sleep_until};
 const BACKOFF_FIRST: Duration = Duration::from_secs(1);
 const BACKOFF_MOST: Duration = Duration::from_secs(30);
 
-/// Longest gap that is filled with zeros, in bytes: no hole of a whole block is lost to a server with blocks of 4 KiB, except at its ends.
-const GAP_BYTES: u64 = 4096;
-
 /// Whether there is room for a write.
 pub(super) enum Room {
     /// It is taken.
@@ -164,7 +161,6 @@ impl Dirty {
     }
 
     async fn flush_and(&self, file: &Arc<File>, reason: Reason, stable: bool, attrs: bool) -> Result<()> {
-        self.fill_gaps(file);
         let (target, owed) = {
             let mut s = file.state.lock();
             if s.is_settled() {
@@ -190,28 +186,9 @@ impl Dirty {
 
     /// Begins to send everything written until now.
     pub(super) fn flush_in_background(&self, file: &Arc<File>, reason: Reason) {
-        self.fill_gaps(file);
         file.state.lock().seal();
         self.counters.flush(reason);
         self.pump(file);
-    }
-
-    /// What was left out between bytes behind the server's end (assemblers and linkers do that) is zero. Where nobody else can have written
-    /// there it is written as such, so that all goes in one piece instead of several and a commit.
-    fn fill_gaps(&self, file: &Arc<File>) {
-        if self.wal.is_some() {
-            // It has what programs wrote.
-            return;
-        }
-        self.with(file, |s| {
-            let now = Instant::now();
-            let still = s.view.through == 0 && s.hold_from == u64::MAX;
-            let size = s.view.server_size(now).filter(|_| still);
-            // Looked at under the lock: who takes the right back waits for all that is here when it is gone.
-            if let Some(size) = size.filter(|_| self.below.delegated_bytes(&file.fh).is_some()) {
-                s.extents.fill_gaps(size, GAP_BYTES, now);
-            }
-        });
     }
 
     /// Starts a worker when there is something to send and the file has not its share of them.
@@ -241,10 +218,11 @@ impl Dirty {
         loop {
             // The semaphore is never closed.
             let Ok(_slot) = self.slots.acquire().await else { return };
+            let alone = self.fills_gaps() && self.below.delegated_bytes(&file.fh).is_some();
             let (load, noted) = {
                 let mut s = file.state.lock();
                 let share = s.workers <= self.most_workers(&s) || s.owed.is_pressing();
-                let Some(load) = share.then(|| s.load()).flatten() else {
+                let Some(load) = share.then(|| s.load(alone)).flatten() else {
                     s.workers -= 1;
                     break;
                 };
@@ -269,7 +247,7 @@ impl Dirty {
     }
 
     async fn send(&self, file: &Arc<File>, flight: Flight, stability: Stability) {
-        let cx = Cx::new(flight.origin.cred.clone());
+        let cx = Cx { only_held: flight.filled, ..Cx::new(flight.origin.cred.clone()) };
         let at = At { fh: &file.fh, open: Some(flight.origin.open) };
         let len = flight.data.len() as u64;
         let sent = self.below.write(&cx, at, flight.start_bytes, flight.data, stability).await;
@@ -280,6 +258,7 @@ impl Dirty {
         };
         match sent {
             Ok(wrote) => self.sent(file, flight.id, flight.start_bytes, wrote),
+            Err(_) if flight.filled => self.not_filled(file, flight.id),
             Err(e) => self.not_sent(file, Some((flight.id, len)), false, e),
         }
     }
@@ -297,6 +276,21 @@ impl Dirty {
         if arrived {
             self.to_commit(file);
         }
+    }
+
+    /// Whether gaps may be sent as zeros at all. A journal knows of no bytes that nobody wrote.
+    fn fills_gaps(&self) -> bool {
+        self.options.fills_gaps && self.wal.is_none()
+    }
+
+    /// A flight with filled gaps was not sent, or nobody knows: perhaps the right to fill them has ended. What was written goes by itself.
+    fn not_filled(&self, file: &Arc<File>, id: u64) {
+        self.with(file, |s| {
+            s.keeps_gaps = true;
+            s.extents.landed(id, 0);
+            s.view.changed(Instant::now(), 0, None, false);
+        });
+        file.changed.notify_waiters();
     }
 
     /// A flight (number and length), and what was owed with it, was not sent.

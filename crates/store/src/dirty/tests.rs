@@ -2,6 +2,7 @@
 
 mod failures;
 mod finish;
+mod gaps;
 pub(crate) mod gate;
 mod histories;
 mod journal;

@@ -20,6 +20,8 @@ pub(super) struct Changing<'a> {
     ticket: Ticket,
     /// Hashes of the names that this call changes, for a directory.
     names: [Option<u64>; 2],
+    /// What it takes a name from is what that was known to lead to, whatever others do: a lease says so.
+    sure: bool,
     settled: bool,
 }
 
@@ -68,7 +70,7 @@ impl Meta {
             }
             alone
         });
-        Changing { meta: self, fh: fh.clone(), alone, ticket, names, settled: false }
+        Changing { meta: self, fh: fh.clone(), alone, ticket, names, sure: false, settled: false }
     }
 }
 
@@ -134,6 +136,12 @@ impl Changing<'_> {
         });
     }
 
+    /// Notes whether the name that is taken leads to what it was known to: asked before the call and, before anything is kept of it,
+    /// after it.
+    pub fn sure(&mut self, sure: bool) {
+        self.sure = sure;
+    }
+
     /// As [`Changing::done`], when the rights on the object may be others now.
     pub fn done_rights(self, outcome: std::result::Result<Option<&Attrs>, &Error>) {
         let (meta, fh) = (self.meta, self.fh.clone());
@@ -171,11 +179,11 @@ impl Changing<'_> {
                     let (label, met) = advance(dir, changes, takes, last, now);
                     // Whoever else changes it in the same tick of the server's clock leaves no trace in `change`.
                     dir.unproven |= meta.options.coarse_change && label.is_some();
-                    if met == Met::OthersAndTook {
+                    if met == Met::OthersAndTook || met == Met::Untold && takes && !self.sure {
                         meta.raise_fence();
                     }
-                    others = met != Met::Nobody;
-                    let alone_here = !others && !meddled.contains(&true) && dir.pending.is_empty();
+                    others = matches!(met, Met::Others | Met::OthersAndTook);
+                    let alone_here = met == Met::Nobody && !meddled.contains(&true) && dir.pending.is_empty();
                     kept = alone_here && label.is_some() && !dir.unproven;
                     for (id, (_, what)) in ids.iter_mut().zip(names) {
                         if !kept && matches!(what, Renamed::Believed(_)) {
@@ -299,6 +307,8 @@ fn take_flying(dir: &mut Dir, names: [Option<u64>; 2]) -> [bool; 2] {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Met {
     Nobody,
+    /// Somebody may have, who would be noticed without a change of ours as little: names hold for their time.
+    Untold,
     Others,
     /// And a call of ours took a name that may not have been bound to what we knew.
     OthersAndTook,
@@ -319,6 +329,10 @@ fn advance(
         dir.reset(None, now);
         return (None, if takes { Met::OthersAndTook } else { Met::Others });
     };
+    if dir.pending.is_empty() && !changes.iter().any(|change| change.is_told()) {
+        (dir.unproven, dir.untold) = (true, true);
+        return (dir.label, Met::Untold);
+    }
     for change in changes {
         if change.before != change.after || Some(change.after) != dir.label {
             let ChangeInfo { before, after, atomic, .. } = **change;

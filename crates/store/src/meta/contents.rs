@@ -36,6 +36,8 @@ struct State {
 pub(super) struct Version {
     pub change: u64,
     pub asked: Moment,
+    /// When the lease was asked for that is held on it: nobody else has changed it since.
+    pub leased: Option<Moment>,
 }
 
 #[derive(Debug)]
@@ -52,7 +54,9 @@ struct Held {
 
 impl Held {
     fn is(&self, version: Version) -> bool {
-        self.version == version || self.proves && self.version.change == version.change
+        let kept = |since| self.version.asked >= since;
+        self.version.change == version.change
+            && (self.proves || self.version.asked == version.asked || version.leased.is_some_and(kept))
     }
 }
 
@@ -100,7 +104,7 @@ impl Contents {
         let arrival = s.arrivals;
         s.bytes += len + FILE_BYTES;
         s.queue.push_back((fh.clone(), arrival));
-        let version = Version { change: attr.change, asked };
+        let version = Version { change: attr.change, asked, leased: None };
         let held = Held { data: data.into(), version, proves, arrival, referenced: false, guessed };
         s.files.insert(fh.clone(), held);
         true
@@ -142,6 +146,13 @@ impl Contents {
     /// Whether the contents in this state are here.
     pub fn has(&self, fh: &Fh, version: Version) -> bool {
         self.state.lock().files.get(fh).is_some_and(|held| held.is(version))
+    }
+
+    /// The contents in this state are those of its `change`, whoever answers it from now on.
+    pub fn prove(&self, fh: &Fh, version: Version) {
+        if let Some(held) = self.state.lock().files.get_mut(fh) {
+            held.proves |= held.is(version);
+        }
     }
 
     /// Forgets a file.

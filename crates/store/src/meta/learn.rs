@@ -3,7 +3,7 @@
 //! The rule is in the module's own documentation ([`meta`](super), "Which answers are kept").
 
 use super::moment::{LEASE, Moment};
-use super::names::{Bound, Id, whole_seconds};
+use super::names::{Bound, Id, Names, whole_seconds};
 use super::objects::{Listing, Object, When};
 use super::{LookupCache, Meta, stats};
 use hither_vfs::{
@@ -49,9 +49,14 @@ impl Meta {
     }
 
     pub(super) fn when(&self, cx: &Cx) -> When {
+        When { fresh: cx.fresh_since.map(|at| self.clock.of(at)), ..self.at_present() }
+    }
+
+    /// Now, for nobody who insists on freshness.
+    pub(super) fn at_present(&self) -> When {
         When {
             now: self.clock.now(),
-            fresh: cx.fresh_since.map(|at| self.clock.of(at)),
+            fresh: None,
             since: None,
             leases: self.leases.load(Ordering::Acquire),
             fence: self.fence.load(Ordering::Acquire),
@@ -376,7 +381,11 @@ impl Meta {
             let goes_on = match dir.listing {
                 _ if label.is_none() => false,
                 _ if cookie == 0 => {
-                    dir.names.unlist();
+                    match dir.unproven {
+                        // What was believed beside it is not there any more, if it is not on it.
+                        true => dir.names = Names::default(),
+                        false => dir.names.unlist(),
+                    }
                     dir.listing = Some(Listing { verifier: page.verifier, eof: false, next: 0 });
                     true
                 }

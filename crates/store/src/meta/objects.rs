@@ -216,6 +216,9 @@ pub(super) struct Dir {
     /// False after a change of our own that the server did not tell atomically: names hold for their time, but an equal
     /// `change` proves nothing about them.
     pub unproven: bool,
+    /// A change of our own of which the server did not tell what it made of `change`: the next one that is seen may be just that, and
+    /// names hold for their time.
+    pub untold: bool,
     /// Until when labeled names hold, and when that was asked.
     pub until: Moment,
     pub asked: Moment,
@@ -241,6 +244,7 @@ impl Dir {
         self.names = Names::default();
         self.listing = None;
         self.unproven = false;
+        self.untold = false;
         self.label = label;
         self.label_seen = seen;
         self.until = 0;
@@ -266,9 +270,11 @@ impl Dir {
         // Under a lease names hold although an equal `change` proves nothing about them, and no longer.
         let lease_is_over = self.until & LEASE != 0 && self.until != until;
         let expired_unproven = self.unproven && (lease_is_over || asked >= self.until);
-        if self.label != Some(change) || expired_unproven {
+        let ours = std::mem::take(&mut self.untold) && self.label.is_some();
+        if expired_unproven || self.label != Some(change) && !ours {
             self.reset(Some(change), asked);
         }
+        self.label = Some(change);
         if !self.unproven {
             self.until = until;
             self.asked = self.asked.max(asked);
@@ -403,7 +409,8 @@ impl Object {
 
     /// The state that its contents are in.
     pub fn version(&self) -> Version {
-        Version { change: self.attr.change, asked: self.asked }
+        let leased = self.extra.as_ref().filter(|_| self.until & LEASE != 0).map(|e| e.leased.0);
+        Version { change: self.attr.change, asked: self.asked, leased }
     }
 
     pub fn extra(&mut self) -> &mut Extra {

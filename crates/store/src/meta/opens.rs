@@ -6,7 +6,7 @@
 
 use super::learn::{Found, Ticket};
 use super::moment::LEASE;
-use super::objects::When;
+use super::objects::{Object, When};
 use super::{Meta, stats};
 use hither_vfs::{
     Access, Backing, Create, Cred, Cx, Data, Error, Fh, File, FileKind, Name, Node, OpenAccess, OpenHow,
@@ -454,6 +454,17 @@ impl Meta {
             _ => libc::EIO,
         };
         Err(Error::new(errno))
+    }
+
+    /// Whether a name leads to this object because a lease on that says so: nobody else gives it another name, or takes one from it, before
+    /// the lease is withdrawn.
+    pub(super) fn is_sure(&self, dir: &Fh, name: &Name, target: Option<&Fh>) -> bool {
+        let hash = self.table.hash(name.as_bytes());
+        let bound = self.table.with(dir, |_, o| o.dir()?.names.find(hash, name.as_bytes())).flatten();
+        let Some((bound, child)) = bound.and_then(|b| Some((b, b.child?))) else { return false };
+        let when = self.at_present();
+        let sure = |o: &Object| o.keeps_name(bound.asked, &when) && target == Some(&super::handle(o));
+        self.table.with_id(child, |o| sure(o)).unwrap_or(false)
     }
 
     /// The object that a name was last known to be bound to.

@@ -56,9 +56,11 @@ impl Meta {
     where
         F: Future<Output = Result<ChangeInfo>>,
     {
+        let sure = self.is_sure(dir, name, target.as_ref());
         let gone = target.as_ref().map(|fh| self.changing(fh));
-        let changing = self.renaming(dir, &[name]);
+        let mut changing = self.renaming(dir, &[name]);
         let outcome = call.await;
+        changing.sure(sure && self.is_sure(dir, name, target.as_ref()));
         self.taken(dir, name, (gone, changing), outcome)
     }
 

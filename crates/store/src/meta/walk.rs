@@ -348,7 +348,9 @@ impl Meta {
 
     /// The first bytes of a file that is held whole as it is under these attributes.
     pub(super) fn held_start(&self, fh: &Fh, attrs: &Attrs, most_bytes: u32) -> Option<Read> {
-        let version = Version { change: attrs.attr.change, asked: self.clock.of(attrs.asked) };
+        let version = Version { change: attrs.attr.change, asked: self.clock.of(attrs.asked), leased: None };
+        let same = |v: &Version| (v.change, v.asked) == (version.change, version.asked);
+        let version = self.table.with(fh, |_, o| o.version()).filter(same).unwrap_or(version);
         let held = self.contents.find(fh, version, &self.counters)?;
         let len = held.len().min(most_bytes as usize);
         Some(Read { data: held.slice(..len).into(), eof: len == held.len() })

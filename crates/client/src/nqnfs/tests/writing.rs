@@ -181,3 +181,44 @@ async fn who_does_not_write_keeps_no_lease_for_writing() {
     assert_eq!(t.validity().await, Validity::Lease);
     assert!(!t.may_delay(), "a lease for reading");
 }
+
+/// What is right only while others are kept from the file is written under the lease or not at all: not without one, not when the server says that
+/// it is over, and not by a server that has begun anew and does not know that it is.
+#[tokio::test(start_paused = true)]
+async fn what_needs_the_lease_is_written_under_it_or_not_at_all() {
+    let t = leasing(Duration::ZERO).await;
+    let write = async || {
+        let (file, data) = (fh(handle(1)), Data::from(Bytes::from_static(b"x\0x")));
+        let cx = Cx { only_held: true, ..cx() };
+        t.fs.write(&cx, File { fh: &file, open: None }, 0, data, Stability::Unstable)
+            .await
+            .map_err(|e| e.errno)
+    };
+    assert_eq!(write().await.err(), Some(libc::EAGAIN));
+    assert_eq!(t.written(), []);
+    assert!(t.ask_to_delay().await);
+    assert_eq!(write().await.map(|w| w.bytes), Ok(3));
+    assert_eq!(t.written(), [LeaseRequest::Write(30), LeaseRequest::None]);
+    t.server.script(|call| match call {
+        NqCall::Write(_) => Some(NqReply::Write(Res::Err(Stat::EXPIRED))),
+        other => Some(granting(other)),
+    });
+    assert_eq!(write().await.err(), Some(libc::EAGAIN));
+    assert_eq!(t.written(), [LeaseRequest::None], "and not again as a new one");
+    let (server, mut ends) = (t.server.clone(), true);
+    t.server.script(move |call| match call {
+        NqCall::Write(_) if std::mem::take(&mut ends) => {
+            *server.hello.lock() = Some(Res::Ok(LeaseReply::None, HelloOk { server: 2, ..HELLO }));
+            server.net.cut(sim::Cut::Reset);
+            None
+        }
+        other => Some(granting(other)),
+    });
+    assert!(write().await.is_err());
+    assert!(t.may_delay(), "the new server honours the lease, and would not know when it is over");
+    assert_eq!(write().await.err(), Some(libc::EAGAIN));
+    assert_eq!(t.written(), [LeaseRequest::None], "not sent again");
+    tokio::time::sleep(seconds(61)).await;
+    assert!(t.ask_to_delay().await);
+    assert_eq!(write().await.map(|w| w.bytes), Ok(3));
+}

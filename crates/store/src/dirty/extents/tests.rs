@@ -89,7 +89,8 @@ fn step(x: &mut Extents, r: &mut Reference, op: Op, now: Instant) {
         }
         Op::Take { flush, hold } => {
             let hold_from = hold.unwrap_or(u64::MAX);
-            let rules = Rules { flush_to: if flush { r.flush_to } else { 0 }, hold_from };
+            let rules =
+                Rules { flush_to: if flush { r.flush_to } else { 0 }, hold_from, zero_from: u64::MAX };
             assert_eq!(x.has_work(rules), x.next_start(rules).is_some());
             let free = |at: usize| {
                 r.flights
@@ -192,15 +193,61 @@ fn what_is_written_over_waits_with_the_old() {
     write(&mut x, 2, 4, 2);
     assert!(!x.is_done(waited));
     // The same when the old version was on its way and did not arrive.
-    let flight = x.take(Rules { flush_to: waited, hold_from: u64::MAX }).unwrap();
+    let flight = x.take(Rules { flush_to: waited, hold_from: u64::MAX, zero_from: u64::MAX }).unwrap();
     assert_eq!(flight.data.len(), 6);
     write(&mut x, 0, 6, 3);
     x.landed(flight.id, 0);
     assert!(!x.is_done(waited));
-    let flight = x.take(Rules { flush_to: waited, hold_from: u64::MAX }).unwrap();
+    let flight = x.take(Rules { flush_to: waited, hold_from: u64::MAX, zero_from: u64::MAX }).unwrap();
     assert_eq!(flat(&flight.data), [3; 6]);
     x.landed(flight.id, 6);
     assert!(x.is_done(waited) && x.is_clean());
+    x.check();
+}
+
+/// Small gaps behind the server's end go as zeros with what is around them, in one flight; nothing else does, and what does not arrive waits
+/// without them.
+#[test]
+fn small_gaps_behind_the_servers_end_are_filled() {
+    let now = Instant::now();
+    let chunk = 4 * GAP_BYTES;
+    let with = |runs: &[(u64, usize)]| {
+        let mut x = Extents::new(chunk);
+        for (at, len) in runs {
+            x.insert(*at, &bytes::Bytes::from(vec![7; *len]).into(), &origin(0), now);
+        }
+        let flush_to = x.seal();
+        (x, move |zero_from| Rules { flush_to, hold_from: u64::MAX, zero_from })
+    };
+    let (mut x, rules) = with(&[(10, 2), (15, 3), (20, 1)]);
+    let flight = x.take(rules(12)).unwrap();
+    assert!(flight.filled && flight.last);
+    assert_eq!((flight.start_bytes, flat(&flight.data)), (10, vec![7, 7, 0, 0, 0, 7, 7, 7, 0, 0, 7]));
+    x.check();
+    // Six bytes arrived: three of the zeros are none of the bytes that wait.
+    x.landed(flight.id, 6);
+    x.check();
+    let left = x.take(rules(u64::MAX)).unwrap();
+    assert!(!left.filled);
+    assert_eq!((left.start_bytes, flat(&left.data)), (16, vec![7, 7]));
+    let last = x.take(rules(0)).unwrap();
+    assert_eq!((last.start_bytes, flat(&last.data)), (20, vec![7]));
+    // The server has something there; too large; a later epoch's; more than a flight.
+    let (mut x, rules) = with(&[(10, 2), (15, 3)]);
+    assert_eq!(x.take(rules(13)).unwrap().data.len(), 2);
+    let (mut x, rules) = with(&[(0, 1), (2 + GAP_BYTES, 1)]);
+    assert_eq!(x.take(rules(0)).unwrap().data.len(), 1);
+    let (mut x, rules) = with(&[(0, 1)]);
+    x.insert(3, &bytes::Bytes::from_static(b"x").into(), &origin(0), now);
+    assert_eq!(x.take(rules(0)).unwrap().data.len(), 1);
+    let (mut x, rules) = with(&[(0, chunk as usize - 2), (chunk, 1)]);
+    assert_eq!(x.take(rules(0)).unwrap().data.len() as u64, chunk - 2);
+    // Of another opener, behind a gap: no zeros after the last byte.
+    let (mut x, _) = with(&[(0, 1)]);
+    x.insert(3, &bytes::Bytes::from_static(b"x").into(), &origin(1), now);
+    let flush_to = x.seal();
+    let flight = x.take(Rules { flush_to, hold_from: u64::MAX, zero_from: 0 }).unwrap();
+    assert_eq!((flight.data.len(), flight.filled), (1, false));
     x.check();
 }
 

@@ -319,31 +319,3 @@ async fn names_that_go_send_what_has_others() {
     long().await;
     assert_eq!(s.gate.calls("write"), held);
 }
-
-/// Small gaps that a program leaves behind the server's end are zeros that go with the rest in one piece, where nobody else can have
-/// written there: not without a delegation, not within what the server has, and not where a hole would be lost.
-#[tokio::test(start_paused = true)]
-async fn what_was_left_out_goes_as_zeros_where_nobody_else_writes() {
-    for (delegated, server, gap, pieces) in
-        [(true, 0, 28, 1), (true, 96, 28, 2), (false, 0, 28, 2), (true, 0, 4097, 2)]
-    {
-        let s = Stack::new(DirtyOptions::default()).await;
-        let f = s.open("f").await;
-        if server > 0 {
-            s.write(&f, 0, pattern(9, server)).await.unwrap();
-            s.commit(&f).await.unwrap();
-        }
-        s.gate.delegate(delegated);
-        let before = s.gate.calls("write");
-        s.write(&f, 68 + gap, pattern(1, 100)).await.unwrap();
-        s.write(&f, 0, pattern(2, 68)).await.unwrap();
-        let mut here = pattern(2, 68).to_vec();
-        here.extend(if server > 0 { pattern(9, server)[68..].to_vec() } else { vec![0; gap as usize] });
-        here.truncate(68 + gap as usize);
-        here.extend(pattern(1, 100));
-        assert_eq!(s.read(&f, 0, 8192).await, here);
-        s.close(&f).await.unwrap();
-        assert_eq!(s.below(&f.0).await, here);
-        assert_eq!(s.gate.calls("write") - before, pieces, "{delegated} {server} {gap}");
-    }
-}

@@ -53,6 +53,7 @@ struct History {
     seed: u64,
     memory: usize,
     vague: bool,
+    silent: bool,
     prefetch: bool,
     stateless: bool,
     /// All bytes are said to be near.
@@ -503,6 +504,7 @@ async fn play(history: History) {
         let seed = Some(history.seed.wrapping_add(client).max(1));
         let wire = Wire::slow(model.clone(), seed, DELAY);
         *wire.vague.lock() = history.vague;
+        *wire.silent.lock() = history.silent;
         *wire.blind.lock() = history.stateless;
         let (model, top, chronicle) = (model.clone(), top.clone(), chronicle.clone());
         let _ = wire.answered.set(Box::new(move || {
@@ -591,12 +593,13 @@ fn op() -> impl Strategy<Value = Op> {
 
 fn history() -> impl Strategy<Value = History> {
     let memory = prop_oneof![4 => Just(1usize << 20), 1 => Just(1500usize)];
-    let flags = any::<(bool, bool, bool, bool)>();
+    let flags = any::<(bool, bool, bool, bool, bool)>();
     (any::<u64>(), memory, flags, prop::collection::vec((0..5usize, op()), 5..60)).prop_map(
-        |(seed, memory, (vague, prefetch, stateless, near), steps)| History {
+        |(seed, memory, (vague, silent, prefetch, stateless, near), steps)| History {
             seed,
             memory,
             vague,
+            silent,
             prefetch,
             stateless,
             near,

@@ -182,3 +182,76 @@ async fn what_was_removed_is_not_asked_about_by_the_way() {
     let linked = l.meta.getattr(&l.cx, File { fh: &files[3], open: None }).await.unwrap();
     assert_eq!(linked.attr.nlink, 1);
 }
+
+/// A server that says nothing of the directory when a name in it is changed: what is known of the others holds for its time, and no longer.
+#[tokio::test(start_paused = true)]
+async fn own_changes_that_are_not_told_leave_names_their_time() {
+    let l = lab().await;
+    *l.wire.silent.lock() = true;
+    let d = make_dir(&*l.meta, &l.cx, &l.top, "d").await;
+    let new = |n: &str| {
+        let n = n.to_string();
+        async { l.meta.open(&l.cx, Where::name(&d, &name(&n)), &creating(0o644)).await.map(|o| (n, o)) }
+    };
+    let look = |n: &str| l.meta.peek(&l.cx, Where::name(&d, &name(n))).map(|t| t.steps.len());
+    for n in ["a", "b", "c"] {
+        new(n).await.unwrap();
+    }
+    l.wire.take();
+    assert_eq!((look("a"), look("c"), look("absent")), (Some(1), Some(1), Some(0)));
+    l.meta.unlink(&l.cx, &d, &name("b"), None).await.unwrap();
+    assert_eq!(look("b"), Some(0));
+    assert_eq!(l.wire.take(), "unlink 1");
+    // The directory's new `change` is taken for what our changes made of it, and proves nothing.
+    l.meta.getattr(&l.cx, File { fh: &d, open: None }).await.unwrap();
+    l.wire.take();
+    // That the caller may search it is asked once more.
+    walk(&*l.meta, &l.cx, &l.top, "d/a").await;
+    assert_eq!((l.wire.take(), look("absent")), ("walk 1".into(), Some(0)));
+    make_file(&*l.model, &l.cx, &d, "theirs", "").await;
+    l.model.unlink(&l.cx, &d, &name("c"), None).await.unwrap();
+    tokio::time::advance(VALID).await;
+    assert_eq!((look("absent"), look("c")), (None, None), "their time is over");
+    assert!(walk(&*l.meta, &l.cx, &l.top, "d/c").await.steps.len() < 2);
+    // What a listing does not show is not there any more, although it was believed to be.
+    new("e").await.unwrap();
+    l.model.unlink(&l.cx, &d, &name("a"), None).await.unwrap();
+    tokio::time::advance(Duration::from_millis(1)).await;
+    let listed = |l: &Lab| {
+        let (meta, cx, d) = (l.meta.clone(), l.cx.fresh(Instant::now()), d.clone());
+        async move {
+            let page = meta.readdir(&cx, &d, 0, [0; 8], 1 << 20, true).await.unwrap();
+            let mut names: Vec<_> =
+                page.entries.iter().map(|e| String::from_utf8(e.name.as_bytes().to_vec()).unwrap()).collect();
+            names.sort();
+            names
+        }
+    };
+    assert_eq!(listed(&l).await, ["e", "theirs"]);
+    new("f").await.unwrap();
+    walk(&*l.meta, &l.cx, &l.top, "d/e").await;
+    assert_eq!((look("a"), look("e")), (Some(0), Some(1)));
+}
+
+/// Whoever removes a name that a lease proves takes nothing else from anybody; of any other nobody knows which object lost it.
+#[tokio::test(start_paused = true)]
+async fn a_removal_that_a_lease_makes_sure_of_leaves_the_rest_known() {
+    for leased in [true, false] {
+        let l = lab().await;
+        *l.wire.silent.lock() = true;
+        let d = make_dir(&*l.meta, &l.cx, &l.top, "d").await;
+        l.wire.lease(leased);
+        for n in ["gone", "kept"] {
+            let how = creating(0o644);
+            let opened = l.meta.open(&l.cx, Where::name(&d, &name(n)), &how).await.unwrap();
+            l.meta.close(&l.cx, &opened.node.fh, opened.open).await.unwrap();
+        }
+        let kept = walk(&*l.meta, &l.cx, &l.top, "d/kept").await.steps.pop().unwrap().fh;
+        l.wire.take();
+        tokio::time::advance(Duration::from_millis(1)).await;
+        l.meta.unlink(&l.cx, &d, &name("gone"), None).await.unwrap();
+        assert_eq!(l.wire.take(), "unlink 1");
+        l.meta.getattr(&l.cx, File { fh: &kept, open: None }).await.unwrap();
+        assert_eq!(l.wire.take().is_empty(), leased);
+    }
+}

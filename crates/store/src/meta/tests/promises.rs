@@ -230,3 +230,31 @@ async fn what_was_written_in_part_is_not_taken_for_all() {
     a.and(b).unwrap();
     assert_eq!(read_all(&*l.meta, &l.cx, &fh).await.unwrap(), "txyz");
 }
+
+/// What came under a lease is right for as long as it is held, however often attributes are asked for, also where an equal `change` proves nothing
+/// of what has just changed. When the lease ends by itself an equal `change` proves it from then on, if that was long after.
+#[tokio::test(start_paused = true)]
+async fn what_came_under_a_lease_is_right_until_it_ends() {
+    for old in [true, false] {
+        let l = lab_with(MetaOptions { coarse_change: true, ..options() }, VALID).await;
+        l.wire.lease(true);
+        let fh = make_file(&*l.meta, &l.cx, &l.top, "f", "text").await;
+        let again = async || {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            l.wire.take();
+            assert_eq!(read_all(&*l.meta, &l.cx.fresh(Instant::now()), &fh).await.unwrap(), "text");
+            l.wire.take()
+        };
+        tokio::time::advance(Duration::from_millis(1)).await;
+        l.meta.readdir(&l.cx.fresh(Instant::now()), &l.top, 0, [0; 8], 1 << 20, true).await.unwrap();
+        assert_eq!(again().await, "", "although it was listed since");
+        if old {
+            // Each look at the wall's clock moves it.
+            for _ in 0..6000 {
+                (l.meta.env.wall)();
+            }
+        }
+        l.wire.upcalls.get().unwrap().lapse(std::slice::from_ref(&fh)).await;
+        assert_eq!(again().await == "getattr 1", old);
+    }
+}

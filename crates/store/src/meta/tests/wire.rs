@@ -25,6 +25,8 @@ pub struct Wire {
     pub answered: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Whether changes of directories are told without the promise that they are atomic.
     pub vague: Mutex<bool>,
+    /// As with NQNFS: nobody tells what a change made of the directory.
+    pub silent: Mutex<bool>,
     /// `change` of directories is at most this, as if what changed them afterwards had come in one tick of a clock.
     pub tick: Mutex<u64>,
     /// As with NFSv3: nobody tells which object a rename moved.
@@ -51,6 +53,7 @@ impl Wire {
             upcalls: OnceLock::new(),
             answered: OnceLock::new(),
             vague: Mutex::new(false),
+            silent: Mutex::new(false),
             tick: Mutex::new(u64::MAX),
             blind: Mutex::new(false),
             plain: Mutex::new(false),
@@ -121,6 +124,9 @@ impl Wire {
         }
         if let Some(attrs) = &mut change.attrs {
             self.leased(attrs);
+        }
+        if *self.silent.lock() {
+            *change = ChangeInfo::default();
         }
         change.after = change.after.min(*self.tick.lock());
         change.before = change.before.min(*self.tick.lock());

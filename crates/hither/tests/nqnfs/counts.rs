@@ -1,0 +1,87 @@
+//! What a mount asks when nobody else is there: what it wrote and made itself it knows.
+
+use crate::leases::calls;
+use crate::mount::{mounted, umount};
+use crate::serve_with;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Term of leases, in seconds; mounts ask for 30 at most.
+const TERM: u32 = 60;
+/// Nothing is sent for its age, and nothing asked again for its own, however long a test takes.
+const ALONE: &str = ",dirty-age=3600,actimeo=3600";
+/// As an assembler writes a small object: from behind, with gaps of alignment.
+const PIECES: [(usize, usize); 7] =
+    [(1768, 122), (64, 889), (960, 280), (1896, 645), (1240, 528), (2544, 104), (0, 64)];
+
+/// Calls by which a mount finds out what there is.
+fn questions(mnt: &Path) -> u64 {
+    ["LOOKUP", "READDIRLOOK", "GETATTR", "ACCESS", "READ"].iter().map(|of| calls(mnt, Some(of))).sum()
+}
+
+/// A file written in pieces and read in between, as assemblers do, goes in one WRITE; it is not read from the server, neither then nor later.
+#[test]
+#[ignore = "needs root"]
+fn what_a_mount_writes_it_knows() {
+    let server = serve_with(TERM);
+    let a = mounted(&server, "a", ALONE);
+    let path = a.join("u00.o");
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let before = questions(&a);
+    let mut body = Vec::new();
+    for (n, (at, len)) in PIECES.into_iter().enumerate() {
+        let piece = vec![n as u8 + 1; len];
+        file.write_all_at(&piece, at as u64).unwrap();
+        body.resize(body.len().max(at + len), 0);
+        body[at..at + len].copy_from_slice(&piece);
+        let mut seen = vec![0xff; body.len()];
+        file.read_exact_at(&mut seen, 0).unwrap();
+        assert!(seen == body, "after piece {n}");
+    }
+    // Counting before the close would be a close: a child process closes what this one has open.
+    drop(file);
+    assert_eq!((questions(&a) - before, calls(&a, Some("WRITE"))), (0, 1), "gaps and all");
+    assert!(fs::read(server.export("u00.o")).unwrap() == body);
+    for _ in 0..3 {
+        assert!(fs::read(&path).unwrap() == body);
+        assert_eq!(fs::metadata(&path).unwrap().len(), body.len() as u64);
+    }
+    assert_eq!(questions(&a) - before, 0);
+    umount(&a);
+}
+
+/// Names in a directory that the mount made, and absent ones, cost no question; nor do those of one that it has listed and goes on changing. What
+/// it removes does not make it forget the rest.
+#[test]
+#[ignore = "needs root"]
+fn a_directory_that_the_mount_changes_stays_known() {
+    const FILES: usize = 30;
+    let server = serve_with(TERM);
+    fs::create_dir(server.export("theirs")).unwrap();
+    for i in 0..FILES {
+        fs::write(server.export("theirs").join(format!("old{i}")), "old").unwrap();
+    }
+    let a = mounted(&server, "a", ALONE);
+    fs::create_dir(a.join("ours")).unwrap();
+    for (dir, most) in [("ours", 0), ("theirs", 3)] {
+        let (dir, before, hidden) = (a.join(dir), questions(&a), calls(&a, Some("RENAME")));
+        for i in 0..FILES {
+            let name = |what: &str| dir.join(format!("{what}{i}"));
+            fs::write(name("new"), "new").unwrap();
+            fs::write(name("gone"), "gone").unwrap();
+            fs::remove_file(name("gone")).unwrap();
+            assert!(!name("gone").exists() && !name("absent").exists());
+            assert_eq!(fs::metadata(name("new")).unwrap().len(), 3);
+            assert_eq!(fs::read(name("new")).unwrap(), b"new");
+            if most > 0 {
+                assert_eq!(fs::metadata(name("old")).unwrap().len(), 3);
+            }
+        }
+        let asked = questions(&a) - before;
+        // One that is still being closed is hidden, under a name that is looked up.
+        let hidden = calls(&a, Some("RENAME")) - hidden;
+        assert!(asked <= most + hidden, "{asked} questions in {dir:?}");
+    }
+    umount(&a);
+}

@@ -1,0 +1,74 @@
+//! Gaps between what was written: bytes that nobody wrote and nobody else can write.
+
+use super::*;
+use gate::Verdict;
+use hither_vfs::Validity;
+use tokio::time::Instant;
+
+/// A file with nothing in it at the server, as a lease says, and two pieces with a gap between them here.
+async fn gappy(leased: bool, delegated: bool, fills_gaps: bool) -> (Stack, (Fh, OpenId)) {
+    let s = Stack::new(DirtyOptions { fills_gaps, stat_flush_bytes: 0, ..Default::default() }).await;
+    let f = s.open("f").await;
+    let file = At { fh: &f.0, open: Some(f.1) };
+    let attrs = s.dirty.getattr(&cx(), file).await.unwrap();
+    let valid = if leased { Validity::Lease } else { attrs.valid };
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    s.gate.answer_with(Some(Attrs { valid, asked: Instant::now(), ..attrs }));
+    s.dirty.getattr(&cx(), file).await.unwrap();
+    s.gate.answer_with(None);
+    s.gate.delegate(delegated);
+    s.write(&f, 0, "ab").await.unwrap();
+    s.write(&f, 5, "cd").await.unwrap();
+    (s, f)
+}
+
+/// Where nobody else can write, a small gap goes as the zeros that it is read as: all in one WRITE.
+#[tokio::test(start_paused = true)]
+async fn a_gap_that_is_ours_alone_goes_with_what_is_around_it() {
+    for (leased, delegated, fills, writes) in
+        [(true, true, true, 1), (false, true, true, 2), (true, false, true, 2), (true, true, false, 2)]
+    {
+        let (s, f) = gappy(leased, delegated, fills).await;
+        let before = s.gate.calls("write");
+        s.commit(&f).await.unwrap();
+        assert_eq!(s.gate.calls("write") - before, writes, "{leased} {delegated} {fills}");
+        assert_eq!(s.below(&f.0).await, b"ab\0\0\0cd");
+    }
+}
+
+/// When the right has ended before the WRITE arrived, nothing is written that no program wrote: others may have used the gap.
+#[tokio::test(start_paused = true)]
+async fn a_gap_is_not_filled_when_the_right_has_ended() {
+    let (s, f) = gappy(true, true, true).await;
+    let (file, zeros) = (At { fh: &f.0, open: Some(f.1) }, Bytes::from_static(b"......."));
+    s.gate.below().write(&cx(), file, 0, zeros.into(), Stability::Stable).await.unwrap();
+    let mut refused = false;
+    s.gate.decide(Box::new(move |_, len| match std::mem::replace(&mut refused, true) {
+        false => {
+            assert_eq!(len, 7, "all in one");
+            Verdict::Fail(Duration::ZERO, libc::EAGAIN)
+        }
+        true => Verdict::Pass(Duration::ZERO),
+    }));
+    s.commit(&f).await.unwrap();
+    assert_eq!(s.below(&f.0).await, b"ab...cd");
+    assert_eq!(s.close(&f).await.ok(), Some(()), "nobody is told of it");
+}
+
+/// What nobody else can write is read without a question, gaps and all, and its length is no reason to send it.
+#[tokio::test(start_paused = true)]
+async fn what_waits_is_read_without_a_question_where_nobody_else_can_write() {
+    let s = Stack::new(DirtyOptions::default()).await;
+    let f = s.open("f").await;
+    s.gate.delegate(true);
+    s.write(&f, 5, "cd").await.unwrap();
+    let asked = s.gate.calls("read") + s.gate.calls("write");
+    let unseen = Cx { times_unseen: true, ..cx() };
+    let length = s.dirty.getattr(&unseen, At { fh: &f.0, open: Some(f.1) }).await.unwrap().attr.size_bytes;
+    assert_eq!(length, 7);
+    assert_eq!(s.read(&f, 0, 100).await, b"\0\0\0\0\0cd");
+    assert_eq!(s.gate.calls("read") + s.gate.calls("write"), asked);
+    // stat(2) shows the times, and wants those that stay.
+    s.dirty.getattr(&cx(), At { fh: &f.0, open: None }).await.unwrap();
+    assert_eq!(s.below(&f.0).await, b"\0\0\0\0\0cd");
+}
