@@ -392,6 +392,30 @@ async fn what_was_delayed_comes_before_the_file_is_returned() {
     assert_eq!(t.v4.delegated_bytes(&g.node.fh), None);
 }
 
+/// What is right only as long as others are kept from a file goes under its delegation, to stable storage, and is refused when that has
+/// ended, also by a server that has restarted or whose lease has ended: it is never sent by the open in its place.
+#[tokio::test(start_paused = true)]
+async fn what_holds_under_a_delegation_only_is_written_under_it_or_not() {
+    let (t, _told) = leased(&["f", "g"], Duration::ZERO).await;
+    t.server.lock().delegate_writers = true;
+    let held = |o: &Opened, text: &'static str| {
+        let (cx, o) = (Cx { only_held: true, ..cx() }, o.clone());
+        let v4 = t.v4.clone();
+        async move { v4.write(&cx, file(&o), 0, Bytes::from(text).into(), Stability::Unstable).await }
+    };
+    let f = t.create("f").await;
+    held(&f, "one").await.unwrap();
+    assert_eq!(t.server.lock().files["f"].stable[..3], *b"one");
+    // The delegation alone has ended; the open lasts.
+    t.server.lock().delegations_end = true;
+    assert_eq!(held(&f, "two").await.unwrap_err().errno, libc::EAGAIN);
+    assert_eq!(t.read(&f).await.unwrap()[..3], *b"one");
+    t.write(&f, 0, "own").await.unwrap();
+    t.server.expire();
+    assert_eq!(held(&f, "two").await.unwrap_err().errno, libc::EAGAIN);
+    assert_eq!(t.read(&f).await.unwrap()[..3], *b"own");
+}
+
 /// A recall that overtakes the reply that grants the delegation counts: there is never a lease.
 #[tokio::test(start_paused = true)]
 async fn a_recall_before_the_grant() {

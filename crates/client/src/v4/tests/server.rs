@@ -52,6 +52,8 @@ pub struct State {
     pub delegate: bool,
     /// Opens for writing bring delegations for that.
     pub delegate_writers: bool,
+    /// What was delegated is so no longer.
+    pub delegations_end: bool,
     /// Whether delegations of directories are given; `None`: there is no such operation.
     pub directories: Option<bool>,
     pub senders: Vec<PeerSender>,
@@ -715,7 +717,9 @@ impl State {
     }
 
     fn stateid(&self, s: &Stateid) -> Result<(), Nfsstat4> {
-        match s.is_special() || self.opens.contains_key(&s.other) || self.locks.contains_key(&s.other) {
+        let delegated = || self.files.keys().any(|name| delegation(name).other == s.other);
+        let known = self.opens.contains_key(&s.other) || self.locks.contains_key(&s.other);
+        match s.is_special() || known || !self.delegations_end && delegated() {
             true => Ok(()),
             false => Err(Nfsstat4::BAD_STATEID),
         }
