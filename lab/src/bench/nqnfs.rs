@@ -11,6 +11,9 @@ use std::path::Path;
 /// Curves in the order of the legend: name, points.
 type Curves = Vec<(String, Vec<Point>)>;
 
+/// Value and deviation of each run, by x.
+type Runs = BTreeMap<u64, Vec<(f64, f64)>>;
+
 /// x, y, and how far y strays (standard deviation).
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Point {
@@ -135,7 +138,7 @@ fn curves(all: &[Value], panel: &Panel) -> Curves {
             run.push(v);
         }
     }
-    let mut curves: Vec<(String, BTreeMap<u64, Vec<(f64, f64)>>)> = Vec::new();
+    let mut curves: Vec<(String, Runs)> = Vec::new();
     for run in &runs {
         let Some(first) = run.first() else { continue };
         let (Some(x), Some(y)) = (first[panel.key].as_f64(), value(panel.of, run)) else { continue };
