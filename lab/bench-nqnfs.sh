@@ -1,10 +1,10 @@
 #!/bin/bash
 # The experiments of "Not Quite NFS" with many mounts of one hither serve (lab/work/clients.py): JSON lines to standard output. Root.
-#   bench-nqnfs.sh table2     one client, each way of caching, REPS (4) times
+#   bench-nqnfs.sh table2     one client, each way of caching, REPS (2) times
 #   bench-nqnfs.sh memory     the memory of the client's machine, as Figure 1
 #   bench-nqnfs.sh clients    1 to 10 mounts at a time, as Figures 2 to 5
 #   bench-nqnfs.sh speeds     parts of a processor, as Table 3
-#   bench-nqnfs.sh delays     round trips of 5 to 200 ms, as Table 4 and Figure 6, on REPS (4) mounts at a time
+#   bench-nqnfs.sh delays     round trips of 5 to 200 ms, as Table 4 and Figure 6, on REPS (3) mounts at a time
 # All but `delays` have the server on an emulated hard disk (8 ms a seek and a flush), as its server had one: on a fast disk nothing waits for writes. HITHER and HITHER_LAB
 # name other binaries than those in target/release; CLIENTS, MEMORY, SPEEDS and DELAYS other numbers.
 set -uo pipefail
@@ -78,11 +78,11 @@ hither-deleg 4.2
 hither-deleg 4.2 close=delegated"
 together=
 
-table2() { for _ in $(seq "${REPS:-4}"); do measured "$1" "$2" "$3" "${4:-}" || return 1; done; }
-memory() { for m in ${MEMORY:-48 64 96 128 256}; do measured "$1" "$2" "$3" "${4:-}" --memory "$m" || return 1; done; }
-clients() { for n in ${CLIENTS:-1 2 4 8 10}; do measured "$1" "$2" "$3" "${4:-}" --clients "$n" || return 1; done; }
+table2() { for _ in $(seq "${REPS:-2}"); do measured "$1" "$2" "$3" "${4:-}" || return 1; done; }
+memory() { for m in ${MEMORY:-64 96 128 256}; do measured "$1" "$2" "$3" "${4:-}" --memory "$m" || return 1; done; }
+clients() { for n in ${CLIENTS:-1 4 10}; do measured "$1" "$2" "$3" "${4:-}" --clients "$n" || return 1; done; }
 speeds() { for s in ${SPEEDS:-25 50 100}; do measured "$1" "$2" "$3" "${4:-}" --cpu "$s" || return 1; done; }
-delays() { for rtt in ${DELAYS:-5 40 80 120 160 200}; do measured "$1" "$2" "$3" "${4:-}" --clients "${REPS:-4}" --rtt "$rtt" || return 1; done; }
+delays() { for rtt in ${DELAYS:-5 40 80 120 160 200}; do measured "$1" "$2" "$3" "${4:-}" --clients "${REPS:-3}" --rtt "$rtt" || return 1; done; }
 
 series=${1:-}
 case $series in

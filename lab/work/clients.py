@@ -29,6 +29,8 @@ a.add_argument("--relay", default="10.98.0.1:7777")
 a.add_argument("--label", type=json.loads, default={})
 o = a.parse_args()
 relay = measure.Relay(o.relay)
+# Several measurements may run beside each other.
+TMP = f"/tmp/hither-clients.{os.getpid()}"
 places = [f"/mnt/c{k}" for k in range(o.clients)]
 
 
@@ -73,7 +75,7 @@ def phases(point, k):
 
 
 def client(k, gate, times):
-    os.environ["LAB_TMP"] = os.environ["TMPDIR"] = f"/tmp/hither-clients.{k}"
+    os.environ["LAB_TMP"] = os.environ["TMPDIR"] = f"{TMP}.{k}"
     os.makedirs(os.environ["TMPDIR"], exist_ok=True)
     for n, phase in enumerate(phases(places[k], k)):
         gate.wait(900)
@@ -123,7 +125,7 @@ def mab():
     for k, p in enumerate(places):
         shutil.rmtree(f"{p}/work{k}")
         unmounted(p)
-        shutil.rmtree(f"/tmp/hither-clients.{k}", ignore_errors=True)
+        shutil.rmtree(f"{TMP}.{k}", ignore_errors=True)
     group.leave()
 
 

@@ -91,6 +91,13 @@ pub const EXPERIMENTS: &[Experiment] = &[
         program: None,
     },
     Experiment {
+        name: "nqnfs",
+        paper: "Macklem 1994, Tables 2-4, Figures 1-6",
+        what: "the same by ways of caching, memory, clients, parts of a processor, round trips",
+        needs: Needs::Other("lab/bench.sh nqnfs"),
+        program: None,
+    },
+    Experiment {
         name: "side-by-side",
         paper: MACKLEM,
         what: "all of these with hither and the kernel's client, on nfs-ganesha and knfsd, at each round trip",
