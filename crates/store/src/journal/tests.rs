@@ -48,6 +48,10 @@ impl Delays {
         Self { most: if seed.is_multiple_of(3) { 0 } else { most }, seed, ..Self::none() }
     }
 
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a thread of the journal's own is held up, as by a slow disk"
+    )]
     fn wait(&self) {
         if self.most > 0 {
             let n = mix(self.seed ^ (self.count.fetch_add(1, Ordering::SeqCst) << 32));
