@@ -516,6 +516,12 @@ impl Log {
         settled
     }
 
+    /// Whether the writer waits for room.
+    #[cfg(test)]
+    pub fn waits_for_room(&self) -> bool {
+        self.shared.state.lock().hurry
+    }
+
     /// A checkpoint now.
     #[cfg(test)]
     pub fn checkpoint(&self) -> io::Result<()> {
@@ -565,10 +571,11 @@ impl Shared {
 
     /// Makes what is pending durable and says so to who waits. `false`: the journal failed.
     fn batch(&self, mut state: MutexGuard<'_, State>) -> bool {
-        let room = room_of((state.pending.len() - BATCH_HEAD_BYTES) as u64).unwrap_or(u64::MAX);
         let place = loop {
+            // Anew each time: appending goes on while there is no room, and all that is pending then is this batch.
+            let room = room_of((state.pending.len() - BATCH_HEAD_BYTES) as u64).unwrap_or(u64::MAX);
             match state.place(room) {
-                Some(place) => break Some(place),
+                Some((offset, taken)) => break Some((offset, taken, room)),
                 // Only checkpoints make room, and there are none any more.
                 None if state.stuck || state.closed || self.failed.load(Ordering::SeqCst) => break None,
                 None => {
@@ -580,7 +587,7 @@ impl Shared {
             }
         };
         let waiting = std::mem::take(&mut state.waiting);
-        let Some((offset, taken)) = place else {
+        let Some((offset, taken, room)) = place else {
             drop(state);
             self.fail("it is full and what is in it cannot be written where it belongs", waiting);
             return false;
@@ -740,7 +747,9 @@ impl Shared {
             return Err(e);
         }
         let mut state = self.state.lock();
-        while state.live.front().is_some_and(|(last, ..)| *last <= settled) {
+        // Not all that is settled: a batch that became durable while the header was written is where that header says that the journal
+        // begins. Written over, it would hide all that follows it from the next start. The next checkpoint gives its room back.
+        while state.live.front().is_some_and(|(.., at)| at.batch < head.tail.batch) {
             if let Some((_, taken, _)) = state.live.pop_front() {
                 state.used -= taken;
             }

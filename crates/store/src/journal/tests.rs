@@ -13,17 +13,50 @@ struct Cut {
     /// Writes until the power fails.
     left: AtomicU64,
     seed: u64,
+    /// What comes in between while a header is written.
+    delays: Delays,
 }
 
 impl Cut {
     fn new(size: usize, left: u64, seed: u64) -> Self {
-        Self { blocks: Mutex::new(vec![0xee; size]), left: AtomicU64::new(left), seed }
+        let blocks = Mutex::new(vec![0xee; size]);
+        Self { blocks, left: AtomicU64::new(left), seed, delays: Delays::none() }
     }
 
     /// The disk after the power came back.
     fn again(&self) -> Arc<Self> {
         let blocks = Mutex::new(self.blocks.lock().clone());
-        Arc::new(Self { blocks, left: AtomicU64::new(u64::MAX), seed: 0 })
+        Arc::new(Self { blocks, left: AtomicU64::new(u64::MAX), seed: 0, delays: Delays::none() })
+    }
+}
+
+/// Moments that checkpoints wait for, so that batches end and the ring fills meanwhile, as they do on a busy machine.
+struct Delays {
+    /// Longest, in microseconds.
+    most: u64,
+    seed: u64,
+    count: AtomicU64,
+}
+
+impl Delays {
+    fn none() -> Self {
+        Self { most: 0, seed: 0, count: AtomicU64::new(0) }
+    }
+
+    /// In two of three worlds.
+    fn of(seed: u64, most: u64) -> Self {
+        Self { most: if seed.is_multiple_of(3) { 0 } else { most }, seed, ..Self::none() }
+    }
+
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a thread of the journal's own is held up, as by a slow disk"
+    )]
+    fn wait(&self) {
+        if self.most > 0 {
+            let n = mix(self.seed ^ (self.count.fetch_add(1, Ordering::SeqCst) << 32));
+            std::thread::sleep(std::time::Duration::from_micros(n % self.most));
+        }
     }
 }
 
@@ -43,7 +76,13 @@ impl Device for Cut {
 
     fn write_at(&self, data: &[u8], at: u64) -> io::Result<()> {
         assert!(at.is_multiple_of(BLOCK_BYTES as u64) && data.len().is_multiple_of(BLOCK_BYTES));
+        if at < 2 * BLOCK_BYTES as u64 {
+            self.delays.wait();
+        }
         let mut blocks = self.blocks.lock();
+        if at as usize + data.len() > blocks.len() {
+            return Err(io::Error::other("behind the end"));
+        }
         let left = self.left.load(Ordering::SeqCst);
         if left == 0 {
             return Err(io::Error::other("no power"));
@@ -64,20 +103,24 @@ impl Device for Cut {
     }
 }
 
-/// A disk whose batches wait, or whose headers fail.
+/// A disk whose batches or headers wait, or whose headers fail.
 struct Held {
     disk: Cut,
     is_held: AtomicBool,
     /// Batches that were begun.
     begun: AtomicU64,
     heads_fail: AtomicBool,
+    heads_held: AtomicBool,
+    /// Headers that were begun.
+    heads_begun: AtomicU64,
 }
 
 impl Held {
     fn new() -> Arc<Self> {
         let disk = Cut::new(1 << 20, u64::MAX, 0);
-        let (is_held, heads_fail) = Default::default();
-        Arc::new(Self { disk, is_held, begun: AtomicU64::new(0), heads_fail })
+        let (is_held, heads_fail, heads_held) = Default::default();
+        let (begun, heads_begun) = Default::default();
+        Arc::new(Self { disk, is_held, begun, heads_fail, heads_held, heads_begun })
     }
 }
 
@@ -90,6 +133,10 @@ impl Device for Held {
         if at < 2 * BLOCK_BYTES as u64 {
             if self.heads_fail.load(Ordering::SeqCst) {
                 return Err(io::Error::other("a bad block"));
+            }
+            self.heads_begun.fetch_add(1, Ordering::SeqCst);
+            while self.heads_held.load(Ordering::SeqCst) {
+                std::thread::yield_now();
             }
         } else {
             self.begun.fetch_add(1, Ordering::SeqCst);
@@ -156,6 +203,87 @@ async fn what_counts_as_settled_is_never_read_again() {
     assert_eq!(seen, [third]);
 }
 
+#[test]
+fn where_the_header_says_that_it_begins_nothing_is_written_over() {
+    let device = Held::new();
+    let fails = Arc::new(AtomicBool::new(false));
+    let settle: Arc<Settle> = {
+        let fails = fails.clone();
+        Arc::new(move |_| match fails.load(Ordering::SeqCst) {
+            true => Err(io::Error::other("the disk below fails")),
+            false => Ok(()),
+        })
+    };
+    let log = Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), settle).unwrap();
+    let heads = device.heads_begun.load(Ordering::SeqCst);
+    device.is_held.store(true, Ordering::SeqCst);
+    device.heads_held.store(true, Ordering::SeqCst);
+    // A batch of more than one block: the ring is never filled to its last one.
+    let first = log.append(&[&[7; 3 * BLOCK_BYTES]]);
+    while device.begun.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    // It is being written when the checkpoint that settles it says that the journal begins there, and is
+    // durable before that header is.
+    std::thread::scope(|scope| {
+        let checkpoint = scope.spawn(|| log.checkpoint());
+        while device.heads_begun.load(Ordering::SeqCst) == heads {
+            std::thread::yield_now();
+        }
+        device.is_held.store(false, Ordering::SeqCst);
+        assert!(log.wait_durable(first));
+        device.heads_held.store(false, Ordering::SeqCst);
+        checkpoint.join().unwrap().unwrap();
+    });
+    // There is no other checkpoint: the ring is filled as far as it goes.
+    fails.store(true, Ordering::SeqCst);
+    let acked = (first + 1..).take_while(|_| log.wait_durable(log.append(&[b"more"]))).last().unwrap();
+    drop(log);
+    assert_eq!(left_on(&device.disk), (first + 1..=acked).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_is_appended_while_the_journal_is_full_has_room_of_its_own() {
+    let device = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
+    let (calls, is_held) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(true)));
+    // The first checkpoint waits, and there is no second one.
+    let settle: Arc<Settle> = {
+        let (calls, is_held) = (calls.clone(), is_held.clone());
+        Arc::new(move |_| {
+            if calls.fetch_add(1, Ordering::SeqCst) > 0 {
+                return Err(io::Error::other("the disk below fails"));
+            }
+            while is_held.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            Ok(())
+        })
+    };
+    let log = Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), settle).unwrap();
+    // Batches of one block, until another would fill it.
+    let is_full = || log.used().0 + BLOCK_BYTES as u64 >= log.used().1;
+    while !is_full() {
+        assert!(log.wait_durable(log.append(&[b"one block"])));
+        while log.used().0 > log.used().1 / 2 && calls.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+    }
+    log.append(&[b"a block that there is not"]);
+    while !log.waits_for_room() {
+        std::thread::yield_now();
+    }
+    log.append(&[&[7; 3 * BLOCK_BYTES]]);
+    is_held.store(false, Ordering::SeqCst);
+    let acked = log.append(&[b"and what comes after it"]);
+    assert!(log.wait_durable(acked));
+    let acked = log.append(&[b"and after that"]);
+    assert!(log.wait_durable(acked));
+    let settled = log.settled().load(Ordering::SeqCst);
+    drop(log);
+    assert!(settled > 0);
+    assert_eq!(left_on(&device), (settled + 1..=acked).collect::<Vec<_>>());
+}
+
 #[tokio::test]
 async fn a_header_that_cannot_be_written_is_a_failure_of_the_journal() {
     let device = Held::new();
@@ -185,14 +313,20 @@ fn record(seed: u64, seq: u64) -> Vec<u8> {
 
 /// Runs a world until the power fails or it ends, and looks at what is left. Returns how many records were read back.
 async fn world(seed: u64, cut_after: u64) -> (u64, bool) {
-    let device = Arc::new(Cut::new(1 << 20, u64::MAX, seed));
+    let what = format!("seed {seed}, cut {cut_after}");
+    let delays = Delays::of(seed, 1_000);
+    let device = Arc::new(Cut { delays, ..Cut::new(1 << 20, u64::MAX, seed) });
     let found = Found::format(device.clone(), OWNER, seed).unwrap();
     device.left.store(cut_after, Ordering::SeqCst);
     let (applied, settled) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let settle: Arc<Settle> = {
         let (applied, settled) = (applied.clone(), settled.clone());
+        let delays = Delays::of(seed, 20_000);
         Arc::new(move |_| {
-            settled.store(applied.load(Ordering::SeqCst), Ordering::SeqCst);
+            // What is applied while it settles is not settled.
+            let so_far = applied.load(Ordering::SeqCst);
+            delays.wait();
+            settled.store(so_far, Ordering::SeqCst);
             Ok(())
         })
     };
@@ -214,8 +348,8 @@ async fn world(seed: u64, cut_after: u64) -> (u64, bool) {
     let settle: Arc<Settle> = Arc::new(|_| Ok(()));
     let (mut next, mut count) = (None, 0);
     let check = |seq: u64, bytes: &[u8]| {
-        assert_eq!(*next.get_or_insert(seq), seq, "the order of records");
-        assert_eq!(bytes, record(seed, seq), "record {seq}");
+        assert_eq!(*next.get_or_insert(seq), seq, "the order of records ({what})");
+        assert_eq!(bytes, record(seed, seq), "record {seq} ({what})");
         next = Some(seq + 1);
         count += 1;
         Ok(())
@@ -223,10 +357,10 @@ async fn world(seed: u64, cut_after: u64) -> (u64, bool) {
     let log = again.start(check, settle).unwrap();
     let settled = settled.load(Ordering::SeqCst);
     let end = next.unwrap_or(settled + 1);
-    assert!(end > acked, "{acked} was acknowledged, {end} would be the next (seed {seed}, cut {cut_after})");
+    assert!(end > acked, "{acked} was acknowledged, {end} would be the next ({what})");
     assert!(
         next.is_none_or(|next| next - count <= settled + 1),
-        "records were lost before they were settled"
+        "records were lost before they were settled ({what})"
     );
     // It goes on where it ended.
     let seq = log.append(&[b"more"]);
