@@ -181,6 +181,32 @@ async fn a_lease_that_lapses_costs_a_question_and_no_bytes() {
     assert_eq!(l.wire.take(), "getattr 1");
 }
 
+/// Who replaces a file without waiting for its lease, as a local program of the server does, may do so before it is opened under that lease: then the open
+/// file is gone when it is read. The next open finds what has the name now, however long names are believed.
+#[tokio::test(start_paused = true)]
+async fn after_a_read_of_what_was_replaced_the_name_leads_to_the_new_file() {
+    for asks in [false, true] {
+        let l = lab().await;
+        tree(&l).await;
+        let c = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[2].fh.clone();
+        l.wire.lease(true);
+        tokio::time::advance(VALID * 2).await;
+        let cx = || if asks { l.cx.fresh(Instant::now()) } else { l.cx.clone() };
+        let fh = read_named(&*l.meta, &cx(), &c, "f").await.unwrap().0;
+        l.wire.take();
+        make_file(&*l.model, &l.cx, &c, "fresh", "new").await;
+        let names = [name("fresh"), name("f")];
+        l.model.rename(&l.cx, (&c, &names[0]), (&c, &names[1]), None, RenameFlags::empty()).await.unwrap();
+        let opened = l.meta.open(&cx(), Where::name(&c, &names[1]), &READ).await.unwrap();
+        assert_eq!((opened.node.fh, l.wire.take().as_str()), (fh.clone(), ""), "under the lease");
+        l.wire.upcalls.get().unwrap().withdraw(&fh).await;
+        let read = l.meta.read(&l.cx, File { fh: &fh, open: Some(opened.open) }, 0, 1 << 20).await;
+        assert_eq!(read.unwrap_err().errno, libc::ESTALE);
+        assert_eq!(read_named(&*l.meta, &cx(), &c, "f").await.unwrap().1, "new", "{asks}");
+        l.meta.close(&l.cx, &fh, opened.open).await.unwrap();
+    }
+}
+
 /// What this client wrote whole under a lease it opens and reads without a question, if the file's mode lets its owner; when the lease
 /// was withdrawn the server is asked.
 #[tokio::test(start_paused = true)]
