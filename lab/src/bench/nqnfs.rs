@@ -92,7 +92,8 @@ fn name_of(line: &Value) -> String {
     let word = |key: &str| line[key].as_str().unwrap_or_default();
     let granted = if word("server") == "hither-deleg" { ", delegations" } else { "" };
     let opts = if word("opts").is_empty() { String::new() } else { format!(" {}", word("opts")) };
-    format!("{}{opts}{granted}", word("vers"))
+    let v = if word("vers").starts_with(char::is_numeric) { "v" } else { "" };
+    format!("{v}{}{opts}{granted}", word("vers"))
 }
 
 /// The median of repeated measurements and, of those that were not repeated, the deviation that the line has itself.
@@ -192,7 +193,7 @@ fn draw_panel(
 ) -> Drawn {
     let points = || curves.iter().flat_map(|(_, points)| points);
     let widest = points().map(|p| p.x).fold(1.0, f64::max);
-    let highest = points().map(|p| p.y + p.sd).fold(0.0, f64::max).max(0.01) * 1.35;
+    let highest = points().map(|p| p.y + p.sd).fold(0.0, f64::max).max(0.01) * 1.6;
     let mut chart = ChartBuilder::on(place)
         .caption(panel.title, ("sans-serif", 15))
         .margin(10)
@@ -219,7 +220,7 @@ fn draw_panel(
     }
     if panel.series == "delays" {
         // Scaled to our own time with NFSv3 at the shortest delay: what is compared is how they grow.
-        let ours = curves.iter().find(|(name, _)| name == "3").and_then(|(_, points)| points.first());
+        let ours = curves.iter().find(|(name, _)| name == "v3").and_then(|(_, points)| points.first());
         let scale = ours.map_or(0.0, |p| p.y / PAPER[0].1);
         for (label, pick) in [("NFS in the paper, scaled", 0), ("leases in the paper, scaled", 1)] {
             let c = if pick == 0 { RGBColor(60, 60, 60) } else { RGBColor(160, 160, 160) };
@@ -263,7 +264,7 @@ mod tests {
         let of = |n: usize| curves(&all, &PANELS[n]);
         assert_eq!(of(1)[0].1[0].y, 2.0);
         assert!((of(1)[0].1[0].sd - 0.8165).abs() < 1e-3, "of three runs, not of one");
-        assert_eq!(of(5), [("3".to_string(), vec![Point { x: 2.0, y: 50.0, sd: 0.0 }])]);
+        assert_eq!(of(5), [("v3".to_string(), vec![Point { x: 2.0, y: 50.0, sd: 0.0 }])]);
         assert!(of(0).is_empty());
         // One second of a processor of which half may be used, in two seconds.
         let all = run("3", "speeds", "share", 50, 2.0);
