@@ -12,7 +12,7 @@ use super::{Shared, lock};
 use crate::clock;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::collections::VecDeque;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -75,10 +75,7 @@ impl Line {
 /// Carries one accepted connection until both sides have closed.
 pub fn carry(client: TcpStream, line: &Arc<Line>, shared: &Arc<Shared>) -> std::io::Result<()> {
     line.pass();
-    let server = match connect_from(client.peer_addr()?.port(), &line.target) {
-        Ok(server) => server,
-        Err(_) => TcpStream::connect(&line.target)?,
-    };
+    let server = connect_like(client.peer_addr()?.port(), &line.target)?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     lock(&shared.stats).connections += 1;
@@ -92,6 +89,22 @@ pub fn carry(client: TcpStream, line: &Arc<Line>, shared: &Arc<Shared>) -> std::
     direction(&pair.0, &pair.1, line, shared, &talk, true);
     let _ = back.join();
     Ok(())
+}
+
+/// Ports that only root binds; a server that exports with `secure` answers calls from these alone.
+const PRIVILEGED: u16 = 1024;
+
+/// Connects from the given source port, or, when that is in use towards the target (by another client, or by a connection
+/// of a moment ago that waits for its last packets), from another that servers trust as much.
+fn connect_like(port: u16, target: &str) -> std::io::Result<TcpStream> {
+    let others = (512..PRIVILEGED).rev().filter(|_| port < PRIVILEGED);
+    for port in std::iter::once(port).chain(others) {
+        match connect_from(port, target) {
+            Err(e) if matches!(e.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {}
+            outcome => return outcome,
+        }
+    }
+    TcpStream::connect(target)
 }
 
 /// Connects from the given source port.
@@ -310,5 +323,17 @@ mod tests {
             drop((client, served));
             carried.join().unwrap().unwrap();
         }
+    }
+    /// Servers that export with `secure` look at the port: the second client of a port is no stranger to them.
+    #[test]
+    fn who_calls_from_a_privileged_port_is_forwarded_from_one() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let target = server.local_addr().unwrap().to_string();
+        let first = connect_like(1023, &target).unwrap();
+        let second = connect_like(1023, &target).unwrap();
+        let ports = [&first, &second].map(|c| c.local_addr().unwrap().port());
+        assert!(ports[0] != ports[1] && ports.iter().all(|p| *p < PRIVILEGED), "{ports:?}");
+        drop(server);
+        assert_eq!(connect_like(1023, &target).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
 }
