@@ -52,7 +52,9 @@ static void one_file(hither_t *h) {
     expect(hither_pread(f, back, 10, LARGE + 4) == 0, "nothing behind it");
     check(hither_fstat(f, &attr) == 0);
     expect(S_ISREG(attr.mode) && (attr.mode & 07777) == 0640 && attr.size == LARGE, "attributes of an open file");
-    check(hither_ftruncate(f, 5) == 0);
+    check(hither_ftruncate(f, 2) == 0);
+    check(hither_append(f, "end", 3) == 3); /* Wherever the end is by now. */
+    expect(hither_pread(f, back, 10, 1) == 4 && memcmp(back, "\001end", 4) == 0, "what was appended");
     check(hither_close(f) == 0); /* As close(2): what could not be written is told here. */
 
     check(hither_stat(h, "tour/large", &attr) == 0);

@@ -128,6 +128,10 @@ ssize_t hither_pread(hither_file_t *f, void *data, size_t len, uint64_t offset);
 /* Writes all of len bytes at an offset, or fails; len. EFBIG when there are no numbers for where it ends. */
 ssize_t hither_pwrite(hither_file_t *f, const void *data, size_t len, uint64_t offset);
 
+/* Writes all of len bytes at the end that the file has then, or fails; len. What programs append through the same daemon, 1 MiB at most at once,
+   stays in one piece and is written over by none of them; between clients of a server there is no such promise, as with O_APPEND. */
+ssize_t hither_append(hither_file_t *f, const void *data, size_t len);
+
 int hither_fsync(hither_file_t *f);
 int hither_ftruncate(hither_file_t *f, uint64_t len);
 int hither_fstat(hither_file_t *f, struct hither_attr *attr);

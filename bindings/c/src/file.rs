@@ -115,6 +115,17 @@ pub unsafe extern "C" fn hither_pwrite(
     })
 }
 
+/// write(2) to a file that was opened with O_APPEND.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hither_append(f: *mut OpenFile, data: *const c_void, len: usize) -> isize {
+    // SAFETY: as the header says.
+    let (f, data) = unsafe { (f.as_ref(), array(data.cast::<u8>(), len)) };
+    run("append", None, -1, || {
+        given(f)?.file.append(data?)?;
+        Ok(len as isize)
+    })
+}
+
 /// fsync(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hither_fsync(f: *mut OpenFile) -> c_int {

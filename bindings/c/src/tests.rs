@@ -2,7 +2,7 @@
 //! (crates/hither/tests/bindings.rs).
 
 use super::*;
-use crate::file::{OpenFile, hither_close, hither_open, hither_pread, hither_pwrite};
+use crate::file::{OpenFile, hither_append, hither_close, hither_open, hither_pread, hither_pwrite};
 use crate::lists::{
     CChanged, CEntry, CWalk, hither_change, hither_list, hither_next, hither_walk_end, hither_watch,
 };
@@ -139,6 +139,7 @@ fn lengths_that_cannot_be_are_told() {
             let data: *mut c_void = parts.as_mut_ptr().cast();
             assert_eq!(hither_write_file(null_mut(), c"f".as_ptr(), data, len, 0o644), -1);
             assert_eq!(said(), (libc::EINVAL, "write f: Invalid argument".into()));
+            assert_eq!(hither_append(null_mut(), data, len), -1);
             assert_eq!(hither_pwrite(null_mut(), data, len, 0), -1);
             assert_eq!(said(), (libc::EINVAL, "pwrite: Invalid argument".into()));
             assert_eq!(hither_pread(null_mut(), data, len, 0), -1);

@@ -304,15 +304,19 @@ class Share:
     # Files.
 
     def open(self, path, mode="r", permissions=0o644):
-        """Opens a file: r, r+, w, x (with + to read as well). Always bytes; not buffered (see io.BufferedReader)."""
+        """Opens a file: r, r+, w, x, a (with + to read as well). Always bytes; not buffered (see io.BufferedReader)."""
         flags = {"r": wire.O_READ, "w": wire.O_WRITE | wire.O_CREATE | wire.O_TRUNCATE,
-                 "x": wire.O_WRITE | wire.O_CREATE | wire.O_EXCLUSIVE}.get(mode.replace("b", "").replace("+", ""))
+                 "x": wire.O_WRITE | wire.O_CREATE | wire.O_EXCLUSIVE,
+                 "a": wire.O_WRITE | wire.O_CREATE}.get(mode.replace("b", "").replace("+", ""))
         if flags is None:
-            raise ValueError(f"mode {mode!r}: r, w or x, and + if need be")
+            raise ValueError(f"mode {mode!r}: r, w, x or a, and + if need be")
         if "+" in mode:
             flags |= wire.O_READ | wire.O_WRITE
         body = self._simple(wire.OPEN, path, U32.pack(flags), U32.pack(permissions))
-        return File(self, path, U64.unpack_from(body)[0], flags)
+        file = File(self, path, U64.unpack_from(body)[0], flags)
+        if "a" in mode:
+            file._appends, file._at = True, Attr(body, 8).st_size
+        return file
 
     def read(self, path):
         """All bytes of a file."""
@@ -496,6 +500,7 @@ class File(io.RawIOBase):
     def __init__(self, share, path, number, flags):
         super().__init__()
         self._share, self.name, self._number, self._flags, self._at = share, path, U64.pack(number), flags, 0
+        self._appends = False
 
     def readable(self):
         return bool(self._flags & wire.O_READ)
@@ -543,6 +548,20 @@ class File(io.RawIOBase):
         for call in calls:
             self._wrote(*call)
 
+    def append(self, data):
+        """Writes all bytes at the end that the file has then, 1 MiB at a time in one piece; returns the place behind them. Programs that append
+        through the same daemon write over nothing of each other; between clients of a server that is no promise, as with O_APPEND."""
+        data, end = memoryview(data).cast("B"), None
+        for at in range(0, len(data), wire.IO_MAX):
+            part = data[at:at + wire.IO_MAX]
+            head = U64.pack(wire.APPEND_AT) + U32.pack(wire.WRITE_APPEND) + U32.pack(len(part))
+            body = self._call(wire.WRITE, head, part).one()
+            end = U64.unpack_from(body, 4)[0] + len(part)
+            if U32.unpack_from(body)[0] < len(part):
+                self.sync()
+                raise _error(errno.EIO)
+        return self.stat().st_size if end is None else end
+
     def _wrote(self, size, call):
         if U32.unpack_from(call.one())[0] < size:
             # The file's next request tells why, unless another one of ours has been told already.
@@ -564,6 +583,9 @@ class File(io.RawIOBase):
 
     def write(self, data):
         n = memoryview(data).nbytes
+        if self._appends:
+            self._at = self.append(data)
+            return n
         self.write_all_at(data, self._at)
         self._at += n
         return n

@@ -99,7 +99,7 @@ class HitherFileSystem(AbstractFileSystem):
 
     def _open(self, path, mode="rb", block_size=None, autocommit=True, cache_options=None, **kwargs):
         share, below, _ = self._at(path)
-        if mode not in ("rb", "wb", "xb", "r+b"):
+        if mode not in ("rb", "wb", "xb", "ab", "r+b"):
             raise NotImplementedError(f"mode {mode}")
         raw = share.open(below, mode)
         if mode == "rb":

@@ -51,6 +51,20 @@ class Share(Case):
         with self.assertRaises(FileExistsError):
             self.share.open(f"{self.name}/f", "x")
 
+    def test_append(self):
+        path = self.top / "log"
+        with self.share.open(path, "a") as f, self.share.open(path, "a+") as g:
+            f.write(b"one ")
+            g.write(b"two ")
+            f.write(b"three")
+            self.assertEqual(f.tell(), 13)
+            g.seek(4)
+            self.assertEqual(g.read(3), b"two")
+        with self.share.open(path, "a") as f:
+            self.assertEqual(f.tell(), 13)
+            self.assertEqual(f.append(b"x" * 2_500_000), 2_500_013)
+        self.assertEqual(path.read_bytes(), b"one two three" + b"x" * 2_500_000)
+
     def test_many(self):
         names = [f"{self.name}/{i}" for i in range(700)]
         for i, name in enumerate(names):
@@ -247,6 +261,11 @@ class Fsspec(Case):
         with fsspec.open(f"{url}/a/b/f") as f:
             f.seek(5)
             self.assertEqual(f.read(5), b"bytes")
+        with fsspec.open(f"{url}/a/b/f", "ab") as f:
+            f.write(b"more ")
+            f.write(b"bytes")
+        self.assertEqual(fs.cat(f"{url}/a/b/f")[-15:], b"bytesmore bytes")
+        fs.pipe(f"{url}/a/b/f", b"bytes" * 1000)
         fs.pipe(f"{url}/a/g", b"other")
         self.assertEqual(set(fs.find(url)), {f"{self.top}/a/b/f", f"{self.top}/a/g"})
         self.assertEqual(fs.cat([f"{url}/a/b/f", f"{url}/a/g"]),

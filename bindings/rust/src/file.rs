@@ -3,8 +3,8 @@
 use crate::Client;
 use crate::calls::Call;
 use crate::wire::{
-    Attr, IO_MAX_BYTES, NO_FOLLOW, OPEN_CREATE, OPEN_EXCLUSIVE, OPEN_READ, OPEN_TRUNCATE, OPEN_WRITE, Opened,
-    Reader, Request,
+    APPEND_AT, Attr, IO_MAX_BYTES, NO_FOLLOW, OPEN_CREATE, OPEN_EXCLUSIVE, OPEN_READ, OPEN_TRUNCATE,
+    OPEN_WRITE, Opened, Reader, Request, WRITE_APPEND,
 };
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -14,8 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Requests of one read or write under way.
 const WINDOW: usize = 8;
 
-/// How to open a file, as [`std::fs::OpenOptions`]; `append` is not there: the daemon does not know where the end is when others
-/// write.
+/// How to open a file, as [`std::fs::OpenOptions`]; for appending see [`File::append`].
 #[derive(Debug, Clone, Copy)]
 pub struct OpenOptions {
     flags: u32,
@@ -168,6 +167,27 @@ impl File {
                 return Err(ErrorKind::WriteZero.into());
             }
         }
+    }
+
+    /// Writes all of a buffer at the end of the file; returns the place behind it. What programs append through the same daemon, 1 MiB at
+    /// most at once, stays in one piece and is written over by none of them. Between clients of a server there is no such promise,
+    /// as with O_APPEND; but the daemon asks for the end each time, unless a delegation or lease says that it knows it.
+    ///
+    /// # Errors
+    /// Those of write(2).
+    pub fn append(&self, buf: &[u8]) -> io::Result<u64> {
+        let mut end = None;
+        for chunk in buf.chunks(IO_MAX_BYTES as usize) {
+            let body = self.client.conn.call(&Request::Write(self.number, APPEND_AT, WRITE_APPEND, chunk))?;
+            let mut reply = Reader(&body);
+            let (taken, at) = (reply.u32()?, reply.u64()?);
+            if (taken as usize) < chunk.len() {
+                self.sync_all()?;
+                return Err(ErrorKind::WriteZero.into());
+            }
+            end = Some(at.saturating_add(chunk.len() as u64));
+        }
+        end.map_or_else(|| self.stat().map(|attr| attr.size), Ok)
     }
 
     /// Everything from the start to the end.

@@ -44,6 +44,10 @@ pub const OPEN_TRUNCATE: u32 = 16;
 pub const NO_FOLLOW: u32 = 32;
 /// [`Request::Write`]: on stable storage before it is answered.
 pub const WRITE_STABLE: u32 = 1;
+/// [`Request::Write`]: at the end that the file has then. The offset is [`APPEND_AT`].
+pub const WRITE_APPEND: u32 = 2;
+/// What stands for an offset with [`WRITE_APPEND`].
+pub const APPEND_AT: u64 = u64::MAX;
 /// [`Request::Rename`]: the target must be missing.
 pub const RENAME_NOREPLACE: u32 = 1;
 
@@ -151,7 +155,7 @@ pub enum Request<'a> {
     Close(u64),
     /// Reads from an open file: offset, length. Reply: whether that is the end (u8), then the bytes.
     Read(u64, u64, u32),
-    /// Writes to an open file: offset, flags, bytes. Reply: bytes written (u32).
+    /// Writes to an open file: offset, flags, bytes. Reply: bytes written (u32), with [`WRITE_APPEND`] also where they begin (u64).
     Write(u64, u64, u32, &'a [u8]),
     /// Returns when everything written to the file is stable. Empty reply.
     Sync(u64),
@@ -627,7 +631,11 @@ impl<'a> Reader<'a> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    fn u64(&mut self) -> Result<u64, Malformed> {
+    /// A number of eight bytes.
+    ///
+    /// # Errors
+    /// At the end.
+    pub fn u64(&mut self) -> Result<u64, Malformed> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 

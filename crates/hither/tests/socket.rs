@@ -242,6 +242,30 @@ fn socket_and_mount_see_each_other() {
         let left = || std::fs::read_dir(ganesha.export("")).unwrap().count();
         wait_for("an empty directory", 60, || left() == 0);
 
+        // Appends go behind what others have appended: by the socket, by the mount, and by another mount.
+        let log = client.create("log").unwrap();
+        let second = OpenOptions::new().write(true).open(&client, "log").unwrap();
+        assert_eq!(log.append(b"one ").unwrap(), 4);
+        assert_eq!(second.append(b"two ").unwrap(), 8);
+        let mut others = std::fs::OpenOptions::new().append(true).open(mnt.join("log")).unwrap();
+        std::io::Write::write_all(&mut others, b"three ").unwrap();
+        others.sync_all().unwrap();
+        log.sync_all().unwrap();
+        assert_eq!(std::fs::read(ganesha.export("log")).unwrap(), b"one two three ");
+        let there = ganesha.dir.path().join("elsewhere");
+        std::fs::create_dir_all(&there).unwrap();
+        ganesha.mount(&format!("vers={version}"), &there).ok();
+        let mut elsewhere = std::fs::OpenOptions::new().append(true).open(there.join("log")).unwrap();
+        std::io::Write::write_all(&mut elsewhere, b"four ").unwrap();
+        drop(elsewhere);
+        umount(&there);
+        assert_eq!(log.append(b"five").unwrap(), 23);
+        log.close().unwrap();
+        second.close().unwrap();
+        drop(others);
+        assert_eq!(std::fs::read(ganesha.export("log")).unwrap(), b"one two three four five");
+        client.remove_file("log").unwrap();
+
         // fsync on one side covers what was written on the other.
         let file = client.create("s").unwrap();
         let other = std::fs::OpenOptions::new().write(true).open(mnt.join("s")).unwrap();

@@ -11,7 +11,7 @@ use crate::stats::add;
 use crate::{Shared, watch};
 use bytes::Bytes;
 use hither_client::wire::{
-    self, FRAMES_AHEAD, Hello, ITEMS_MAX, Malformed, OPEN_CREATE, OPEN_TRUNCATE, Request, op,
+    self, FRAMES_AHEAD, Hello, ITEMS_MAX, Malformed, OPEN_CREATE, OPEN_TRUNCATE, Request, WRITE_APPEND, op,
 };
 use hither_vfs::{Attr, Cred, Cx, Error, FileKind, Result};
 use parking_lot::Mutex;
@@ -319,8 +319,13 @@ impl Connection {
             }
             Request::Write(file, offset, flags, data) => {
                 let data = body.slice_ref(data);
-                let n = self.write(&cx, file, offset, flags, data).await?;
-                encoded(&|out| out.extend(n.to_le_bytes()))
+                let (n, at) = self.write(&cx, file, offset, flags, data).await?;
+                encoded(&|out| {
+                    out.extend(n.to_le_bytes());
+                    if flags & WRITE_APPEND != 0 {
+                        out.extend(at.to_le_bytes());
+                    }
+                })
             }
             Request::Sync(file) => self.sync(&cx, file).await.map(done)?,
             Request::SetLen(file, len) => self.set_len(&cx, file, len).await.map(done)?,

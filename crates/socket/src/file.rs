@@ -6,16 +6,19 @@ use crate::path::{Found, wants_directory};
 use crate::stats::add;
 use bytes::Bytes;
 use hither_client::wire::{
-    self, NO_FOLLOW, OPEN_CREATE, OPEN_EXCLUSIVE, OPEN_READ, OPEN_TRUNCATE, OPEN_WRITE, WRITE_STABLE,
+    self, APPEND_AT, NO_FOLLOW, OPEN_CREATE, OPEN_EXCLUSIVE, OPEN_READ, OPEN_TRUNCATE, OPEN_WRITE,
+    WRITE_APPEND, WRITE_STABLE,
 };
 use hither_vfs::{
     Access, Backing, Create, Cx, Data, Error, Fh, File, FileKind, Name, OpenAccess, OpenHow, OpenId, Opened,
     Result, SetAttr, Stability, Touched, Want, Where,
 };
 use parking_lot::Mutex;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, RwLock};
+use tokio::time::Instant;
 
 /// Last place in a file, as the kernel's calls have it.
 const OFFSET_MAX: u64 = i64::MAX as u64;
@@ -28,6 +31,27 @@ pub(crate) const FIRST_BYTES: u32 = 64 << 10;
 
 /// Ends of opens that nobody waits for, of one connection; who adds to more waits.
 const CLOSING_MOST: usize = 1024;
+
+/// Files of which appends wait for each other although they are not the same: about so many do not.
+const APPENDING: usize = 64;
+
+/// A lock for each file, held by whoever appends.
+pub(crate) struct Appending {
+    locks: [tokio::sync::Mutex<()>; APPENDING],
+    hashed: RandomState,
+}
+
+impl Default for Appending {
+    fn default() -> Self {
+        Self { locks: std::array::from_fn(|_| Default::default()), hashed: RandomState::new() }
+    }
+}
+
+impl Appending {
+    fn of(&self, fh: &Fh) -> &tokio::sync::Mutex<()> {
+        &self.locks[self.hashed.hash_one(fh) as usize % APPENDING]
+    }
+}
 
 /// An open file.
 pub(crate) struct OpenFile {
@@ -186,11 +210,35 @@ impl Connection {
         Ok((parts, allowance))
     }
 
-    /// Writes; returns how many bytes were taken.
-    pub async fn write(&self, cx: &Cx, number: u64, offset: u64, flags: u32, data: Bytes) -> Result<u32> {
+    /// Writes; returns how many bytes were taken, and where they begin.
+    pub async fn write(
+        &self,
+        cx: &Cx,
+        number: u64,
+        offset: u64,
+        flags: u32,
+        data: Bytes,
+    ) -> Result<(u32, u64)> {
         let file = self.file_for(number, OpenAccess::WRITE)?;
+        let appends = flags & WRITE_APPEND != 0;
+        if flags & !(WRITE_STABLE | WRITE_APPEND) != 0 || appends && offset != APPEND_AT {
+            return Err(Error::new(libc::EINVAL));
+        }
         let _using = file.using.read().await;
         let stability = if flags & WRITE_STABLE != 0 { Stability::Stable } else { Stability::Unstable };
+        // One after the other: the next begins where this one ends.
+        let _alone = match appends {
+            true => Some(self.shared.appending.of(&file.fh).lock().await),
+            false => None,
+        };
+        let offset = match appends {
+            // Asked for unless it is known for sure: what other clients have appended is not written over.
+            true => {
+                let asking = Cx { times_unseen: true, ..cx.fresh(Instant::now()) };
+                self.shared.vfs.getattr(&asking, file.at()).await?.attr.size_bytes
+            }
+            false => offset,
+        };
         if offset.checked_add(data.len() as u64).is_none_or(|end| end > OFFSET_MAX) {
             return Err(Error::new(libc::EFBIG));
         }
@@ -220,7 +268,7 @@ impl Connection {
         };
         let n = self.shared.change(&file.contents(), call).await?;
         add(&self.shared.stats.written_bytes, u64::from(n));
-        Ok(n)
+        Ok((n, offset))
     }
 
     /// Makes everything stable that was written.

@@ -24,6 +24,7 @@ mod watch;
 
 pub use stats::SocketStats;
 
+use file::Appending;
 use hither_vfs::{Beside, Cred, Cx, Fh, Touched, Vfs};
 use parking_lot::Mutex;
 use stats::Stats;
@@ -65,6 +66,7 @@ struct Shared {
     options: Options,
     /// Asked for when a program first wants it: a mount must not wait for that.
     root: OnceCell<Fh>,
+    appending: Appending,
     stats: Stats,
     /// Connections of each user.
     users: Mutex<HashMap<u32, usize>>,
@@ -117,6 +119,7 @@ impl Programs {
             beside,
             options,
             root: OnceCell::new(),
+            appending: Appending::default(),
             stats: Stats::default(),
             users: Mutex::default(),
             ending: CancellationToken::new(),

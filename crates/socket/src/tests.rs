@@ -8,8 +8,8 @@ use crate::conn;
 use crate::{Options, Shared, stats::Stats};
 use gate::Gate;
 use hither_client::wire::{
-    self, Entry, FLAG_ERROR, FLAG_MORE, HEADER_BYTES, Header, Opened, Part, Piece, Reader, Request, Stated,
-    decode_error,
+    self, APPEND_AT, Entry, FLAG_ERROR, FLAG_MORE, HEADER_BYTES, Header, Opened, Part, Piece, Reader,
+    Request, Stated, decode_error,
 };
 use hither_vfs::model::Model;
 use hither_vfs::{
@@ -50,6 +50,7 @@ fn over(vfs: Arc<dyn Vfs>) -> Arc<Shared> {
         beside: None,
         options,
         root: Default::default(),
+        appending: Default::default(),
         stats: Stats::default(),
         users: Default::default(),
         ending: Default::default(),
@@ -478,6 +479,60 @@ async fn questions_are_bounded() {
     }
     assert_eq!(soon("a refusal", program.call(&many)).await, Err(libc::EAGAIN));
     gate.open_all();
+}
+
+/// Appends of several programs at a time: each is in one piece at the end that the file has then, also what somebody else has put there.
+#[tokio::test]
+async fn appends_write_over_nothing() {
+    let model = model(64 << 20);
+    directory(&model, "d", 0o755).await;
+    let gate = Gate::new(model.clone());
+    let shared = over(gate.clone());
+    let mut programs = Vec::new();
+    for _ in 0..4 {
+        let mut program = Program::new(&shared, 0).await;
+        let opened = program.call(&Request::Open(b"d/f", wire::OPEN_WRITE, 0)).await.unwrap();
+        programs.push((program, Opened::decode(&opened).unwrap().file));
+    }
+    // Longer than what the model takes at once, so that another's could come in between.
+    let body = |p: usize, round: u8| vec![b'a' + p as u8 * 8 + round; 10_000];
+    gate.shut_answers("write");
+    for round in 0..5 {
+        for (p, (program, file)) in programs.iter_mut().enumerate() {
+            program.send(&Request::Write(*file, APPEND_AT, wire::WRITE_APPEND, &body(p, round))).await;
+        }
+    }
+    soon("the first piece of an append", async {
+        while gate.answers_waiting("write") == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    // Time for the others to find another end.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    gate.open_all();
+    let mut begun = Vec::new();
+    for (program, _) in &mut programs {
+        for _ in 0..5 {
+            let (header, reply) = soon("an append", program.frame()).await;
+            assert_eq!((header.flags, &reply[..4]), (0, &10_000_u32.to_le_bytes()[..]));
+            begun.push(u64::from_le_bytes(reply[4..].try_into().unwrap()));
+        }
+    }
+    begun.sort_unstable();
+    let expected: Vec<u64> = (0..20).map(|n| 3 + n * 10_000).collect();
+    assert_eq!(begun, expected);
+    let (program, file) = &mut programs[0];
+    let opened = program.call(&Request::Open(b"d/f", wire::OPEN_READ, 0)).await.unwrap();
+    let reading = Opened::decode(&opened).unwrap().file;
+    let all = program.call(&Request::Read(reading, 3, 1 << 20)).await.unwrap().split_off(1);
+    let mut pieces: Vec<&[u8]> = all.chunks(10_000).collect();
+    pieces.sort_unstable();
+    let whole: Vec<Vec<u8>> = (0..4).flat_map(|p| (0..5).map(move |r| body(p, r))).collect();
+    assert_eq!(pieces, whole);
+    for refused in [Request::Write(*file, 3, wire::WRITE_APPEND, b"x"), Request::Write(*file, 3, 4, b"x")] {
+        assert_eq!(program.call(&refused).await, Err(libc::EINVAL));
+    }
 }
 
 /// An error in the middle of a write is told by what comes next.
