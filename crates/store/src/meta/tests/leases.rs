@@ -103,3 +103,59 @@ async fn what_proves_nothing_is_not_kept_beyond_the_lease() {
         assert_eq!(listed(&l, &c).await, ["h"], "{under}");
     }
 }
+
+/// A page with the objects as far as they come along: `name` with its object, `-name` without.
+async fn listed_with_objects(l: &Lab, dir: &Fh) -> Vec<String> {
+    let page = l.meta.readdir(&l.cx, dir, 0, [0; 8], 1 << 20, true).await.unwrap();
+    assert!(page.eof);
+    let text = |e: DirEntry| {
+        let bare = if e.node.is_some() { "" } else { "-" };
+        format!("{bare}{}", String::from_utf8_lossy(e.name.as_bytes()))
+    };
+    let mut names: Vec<String> = page.entries.into_iter().map(text).collect();
+    names.sort();
+    names
+}
+
+/// Attributes of a few entries that have run out are no reason to list again what is known, nor would that bring leases on them; those
+/// of many are.
+#[tokio::test(start_paused = true)]
+async fn a_listing_under_a_lease_does_not_wait_for_attributes_of_a_few() {
+    for made_here in [false, true] {
+        let (l, c) = leased(options()).await;
+        *l.wire.itself.lock() = true;
+        let v: &dyn Vfs = if made_here { &*l.meta } else { &*l.model };
+        let new = make_dir(v, &l.cx, &c, "new").await;
+        if !made_here {
+            l.wire.upcalls.get().unwrap().withdraw(&c).await;
+        }
+        assert!(finds(&l, "a/b/c/f").await);
+        listed_with_objects(&l, &c).await;
+        for _ in 0..3 {
+            tokio::time::advance(VALID * 2).await;
+            l.wire.take();
+            let names = listed_with_objects(&l, &c).await;
+            assert_eq!(l.wire.take(), "", "{made_here}: {names:?}");
+            assert!(names.contains(&"-new".into()), "{made_here}: {names:?}");
+        }
+        // Who wants them asks about all of them, and then they are under leases.
+        assert!(finds(&l, "a/b/c/new").await && finds(&l, "a/b/c/g").await);
+        assert_eq!(l.wire.take(), if made_here { "getattr 1" } else { "getattr_many 1" });
+        tokio::time::advance(VALID * 2).await;
+        assert_eq!(listed_with_objects(&l, &c).await, ["f", "g", "new"]);
+        assert!(finds(&l, "a/b/c/new").await);
+        assert_eq!(l.wire.take(), "", "{made_here}");
+        // Many are worth a listing.
+        for i in 0..30 {
+            make_dir(&*l.model, &l.cx, &new, &format!("{i}")).await;
+        }
+        l.wire.upcalls.get().unwrap().withdraw(&new).await;
+        l.meta.getattr(&l.cx, File { fh: &new, open: None }).await.unwrap();
+        listed_with_objects(&l, &new).await;
+        tokio::time::advance(VALID * 2).await;
+        l.wire.take();
+        let names = listed_with_objects(&l, &new).await;
+        assert!(names.len() == 30 && names.iter().all(|n| !n.starts_with('-')), "{names:?}");
+        assert_eq!(l.wire.take(), "readdir 1", "{made_here}");
+    }
+}
