@@ -159,3 +159,76 @@ async fn a_listing_under_a_lease_does_not_wait_for_attributes_of_a_few() {
         assert_eq!(l.wire.take(), "readdir 1", "{made_here}");
     }
 }
+
+/// What came along with the lease, before it was known here, does not hold under it where an equal `change` proves nothing. What is
+/// listed or looked up again does, and not beyond it.
+#[tokio::test(start_paused = true)]
+async fn what_is_asked_for_again_under_a_lease_holds_under_it() {
+    for list in [true, false] {
+        let options = MetaOptions { coarse_change: true, ..options() };
+        let model = Arc::new(Model::new(env(), VALID, 1 << 40));
+        let wire = Wire::slow(model.clone(), Some(7), Duration::from_millis(3));
+        let meta = Meta::new(wire.clone(), options, env());
+        let cx = root_cx();
+        let top = meta.root(&cx).await.unwrap().fh;
+        let l = Lab { model, wire, meta, top, cx };
+        let c = make_dir(&*l.model, &l.cx, &l.top, "c").await;
+        make_file(&*l.model, &l.cx, &c, "g", "two").await;
+        // Whatever happens from here on happens in one tick.
+        *l.wire.tick.lock() = l.model.getattr(&l.cx, File { fh: &c, open: None }).await.unwrap().attr.change;
+        *l.wire.directories.lock() = true;
+        l.wire.lease(true);
+        l.meta.getattr(&l.cx, File { fh: &l.top, open: None }).await.unwrap();
+        tokio::time::advance(VALID * 2).await;
+        assert!(finds(&l, "c/g").await);
+        tokio::time::advance(VALID * 2).await;
+        for round in 0..3 {
+            l.wire.take();
+            if list {
+                assert_eq!(listed(&l, &c).await, ["g"]);
+            } else {
+                assert!(finds(&l, "c/g").await && !finds(&l, "c/none").await);
+            }
+            let asked = l.wire.total();
+            assert!(asked == 0 || round == 0, "{list}: {asked} in round {round}");
+            tokio::time::advance(VALID * 2).await;
+        }
+        l.wire.lease(false);
+        l.wire.upcalls.get().unwrap().withdraw(&c).await;
+        l.model.unlink(&l.cx, &c, &name("g"), None).await.unwrap();
+        make_dir(&*l.model, &l.cx, &c, "none").await;
+        assert!(!finds(&l, "c/g").await && finds(&l, "c/none").await, "{list}");
+        assert_eq!(listed(&l, &c).await, ["none"], "{list}");
+    }
+}
+
+/// An answer of before the lease that arrives when that is known already, and with an equal `change`, does not come to hold under it
+/// by what is asked for later.
+#[tokio::test(start_paused = true)]
+async fn a_belated_listing_does_not_hold_under_a_lease() {
+    let l = lab_with(MetaOptions { coarse_change: true, ..options() }, VALID).await;
+    let c = make_dir(&*l.model, &l.cx, &l.top, "c").await;
+    make_file(&*l.model, &l.cx, &c, "g", "two").await;
+    // Whatever happens from here on happens in one tick.
+    let tick = l.model.getattr(&l.cx, File { fh: &c, open: None }).await.unwrap().attr.change;
+    *l.wire.tick.lock() = tick;
+    let ticket = l.meta.ticket();
+    let belated = l.wire.readdir(&l.cx, &c, 0, [0; 8], 1 << 20, true).await.unwrap();
+    l.model.unlink(&l.cx, &c, &name("g"), None).await.unwrap();
+    make_dir(&*l.model, &l.cx, &c, "h").await;
+    *l.wire.directories.lock() = true;
+    tokio::time::advance(VALID * 2).await;
+    l.wire.lease(true);
+    l.meta.getattr(&l.cx, File { fh: &l.top, open: None }).await.unwrap();
+    assert!(finds(&l, "c").await);
+    l.meta.learn_page(&l.cx, &c, 0, &belated, Some(tick), &ticket);
+    tokio::time::advance(VALID * 2).await;
+    let (none, ticket) = (name("none"), l.meta.ticket());
+    let valid = Validity::Until(Instant::now() + VALID);
+    let absent = learn::Found { name: &none, child: None, asked: ticket.asked, valid };
+    l.meta.learn_name(l.meta.cred(&l.cx.cred), &c, Some(tick), &absent, &ticket);
+    assert!(matches!(peek(&l, &l.cx, "c/none").unwrap().stop, Stop::Missing(Validity::Lease)));
+    assert!(peek(&l, &l.cx, "c/h").is_none() && peek(&l, &l.cx, "c/g").is_none());
+    assert!(finds(&l, "c/h").await && !finds(&l, "c/g").await);
+    assert_eq!(listed(&l, &c).await, ["h"]);
+}
