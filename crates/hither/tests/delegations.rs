@@ -50,14 +50,10 @@ fn read(path: &Path) -> String {
 
 /// Operations that a mount has sent, without those that renew its lease and end opens of before.
 fn calls(mnt: &Path) -> u64 {
-    calls_but(mnt, &["SEQUENCE", "CLOSE"])
-}
-
-fn calls_but(mnt: &Path, not: &[&str]) -> u64 {
     let said = run(Command::new(HITHER).arg("stat").arg("--json").arg(mnt)).ok();
     let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     let operations = json["operations"].as_array().unwrap();
-    let counted = operations.iter().filter(|o| !o["name"].as_str().is_some_and(|name| not.contains(&name)));
+    let counted = operations.iter().filter(|o| !matches!(o["name"].as_str(), Some("SEQUENCE" | "CLOSE")));
     counted.map(|o| o["calls"].as_u64().unwrap()).sum()
 }
 
@@ -268,30 +264,24 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// `ls -lR`, and looks for names that are not there. How many directories there are.
-fn look_around(dir: &Path) -> u64 {
+/// `ls -lR`, and looks for names that are not there.
+fn look_around(dir: &Path) {
     fs::metadata(dir).unwrap();
-    let mut directories = 1;
     for name in names(dir) {
         let path = dir.join(&name);
         if fs::symlink_metadata(&path).unwrap().is_dir() {
-            directories += look_around(&path);
+            look_around(&path);
         }
         assert!(!dir.join(format!("no-{name}")).exists());
     }
-    directories
 }
 
-/// What looking around costs, when all that was known before is too old. A listing of each directory is free: one that is not kept is asked
-/// for each time (promise 8f says so).
+/// What looking around costs, when all that was known before is too old.
 fn looks_cost(mnt: &Path, dir: &Path) -> u64 {
     std::thread::sleep(Duration::from_millis(2100));
-    let counts = || (calls(mnt), calls_but(mnt, &["SEQUENCE", "CLOSE", "READDIR"]));
-    let before = counts();
-    let directories = look_around(dir);
-    let (all, others) = counts();
-    let others = others - before.1;
-    others + (all - before.0 - others).saturating_sub(directories)
+    let before = calls(mnt);
+    look_around(dir);
+    calls(mnt) - before
 }
 
 /// Looks around until it costs nothing. (A directory is delegated to who asks about it again, and not soon after it was taken from

@@ -38,6 +38,7 @@
 //!    name is removed or renamed that is bound to nothing we know of, that another call is changing, too, or whose directory
 //!    somebody else changed meanwhile, or may have, unless a lease on the object proves the name before and after the call.
 //! 8. An answer under a lease counts only if no lease was withdrawn since it was asked for.
+//! 9. Names that were asked for since a lease on their directory is known here hold under it, whatever was believed before.
 //!
 //! What is asserted by these rules is checked by random histories of two clients in the tests.
 

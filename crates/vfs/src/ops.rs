@@ -595,7 +595,7 @@ pub trait Vfs: Send + Sync + 'static {
     ) -> Result<Moved>;
 
     /// Lists a directory after `cookie` (0: from the start, with a zero verifier): at most about `max_bytes` of
-    /// names and attributes. With `nodes`, handles and attributes come along where the server gives them.
+    /// names and attributes. With `nodes`, handles and attributes come along where the server gives them and no question more is needed.
     /// A page that is not `eof` has at least one entry.
     async fn readdir(
         &self,

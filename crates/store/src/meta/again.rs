@@ -106,6 +106,13 @@ impl Meta {
         }
     }
 
+    /// Notes that an object is about to be needed whose time is over. (What holds for one call alone is worth no question about many.)
+    pub(super) fn note_expired_use(&self, id: Id) {
+        if self.table.with_id(id, |o| o.until != o.asked) == Some(true) {
+            self.note_use(id);
+        }
+    }
+
     /// Asks about objects whose time is over, and others that are likely to be needed next. Returns the answer about the first,
     /// if it was asked about by itself.
     /// `opening`: the caller is going to open a file.

@@ -10,6 +10,9 @@ use super::objects::When;
 use hither_vfs::{Access, Cx, Fh, FileKind, Name, Want, Where, Why};
 use std::time::Duration;
 
+/// Entries of a listing in which the one is looked for that is too old.
+const LOOKED_AT: usize = 256;
+
 /// How long something that is known may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Known {
@@ -120,6 +123,25 @@ impl Meta {
     /// Notes why a walk below is needed.
     pub(super) fn because(&self, cx: &Cx, at: Where<'_>, want: Want) {
         cx.because(|| self.why(cx, at, want));
+    }
+
+    /// Notes why a listing is asked for: because it is too old, or what one of its entries is; otherwise it is not known.
+    pub(super) fn because_listed(&self, cx: &Cx, dir: &Fh, when: &When) {
+        cx.because(|| {
+            let known = self.table.with(dir, |_, o| {
+                let dir = o.dir().filter(|dir| dir.is_complete())?;
+                let some: Vec<_> = dir.names.present().map(|(_, child)| child).take(LOOKED_AT).collect();
+                Some((dir.asked, dir.until, some))
+            });
+            let Some((asked, until, children)) = known.flatten() else { return Why::Unsaid };
+            if !when.fits(until, asked) {
+                return too_old(asked, until, when);
+            }
+            let old =
+                |id| self.table.with_id(id, |o| (!o.holds(when)).then_some((o.asked, o.until))).flatten();
+            let old = children.into_iter().find_map(old);
+            old.map_or(Why::Unsaid, |(asked, until)| too_old(asked, until, when))
+        });
     }
 
     fn why(&self, cx: &Cx, at: Where<'_>, want: Want) -> Why {

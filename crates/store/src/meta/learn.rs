@@ -175,6 +175,7 @@ impl Meta {
             }
             object.grant(cred, Access::LOOKUP, Access::LOOKUP, until, ticket.asked);
             let (young, leased) = (self.is_young(object), object.is_since_lease(found.asked));
+            object.cover_names(found.asked);
             let dir = object.dir_mut();
             if label.is_some() && young && found.asked < dir.label_seen + TICK_NANOS {
                 dir.unprove(leased);
@@ -374,6 +375,7 @@ impl Meta {
             }
             object.grant(cred, Access::READ, Access::READ, 0, ticket.asked);
             let (young, leased) = (self.is_young(object), object.is_since_lease(ticket.asked));
+            object.cover_names(ticket.asked);
             let dir = object.dir_mut();
             if label.is_some() && young && ticket.asked < dir.label_seen + TICK_NANOS {
                 dir.unprove(leased);

@@ -81,6 +81,7 @@ impl Meta {
             return Ok(page);
         }
         stats::add(&self.counters.listing_misses, 1);
+        self.because_listed(cx, dir, &when);
         let page = self.ask_page(cx, dir, cookie, verifier, max_bytes, &when).await?;
         let when = When { now: self.clock.now(), ..when };
         match self.list_known(cx, dir, cookie, max_bytes, nodes, &when) {
@@ -160,30 +161,54 @@ impl Meta {
             }
             Some((id, listed, listing.verifier, names.until, all && listing.eof))
         })??;
-        let mut entries = Vec::with_capacity(listed.len());
-        let mut next = None;
-        for l in listed {
-            let Some(entry) = self.entry(&l, nodes, until, when) else {
-                eof = false;
-                break;
-            };
-            next = Some((l.cookie, l.at + 1));
-            entries.push(entry);
-        }
+        let entries = self.entries(&listed, nodes, until, when);
+        eof &= entries.len() == listed.len();
         if entries.is_empty() && !eof {
             return None;
         }
+        let next = entries.len().checked_sub(1).map(|last| (listed[last].cookie, listed[last].at + 1));
         if let Some((cookie, at)) = next.filter(|_| !eof) {
             self.readers.note(id, cookie, at);
         }
         Some(DirPage { entries, verifier, eof })
     }
 
-    /// An entry of a directory whose names hold until then.
-    pub(super) fn entry(&self, l: &Listed, nodes: bool, until: Moment, when: &When) -> Option<DirEntry> {
+    /// Entries of a directory whose names hold until then, from the first one on, as far as memory tells them.
+    ///
+    /// Attributes do not hold as long as names under a lease do. A listing would bring all of them again, and for a few that would ask
+    /// for what is known; and what is told by the way, in a listing, never comes under a lease of its own. So a few come without
+    /// their objects: who wants those asks about them, about all together.
+    pub(super) fn entries(
+        &self,
+        listed: &[Listed],
+        nodes: bool,
+        until: Moment,
+        when: &When,
+    ) -> Vec<DirEntry> {
+        let few = self.options.worth_listing.saturating_sub(1).min(self.options.batch_objects);
+        let most = if until & LEASE == 0 { 0 } else { few };
+        let (mut entries, mut bare) = (Vec::with_capacity(listed.len()), Vec::new());
+        for l in listed {
+            let Some(entry) = self.entry(l, nodes, until, when) else { break };
+            if nodes && entry.node.is_none() {
+                bare.push((entries.len(), l.child));
+            }
+            if bare.len() > most {
+                entries.truncate(bare[0].0);
+                return entries;
+            }
+            entries.push(entry);
+        }
+        // They will be needed in this order.
+        bare.iter().for_each(|(_, child)| self.note_expired_use(*child));
+        entries
+    }
+
+    /// An entry of a directory whose names hold until then; without the object when its attributes do not hold.
+    fn entry(&self, l: &Listed, nodes: bool, until: Moment, when: &When) -> Option<DirEntry> {
         let name = Name::new(l.name.clone()).ok()?;
         self.table.with_id(l.child, |object| {
-            if object.asked == 0 || nodes && !object.holds(when) {
+            if object.asked == 0 {
                 return None;
             }
             let mut attrs = self.attrs_of(object, when);
@@ -191,7 +216,8 @@ impl Meta {
                 attrs.valid = self.validity(object.until.min(until), when.now);
             }
             let (fileid, kind) = (attrs.attr.fileid, Some(attrs.attr.kind));
-            let node = nodes.then(|| hither_vfs::Node { fh: super::handle(object), attrs });
+            let node =
+                (nodes && object.holds(when)).then(|| hither_vfs::Node { fh: super::handle(object), attrs });
             Some(DirEntry { name, cookie: l.cookie, fileid, kind, node })
         })?
     }

@@ -483,6 +483,21 @@ impl Object {
         self.until & LEASE == 0 || self.extra.as_ref().is_some_and(|e| asked >= e.leased.1)
     }
 
+    /// Names are about to be learnt that were asked for then, under the directory's present `change`. Those that were asked for since its
+    /// lease is known here hold under that; what is there from before and does not, goes. (The lease is held without a question, so
+    /// no attributes would come under which names could hold again.)
+    pub fn cover_names(&mut self, asked: Moment) {
+        let (until, label) = (self.until, Some(self.attr.change));
+        if until & LEASE == 0 || !self.is_since_lease(asked) {
+            return;
+        }
+        let dir = self.dir_mut();
+        if dir.until != until && dir.label == label {
+            (dir.names, dir.listing) = (Names::default(), None);
+            (dir.until, dir.asked) = (until, dir.asked.max(asked));
+        }
+    }
+
     /// Notes rights that a question brought. `until`: they hold at least so long.
     pub fn grant(&mut self, cred: u32, known: Access, have: Access, until: Moment, asked: Moment) {
         let (known, have) = (known.bits() as u8, have.bits() as u8);

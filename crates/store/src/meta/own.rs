@@ -7,6 +7,7 @@
 //! known by 31 random bits, and by the verifier where the reader still has that.
 
 use super::list::{Listed, NODE_ENTRY_BYTES};
+use super::names::Id;
 use super::objects::When;
 use super::{Meta, stats};
 use hither_vfs::{Access, Cx, DirEntry, DirPage, Fh, Result};
@@ -78,14 +79,19 @@ impl Meta {
             // A reader could not stop between the two.
             return None;
         }
-        let (mut entries, mut bytes) = (Vec::new(), 0);
-        for (hash, name, child) in &names {
+        let mut bytes = 0;
+        let fits = names.iter().enumerate().take_while(|(i, (_, name, _))| {
             bytes += NODE_ENTRY_BYTES + name.len();
-            let fits = entries.is_empty() || bytes <= max_bytes as usize;
-            let listed = Listed { at: 0, name: name.clone(), cookie: self.mark.cookie(*hash), child: *child };
-            let Some(entry) = fits.then(|| self.entry(&listed, nodes, until, when)).flatten() else { break };
-            entries.push(entry);
-        }
+            *i == 0 || bytes <= max_bytes as usize
+        });
+        let listed = |(_, (hash, name, child)): (usize, &(u32, Vec<u8>, Id))| Listed {
+            at: 0,
+            name: name.clone(),
+            cookie: self.mark.cookie(*hash),
+            child: *child,
+        };
+        let listed: Vec<_> = fits.map(listed).collect();
+        let entries = self.entries(&listed, nodes, until, when);
         if entries.is_empty() && !names.is_empty() {
             return None;
         }

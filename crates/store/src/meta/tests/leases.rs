@@ -103,3 +103,132 @@ async fn what_proves_nothing_is_not_kept_beyond_the_lease() {
         assert_eq!(listed(&l, &c).await, ["h"], "{under}");
     }
 }
+
+/// A page with the objects as far as they come along: `name` with its object, `-name` without.
+async fn listed_with_objects(l: &Lab, dir: &Fh) -> Vec<String> {
+    let page = l.meta.readdir(&l.cx, dir, 0, [0; 8], 1 << 20, true).await.unwrap();
+    assert!(page.eof);
+    let text = |e: DirEntry| {
+        let bare = if e.node.is_some() { "" } else { "-" };
+        format!("{bare}{}", String::from_utf8_lossy(e.name.as_bytes()))
+    };
+    let mut names: Vec<String> = page.entries.into_iter().map(text).collect();
+    names.sort();
+    names
+}
+
+/// Attributes of a few entries that have run out are no reason to list again what is known, nor would that bring leases on them; those
+/// of many are.
+#[tokio::test(start_paused = true)]
+async fn a_listing_under_a_lease_does_not_wait_for_attributes_of_a_few() {
+    for made_here in [false, true] {
+        let (l, c) = leased(options()).await;
+        *l.wire.itself.lock() = true;
+        let v: &dyn Vfs = if made_here { &*l.meta } else { &*l.model };
+        let new = make_dir(v, &l.cx, &c, "new").await;
+        if !made_here {
+            l.wire.upcalls.get().unwrap().withdraw(&c).await;
+        }
+        assert!(finds(&l, "a/b/c/f").await);
+        listed_with_objects(&l, &c).await;
+        for _ in 0..3 {
+            tokio::time::advance(VALID * 2).await;
+            l.wire.take();
+            let names = listed_with_objects(&l, &c).await;
+            assert_eq!(l.wire.take(), "", "{made_here}: {names:?}");
+            assert!(names.contains(&"-new".into()), "{made_here}: {names:?}");
+        }
+        // Who wants them asks about all of them, and then they are under leases.
+        assert!(finds(&l, "a/b/c/new").await && finds(&l, "a/b/c/g").await);
+        assert_eq!(l.wire.take(), if made_here { "getattr 1" } else { "getattr_many 1" });
+        tokio::time::advance(VALID * 2).await;
+        assert_eq!(listed_with_objects(&l, &c).await, ["f", "g", "new"]);
+        assert!(finds(&l, "a/b/c/new").await);
+        assert_eq!(l.wire.take(), "", "{made_here}");
+        // Many are worth a listing.
+        for i in 0..30 {
+            make_dir(&*l.model, &l.cx, &new, &format!("{i}")).await;
+        }
+        l.wire.upcalls.get().unwrap().withdraw(&new).await;
+        l.meta.getattr(&l.cx, File { fh: &new, open: None }).await.unwrap();
+        listed_with_objects(&l, &new).await;
+        tokio::time::advance(VALID * 2).await;
+        l.wire.take();
+        let names = listed_with_objects(&l, &new).await;
+        assert!(names.len() == 30 && names.iter().all(|n| !n.starts_with('-')), "{names:?}");
+        assert_eq!(l.wire.take(), "readdir 1", "{made_here}");
+    }
+}
+
+/// What came along with the lease, before it was known here, does not hold under it where an equal `change` proves nothing. What is
+/// listed or looked up again does, and not beyond it.
+#[tokio::test(start_paused = true)]
+async fn what_is_asked_for_again_under_a_lease_holds_under_it() {
+    for list in [true, false] {
+        let options = MetaOptions { coarse_change: true, ..options() };
+        let model = Arc::new(Model::new(env(), VALID, 1 << 40));
+        let wire = Wire::slow(model.clone(), Some(7), Duration::from_millis(3));
+        let meta = Meta::new(wire.clone(), options, env());
+        let cx = root_cx();
+        let top = meta.root(&cx).await.unwrap().fh;
+        let l = Lab { model, wire, meta, top, cx };
+        let c = make_dir(&*l.model, &l.cx, &l.top, "c").await;
+        make_file(&*l.model, &l.cx, &c, "g", "two").await;
+        // Whatever happens from here on happens in one tick.
+        *l.wire.tick.lock() = l.model.getattr(&l.cx, File { fh: &c, open: None }).await.unwrap().attr.change;
+        *l.wire.directories.lock() = true;
+        l.wire.lease(true);
+        l.meta.getattr(&l.cx, File { fh: &l.top, open: None }).await.unwrap();
+        tokio::time::advance(VALID * 2).await;
+        assert!(finds(&l, "c/g").await);
+        tokio::time::advance(VALID * 2).await;
+        for round in 0..3 {
+            l.wire.take();
+            if list {
+                assert_eq!(listed(&l, &c).await, ["g"]);
+            } else {
+                assert!(finds(&l, "c/g").await && !finds(&l, "c/none").await);
+            }
+            let asked = l.wire.total();
+            assert!(asked == 0 || round == 0, "{list}: {asked} in round {round}");
+            tokio::time::advance(VALID * 2).await;
+        }
+        l.wire.lease(false);
+        l.wire.upcalls.get().unwrap().withdraw(&c).await;
+        l.model.unlink(&l.cx, &c, &name("g"), None).await.unwrap();
+        make_dir(&*l.model, &l.cx, &c, "none").await;
+        assert!(!finds(&l, "c/g").await && finds(&l, "c/none").await, "{list}");
+        assert_eq!(listed(&l, &c).await, ["none"], "{list}");
+    }
+}
+
+/// An answer of before the lease that arrives when that is known already, and with an equal `change`, does not come to hold under it
+/// by what is asked for later.
+#[tokio::test(start_paused = true)]
+async fn a_belated_listing_does_not_hold_under_a_lease() {
+    let l = lab_with(MetaOptions { coarse_change: true, ..options() }, VALID).await;
+    let c = make_dir(&*l.model, &l.cx, &l.top, "c").await;
+    make_file(&*l.model, &l.cx, &c, "g", "two").await;
+    // Whatever happens from here on happens in one tick.
+    let tick = l.model.getattr(&l.cx, File { fh: &c, open: None }).await.unwrap().attr.change;
+    *l.wire.tick.lock() = tick;
+    let ticket = l.meta.ticket();
+    let belated = l.wire.readdir(&l.cx, &c, 0, [0; 8], 1 << 20, true).await.unwrap();
+    l.model.unlink(&l.cx, &c, &name("g"), None).await.unwrap();
+    make_dir(&*l.model, &l.cx, &c, "h").await;
+    *l.wire.directories.lock() = true;
+    tokio::time::advance(VALID * 2).await;
+    l.wire.lease(true);
+    l.meta.getattr(&l.cx, File { fh: &l.top, open: None }).await.unwrap();
+    assert!(finds(&l, "c").await);
+    l.meta.learn_page(&l.cx, &c, 0, &belated, Some(tick), &ticket);
+    tokio::time::advance(VALID * 2).await;
+    let (none, ticket) = (name("none"), l.meta.ticket());
+    let valid = Validity::Until(Instant::now() + VALID);
+    let absent = learn::Found { name: &none, child: None, asked: ticket.asked, valid };
+    l.meta.learn_name(l.meta.cred(&l.cx.cred), &c, Some(tick), &absent, &ticket);
+    assert!(matches!(peek(&l, &l.cx, "c/none").unwrap().stop, Stop::Missing(Validity::Lease)));
+    assert!(peek(&l, &l.cx, "c/h").is_none() && peek(&l, &l.cx, "c/g").is_none());
+    assert!(finds(&l, "c/h").await && !finds(&l, "c/g").await);
+    assert_eq!(listed(&l, &c).await, ["h"]);
+}

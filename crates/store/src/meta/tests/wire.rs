@@ -18,6 +18,8 @@ pub struct Wire {
     lease: Mutex<Option<tokio::time::Instant>>,
     /// Whether directories are, too.
     pub directories: Mutex<bool>,
+    /// Leases come with questions about an object itself, and not by the way, when it is made or in the listing of its directory.
+    pub itself: Mutex<bool>,
     /// Opens that are refused a lease before one is granted.
     refused: Mutex<Option<usize>>,
     pub upcalls: OnceLock<Arc<dyn Upcalls>>,
@@ -49,6 +51,7 @@ impl Wire {
             most,
             lease: Mutex::new(None),
             directories: Mutex::new(false),
+            itself: Mutex::new(false),
             refused: Mutex::new(None),
             upcalls: OnceLock::new(),
             answered: OnceLock::new(),
@@ -99,6 +102,10 @@ impl Wire {
         if may && self.lease.lock().is_some_and(|since| attrs.asked >= since) {
             attrs.valid = Validity::Lease;
         }
+    }
+
+    fn stamp_by_the_way(&self) -> fn(&Wire, &mut Attrs, tokio::time::Instant) {
+        if *self.itself.lock() { stamp_without_lease } else { stamp }
     }
 
     async fn pass(&self, op: &'static str) {
@@ -186,6 +193,11 @@ macro_rules! pass_on {
 
 /// Attributes are told as asked when the question was sent, and hold from then.
 fn stamp(w: &Wire, attrs: &mut Attrs, asked: tokio::time::Instant) {
+    stamp_without_lease(w, attrs, asked);
+    w.leased(attrs);
+}
+
+fn stamp_without_lease(w: &Wire, attrs: &mut Attrs, asked: tokio::time::Instant) {
     if let Validity::Until(end) = attrs.valid {
         attrs.valid = Validity::Until(asked + end.saturating_duration_since(attrs.asked));
     }
@@ -197,16 +209,16 @@ fn stamp(w: &Wire, attrs: &mut Attrs, asked: tokio::time::Instant) {
     if attrs.attr.kind == FileKind::Directory {
         attrs.attr.change = attrs.attr.change.min(*w.tick.lock());
     }
-    w.leased(attrs);
 }
 
 fn page(w: &Wire, page: &mut DirPage, asked: tokio::time::Instant) {
+    let stamp = w.stamp_by_the_way();
     page.entries.iter_mut().filter_map(|e| e.node.as_mut()).for_each(|n| stamp(w, &mut n.attrs, asked));
 }
 
 fn made(w: &Wire, out: &mut Result<Made>, asked: tokio::time::Instant) {
     if let Ok(made) = out {
-        stamp(w, &mut made.node.attrs, asked);
+        w.stamp_by_the_way()(w, &mut made.node.attrs, asked);
         w.dir(&mut made.dir);
     }
 }
