@@ -5,7 +5,7 @@
 //! version 3 as well, as mount.nfs(8) does, because older servers export differently there.
 
 use crate::error::MountError;
-use crate::v4::V4;
+use crate::v4::{Delegated, V4};
 use crate::{LookupCache, Options, Version, nqnfs, v3};
 use hither_rpc::{Connect, Endpoint, Stats, TcpConnect};
 use hither_vfs::{Env, Vfs};
@@ -40,6 +40,8 @@ pub struct Connected {
     pub stats: Arc<Stats>,
     /// What was agreed on with an NFSv4 server.
     pub session: Option<SessionLimits>,
+    /// What is counted about delegations, with NFSv4.
+    pub delegated: Option<Delegated>,
 }
 
 /// Limits of an NFSv4 session's fore channel (RFC 8881 section 18.36), and the lease.
@@ -122,6 +124,7 @@ async fn connect_version(options: &Options, env: &Env, version: Version) -> Resu
             lookup_cache,
             stats,
             session: None,
+            delegated: None,
         });
     }
     let mut refused = None;
@@ -139,7 +142,7 @@ async fn connect_version(options: &Options, env: &Env, version: Version) -> Resu
             Ok(v4) => {
                 let (rsize_bytes, wsize_bytes) = v4.transfer_sizes();
                 let lookup_cache = v4.lookup_cache();
-                let session = v4.session_limits();
+                let (session, delegated) = (v4.session_limits(), Some(v4.delegated()));
                 let vfs: Arc<dyn Vfs> = Arc::new(v4);
                 return Ok(Connected {
                     vfs,
@@ -150,6 +153,7 @@ async fn connect_version(options: &Options, env: &Env, version: Version) -> Resu
                     lookup_cache,
                     stats,
                     session,
+                    delegated,
                 });
             }
             Err(e) if e.is_transient() => refused = Some(e),

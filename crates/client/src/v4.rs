@@ -63,7 +63,9 @@ use hither_vfs::{
     Vfs, Want, Where, Wrote, XattrMode, create_in_steps, finish_in_steps,
 };
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+
+pub use delegation::DelegationCounts;
 
 /// A mounted NFSv4.1 or 4.2 file system.
 pub struct V4 {
@@ -127,9 +129,25 @@ impl V4 {
         (facts.rsize, facts.wsize)
     }
 
+    /// What it counts about delegations.
+    pub fn delegated(&self) -> Delegated {
+        Delegated(Arc::downgrade(&self.core))
+    }
+
     /// Which names may be remembered.
     pub fn lookup_cache(&self) -> LookupCache {
         self.core.valid.lookup_cache()
+    }
+}
+
+/// What a mount counts about delegations.
+#[derive(Clone)]
+pub struct Delegated(Weak<Core>);
+
+impl Delegated {
+    /// As it is now.
+    pub fn counts(&self) -> DelegationCounts {
+        self.0.upgrade().map(|core| core.delegations.counts()).unwrap_or_default()
     }
 }
 

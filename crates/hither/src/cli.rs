@@ -389,6 +389,9 @@ pub struct ServeArgs {
     /// changed, or may delay what they write; none unless given. For local file systems only; S10 in docs/SEMANTICS.md says what is not covered yet
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1 << 24))]
     pub max_delegations: u32,
+    /// Serve figures for Prometheus at http://ADDRESS:PORT/metrics, or on a UNIX socket that only the server's user may connect to
+    #[arg(long, value_name = "ADDRESS:PORT|SOCKET")]
+    pub metrics: Option<crate::metrics::endpoint::Place>,
     /// Offer NQNFS, too (Macklem's "Not Quite NFS" of 1994: NFS version 2 with leases, program 300105), with MOUNT version 1. For
     /// clients that speak it and for experiments; docs/NQNFS.md
     #[arg(long)]

@@ -1,4 +1,4 @@
-//! A report for Prometheus: `hither stat --format prometheus`, and what `metrics=` serves.
+//! A report for Prometheus: `hither stat --format prometheus`, what `metrics=` serves, and a server's `--metrics`.
 //!
 //! docs/METRICS.md lists the names. What node_exporter counts of the kernel's NFS client has its names here, so that its
 //! dashboards show both; the rest begins with `hither_`. The text format is 0.0.4.
@@ -8,6 +8,7 @@ pub mod endpoint;
 mod tests;
 
 use crate::report::{Connection, Counters, Latency, Operation, Report};
+use hither_server::DelegationCounts;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -33,6 +34,9 @@ const GAUGES: &[&str] = &[
     "journal_failed",
     "conflicts",
     "held",
+    "delegations_read",
+    "delegations_write",
+    "delegations_directory",
     "connected",
     "files_open",
 ];
@@ -76,6 +80,26 @@ pub fn render(report: &Report) -> String {
     page.layers(&report.layers, &mount);
     page.0
 }
+
+/// The text of a server, and what `hither serve --metrics` serves.
+pub fn render_server(counts: DelegationCounts) -> String {
+    let mut page = Page::default();
+    page.one("hither_server_info", "gauge", "The server; always 1.", VERSION_LABEL, 1.0);
+    let name = "hither_server_delegations";
+    page.family(name, "gauge", "Files and directories that are delegated to clients.");
+    let held = [("read", counts.reading), ("write", counts.writing), ("directory", counts.directories)];
+    for (kind, n) in held {
+        page.sample(name, &format!("kind=\"{kind}\""), n as f64);
+    }
+    let name = "hither_server_callbacks_total";
+    page.family(name, "counter", "Calls to clients about what is delegated to them.");
+    for (call, n) in [("recall", counts.recalls), ("getattr", counts.getattrs)] {
+        page.sample(name, &format!("call=\"{call}\""), n as f64);
+    }
+    page.0
+}
+
+const VERSION_LABEL: &str = concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"");
 
 /// A label's value.
 fn escape(text: &str) -> String {

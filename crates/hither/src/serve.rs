@@ -13,6 +13,7 @@ use crate::cli::ServeArgs;
 use crate::daemon::process;
 use crate::exit::Failure;
 use crate::log::{self, Place};
+use crate::metrics::{self, endpoint};
 use crate::stack;
 use hither_rpc::server::{Acceptor, ServerLimits};
 use hither_server::table::Table;
@@ -61,6 +62,12 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
         })?;
     }
     let listeners = args.listen.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
+    let metrics = match &args.metrics {
+        Some(place) => Some(endpoint::bind(place).await.map_err(|e| {
+            Failure::usage(format!("option '--metrics {place}': {e}; give another address or path"))
+        })?),
+        None => None,
+    };
     let (mut served, table) = load(Served::new(args, state_dir.clone())).await;
     let server = make_server(args, table?, state_dir)?;
     tell_made_before(&server, &mut served);
@@ -72,6 +79,9 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
     };
     let acceptor = Arc::new(Acceptor::new(server.clone(), limits));
     tokio::spawn(server.clone().tend());
+    let counted = server.clone();
+    let page = move || metrics::render_server(counted.delegations());
+    let metrics = metrics.map(|bound| bound.serve(Arc::new(page)));
     for listener in listeners {
         let acceptor = acceptor.clone();
         tokio::spawn(async move { acceptor.listen(listener).await });
@@ -109,6 +119,7 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
     }
     notify.stopping();
     registrations.end().await;
+    drop(metrics);
     acceptor.shutdown();
     server.end();
     let mut cx = Cx::new(Arc::new(Cred::root()));

@@ -14,6 +14,7 @@ use crate::options::{Versions, Wanted};
 use crate::report::{Counters, MountPart, Report};
 use crate::trace::Trace;
 use hither_fuse::{CloseWaits, Record};
+use hither_nfs::v4::Delegated;
 use hither_nfs::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
 use hither_socket::Programs;
 use hither_store::ahead::{Ahead, AheadOptions};
@@ -336,6 +337,7 @@ fn mount_flags(wanted: &Wanted) -> libc::c_ulong {
 pub struct Teller {
     part: MountPart,
     stats: Arc<hither_rpc::Stats>,
+    delegated: Option<Delegated>,
     mounted: Arc<hither_fuse::Mounted>,
     disk: Option<Arc<Disk>>,
     parts: Parts,
@@ -375,7 +377,8 @@ impl Teller {
         let (disk, parts, wanted) = (client.disk.clone(), client.parts.clone(), job.wanted.clone());
         let (wal, ahead) = (client.wal.clone(), client.ahead.clone());
         let removals = client.removals.clone();
-        Self { wal, ahead, removals, part, stats: c.stats.clone(), mounted, disk, parts, wanted, programs }
+        let (stats, delegated) = (c.stats.clone(), c.delegated.clone());
+        Self { wal, ahead, removals, part, stats, delegated, mounted, disk, parts, wanted, programs }
     }
 
     /// Everything.
@@ -493,7 +496,17 @@ impl Teller {
         layers.extend(self.disk.as_ref().map(|disk| ("disk", Counters::of(&disk.stats()))));
         layers.extend(self.programs.as_ref().map(|programs| ("socket", Counters::of(&programs.stats()))));
         let (held, withdrawals) = self.mounted.leases();
-        let leases = BTreeMap::from([("held", held), ("withdrawals", withdrawals)]);
+        let mut leases = BTreeMap::from([("held", held), ("withdrawals", withdrawals)]);
+        if let Some(delegated) = &self.delegated {
+            let counts = delegated.counts();
+            leases.extend([
+                ("delegations_read", counts.reading),
+                ("delegations_write", counts.writing),
+                ("delegations_directory", counts.directories),
+                ("recalls", counts.recalls),
+                ("getattrs", counts.getattrs),
+            ]);
+        }
         layers.push(("leases", Counters::of(&leases)));
         layers.into_iter().map(|(name, counters)| (name.to_string(), counters)).collect()
     }

@@ -13,12 +13,15 @@ mod common;
 
 use common::serve::Serve;
 use common::{HITHER, Random, daemons, hither, run, wait_for};
-use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, Permissions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 /// Nothing goes to the server because of its age, and no name is believed.
@@ -102,6 +105,98 @@ fn what_waits_is_seen_by_whoever_looks() {
     assert_eq!(at_server(&server, &last), 10_000);
     umount(&b);
     umount(&c);
+}
+
+/// What a mount counts about delegations.
+fn counted(mnt: &Path, name: &str) -> u64 {
+    let said = run(Command::new(HITHER).arg("stat").arg("--json").arg(mnt)).ok();
+    let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    json["layers"]["leases"][name].as_u64().unwrap()
+}
+
+/// What the server's page says.
+fn figure(socket: &Path, name: &str) -> u64 {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    let line =
+        page.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name}: {page}"));
+    line.trim().parse().unwrap()
+}
+
+/// Whoever only looks at a file that is being written under a delegation is told all that its writer has written, and takes nothing away from
+/// him; who reads it gets it.
+#[test]
+#[ignore = "needs root"]
+fn looks_at_what_is_being_written_take_nothing_away() {
+    let mut server = Serve::of_directory();
+    let figures = server.mnt("figures").join("socket");
+    server = server.with(&["--max-delegations", "1000", "--metrics", figures.to_str().unwrap()]);
+    server.serve();
+    let (a, b, c) = (server.mnt("a"), server.mnt("b"), server.mnt("c"));
+    server.mount(MINE, &a).ok();
+    server.mount("vers=4.2,consistency=strict", &b).ok();
+    server.mount("vers=3,consistency=strict", &c).ok();
+    let name = delayed(&server, &a, "f", "begun");
+    let file = File::options().append(true).open(a.join(&name)).unwrap();
+    let recalls = counted(&a, "recalls");
+    assert_eq!(
+        counted(&a, "delegations_write"),
+        figure(&figures, "hither_server_delegations{kind=\"write\"}")
+    );
+    let (began, done) = (Arc::new(AtomicU64::new(5)), Arc::new(AtomicU64::new(5)));
+    let writer = std::thread::spawn({
+        let (began, done, mut file) = (began.clone(), done.clone(), file.try_clone().unwrap());
+        move || {
+            for i in 0..300_u64 {
+                let bytes = vec![b'x'; 1 + i as usize % 7];
+                let len = began.fetch_add(bytes.len() as u64, SeqCst) + bytes.len() as u64;
+                file.write_all(&bytes).unwrap();
+                done.store(len, SeqCst);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    });
+    let mut seen = Vec::new();
+    let mut look = |i: usize| {
+        let mnt = if i % 4 == 3 { &c } else { &b };
+        let at_least = done.load(SeqCst);
+        let found = fs::metadata(mnt.join(&name)).unwrap();
+        let at_most = began.load(SeqCst);
+        assert!((at_least..=at_most).contains(&found.len()), "{at_least}..{at_most}: {}", found.len());
+        seen.push((found.len(), found.modified().unwrap()));
+    };
+    (0..100).for_each(&mut look);
+    writer.join().unwrap();
+    (100..104).for_each(&mut look);
+    assert!(seen.is_sorted() && seen.is_sorted_by_key(|(_, time)| *time), "{seen:?}");
+    let lengths: BTreeSet<u64> = seen.iter().map(|(len, _)| *len).collect();
+    assert!(lengths.len() > 10, "{lengths:?}");
+    // The writer's own call was not made to send it, nor to give it back.
+    assert_eq!((at_server(&server, &name), counted(&a, "recalls")), (0, recalls));
+    let asked = counted(&a, "getattrs");
+    assert!(asked >= 104, "{asked}");
+    assert_eq!(figure(&figures, "hither_server_callbacks_total{call=\"getattr\"}"), asked);
+    let whole = format!("begun{}", "x".repeat(done.load(SeqCst) as usize - 5));
+    assert_eq!(fs::read_to_string(b.join(&name)).unwrap(), whole);
+    assert_eq!(counted(&a, "recalls"), recalls + 1);
+    assert!(figure(&figures, "hither_server_callbacks_total{call=\"recall\"}") > recalls);
+    let last = fs::metadata(b.join(&name)).unwrap();
+    let shown = seen.last().unwrap();
+    assert!(last.len() == shown.0 && last.modified().unwrap() >= shown.1, "{last:?} {seen:?}");
+    drop(file);
+
+    // What waits beside bytes is seen as well.
+    let name = delayed(&server, &a, "mode", "begun");
+    let before = fs::metadata(b.join(&name)).unwrap().permissions().mode() & 0o777;
+    let mut file = File::options().append(true).open(a.join(&name)).unwrap();
+    file.write_all(b"more").unwrap();
+    file.set_permissions(Permissions::from_mode(before | 0o111)).unwrap();
+    let found = fs::metadata(b.join(&name)).unwrap();
+    assert_eq!((found.len(), found.permissions().mode() & 0o777), (9, before | 0o111));
+    drop(file);
+    [&a, &b, &c].into_iter().for_each(|mnt| umount(mnt));
 }
 
 /// With a journal, fsync and close wait for that alone; a killed daemon loses nothing of it.

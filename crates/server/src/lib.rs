@@ -29,3 +29,4 @@ mod v4;
 
 pub use nqnfs::NqnfsOptions;
 pub use server::{Options, Server};
+pub use v4::delegation::DelegationCounts;

@@ -7,7 +7,7 @@ use crate::access::{Groups, GroupsOf, Rights};
 use crate::drc::ReplyCache;
 use crate::nqnfs::{self, NqnfsOptions};
 use crate::table::{Export, Others, Table};
-use crate::v4::delegation::Leases;
+use crate::v4::delegation::{DelegationCounts, Leases};
 use crate::{mountd, v3, v4};
 use bytes::Bytes;
 use hither_proto::nqnfs as wire;
@@ -129,6 +129,11 @@ impl Server {
     /// Work that time brings: ends what silent clients hold. Runs until it is dropped.
     pub async fn tend(self: Arc<Self>) {
         tokio::join!(self.v4.tend(&self), self.v4.leases.run());
+    }
+
+    /// What is delegated, and what clients were called for.
+    pub fn delegations(&self) -> DelegationCounts {
+        self.v4.leases.counts()
     }
 
     /// Nobody is served any more: if no lease is out, the next server need not wait for any.

@@ -81,7 +81,7 @@ impl Lab {
             AuthSys { stamp: 0, machinename: Default::default(), uid: 0, gid: 0, gids: Vec::new().into() };
         let records = record::Reader::new(Default::default());
         let cred = OpaqueAuth::sys(&cred);
-        Wire { stream: near, records, xid: 1, cred, called: Vec::new(), deaf: false }
+        Wire { stream: near, records, xid: 1, cred, called: Vec::new(), deaf: false, tells: Vec::new() }
     }
 
     pub async fn client(&self, name: &'static str) -> Client {
@@ -99,6 +99,8 @@ pub struct Wire {
     pub called: Vec<CbOp>,
     /// The server's calls are not answered.
     pub deaf: bool,
+    /// `change` and length for CB_GETATTR: the next answers, of which the last one stays.
+    pub tells: Vec<(u64, u64)>,
 }
 
 impl Wire {
@@ -130,7 +132,7 @@ impl Wire {
             return;
         }
         let call: CbCompound = Dec::all(body).unwrap();
-        let result = |op: &CbOp| match op {
+        let mut result = |op: &CbOp| match op {
             CbOp::Sequence(a) => CbRes::Sequence(Ok(CbSequenceOk {
                 sessionid: a.sessionid,
                 sequenceid: a.sequenceid,
@@ -139,9 +141,16 @@ impl Wire {
                 target_highest_slotid: 0,
             })),
             CbOp::Recall(_) => CbRes::Recall(Ok(())),
+            CbOp::Getattr(_) if !self.tells.is_empty() => {
+                let (change, size) = match self.tells.len() {
+                    1 => self.tells[0],
+                    _ => self.tells.remove(0),
+                };
+                CbRes::Getattr(Ok(Attrs { change: Some(change), size: Some(size), ..Attrs::default() }))
+            }
             other => CbRes::failed(other.number(), Nfsstat4::NOTSUPP),
         };
-        let results: Vec<CbRes> = call.ops.iter().map(result).collect();
+        let results: Vec<CbRes> = call.ops.iter().map(&mut result).collect();
         self.called.extend(call.ops.into_iter().skip(1));
         let reply = CbCompoundReply { status: Nfsstat4::OK, tag: call.tag, results: results.into() };
         let mut out = Enc::of(&ReplyHeader::success(header.xid));

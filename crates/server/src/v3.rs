@@ -19,7 +19,7 @@ use crate::error::stat3;
 use crate::handle::{self, Handle};
 use crate::server::{Request, Server};
 use crate::table::Export;
-use crate::v4::delegation::{Changing, Naming, PATIENCE_V3};
+use crate::v4::delegation::{Changing, Look, Naming, PATIENCE_V3};
 use bytes::Bytes;
 use convert::fattr;
 use hither_proto::nfs3::{
@@ -188,6 +188,20 @@ impl At {
         }
         let read = v4.leases.read(None, &self.fh, PATIENCE_V3).await;
         read.map(|_| ()).map_err(|_| Nfsstat3::JUKEBOX)
+    }
+
+    /// Attributes as they are to be shown to who wants nothing else.
+    async fn look(&self, r: &Request) -> Result<Attr, Nfsstat3> {
+        let v4 = &r.server.v4;
+        if v4.may_be_dirty() {
+            self.for_reading(r).await?;
+        }
+        let look = v4.leases.look(None, &self.fh, PATIENCE_V3).await.map_err(|_| Nfsstat3::JUKEBOX)?;
+        let mut attr = self.attr().await?;
+        if let Look::Told(told) = look {
+            v4.leases.tell(told, &mut attr);
+        }
+        Ok(attr)
     }
 
     /// The same for the file that a name in this directory leads to.

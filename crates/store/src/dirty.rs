@@ -78,7 +78,7 @@ pub(crate) use wait::patient;
 use crate::wal::Wal;
 use file::File;
 use flush::Ages;
-use hither_vfs::{Attrs, BoxFuture, Cx, Env, Fh, FileKind, Node, Result, Time, Upcalls, Vfs};
+use hither_vfs::{Attrs, BoxFuture, Cx, Env, Fh, FileKind, Node, Result, Time, Unsent, Upcalls, Vfs};
 use journal::Uncommitted;
 use parking_lot::RwLock;
 use questions::{Keep, Questions};
@@ -404,6 +404,12 @@ impl Upcalls for Relay {
         let Some(layer) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
         let fh = fh.clone();
         finished(async move { layer.settle(&fh).await })
+    }
+
+    /// Nothing that was acknowledged waits further up.
+    fn unsent(&self, fh: &Fh) -> Unsent {
+        let Some(layer) = self.0.upgrade() else { return Unsent::More };
+        layer.known(fh).map_or(Unsent::Nothing, |file| file.state.lock().unsent())
     }
 
     fn withdraw_all(&self) -> BoxFuture<()> {

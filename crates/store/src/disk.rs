@@ -63,7 +63,7 @@ pub use tools::{DiskCheck, DiskEntry, DiskRoom, DiskSlot, DiskVerify, KeyAct};
 
 use crate::policy::Policy;
 use fill::Job;
-use hither_vfs::{BoxFuture, Env, Fh, Upcalls, Vfs};
+use hither_vfs::{BoxFuture, Env, Fh, Unsent, Upcalls, Vfs};
 use live::Live;
 use parking_lot::{Mutex, RwLock};
 use shelf::{Limits, Shelf};
@@ -481,6 +481,11 @@ impl Upcalls for Hearer {
         let disk = self.0.upgrade();
         let above = disk.as_ref().and_then(|disk| disk.above.get());
         above.map_or_else(|| Box::pin(async {}) as BoxFuture<()>, |above| above.settle(fh))
+    }
+
+    fn unsent(&self, fh: &Fh) -> Unsent {
+        let disk = self.0.upgrade();
+        disk.as_ref().and_then(|disk| disk.above.get()).map_or(Unsent::More, |above| above.unsent(fh))
     }
 
     fn withdraw_all(&self) -> BoxFuture<()> {

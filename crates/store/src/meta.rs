@@ -74,7 +74,7 @@ pub use stats::MetaStats;
 use bytes::Bytes;
 use contents::Contents;
 use flights::Flights;
-use hither_vfs::{BoxFuture, Cred, Env, Fh, Upcalls, Vfs};
+use hither_vfs::{BoxFuture, Cred, Env, Fh, Unsent, Upcalls, Vfs};
 use moment::{Clock, LEASE};
 use objects::Object;
 use parking_lot::Mutex;
@@ -325,6 +325,11 @@ impl Upcalls for Hearer {
             Some(above) => above.settle(fh),
             None => Box::pin(std::future::ready(())),
         }
+    }
+
+    fn unsent(&self, fh: &Fh) -> Unsent {
+        let meta = self.0.upgrade();
+        meta.as_ref().and_then(|meta| meta.above.get()).map_or(Unsent::More, |above| above.unsent(fh))
     }
 
     fn withdraw_all(&self) -> BoxFuture<()> {

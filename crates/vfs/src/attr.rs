@@ -64,6 +64,9 @@ pub struct Attr {
     pub change: u64,
 }
 
+/// Values of [`Attr::change`] with these bits are a server's own, for what its file system does not know: no file system has them.
+pub const CHANGE_OF_SERVER: u64 = 3 << 62;
+
 /// How long an answer may be used without asking again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Validity {

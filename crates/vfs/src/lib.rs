@@ -27,7 +27,8 @@ mod watch;
 pub use account::{Account, Question, Why};
 pub use acl::{AclWho, PosixAcl, PosixAcls};
 pub use attr::{
-    Attr, Attrs, ChangeInfo, FileKind, FsStat, Moved, SetAttr, SetTime, Time, Validity, bytes_prove_reading,
+    Attr, Attrs, CHANGE_OF_SERVER, ChangeInfo, FileKind, FsStat, Moved, SetAttr, SetTime, Time, Validity,
+    bytes_prove_reading,
 };
 pub use beside::{Beside, Touched, Work};
 pub use cx::{Answered, CALL_MAX_BYTES, Cred, Cx, Env};
@@ -39,7 +40,7 @@ pub use many::{Creation, NewKind, Removal, create_many_in_steps, remove_many_in_
 pub use ops::{
     Access, Along, Backing, BoxFuture, Create, DirEntry, DirPage, Fetched, File, FileRange, Finished,
     LockConflict, LockKind, LockOwner, LockWait, Made, Node, OpenAccess, OpenHow, OpenId, Opened, Read,
-    RenameFlags, Seek, Special, Stability, Starts, Stop, Trail, Upcalls, Vfs, Want, Wrote, XattrMode,
+    RenameFlags, Seek, Special, Stability, Starts, Stop, Trail, Unsent, Upcalls, Vfs, Want, Wrote, XattrMode,
     create_in_steps, finish_in_steps, resolve,
 };
 pub use realm::{Asks, Realm};

@@ -675,6 +675,34 @@ pub trait Vfs: Send + Sync + 'static {
     async fn shutdown(&self, cx: &Cx) -> Result<()>;
 }
 
+/// What of a file waits in layers above ([`Upcalls::unsent`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unsent {
+    /// Nothing that a program was told is done.
+    Nothing,
+    /// Bytes. With them the file is so long.
+    Bytes {
+        /// Length of the file as programs see it here.
+        size_bytes: u64,
+    },
+    /// Something else, or that is not known.
+    More,
+}
+
+impl Unsent {
+    /// What waits in two places.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Nothing, one) | (one, Self::Nothing) => one,
+            (Self::Bytes { size_bytes: a }, Self::Bytes { size_bytes: b }) => {
+                Self::Bytes { size_bytes: a.max(b) }
+            }
+            (Self::More, _) | (_, Self::More) => Self::More,
+        }
+    }
+}
+
 /// What a layer is told from below. Calls return at once and wait for nobody.
 pub trait Upcalls: Send + Sync + 'static {
     /// Nothing that was answered about an object's attributes and contents holds any more. What is returned ends when
@@ -695,6 +723,11 @@ pub trait Upcalls: Send + Sync + 'static {
     /// What waits above to be written to an object is wanted ([`Vfs::may_delay`]). What is returned ends when it was written, or could not be.
     fn settle(&self, _fh: &Fh) -> BoxFuture<()> {
         Box::pin(std::future::ready(()))
+    }
+
+    /// What of a file waits above to be written, at this moment. Never waits.
+    fn unsent(&self, _fh: &Fh) -> Unsent {
+        Unsent::More
     }
 
     /// As [`Upcalls::withdraw`], for everything under [`Validity::Lease`](crate::Validity): all leases are lost.

@@ -16,6 +16,7 @@ use hither_proto::xdr::{Dec, Enc};
 use hither_rpc::{BoxFuture, CallbackHandler};
 use hither_vfs::Fh;
 use parking_lot::Mutex;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 /// Answers the server's calls.
@@ -155,6 +156,7 @@ impl Core {
         match op {
             CbOp::Recall(args) => {
                 tracing::debug!(fh = ?args.fh, "a delegation is recalled");
+                self.delegations.recalls.fetch_add(1, Ordering::Relaxed);
                 self.recalled(&own_fh(&args.fh), &args.stateid);
                 CbRes::Recall(Ok(()))
             }
@@ -172,7 +174,10 @@ impl Core {
                 self.files.lock_freed.notify_waiters();
                 CbRes::NotifyLock(Ok(()))
             }
-            CbOp::Getattr(args) => CbRes::Getattr(self.delegated_attrs(args)),
+            CbOp::Getattr(args) => {
+                self.delegations.getattrs.fetch_add(1, Ordering::Relaxed);
+                CbRes::Getattr(self.delegated_attrs(args))
+            }
             CbOp::Layoutrecall(_) => CbRes::Layoutrecall(Err(Nfsstat4::NOMATCHING_LAYOUT)),
             CbOp::PushDeleg(_) => CbRes::PushDeleg(Err(Nfsstat4::REJECT_DELEG)),
             CbOp::Illegal(_) => CbRes::Illegal(Nfsstat4::OP_ILLEGAL),
@@ -180,15 +185,15 @@ impl Core {
         }
     }
 
-    /// What the holder of a write delegation knows: where closes wait, what the server said last. Otherwise the layer above has newer
-    /// length and times, and the server learns them with the file, which goes back.
+    /// What the holder of a write delegation knows: that the server has all there is, or how long the file is with what is on its way. Other
+    /// attributes that wait the server learns with the file, which goes back.
     fn delegated_attrs(self: &Arc<Self>, args: &CbGetattrArgs) -> Result<Attrs, Nfsstat4> {
         let fh: Fh = own_fh(&args.fh);
-        if self.delegations.may_be_delayed(&fh) {
+        let (change, size) = self.delegations.written(&fh).ok_or(Nfsstat4::BADHANDLE)?;
+        let Some(change) = change else {
             self.give_back(self.delegations.take(&fh).into_iter().collect());
             return Err(Nfsstat4::DELAY);
-        }
-        let (change, size) = self.delegations.written(&fh).ok_or(Nfsstat4::BADHANDLE)?;
+        };
         let asked = |n| args.attr_request.has(n);
         Ok(Attrs {
             change: asked(attr::CHANGE).then_some(change),

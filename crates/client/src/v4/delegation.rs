@@ -17,10 +17,10 @@ use super::fail::Answered;
 use super::state::wire_fh;
 use crate::AttrCache;
 use hither_proto::nfs4::{Nfsstat4, Op, OpenDelegation, OpenOk, SpaceLimit, Stateid, open};
-use hither_vfs::{Attrs, BoxFuture, Cx, Error, Fh, FileKind, Upcalls, Validity};
+use hither_vfs::{Attrs, BoxFuture, Cx, Error, Fh, FileKind, Unsent, Upcalls, Validity};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -51,6 +51,24 @@ pub(crate) struct Delegations {
     lost: Mutex<HashSet<Fh>>,
     /// [`HELD_MAX`], but for tests.
     pub most: AtomicUsize,
+    /// What the server has called for.
+    pub recalls: AtomicU64,
+    pub getattrs: AtomicU64,
+}
+
+/// Delegations that a mount has now, and what its server has called for since the mount.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DelegationCounts {
+    /// Files delegated for reading.
+    pub reading: u64,
+    /// Files delegated for writing.
+    pub writing: u64,
+    /// Directories.
+    pub directories: u64,
+    /// CB_RECALL.
+    pub recalls: u64,
+    /// CB_GETATTR.
+    pub getattrs: u64,
 }
 
 #[derive(Default)]
@@ -65,15 +83,26 @@ struct Held {
 struct Delegation {
     stateid: Stateid,
     write: bool,
+    directory: bool,
     /// How long the file may be when some of it is unsent at a close.
     limit_bytes: u64,
-    /// Somebody was told that what he writes may wait.
-    delayed: bool,
     /// When the reply that granted it came: what is asked from then on was answered under it.
     since: Instant,
     used: u64,
-    /// `change` and length as the server said last, for CB_GETATTR.
-    last: (u64, u64),
+    /// `change` as the server said first under it, for CB_GETATTR (RFC 8881 section 10.4.3).
+    granted: Option<u64>,
+    /// Length as the server said last.
+    size_bytes: u64,
+}
+
+/// What a delegation is of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Of<'a> {
+    /// A file, for reading.
+    Reading,
+    /// A file, also for writing: as far as the server has room.
+    Writing(&'a SpaceLimit),
+    Directory,
 }
 
 /// A delegation that is no longer held here, and still is at the server.
@@ -93,6 +122,8 @@ impl Default for Delegations {
             early: Mutex::default(),
             lost: Mutex::default(),
             most: AtomicUsize::new(HELD_MAX),
+            recalls: AtomicU64::new(0),
+            getattrs: AtomicU64::new(0),
         }
     }
 }
@@ -143,20 +174,13 @@ impl Delegations {
     /// The limit of `fh` when it is held for writing.
     fn limit_bytes(&self, fh: &Fh) -> Option<u64> {
         let subscribed = self.upcalls.get().is_some() && !self.suspect.load(Ordering::Acquire);
-        let mut held = self.held.lock();
-        let d = held.files.get_mut(fh).filter(|d| subscribed && d.write)?;
-        d.delayed = true;
-        Some(d.limit_bytes)
+        let held = self.held.lock();
+        held.files.get(fh).filter(|d| subscribed && d.write).map(|d| d.limit_bytes)
     }
 
     /// The stateid under which a file is delegated for writing.
     pub fn for_writing(&self, fh: &Fh) -> Option<Stateid> {
         self.held.lock().files.get(fh).filter(|d| d.write).map(|d| d.stateid)
-    }
-
-    /// Whether the layer above may have newer attributes of `fh` than the server.
-    pub fn may_be_delayed(&self, fh: &Fh) -> bool {
-        self.held.lock().files.get(fh).is_some_and(|d| d.delayed)
     }
 
     /// Whether `fh` was held for writing when the server lost all.
@@ -171,25 +195,26 @@ impl Delegations {
     }
 
     /// Keeps a delegation; what has to go back instead.
-    fn keep(&self, fh: &Fh, stateid: Stateid, room: Option<&SpaceLimit>) -> Vec<Taken> {
-        let write = room.is_some();
-        let limit_bytes = match room {
-            Some(SpaceLimit::Size(bytes)) => *bytes,
+    fn keep(&self, fh: &Fh, stateid: Stateid, of: Of<'_>) -> Vec<Taken> {
+        let (write, directory) = (matches!(of, Of::Writing(_)), matches!(of, Of::Directory));
+        let limit_bytes = match of {
+            Of::Writing(SpaceLimit::Size(bytes)) => *bytes,
             // Of what is changed: no file is longer then.
-            Some(SpaceLimit::Blocks(l)) => u64::from(l.num_blocks) * u64::from(l.bytes_per_block),
-            None => 0,
+            Of::Writing(SpaceLimit::Blocks(l)) => u64::from(l.num_blocks) * u64::from(l.bytes_per_block),
+            Of::Reading | Of::Directory => 0,
         };
         let mut held = self.held.lock();
         let mut back = Vec::new();
-        let (mut last, mut delayed) = ((0, 0), false);
+        let (mut granted, mut size_bytes) = (None, 0);
         if let Some(old) = held.files.get(fh) {
-            (last, delayed) = (old.last, old.delayed && write);
             let same = old.stateid.other == stateid.other;
+            (granted, size_bytes) = (old.granted.filter(|_| same), old.size_bytes);
             back.extend(held.take(fh).filter(|_| !same));
         }
         held.uses += 1;
         let used = held.uses;
-        let new = Delegation { stateid, write, limit_bytes, delayed, since: Instant::now(), used, last };
+        let since = Instant::now();
+        let new = Delegation { stateid, write, directory, limit_bytes, since, used, granted, size_bytes };
         held.files.insert(fh.clone(), new);
         held.by_stateid.insert(stateid.other, fh.clone());
         held.order.insert(used, fh.clone());
@@ -231,13 +256,42 @@ impl Delegations {
     /// What the server said about `fh` last.
     pub fn note(&self, fh: &Fh, change: u64, size_bytes: u64) {
         if let Some(d) = self.held.lock().files.get_mut(fh) {
-            d.last = (change, size_bytes);
+            d.granted.get_or_insert(change);
+            d.size_bytes = size_bytes;
         }
     }
 
-    /// `change` and length of a file under a write delegation.
-    pub fn written(&self, fh: &Fh) -> Option<(u64, u64)> {
-        self.held.lock().files.get(fh).filter(|d| d.write).map(|d| d.last)
+    /// `change` and length of a file under a write delegation, for who asks the server: with what waits above. The first is `None` when that
+    /// cannot be told.
+    pub fn written(&self, fh: &Fh) -> Option<(Option<u64>, u64)> {
+        // Before: what arrives at the server meanwhile is in one of the two.
+        let unsent = self.upcalls.get().map_or(Unsent::More, |above| above.unsent(fh));
+        let held = self.held.lock();
+        let d = held.files.get(fh).filter(|d| d.write)?;
+        Some(match unsent {
+            Unsent::Nothing => (d.granted, d.size_bytes),
+            // Any other than the one of the grant says so; this one is greater, whatever it is made of.
+            Unsent::Bytes { size_bytes } => (d.granted.and_then(|c| c.checked_add(1)), size_bytes),
+            Unsent::More => (None, d.size_bytes),
+        })
+    }
+
+    /// What is held, and was called for.
+    pub fn counts(&self) -> DelegationCounts {
+        let calls = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let mut counts = DelegationCounts {
+            recalls: calls(&self.recalls),
+            getattrs: calls(&self.getattrs),
+            ..DelegationCounts::default()
+        };
+        for d in self.held.lock().files.values() {
+            *match (d.directory, d.write) {
+                (true, _) => &mut counts.directories,
+                (false, true) => &mut counts.writing,
+                (false, false) => &mut counts.reading,
+            } += 1;
+        }
+        counts
     }
 
     fn remember_recall(&self, stateid: &Stateid) {
@@ -290,25 +344,21 @@ impl Core {
 
     /// Keeps the delegation that came with an OPEN; its stateid when there was one.
     pub fn note_delegation(self: &Arc<Self>, fh: &Fh, ok: &OpenOk) -> Option<Stateid> {
-        let (recall, room) = match &ok.delegation {
-            OpenDelegation::Read(d) | OpenDelegation::ReadAttrs(d) => (d.recall, None),
-            OpenDelegation::Write(d) | OpenDelegation::WriteAttrs(d) => (d.recall, Some(&d.space_limit)),
-            OpenDelegation::None | OpenDelegation::NoneExt(_) => (false, None),
+        let (recall, of) = match &ok.delegation {
+            OpenDelegation::Read(d) | OpenDelegation::ReadAttrs(d) => (d.recall, Of::Reading),
+            OpenDelegation::Write(d) | OpenDelegation::WriteAttrs(d) => {
+                (d.recall, Of::Writing(&d.space_limit))
+            }
+            OpenDelegation::None | OpenDelegation::NoneExt(_) => (false, Of::Reading),
         };
         let stateid = ok.delegation.stateid()?;
-        self.keep_delegation(fh, stateid, room, recall);
+        self.keep_delegation(fh, stateid, of, recall);
         Some(stateid)
     }
 
     /// Keeps a delegation, unless it was recalled before it came.
-    pub fn keep_delegation(
-        self: &Arc<Self>,
-        fh: &Fh,
-        stateid: Stateid,
-        room: Option<&SpaceLimit>,
-        recall: bool,
-    ) {
-        let mut back = self.delegations.keep(fh, stateid, room);
+    pub fn keep_delegation(self: &Arc<Self>, fh: &Fh, stateid: Stateid, of: Of<'_>, recall: bool) {
+        let mut back = self.delegations.keep(fh, stateid, of);
         if self.delegations.recalled_early(&stateid) {
             // It has gone back already.
             self.delegations.take(fh);

@@ -9,6 +9,7 @@
 
 use super::call::{Answer, Compound};
 use super::core::Core;
+use super::delegation::Of;
 use super::fail::{Answered, Fail};
 use super::state::wire_fh;
 use crate::AttrCache;
@@ -140,7 +141,7 @@ impl Core {
             return None;
         };
         self.directories.refusals.store(0, Ordering::Relaxed);
-        self.keep_delegation(fh, stateid, None, false);
+        self.keep_delegation(fh, stateid, Of::Directory, false);
         Some(stateid)
     }
 

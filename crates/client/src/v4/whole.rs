@@ -166,6 +166,7 @@ impl Core {
         if let Some(ok) = &opened {
             // Nobody asked for it.
             self.note_delegation(&node.fh, ok);
+            self.delegations.note(&node.fh, node.attrs.attr.change, node.attrs.attr.size_bytes);
         }
         Ok(Made { node, dir: cinfo })
     }

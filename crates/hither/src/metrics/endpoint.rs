@@ -179,7 +179,7 @@ impl Bound {
     pub(super) fn serve_within(self, page: Page, patience: Duration) -> Endpoint {
         let site = move |request: &Request<'_>| match request.path {
             "/metrics" => Reply::plain("200 OK", page()),
-            "/" => Reply::plain("200 OK", "A mount of hither; its figures are at /metrics\n"),
+            "/" => Reply::plain("200 OK", "The figures of hither are at /metrics\n"),
             _ => Reply::plain("404 Not Found", "try /metrics\n"),
         };
         self.serve_site_within(Arc::new(site), patience)

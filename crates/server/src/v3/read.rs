@@ -20,7 +20,7 @@ pub(crate) const LINK_MAX: u32 = 65_000;
 
 pub(super) async fn getattr(r: &Request, a: &GetattrArgs) -> GetattrRes {
     match At::of(r, &a.object).await {
-        Ok(at) => match async { at.for_reading(r).await.and(at.attr().await) }.await {
+        Ok(at) => match at.look(r).await {
             Ok(attr) => Res::Ok(at.wire(&attr)),
             Err(status) => Res::Err(status, ()),
         },

@@ -6,9 +6,9 @@
 //! ([`Watch`](hither_vfs::Watch)), by a local program. So every operation that changes a file asks first ([`Leases::change`]): what is
 //! delegated is recalled, and the operation waits a moment for it to come back, then its client is told to try later. A delegation
 //! for writing says that nobody else has the file open or looks at its bytes or attributes: whoever reads asks first as well
-//! ([`Leases::read`]). What its holder knows is not asked for (CB_GETATTR): it comes with the delegation, so that nobody sees a
-//! length, a change attribute or a time which the file never had. Delegations whose holder does not answer end when the holder's own
-//! lease has surely ended, one for writing not while he still writes (`hither_lease`).
+//! ([`Leases::read`]), but for whoever wants nothing but attributes: for him the holder is asked, and keeps it ([`ask`]).
+//! Delegations whose holder does not answer end when the holder's own lease has surely ended, one for writing not while he still
+//! writes (`hither_lease`).
 //!
 //! A file is delegated ([`give`]) only to a client that has answered a callback on the connection it has now; for reading, only
 //! while nobody has the file open for writing, and for writing, only while nobody else has it open. A directory is delegated for
@@ -17,9 +17,14 @@
 //! Locks: `inner`, then a client's `states`. What follows from a change of the table is done without the lock, and in this order:
 //! files are watched no longer, then those who waited go on.
 
+mod ask;
 mod give;
 
+pub use ask::DelegationCounts;
+pub(crate) use ask::{Look, Told};
 pub(crate) use give::Wish;
+
+use ask::{Asking, Questions};
 
 use super::clients::Client;
 use super::state::{Registry, State};
@@ -31,11 +36,11 @@ use hither_lease::{
 };
 use hither_proto::nfs4::{CbOp, CbRecallArgs, CbRes, Nfsstat4, Stateid};
 use hither_rpc::server::Pace;
-use hither_vfs::{Cx, Fh, FileKind, Name, Watched, Where};
+use hither_vfs::{Cx, Env, Fh, FileKind, Name, Watched, Where};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
@@ -74,6 +79,8 @@ pub(crate) struct Delegation {
     /// A recall is on its way.
     calling: AtomicBool,
     watched: Mutex<Option<Watched>>,
+    /// What the holder is asked for.
+    asking: Asking,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,6 +143,11 @@ pub(crate) struct Leases {
     count: AtomicUsize,
     /// Those of them that are for writing.
     writers: AtomicUsize,
+    /// Those of them that are of directories.
+    directories: AtomicUsize,
+    /// Recalls that were sent.
+    recalls: AtomicU64,
+    questions: Questions,
     /// Operations under way that change what files names lead to, where nothing was delegated when they began.
     naming: AtomicUsize,
     /// It is recorded that files are delegated: 0, not; 1, for reading; 2, also for writing.
@@ -152,6 +164,8 @@ pub(crate) struct Inner {
     pub table: Table,
     waiting: HashMap<Ticket, oneshot::Sender<Turn>>,
     held: HashMap<(ClientId, FileKey), Arc<Delegation>>,
+    /// Those of them that are for writing: one of a file.
+    writing: HashMap<FileKey, Arc<Delegation>>,
     /// Files of leases that clients of NQNFS may cache under.
     pub short: crate::nqnfs::leases::Held,
     /// Where the table's numbers are made durable, when somebody depends on them.
@@ -272,7 +286,7 @@ impl Leases {
     pub fn new(
         most: usize,
         lease: Duration,
-        hash_seed: u64,
+        env: &Env,
         short: Option<(Short, Numbers)>,
         pace: Option<Arc<Pace>>,
     ) -> std::io::Result<Arc<Self>> {
@@ -289,7 +303,7 @@ impl Leases {
             quiet_max_ms: QUIET_MAX_MS,
             leases_max,
             files_max: leases_max.saturating_add(1 << 20),
-            hash_seed,
+            hash_seed: (env.random)(),
             ..usual
         };
         let inner = Inner {
@@ -297,6 +311,7 @@ impl Leases {
             table: Table::new(config, boot, 0),
             waiting: HashMap::new(),
             held: HashMap::new(),
+            writing: HashMap::new(),
             short: short.as_ref().map(Short::held).unwrap_or_default(),
             numbers,
             due_ms: None,
@@ -309,6 +324,9 @@ impl Leases {
             moved: Notify::new(),
             count: AtomicUsize::new(0),
             writers: AtomicUsize::new(0),
+            directories: AtomicUsize::new(0),
+            recalls: AtomicU64::new(0),
+            questions: Questions::new(env),
             naming: AtomicUsize::new(0),
             marked: AtomicU8::new(0),
             marking: tokio::sync::Mutex::default(),
@@ -612,13 +630,28 @@ impl Leases {
         let place = (d.holder(), d.key);
         if inner.held.get(&place).is_some_and(|held| Arc::ptr_eq(held, d)) {
             inner.held.remove(&place);
+            inner.writes_no_more(d);
             self.uncount(d);
         }
+    }
+
+    fn count(&self, d: &Delegation) {
+        self.count.fetch_add(1, SeqCst);
+        if d.kind == Kind::Write {
+            self.writers.fetch_add(1, SeqCst);
+        }
+        if d.directory {
+            self.directories.fetch_add(1, SeqCst);
+        }
+        d.client.delegations.fetch_add(1, SeqCst);
     }
 
     fn uncount(&self, d: &Delegation) {
         if d.kind == Kind::Write {
             self.writers.fetch_sub(1, SeqCst);
+        }
+        if d.directory {
+            self.directories.fetch_sub(1, SeqCst);
         }
         self.count.fetch_sub(1, SeqCst);
         d.client.delegations.fetch_sub(1, SeqCst);
@@ -661,7 +694,10 @@ impl Leases {
         });
         let session = d.client.sessions().into_iter().find(|s| s.back_is_up());
         let answer = match session {
-            Some(session) => session.call_back(d.minor, op).await.ok(),
+            Some(session) => {
+                self.recalls.fetch_add(1, SeqCst);
+                session.call_back(d.minor, op).await.ok()
+            }
             None => None,
         };
         d.calling.store(false, SeqCst);
@@ -705,8 +741,11 @@ impl Inner {
                     if crate::nqnfs::clients::is_one(client) {
                         todo.unwatched.extend(self.short.ended(client, file, kind));
                     }
-                    if self.held.get(&(client, file)).is_some_and(|d| d.seq == seq) {
-                        todo.ended.extend(self.held.remove(&(client, file)));
+                    if self.held.get(&(client, file)).is_some_and(|d| d.seq == seq)
+                        && let Some(d) = self.held.remove(&(client, file))
+                    {
+                        self.writes_no_more(&d);
+                        todo.ended.push(d);
                     }
                 }
             }
@@ -715,5 +754,11 @@ impl Inner {
         todo.earlier = due != self.due_ms;
         self.due_ms = due;
         todo
+    }
+
+    fn writes_no_more(&mut self, d: &Arc<Delegation>) {
+        if self.writing.get(&d.key).is_some_and(|held| Arc::ptr_eq(held, d)) {
+            self.writing.remove(&d.key);
+        }
     }
 }

@@ -8,7 +8,7 @@ use super::Nfs4;
 use super::acl;
 use super::attrs::{self, Have, Source};
 use super::clients::Client;
-use super::delegation::{Changing, Naming, PATIENCE_V4};
+use super::delegation::{Changing, Look, Naming, PATIENCE_V4, Told};
 use super::replay::{self, CallId, Done};
 use super::session::Session;
 use crate::access::Rights;
@@ -95,6 +95,8 @@ pub(super) struct Exec<'a> {
     pub may_pipe: bool,
     /// The payload of the READ that was just executed, which its result lacks.
     pub piped: Option<Box<dyn Pipe>>,
+    /// What the holder of the current file told, for the GETATTR that is executed.
+    told: Option<Told>,
 }
 
 /// Whether an operation's result can be large. None of these changes anything.
@@ -122,6 +124,7 @@ impl<'a> Exec<'a> {
             room_bytes: 1 << 16,
             may_pipe: false,
             piped: None,
+            told: None,
         }
     }
 
@@ -277,7 +280,7 @@ impl<'a> Exec<'a> {
         self.nfs.leases.change(self.client.as_ref(), &o.fh, PATIENCE_V4).await
     }
 
-    /// Waits until nobody delays writes to what an operation is about to read, or to open.
+    /// Waits until nobody delays writes to what an operation is about to read, or to open, or has the holder's word for it.
     async fn for_reading(&mut self, op: &Op) -> Result<(), Nfsstat4> {
         if !self.nfs.leases.may_be_delayed() && !self.nfs.may_be_dirty() {
             return Ok(());
@@ -298,8 +301,8 @@ impl<'a> Exec<'a> {
             }
             (Op::Copy(_) | Op::Clone(_), _) => &self.saved,
             (
-                Op::Read(_)
-                | Op::Getattr(_)
+                Op::Getattr(_)
+                | Op::Read(_)
                 | Op::Access(_)
                 | Op::Seek(_)
                 | Op::Verify(_)
@@ -314,9 +317,17 @@ impl<'a> Exec<'a> {
         {
             return Err(Nfsstat4::DELAY);
         }
-        if self.nfs.leases.read(self.client.as_ref(), &o.fh, PATIENCE_V4).await? {
+        if !matches!(op, Op::Getattr(_)) {
+            if self.nfs.leases.read(self.client.as_ref(), &o.fh, PATIENCE_V4).await? {
+                self.changed();
+            }
+            return Ok(());
+        }
+        let look = self.nfs.leases.look(self.client.as_ref(), &o.fh, PATIENCE_V4).await?;
+        if look != Look::Own {
             self.changed();
         }
+        self.told = if let Look::Told(told) = look { Some(told) } else { None };
         Ok(())
     }
 
@@ -435,12 +446,20 @@ impl<'a> Exec<'a> {
     }
 
     async fn getattr(&mut self, wanted: Bitmap4) -> Result<Wire, Nfsstat4> {
+        let told = self.told.take();
         match self.here()?.clone() {
             Here::Above(at) => Ok(self.above_attrs(at, wanted)),
             Here::Object(o) => {
-                let attrs = self.attrs(&o).await?;
+                let mut attrs = self.attrs(&o).await?;
                 if let Some(Here::Object(here)) = &mut self.current {
                     here.known = Some(attrs.clone());
+                }
+                match (told, &self.client) {
+                    (Some(told), _) => self.nfs.leases.tell(told, &mut attrs.attr),
+                    (None, Some(client)) if wanted.has(attr::CHANGE) => {
+                        self.nfs.leases.told_holder(client, &o.fh, attrs.attr.change);
+                    }
+                    _ => {}
                 }
                 self.object_attrs(&o, &attrs.attr, wanted).await
             }

@@ -3,19 +3,22 @@
 //! Cookies 1 and 2 mean nothing in NFSv4 (RFC 8881 section 18.23.3), so those of the `Vfs` are shifted by two.
 
 use super::attrs::{OF_ENTRY, bare_entry};
-use super::delegation::PATIENCE_V4;
+use super::delegation::{Look, PATIENCE_V4, Told};
 use super::exec::{Exec, Here, Object, handle_if};
 use crate::error::stat4;
 use hither_proto::nfs4::{
     Attrs as Wire, Bitmap4, Entry, Nfsstat4, READDIR_MAX_ENTRIES, ReaddirArgs, ReaddirOk, attr,
 };
 use hither_proto::xdr::{Chain, Enc};
-use hither_vfs::{DirEntry, FileKind};
+use hither_vfs::{DirEntry, Fh, FileKind};
+use std::collections::HashMap;
 
 /// Cookies that mean nothing.
 const RESERVED: u64 = 2;
 /// Bytes of the result besides entries: verifier, end of list, end of directory.
 const HEAD_BYTES: usize = 8 + 4 + 4;
+/// Up to so many files that others may have delayed writes to, their holders are asked one after the other; of more, all are called back at once.
+const ASKED_MAX: usize = 8;
 /// Least that the `Vfs` is asked for.
 const PAGE_MIN_BYTES: u32 = 256;
 
@@ -41,11 +44,17 @@ impl Exec<'_> {
         let bytes = (max.saturating_sub(HEAD_BYTES) as u32).max(PAGE_MIN_BYTES);
         let list = || dir.export.vfs.readdir(&dir.cx, &dir.fh, from, verifier, bytes, nodes);
         let mut page = list().await.map_err(|e| stat4(&e))?;
-        if self.of_files_delayed(&page.entries).await? {
+        let mut told = HashMap::new();
+        if self.of_files_delayed(&page.entries, &mut told).await? {
             page = list().await.map_err(|e| stat4(&e))?;
         }
         let mut list = List::new(max);
-        for entry in page.entries {
+        for mut entry in page.entries {
+            if let Some(node) = &mut entry.node
+                && let Some(told) = told.get(&node.fh)
+            {
+                self.nfs.leases.tell(*told, &mut node.attrs.attr);
+            }
             let attrs = self.entry_attrs(dir, &entry, a.attr_request).await?;
             let cookie = entry.cookie.saturating_add(RESERVED);
             if !list.add(Entry { cookie, name: entry.name.bytes().clone().into(), attrs }) {
@@ -55,8 +64,13 @@ impl Exec<'_> {
         list.finish(page.verifier, page.eof)
     }
 
-    /// Waits until nobody else delays writes to files in a listing with attributes. True when somebody did.
-    async fn of_files_delayed(&self, entries: &[DirEntry]) -> Result<bool, Nfsstat4> {
+    /// Waits until nobody else delays writes to files in a listing with attributes, or, where these are few, has their holders' word in
+    /// `told`. True when somebody did: the listing is to be read anew.
+    async fn of_files_delayed(
+        &self,
+        entries: &[DirEntry],
+        told: &mut HashMap<Fh, Told>,
+    ) -> Result<bool, Nfsstat4> {
         let leases = &self.nfs.leases;
         let files = || {
             let nodes = entries.iter().filter_map(|e| e.node.as_ref());
@@ -69,10 +83,23 @@ impl Exec<'_> {
             return Ok(false);
         }
         let delayed: Vec<_> = files().filter(|n| leases.is_delayed(self.client.as_ref(), &n.fh)).collect();
+        let client = self.client.as_ref();
+        let (asked, recalled) = delayed.split_at(if delayed.len() > ASKED_MAX { 0 } else { delayed.len() });
+        for (i, n) in asked.iter().enumerate() {
+            match leases.look(client, &n.fh, PATIENCE_V4).await {
+                Ok(Look::Told(known)) => drop(told.insert(n.fh.clone(), known)),
+                Ok(_) => {}
+                Err(status) => {
+                    // The listing is asked for again, when all have come.
+                    asked[i + 1..].iter().for_each(|n| leases.want(client, &n.fh));
+                    return Err(status);
+                }
+            }
+        }
         // All are called back before any is waited for.
-        delayed.iter().for_each(|n| leases.want(self.client.as_ref(), &n.fh));
-        for n in &delayed {
-            leases.read(self.client.as_ref(), &n.fh, PATIENCE_V4).await?;
+        recalled.iter().for_each(|n| leases.want(client, &n.fh));
+        for n in recalled {
+            leases.read(client, &n.fh, PATIENCE_V4).await?;
         }
         Ok(!delayed.is_empty())
     }

@@ -9,7 +9,7 @@ use super::flush::Place;
 use super::journal::Tracks;
 use super::owed::Owing;
 use crate::wal::Wal;
-use hither_vfs::{Attrs, Cred, Error, Fh, OpenId, Time, Validity};
+use hither_vfs::{Attrs, Cred, Error, Fh, OpenId, Time, Unsent, Validity};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -213,6 +213,16 @@ impl State {
         self.view.dress(&mut attrs, bytes, !bytes.clean);
         self.owed.dress(&mut attrs);
         Some(attrs)
+    }
+
+    /// What the server does not have, when others ask it.
+    pub fn unsent(&self) -> Unsent {
+        match self.shown() {
+            _ if !self.owed.is_none() => Unsent::More,
+            _ if self.extents.is_clean() => Unsent::Nothing,
+            Some(attrs) => Unsent::Bytes { size_bytes: attrs.attr.size_bytes },
+            None => Unsent::More,
+        }
     }
 
     /// The attributes after a local write at `now`, when enough is known.

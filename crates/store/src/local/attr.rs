@@ -6,13 +6,13 @@
 //! ctime younger than [`SETTLE_NS`] is not answered as `change`; a number that is given out only once stands for
 //! it, and whoever asks later sees another change than there was, which costs him a reading and nothing else. The same is done while
 //! a change through us is going on: the kernel sets the time before the data. Numbers given out once have the top
-//! bit set, which no ctime has.
+//! bit set, which no ctime has, and the one below it not ([`CHANGE_OF_SERVER`]).
 //!
 //! What is left: a local program that writes through a memory map is seen when its page is first written, not with each store;
 //! and a clock that is set back may repeat a time.
 
 use super::object::{Changes, Object};
-use hither_vfs::{Attr, Attrs, ChangeInfo, Error, FileKind, Result, Time, Validity};
+use hither_vfs::{Attr, Attrs, CHANGE_OF_SERVER, ChangeInfo, Error, FileKind, Result, Time, Validity};
 use rustix::fs::{FileType, Statx, StatxTimestamp};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
@@ -95,7 +95,7 @@ impl Attributer {
     }
 
     fn once(&self) -> u64 {
-        ONCE | self.once.fetch_add(1, Ordering::Relaxed)
+        ONCE | self.once.fetch_add(1, Ordering::Relaxed) & !CHANGE_OF_SERVER
     }
 
     fn attr(&self, stat: &Statx, change: u64) -> Result<Attr> {

@@ -90,6 +90,12 @@ impl Upcalls for Hearer {
         self.tell(|hearer| hearer.settle(fh))
     }
 
+    fn unsent(&self, fh: &Fh) -> Unsent {
+        let Some(trunk) = self.0.upgrade() else { return Unsent::More };
+        let hearers = trunk.hearers();
+        hearers.iter().fold(Unsent::Nothing, |sum, (_, hearer)| sum.and(hearer.unsent(fh)))
+    }
+
     fn withdraw_all(&self) -> BoxFuture<()> {
         self.tell(|hearer| hearer.withdraw_all())
     }

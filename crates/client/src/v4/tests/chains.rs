@@ -3,7 +3,7 @@
 pub mod directories;
 
 use super::*;
-use hither_vfs::{BoxFuture, FileKind, Stop, Validity};
+use hither_vfs::{BoxFuture, FileKind, Stop, Unsent, Validity};
 use parking_lot::Mutex;
 use server::delegation;
 
@@ -286,9 +286,15 @@ struct Told {
     withdrawn: Mutex<Vec<(Fh, usize)>>,
     all: AtomicU64,
     slowly: Duration,
+    /// What waits above.
+    unsent: Mutex<Option<Unsent>>,
 }
 
 impl Upcalls for Told {
+    fn unsent(&self, _fh: &Fh) -> Unsent {
+        self.unsent.lock().unwrap_or(Unsent::More)
+    }
+
     fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
         self.withdrawn.lock().push((fh.clone(), self.server.count("DELEGRETURN")));
         let slowly = self.slowly;
@@ -341,7 +347,7 @@ async fn a_recall_withdraws_before_it_returns() {
 /// it is claimed, and goes back.
 #[tokio::test(start_paused = true)]
 async fn what_was_delayed_comes_before_the_file_is_returned() {
-    let (t, _told) = leased(&["f", "g"], Duration::from_secs(100)).await;
+    let (t, told) = leased(&["f", "g"], Duration::from_secs(100)).await;
     assert_eq!(t.v4.delegated_bytes(&fh("f")), None);
     t.walk(&["f"], WANT).await;
     assert_eq!(t.v4.delegated_bytes(&fh("f")), None, "it is delegated for reading");
@@ -370,19 +376,34 @@ async fn what_was_delayed_comes_before_the_file_is_returned() {
     tokio::time::sleep(Duration::from_secs(101)).await;
     assert_eq!(t.server.count("DELEGRETURN"), 2);
 
-    // What the server is told of its length comes with the file.
-    t.server.ask_holder("g");
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(t.server.lock().callbacks_answered.last(), Some(&Nfsstat4::BADHANDLE));
+    // What the server is told of the file has all that waits in it; or it goes back.
+    let ask = async |waits| {
+        *told.unsent.lock() = waits;
+        t.server.ask_holder("g");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        t.server.lock().callbacks_answered.last().copied()
+    };
+    assert_eq!(ask(Some(Unsent::Nothing)).await, Some(Nfsstat4::BADHANDLE));
     let g = t.create("g").await;
-    t.server.ask_holder("g");
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(t.server.lock().callbacks_answered.last(), Some(&Nfsstat4::OK));
+    let attr = &g.node.attrs.attr;
+    assert_eq!(ask(Some(Unsent::Nothing)).await, Some(Nfsstat4::OK));
+    t.write(&g, 0, "moves `change`").await.unwrap();
+    assert_eq!(ask(Some(Unsent::Bytes { size_bytes: 500 })).await, Some(Nfsstat4::OK));
+    assert_eq!(ask(Some(Unsent::Bytes { size_bytes: 600 })).await, Some(Nfsstat4::OK));
+    assert_eq!(ask(Some(Unsent::Nothing)).await, Some(Nfsstat4::OK));
+    let told_of = t.server.lock().told.clone();
+    let (granted, more) = (Some(attr.change), Some(attr.change + 1));
+    assert_eq!(told_of.iter().map(|(change, _)| *change).collect::<Vec<_>>(), [granted, more, more, granted]);
+    assert_eq!(
+        told_of[..3].iter().map(|(_, size)| *size).collect::<Vec<_>>(),
+        [Some(attr.size_bytes), Some(500), Some(600)]
+    );
     assert_eq!(t.v4.delegated_bytes(&g.node.fh), Some(1000));
-    t.server.ask_holder("g");
-    tokio::time::sleep(Duration::from_secs(101)).await;
-    assert_eq!(t.server.lock().callbacks_answered.last(), Some(&Nfsstat4::DELAY));
+    assert_eq!(ask(None).await, Some(Nfsstat4::DELAY));
+    tokio::time::sleep(Duration::from_secs(100)).await;
     assert_eq!((t.v4.delegated_bytes(&g.node.fh), t.server.count("DELEGRETURN")), (None, 3));
+    let counts = t.v4.delegated().counts();
+    assert_eq!((counts.getattrs, counts.recalls, counts.writing), (6, 1, 0));
 
     // Nobody knows what a server does whose lease has ended.
     let g = t.create("g").await;

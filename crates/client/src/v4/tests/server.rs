@@ -58,6 +58,8 @@ pub struct State {
     pub directories: Option<bool>,
     pub senders: Vec<PeerSender>,
     pub callbacks_answered: Vec<Nfsstat4>,
+    /// `change` and length that CB_GETATTR was answered with.
+    pub told: Vec<(Option<u64>, Option<u64>)>,
     /// Operations of each compound executed, SEQUENCE left out.
     pub compounds: Vec<Vec<NfsOpnum4>>,
     /// Most operations that the server says it takes, and that it takes without saying so (RESOURCE).
@@ -155,7 +157,7 @@ impl Server {
                         }
                         Ok(Message::Reply(_, body)) => {
                             if let Ok(reply) = Dec::all::<CbCompoundReply>(&body) {
-                                server.0.lock().callbacks_answered.push(reply.status);
+                                server.was_answered(&reply);
                             }
                         }
                         other => panic!("{other:?}"),

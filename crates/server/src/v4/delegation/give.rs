@@ -3,6 +3,7 @@
 //! It knows nothing of recalls. What is granted is in the table first; then those who use the file already are looked for. Whoever
 //! opens a file does it the other way round (the open is known, then the table is asked), so one of the two sees the other.
 
+use super::ask::Asking;
 use super::{Delegation, Leases, Life, id, key};
 use crate::table::{Export, Others};
 use crate::v4::clients::Client;
@@ -116,13 +117,13 @@ impl Leases {
                 life: Mutex::new(Life::Held),
                 calling: AtomicBool::new(false),
                 watched: Mutex::new(None),
+                asking: Asking::default(),
             });
             inner.held.insert((holder, key), d.clone());
-            self.count.fetch_add(1, SeqCst);
             if wish.kind == Kind::Write {
-                self.writers.fetch_add(1, SeqCst);
+                inner.writing.insert(key, d.clone());
             }
-            client.delegations.fetch_add(1, SeqCst);
+            self.count(&d);
             Some(d)
         })
     }

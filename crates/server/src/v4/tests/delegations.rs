@@ -1,5 +1,6 @@
 //! Delegations: given, recalled, returned, revoked, taken back.
 
+mod asked;
 mod directories;
 mod writing;
 

@@ -1,6 +1,7 @@
 //! Closes that do not wait (`close=lazy`), and waiting for everything.
 
 use super::*;
+use hither_vfs::Unsent;
 
 async fn stack() -> Stack {
     Stack::new(DirtyOptions { lazy_close: true, ..DirtyOptions::default() }).await
@@ -214,6 +215,38 @@ async fn what_is_delegated_waits_until_it_is_recalled() {
     assert_eq!(s.below(&f.0).await, b"later");
     settle().await;
     assert_eq!(s.gate.calls("close"), 1);
+}
+
+/// Whoever asks the server for the length of a delegated file is told that of all that was acknowledged, on its way or not; what else waits
+/// is not told.
+#[tokio::test(start_paused = true)]
+async fn what_waits_is_told() {
+    let s = Stack::new(delegated()).await;
+    s.dirty.subscribe(Arc::new(histories::Nobody));
+    s.gate.delegate(true);
+    let f = s.create("f", 0o600).await;
+    let unsent = || s.gate.upcalls().unsent(&f.0);
+    assert_eq!(unsent(), Unsent::Nothing);
+    s.write(&f, 90, pattern(1, 10)).await.unwrap();
+    assert_eq!(unsent(), Unsent::Bytes { size_bytes: 100 });
+    s.gate.shut("write");
+    let (dirty, at) = (s.dirty.clone(), f.clone());
+    let flush = tokio::spawn(async move { dirty.commit(&cx(), At { fh: &at.0, open: Some(at.1) }).await });
+    settle().await;
+    assert_eq!(unsent(), Unsent::Bytes { size_bytes: 100 }, "it is on its way");
+    s.gate.open_all();
+    flush.await.unwrap().unwrap();
+    assert_eq!(unsent(), Unsent::Nothing);
+    // With what the server has.
+    s.write(&f, 0, "x").await.unwrap();
+    assert_eq!(unsent(), Unsent::Bytes { size_bytes: 100 });
+    // A file whose length is no longer known here is not told of.
+    drop(s.gate.upcalls().lapse(std::slice::from_ref(&f.0)));
+    assert_eq!(unsent(), Unsent::More);
+    let g = s.create("g", 0o600).await;
+    s.write(&g, 0, "x").await.unwrap();
+    s.set(&g, &SetAttr { mode: Some(0o644), ..SetAttr::default() }).await;
+    assert_eq!(s.gate.upcalls().unsent(&g.0), Unsent::More, "permissions wait");
 }
 
 /// What may not wait is there when the write returns, and what may is not; also when the right to wait is taken back while a write is

@@ -14,6 +14,15 @@ impl Server {
         self.call_back(CbOp::Getattr(CbGetattrArgs { fh: handle(file), attr_request }));
     }
 
+    /// Notes what the client says to a call.
+    pub fn was_answered(&self, reply: &CbCompoundReply) {
+        let mut s = self.0.lock();
+        s.callbacks_answered.push(reply.status);
+        if let Some(CbRes::Getattr(Ok(a))) = reply.results.0.last() {
+            s.told.push((a.change, a.size));
+        }
+    }
+
     fn call_back(&self, op: CbOp) {
         let (sender, call) = {
             let mut s = self.0.lock();

@@ -2,6 +2,7 @@
 
 use super::*;
 use hither_vfs::{Cred, Cx, Data, File, Stability, Vfs};
+use std::collections::HashMap;
 
 /// Opens for writing; the delegation for that, when there is one.
 async fn to_write(c: &mut Client, name: &str) -> Option<Stateid> {
@@ -232,6 +233,8 @@ struct Delayer {
     c: Client,
     /// The delegation, whether it is for writing, the file as the client has it, and whether the server lacks it.
     held: Option<(Stateid, bool, Bytes, bool)>,
+    /// `change` when it was granted for writing.
+    granted: u64,
 }
 
 /// What clients and local programs do with one file.
@@ -246,6 +249,10 @@ struct World {
     acknowledged: Bytes,
     /// Reads from memory, and delayed writes.
     counts: (usize, usize),
+    /// What the file was under each `change` that was told.
+    known: HashMap<u64, Bytes>,
+    /// Looks at what was delayed that took nothing away.
+    looks: usize,
 }
 
 impl World {
@@ -318,7 +325,7 @@ impl World {
         }
         let open = Op::Open(open_args("o", READ, 0, OpenClaim::Null(b"f"[..].into()), false));
         let close = Op::Close(CloseArgs { seqid: 0, stateid: Stateid::CURRENT });
-        let size = Op::Getattr(Bitmap4::of(&[attr::SIZE]));
+        let size = Op::Getattr(Bitmap4::of(&[attr::SIZE, attr::CHANGE]));
         let ops = vec![Op::Putrootfh, open, Op::read(Stateid::CURRENT, 0, 100), size, close];
         let reply = self.run(i, ops).await;
         let mut r = reply.results();
@@ -327,8 +334,51 @@ impl World {
         let delegation = r.open().unwrap().delegation;
         let bytes = Bytes::copy_from_slice(&r.read().unwrap().data);
         assert_eq!(bytes, self.acknowledged);
-        assert_eq!(r.getattr().unwrap().size, Some(bytes.len() as u64));
+        let attrs = r.getattr().unwrap();
+        assert_eq!(attrs.size, Some(bytes.len() as u64));
+        self.is_known(attrs.change.unwrap());
         self.clients[i].held = delegation.stateid().map(|id| (id, false, bytes, false));
+    }
+
+    /// A look at the attributes, which the holder may answer.
+    async fn look(&mut self, i: usize) {
+        let ops = vec![Op::putfh(&self.fh), Op::Getattr(Bitmap4::of(&[attr::SIZE, attr::CHANGE]))];
+        let (shown, dirty) = loop {
+            let holder = self.clients.iter().position(|c| matches!(c.held, Some((_, true, ..))));
+            let Some(holder) = holder.filter(|h| *h != i) else {
+                break (self.run(i, ops).await, false);
+            };
+            let [asker, holder] = self.clients.get_disjoint_mut([i, holder]).unwrap();
+            let Some((_, _, bytes, dirty)) = &holder.held else { panic!("he holds it") };
+            let (bytes, dirty) = (bytes.len() as u64, *dirty);
+            holder.c.wire.tells = vec![(holder.granted + u64::from(dirty), bytes)];
+            asker.c.seq += 1;
+            let all = std::iter::once(asker.c.sequence(true)).chain(ops.clone()).collect();
+            let call = Compound::new(2, all);
+            let reply = tokio::select! {
+                biased;
+                reply = asker.c.wire.call(&call) => reply,
+                () = holder.c.wire.listen() => panic!("it listens for ever"),
+            };
+            match reply.status {
+                Nfsstat4::OK => break (reply, dirty),
+                status => assert_eq!(status, Nfsstat4::DELAY),
+            }
+            self.meanwhile().await;
+        };
+        let mut r = shown.results();
+        r.sequence().unwrap();
+        r.putfh().unwrap();
+        let shown = r.getattr().unwrap();
+        assert_eq!(shown.size, Some(self.acknowledged.len() as u64));
+        self.is_known(shown.change.unwrap());
+        self.looks += usize::from(dirty);
+    }
+
+    /// The file as it is has this `change`, and was nothing else under it.
+    fn is_known(&mut self, change: u64) {
+        let known = self.known.entry(change).or_insert_with(|| self.acknowledged.clone());
+        assert_eq!(*known, self.acknowledged, "{change:x}");
     }
 
     async fn write(&mut self, i: usize, step: usize) {
@@ -346,12 +396,17 @@ impl World {
         let size = Op::Setattr(SetattrArgs { stateid: Stateid::CURRENT, attrs });
         let write = Op::write(Stateid::CURRENT, 0, StableHow::FILE_SYNC, value.clone());
         let close = Op::Close(CloseArgs { seqid: 0, stateid: Stateid::CURRENT });
-        let reply = self.run(i, vec![Op::Putrootfh, open, write, size, close]).await;
+        let change = Op::Getattr(Bitmap4::of(&[attr::CHANGE]));
+        let reply = self.run(i, vec![Op::Putrootfh, open, write, size, change, close]).await;
         let mut r = reply.results();
         r.sequence().unwrap();
         r.putrootfh().unwrap();
         let delegation = r.open().unwrap().delegation;
+        r.write().unwrap();
+        r.setattr().unwrap();
         self.acknowledged = value.clone();
+        self.clients[i].granted = r.getattr().unwrap().change.unwrap();
+        self.is_known(self.clients[i].granted);
         self.clients[i].held = delegation.stateid().map(|id| (id, true, value, false));
     }
 
@@ -385,7 +440,7 @@ impl World {
 #[tokio::test(start_paused = true)]
 async fn nothing_that_is_delayed_is_missed() {
     let random = env(78).random;
-    let (mut from_memory, mut delayed) = (0, 0);
+    let (mut from_memory, mut delayed, mut looks) = (0, 0, 0);
     for _ in 0..12 {
         let model: Arc<Model> = model();
         let watched: Arc<AtomicUsize> = Arc::default();
@@ -398,13 +453,14 @@ async fn nothing_that_is_delayed_is_missed() {
         };
         let mut clients = Vec::new();
         for name in ["a", "b", "c"] {
-            clients.push(Delayer { c: callable(&lab, name).await, held: None });
+            clients.push(Delayer { c: callable(&lab, name).await, held: None, granted: 0 });
         }
         let mut wire = lab.connect();
         let acknowledged = Bytes::from_static(b"original");
         let random = random.clone();
-        let counts = (0, 0);
-        let mut w = World { random, model, fh, file, watched, told, clients, acknowledged, counts };
+        let (counts, known) = ((0, 0), HashMap::new());
+        let mut w =
+            World { random, model, fh, file, watched, told, clients, acknowledged, counts, known, looks: 0 };
         for step in 0..300 {
             // A file that is taken from its holders again and again is given to nobody for some seconds; then who comes first gets it.
             let rests = w.pick(6) == 0;
@@ -420,7 +476,7 @@ async fn nothing_that_is_delayed_is_missed() {
             }
             let holder = w.clients.iter().position(|c| c.held.as_ref().is_some_and(|(_, write, ..)| *write));
             let i = holder.filter(|_| w.pick(4) > 0).unwrap_or_else(|| w.pick(3));
-            let does = if rests { 8 } else { w.pick(24) };
+            let does = if rests { 8 } else { w.pick(40) };
             match does {
                 0..8 => w.read(i).await,
                 8..18 => w.write(i, step).await,
@@ -428,6 +484,11 @@ async fn nothing_that_is_delayed_is_missed() {
                 19 => w.give_back(i).await,
                 20 => w.read_locally().await,
                 21 => w.write_locally(step).await,
+                // By somebody else, when somebody holds it.
+                24..40 => {
+                    let other = w.pick(2);
+                    w.look(holder.map_or(i, |h| (h + 1 + other) % 3)).await;
+                }
                 _ => {
                     let read = nfs3::ReadArgs { file: w.fh[..].into(), offset: 0, count: 100 };
                     let read = loop {
@@ -443,7 +504,9 @@ async fn nothing_that_is_delayed_is_missed() {
         }
         from_memory += w.counts.0;
         delayed += w.counts.1;
+        looks += w.looks;
     }
     assert!(from_memory > 300, "{from_memory} reads from memory prove nothing");
     assert!(delayed > 100, "{delayed} delayed writes prove nothing");
+    assert!(looks > 100, "{looks} looks at delayed writes prove nothing");
 }
