@@ -607,3 +607,29 @@ fn locks_of_before_are_found_by_another_client() {
     drop((a, beside));
     two.unmount();
 }
+
+/// A lock that the server knows nothing of survives its restart: nobody else gets it, in the grace period or after.
+#[test]
+#[ignore = "needs root"]
+fn locks_survive_a_restart_of_the_server() {
+    let mut two = Two::mount(["vers=4.2", "vers=4.2"]);
+    let a = opened_and_delegated(&two.a, &two.a.join("f"));
+    a.write_all_at(b"locked", 0).unwrap();
+    let before = lock_calls(&two.a).0;
+    takes(&a, libc::F_WRLCK, 0, 10);
+    assert_eq!(lock_calls(&two.a).0, before);
+    two.server.kill();
+    two.server.serve();
+    let b = for_writing(&two.b.join("f"));
+    assert_eq!(fcntl_lock(&b, libc::F_SETLK, libc::F_WRLCK, 5, 1), libc::EAGAIN);
+    a.write_all_at(b"LOCKED", 0).unwrap();
+    a.sync_all().unwrap();
+    takes(&b, libc::F_WRLCK, 10, 10);
+    takes(&a, libc::F_UNLCK, 0, 0);
+    assert_eq!(fcntl_lock(&b, libc::F_SETLKW, libc::F_WRLCK, 0, 10), 0);
+    let mut seen = [0; 6];
+    b.read_exact_at(&mut seen, 0).unwrap();
+    assert_eq!(&seen, b"LOCKED");
+    drop((a, b));
+    two.unmount();
+}
