@@ -10,6 +10,7 @@
 //! | `mount`, `lease`, `recover` | making, keeping and replacing clientid, session and state |
 //! | `callback`, `delegation` | what the server asks of us, and what it lets us keep |
 //! | `state`, `ranges`, `closer` | which files are open and locked; closing many at once |
+//! | `place` | whose word on locks counts: the server's, or under a write delegation this client's |
 //! | `walk`, `list`, `many`, `bring` | many answers in one compound |
 //! | `open`, `lock`, `io`, `names`, `attrs`, `xattr` | the operations |
 //! | `twice` | what became of a change whose reply was lost with its session |
@@ -37,6 +38,7 @@ mod many;
 mod mount;
 mod names;
 mod open;
+mod place;
 mod ranges;
 mod recover;
 mod session;

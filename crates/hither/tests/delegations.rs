@@ -14,6 +14,7 @@ mod common;
 use common::serve::Serve;
 use common::{HITHER, daemons, has_stopped, run, wait_for};
 use std::fs::{self, File};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -428,4 +429,197 @@ fn what_was_just_written_is_soon_read_without_a_question() {
         assert_eq!(calls(&two.a), before, "what is delegated is asked about");
         two.unmount();
     }
+}
+
+/// Messages about locks that a mount has sent, and all of them.
+fn lock_calls(mnt: &Path) -> (u64, u64) {
+    let all = calls(mnt);
+    (all - calls_but(mnt, &["SEQUENCE", "CLOSE", "LOCK", "LOCKT", "LOCKU", "FREE_STATEID"]), all)
+}
+
+fn for_writing(path: &Path) -> File {
+    File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+}
+
+/// fcntl(2) on a range of bytes; 0 or the errno.
+fn fcntl_lock(file: &File, command: i32, kind: i32, start: i64, len: i64) -> i32 {
+    // SAFETY: all zeros is a flock; the descriptor is open, and fcntl(2) reads the structure only.
+    let done = unsafe {
+        let mut lock: libc::flock = std::mem::zeroed();
+        (lock.l_type, lock.l_whence) = (kind as i16, libc::SEEK_SET as i16);
+        (lock.l_start, lock.l_len) = (start, len);
+        libc::fcntl(file.as_raw_fd(), command, &lock)
+    };
+    if done == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap() }
+}
+
+fn takes(file: &File, kind: i32, start: i64, len: i64) {
+    assert_eq!(fcntl_lock(file, libc::F_SETLK, kind, start, len), 0);
+}
+
+/// A file that is open for writing and delegated for that: its locks cost nothing.
+fn opened_and_delegated(mnt: &Path, path: &Path) -> File {
+    let mut opened = for_writing(path);
+    wait_for("a delegation for writing", 60, || {
+        opened = for_writing(path);
+        let before = lock_calls(mnt).0;
+        takes(&opened, libc::F_WRLCK, 0, 1);
+        takes(&opened, libc::F_UNLCK, 0, 1);
+        lock_calls(mnt).0 == before || {
+            std::thread::sleep(Duration::from_millis(200));
+            false
+        }
+    });
+    opened
+}
+
+/// A thousand locks and unlocks are no message where the file is delegated for writing, and two thousand where it is not.
+#[test]
+#[ignore = "needs root"]
+fn locks_under_a_delegation_are_no_messages() {
+    for delegations in ["1000", "0"] {
+        let mut server = Serve::of_directory().with(&["--max-delegations", delegations]);
+        server.serve();
+        let mnt = server.mnt("a");
+        server.mount("vers=4.2", &mnt).ok();
+        let path = mnt.join("f");
+        fs::write(&path, "some bytes").unwrap();
+        let f = match delegations {
+            "0" => for_writing(&path),
+            _ => opened_and_delegated(&mnt, &path),
+        };
+        let before = lock_calls(&mnt);
+        for i in 0..1000 {
+            takes(&f, libc::F_WRLCK, i, 10);
+            takes(&f, libc::F_UNLCK, i, 10);
+        }
+        let after = lock_calls(&mnt);
+        let sent = (after.0 - before.0, after.1 - before.1);
+        println!("--max-delegations {delegations}: {} messages about locks, {} in all", sent.0, sent.1);
+        assert_eq!(sent.0, if delegations == "0" { 2000 } else { 0 });
+        // Nor is the file asked about, as it is by who takes a lock elsewhere.
+        assert!(delegations == "0" || sent.1 < 10, "{} messages", sent.1);
+        drop(f);
+        run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+    }
+}
+
+/// What SQLite does for a transaction, by two programs of one machine: a rollback journal's locks cost no message, they exclude each
+/// other, and what they write is there.
+#[test]
+#[ignore = "needs root"]
+fn transactions_under_a_delegation_take_no_locks_at_the_server() {
+    const PENDING: i64 = 0x4000_0000;
+    const RESERVED: i64 = PENDING + 1;
+    const SHARED: i64 = PENDING + 2;
+    let two = Two::mount(["vers=4.2", "vers=4.2"]);
+    let path = two.a.join("db");
+    let db = opened_and_delegated(&two.a, &path);
+    let before = lock_calls(&two.a).0;
+    for number in 1..=100u64 {
+        takes(&db, libc::F_RDLCK, PENDING, 1);
+        takes(&db, libc::F_RDLCK, SHARED, 510);
+        takes(&db, libc::F_UNLCK, PENDING, 1);
+        let mut last = [0; 8];
+        let read = db.read_at(&mut last, 0).unwrap();
+        assert_eq!(if read == 8 { u64::from_le_bytes(last) } else { 0 }, number - 1);
+        takes(&db, libc::F_WRLCK, RESERVED, 1);
+        takes(&db, libc::F_WRLCK, PENDING, 1);
+        takes(&db, libc::F_WRLCK, SHARED, 510);
+        db.write_all_at(&number.to_le_bytes(), 0).unwrap();
+        db.sync_all().unwrap();
+        takes(&db, libc::F_RDLCK, SHARED, 510);
+        takes(&db, libc::F_UNLCK, PENDING, 2);
+        takes(&db, libc::F_UNLCK, 0, 0);
+    }
+    assert_eq!(lock_calls(&two.a).0, before);
+    assert_eq!(fs::read(two.server.export("db")).unwrap(), 100u64.to_le_bytes());
+    drop(db);
+    two.unmount();
+}
+
+/// Another client that opens the file finds the locks at the server: it is refused while they are held, and gets what is released;
+/// so does who waits, on both sides.
+#[test]
+#[ignore = "needs root"]
+fn locks_of_before_are_found_by_another_client() {
+    let two = Two::mount(["vers=4.2", "vers=4.2"]);
+    let a = opened_and_delegated(&two.a, &two.a.join("f"));
+    let before = lock_calls(&two.a).0;
+    takes(&a, libc::F_WRLCK, 100, 100);
+    // Another program here: flock(2) has owners of its own.
+    let beside = for_writing(&two.a.join("f"));
+    assert!(matches!(beside.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    assert_eq!(lock_calls(&two.a).0, before);
+    let b = for_writing(&two.b.join("f"));
+    assert_eq!(fcntl_lock(&b, libc::F_SETLK, libc::F_WRLCK, 150, 1), libc::EAGAIN);
+    takes(&b, libc::F_WRLCK, 200, 10);
+    assert_eq!(fcntl_lock(&a, libc::F_SETLK, libc::F_RDLCK, 205, 1), libc::EAGAIN);
+    assert!(matches!(beside.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    a.write_all_at(b"held", 100).unwrap();
+    let released = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(fcntl_lock(&b, libc::F_SETLKW, libc::F_WRLCK, 100, 50), 0);
+            assert!(released.load(SeqCst), "two had it at a time");
+            let mut seen = [0; 4];
+            b.read_exact_at(&mut seen, 100).unwrap();
+            assert_eq!(seen, *b"held");
+        });
+        std::thread::sleep(Duration::from_secs(1));
+        released.store(true, SeqCst);
+        takes(&a, libc::F_UNLCK, 0, 0);
+    });
+    assert_eq!(fcntl_lock(&a, libc::F_SETLK, libc::F_WRLCK, 120, 1), libc::EAGAIN);
+    drop(b);
+    wait_for("a lock that the other one has given up", 10, || {
+        fcntl_lock(&a, libc::F_SETLK, libc::F_WRLCK, 0, 0) == 0
+    });
+    takes(&a, libc::F_UNLCK, 0, 0);
+    drop((a, beside));
+    // When nobody else has it open, its locks are here again.
+    let a = opened_and_delegated(&two.a, &two.a.join("f"));
+    takes(&a, libc::F_WRLCK, 0, 10);
+    // What waits in another program of this machine when the delegation goes, waits at the server.
+    let beside = for_writing(&two.a.join("f"));
+    let released = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            beside.lock().unwrap();
+            assert!(released.load(SeqCst), "two had it at a time");
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        let b = for_writing(&two.b.join("f"));
+        assert_eq!(fcntl_lock(&b, libc::F_SETLK, libc::F_WRLCK, 5, 1), libc::EAGAIN);
+        released.store(true, SeqCst);
+        takes(&a, libc::F_UNLCK, 0, 0);
+    });
+    drop((a, beside));
+    two.unmount();
+}
+
+/// A lock that the server knows nothing of survives its restart: nobody else gets it, in the grace period or after.
+#[test]
+#[ignore = "needs root"]
+fn locks_survive_a_restart_of_the_server() {
+    let mut two = Two::mount(["vers=4.2", "vers=4.2"]);
+    let a = opened_and_delegated(&two.a, &two.a.join("f"));
+    a.write_all_at(b"locked", 0).unwrap();
+    let before = lock_calls(&two.a).0;
+    takes(&a, libc::F_WRLCK, 0, 10);
+    assert_eq!(lock_calls(&two.a).0, before);
+    two.server.kill();
+    two.server.serve();
+    let b = for_writing(&two.b.join("f"));
+    assert_eq!(fcntl_lock(&b, libc::F_SETLK, libc::F_WRLCK, 5, 1), libc::EAGAIN);
+    a.write_all_at(b"LOCKED", 0).unwrap();
+    a.sync_all().unwrap();
+    takes(&b, libc::F_WRLCK, 10, 10);
+    takes(&a, libc::F_UNLCK, 0, 0);
+    assert_eq!(fcntl_lock(&b, libc::F_SETLKW, libc::F_WRLCK, 0, 10), 0);
+    let mut seen = [0; 6];
+    b.read_exact_at(&mut seen, 0).unwrap();
+    assert_eq!(&seen, b"LOCKED");
+    drop((a, b));
+    two.unmount();
 }

@@ -276,6 +276,12 @@ impl Meta {
         });
     }
 
+    /// Whether what is known of an object holds under a lease.
+    fn is_leased(&self, fh: &Fh) -> bool {
+        let when = self.at_present();
+        self.table.with(fh, |_, object| object.until & LEASE != 0 && object.holds(&when)).unwrap_or(false)
+    }
+
     /// What is known of an object holds by no lease any more; it is as good as if its time had passed.
     fn lapse(&self, fh: &Fh) {
         let barrier = self.next_seq();

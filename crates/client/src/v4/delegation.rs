@@ -6,7 +6,8 @@
 //!
 //! Delegations outlive the opens that brought them, up to [`HELD_MAX`]; beyond it the least recently used go back, many in one
 //! compound. A recall is answered at once; then, in this order: no answer carries the lease any more, the layer above lets go
-//! (for at most [`WITHDRAW_TIMEOUT`], or [`WRITE_WITHDRAW_TIMEOUT`] while it sends what it delayed), what was written under a write delegation is committed, DELEGRETURN. A recall can
+//! (for at most [`WITHDRAW_TIMEOUT`], or [`WRITE_WITHDRAW_TIMEOUT`] while it sends what it delayed) and locks that were decided here
+//! are taken at the server (`place`), what was written under a write delegation is committed, DELEGRETURN. A recall can
 //! overtake the reply that grants the delegation: it goes back all the same, and the recall is remembered until that reply comes.
 //!
 //! All leases end by themselves when the lease of the client does: [`Core::watch_lease`] counts from the last renewal.
@@ -78,6 +79,8 @@ struct Held {
     /// By last use, oldest first.
     order: BTreeMap<u64, Fh>,
     uses: u64,
+    /// When the server said last that it has lost all.
+    doubted: Option<Instant>,
 }
 
 struct Delegation {
@@ -86,6 +89,8 @@ struct Delegation {
     directory: bool,
     /// How long the file may be when some of it is unsent at a close.
     limit_bytes: u64,
+    /// Locks may be decided under it: it was not recalled before it came, and is not from before a restart.
+    sure: bool,
     /// When the reply that granted it came: what is asked from then on was answered under it.
     since: Instant,
     used: u64,
@@ -183,6 +188,30 @@ impl Delegations {
         self.held.lock().files.get(fh).filter(|d| d.write).map(|d| d.stateid)
     }
 
+    /// Whether `fh` is delegated for writing, so that its locks may be decided here; `Some(false)` while that is being found out.
+    pub fn for_locks(&self, fh: &Fh) -> Option<bool> {
+        let mut held = self.held.lock();
+        held.files.get(fh).filter(|d| d.write && d.sure)?;
+        held.touch(fh);
+        Some(!self.suspect.load(Ordering::Acquire))
+    }
+
+    /// No locks are decided under what is held now, nor under what the server gave before it said that it has lost all.
+    pub fn doubt_all(&self) {
+        let mut held = self.held.lock();
+        held.files.values_mut().for_each(|d| d.sure = false);
+        held.doubted = Some(Instant::now());
+    }
+
+    /// Locks may be decided under the delegation that the reply to a question of `asked` brought, if it is still held.
+    pub fn confirm(&self, fh: &Fh, stateid: &Stateid, asked: Instant) {
+        let mut held = self.held.lock();
+        let late = held.doubted.is_some_and(|at| asked < at);
+        if let Some(d) = held.files.get_mut(fh).filter(|d| d.stateid.other == stateid.other && !late) {
+            d.sure = true;
+        }
+    }
+
     /// Whether `fh` was held for writing when the server lost all.
     pub fn was_for_writing(&self, fh: &Fh) -> bool {
         self.lost.lock().contains(fh)
@@ -205,16 +234,17 @@ impl Delegations {
         };
         let mut held = self.held.lock();
         let mut back = Vec::new();
-        let (mut granted, mut size_bytes) = (None, 0);
+        let (mut granted, mut size_bytes, mut sure) = (None, 0, false);
         if let Some(old) = held.files.get(fh) {
             let same = old.stateid.other == stateid.other;
-            (granted, size_bytes) = (old.granted.filter(|_| same), old.size_bytes);
+            (granted, size_bytes, sure) = (old.granted.filter(|_| same), old.size_bytes, same && old.sure);
             back.extend(held.take(fh).filter(|_| !same));
         }
         held.uses += 1;
         let used = held.uses;
         let since = Instant::now();
-        let new = Delegation { stateid, write, directory, limit_bytes, since, used, granted, size_bytes };
+        let new =
+            Delegation { stateid, write, directory, limit_bytes, sure, since, used, granted, size_bytes };
         held.files.insert(fh.clone(), new);
         held.by_stateid.insert(stateid.other, fh.clone());
         held.order.insert(used, fh.clone());
@@ -227,6 +257,11 @@ impl Delegations {
     /// Whether there is one of `fh`.
     pub fn holds(&self, fh: &Fh) -> bool {
         self.held.lock().files.contains_key(fh)
+    }
+
+    /// Whether the one that `stateid` names is held.
+    pub fn is_held(&self, stateid: &Stateid) -> bool {
+        self.held.lock().by_stateid.contains_key(&stateid.other)
     }
 
     /// Takes the delegation of `fh`.
@@ -359,6 +394,10 @@ impl Core {
     /// Keeps a delegation, unless it was recalled before it came.
     pub fn keep_delegation(self: &Arc<Self>, fh: &Fh, stateid: Stateid, of: Of<'_>, recall: bool) {
         let mut back = self.delegations.keep(fh, stateid, of);
+        // The server has forgotten the one of before: others may have had the file in between.
+        if let Some(file) = self.files.file(fh).filter(|_| back.iter().any(|t| t.write && t.fh == *fh)) {
+            file.lose_locks("the server gave another delegation in place of the one that it was held under");
+        }
         if self.delegations.recalled_early(&stateid) {
             // It has gone back already.
             self.delegations.take(fh);
@@ -425,7 +464,13 @@ impl Core {
         tokio::spawn(async move {
             let delayed = taken.iter().any(|t| t.write);
             let most = if delayed { WRITE_WITHDRAW_TIMEOUT } else { WITHDRAW_TIMEOUT };
-            if tokio::time::timeout(most, withdrawn).await.is_err() {
+            let locks = async {
+                for t in taken.iter().filter(|t| t.write) {
+                    core.hand_over(&t.fh).await;
+                }
+            };
+            let (in_time, ()) = tokio::join!(tokio::time::timeout(most, withdrawn), locks);
+            if in_time.is_err() {
                 tracing::debug!(files = taken.len(), "not everybody let go of recalled files in time");
             }
             for t in taken.iter().filter(|t| t.write) {
@@ -450,6 +495,9 @@ impl Core {
         if let Some(held) = held {
             // Nobody is waited for: it is the layer above that asks for this.
             drop(self.delegations.withdraw(std::slice::from_ref(&held)));
+            if held.write {
+                self.hand_over(&held.fh).await;
+            }
             let first = [Op::Putfh(wire_fh(&held.fh)), Op::Delegreturn(held.stateid)];
             let c = Compound::new(label, first.into_iter().chain(ops.iter().cloned()));
             let mut answer = self.compound(cx, c).await?;
@@ -501,6 +549,7 @@ impl Core {
 
     /// The server has none of our delegations any more.
     pub fn delegations_lost(&self) {
+        self.delegations.doubt_all();
         let lost = self.delegations.take_all_but(0).into_iter();
         *self.delegations.lost.lock() = lost.filter(|t| t.write).map(|t| t.fh).collect();
         self.delegations.withdraw_all();

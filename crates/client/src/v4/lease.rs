@@ -192,8 +192,9 @@ impl Core {
             if flags & (flag::CB_PATH_DOWN | flag::CB_PATH_DOWN_SESSION) != 0 {
                 for connection in 0..core.rpc.nconnect() {
                     if let Err(need) = core.bind(&session, connection).await {
-                        core.delegations.suspend(false);
-                        return core.session_lost(session.epoch, need);
+                        // What was revoked is found out in the next session.
+                        core.session_lost(session.epoch, need);
+                        break;
                     }
                 }
             }

@@ -2,14 +2,15 @@
 //!
 //! It knows nothing of who the local owners are. A lock belongs to an [`OpenState`] and a `LockOwner`; what it
 //! covers is remembered, so that it can be claimed again. flock(2) locks are locks on the whole file under owners of
-//! their own. Waiting is asking again, less and less often; a server that announces a free lock (CB_NOTIFY_LOCK)
-//! wakes those who wait.
+//! their own. Whether the server is asked at all says `place`. Waiting is asking again, less and less often; a lock that is released
+//! here and a server that announces a free lock (CB_NOTIFY_LOCK) wake those who wait.
 
 use super::call::{Answer, Backoff, Compound};
 use super::core::Core;
 use super::fail::{Answered, Fail, is_state_lost};
+use super::place::Decided;
 use super::ranges::Ranges;
-use super::state::{OpenState, wire_fh};
+use super::state::{FileInner, OpenState, wire_fh};
 use hither_proto::nfs4::{
     ExistLockOwner, LockArgs, LockDenied, LockFail, LockType, Locker, LocktArgs, Nfsstat4, Op,
     OpenToLockOwner, Stateid, op,
@@ -39,8 +40,17 @@ pub(crate) struct LockInner {
     pub stateid: Option<Stateid>,
     /// What is held.
     pub ranges: Ranges,
+    /// The server knows nothing of it.
+    pub here: bool,
     /// A lock could not be recovered: until the owner unlocks, I/O fails.
     pub lost: bool,
+}
+
+impl LockState {
+    /// Of `owner`, who has none yet.
+    pub fn new(owner: LockOwner) -> Arc<Self> {
+        Arc::new(Self { owner, inner: Mutex::default(), serial: tokio::sync::Mutex::default() })
+    }
 }
 
 /// How one attempt to lock ended.
@@ -72,6 +82,7 @@ impl Core {
         loop {
             // Listening begins before the attempt, or a wake-up between the two would be missed.
             let woken = self.files.lock_freed.notified();
+            let released = entry.state.file.lock_freed.notified();
             match self.try_lock(cx, &entry.state, owner, kind, range, wait).await? {
                 Attempt::Granted => return Ok(()),
                 Attempt::Taken if wait == LockWait::No => return Err(Error::new(libc::EAGAIN).into()),
@@ -80,6 +91,7 @@ impl Core {
             tokio::select! {
                 () = tokio::time::sleep(backoff.step()) => {}
                 () = woken => {}
+                () = released => {}
                 () = cx.cancel.cancelled() => return Err(Error::new(libc::EINTR).into()),
             }
         }
@@ -99,6 +111,11 @@ impl Core {
             if state.is_bare() {
                 self.open_again(state).await;
             }
+            let decide = |file: &FileInner| file.take_lock(state, owner, kind, range);
+            let _asking = match self.decide_lock(&state.file, false, decide).await? {
+                Decided::Here(taken) => return Ok(if taken? { Attempt::Granted } else { Attempt::Taken }),
+                Decided::Server(asking) => asking,
+            };
             // Anew each time: what an owner had at the server ends with the open that it was for.
             let lock = lock_state(state, owner);
             let _one = lock.serial.lock().await;
@@ -153,6 +170,13 @@ impl Core {
     /// Gives up what `owner` holds in `range` on the file, through whichever open.
     pub async fn unlock(self: &Arc<Self>, fh: &Fh, owner: LockOwner, range: FileRange) -> Answered<()> {
         let Some(file) = self.files.file(fh) else { return Ok(()) };
+        let _asking = match self.decide_lock(&file, true, |file| file.release_lock(owner, range)).await? {
+            Decided::Here(()) => {
+                file.lock_freed.notify_waiters();
+                return Ok(());
+            }
+            Decided::Server(asking) => asking,
+        };
         let states: Vec<_> = file.inner.lock().states.values().cloned().collect();
         for state in states {
             let lock = state.inner.lock().locks.get(&owner).cloned();
@@ -166,6 +190,8 @@ impl Core {
 
     /// Gives up all locks on an open that is about to be closed.
     pub async fn drop_locks(self: &Arc<Self>, state: &Arc<OpenState>) {
+        // Those that were here went with the last open.
+        let Ok(Decided::Server(_asking)) = self.decide_lock(&state.file, true, |_| ()).await else { return };
         let locks: Vec<_> = state.inner.lock().locks.values().cloned().collect();
         for lock in locks {
             let all = FileRange { start_bytes: 0, end_bytes: u64::MAX };
@@ -190,7 +216,10 @@ impl Core {
                 }
                 match inner.stateid {
                     Some(stateid) if !inner.ranges.is_free(range) => stateid,
-                    _ => return Ok(()),
+                    _ => {
+                        inner.ranges.unlock(range);
+                        return Ok(());
+                    }
                 }
             };
             let op = Op::locku(stateid.any_seqid(), LockType::WRITE, range.start_bytes, length(range));
@@ -255,6 +284,12 @@ impl Core {
         kind: LockKind,
         range: FileRange,
     ) -> Answered<Option<LockConflict>> {
+        if let Some(file) = self.files.file(fh)
+            && let Decided::Here(found) =
+                self.decide_lock(&file, false, |file| file.conflict(owner, kind, range)).await?
+        {
+            return Ok(found);
+        }
         let args = LocktArgs {
             locktype: lock_type(kind, LockWait::No),
             offset: range.start_bytes,
@@ -277,9 +312,7 @@ fn is_lost(f: &Fail) -> bool {
 }
 
 fn lock_state(state: &OpenState, owner: LockOwner) -> Arc<LockState> {
-    let new =
-        || Arc::new(LockState { owner, inner: Mutex::default(), serial: tokio::sync::Mutex::default() });
-    state.inner.lock().locks.entry(owner).or_insert_with(new).clone()
+    state.inner.lock().locks.entry(owner).or_insert_with(|| LockState::new(owner)).clone()
 }
 
 fn lock_type(kind: LockKind, wait: LockWait) -> LockType {

@@ -109,7 +109,7 @@ impl Core {
                 return Err(f);
             }
         };
-        let (id, granted) = self.granted(&state, how.access, &ok);
+        let (id, granted) = self.granted(&state, how.access, &ok, answer.asked);
         let rest = self.finish_open(cx, fh, id, how, granted, answer).await;
         match (cut, rest.is_ok()) {
             (Some(cut), true) => cut.done(),
@@ -192,7 +192,7 @@ impl Core {
         if before.is_empty() {
             self.files.note_name(&state.file, base, name);
         }
-        let (id, granted) = self.granted(&state, how.access, &ok);
+        let (id, granted) = self.granted(&state, how.access, &ok, answer.asked);
         // Booked: should it be refused below, its CLOSE has no reply to wait for.
         drop(naming);
         let cut = match how.create {
@@ -353,10 +353,14 @@ impl Core {
         state: &Arc<OpenState>,
         access: OpenAccess,
         ok: &OpenOk,
+        asked: Instant,
     ) -> (OpenId, Option<Stateid>) {
         state.granted(ok.stateid, access);
         // Before the open counts as over: a recall of this delegation finds one or the other.
         let delegation = self.note_delegation(&state.file.fh, ok);
+        if let Some(stateid) = &delegation {
+            self.delegations.confirm(&state.file.fh, stateid, asked);
+        }
         let id = self.files.opened(state, access);
         if let Ok(entry) = self.files.entry(id) {
             *entry.mark.lock() = Some(Arc::new(self.writes().opened(&state.file.fh)));
@@ -462,6 +466,7 @@ impl Core {
             None => Ok(()),
         };
         if let Some(entry) = self.files.closed(id) {
+            entry.state.file.unused(&entry.state);
             if together {
                 self.close_soon(&entry.state).await;
             }
@@ -482,6 +487,7 @@ impl Core {
 
     /// A use of `state` has ended: settles it with the server, and cleans up after the last use of the file.
     pub async fn release(self: &Arc<Self>, state: &Arc<OpenState>) {
+        state.file.unused(state);
         if let Err(f) = self.settle(state).await {
             tracing::warn!(fh = ?state.file.fh, "CLOSE: {}", Error::from(f));
         }

@@ -1,8 +1,8 @@
 //! The byte ranges that a lock owner holds, as POSIX merges and splits them.
 //!
-//! It knows nothing of servers. Kept so that locks can be taken again after a server restart.
+//! It knows nothing of servers. Kept so that locks can be taken again after a server restart, and decided here (`place`).
 
-use hither_vfs::{FileRange, LockKind};
+use hither_vfs::{FileRange, LockConflict, LockKind};
 
 /// Ranges with their kind: sorted, disjoint, neighbours of one kind merged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -43,6 +43,15 @@ impl Ranges {
     /// True when nothing in `range` is held.
     pub fn is_free(&self, range: FileRange) -> bool {
         !self.0.iter().any(|(r, _)| r.start_bytes < range.end_bytes && range.start_bytes < r.end_bytes)
+    }
+
+    /// What is held here and keeps somebody else from taking `range` as `kind`.
+    pub fn conflict(&self, kind: LockKind, range: FileRange) -> Option<LockConflict> {
+        let shared = |held: LockKind| kind == LockKind::Read && held == LockKind::Read;
+        let overlaps = |r: &FileRange| r.start_bytes < range.end_bytes && range.start_bytes < r.end_bytes;
+        let found = self.0.iter().find(|(r, held)| overlaps(r) && !shared(*held));
+        // Whose it is, the process, is not known.
+        found.map(|&(range, kind)| LockConflict { kind, range, pid: 0 })
     }
 
     /// True when nothing is held.

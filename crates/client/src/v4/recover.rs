@@ -16,8 +16,9 @@ use super::call::{Answer, Backoff, Compound};
 use super::core::{Core, Phase};
 use super::fail::{Answered, Fail, is_state_lost};
 use super::lock::{LockState, length};
+use super::place::Place;
 use super::session::Session;
-use super::state::{OpenState, wire_fh};
+use super::state::{FileState, OpenState, wire_fh};
 use hither_proto::nfs4::{
     DelegationType, ExistLockOwner, LockArgs, LockType, Locker, Nfsstat4, Op, OpenArgs, OpenClaim,
     OpenToLockOwner, StateOwner, Stateid, open,
@@ -73,7 +74,7 @@ impl Need {
 
 /// Where a claim is sent: in the session under recovery, or as an ordinary call.
 #[derive(Clone)]
-enum Via {
+pub(super) enum Via {
     Session(Arc<Session>),
     Ordinary,
 }
@@ -174,23 +175,24 @@ impl Core {
         match how {
             Reclaim::Restart => self.delegations_lost(),
             Reclaim::Late => {
+                self.delegations.doubt_all();
                 let core = self.clone();
                 tokio::spawn(async move { core.drop_dead_delegations().await });
             }
         }
         let mut claims = JoinSet::new();
         for file in self.files.all() {
-            let states: Vec<_> = file.inner.lock().states.values().cloned().collect();
-            for state in states {
-                while claims.len() >= CLAIMS_AT_ONCE {
-                    joined(claims.join_next().await)?;
-                }
-                let (core, via) = (self.clone(), Via::Session(session.clone()));
-                claims.spawn(async move { core.claim(&via, &state, how).await });
+            while claims.len() >= CLAIMS_AT_ONCE {
+                joined(claims.join_next().await)?;
             }
+            let (core, via) = (self.clone(), Via::Session(session.clone()));
+            claims.spawn(async move { core.claim_file(&via, &file, how).await });
         }
         while !claims.is_empty() {
             joined(claims.join_next().await)?;
+        }
+        for file in self.files.all() {
+            file.arrived(Place::Claiming);
         }
         Ok(())
     }
@@ -250,8 +252,15 @@ impl Core {
             let c = Compound::new("TEST_STATEID", [Op::TestStateid(stateids.into())]);
             let Ok(mut answer) = self.compound(&self.own_cx(), c).await else { return };
             let Ok(verdicts) = answer.results.test_stateid() else { return };
-            for ((_, stateid), verdict) in some.iter().zip(verdicts.iter()) {
-                if is_state_lost(*verdict) && self.delegations.take_stateid(stateid).is_some() {
+            for ((fh, stateid), verdict) in some.iter().zip(verdicts.iter()) {
+                if !is_state_lost(*verdict) {
+                    continue;
+                }
+                // Before it is taken: no lock begins under it, and none is handed over.
+                if let Some(file) = self.files.file(fh).filter(|_| self.delegations.is_held(stateid)) {
+                    file.lose_locks("the delegation that it was held under was revoked");
+                }
+                if self.delegations.take_stateid(stateid).is_some() {
                     self.delegations.withdraw_all();
                     let free = Compound::new("FREE_STATEID", [Op::FreeStateid(stateid.any_seqid())]);
                     let _ = self.compound(&self.own_cx(), free).await;
@@ -260,8 +269,50 @@ impl Core {
         }
     }
 
-    /// Opens and locks again what `state` stands for. What cannot be had is marked lost.
+    /// Opens and locks a file again, by all who have it open. What cannot be had is marked lost.
+    async fn claim_file(
+        self: &Arc<Self>,
+        via: &Via,
+        file: &Arc<FileState>,
+        how: Reclaim,
+    ) -> Result<(), Need> {
+        let states: Vec<_> = file.inner.lock().states.values().cloned().collect();
+        let mut opened = Vec::with_capacity(states.len());
+        for state in states {
+            let claimed = self.claim_open(via, &state, how).await?;
+            opened.push((state, claimed));
+        }
+        // One that a late open brings is a new one: others may have had the file in between.
+        let in_time = opened.iter().all(|(_, claimed)| !matches!(claimed, Some((Reclaim::Late, _))));
+        let stays = in_time && self.delegations.for_locks(&file.fh).is_some();
+        if !stays {
+            file.claiming();
+        }
+        for (state, claimed) in opened {
+            match claimed {
+                Some((how, unchanged)) => self.claim_locks(via, &state, how, unchanged, stays).await?,
+                None if !stays => file.lose_locks_of(&state),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens and locks again what `state` stands for. Locks that are here are none of its business.
     async fn claim(self: &Arc<Self>, via: &Via, state: &Arc<OpenState>, how: Reclaim) -> Result<(), Need> {
+        match self.claim_open(via, state, how).await? {
+            Some((how, unchanged)) => self.claim_locks(via, state, how, unchanged, true).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Opens again what `state` stands for: how that went, and whether the file is as it was. `None`: it is not open.
+    async fn claim_open(
+        self: &Arc<Self>,
+        via: &Via,
+        state: &Arc<OpenState>,
+        how: Reclaim,
+    ) -> Result<Option<(Reclaim, bool)>, Need> {
         let had = state.file.inner.lock().change;
         let access = {
             let mut inner = state.inner.lock();
@@ -269,7 +320,7 @@ impl Core {
             if needed == 0 {
                 // Being closed or opened: whoever does it finds out.
                 inner.stateid = None;
-                return Ok(());
+                return Ok(None);
             }
             needed
         };
@@ -281,7 +332,7 @@ impl Core {
             match answer.and_then(|a| self.reopened(access, state, a)) {
                 Ok(change) => {
                     let unchanged = had != 0 && change == Some(had);
-                    return self.claim_locks(via, state, how, unchanged).await;
+                    return Ok(Some((how, unchanged)));
                 }
                 // Too late, or never ours: open anew.
                 Err(f) if how == Reclaim::Restart && is_too_late(f.status()) => how = Reclaim::Late,
@@ -292,24 +343,29 @@ impl Core {
                     let mut inner = state.inner.lock();
                     inner.stateid = None;
                     inner.lost = Some(Error::because(libc::EIO, "the server lost this open file"));
-                    return Ok(());
+                    return Ok(None);
                 }
             }
         }
     }
 
+    /// `stay`: locks that are here stay there.
     async fn claim_locks(
         self: &Arc<Self>,
         via: &Via,
         state: &Arc<OpenState>,
         how: Reclaim,
         unchanged: bool,
+        stay: bool,
     ) -> Result<(), Need> {
         let locks: Vec<_> = state.inner.lock().locks.values().cloned().collect();
         for lock in locks {
             let ranges: Vec<_> = {
                 let mut inner = lock.inner.lock();
                 inner.stateid = None;
+                if inner.here && stay {
+                    continue;
+                }
                 inner.ranges.iter().collect()
             };
             let mut kept = Ok(());
@@ -323,18 +379,16 @@ impl Core {
                     break;
                 }
             }
-            if let Err(f) = kept {
-                let why = Error::from(f);
-                tracing::warn!(fh = ?state.file.fh, "a lock was lost: {why}");
-                let mut inner = lock.inner.lock();
-                inner.lost = true;
-                inner.ranges.clear();
+            match kept {
+                Ok(()) => lock.inner.lock().here = false,
+                Err(f) => lock.lose(&state.file.fh, &Error::from(f).to_string()),
             }
         }
         Ok(())
     }
 
-    async fn claim_lock(
+    /// LOCK of one range of `lock`, as it was.
+    pub(super) async fn claim_lock(
         self: &Arc<Self>,
         via: &Via,
         state: &Arc<OpenState>,
@@ -431,7 +485,9 @@ impl Core {
         results.putfh()?;
         let ok = results.open()?;
         state.inner.lock().reopened(ok.stateid, access);
-        self.note_delegation(&state.file.fh, &ok);
+        if let Some(stateid) = self.note_delegation(&state.file.fh, &ok) {
+            self.delegations.confirm(&state.file.fh, &stateid, answer.asked);
+        }
         let attrs = results.getattr().ok();
         if let Some((change, size)) = attrs.as_ref().and_then(|a| a.change.zip(a.size)) {
             self.delegations.note(&state.file.fh, change, size);

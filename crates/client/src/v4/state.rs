@@ -9,10 +9,11 @@
 //! then follows from the stateids alone: the same `other` with a greater seqid is newer; another `other` means that
 //! the old state is gone.
 //!
-//! Lock order: `Files::table`, then `FileState::inner`, then `OpenState::inner`.
+//! Lock order: `Files::table`, then `FileState::inner`, then `OpenState::inner`, then `LockState::inner`.
 
 use super::lock::LockState;
 use super::names::Silly;
+use super::place::Place;
 use crate::writes::OpenMark;
 use bytes::Bytes;
 use hither_proto::nfs4::{self, StateOwner, Stateid, open};
@@ -72,12 +73,16 @@ pub(crate) struct FileState {
     /// Opens and opens under way; guarded by the table's lock.
     users: AtomicUsize,
     pub inner: Mutex<FileInner>,
+    /// One of its locks was released here, or they are elsewhere now.
+    pub lock_freed: tokio::sync::Notify,
 }
 
 /// What changes about an open file.
 #[derive(Default)]
 pub(crate) struct FileInner {
     pub states: HashMap<Arc<Cred>, Arc<OpenState>>,
+    /// Where its locks are.
+    pub place: Place,
     /// Its entry in `Table::named`.
     named: Option<(Fh, Name)>,
     /// Where it went when its last known name was removed.
@@ -173,7 +178,7 @@ impl Files {
         let mut table = self.table.lock();
         let new = || {
             let (users, inner) = (AtomicUsize::new(0), Mutex::default());
-            Arc::new(FileState { fh: fh.clone(), users, inner })
+            Arc::new(FileState { fh: fh.clone(), users, inner, lock_freed: tokio::sync::Notify::new() })
         };
         let file = table.files.entry(fh.clone()).or_insert_with(new).clone();
         file.users.fetch_add(1, Ordering::Relaxed);
@@ -352,10 +357,13 @@ impl OpenState {
         if inner.stateid.is_some_and(|s| s.other == stateid.other) {
             inner.stateid = None;
             inner.held = 0;
-            // A lock that is held went with it: its owner must hear of that, not go on without.
+            // A lock that is held there went with it: its owner must hear of that, not go on without.
             inner.locks.retain(|_, lock| {
                 let mut lock = lock.inner.lock();
                 lock.stateid = None;
+                if lock.here {
+                    return true;
+                }
                 lock.lost |= !lock.ranges.is_empty();
                 lock.ranges.clear();
                 lock.lost
@@ -381,7 +389,7 @@ impl OpenState {
         }
     }
 
-    /// The stateid for I/O: of the locks when exactly one owner has some, else of the open. Sequence number 0
+    /// The stateid for I/O: of the locks when exactly one owner has some at the server, else of the open. Sequence number 0
     /// means "as it is now".
     ///
     /// # Errors
@@ -398,7 +406,7 @@ impl OpenState {
             if lock.lost {
                 return Err(Error::because(libc::EIO, "a lock on this file was lost"));
             }
-            if !lock.ranges.is_empty() {
+            if !lock.here && !lock.ranges.is_empty() {
                 locked = lock.stateid;
                 owners += 1;
             }

@@ -2,6 +2,7 @@
 
 mod batches;
 mod chains;
+mod locks;
 mod opens;
 mod server;
 mod twice;

@@ -571,8 +571,10 @@ impl Vfs for Meta {
     ) -> Result<()> {
         let below = File { fh: file.fh, open: self.real(file).await? };
         self.below.lock(cx, below, owner, kind, range, wait).await?;
-        // Whoever takes a lock wants to see what its last holder wrote.
-        self.let_go(file.fh);
+        // Whoever takes a lock wants to see what its last holder wrote. Under a lease nobody else has written since it was known.
+        if !self.is_leased(file.fh) {
+            self.let_go(file.fh);
+        }
         Ok(())
     }
 

@@ -281,7 +281,7 @@ async fn opens_bring_first_bytes() {
 
 /// What is told from below, and how many DELEGRETURNs the server had seen then.
 #[derive(Default)]
-struct Told {
+pub(super) struct Told {
     server: Server,
     withdrawn: Mutex<Vec<(Fh, usize)>>,
     all: AtomicU64,
@@ -307,7 +307,7 @@ impl Upcalls for Told {
     }
 }
 
-async fn leased(files: &[&str], slowly: Duration) -> (Test, Arc<Told>) {
+pub(super) async fn leased(files: &[&str], slowly: Duration) -> (Test, Arc<Told>) {
     let t = tree(|s| s.delegate = true, &["dir"], files).await;
     let told = Arc::new(Told { server: t.server.clone(), slowly, ..Told::default() });
     t.v4.subscribe(told.clone());

@@ -52,6 +52,7 @@ pub struct State {
     pub delegate: bool,
     /// Opens for writing bring delegations for that.
     pub delegate_writers: bool,
+    pub claims_stay: bool,
     /// What was delegated is so no longer.
     pub delegations_end: bool,
     /// Whether delegations of directories are given; `None`: there is no such operation.
@@ -454,7 +455,7 @@ impl State {
             Op::Lock(a) => OpRes::Lock(self.take_lock(a, cur)),
             Op::Locku(a) => OpRes::Locku(match self.locks.get_mut(&a.lock_stateid.other) {
                 Some(l) => {
-                    l.ranges.retain(|r| *r != (a.offset, a.length));
+                    l.ranges.retain(|r| a.length != u64::MAX && *r != (a.offset, a.length));
                     Ok(Stateid { seqid: 2, ..a.lock_stateid })
                 }
                 None => Err(Nfsstat4::BAD_STATEID),
@@ -677,7 +678,7 @@ impl State {
             true if self.delegate_writers && a.share_access & open::SHARE_ACCESS_WRITE != 0 => {
                 OpenDelegation::Write(WriteDelegation {
                     stateid: delegation(&Self::name(cur)?),
-                    recall: reclaim,
+                    recall: reclaim && !self.claims_stay,
                     space_limit: SpaceLimit::Size(1000),
                     permissions: Ace { ace_type: 0, flag: 0, access_mask: 0, who: OwnerName::default() },
                 })
@@ -776,10 +777,11 @@ impl State {
             }
         };
         let Some(lock) = self.locks.get(&other).cloned() else { return Err(Nfsstat4::BAD_STATEID.into()) };
-        let taken = self.locks.values().find(|l| {
-            (l.file == lock.file && (l.client, &l.owner) != (lock.client, &lock.owner))
-                && !l.ranges.is_empty()
-        });
+        let overlaps = |&(at, len): &(u64, u64)| {
+            at < a.offset.saturating_add(a.length) && a.offset < at.saturating_add(len)
+        };
+        let others = |l: &&Lock| l.file == lock.file && (l.client, &l.owner) != (lock.client, &lock.owner);
+        let taken = self.locks.values().filter(others).find(|l| l.ranges.iter().any(overlaps));
         if let Some(taken) = taken {
             return Err(LockFail::Denied(LockDenied {
                 offset: taken.ranges[0].0,

@@ -232,3 +232,30 @@ async fn a_belated_listing_does_not_hold_under_a_lease() {
     assert!(finds(&l, "c/h").await && !finds(&l, "c/g").await);
     assert_eq!(listed(&l, &c).await, ["h"]);
 }
+
+/// Who takes a lock asks nothing about a file that nobody else can have changed, and about every other.
+#[tokio::test(start_paused = true)]
+async fn a_lock_leaves_what_is_known_under_a_lease() {
+    let (l, _) = leased(options()).await;
+    let fh = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[3].fh.clone();
+    let before = read_all(&*l.meta, &l.cx, &fh).await.unwrap();
+    let opened = l.meta.open(&l.cx, Where::fh(&fh), &READ).await.unwrap();
+    let (file, me) = (File { fh: &fh, open: Some(opened.open) }, LockOwner { id: 1, flock: false });
+    let all = FileRange { start_bytes: 0, end_bytes: u64::MAX };
+    l.meta.lock(&l.cx, file, me, LockKind::Read, all, LockWait::No).await.unwrap();
+    l.meta.unlock(&l.cx, file, me, all).await.unwrap();
+    l.wire.take();
+    l.meta.lock(&l.cx, file, me, LockKind::Read, all, LockWait::No).await.unwrap();
+    l.meta.getattr(&l.cx, file).await.unwrap();
+    assert_eq!(read_all(&*l.meta, &l.cx, &fh).await.unwrap(), before);
+    let asked = l.wire.take();
+    assert!(!asked.contains("getattr") && !asked.contains("read"), "{asked}");
+    l.wire.lease(false);
+    l.wire.upcalls.get().unwrap().withdraw(&fh).await;
+    l.meta.getattr(&l.cx, file).await.unwrap();
+    l.wire.take();
+    l.meta.lock(&l.cx, file, me, LockKind::Read, all, LockWait::No).await.unwrap();
+    assert!(l.meta.peek(&l.cx, Where::fh(&fh)).is_none(), "its last holder may have changed it");
+    l.meta.getattr(&l.cx, file).await.unwrap();
+    assert!(l.wire.take().contains("getattr"));
+}

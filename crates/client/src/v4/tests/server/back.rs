@@ -23,6 +23,13 @@ impl Server {
         }
     }
 
+    /// Another client locks all of a file.
+    pub fn lock_by_another(&self, file: &str) {
+        let mut s = self.0.lock();
+        let (client, owner, other) = (u64::MAX, Bytes::from_static(b"another"), s.other());
+        s.locks.insert(other, Lock { client, owner, file: file.to_owned(), ranges: vec![(0, u64::MAX)] });
+    }
+
     fn call_back(&self, op: CbOp) {
         let (sender, call) = {
             let mut s = self.0.lock();

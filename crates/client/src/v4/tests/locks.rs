@@ -1,0 +1,454 @@
+//! Locks of files that are delegated for writing: decided here, and at the server before the delegation goes back.
+
+use super::chains::{Told, leased};
+use super::*;
+use server::delegation;
+
+const OTHER: LockOwner = LockOwner { id: 2, flock: false };
+const FLOCK: LockOwner = LockOwner { id: 1, flock: true };
+
+/// A mount at whose server files are delegated to who opens them for writing.
+async fn delegated() -> (Test, Arc<Told>) {
+    let (t, told) = leased(&["f", "g"], Duration::ZERO).await;
+    t.server.lock().delegate_writers = true;
+    (t, told)
+}
+
+fn range(start_bytes: u64, end_bytes: u64) -> FileRange {
+    FileRange { start_bytes, end_bytes }
+}
+
+impl Test {
+    async fn take(&self, o: &Opened, owner: LockOwner, kind: LockKind, at: FileRange) -> i32 {
+        errno(self.v4.lock(&cx(), file(o), owner, kind, at, LockWait::No).await)
+    }
+
+    async fn release(&self, o: &Opened, owner: LockOwner) {
+        self.v4.unlock(&cx(), file(o), owner, ALL).await.unwrap();
+    }
+
+    /// Waits for a lock of the whole file; when it came.
+    fn wait_for_lock(&self, o: &Opened, owner: LockOwner) -> tokio::task::JoinHandle<Instant> {
+        let (v4, o) = (self.v4.clone(), o.clone());
+        tokio::spawn(async move {
+            v4.lock(&cx(), file(&o), owner, LockKind::Write, ALL, LockWait::Yes).await.unwrap();
+            Instant::now()
+        })
+    }
+
+    /// LOCK, LOCKT, LOCKU and FREE_STATEID that the server has seen.
+    fn lock_calls(&self) -> usize {
+        ["LOCK", "LOCKT", "LOCKU", "FREE_STATEID"].iter().map(|op| self.server.count(op)).sum()
+    }
+
+    /// What the server was asked since the last `what`.
+    fn log_since(&self, what: &str) -> Vec<String> {
+        let log = self.server.lock().log.clone();
+        log[log.iter().rposition(|l| l == what).unwrap()..].to_vec()
+    }
+
+    fn held_there(&self) -> usize {
+        self.server.lock().locks.values().filter(|l| !l.ranges.is_empty()).count()
+    }
+
+    async fn recall(&self, file: &str) {
+        self.server.recall(delegation(file), file);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// A restart of the server, whose grace period lasts twenty seconds.
+fn restart(t: &Test) {
+    t.server.restart();
+    t.net.cut(Cut::Reset);
+    let server = t.server.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        server.lock().grace = false;
+    });
+}
+
+/// A thousand locks and unlocks are no message under a delegation for writing, and two thousand without.
+#[tokio::test(start_paused = true)]
+async fn locks_of_what_is_delegated_cost_nothing() {
+    for (writers, messages) in [(true, 0), (false, 2000)] {
+        let (t, _told) = delegated().await;
+        t.server.lock().delegate_writers = writers;
+        let f = t.create("f").await;
+        let before = t.server.lock().compounds.len();
+        for i in 0..1000 {
+            assert_eq!(t.take(&f, ME, LockKind::Write, range(i, i + 10)).await, 0);
+            t.v4.unlock(&cx(), file(&f), ME, range(i, i + 10)).await.unwrap();
+        }
+        assert_eq!((t.lock_calls(), t.server.lock().compounds.len() - before), (messages, messages));
+        // The last close has nothing to release.
+        t.v4.close(&cx(), &f.node.fh, f.open).await.unwrap();
+        assert_eq!(t.lock_calls(), messages);
+        assert!(t.server.lock().opens.is_empty());
+        t.check();
+    }
+}
+
+/// Owners of this machine are in each other's way as at the server: of whatever open, user, and kind of lock.
+#[tokio::test(start_paused = true)]
+async fn owners_here_exclude_each_other() {
+    use LockKind::{Read, Write};
+    let (t, _told) = delegated().await;
+    let f = t.create("f").await;
+    let user = Cx::new(Arc::new(Cred { uid: 7, ..Cred::root() }));
+    let theirs = t.v4.open(&user, Where::fh(&f.node.fh), &how(Create::No)).await.unwrap();
+    assert_eq!(t.take(&f, ME, Write, range(10, 20)).await, 0);
+    for o in [&f, &theirs] {
+        assert_eq!(t.take(o, OTHER, Read, range(0, 11)).await, libc::EAGAIN);
+        assert_eq!(t.take(o, FLOCK, Write, ALL).await, libc::EAGAIN);
+        assert_eq!(t.take(o, OTHER, Write, range(20, 30)).await, 0);
+        assert_eq!(t.take(o, ME, Write, range(29, 40)).await, libc::EAGAIN);
+        t.release(o, OTHER).await;
+    }
+    let found = t.v4.test_lock(&cx(), file(&theirs), OTHER, Read, ALL).await.unwrap().unwrap();
+    assert_eq!((found.kind, found.range), (Write, range(10, 20)));
+    assert_eq!(t.v4.test_lock(&cx(), file(&theirs), ME, Write, ALL).await.unwrap(), None);
+    // A lock in place of one's own, by another open.
+    assert_eq!(t.take(&theirs, ME, Read, range(10, 20)).await, 0);
+    assert_eq!(t.take(&f, OTHER, Read, range(0, 30)).await, 0);
+    assert_eq!(t.take(&f, OTHER, Write, range(10, 11)).await, libc::EAGAIN);
+    t.release(&f, ME).await;
+    assert_eq!(t.take(&f, OTHER, Write, range(10, 11)).await, 0);
+    // Who cannot write has no lock for writing.
+    let reader = OpenHow { access: OpenAccess::READ, ..how(Create::No) };
+    let reader = t.v4.open(&cx(), Where::fh(&f.node.fh), &reader).await.unwrap();
+    assert_eq!(t.take(&reader, ME, Write, range(50, 60)).await, libc::EBADF);
+    // Another file is another matter.
+    let g = t.create("g").await;
+    assert_eq!(t.take(&g, ME, Write, ALL).await, 0);
+    // A close releases what its program has forgotten.
+    t.v4.close(&cx(), &g.node.fh, g.open).await.unwrap();
+    let g = t.create("g").await;
+    assert_eq!(t.take(&g, OTHER, Write, ALL).await, 0);
+    // Bytes are written by the open.
+    t.write(&g, 0, "locked").await.unwrap();
+    assert_eq!(t.read(&g).await.unwrap(), "lockedf g");
+    assert_eq!(t.lock_calls(), 0);
+    t.check();
+}
+
+/// Who waits gets the lock when it is released here, at once, and one after the other.
+#[tokio::test(start_paused = true)]
+async fn who_waits_is_woken() {
+    let (t, _told) = delegated().await;
+    let f = t.create("f").await;
+    assert_eq!(t.take(&f, ME, LockKind::Write, ALL).await, 0);
+    let waiters = [OTHER, FLOCK].map(|owner| (owner, t.wait_for_lock(&f, owner)));
+    tokio::time::sleep(Duration::from_millis(3333)).await;
+    assert!(waiters.iter().all(|(_, w)| !w.is_finished()));
+    let released = Instant::now();
+    t.release(&f, ME).await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let (first, second): (Vec<_>, Vec<_>) = waiters.into_iter().partition(|(_, w)| w.is_finished());
+    assert_eq!((first.len(), second.len()), (1, 1));
+    for (owner, waiter) in first {
+        assert!(waiter.await.unwrap() - released < Duration::from_millis(1));
+        t.release(&f, owner).await;
+    }
+    for (_, waiter) in second {
+        waiter.await.unwrap();
+    }
+    // Who is interrupted while he waits has none.
+    let interrupted = Cx { cancel: CancellationToken::new(), ..cx() };
+    let stop = interrupted.cancel.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        stop.cancel();
+    });
+    let waits = t.v4.lock(&interrupted, file(&f), ME, LockKind::Write, ALL, LockWait::Yes).await;
+    assert_eq!(errno(waits), libc::EINTR);
+    for owner in [OTHER, FLOCK] {
+        t.release(&f, owner).await;
+    }
+    assert_eq!(t.take(&f, LockOwner { id: 5, flock: false }, LockKind::Write, ALL).await, 0);
+    assert_eq!(t.lock_calls(), 0);
+}
+
+/// All locks are at the server before a recalled delegation is returned, and who waited or asks from then on waits and asks there.
+#[tokio::test(start_paused = true)]
+async fn a_recall_takes_the_locks_to_the_server_first() {
+    use LockKind::{Read, Write};
+    let (t, _told) = delegated().await;
+    let f = t.create("f").await;
+    t.write(&f, 0, "bytes").await.unwrap();
+    for (owner, at) in [(ME, range(0, 10)), (ME, range(20, 30)), (OTHER, range(50, 60))] {
+        assert_eq!(t.take(&f, owner, Write, at).await, 0);
+    }
+    let waiter = t.wait_for_lock(&f, FLOCK);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(t.lock_calls(), 0);
+    // While the locks are on their way, nobody gets one.
+    t.server.lock().hold = Some(NfsOpnum4::LOCK);
+    t.recall("f").await;
+    assert_eq!(t.server.count("DELEGRETURN"), 0);
+    let late = t.wait_for_lock(&f, LockOwner { id: 9, flock: false });
+    let unlocks = {
+        let (v4, f) = (t.v4.clone(), f.clone());
+        tokio::spawn(async move { v4.unlock(&cx(), file(&f), OTHER, ALL).await })
+    };
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!late.is_finished() && !unlocks.is_finished());
+    t.server.lock().hold = None;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    unlocks.await.unwrap().unwrap();
+    let log = t.log_since("OPEN null");
+    let at = |what: &str| log.iter().position(|l| l == what).unwrap_or_else(|| panic!("{what}: {log:?}"));
+    let last_lock = log.iter().take(at("DELEGRETURN")).filter(|l| *l == "LOCK").count();
+    assert!(last_lock >= 3 && at("LOCK") < at("DELEGRETURN") && at("COMMIT") < at("DELEGRETURN"), "{log:?}");
+    assert_eq!(t.server.count("LOCKU"), 1);
+    assert_eq!(t.take(&f, FLOCK, Read, ALL).await, libc::EAGAIN);
+    assert!(!waiter.is_finished() && !late.is_finished());
+    assert_eq!(t.read(&f).await.unwrap()[..5], *b"bytes");
+    t.release(&f, ME).await;
+    assert_eq!(t.held_there(), 0);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(t.held_there(), 1);
+    for owner in [FLOCK, LockOwner { id: 9, flock: false }] {
+        t.release(&f, owner).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+    }
+    assert!(waiter.is_finished() && late.is_finished());
+    t.release(&f, FLOCK).await;
+    t.release(&f, LockOwner { id: 9, flock: false }).await;
+    assert_eq!(t.held_there(), 0);
+    // Delegated again, what was released is here again.
+    let again = t.v4.open(&cx(), Where::fh(&f.node.fh), &how(Create::No)).await.unwrap();
+    let before = t.lock_calls();
+    assert_eq!(t.take(&again, ME, Write, ALL).await, 0);
+    assert_eq!(t.take(&f, OTHER, Write, ALL).await, libc::EAGAIN);
+    // Also where the delegation is not recalled but goes with others, and under the owner's name of before.
+    t.v4.core.give_back(t.v4.core.delegations.take_all_but(0));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((t.lock_calls(), t.held_there()), (before + 1, 1));
+    t.check();
+}
+
+/// A lock that the server does not give when the delegation ends is lost: I/O fails until its owner unlocks. The others are kept.
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_cannot_be_handed_over_is_lost() {
+    for denied in [true, false] {
+        let (t, _told) = delegated().await;
+        let (f, g) = (t.create("f").await, t.create("g").await);
+        for o in [&f, &g] {
+            assert_eq!(t.take(o, ME, LockKind::Write, range(0, 10)).await, 0);
+        }
+        match denied {
+            true => t.server.lock_by_another("f"),
+            false => t.server.lock().fail = vec![(NfsOpnum4::LOCK, Nfsstat4::SERVERFAULT)],
+        }
+        t.recall("f").await;
+        assert_eq!(t.server.count("DELEGRETURN"), 1, "the delegation goes back all the same");
+        assert_eq!(errno(t.read(&f).await), libc::EIO);
+        assert_eq!(t.read(&g).await.unwrap(), "data of g");
+        t.release(&f, ME).await;
+        assert_eq!(t.read(&f).await.unwrap(), "data of f");
+        t.recall("g").await;
+        assert_eq!(t.read(&g).await.unwrap(), "data of g");
+        assert_eq!(t.take(&g, OTHER, LockKind::Write, ALL).await, libc::EAGAIN);
+        t.check();
+    }
+}
+
+/// An open that the server has forgotten is made again before its locks are handed over.
+#[tokio::test(start_paused = true)]
+async fn a_forgotten_open_is_made_again_for_its_locks() {
+    let (t, _told) = delegated().await;
+    let f = t.create("f").await;
+    for at in [range(0, 10), range(20, 30)] {
+        assert_eq!(t.take(&f, ME, LockKind::Write, at).await, 0);
+    }
+    t.server.lock().opens.clear();
+    t.recall("f").await;
+    assert_eq!((t.server.count("DELEGRETURN"), t.held_there()), (1, 1));
+    let log = t.log_since("OPEN fh");
+    let at = |what: &str| log.iter().position(|l| l == what).unwrap_or_else(|| panic!("{what}: {log:?}"));
+    assert!(at("LOCK") < at("DELEGRETURN"));
+    assert_eq!(t.read(&f).await.unwrap(), "data of f");
+    t.check();
+}
+
+/// What is locked at the server already goes on there until it is released, also when the delegation comes while a LOCK is under way.
+#[tokio::test(start_paused = true)]
+async fn locks_of_before_the_delegation_stay_at_the_server() {
+    let (t, _told) = delegated().await;
+    t.server.lock().delegate_writers = false;
+    let f = t.create("f").await;
+    t.lock(&f).await;
+    let again = async || t.v4.open(&cx(), Where::fh(&f.node.fh), &how(Create::No)).await.unwrap();
+    t.server.lock().delegate_writers = true;
+    again().await;
+    assert_eq!(t.take(&f, OTHER, LockKind::Write, ALL).await, libc::EAGAIN);
+    assert!(
+        t.v4.test_lock(&cx(), file(&f), ME, LockKind::Read, ALL).await.is_err(),
+        "LOCKT is unknown there"
+    );
+    assert_eq!(t.server.count("LOCK"), 2);
+    t.release(&f, ME).await;
+    assert_eq!(t.take(&f, OTHER, LockKind::Write, ALL).await, 0);
+    assert_eq!((t.server.count("LOCK"), t.held_there()), (2, 0));
+    t.release(&f, OTHER).await;
+    t.recall("f").await;
+
+    t.server.lock().hold = Some(NfsOpnum4::LOCK);
+    let first = t.wait_for_lock(&f, ME);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    again().await;
+    let second = t.wait_for_lock(&f, OTHER);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!second.is_finished(), "decided without the one that is under way");
+    t.server.lock().hold = None;
+    first.await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(!second.is_finished() && t.held_there() == 1);
+    t.release(&f, ME).await;
+    second.await.unwrap();
+    t.check();
+}
+
+/// After a restart of the server locks stay here if the delegation does, and are claimed there in the grace period if not.
+#[tokio::test(start_paused = true)]
+async fn a_restart_leaves_no_lock_behind() {
+    for stays in [true, false] {
+        let (t, _told) = delegated().await;
+        t.server.lock().claims_stay = stays;
+        let (f, g) = (t.create("f").await, t.create("g").await);
+        for o in [&f, &g] {
+            assert_eq!(t.take(o, ME, LockKind::Write, range(0, 10)).await, 0);
+        }
+        let waiter = t.wait_for_lock(&f, OTHER);
+        restart(&t);
+        t.write(&f, 0, "after").await.unwrap();
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        let log = t.log_since("RESTART");
+        let at = |what: &str| log.iter().position(|l| l == what);
+        let claimed = log.iter().filter(|l| *l == "LOCK reclaim").count();
+        assert!(at("OPEN previous write") < at("RECLAIM_COMPLETE"), "{log:?}");
+        match stays {
+            true => assert_eq!((claimed, t.lock_calls(), t.held_there()), (0, 0, 0), "{log:?}"),
+            false => {
+                assert_eq!((claimed, t.held_there()), (2, 2), "{log:?}");
+                assert!(
+                    at("LOCK reclaim") < at("RECLAIM_COMPLETE") && at("LOCK reclaim") < at("DELEGRETURN")
+                );
+            }
+        }
+        assert_eq!(t.take(&f, FLOCK, LockKind::Read, ALL).await, libc::EAGAIN);
+        assert!(!waiter.is_finished());
+        t.release(&f, ME).await;
+        waiter.await.unwrap();
+        t.check();
+    }
+}
+
+/// A delegation that the server has revoked takes its locks with it; nothing is decided under it while that is being found out.
+#[tokio::test(start_paused = true)]
+async fn what_was_held_under_a_revoked_delegation_is_lost() {
+    let (t, _told) = delegated().await;
+    let f = t.create("f").await;
+    assert_eq!(t.take(&f, ME, LockKind::Write, range(0, 10)).await, 0);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    {
+        let mut s = t.server.lock();
+        s.delegations_end = true;
+        s.status_flags = seq4_status::RECALLABLE_STATE_REVOKED;
+        s.hold = Some(NfsOpnum4::TEST_STATEID);
+    }
+    t.v4.getattr(&cx(), file(&f)).await.unwrap();
+    let late = t.wait_for_lock(&f, OTHER);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!late.is_finished());
+    {
+        let mut s = t.server.lock();
+        s.status_flags = 0;
+        s.hold = None;
+    }
+    late.await.unwrap();
+    assert_eq!(t.held_there(), 1);
+    assert_eq!(errno(t.read(&f).await), libc::EIO);
+    t.release(&f, ME).await;
+    assert_eq!(t.read(&f).await.unwrap(), "data of f");
+    t.check();
+}
+
+/// A client that may have lost its lease decides nothing; what it had it still has if the server says so, or takes it anew if nobody
+/// has touched the file.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_decided_without_a_lease() {
+    for (expired, touched) in [(false, false), (true, false), (true, true)] {
+        let (t, _told) = delegated().await;
+        let f = t.create("f").await;
+        t.v4.getattr(&cx(), file(&f)).await.unwrap();
+        assert_eq!(t.take(&f, ME, LockKind::Write, range(0, 10)).await, 0);
+        t.net.cut(Cut::BlackHole);
+        tokio::time::sleep(Duration::from_secs(200)).await;
+        let late = {
+            let (v4, f) = (t.v4.clone(), f.clone());
+            tokio::spawn(async move {
+                v4.lock(&cx(), file(&f), OTHER, LockKind::Write, range(20, 30), LockWait::No).await
+            })
+        };
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(!late.is_finished());
+        if expired {
+            t.server.expire();
+        }
+        if touched {
+            t.server.lock().files.get_mut("f").unwrap().change += 1;
+        }
+        t.net.heal();
+        t.net.cut(Cut::Reset);
+        late.await.unwrap().ok();
+        match touched {
+            false => assert_eq!(t.read(&f).await.unwrap(), "data of f"),
+            true => assert_eq!(errno(t.read(&f).await), libc::EIO),
+        }
+        let there = expired && !touched;
+        assert_eq!((t.server.count("LOCK") > 0, t.held_there() > 0), (there, there));
+        t.check();
+    }
+}
+
+/// Many owners, each of whom is alone while he has the lock, and a delegation that comes and goes: nobody is ever beside another, and
+/// nothing stays behind.
+#[tokio::test(start_paused = true)]
+async fn nobody_is_ever_beside_another() {
+    let (t, _told) = delegated().await;
+    let f = t.create("f").await;
+    let inside = Arc::new(AtomicU64::new(0));
+    let mut owners = tokio::task::JoinSet::new();
+    for id in 0..8u64 {
+        let (v4, o, inside) = (t.v4.clone(), f.clone(), inside.clone());
+        owners.spawn(async move {
+            let owner = LockOwner { id, flock: id % 2 == 0 };
+            for round in 0..60u64 {
+                v4.lock(&cx(), file(&o), owner, LockKind::Write, ALL, LockWait::Yes).await.unwrap();
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                tokio::time::sleep(Duration::from_millis((id * 7 + round * 13) % 11)).await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                v4.unlock(&cx(), file(&o), owner, ALL).await.unwrap();
+                tokio::time::sleep(Duration::from_millis((id * 31 + round * 17) % 151)).await;
+            }
+        });
+    }
+    let mut handed = 0;
+    for round in 0..60 {
+        tokio::time::sleep(Duration::from_millis(40 + round % 23)).await;
+        t.server.recall(delegation("f"), "f");
+        tokio::time::sleep(Duration::from_millis(round % 29)).await;
+        handed += t.held_there();
+        let again = t.v4.open(&cx(), Where::fh(&f.node.fh), &how(Create::No)).await.unwrap();
+        t.v4.close(&cx(), &f.node.fh, again.open).await.unwrap();
+    }
+    while let Some(done) = owners.join_next().await {
+        done.unwrap();
+    }
+    assert!(handed > 0, "no lock was ever handed over");
+    assert!((1..480).contains(&t.server.count("LOCKU")), "all were decided here, or none");
+    assert_eq!(t.held_there(), 0);
+    t.check();
+}
