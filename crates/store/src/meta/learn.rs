@@ -383,7 +383,7 @@ impl Meta {
             let goes_on = match dir.listing {
                 _ if label.is_none() => false,
                 _ if cookie == 0 => {
-                    match dir.unproven {
+                    match dir.unproven && page.eof {
                         // What was believed beside it is not there any more, if it is not on it.
                         true => dir.names = Names::default(),
                         false => dir.names.unlist(),
@@ -449,6 +449,10 @@ impl Meta {
             dir.listing = None;
             dir.names.unlist();
         } else if page.eof {
+            if dir.unproven {
+                // As where all is on one page.
+                dir.names.keep_listed(&self.table.hasher);
+            }
             dir.names.settle(&self.table.hasher);
         }
         if dir.names.memory_bytes() > self.table.directory_most_bytes() {

@@ -186,6 +186,16 @@ impl Names {
         self.order.push(number);
     }
 
+    /// Forgets all names that are not in the listing.
+    pub fn keep_listed(&mut self, hasher: &RandomState) {
+        let mut others = vec![true; self.entries.len()];
+        self.order.iter().for_each(|&i| others[i as usize] = false);
+        let of =
+            |i: usize| (others[i] && self.entries[i].flags & DEAD == 0).then(|| self.name(i as u32).to_vec());
+        let others: Vec<Vec<u8>> = (0..self.entries.len()).filter_map(of).collect();
+        others.iter().for_each(|name| self.remove(hasher, name));
+    }
+
     /// Entries of the listing from a position on: those that are (still) there.
     pub fn listed(&self, from: usize) -> impl Iterator<Item = (usize, &[u8], Bound)> {
         let rest = self.order.get(from..).unwrap_or_default();

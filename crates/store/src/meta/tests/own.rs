@@ -233,6 +233,52 @@ async fn own_changes_that_are_not_told_leave_names_their_time() {
     assert_eq!((look("a"), look("e")), (Some(0), Some(1)));
 }
 
+/// The first page of a large directory, as a look-up brings it along, takes away nothing that is believed of the rest; a whole listing does, also when it
+/// comes in pages.
+#[tokio::test(start_paused = true)]
+async fn a_part_of_a_listing_leaves_what_is_believed_of_the_rest() {
+    let l = lab_with(MetaOptions { listing_bytes: 4096, ..options() }, VALID).await;
+    *l.wire.silent.lock() = true;
+    let d = make_dir(&*l.meta, &l.cx, &l.top, "d").await;
+    for i in 0..300 {
+        let how = creating(0o644);
+        let new = l.meta.open(&l.cx, Where::name(&d, &name(&format!("{i}"))), &how).await.unwrap();
+        l.meta.close(&l.cx, &new.node.fh, new.open).await.unwrap();
+    }
+    let known = || {
+        let look = |i: &i32| l.meta.peek(&l.cx, Where::name(&d, &name(&format!("{i}")))).is_some();
+        (0..300).filter(look).count()
+    };
+    l.meta.getattr(&l.cx, File { fh: &d, open: None }).await.unwrap();
+    walk(&*l.meta, &l.cx, &l.top, "d/7").await;
+    assert_eq!(known(), 300);
+    let ask = Want { listing_bytes: 4096, ..Want::default() };
+    let path = ["d", "7"].map(name);
+    let ticket = l.meta.ticket();
+    let trail = l.model.walk(&l.cx, Where { base: &l.top, path: &path }, ask).await.unwrap();
+    let page = trail.along.listing.expect("the first page");
+    assert!(!page.eof && page.entries.len() < 100);
+    l.meta.learn_page(&l.cx, &d, 0, &page, l.meta.label(&d), &ticket);
+    assert_eq!(known(), 300, "after a part of the listing");
+    // What somebody else has removed is not on a whole listing, which comes while the directory looks as before.
+    l.model.unlink(&l.cx, &d, &name("150"), None).await.unwrap();
+    let (mut cookie, mut pages) = (0, 0);
+    loop {
+        let ticket = l.meta.ticket();
+        let page = l.model.readdir(&l.cx, &d, cookie, page.verifier, 4096, true).await.unwrap();
+        l.meta.learn_page(&l.cx, &d, cookie, &page, l.meta.label(&d), &ticket);
+        pages += 1;
+        if page.eof {
+            break;
+        }
+        cookie = page.entries.last().unwrap().cookie;
+    }
+    assert!(pages > 2);
+    let gone = l.meta.peek(&l.cx, Where::name(&d, &name("150"))).expect("all names are known");
+    assert!(matches!(gone.stop, Stop::Missing(_)), "{:?}", gone.stop);
+    assert_eq!(known(), 300);
+}
+
 /// Whoever removes a name that a lease proves takes nothing else from anybody; of any other nobody knows which object lost it.
 #[tokio::test(start_paused = true)]
 async fn a_removal_that_a_lease_makes_sure_of_leaves_the_rest_known() {
