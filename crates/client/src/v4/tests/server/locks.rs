@@ -1,0 +1,45 @@
+//! Byte-range locks of the server.
+
+use super::*;
+
+impl State {
+    pub(super) fn take_lock(&mut self, a: &LockArgs, cur: &Cur) -> Result<Stateid, LockFail> {
+        match (a.reclaim, self.grace) {
+            (true, false) => return Err(Nfsstat4::NO_GRACE.into()),
+            (false, true) => return Err(Nfsstat4::GRACE.into()),
+            _ => {}
+        }
+        if let Some(last) = self.log.last_mut() {
+            *last = if a.reclaim { "LOCK reclaim".into() } else { "LOCK".into() };
+        }
+        let other = match &a.locker {
+            Locker::Existing(l) => l.lock_stateid.other,
+            Locker::New(l) => {
+                self.stateid(&l.open_stateid)?;
+                let file = Self::name(cur)?;
+                let owner = Bytes::copy_from_slice(&l.lock_owner.owner);
+                let other = self.other();
+                self.locks.insert(other, Lock { client: cur.client, owner, file, ranges: vec![] });
+                other
+            }
+        };
+        let Some(lock) = self.locks.get(&other).cloned() else { return Err(Nfsstat4::BAD_STATEID.into()) };
+        let overlaps = |&(at, len): &(u64, u64)| {
+            at < a.offset.saturating_add(a.length) && a.offset < at.saturating_add(len)
+        };
+        let others = |l: &&Lock| l.file == lock.file && (l.client, &l.owner) != (lock.client, &lock.owner);
+        let taken = self.locks.values().filter(others).find(|l| l.ranges.iter().any(overlaps));
+        if let Some(taken) = taken {
+            return Err(LockFail::Denied(LockDenied {
+                offset: taken.ranges[0].0,
+                length: taken.ranges[0].1,
+                locktype: LockType::WRITE,
+                owner: StateOwner { clientid: taken.client, owner: taken.owner.clone().into() },
+            }));
+        }
+        if let Some(lock) = self.locks.get_mut(&other) {
+            lock.ranges.push((a.offset, a.length));
+        }
+        Ok(Stateid { seqid: 1, other })
+    }
+}
