@@ -32,7 +32,7 @@ pub(crate) const FIRST_BYTES: u32 = 64 << 10;
 /// Ends of opens that nobody waits for, of one connection; who adds to more waits.
 const CLOSING_MOST: usize = 1024;
 
-/// Files of which appends wait for each other although they are not the same: about so many do not.
+/// Locks for appends. Files share them out: one append waits for another to a file with the same lock.
 const APPENDING: usize = 64;
 
 /// A lock for each file, held by whoever appends.
@@ -231,14 +231,7 @@ impl Connection {
             true => Some(self.shared.appending.of(&file.fh).lock().await),
             false => None,
         };
-        let offset = match appends {
-            // Asked for unless it is known for sure: what other clients have appended is not written over.
-            true => {
-                let asking = Cx { times_unseen: true, ..cx.fresh(Instant::now()) };
-                self.shared.vfs.getattr(&asking, file.at()).await?.attr.size_bytes
-            }
-            false => offset,
-        };
+        let offset = if appends { self.end_of(cx, &file).await? } else { offset };
         if offset.checked_add(data.len() as u64).is_none_or(|end| end > OFFSET_MAX) {
             return Err(Error::new(libc::EFBIG));
         }
@@ -269,6 +262,12 @@ impl Connection {
         let n = self.shared.change(&file.contents(), call).await?;
         add(&self.shared.stats.written_bytes, u64::from(n));
         Ok((n, offset))
+    }
+
+    /// Where a file ends now. The server is asked unless that is known for sure: what other clients have appended is not written over.
+    async fn end_of(&self, cx: &Cx, file: &OpenFile) -> Result<u64> {
+        let asking = Cx { times_unseen: true, ..cx.fresh(Instant::now()) };
+        self.shared.vfs.getattr(&asking, file.at()).await.map(|attrs| attrs.attr.size_bytes)
     }
 
     /// Makes everything stable that was written.

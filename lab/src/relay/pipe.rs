@@ -97,14 +97,19 @@ const PRIVILEGED: u16 = 1024;
 /// Connects from the given source port, or, when that is in use towards the target (by another client, or by a connection
 /// of a moment ago that waits for its last packets), from another that servers trust as much.
 fn connect_like(port: u16, target: &str) -> std::io::Result<TcpStream> {
-    let others = (512..PRIVILEGED).rev().filter(|_| port < PRIVILEGED);
-    for port in std::iter::once(port).chain(others) {
+    for port in alike(port) {
         match connect_from(port, target) {
             Err(e) if matches!(e.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {}
             outcome => return outcome,
         }
     }
     TcpStream::connect(target)
+}
+
+/// A port, and those that servers trust as much.
+fn alike(port: u16) -> impl Iterator<Item = u16> {
+    let others = (512..PRIVILEGED).rev().filter(move |_| port < PRIVILEGED);
+    std::iter::once(port).chain(others)
 }
 
 /// Connects from the given source port.
@@ -324,6 +329,7 @@ mod tests {
             carried.join().unwrap().unwrap();
         }
     }
+
     /// Servers that export with `secure` look at the port: the second client of a port is no stranger to them.
     #[test]
     fn who_calls_from_a_privileged_port_is_forwarded_from_one() {

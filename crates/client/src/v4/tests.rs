@@ -39,6 +39,17 @@ fn env() -> Env {
 }
 
 impl Test {
+    /// A restart of the server, whose grace period lasts twenty seconds.
+    fn restart(&self) {
+        self.server.restart();
+        self.net.cut(Cut::Reset);
+        let server = self.server.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            server.lock().grace = false;
+        });
+    }
+
     async fn new() -> Self {
         Self::with(options(), Conditions::default(), |_| {}).await
     }
@@ -105,13 +116,7 @@ async fn restart_is_survived() {
     let (a, b) = (t.create("a").await, t.create("b").await);
     t.lock(&a).await;
     t.write(&a, 0, "before").await.unwrap();
-    t.server.restart();
-    t.net.cut(Cut::Reset);
-    let server = t.server.clone();
-    tokio::spawn(async move {
-        tokio::time::sleep(Duration::from_secs(20)).await;
-        server.lock().grace = false;
-    });
+    t.restart();
     t.write(&a, 6, " after").await.unwrap();
     t.v4.commit(&cx(), file(&a)).await.unwrap();
     assert_eq!(t.server.lock().files["a"].stable, b"before after");

@@ -301,8 +301,8 @@ impl<'a> Exec<'a> {
             }
             (Op::Copy(_) | Op::Clone(_), _) => &self.saved,
             (
-                Op::Getattr(_)
-                | Op::Read(_)
+                Op::Read(_)
+                | Op::Getattr(_)
                 | Op::Access(_)
                 | Op::Seek(_)
                 | Op::Verify(_)

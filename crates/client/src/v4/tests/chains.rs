@@ -360,13 +360,7 @@ async fn what_was_delayed_comes_before_the_file_is_returned() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(t.server.count("DELEGRETURN"), 1);
 
-    t.server.restart();
-    t.net.cut(Cut::Reset);
-    let server = t.server.clone();
-    tokio::spawn(async move {
-        tokio::time::sleep(Duration::from_secs(20)).await;
-        server.lock().grace = false;
-    });
+    t.restart();
     t.read(&g).await.unwrap();
     let log = t.server.lock().log.clone();
     let since = &log[log.iter().position(|l| l == "RESTART").unwrap()..];

@@ -57,17 +57,6 @@ impl Test {
     }
 }
 
-/// A restart of the server, whose grace period lasts twenty seconds.
-fn restart(t: &Test) {
-    t.server.restart();
-    t.net.cut(Cut::Reset);
-    let server = t.server.clone();
-    tokio::spawn(async move {
-        tokio::time::sleep(Duration::from_secs(20)).await;
-        server.lock().grace = false;
-    });
-}
-
 /// A thousand locks and unlocks are no message under a delegation for writing, and two thousand without.
 #[tokio::test(start_paused = true)]
 async fn locks_of_what_is_delegated_cost_nothing() {
@@ -321,7 +310,7 @@ async fn a_restart_leaves_no_lock_behind() {
             assert_eq!(t.take(o, ME, LockKind::Write, range(0, 10)).await, 0);
         }
         let waiter = t.wait_for_lock(&f, OTHER);
-        restart(&t);
+        t.restart();
         t.write(&f, 0, "after").await.unwrap();
         tokio::time::sleep(Duration::from_secs(30)).await;
         let log = t.log_since("RESTART");
