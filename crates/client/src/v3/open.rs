@@ -5,7 +5,7 @@
 use super::V3;
 use super::convert;
 use super::lookup::{dirop, empty_handle};
-use super::walk::newest;
+use super::walk::{bytes_tell, newest};
 use super::wire::Patience;
 use crate::detach::{detached, patient};
 use crate::error;
@@ -22,6 +22,8 @@ use tokio::time::Instant;
 
 /// How often a name may come and go between LOOKUP and CREATE before the open gives up.
 const CREATE_ROUNDS: u32 = 8;
+/// What a mode is taken for before it is known.
+const READABLE: u32 = 0o644;
 
 /// The open files of one mount.
 #[derive(Default)]
@@ -229,9 +231,10 @@ impl V3 {
         Opened { node, open, created, dir, first: None, backing: None }
     }
 
-    /// May the caller open this file so? ACCESS answers with fresh attributes, which is what
-    /// close-to-open asks for at an open. The first bytes are read at the same time; they count when READ has the attributes
-    /// that the open goes by, and those are `known` from before (see [`super::walk`] for the reason).
+    /// May the caller open this file so? READ and ACCESS answer with fresh attributes, which is what close-to-open asks for at an
+    /// open. When the first bytes are read and the server gives them, that is the right to read; ACCESS is asked for other
+    /// rights, beside the READ, and behind it where that told nothing. The bytes count when READ has the attributes that the
+    /// open goes by, and those are `known` from before (see [`super::walk`] for the reason).
     async fn check_open(
         &self,
         cx: &Cx,
@@ -243,16 +246,29 @@ impl V3 {
         let before = known.as_ref().map(|a| a.change).or_else(|| self.caller.rules.known_change(&fh));
         let may_read =
             how.first_bytes > 0 && !how.truncate && want.intersects(Access::READ | Access::EXECUTE);
-        let reads = may_read && known.is_none_or(|a| a.kind == FileKind::Regular && a.size_bytes > 0);
+        let reads =
+            may_read && known.as_ref().is_none_or(|a| a.kind == FileKind::Regular && a.size_bytes > 0);
+        let tells = reads && bytes_tell(want, known.as_ref().map_or(READABLE, |a| a.mode));
         let asked = Instant::now();
-        let (rights, start) = tokio::join!(self.rights(cx, &fh, want), async {
-            match reads {
-                true => self.start(&cx.cred, &Patience::of(cx), &fh, how.first_bytes).await.ok(),
-                false => None,
+        let (mut rights, start) = tokio::join!(
+            async {
+                match tells {
+                    true => None,
+                    false => Some(self.rights(cx, &fh, want).await),
+                }
+            },
+            async {
+                match reads {
+                    true => self.start(&cx.cred, &Patience::of(cx), &fh, how.first_bytes).await.ok(),
+                    false => None,
+                }
             }
-        });
-        let (have, came) = rights?;
+        );
         let with_bytes = start.as_ref().and_then(|s| s.attr.clone());
+        if rights.is_none() && with_bytes.as_ref().is_none_or(|a| !bytes_tell(want, a.mode)) {
+            rights = Some(self.rights(cx, &fh, want).await);
+        }
+        let (have, came) = rights.unwrap_or(Ok((want, None)))?;
         let node = match newest([came.as_ref().and_then(convert::attr), with_bytes.clone()]) {
             Some(attr) => Node { attrs: self.stamp(&fh, attr, asked), fh },
             None => self.node(cx, fh, None).await?,
@@ -268,8 +284,7 @@ impl V3 {
             return Err(Error::new(libc::EACCES));
         }
         if !how.truncate {
-            let settled = with_bytes.is_some_and(|a| a.change == attr.change)
-                && before.is_none_or(|before| before == attr.change);
+            let settled = with_bytes.is_some_and(|a| a.change == attr.change) && before == Some(attr.change);
             let first = match start {
                 Some(start) => settled.then_some(start.read),
                 None => (may_read && attr.size_bytes == 0).then(|| Read { data: Data::default(), eof: true }),

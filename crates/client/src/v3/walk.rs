@@ -2,8 +2,9 @@
 //!
 //! NFSv3 has no compounds, so each name costs a round trip; everything that comes along is asked for side by side. A
 //! listing of the directory that holds the last name takes the place of that name's LOOKUP where it is likely to
-//! be whole ([`super::listing_sizes`]) and to decide about the name; else both are sent at once. READ and
-//! ACCESS follow together as soon as the handle is known.
+//! be whole ([`super::listing_sizes`]) and to decide about the name; else both are sent at once. READ or
+//! ACCESS follow as soon as the handle is known: bytes that a server gives tell of the right to read them, so only other rights, and
+//! files that need no READ, are asked about by ACCESS.
 //!
 //! What came along must belong to the attributes beside it. A server takes attributes *after* it has read data or
 //! entries, so somebody else's change in between would hide behind new attributes. Hence first bytes are kept only when
@@ -16,7 +17,7 @@ use super::wire::Patience;
 use hither_proto::nfs3::ReadArgs;
 use hither_vfs::{
     Access, Along, Attr, Attrs, Cred, Cx, Data, Error, Fh, FileKind, Name, Node, Read, Result, Stop, Trail,
-    Want, Where,
+    Want, Where, bytes_prove_reading,
 };
 use tokio::time::Instant;
 
@@ -35,6 +36,11 @@ impl Last {
     fn missing() -> Self {
         Self { found: Ok(None), along: Along::default(), dir: None }
     }
+}
+
+/// Whether a READ tells all that is wanted of a file with this mode.
+pub(super) fn bytes_tell(want: Access, mode: u32) -> bool {
+    want == Access::READ && bytes_prove_reading(mode)
 }
 
 /// The start of a file with the attributes that came with it.
@@ -136,20 +142,24 @@ impl V3 {
     async fn bring(&self, cx: &Cx, mut node: Node, want: Want) -> Last {
         let (fh, known) = (&node.fh, &node.attrs.attr);
         let regular = known.kind == FileKind::Regular && want.read_bytes > 0;
-        let (rights, start) = tokio::join!(
+        let reads = regular && known.size_bytes > 0;
+        let (mut rights, start) = tokio::join!(
             async {
-                match want.access.is_empty() {
+                match want.access.is_empty() || reads && bytes_tell(want.access, known.mode) {
                     true => None,
                     false => self.rights(cx, fh, want.access).await.ok(),
                 }
             },
             async {
-                match regular && known.size_bytes > 0 {
+                match reads {
                     true => self.start(&cx.cred, &Patience::of(cx), fh, want.read_bytes).await.ok(),
                     false => None,
                 }
             }
         );
+        if reads && start.is_none() && rights.is_none() && !want.access.is_empty() {
+            rights = self.rights(cx, fh, want.access).await.ok();
+        }
         let (access, came) = match rights {
             Some((access, came)) => (Some(access), came.as_ref().and_then(convert::attr)),
             None => (None, None),

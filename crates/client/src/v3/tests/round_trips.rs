@@ -368,7 +368,8 @@ async fn a_mount_is_one_round_trip() {
     assert_eq!((calls, trips), (vec!["FSINFO", "GETATTR", "PATHCONF"], 2));
 }
 
-/// Opening with first bytes: ACCESS and READ in one round trip, and no READ where there is nothing to read.
+/// Opening with first bytes: READ tells of the right to read as well; ACCESS where there is nothing to read, or where other rights are wanted,
+/// in the same round trip.
 #[tokio::test(start_paused = true)]
 async fn an_open_brings_the_first_bytes() {
     let server = tree();
@@ -378,15 +379,17 @@ async fn an_open_brings_the_first_bytes() {
     let open = async |at: Where<'_>, how: OpenHow| fs.open(&cx(), at, &how).await;
     let (top, f, empty, d) = (root(), name("f"), name("empty"), name("d"));
     let (o, calls, trips) = cost(&server, open(Where::name(&top, &f), READ)).await;
-    assert_eq!((calls, trips), (vec!["LOOKUP", "ACCESS", "READ"], 2));
+    assert_eq!((calls, trips), (vec!["LOOKUP", "READ"], 2));
     assert_eq!(bytes(o.unwrap().first), Some((b"content".to_vec(), true)));
     let fh = Fh("f".into());
     let (o, calls, trips) = cost(&server, open(Where::fh(&fh), READ)).await;
-    assert_eq!((calls, trips), (vec!["ACCESS", "READ"], 1));
+    assert_eq!((calls, trips), (vec!["READ"], 1));
     assert_eq!(bytes(o.unwrap().first), Some((b"content".to_vec(), true)));
     let (o, calls, trips) = cost(&server, open(Where::fh(&fh), OpenHow { first_bytes: 3, ..READ })).await;
-    assert_eq!((calls.len(), trips), (2, 1));
+    assert_eq!((calls, trips), (vec!["READ"], 1));
     assert_eq!(bytes(o.unwrap().first), Some((b"con".to_vec(), false)));
+    let (o, calls, trips) = cost(&server, open(Where::fh(&fh), OpenHow { execute: true, ..READ })).await;
+    assert_eq!((o.is_ok(), calls, trips), (true, vec!["ACCESS", "READ"], 1));
     let (o, calls, _) = cost(&server, open(Where::name(&top, &empty), READ)).await;
     assert_eq!(calls, ["LOOKUP", "ACCESS"]);
     assert_eq!(bytes(o.unwrap().first), Some((vec![], true)));
@@ -400,12 +403,48 @@ async fn an_open_brings_the_first_bytes() {
         let (o, calls, _) = cost(&server, open(Where::fh(&fh), how)).await;
         assert!(o.unwrap().first.is_none() && !calls.contains(&"READ"));
     }
+}
+
+/// A READ says nothing of the right to read where the mode gives its bytes to those who may execute only, or to an owner who may not read,
+/// and when it is refused: then ACCESS decides.
+#[tokio::test(start_paused = true)]
+async fn bytes_are_not_always_the_right_to_them() {
+    let server = tree();
     server.put("f", b"content");
-    server.script(|call, _| match call {
+    let fs = hard(&server).await;
+    let refused = |call: &Call3| match call {
         Call3::Access(_) => Act::Say(Reply3::Access(Res::Ok(AccessOk { obj_attributes: None, access: 0 }))),
         _ => Act::Serve,
+    };
+    let (top, f, fh) = (root(), name("f"), Fh("f".into()));
+    for (mode, by_name, by_handle) in [
+        (0o244, vec!["LOOKUP", "ACCESS", "READ"], vec!["READ", "ACCESS"]),
+        (0o711, vec!["LOOKUP", "ACCESS", "READ"], vec!["READ", "ACCESS"]),
+    ] {
+        server.mode(mode);
+        for (at, wanted) in [(Where::name(&top, &f), by_name), (Where::fh(&fh), by_handle)] {
+            server.script(|_, _| Act::Serve);
+            let opened = fs.open(&cx(), at, &READ).await.unwrap();
+            assert_eq!((bytes(opened.first).is_some(), server.called()), (true, wanted.clone()), "{mode:o}");
+            server.script(move |call, _| refused(call));
+            let errno = fs.open(&cx(), at, &READ).await.unwrap_err().errno;
+            assert_eq!((errno, server.called()), (libc::EACCES, wanted), "{mode:o}");
+        }
+        let want = Want { access: Access::READ, read_bytes: 1000, ..Want::default() };
+        let trail = walk(&fs, "f", want).await;
+        assert_eq!(trail.along.access, Some(Access::empty()));
+    }
+    server.mode(0o640);
+    server.script(move |call, _| match call {
+        Call3::Read(_) => Act::Say(Reply3::Read(Res::Err(Nfsstat3::ACCES, None))),
+        call => refused(call),
     });
-    assert_eq!(open(Where::fh(&fh), READ).await.unwrap_err().errno, libc::EACCES);
+    assert_eq!(fs.open(&cx(), Where::name(&top, &f), &READ).await.unwrap_err().errno, libc::EACCES);
+    // No attributes came.
+    assert_eq!(server.called(), ["LOOKUP", "READ", "ACCESS", "GETATTR"]);
+    let want = Want { access: Access::READ, read_bytes: 1000, ..Want::default() };
+    let trail = walk(&fs, "f", want).await;
+    assert!(trail.along.access == Some(Access::empty()) && trail.along.first.is_none());
 }
 
 /// Many objects: one call each, as many side by side as may be, in order; attributes come with READ and READDIRPLUS.

@@ -49,6 +49,7 @@ struct State {
     unstable: bool,
     case_insensitive: Option<bool>,
     torn: bool,
+    mode: u32,
 }
 
 struct Object {
@@ -88,6 +89,7 @@ impl Server {
             unstable: true,
             case_insensitive: Some(false),
             torn: false,
+            mode: 0o755,
         };
         let root = Object { kind: Ftype3::DIR, data: Vec::new(), changed: 1, atime: Nfstime3::default() };
         let state = State { objects: [(Bytes::from_static(ROOT), root)].into(), ..state };
@@ -128,6 +130,11 @@ impl Server {
     /// and that of the attributes.
     pub fn torn(&self, torn: bool) {
         self.state.lock().torn = torn;
+    }
+
+    /// The mode of everything from now on. It keeps nobody from anything.
+    pub fn mode(&self, mode: u32) {
+        self.state.lock().mode = mode;
     }
 
     /// A new write verifier, and the files lose what `lose` takes from them.
@@ -233,7 +240,7 @@ impl State {
         let ftype = object.kind;
         Some(Fattr3 {
             ftype,
-            mode: 0o755,
+            mode: self.mode,
             nlink: 1,
             size,
             fileid: 1,
