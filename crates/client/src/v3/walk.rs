@@ -38,9 +38,12 @@ impl Last {
     }
 }
 
-/// Whether a READ tells all that is wanted of a file with this mode.
+/// Whether a READ tells all that is wanted of a file with this mode: the right to read it, and that nobody may execute it.
 pub(super) fn bytes_tell(want: Access, mode: u32) -> bool {
-    want == Access::READ && bytes_prove_reading(mode)
+    let more = want - Access::READ;
+    want.contains(Access::READ)
+        && bytes_prove_reading(mode)
+        && (more.is_empty() || more == Access::EXECUTE && mode & 0o111 == 0)
 }
 
 /// The start of a file with the attributes that came with it.

@@ -434,6 +434,15 @@ async fn bytes_are_not_always_the_right_to_them() {
         let trail = walk(&fs, "f", want).await;
         assert_eq!(trail.along.access, Some(Access::empty()));
     }
+    // Whether a program may be executed only ACCESS tells; of what is no program nobody need ask.
+    let want = Want { access: Access::READ | Access::EXECUTE, read_bytes: 1000, ..Want::default() };
+    for (mode, calls) in [(0o755, vec!["LOOKUP", "ACCESS", "READ"]), (0o644, vec!["LOOKUP", "READ"])] {
+        server.mode(mode);
+        server.script(|_, _| Act::Serve);
+        let trail = walk(&fs, "f", want).await;
+        assert_eq!((trail.along.access.is_some(), server.called()), (mode == 0o755, calls));
+        assert!(trail.along.first.is_some());
+    }
     server.mode(0o640);
     server.script(move |call, _| match call {
         Call3::Read(_) => Act::Say(Reply3::Read(Res::Err(Nfsstat3::ACCES, None))),
