@@ -5,7 +5,7 @@
 use super::V3;
 use super::convert;
 use super::lookup::{dirop, empty_handle};
-use super::walk::{bytes_tell, newest};
+use super::walk::newest;
 use super::wire::Patience;
 use crate::detach::{detached, patient};
 use crate::error;
@@ -248,27 +248,11 @@ impl V3 {
             how.first_bytes > 0 && !how.truncate && want.intersects(Access::READ | Access::EXECUTE);
         let reads =
             may_read && known.as_ref().is_none_or(|a| a.kind == FileKind::Regular && a.size_bytes > 0);
-        let tells = reads && bytes_tell(want, known.as_ref().map_or(READABLE, |a| a.mode));
-        let asked = Instant::now();
-        let (mut rights, start) = tokio::join!(
-            async {
-                match tells {
-                    true => None,
-                    false => Some(self.rights(cx, &fh, want).await),
-                }
-            },
-            async {
-                match reads {
-                    true => self.start(&cx.cred, &Patience::of(cx), &fh, how.first_bytes).await.ok(),
-                    false => None,
-                }
-            }
-        );
-        let with_bytes = start.as_ref().and_then(|s| s.attr.clone());
-        if rights.is_none() && with_bytes.as_ref().is_none_or(|a| !bytes_tell(want, a.mode)) {
-            rights = Some(self.rights(cx, &fh, want).await);
-        }
+        let (mode, asked) = (known.as_ref().map_or(READABLE, |a| a.mode), Instant::now());
+        let most_bytes = if reads { how.first_bytes } else { 0 };
+        let (rights, start) = self.rights_and_start(cx, &fh, (want, mode), most_bytes).await;
         let (have, came) = rights.unwrap_or(Ok((want, None)))?;
+        let with_bytes = start.as_ref().and_then(|s| s.attr.clone());
         let node = match newest([came.as_ref().and_then(convert::attr), with_bytes.clone()]) {
             Some(attr) => Node { attrs: self.stamp(&fh, attr, asked), fh },
             None => self.node(cx, fh, None).await?,

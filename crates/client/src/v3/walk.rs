@@ -14,7 +14,7 @@
 use super::V3;
 use super::convert;
 use super::wire::Patience;
-use hither_proto::nfs3::ReadArgs;
+use hither_proto::nfs3::{PostOpAttr, ReadArgs};
 use hither_vfs::{
     Access, Along, Attr, Attrs, Cred, Cx, Data, Error, Fh, FileKind, Name, Node, Read, Result, Stop, Trail,
     Want, Where, bytes_prove_reading,
@@ -39,7 +39,7 @@ impl Last {
 }
 
 /// Whether a READ tells all that is wanted of a file with this mode: the right to read it, and that nobody may execute it.
-pub(super) fn bytes_tell(want: Access, mode: u32) -> bool {
+fn bytes_tell(want: Access, mode: u32) -> bool {
     let more = want - Access::READ;
     want.contains(Access::READ)
         && bytes_prove_reading(mode)
@@ -145,27 +145,11 @@ impl V3 {
     async fn bring(&self, cx: &Cx, mut node: Node, want: Want) -> Last {
         let (fh, known) = (&node.fh, &node.attrs.attr);
         let regular = known.kind == FileKind::Regular && want.read_bytes > 0;
-        let reads = regular && known.size_bytes > 0;
-        let (mut rights, start) = tokio::join!(
-            async {
-                match want.access.is_empty() || reads && bytes_tell(want.access, known.mode) {
-                    true => None,
-                    false => self.rights(cx, fh, want.access).await.ok(),
-                }
-            },
-            async {
-                match reads {
-                    true => self.start(&cx.cred, &Patience::of(cx), fh, want.read_bytes).await.ok(),
-                    false => None,
-                }
-            }
-        );
-        if reads && start.is_none() && rights.is_none() && !want.access.is_empty() {
-            rights = self.rights(cx, fh, want.access).await.ok();
-        }
+        let most_bytes = if regular && known.size_bytes > 0 { want.read_bytes } else { 0 };
+        let (rights, start) = self.rights_and_start(cx, fh, (want.access, known.mode), most_bytes).await;
         let (access, came) = match rights {
-            Some((access, came)) => (Some(access), came.as_ref().and_then(convert::attr)),
-            None => (None, None),
+            Some(Ok((access, came))) => (Some(access), came.as_ref().and_then(convert::attr)),
+            _ => (None, None),
         };
         let mut along = Along { access, ..Along::default() };
         let newest = newest([came, start.as_ref().and_then(|s| s.attr.clone())]);
@@ -186,6 +170,37 @@ impl V3 {
             node.attrs.attr = attr;
         }
         Last { found: Ok(Some(node)), along, ..Last::missing() }
+    }
+
+    /// Rights and first bytes of a file with this mode, side by side, without a READ when `most_bytes` is 0. ACCESS is left out when READ tells
+    /// all that is wanted, and follows where that turns out to be otherwise.
+    pub(super) async fn rights_and_start(
+        &self,
+        cx: &Cx,
+        fh: &Fh,
+        (want, mode): (Access, u32),
+        most_bytes: u32,
+    ) -> (Option<Result<(Access, PostOpAttr)>>, Option<Start>) {
+        let tells = most_bytes > 0 && bytes_tell(want, mode);
+        let (rights, start) = tokio::join!(
+            async {
+                match want.is_empty() || tells {
+                    true => None,
+                    false => Some(self.rights(cx, fh, want).await),
+                }
+            },
+            async {
+                match most_bytes {
+                    0 => None,
+                    most => self.start(&cx.cred, &Patience::of(cx), fh, most).await.ok(),
+                }
+            }
+        );
+        let told = start.as_ref().and_then(|s| s.attr.as_ref()).is_some_and(|a| bytes_tell(want, a.mode));
+        match tells && !told {
+            true => (Some(self.rights(cx, fh, want).await), start),
+            false => (rights, start),
+        }
     }
 
     /// One READ of at most `most_bytes` from the start of a file, with the attributes in its reply.

@@ -340,6 +340,9 @@ async fn old_contents_never_have_new_attributes() {
     server.torn(true);
     assert!(walk(&fs, "d/e/f", want).await.along.first.is_none());
     assert!(fs.open(&cx(), Where::fh(&f), &READ).await.unwrap().first.is_none());
+    // Nor to who knows nothing of it yet.
+    let fresh = hard(&server).await;
+    assert!(fresh.open(&cx(), Where::fh(&f), &READ).await.unwrap().first.is_none());
     let (top, long) = (root(), names("d/e/f"));
     let by_name = fs.open(&cx(), Where { base: &top, path: &long }, &READ).await.unwrap();
     assert!(by_name.first.is_none());
@@ -454,6 +457,18 @@ async fn bytes_are_not_always_the_right_to_them() {
     let want = Want { access: Access::READ, read_bytes: 1000, ..Want::default() };
     let trail = walk(&fs, "f", want).await;
     assert!(trail.along.access == Some(Access::empty()) && trail.along.first.is_none());
+    // Bytes without attributes say whose they are by nothing.
+    server.script(|call, _| match call {
+        Call3::Read(_) => Act::Say(Reply3::Read(Res::Ok(ReadOk {
+            file_attributes: None,
+            count: 7,
+            eof: true,
+            data: Opaque::copy(b"content"),
+        }))),
+        _ => Act::Serve,
+    });
+    let trail = walk(&fs, "f", want).await;
+    assert!(trail.along.access == Some(Access::READ) && trail.along.first.is_none());
 }
 
 /// Many objects: one call each, as many side by side as may be, in order; attributes come with READ and READDIRPLUS.
