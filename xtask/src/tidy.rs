@@ -1,5 +1,6 @@
 //! The tidy checks.
 
+use crate::prose;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -57,6 +58,7 @@ pub fn run() -> ExitCode {
     for path in &files {
         let Ok(text) = fs::read_to_string(path) else { continue };
         complaints.extend(check(path, &text));
+        complaints.extend(prose::check(path, &text));
         if path.extension().is_some_and(|e| e == "md") {
             complaints.extend(links(path, &text, &|p| p.exists()));
         }
