@@ -11,10 +11,13 @@ use std::sync::LazyLock;
 
 /// Files and directories whose prose follows the rules.
 const PLAIN: &[&str] = &[
+    "CONTRIBUTING.md",
     "README.md",
     "docs/DEPLOY.md",
     "docs/GLOSSARY.md",
     "docs/INSTALL.md",
+    "docs/METRICS.md",
+    "docs/SOCKET.md",
     "docs/TROUBLESHOOTING.md",
     "xtask/src/prose.rs",
 ];
