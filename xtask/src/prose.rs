@@ -14,6 +14,7 @@ const PLAIN: &[&str] = &[
     "CONTRIBUTING.md",
     "README.md",
     "docs/DEPLOY.md",
+    "docs/design",
     "docs/GLOSSARY.md",
     "docs/INSTALL.md",
     "docs/METRICS.md",
