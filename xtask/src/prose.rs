@@ -11,6 +11,7 @@ use std::sync::LazyLock;
 
 /// Files and directories whose prose follows the rules.
 const PLAIN: &[&str] = &[
+    "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "README.md",
     "docs/DEPLOY.md",
