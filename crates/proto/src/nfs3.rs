@@ -27,9 +27,9 @@ pub const PORT: u16 = 2049;
 /// Longest file handle (`NFS3_FHSIZE`).
 pub const FH_MAX_BYTES: usize = 64;
 
-/// Longest name of one component. Linux file systems stop at 255 bytes, but servers on NTFS, HFS+
-/// or APFS count 255 UTF-16 units, which are up to 765 bytes; FUSE accepts up to 1024.
-pub const NAME_MAX_BYTES: usize = 1024;
+/// Longest name of one component that we take. File systems stop at 255 bytes, or at 255 UTF-16
+/// units, but a server has to read a longer name to answer `NFS3ERR_NAMETOOLONG`.
+pub const NAME_MAX_BYTES: usize = 1 << 20;
 
 /// Longest content of a symbolic link: `PATH_MAX` of Linux, beyond which no call could return it.
 pub const PATH_MAX_BYTES: usize = 4096;
@@ -47,6 +47,8 @@ pub type Fh3 = Opaque<FH_MAX_BYTES>;
 pub type Name3 = Opaque<NAME_MAX_BYTES>;
 /// Content of a symbolic link (`nfspath3`).
 pub type Path3 = Opaque<PATH_MAX_BYTES>;
+/// Content of a symbolic link to be made, which may be longer than any link.
+pub type NewPath3 = Opaque<NAME_MAX_BYTES>;
 /// READ or WRITE payload.
 pub type Data3 = Opaque<DATA_MAX_BYTES>;
 /// Tells one enumeration of a directory from another (`cookieverf3`).

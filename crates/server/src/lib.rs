@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod creator;
 mod drc;
 mod error;
 mod exclusive;

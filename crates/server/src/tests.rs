@@ -104,6 +104,17 @@ pub struct Wire {
 }
 
 impl Wire {
+    /// Calls come from a user from now on.
+    pub fn become_user(&mut self, uid: u32) {
+        self.become_member(uid, uid, Vec::new());
+    }
+
+    /// The same of a user with groups.
+    pub fn become_member(&mut self, uid: u32, gid: u32, gids: Vec<u32>) {
+        let machinename = Default::default();
+        self.cred = OpaqueAuth::sys(&AuthSys { stamp: 0, machinename, uid, gid, gids: gids.into() });
+    }
+
     pub async fn send(&mut self, prog: u32, vers: u32, proc: u32, args: Enc) {
         let message = call(self.xid, prog, vers, proc, &self.cred, args);
         self.stream.write_all(&record::frame(message).concat()).await.unwrap();

@@ -51,8 +51,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Bytes of a reply that are left for the results of operations whose size is not checked.
+/// Bytes of a reply that a READ or READDIR leaves for the results behind it, at most.
 const ROOM_BYTES: usize = 512;
+/// Bytes of a result that says nothing but a status.
+const FAILURE_BYTES: usize = 8;
+/// Longest result of an operation that changes something: that of an OPEN with a delegation for writing has 116 bytes.
+const RESULT_OF_CHANGE_MAX_BYTES: usize = 128;
 /// By so much calls that wait for their turn prolong recovery at most; as delayed writes of NQNFS do.
 const HELD_UP_MAX: Duration = Duration::from_secs(300);
 
@@ -284,7 +288,7 @@ async fn unlock_below(locks: &[Arc<Locks>]) {
 pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     let Ok(compound) = Dec::all::<Compound>(&call.args) else { return Outcome::GarbageArgs };
     let sum = replay::checksum(&call.args, &call.caller);
-    let len = call.args.len();
+    let len = call.args.len() + setup::header_bytes(&call.caller);
     let request = Request::new(server, call.peer, call.caller);
     if !(1..=2).contains(&compound.minorversion) {
         return whole(&compound, Nfsstat4::MINOR_VERS_MISMATCH, vec![]);
@@ -434,6 +438,36 @@ enum Reply {
     Piped(Enc, Box<dyn Piped>, Enc),
 }
 
+/// The room that a result has.
+struct Room {
+    bytes: usize,
+    /// In a reply that is to be kept.
+    cached_bytes: usize,
+}
+
+impl Room {
+    /// Behind `used` bytes of a reply with limits `most`. A failure of the operation that follows has room, too.
+    fn after(used: usize, is_last: bool, most: (usize, usize), cached: bool) -> Self {
+        let used = if is_last { used } else { used + FAILURE_BYTES };
+        let cached_bytes = if cached { most.1.saturating_sub(used) } else { usize::MAX };
+        Self { bytes: most.0.saturating_sub(used), cached_bytes }
+    }
+
+    /// Why a result of so many bytes cannot be sent.
+    fn refuses(&self, bytes: usize) -> Option<Nfsstat4> {
+        match bytes.max(FAILURE_BYTES) {
+            bytes if bytes > self.bytes => Some(Nfsstat4::REP_TOO_BIG),
+            bytes if bytes > self.cached_bytes => Some(Nfsstat4::REP_TOO_BIG_TO_CACHE),
+            _ => None,
+        }
+    }
+
+    /// Bytes of data for an operation that returns as much as there is room for: results behind it have some as well.
+    fn for_data(&self) -> usize {
+        self.bytes.saturating_sub((self.bytes / 8).clamp(64, ROOM_BYTES))
+    }
+}
+
 /// Executes operations up to the first that fails. `most`: bytes of a reply, and of one that is kept.
 async fn run(exec: &mut Exec<'_>, compound: &Compound, most: (usize, usize), args: &SequenceArgs) -> Reply {
     let mut results = Enc::new();
@@ -441,28 +475,27 @@ async fn run(exec: &mut Exec<'_>, compound: &Compound, most: (usize, usize), arg
     let mut piped = None;
     let mut before_bytes = 0;
     let (mut status, mut count) = (Nfsstat4::OK, 0u32);
-    let head = 12 + compound.tag.len().next_multiple_of(4);
-    let (most, most_cached) = most;
+    let head = setup::REPLY_HEADER_BYTES + 12 + compound.tag.len().next_multiple_of(4);
     for (i, op) in compound.ops.iter().enumerate() {
-        let used = head + before_bytes + results.len() + ROOM_BYTES;
+        let used = head + before_bytes + results.len();
+        let is_last = i + 1 == compound.ops.len();
+        let room = Room::after(used, is_last, most, args.cachethis);
         exec.at = i;
-        exec.room_bytes = most.saturating_sub(used);
-        let cached_room = most_cached.saturating_sub(used);
-        let result = match op {
-            Op::Sequence(_) if i == 0 => exec.sequence(args),
-            Op::Sequence(_) => OpRes::failed(op.number(), Nfsstat4::SEQUENCE_POS),
-            _ if exec.room_bytes == 0 => OpRes::failed(op.number(), Nfsstat4::REP_TOO_BIG),
-            _ if args.cachethis && cached_room == 0 => {
-                OpRes::failed(op.number(), Nfsstat4::REP_TOO_BIG_TO_CACHE)
-            }
+        exec.room_bytes = room.for_data();
+        let too_big = room.refuses(if exec::changes(op) { RESULT_OF_CHANGE_MAX_BYTES } else { 0 });
+        let result = match (op, too_big) {
+            (Op::Sequence(_), _) if i == 0 => exec.sequence(args),
+            (Op::Sequence(_), _) => OpRes::failed(op.number(), Nfsstat4::SEQUENCE_POS),
+            (_, Some(status)) => OpRes::failed(op.number(), status),
             _ => exec.execute_or_again(op, &compound.ops[i + 1..]).await,
         };
         status = result.status();
         let mut encoded = Enc::of(&result);
-        // Those whose results can be large change nothing, so they may be executed in vain.
-        if args.cachethis && exec::may_be_large(op) && encoded.len() > cached_room {
-            let result = OpRes::failed(op.number(), Nfsstat4::REP_TOO_BIG_TO_CACHE);
-            (status, encoded) = (result.status(), Enc::of(&result));
+        // An operation that changed nothing may have been executed in vain.
+        let in_vain = i > 0 && (!exec::changes(op) || status != Nfsstat4::OK);
+        if let Some(too_big) = room.refuses(encoded.len()).filter(|_| in_vain) {
+            let result = OpRes::failed(op.number(), too_big);
+            (status, encoded) = (too_big, Enc::of(&result));
         }
         if let Some(payload) = exec.piped.take() {
             let mut after = Enc::new();

@@ -91,7 +91,7 @@ xdr_struct! {
         /// First attributes.
         pub symlink_attributes: Sattr3,
         /// What it points to.
-        pub symlink_data: Path3,
+        pub symlink_data: NewPath3,
     }
 
     /// MKNOD.

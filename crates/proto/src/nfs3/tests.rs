@@ -253,8 +253,9 @@ fn a_peer_cannot_make_few_bytes_into_much_memory() {
     use crate::xdr::XdrError;
     let too_long = wire(&[&words([65]), &[0; 68]]);
     assert_eq!(Dec::all::<GetattrArgs>(&too_long), Err(XdrError::TooLong { len: 65, max: 64 }));
-    let name = wire(&[&words(FH), &words([1025]), &[0; 1028]]);
-    assert_eq!(Dec::all::<LookupArgs>(&name), Err(XdrError::TooLong { len: 1025, max: 1024 }));
+    let max = NAME_MAX_BYTES as u64;
+    let name = wire(&[&words(FH), &words([max as u32 + 1]), &vec![0; NAME_MAX_BYTES + 4]]);
+    assert_eq!(Dec::all::<LookupArgs>(&name), Err(XdrError::TooLong { len: max + 1, max }));
     let claim = wire(&[&words([0, 0, 5, 1, 0x3fff_ffff]), b"hello\0\0\0"]);
     assert_eq!(Dec::all::<ReadRes>(&claim), Err(XdrError::Short));
     let entry = words([1, 0, 0, 0, 0, 0]);

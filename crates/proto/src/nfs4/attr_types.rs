@@ -9,7 +9,7 @@ use crate::xdr::{List, Opaque};
 use crate::{xdr_enum, xdr_struct};
 
 /// Most entries of an ACL that we take.
-pub const ACL_MAX_ENTRIES: usize = 4096;
+pub const ACL_MAX_ENTRIES: usize = 1 << 16;
 /// Most servers, locations or hints in a list that we take.
 pub const LOCATIONS_MAX: usize = 256;
 

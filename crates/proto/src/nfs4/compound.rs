@@ -15,7 +15,8 @@ use super::{Attrs, Bitmap4, Nfsstat4, Results};
 use crate::xdr::{Dec, Enc, List, Result as XdrResult, Xdr};
 use crate::xdr_struct;
 
-/// Most operations of a compound that we take or send.
+/// Most operations of a compound that we decode or send. Of a longer one only the first are decoded:
+/// that is enough to answer `NFS4ERR_TOO_MANY_OPS`.
 pub const OPS_MAX: usize = 1024;
 
 op_table! {
@@ -213,13 +214,13 @@ impl Xdr for Compound {
     }
 }
 
-/// Reads operations until one is `last`; what follows that is dropped.
+/// Reads operations until one is `last` or there are [`OPS_MAX`]; what follows that is dropped.
 pub(super) fn dec_ops<T: Xdr>(d: &mut Dec<'_>, last: impl Fn(&T) -> bool) -> XdrResult<Vec<T>> {
-    let n = d.count(OPS_MAX, 4)?;
+    let n = d.count(u32::MAX as usize, 4)?;
     let mut ops = Vec::with_capacity(n.min(16));
-    for _ in 0..n {
+    for i in 0..n {
         ops.push(T::dec(d)?);
-        if ops.last().is_some_and(&last) {
+        if i + 1 == OPS_MAX || ops.last().is_some_and(&last) {
             d.rest();
             break;
         }

@@ -4,7 +4,7 @@
 //! itself and has nothing here. NFSv4.1 and 4.2 extend some unions; all arms are here.
 
 use super::types::{
-    Ace, ChangeInfo, ClientOwner, Clientid, Component, Data, DelegationType, Linktext, LockType, Netaddr,
+    Ace, ChangeInfo, ClientOwner, Clientid, Component, Data, DelegationType, LockType, Netaddr, NewLinktext,
     SecOid, Specdata, StableHow, StateOwner, Stateid, Verifier,
 };
 use super::{Attrs, Bitmap4, Fail, Nfsstat4, fail_arm};
@@ -377,7 +377,7 @@ xdr_union! {
     /// `createtype4`.
     pub enum CreateType else Other {
         /// A symbolic link and its text.
-        Link(Linktext) = 5,
+        Link(NewLinktext) = 5,
         /// A block device.
         Block(Specdata) = 3,
         /// A character device.

@@ -15,7 +15,7 @@ use crate::{xdr_enum, xdr_struct, xdr_union};
 /// Most security mechanisms and handles in a list that we take.
 pub const SECURITY_MAX: usize = 64;
 /// Most stateids of one TEST_STATEID that we take.
-pub const TEST_STATEID_MAX: usize = 4096;
+pub const TEST_STATEID_MAX: usize = 1 << 16;
 
 /// Flags of EXCHANGE_ID (RFC 8881 section 18.35).
 #[allow(missing_docs)]

@@ -11,8 +11,11 @@ use crate::{xdr_enum, xdr_struct, xdr_union};
 pub const FH_MAX_BYTES: usize = 128;
 /// Most bytes of owners, identifiers and tags (`NFS4_OPAQUE_LIMIT`).
 pub const OPAQUE_MAX_BYTES: usize = 1024;
-/// Most bytes of one name that we take; the protocol has no limit, file systems stop at 255.
-pub const NAME_MAX_BYTES: usize = 1024;
+/// Most bytes of a user's or a group's name that we take.
+pub const OWNER_MAX_BYTES: usize = 1 << 16;
+/// Most bytes of one name that we take. The protocol has no limit and file systems stop at 255, but
+/// a server has to read a longer name to answer `NFS4ERR_NAMETOOLONG`.
+pub const NAME_MAX_BYTES: usize = 1 << 20;
 /// Most bytes of a symbolic link's text that we take (`PATH_MAX` of the systems we know).
 pub const LINKTEXT_MAX_BYTES: usize = 4096;
 /// Most components of a pathname inside `fs_locations`.
@@ -28,10 +31,13 @@ pub type Fh = Opaque<FH_MAX_BYTES>;
 pub type Component = Opaque<NAME_MAX_BYTES>;
 /// `linktext4`: what a symbolic link holds.
 pub type Linktext = Opaque<LINKTEXT_MAX_BYTES>;
+/// The text of a symbolic link to be made, which may be longer than any link.
+pub type NewLinktext = Opaque<NAME_MAX_BYTES>;
 /// `pathname4`: names from a root downwards.
 pub type Pathname = List<Component, PATH_MAX_COMPONENTS>;
-/// `utf8str_mixed` of users and groups: `name@domain` or a decimal number.
-pub type OwnerName = Opaque<OPAQUE_MAX_BYTES>;
+/// `utf8str_mixed` of users and groups: `name@domain` or a decimal number. The protocol has no
+/// limit; a longer one is `NFS4ERR_BADOWNER`.
+pub type OwnerName = Opaque<OWNER_MAX_BYTES>;
 /// Other strings (tags, domains, server names).
 pub type Text = Opaque<OPAQUE_MAX_BYTES>;
 /// Payload of READ and WRITE.

@@ -3,6 +3,7 @@
 use super::convert::{set, stat};
 use super::read::walk;
 use super::{At, Begun, Caller, Done, WRITE_LOCKS};
+use crate::creator;
 use crate::v4::delegation::{Changing, Naming, PATIENCE_V3, key};
 use hither_lease::Op;
 use hither_proto::nqnfs::{
@@ -89,7 +90,7 @@ pub(super) async fn write(c: &Caller<'_>, a: Asking<WriteArgs>) -> Done<Fattr> {
 
 pub(super) async fn create(c: &Caller<'_>, a: &Asking<CreateArgs>) -> Done<DiropOk> {
     let (dir, name) = c.entry(&a.args.r#where).await?;
-    let wanted = set(&a.args.attributes).ok_or(Stat::IO)?;
+    let wanted = creator::allowed(set(&a.args.attributes).ok_or(Stat::IO)?, &dir.cx.cred);
     let first = SetAttr { size_bytes: None, ..wanted };
     let what = special(&a.args.attributes);
     let entries = dir.begin_entries().await?;
@@ -144,6 +145,7 @@ fn made_ok(dir: &At<'_>, node: Node) -> Result<DiropOk, Stat> {
 pub(super) async fn mkdir(c: &Caller<'_>, a: &Asking<MkdirArgs>) -> Done<DiropOk> {
     let (dir, name) = c.entry(&a.args.r#where).await?;
     let set = set(&Sattr { size: u64::MAX, ..a.args.attributes }).ok_or(Stat::IO)?;
+    let set = creator::allowed(set, &dir.cx.cred);
     let _entries = dir.begin_entries().await?;
     let made = dir.export.vfs.mkdir(&dir.cx, &dir.fh, &name, &set).await.map_err(|e| stat(&e))?;
     Ok((LeaseReply::None, made_ok(&dir, made.node)?))
@@ -154,7 +156,7 @@ pub(super) async fn symlink(c: &Caller<'_>, a: &Asking<SymlinkArgs>) -> Done<()>
     // A copy: the text may be kept for longer than the message.
     let target = bytes::Bytes::copy_from_slice(&a.args.to);
     let sattr = Sattr { mode: u32::MAX, size: u64::MAX, ..a.args.attributes };
-    let set = set(&sattr).ok_or(Stat::IO)?;
+    let set = creator::allowed(set(&sattr).ok_or(Stat::IO)?, &dir.cx.cred);
     let _entries = dir.begin_entries().await?;
     dir.export.vfs.symlink(&dir.cx, &dir.fh, &name, &target, &set).await.map_err(|e| stat(&e))?;
     Ok((LeaseReply::None, ()))

@@ -2,6 +2,7 @@
 
 use super::convert::{set, to_wire};
 use super::{At, UNKNOWN, entry};
+use crate::creator;
 use crate::error::stat3;
 use crate::exclusive::{is_of_verifier, verifier_times};
 use crate::server::Request;
@@ -88,6 +89,7 @@ pub(super) async fn commit(r: &Request, a: &CommitArgs) -> CommitRes {
 pub(super) async fn create(r: &Request, a: &CreateArgs) -> CreateRes {
     let (dir, name) = match entry(r, &a.r#where).await {
         Ok(found) => found,
+        Err(Nfsstat3::ROFS) => return exists_read_only(r, a).await,
         Err(status) => return Res::Err(status, UNKNOWN),
     };
     let before = dir.attr().await.ok();
@@ -103,6 +105,28 @@ pub(super) async fn create(r: &Request, a: &CreateArgs) -> CreateRes {
     created(&dir, before, result).await
 }
 
+/// A creation in a read-only export: it succeeds where the file is there and stays as it is.
+async fn exists_read_only(r: &Request, a: &CreateArgs) -> CreateRes {
+    let found = async {
+        let dir = At::of(r, &a.r#where.dir).await?;
+        let name = super::name(&a.r#where.name)?;
+        Ok::<_, Nfsstat3>((existing(&dir, &name).await, dir))
+    };
+    let (found, dir) = match found.await {
+        Ok(found) => found,
+        Err(status) => return Res::Err(status, UNKNOWN),
+    };
+    let result = match (found, &a.how) {
+        (Err(Nfsstat3::NOENT), _) => Err(Nfsstat3::ROFS),
+        (Err(status), _) => Err(status),
+        (Ok(old), Createhow3::Unchecked(set)) if old.attrs.attr.kind == FileKind::Regular => {
+            if set.size.is_some() { Err(Nfsstat3::ROFS) } else { Ok(Got::Old(old)) }
+        }
+        (Ok(_), _) => Err(Nfsstat3::EXIST),
+    };
+    created(&dir, None, result).await
+}
+
 /// How often a file is made again when what has its name comes and goes.
 const TRIES: usize = 8;
 
@@ -113,7 +137,7 @@ enum Got {
 }
 
 async fn guarded(dir: &At, name: &Name, sattr: &Sattr3) -> Result<Got, Nfsstat3> {
-    let set = set(sattr).ok_or(Nfsstat3::INVAL)?;
+    let set = creator::allowed(set(sattr).ok_or(Nfsstat3::INVAL)?, &dir.cx.cred);
     let first = SetAttr { size_bytes: None, ..set };
     let has_size = set.size_bytes.is_some_and(|size| size > 0);
     // The call is made when its last step is.
@@ -232,6 +256,9 @@ pub(super) async fn mkdir(r: &Request, a: &MkdirArgs) -> CreateRes {
 
 pub(super) async fn symlink(r: &Request, a: &SymlinkArgs) -> CreateRes {
     // A copy: the text may be kept for longer than the message.
+    if a.symlink_data.len() > PATH_MAX_BYTES {
+        return Res::Err(Nfsstat3::NAMETOOLONG, UNKNOWN);
+    }
     let target = bytes::Bytes::copy_from_slice(&a.symlink_data);
     let attributes = Sattr3 { mode: None, ..a.symlink_attributes };
     make(r, &a.r#where, &attributes, What::Symlink(target)).await
@@ -262,6 +289,7 @@ async fn make(r: &Request, at: &Diropargs3, attributes: &Sattr3, what: What) -> 
         Ok(changing) => changing,
         Err(status) => return Res::Err(status, dir.wcc(before.as_ref(), None).await),
     };
+    let set = creator::allowed(set, &dir.cx.cred);
     let vfs = &dir.export.vfs;
     let made = match &what {
         What::Dir => vfs.mkdir(&dir.cx, &dir.fh, &name, &set).await,

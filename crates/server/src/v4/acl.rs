@@ -8,6 +8,8 @@ use hither_proto::nfs4::{Ace, Nfsstat4, ace};
 use hither_vfs::{AclWho, PosixAcl, PosixAcls};
 use std::collections::BTreeMap;
 
+/// Most entries of an ACL that a client may set; file systems take fewer.
+const ENTRIES_MAX: usize = 4096;
 /// What everybody may.
 const ANYONE: u32 = ace::MASK_READ_ATTRIBUTES | ace::MASK_READ_ACL | ace::MASK_SYNCHRONIZE;
 /// What the owner may.
@@ -182,6 +184,9 @@ impl Sums {
 /// ATTRNOTSUPP: what POSIX ACLs cannot say (kinds of entries, flags, inheritance of something that is no directory, or by files alone);
 /// BADOWNER: somebody who is no number; INVAL: nobody is named who has access, as with an empty list.
 pub(super) fn from_wire(aces: &[Ace], is_dir: bool) -> Result<PosixAcls, Nfsstat4> {
+    if aces.len() > ENTRIES_MAX {
+        return Err(Nfsstat4::FBIG);
+    }
     let (mut access, mut default) = (Sums::default(), Sums::default());
     for entry in aces {
         let allow = match entry.ace_type {

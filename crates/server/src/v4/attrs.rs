@@ -2,6 +2,8 @@
 //!
 //! It knows nothing of operations. Owners are decimal numbers, which all clients take with AUTH_SYS (RFC 8881 section 5.9).
 
+use super::exec::Object;
+use crate::creator;
 use crate::table::Export;
 use hither_proto::nfs4::{self, Attrs as Wire, Bitmap4, Fsid, Ftype, Nfsstat4, Specdata, attr};
 use hither_vfs::{Attr, FileKind, FsStat, SetAttr, SetTime, Time};
@@ -298,6 +300,29 @@ pub(crate) fn to_set(wire: &Wire, settable: Bitmap4, have: Have) -> Result<SetAt
         atime: time(wire.time_access_set.clone())?,
         mtime: time(wire.time_modify_set.clone())?,
     })
+}
+
+/// What a creation sets, and the attributes that its reply says were set: no owner that the creator cannot give.
+///
+/// # Errors
+/// As [`to_set`].
+pub(super) fn to_create(
+    wire: &Wire,
+    settable: Bitmap4,
+    dir: &Object,
+    have: Have,
+) -> Result<(SetAttr, Bitmap4), Nfsstat4> {
+    let wanted = to_set(wire, settable, have)?;
+    let set = creator::allowed(wanted.clone(), &dir.cx.cred);
+    let mut mask = wire.mask();
+    // The creator is the owner, named or not.
+    if set.uid != wanted.uid && wanted.uid != Some(dir.cx.cred.uid) {
+        mask.remove(attr::OWNER);
+    }
+    if set.gid != wanted.gid {
+        mask.remove(attr::OWNER_GROUP);
+    }
+    Ok((set, mask))
 }
 
 pub(super) fn id(owner: &[u8]) -> Result<u32, Nfsstat4> {

@@ -150,8 +150,24 @@ impl Clients {
         self.sessions.lock().get(id).cloned()
     }
 
-    /// EXCHANGE_ID (RFC 8881 section 18.35.4). `lease`: a client that was silent for longer can be replaced by anybody.
-    pub fn introduce(&self, who: Introduction, lease: Duration) -> Result<Arc<Client>, Nfsstat4> {
+    /// The confirmed client of another principal whose name an EXCHANGE_ID uses, which has to end first (RFC 8881 section
+    /// 18.35.4, item 3).
+    ///
+    /// # Errors
+    /// That client lives: it has state or a session, and was heard of within its `lease`.
+    pub fn collision(&self, who: &Introduction, lease: Duration) -> Result<Option<Arc<Client>>, Nfsstat4> {
+        let confirmed = self.inner.lock().by_owner.get(&who.owner).and_then(|lives| lives.confirmed.clone());
+        let other = confirmed.filter(|c| c.principal != who.principal && !who.update);
+        let Some(client) = other else { return Ok(None) };
+        let has_state = client.holds_anything() || !client.sessions.lock().is_empty();
+        match has_state && self.silent(&client) <= lease {
+            true => Err(Nfsstat4::CLID_INUSE),
+            false => Ok(Some(client)),
+        }
+    }
+
+    /// EXCHANGE_ID (RFC 8881 section 18.35.4) of a client that collides with no other.
+    pub fn introduce(&self, who: Introduction) -> Result<Arc<Client>, Nfsstat4> {
         let now = self.now();
         let mut inner = self.inner.lock();
         let lives = inner.by_owner.get(&who.owner).cloned().unwrap_or_default();
@@ -164,10 +180,8 @@ impl Clients {
                     client.heard(now);
                     return Ok(client.clone());
                 }
-                (false, _, false) if client.holds_anything() && self.silent(client) <= lease => {
-                    return Err(Nfsstat4::CLID_INUSE);
-                }
-                (false, ..) => {}
+                (false, _, false) => return Err(Nfsstat4::CLID_INUSE),
+                (false, false, true) => {}
             }
         } else if who.update {
             return Err(Nfsstat4::NOENT);
@@ -223,7 +237,7 @@ impl Clients {
         random: u32,
     ) -> Result<Arc<Session>, Nfsstat4> {
         if client.sessions.lock().len() >= SESSIONS_MAX {
-            return Err(Nfsstat4::RESOURCE);
+            return Err(Nfsstat4::NOSPC);
         }
         let number = {
             let mut inner = self.inner.lock();
@@ -289,6 +303,7 @@ impl Clients {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hither_proto::rpc::OpaqueAuth;
 
     const LEASE: Duration = Duration::from_secs(90);
 
@@ -306,21 +321,43 @@ mod tests {
     #[tokio::test]
     async fn introductions() {
         let clients = Clients::new(1, None);
-        assert_eq!(clients.introduce(who(1, 0, true), LEASE).err(), Some(Nfsstat4::NOENT));
-        let first = clients.introduce(who(1, 0, false), LEASE).unwrap();
-        let again = clients.introduce(who(1, 0, false), LEASE).unwrap();
+        let introduce = |w: Introduction| clients.introduce(w);
+        assert_eq!(introduce(who(1, 0, true)).err(), Some(Nfsstat4::NOENT));
+        let first = introduce(who(1, 0, false)).unwrap();
+        let again = introduce(who(1, 0, false)).unwrap();
         assert_ne!(first.id, again.id, "an unconfirmed life is replaced");
         assert!(clients.by_id(first.id).is_none());
         assert!(clients.confirm(&again).is_none());
-        assert_eq!(clients.introduce(who(1, 0, false), LEASE).unwrap().id, again.id);
-        assert_eq!(clients.introduce(who(1, 0, true), LEASE).unwrap().id, again.id);
-        assert_eq!(clients.introduce(who(2, 0, true), LEASE).err(), Some(Nfsstat4::NOT_SAME));
-        assert_eq!(clients.introduce(who(1, 9, true), LEASE).err(), Some(Nfsstat4::PERM));
-        let restarted = clients.introduce(who(2, 0, false), LEASE).unwrap();
+        assert_eq!(introduce(who(1, 0, false)).unwrap().id, again.id);
+        assert_eq!(introduce(who(1, 0, true)).unwrap().id, again.id);
+        assert_eq!(introduce(who(2, 0, true)).err(), Some(Nfsstat4::NOT_SAME));
+        assert_eq!(introduce(who(1, 9, true)).err(), Some(Nfsstat4::PERM));
+        let restarted = introduce(who(2, 0, false)).unwrap();
         assert!(clients.by_id(again.id).is_some(), "the old life lasts until the new one is confirmed");
         assert_eq!(clients.confirm(&restarted).map(|c| c.id), Some(again.id));
         assert!(clients.by_id(again.id).is_none());
         clients.remove(&restarted);
         assert_eq!(clients.count(), 0);
+    }
+
+    /// Whoever uses the name of a client of another principal waits while that client has a session and is heard of.
+    #[tokio::test(start_paused = true)]
+    async fn collisions() {
+        let clients = Clients::new(1, None);
+        let first = clients.introduce(who(1, 0, false)).unwrap();
+        clients.confirm(&first);
+        assert!(clients.collision(&who(2, 0, false), LEASE).unwrap().is_none(), "a restart is none");
+        assert!(clients.collision(&who(1, 9, true), LEASE).unwrap().is_none(), "nor is an update");
+        let found = clients.collision(&who(1, 9, false), LEASE).unwrap();
+        assert_eq!(found.map(|c| c.id), Some(first.id), "it has no state");
+        let back = Back { prog: 0, cred: OpaqueAuth::none(), wanted: false, peer: None, proven: None };
+        clients.add_session(&first, ChannelAttrs::default(), back, 7).unwrap();
+        assert_eq!(clients.collision(&who(1, 9, false), LEASE).err(), Some(Nfsstat4::CLID_INUSE));
+        assert_eq!(clients.introduce(who(1, 9, false)).err(), Some(Nfsstat4::CLID_INUSE));
+        tokio::time::sleep(LEASE + Duration::from_secs(1)).await;
+        let found = clients.collision(&who(1, 9, false), LEASE).unwrap().unwrap();
+        clients.remove(&found);
+        assert!(clients.introduce(who(1, 9, false)).is_ok());
+        assert!(clients.by_id(first.id).is_none());
     }
 }

@@ -18,8 +18,8 @@ use crate::server::Request;
 use crate::table::Export;
 use bytes::Bytes;
 use hither_proto::nfs4::{
-    Ace, Attrs as Wire, Bitmap4, Nfsstat4, Op, OpRes, OpenClaim, Secinfo, SequenceArgs, SequenceOk, Stateid,
-    attr, seq4_status,
+    Ace, Attrs as Wire, Bitmap4, Nfsstat4, Op, OpRes, OpenClaim, Secinfo, SecinfoOk, SecinfoStyle,
+    SequenceArgs, SequenceOk, Stateid, attr, seq4_status,
 };
 use hither_proto::rpc::AuthFlavor;
 use hither_vfs::{Attr, Attrs, Cx, Fh, File, FileKind, Name, Node, OpenId, Pipe, Stop, Time, Want, Where};
@@ -99,9 +99,18 @@ pub(super) struct Exec<'a> {
     told: Option<Told>,
 }
 
-/// Whether an operation's result can be large. None of these changes anything.
-pub(super) fn may_be_large(op: &Op) -> bool {
-    matches!(op, Op::Read(_) | Op::Readdir(_) | Op::Listxattrs(_) | Op::Getxattr(_))
+/// Whether an operation changes anything that would have to be undone. The results of these are short.
+pub(super) fn changes(op: &Op) -> bool {
+    match op {
+        Op::Open(_) | Op::OpenDowngrade(_) | Op::Close(_) | Op::Lock(_) | Op::Locku(_) => true,
+        Op::Delegreturn(_) | Op::GetDirDelegation(_) | Op::FreeStateid(_) | Op::ReclaimComplete(_) => true,
+        Op::Create(_) | Op::Remove(_) | Op::Rename(_) | Op::Link(_) | Op::Setattr(_) | Op::Write(_) => true,
+        Op::Allocate(_) | Op::Deallocate(_) | Op::Copy(_) | Op::Clone(_) => true,
+        Op::Setxattr(_) | Op::Removexattr(_) => true,
+        Op::CreateSession(_) | Op::DestroySession(_) | Op::DestroyClientid(_) => true,
+        Op::BindConnToSession(_) | Op::BackchannelCtl(_) => true,
+        _ => false,
+    }
 }
 
 impl<'a> Exec<'a> {
@@ -204,8 +213,8 @@ impl<'a> Exec<'a> {
             Op::Verify(a) => OpRes::Verify(self.verify(a, true).await),
             Op::Nverify(a) => OpRes::Nverify(self.verify(a, false).await),
             Op::Secinfo(name) => OpRes::Secinfo(self.secinfo(name).await),
-            Op::SecinfoNoName(_) => OpRes::SecinfoNoName(self.secinfo_no_name()),
-            Op::ExchangeId(a) => OpRes::ExchangeId(self.exchange_id(a)),
+            Op::SecinfoNoName(style) => OpRes::SecinfoNoName(self.secinfo_no_name(*style).await),
+            Op::ExchangeId(a) => OpRes::ExchangeId(self.exchange_id(a).await),
             Op::CreateSession(a) => OpRes::CreateSession(self.create_session(a).await),
             Op::DestroySession(id) => OpRes::DestroySession(self.destroy_session(id)),
             Op::BindConnToSession(a) => OpRes::BindConnToSession(self.bind_conn_to_session(a)),
@@ -446,6 +455,10 @@ impl<'a> Exec<'a> {
     }
 
     async fn getattr(&mut self, wanted: Bitmap4) -> Result<Wire, Nfsstat4> {
+        // These can only be set (RFC 8881 section 5.5).
+        if wanted.has(attr::TIME_ACCESS_SET) || wanted.has(attr::TIME_MODIFY_SET) {
+            return Err(Nfsstat4::INVAL);
+        }
         let told = self.told.take();
         match self.here()?.clone() {
             Here::Above(at) => Ok(self.above_attrs(at, wanted)),
@@ -570,14 +583,44 @@ impl<'a> Exec<'a> {
         }
     }
 
-    async fn secinfo(&mut self, name: &Bytes) -> Result<hither_proto::nfs4::SecinfoOk, Nfsstat4> {
+    async fn secinfo(&mut self, name: &Bytes) -> Result<SecinfoOk, Nfsstat4> {
         self.lookup(name, &[]).await?;
-        self.secinfo_no_name()
+        self.tell_flavors()
     }
 
-    fn secinfo_no_name(&mut self) -> Result<hither_proto::nfs4::SecinfoOk, Nfsstat4> {
+    async fn secinfo_no_name(&mut self, style: SecinfoStyle) -> Result<SecinfoOk, Nfsstat4> {
+        match style {
+            SecinfoStyle::CURRENT_FH => {}
+            SecinfoStyle::PARENT => self.has_parent().await?,
+            _ => return Err(Nfsstat4::INVAL),
+        }
+        self.tell_flavors()
+    }
+
+    /// Fails where LOOKUPP would: at the top, and at what is no directory.
+    async fn has_parent(&self) -> Result<(), Nfsstat4> {
+        match self.here()? {
+            Here::Above(0) => Err(Nfsstat4::NOENT),
+            Here::Above(_) => Ok(()),
+            Here::Object(o) if o.export.is_root(&o.fh) => match self.r.table.place_of(&o.export) {
+                0 => Err(Nfsstat4::NOENT),
+                _ => Ok(()),
+            },
+            Here::Object(o) => match self.attrs(o).await?.attr.kind {
+                FileKind::Directory => Ok(()),
+                FileKind::Symlink => Err(Nfsstat4::SYMLINK),
+                _ => Err(Nfsstat4::NOTDIR),
+            },
+        }
+    }
+
+    /// The flavors, which are the same everywhere. That consumes the current filehandle (RFC 8881 section 2.6.3.1.1.8).
+    fn tell_flavors(&mut self) -> Result<SecinfoOk, Nfsstat4> {
         self.here()?;
         self.current = None;
+        self.stateid = None;
+        self.ahead.clear();
+        self.ahead_stop = None;
         Ok(vec![Secinfo::Flavor(AuthFlavor::SYS.0)].into())
     }
 }

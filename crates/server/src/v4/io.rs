@@ -87,6 +87,9 @@ impl Exec<'_> {
         let o = self.object(Nfsstat4::ISDIR)?;
         let open = self.open_for(&o, &a.stateid, OpenAccess::READ)?;
         let most = (self.room_bytes.min(self.r.server.options.io_max_bytes as usize)) as u32;
+        if most == 0 && a.count > 0 {
+            return Err(Nfsstat4::REP_TOO_BIG);
+        }
         let file = o.file(open.as_ref().map(|b| b.id));
         if self.may_pipe
             && let Some(extra) = &o.export.extra

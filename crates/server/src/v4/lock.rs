@@ -131,7 +131,8 @@ impl Exec<'_> {
             return Ok(Tried::InTheWay(held, holder));
         }
         if !file.ranges.lock().has_room() {
-            return Err(Nfsstat4::DELAY.into());
+            // No status of NFSv4.1 says that there are too many locks, and it is no use to come back.
+            return Err(Nfsstat4::SERVERFAULT.into());
         }
         self.take_below(o, locks, kind, range).await?;
         file.ranges.lock().take(locks.number, kind, range);

@@ -4,13 +4,13 @@
 //! stand between them, as clients that want to know a whole path send them.
 
 use super::acl;
-use super::attrs::{SETTABLE, SETTABLE_LATER, to_set};
+use super::attrs::{SETTABLE, SETTABLE_LATER, to_create, to_set};
 use super::exec::{Exec, Here, Object};
 use crate::error::stat4;
 use bytes::Bytes;
 use hither_proto::nfs4::{
-    AccessOk, Ace, Bitmap4, ChangeInfo as WireChange, Component, CreateArgs, CreateOk, CreateType, Linktext,
-    Nfsstat4, Op, RenameArgs, RenameOk, SetattrArgs, access, attr,
+    AccessOk, Ace, Bitmap4, ChangeInfo as WireChange, Component, CreateArgs, CreateOk, CreateType,
+    LINKTEXT_MAX_BYTES, Linktext, Nfsstat4, Op, RenameArgs, RenameOk, SetattrArgs, access, attr,
 };
 use hither_vfs::{
     Access, ChangeInfo, FileKind, Name, OpenAccess, PosixAcls, RenameFlags, SetAttr, Special, Stop, Want,
@@ -178,7 +178,7 @@ impl Exec<'_> {
     pub(super) async fn create(&mut self, a: &CreateArgs) -> Result<CreateOk, Nfsstat4> {
         let dir = self.object(Nfsstat4::ROFS)?.writable()?;
         let name = name(&a.objname)?;
-        let set = to_set(&a.createattrs, SETTABLE.without(attr::SIZE), self.have(&dir))?;
+        let (set, attrset) = to_create(&a.createattrs, SETTABLE.without(attr::SIZE), &dir, self.have(&dir))?;
         let vfs = &dir.export.vfs;
         let special = |what| Some((what, set.clone()));
         let special = match &a.objtype {
@@ -194,6 +194,12 @@ impl Exec<'_> {
         let made = match (&a.objtype, special) {
             (_, Some((what, set))) => vfs.mknod(&cx, &dir.fh, &name, &what, &set).await,
             (CreateType::Link(text), _) => {
+                if text.is_empty() {
+                    return Err(Nfsstat4::INVAL);
+                }
+                if text.len() > LINKTEXT_MAX_BYTES {
+                    return Err(Nfsstat4::NAMETOOLONG);
+                }
                 let set = SetAttr { mode: None, ..set };
                 vfs.symlink(&cx, &dir.fh, &name, &Bytes::copy_from_slice(text), &set).await
             }
@@ -202,7 +208,7 @@ impl Exec<'_> {
         let made = made.map_err(|e| stat4(&e))?;
         self.changed();
         self.go(Here::Object(dir.with(made.node)));
-        Ok(CreateOk { cinfo: wire_change(&made.dir), attrset: a.createattrs.mask() })
+        Ok(CreateOk { cinfo: wire_change(&made.dir), attrset })
     }
 
     pub(super) async fn remove(&mut self, wanted: &Component) -> Result<WireChange, Nfsstat4> {

@@ -3,7 +3,7 @@
 //! The `Vfs` opens the file with the caller's rights; then share reservations are compared with those of others. An open-owner has
 //! one stateid for a file, however often he opens it: access and denials add up.
 
-use super::attrs::{SETTABLE, SETTABLE_EXCLUSIVELY, to_set};
+use super::attrs::{SETTABLE, SETTABLE_EXCLUSIVELY, to_create};
 use super::delegation::{Changing, Naming, PATIENCE_V4, Wish};
 use super::exec::{Exec, Here, Object};
 use super::names::{name, wire_change};
@@ -83,6 +83,14 @@ impl Exec<'_> {
             return Err(Nfsstat4::GRACE);
         }
         let at = self.object(Nfsstat4::ISDIR)?;
+        let existing;
+        let a = if at.rights.read_only && a.how.is_some() {
+            self.exists_read_only(&at, a).await?;
+            existing = OpenArgs { how: None, ..a.clone() };
+            &existing
+        } else {
+            a
+        };
         let changes = share & open::SHARE_ACCESS_WRITE != 0 || a.how.is_some();
         let at = if changes { at.writable()? } else { at };
         // Whoever takes back an open changes no bytes. While leases of before the restart may be out none is granted, and what he
@@ -174,6 +182,22 @@ impl Exec<'_> {
         let told = self.session.as_ref().is_some_and(|s| s.back_is_up());
         let rflags = open::RESULT_LOCKTYPE_POSIX | if told { open::RESULT_MAY_NOTIFY_LOCK } else { 0 };
         Ok(OpenOk { stateid, cinfo, rflags, attrset: set, delegation })
+    }
+
+    /// Fails unless an OPEN that may create finds its file in a read-only export and does not change it.
+    async fn exists_read_only(&self, dir: &Object, a: &OpenArgs) -> Result<(), Nfsstat4> {
+        let OpenClaim::Null(wanted) = &a.claim else { return Err(Nfsstat4::INVAL) };
+        let wanted = name(wanted)?;
+        let trail = dir.export.vfs.walk(&dir.cx, Where::name(&dir.fh, &wanted), Want::default()).await;
+        let trail = trail.map_err(|e| stat4(&e))?;
+        match (trail.steps.is_empty(), trail.stop, &a.how) {
+            (true, Stop::Failed(e), _) => Err(stat4(&e)),
+            (true, Stop::NotDirectory, _) => Err(Nfsstat4::NOTDIR),
+            (true, ..) => Err(Nfsstat4::ROFS),
+            (false, _, Some(CreateHow::Unchecked(_))) if cuts(a) => Err(Nfsstat4::ROFS),
+            (false, _, Some(CreateHow::Unchecked(_))) => Ok(()),
+            (false, ..) => Err(Nfsstat4::EXIST),
+        }
     }
 
     /// An open that is refused although it was registered: it was new and nobody has used it, or it goes on as it was with a
@@ -291,21 +315,21 @@ impl Exec<'_> {
         let (create, set, verf) = match &a.how {
             None => (Create::No, Bitmap4::EMPTY, None),
             Some(CreateHow::Unchecked(attrs)) => {
-                let set = to_set(attrs, SETTABLE, self.have(dir))?;
-                (Create::IfMissing(set), attrs.mask(), None)
+                let (set, attrset) = to_create(attrs, SETTABLE, dir, self.have(dir))?;
+                (Create::IfMissing(set), attrset, None)
             }
             Some(CreateHow::Guarded(attrs)) => {
-                let set = to_set(attrs, SETTABLE, self.have(dir))?;
-                (Create::Exclusive(set), attrs.mask(), None)
+                let (set, attrset) = to_create(attrs, SETTABLE, dir, self.have(dir))?;
+                (Create::Exclusive(set), attrset, None)
             }
             Some(CreateHow::Exclusive(verf)) => {
                 let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
                 (Create::Exclusive(with_verifier(set, verf)), VERIFIER_ATTRS, Some(verf))
             }
             Some(CreateHow::Exclusive41(c)) => {
-                let set = to_set(&c.attrs, SETTABLE_EXCLUSIVELY, self.have(dir))?;
+                let (set, attrset) = to_create(&c.attrs, SETTABLE_EXCLUSIVELY, dir, self.have(dir))?;
                 let create = Create::Exclusive(with_verifier(set, &c.verf));
-                (create, c.attrs.mask().union(VERIFIER_ATTRS), Some(&c.verf))
+                (create, attrset.union(VERIFIER_ATTRS), Some(&c.verf))
             }
         };
         let size = match &create {

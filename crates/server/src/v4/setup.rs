@@ -17,8 +17,18 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Bytes of a call or reply beside the largest READ or WRITE.
 pub(super) const OVERHEAD_BYTES: u32 = 64 << 10;
-/// A session that cannot carry this is of no use.
-const REQUEST_MIN_BYTES: u32 = 1024;
+/// Bytes of the header of a reply: transaction id, direction, acceptance, an empty verifier, success.
+pub(super) const REPLY_HEADER_BYTES: usize = 24;
+/// Bytes of the header of a call whose credential is empty.
+const CALL_HEADER_BYTES: usize = 40;
+/// A call with less has no room for SEQUENCE (36 bytes) and one operation behind the compound's own 12 bytes.
+const REQUEST_MIN_BYTES: u32 = CALL_HEADER_BYTES as u32 + 12 + 36 + 4;
+/// The same of a reply, whose SEQUENCE takes 44 bytes.
+const RESPONSE_MIN_BYTES: u32 = REPLY_HEADER_BYTES as u32 + 12 + 44 + 8;
+/// CB_SEQUENCE and CB_RECALL of the longest filehandle.
+const CALLBACK_MIN_BYTES: u32 = CALL_HEADER_BYTES as u32 + 16 + 44 + 156;
+/// Their replies.
+const CALLBACK_RESPONSE_MIN_BYTES: u32 = REPLY_HEADER_BYTES as u32 + 12 + 44 + 8;
 /// Most operations of a compound.
 const OPS_MAX: u32 = 512;
 /// Most slots.
@@ -41,7 +51,7 @@ impl Exec<'_> {
         }
     }
 
-    pub(super) fn exchange_id(&mut self, a: &ExchangeIdArgs) -> Result<ExchangeIdOk, Nfsstat4> {
+    pub(super) async fn exchange_id(&mut self, a: &ExchangeIdArgs) -> Result<ExchangeIdOk, Nfsstat4> {
         if a.flags & !FLAGS != 0 {
             return Err(Nfsstat4::INVAL);
         }
@@ -62,7 +72,10 @@ impl Exec<'_> {
             principal: self.principal(),
             update: a.flags & exchgid::UPD_CONFIRMED_REC_A != 0,
         };
-        let client = self.nfs.clients.introduce(who, self.nfs.lease)?;
+        if let Some(former) = self.nfs.clients.collision(&who, self.nfs.lease)? {
+            self.nfs.expire(&former).await;
+        }
+        let client = self.nfs.clients.introduce(who)?;
         let confirmed = client.confirmed.load(Relaxed);
         // A creation that is under way moves the number on; a client does not send both at a time.
         let sequence = client.creation.try_lock().map_or(0, |c| c.sequence);
@@ -86,6 +99,7 @@ impl Exec<'_> {
         if a.sequence == creation.sequence
             && let Some(answer) = creation.answer
         {
+            self.call_back_here(&answer);
             return answer;
         }
         if a.sequence != creation.sequence.wrapping_add(1) {
@@ -100,6 +114,17 @@ impl Exec<'_> {
         answer
     }
 
+    /// A CREATE_SESSION that is sent again because its connection was lost names the connection for callbacks.
+    fn call_back_here(&self, answer: &Result<CreateSessionOk, Nfsstat4>) {
+        let wanted = |ok: &&CreateSessionOk| ok.flags & create_session::CONN_BACK_CHAN != 0;
+        let Some(ok) = answer.as_ref().ok().filter(wanted) else { return };
+        let Some(session) = self.nfs.clients.session(&ok.sessionid) else { return };
+        let mut back = session.back.lock();
+        if back.peer.as_ref().is_none_or(|peer| peer.is_closed()) {
+            back.peer = Some(self.r.peer.clone());
+        }
+    }
+
     async fn make_session(
         &self,
         a: &CreateSessionArgs,
@@ -112,6 +137,9 @@ impl Exec<'_> {
         let fore = self.fore(&a.fore_chan_attrs)?;
         let back_attrs = ChannelAttrs { headerpadsize: 0, rdma_ird: None, ..a.back_chan_attrs };
         let wanted = a.flags & create_session::CONN_BACK_CHAN != 0;
+        if wanted && !carries_recalls(&back_attrs) {
+            return Err(Nfsstat4::TOOSMALL);
+        }
         let back = Back {
             prog: a.cb_program,
             cred: callback_cred(&a.sec_parms)?,
@@ -141,14 +169,17 @@ impl Exec<'_> {
             headerpadsize: 0,
             maxrequestsize: wish.maxrequestsize.min(most),
             maxresponsesize: wish.maxresponsesize.min(most),
-            maxresponsesize_cached: wish.maxresponsesize_cached.min(CACHED_MAX_BYTES),
+            maxresponsesize_cached: wish
+                .maxresponsesize_cached
+                .min(wish.maxresponsesize)
+                .min(CACHED_MAX_BYTES),
             maxoperations: wish.maxoperations.min(OPS_MAX),
             maxrequests: wish.maxrequests.clamp(1, SLOTS_MAX),
             rdma_ird: None,
         };
         let too_small = fore.maxrequestsize < REQUEST_MIN_BYTES
-            || fore.maxresponsesize < REQUEST_MIN_BYTES
-            || fore.maxoperations < 2;
+            || fore.maxresponsesize < RESPONSE_MIN_BYTES
+            || fore.maxoperations == 0;
         if too_small { Err(Nfsstat4::TOOSMALL) } else { Ok(fore) }
     }
 
@@ -216,6 +247,23 @@ impl Exec<'_> {
         (back.prog, back.cred) = (a.cb_program, cred);
         Ok(())
     }
+}
+
+/// Whether the limits of a channel for callbacks allow the longest that is sent, a recall.
+fn carries_recalls(back: &ChannelAttrs) -> bool {
+    back.maxrequestsize >= CALLBACK_MIN_BYTES
+        && back.maxresponsesize >= CALLBACK_RESPONSE_MIN_BYTES
+        && back.maxoperations >= 2
+        && back.maxrequests > 0
+}
+
+/// Bytes of the header of a call, which count against a session's `maxrequestsize`.
+pub(super) fn header_bytes(caller: &Caller) -> usize {
+    CALL_HEADER_BYTES
+        + match caller {
+            Caller::Nobody => 0,
+            Caller::Sys(sys) => 20 + sys.machinename.len().next_multiple_of(4) + 4 * sys.gids.len(),
+        }
 }
 
 /// How we may say who we are to a client: the first flavor that we know.
