@@ -372,6 +372,11 @@ impl Table {
         }
     }
 
+    /// Whether there is a record for a client's lease on a file. Without one, an operation that asks for a lease waits for room.
+    pub fn has_room(&self, client: ClientId, file: FileKey) -> bool {
+        !self.leases.is_full() || self.lease_of(client, file).is_some()
+    }
+
     /// An operation is done. `changed` says whether the file was changed; if so it gets a new modify revision, which
     /// is returned.
     pub fn finish(&mut self, now: Ms, permit: Permit, changed: bool) -> u64 {

@@ -422,7 +422,9 @@ impl<'a> At<'a> {
                 return Err(Refusal::Expired);
             }
             let op = if delayed && inner.table.is_recovering() { Op::Push } else { op };
-            Ok(Access { client, file: key, op, lease: want, claim: None })
+            // A file for whose lease there is no room is used without one: to wait for room takes a term.
+            let has_room = client.is_none_or(|client| inner.table.has_room(client, key));
+            Ok(Access { client, file: key, op, lease: want.filter(|_| has_room), claim: None })
         });
         let going = going.await;
         drop(asked);

@@ -37,19 +37,23 @@ impl Lab {
 
     /// One whose files others may change.
     fn beside(model: &Arc<Model>, seed: u64, state_dir: Option<PathBuf>, others: Others) -> Self {
-        Self::with(model, seed, state_dir, (others, 0))
+        Self::with(model, seed, state_dir, others, |_| {})
     }
 
     /// One that takes so many calls a second while clients recover.
     fn at_pace(model: &Arc<Model>, seed: u64, state_dir: Option<PathBuf>, recovery_rate: u32) -> Self {
-        Self::with(model, seed, state_dir, (Others::Nobody, recovery_rate))
+        Self::with(model, seed, state_dir, Others::Nobody, |options| {
+            // No clients of NFSv3, whose time to recover would be a time of its own.
+            (options.v3, options.recovery_rate) = (recovery_rate == 0, recovery_rate);
+        })
     }
 
     fn with(
         model: &Arc<Model>,
         seed: u64,
         state_dir: Option<PathBuf>,
-        (others, recovery_rate): (Others, u32),
+        others: Others,
+        adjust: impl FnOnce(&mut Options),
     ) -> Self {
         let rights = Rights { squash: crate::access::Squash::None, secure: false, ..Rights::default() };
         let rights = Rights { read_only: false, ..rights };
@@ -63,16 +67,9 @@ impl Lab {
             others,
         };
         let nqnfs = NqnfsOptions { term: Duration::from_secs(TERM.into()), ..NqnfsOptions::default() };
-        // No clients of NFSv3, whose time to recover would be a time of its own.
-        let v3 = recovery_rate == 0;
-        let options = Options {
-            v3,
-            state_dir,
-            nqnfs: Some(nqnfs),
-            delegations_max: 0,
-            recovery_rate,
-            ..Options::new(env(seed))
-        };
+        let mut options =
+            Options { state_dir, nqnfs: Some(nqnfs), delegations_max: 0, ..Options::new(env(seed)) };
+        adjust(&mut options);
         let server = Server::new(options, Table::new(vec![spec]).unwrap()).unwrap();
         let acceptor = Acceptor::new(server.clone(), ServerLimits::default());
         tokio::spawn(server.clone().tend());

@@ -342,6 +342,37 @@ async fn calls_of_different_clients_are_no_repetitions() {
     assert_eq!(a.read(f).await.unwrap().0, b"samesame");
 }
 
+/// Where the table of leases is full, files are used without one, and nobody waits; who has a lease renews it.
+#[tokio::test(start_paused = true)]
+async fn full_table_grants_no_lease() {
+    let few = |options: &mut Options| {
+        options.nqnfs.as_mut().unwrap().leases_max = 4;
+    };
+    let lab = Lab::with(&model(), 1, None, Others::Nobody, few);
+    let (mut c, mut other) = (lab.client(1).await, lab.client(2).await);
+    let mut files = Vec::new();
+    for i in 0..20 {
+        files.push(c.create(&format!("f{i}")).await);
+    }
+    let began = tokio::time::Instant::now();
+    let mut leased = Vec::new();
+    for f in &files {
+        if c.lease(*f, Cachetype::READ).await.unwrap().cachable {
+            leased.push(*f);
+        }
+        let (lease, _) = c.write(*f, LeaseRequest::Write(TERM), "bytes").await.unwrap();
+        assert_eq!(matches!(lease, LeaseReply::Write(l) if l.cachable), leased.contains(f));
+    }
+    assert!((4..=5).contains(&leased.len()), "{}", leased.len());
+    let last = *files.last().unwrap();
+    assert!(!other.lease(last, Cachetype::WRITE).await.unwrap().cachable);
+    assert_eq!(other.read(last).await.unwrap().0, b"bytes");
+    assert!(c.lease(leased[0], Cachetype::WRITE).await.unwrap().cachable, "it is renewed");
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    seconds(f64::from(2 * TERM) + (SKEW + SLACK) as f64).await;
+    assert!(c.lease(last, Cachetype::READ).await.unwrap().cachable, "the others have ended");
+}
+
 /// Clients that are gone make room for others, also when no lease ends and nothing else happens.
 #[tokio::test(start_paused = true)]
 async fn clients_that_are_gone_make_room() {
