@@ -136,8 +136,9 @@ impl Server {
         self.v4.leases.counts()
     }
 
-    /// Nobody is served any more: if no lease is out, the next server need not wait for any.
+    /// Nobody is served any more: if nothing is held and no lease is out, the next server need not wait for anybody.
     pub fn end(&self) {
+        self.v4.end();
         self.v4.leases.act(|inner, _| {
             if let Some(numbers) = inner.numbers.as_mut().filter(|_| inner.table.is_vacant()) {
                 numbers.vacant();

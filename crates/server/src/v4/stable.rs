@@ -122,16 +122,22 @@ impl Stable {
 
     /// Forgets a client. One that is not forgotten because the disk fails is one that may reclaim nothing the next time.
     pub fn forget(&self, owner: Bytes) {
-        let Some(dir) = self.dir.clone() else { return };
-        tokio::task::spawn_blocking(move || {
-            let path = dir.join(file_name(&owner));
-            match fs::remove_file(&path) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!("{}: the record of a client cannot be removed: {e}", path.display());
-                }
-                _ => {}
+        if self.dir.is_some() {
+            let stable = self.clone();
+            tokio::task::spawn_blocking(move || stable.forget_now(&owner));
+        }
+    }
+
+    /// The same, before it returns.
+    pub fn forget_now(&self, owner: &[u8]) {
+        let Some(dir) = &self.dir else { return };
+        let path = dir.join(file_name(owner));
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!("{}: the record of a client cannot be removed: {e}", path.display());
             }
-        });
+            _ => {}
+        }
     }
 }
 

@@ -235,6 +235,33 @@ async fn a_restart_gives_back_what_was_held() {
     assert_eq!(again.unwrap_err().status(), Some(Nfsstat4::COMPLETE_ALREADY));
 }
 
+/// After an orderly end only clients that held something then are waited for.
+#[tokio::test(start_paused = true)]
+async fn orderly_end_leaves_no_grace() {
+    for holds in [false, true] {
+        let (model, dir) = (model(), tempfile::tempdir().unwrap());
+        let state = Some(dir.path().to_path_buf());
+        let lab = Lab::new(&model, "/", 2, state.clone());
+        let mut a = lab.client("a").await;
+        a.reclaim_complete().await;
+        let (id, fh) = a.open("f", "x", RW, 0).await.unwrap();
+        if !holds {
+            let close = Op::Close(CloseArgs { seqid: 0, stateid: id });
+            let mut r = a.run(vec![Op::putfh(&fh), close]).await;
+            r.putfh().unwrap();
+            r.close().unwrap();
+        }
+        lab.acceptor.shutdown();
+        lab.server.end();
+        drop(lab);
+        let lab = Lab::new(&model, "/", 3, state);
+        let mut b = lab.client("b").await;
+        b.reclaim_complete().await;
+        let opened = b.open("f", "x", RW, 0).await.map(|_| ());
+        assert_eq!(opened, if holds { Err(Nfsstat4::GRACE) } else { Ok(()) });
+    }
+}
+
 /// While leases of NQNFS from before a restart may be out, files that were open for writing are taken back: the grace period does
 /// not wait. Nothing is written before those leases are over.
 #[tokio::test(start_paused = true)]
