@@ -113,6 +113,10 @@ impl Vfs for V3 {
         self.leases().is_some_and(|leases| leases.is_shared(fh))
     }
 
+    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+        self.directory_above(cx, dir).await
+    }
+
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
         Ok(self.node(cx, file.fh.clone(), None).await?.attrs)
     }

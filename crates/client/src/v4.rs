@@ -195,6 +195,11 @@ impl Vfs for V4 {
         detached!(self, cx, |core, cx| core.walk(&cx, &base, &path, want))
     }
 
+    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+        let dir = dir.clone();
+        detached!(self, cx, |core, cx| core.parent(&cx, &dir))
+    }
+
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
         let fh = file.fh.clone();
         detached!(self, cx, |core, cx| core.getattr(&cx, &fh))

@@ -28,7 +28,7 @@ use hither_proto::nfs3::{
 };
 use hither_proto::xdr::Enc;
 use hither_rpc::server::{Incoming, Outcome};
-use hither_vfs::{Answered, Attr, ChangeInfo, Cx, Fh, File, FileKind, Name};
+use hither_vfs::{Answered, Attr, ChangeInfo, Cx, Fh, File, FileKind, Name, Node};
 use std::sync::Arc;
 
 /// Answers a call.
@@ -221,6 +221,18 @@ impl At {
     async fn attr(&self) -> Result<Attr, Nfsstat3> {
         match self.export.vfs.getattr(&self.cx, self.file()).await {
             Ok(attrs) => Ok(attrs.attr),
+            Err(e) => Err(stat3(&e)),
+        }
+    }
+
+    /// The directory above this one; `None` above the root of an export, which is its own parent.
+    async fn above(&self) -> Result<Option<Node>, Nfsstat3> {
+        if self.export.is_root(&self.fh) {
+            return Ok(None);
+        }
+        match self.export.vfs.parent(&self.cx, &self.fh).await {
+            Ok(node) => Ok(Some(node)),
+            Err(e) if e.errno == libc::ENOENT => Ok(None),
             Err(e) => Err(stat3(&e)),
         }
     }

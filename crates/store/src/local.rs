@@ -15,8 +15,8 @@
 //! which a server makes its write verifier.
 //!
 //! A handle opens the object for which it was given out, wherever that has been moved within the file system, as long as it exists.
-//! Since no handle can be made by others, a file needs no check of its place; a directory that was moved out of the exported one
-//! by a local program is refused when it is next opened by handle, so that the tree below it is not given away with it.
+//! Since no handle can be made by others, a file needs no check of its place. A directory that a local program has moved out
+//! of the exported one is refused at the next call that names it (`place`), so that the tree below it is not given away.
 
 mod acl;
 mod attr;
@@ -33,6 +33,7 @@ mod new;
 mod object;
 mod open;
 mod piped;
+mod place;
 mod pool;
 mod set;
 mod sys;
@@ -64,8 +65,6 @@ const TIDY_EVERY: Duration = Duration::from_secs(1);
 const TIDY_EACH: usize = 64;
 /// Threads that apply writes to memory; more than one because one may have to wait for a page.
 const LANE_THREADS: usize = 4;
-/// Deepest directory whose place is checked.
-const DEPTH_MAX: usize = 4096;
 
 pub use descriptors::Descriptors;
 pub use journaled::{JournalOptions, give_up_journal};
@@ -339,6 +338,7 @@ impl Inner {
     /// The object behind a filehandle.
     fn resolve(&self, worker: &mut Worker, fh: &Fh) -> Result<Arc<Object>> {
         if let Some(object) = self.objects.find(fh) {
+            self.check_place_in(worker, &object)?;
             return Ok(object);
         }
         let handle = self.sealer.open(fh)?;
@@ -359,32 +359,6 @@ impl Inner {
             }
             self.objects.add(fh.clone(), fd, &stat)
         })
-    }
-
-    /// `ESTALE` unless a directory is the exported one or below it. As the superuser.
-    fn check_below(&self, dir: BorrowedFd<'_>) -> Result<()> {
-        let mut here = attr::id(&object::stat(dir)?);
-        let mut above: Option<OwnedFd> = None;
-        for _ in 0..DEPTH_MAX {
-            if here == self.top_id {
-                return Ok(());
-            }
-            let from = above.as_ref().map_or(dir, |fd| fd.as_fd());
-            let up = rustix::fs::openat(
-                from,
-                c"..",
-                OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-                Mode::empty(),
-            );
-            let Ok(up) = up else { break };
-            let id = attr::id(&object::stat(up.as_fd())?);
-            if id == here {
-                break;
-            }
-            here = id;
-            above = Some(up);
-        }
-        Err(Error::because(libc::ESTALE, "a directory was moved out of the exported one"))
     }
 
     /// Attributes of an object; `ESTALE` when its last name is gone and it is not open.

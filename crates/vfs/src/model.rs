@@ -286,6 +286,20 @@ impl Vfs for Model {
         Ok(Trail { steps, stop, along })
     }
 
+    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+        let s = self.state.lock();
+        let dir = s.object(s.ino(dir)?);
+        let parent = dir.dir()?.parent;
+        if dir.attr.fileid == ROOT {
+            return Err(Error::new(libc::ENOENT));
+        }
+        dir.need(&cx.cred, 1)?;
+        if !s.objects.contains_key(&parent) {
+            return Err(Error::new(libc::ESTALE));
+        }
+        Ok(self.node(&s, parent))
+    }
+
     async fn getattr(&self, _cx: &Cx, file: File<'_>) -> Result<Attrs> {
         let s = self.state.lock();
         let ino = s.ino(file.fh)?;

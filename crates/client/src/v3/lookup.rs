@@ -8,7 +8,7 @@ use crate::detach::detached;
 use crate::error;
 use crate::nqnfs::{Leases, Nqnfs};
 use hither_proto::nfs3::{
-    AccessArgs, Diropargs3, LookupArgs, Nfsstat3, PostOpAttr, ReadlinkArgs, SetattrArgs, WccData,
+    AccessArgs, Diropargs3, LookupArgs, Name3, Nfsstat3, PostOpAttr, ReadlinkArgs, SetattrArgs, WccData,
 };
 use hither_vfs::{
     Access, Attr, Attrs, ChangeInfo, Cred, Cx, Error, Fh, File, FileKind, Name, Node, Result, SetAttr,
@@ -118,6 +118,18 @@ impl V3 {
             Err((Nfsstat3::NOENT, dir_attributes)) => Ok((None, self.learn(dir, &dir_attributes, asked))),
             Err((status, _)) => Err(error::nfs3(status)),
         }
+    }
+
+    /// The directory that holds `dir`: LOOKUP of `..` (RFC 1813 section 3.3.3).
+    pub(super) async fn directory_above(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+        if *dir == self.root {
+            return Err(Error::new(libc::ENOENT));
+        }
+        let (asked, patience) = (Instant::now(), Patience::of(cx));
+        let what = Diropargs3 { dir: convert::fh3(dir)?, name: Name3::copy(b"..") };
+        let ok = self.caller.expect(&cx.cred, &patience, &LookupArgs { what }).await?;
+        let fh = convert::fh(&ok.object).ok_or_else(empty_handle)?;
+        self.node(cx, fh, Some((ok.obj_attributes, asked))).await
     }
 
     /// Which of `want` the caller has, with the attributes of the object when they came along.

@@ -678,3 +678,21 @@ async fn a_refused_open_cuts_nothing() {
     assert!(!server.called().contains(&"SETATTR"));
     assert_eq!(server.content("f").unwrap(), b"data");
 }
+
+/// The parent is one LOOKUP of `..`; above the root nothing is asked.
+#[tokio::test(start_paused = true)]
+async fn parent_is_a_lookup_of_dot_dot() {
+    let server = Server::new();
+    let fs = hard(&server).await;
+    for dir in ["a", "a/b", "a/b/c"] {
+        server.put_kind(dir, Ftype3::DIR);
+    }
+    let before = server.called().len();
+    let at = |path: &'static str| hither_vfs::Fh(Bytes::from_static(path.as_bytes()));
+    for (dir, above) in [("a/b/c", at("a/b")), ("a/b", at("a")), ("a", root())] {
+        let node = fs.parent(&cx(), &at(dir)).await.unwrap();
+        assert_eq!((node.fh, node.attrs.attr.kind), (above, hither_vfs::FileKind::Directory));
+    }
+    assert_eq!(errno(fs.parent(&cx(), &root()).await), libc::ENOENT);
+    assert_eq!(server.called()[before..], ["LOOKUP"; 3]);
+}

@@ -50,6 +50,20 @@ impl Core {
         Ok(bytes::Bytes::copy_from_slice(&answer.results.readlink()?))
     }
 
+    /// The directory that holds `dir`: LOOKUPP (RFC 8881 section 18.14).
+    pub async fn parent(self: &Arc<Self>, cx: &Cx, dir: &Fh) -> Answered<Node> {
+        if self.facts().root == *dir {
+            return Err(Error::new(libc::ENOENT).into());
+        }
+        let ops = [Op::Putfh(wire_fh(dir)), Op::Lookupp, Op::Getfh, Op::Getattr(NODE_ATTRS)];
+        let mut answer = self.compound(cx, Compound::new("LOOKUPP", ops).uncached()).await?;
+        answer.results.putfh()?;
+        answer.results.lookupp()?;
+        let fh = answer.results.getfh()?;
+        let wire = answer.results.getattr()?;
+        self.node(&fh, &wire, answer.asked).await
+    }
+
     /// Creates anything but a regular file.
     pub async fn create(
         self: &Arc<Self>,

@@ -333,6 +333,7 @@ pass_on! {
     fn root() -> Node;
     fn setattr(file: File<'_>, set: &SetAttr) -> Attrs;
     fn access(fh: &Fh, want: Access) -> Access;
+    fn parent(dir: &Fh) -> Node;
     fn readlink(fh: &Fh) -> Bytes;
     fn close(fh: &Fh, open: OpenId) -> ();
     fn finish(file: File<'_>, piece: Option<(u64, Data)>, set: &SetAttr) -> Finished;

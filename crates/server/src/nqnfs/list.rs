@@ -102,13 +102,15 @@ pub(super) async fn readdir(c: &Caller<'_>, a: &Asking<ReaddirArgs>) -> Done<Rea
     let dir = c.at(&a.args.dir).await?;
     let mut reply = a.args.count.min(REPLY_MAX_BYTES) as usize;
     let attr = dir.attr().await?;
-    let dot = |name: &[u8], cookie| Entry { fileid: fold(attr.fileid), name: Filename::copy(name), cookie };
-    // The number of the parent is not known, and nobody relies on it.
-    let mut entries = match a.args.cookie {
-        0 => vec![dot(b".", DOT), dot(b"..", DOTDOT)],
-        DOT => vec![dot(b"..", DOTDOT)],
-        _ => Vec::new(),
-    };
+    let mut entries = Vec::new();
+    if a.args.cookie == 0 {
+        entries.push(Entry { fileid: fold(attr.fileid), name: Filename::copy(b"."), cookie: DOT });
+    }
+    if a.args.cookie <= DOT {
+        // A caller may read a directory that he may not search.
+        let above = super::read::above(&dir).await.map_or(attr.fileid, |node| node.attrs.attr.fileid);
+        entries.push(Entry { fileid: fold(above), name: Filename::copy(b".."), cookie: DOTDOT });
+    }
     reply = reply.saturating_sub(entries.len() * (ENTRY_BYTES + 4));
     let l = match list(&dir, a.args.cookie, &Room { reply, more: 0 }, false).await {
         Err(Stat::IO) if !entries.is_empty() => Listing { entries: Vec::new(), eof: false },

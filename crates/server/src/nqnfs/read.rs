@@ -54,16 +54,27 @@ pub(super) async fn lookup(c: &Caller<'_>, a: &Asking<LookupArgs>) -> Done<Looku
 const LOOKUP_ROUNDS: u32 = 4;
 
 async fn find(dir: &At<'_>, wanted: &hither_proto::nqnfs::Filename) -> Result<Node, Stat> {
-    let root = &wanted[..] == b".." && dir.export.is_root(&dir.fh);
-    // The root of an export is its own parent; of other directories the parent is unknown.
-    if &wanted[..] == b"." || root {
-        let attrs = dir.export.vfs.getattr(&dir.cx, dir.file()).await.map_err(|e| stat(&e))?;
-        return Ok(Node { fh: dir.fh.clone(), attrs });
+    match &wanted[..] {
+        b"." => itself(dir).await,
+        b".." => above(dir).await,
+        _ => walk(dir, &name(wanted)?).await,
     }
-    if &wanted[..] == b".." {
-        return Err(Stat::NOENT);
+}
+
+async fn itself(dir: &At<'_>) -> Result<Node, Stat> {
+    let attrs = dir.export.vfs.getattr(&dir.cx, dir.file()).await.map_err(|e| stat(&e))?;
+    Ok(Node { fh: dir.fh.clone(), attrs })
+}
+
+/// The directory above; the root of an export is its own parent.
+pub(super) async fn above(dir: &At<'_>) -> Result<Node, Stat> {
+    if dir.export.is_root(&dir.fh) {
+        return itself(dir).await;
     }
-    walk(dir, &name(wanted)?).await
+    match dir.export.vfs.parent(&dir.cx, &dir.fh).await {
+        Err(e) if e.errno == libc::ENOENT => itself(dir).await,
+        parent => parent.map_err(|e| stat(&e)),
+    }
 }
 
 /// What a name leads to.

@@ -14,6 +14,7 @@ use hither_proto::record;
 use hither_proto::rpc::{AuthSys, Message, OpaqueAuth, Procedure, ReplyHeader, call};
 use hither_proto::xdr::{Opaque, Xdr};
 use hither_rpc::server::{Acceptor, ServerLimits};
+use hither_vfs::Vfs;
 use hither_vfs::model::Model;
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -466,6 +467,29 @@ async fn directories_are_listed_with_handles_attributes_and_leases() {
     let list = c.ask(ReaddirArgs { dir: c.dir.unwrap(), cookie: 0, count: 1 << 20 }).await;
     let list = list.into_result().unwrap().1;
     assert_eq!((list.entries.len(), list.eof, &list.entries[1].name[..]), (102, true, &b".."[..]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn dot_dot_is_the_directory_above() {
+    let model = model();
+    let lab = Lab::new(&model, 1, None);
+    let mut c = lab.client(1).await;
+    let cx = hither_vfs::Cx::new(Arc::new(hither_vfs::Cred::root()));
+    let set = hither_vfs::SetAttr::default();
+    let mut at = model.root(&cx).await.unwrap();
+    for name in ["d", "e"] {
+        let name = hither_vfs::Name::new(name.to_owned()).unwrap();
+        let made = model.mkdir(&cx, &at.fh, &name, &set).await.unwrap().node;
+        let dir = c.dir.unwrap();
+        let down = c.ask(LookupArgs { duration: 0, dir, name: name.bytes()[..].into() }).await;
+        let below = down.into_result().unwrap().1.file;
+        let up = c.ask(LookupArgs { duration: 0, dir: below, name: b".."[..].into() }).await;
+        assert_eq!(up.into_result().unwrap().1.file, dir);
+        let list = c.ask(ReaddirArgs { dir: below, cookie: 0, count: 4096 }).await.into_result().unwrap().1;
+        let above = list.entries.iter().find(|e| &e.name[..] == b"..").unwrap();
+        assert_eq!(above.fileid, convert::fold(at.attrs.attr.fileid));
+        (at, c.dir) = (made, Some(below));
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,7 @@
 //! READDIR and READDIRPLUS.
 //!
 //! The protocol's listings begin with `.` and `..`, which a `Vfs` leaves out: they have the cookies 1 and 2, and those of the
-//! `Vfs` are shifted by two. The number of `..` is not known; nobody relies on it, and the directory's own is given.
+//! `Vfs` are shifted by two. A caller who may read the directory but not search it gets the directory's own number for `..`.
 
 use super::{At, is_delayed};
 use crate::error::stat3;
@@ -113,7 +113,7 @@ async fn list(
     let mut items = Vec::with_capacity(page.entries.len() + 2);
     let (mut reply, mut names) = (HEAD_BYTES, 0);
     let mut eof = true;
-    for item in dots(dir, &attr, cookie).into_iter().chain(entries(page)) {
+    for item in dots(dir, &attr, cookie).await.into_iter().chain(entries(page)) {
         let name = ENTRY_BYTES + item.name.len().next_multiple_of(4);
         reply += name + if nodes { PLUS_BYTES + FH_MAX_BYTES } else { 0 };
         names += name;
@@ -130,9 +130,13 @@ async fn list(
 }
 
 /// `.` and `..`, as far as the cookie has not passed them.
-fn dots(dir: &At, attr: &Attr, cookie: u64) -> Vec<Item> {
+async fn dots(dir: &At, attr: &Attr, cookie: u64) -> Vec<Item> {
+    if cookie > DOT {
+        return Vec::new();
+    }
+    let above = dir.above().await.ok().flatten().map_or(attr.fileid, |node| node.attrs.attr.fileid);
     let item = |name: &[u8], cookie| Item {
-        fileid: attr.fileid,
+        fileid: if cookie == DOT { attr.fileid } else { above },
         name: Name3::copy(name),
         cookie,
         node: (cookie == DOT).then(|| Node {
@@ -146,8 +150,7 @@ fn dots(dir: &At, attr: &Attr, cookie: u64) -> Vec<Item> {
     };
     match cookie {
         0 => vec![item(b".", DOT), item(b"..", DOTDOT)],
-        DOT => vec![item(b"..", DOTDOT)],
-        _ => Vec::new(),
+        _ => vec![item(b"..", DOTDOT)],
     }
 }
 

@@ -40,16 +40,16 @@ pub(super) async fn lookup(r: &Request, a: &LookupArgs) -> LookupRes {
 }
 
 async fn look(r: &Request, dir: &At, wanted: &Name3) -> Result<LookupOk, (Nfsstat3, PostOpAttr)> {
-    // The root of an export is its own parent; of other directories the parent is unknown.
-    let itself = &wanted[..] == b"." || (&wanted[..] == b".." && dir.export.is_root(&dir.fh));
-    if itself {
+    if matches!(&wanted[..], b"." | b"..") {
         let attr = dir.attr().await.map_err(|status| (status, None))?;
-        let object = dir.handle(&dir.fh).ok_or((Nfsstat3::SERVERFAULT, None))?;
-        let wire = Some(dir.wire(&attr));
-        return Ok(LookupOk { object, obj_attributes: wire, dir_attributes: wire });
-    }
-    if &wanted[..] == b".." {
-        return Err((Nfsstat3::NOTSUPP, dir.after().await));
+        let base = Some(dir.wire(&attr));
+        let above = if &wanted[..] == b".." { dir.above().await } else { Ok(None) };
+        let (fh, attr) = match above.map_err(|status| (status, base))? {
+            Some(node) => (node.fh, node.attrs.attr),
+            None => (dir.fh.clone(), attr),
+        };
+        let object = dir.handle(&fh).ok_or((Nfsstat3::SERVERFAULT, base))?;
+        return Ok(LookupOk { object, obj_attributes: Some(dir.wire(&attr)), dir_attributes: base });
     }
     let wanted = name(wanted).map_err(|status| (status, None))?;
     let at = Where::name(&dir.fh, &wanted);

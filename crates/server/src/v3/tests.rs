@@ -131,3 +131,37 @@ async fn directories_change_visibly() {
         wire.call(&CommitArgs { file: write.file, offset: 0, count: 0 }).await.into_result().unwrap();
     assert_eq!((wrote.count, wrote.committed, wrote.verf), (3, StableHow::UNSTABLE, commit.verf));
 }
+
+/// `..` in a listing has the number of the directory that LOOKUP of `..` finds; the root of an export is its own parent.
+#[tokio::test]
+async fn dot_dot_is_the_directory_above() {
+    let lab = Lab::new(&model(), "/", 2, None);
+    let mut wire = lab.connect();
+    let mut dirs = vec![wire.root3("/").await];
+    for _ in 0..3 {
+        let args = MkdirArgs { r#where: at(&dirs[dirs.len() - 1], "d"), attributes: Sattr3::default() };
+        dirs.push(wire.call(&args).await.into_result().unwrap().obj.unwrap());
+    }
+    for (i, dir) in dirs.iter().enumerate() {
+        let above = &dirs[i.saturating_sub(1)];
+        let found = wire.call(&LookupArgs { what: at(dir, "..") }).await.into_result().unwrap();
+        assert_eq!(found.object, *above);
+        let itself = wire.call(&LookupArgs { what: at(dir, ".") }).await.into_result().unwrap();
+        assert_eq!(itself.object, *dir);
+        let number = wire.call(&GetattrArgs { object: above.clone() }).await.into_result().unwrap().fileid;
+        assert_eq!(found.obj_attributes.unwrap().fileid, number);
+        for cookie in [0, 1] {
+            let args = ReaddirArgs { dir: dir.clone(), cookie, cookieverf: [0; 8], count: 4096 };
+            let entries = wire.call(&args).await.into_result().unwrap().entries.0;
+            let dots = entries.iter().find(|e| &e.name[..] == b"..").unwrap();
+            assert_eq!((dots.fileid, dots.cookie), (number, 2));
+            let (dircount, maxcount) = (4096, 8192);
+            let args = ReaddirplusArgs { dir: dir.clone(), cookie, cookieverf: [0; 8], dircount, maxcount };
+            let entries = wire.call(&args).await.into_result().unwrap().entries.0;
+            assert_eq!(entries.iter().find(|e| &e.name[..] == b"..").unwrap().fileid, number);
+        }
+    }
+    let file = wire.call(&create(&dirs[0], "f", Createhow3::Guarded(Sattr3::default()))).await;
+    let file = file.into_result().unwrap().obj.unwrap();
+    assert_eq!(wire.call(&LookupArgs { what: at(&file, "..") }).await.status(), Nfsstat3::NOTDIR);
+}

@@ -209,7 +209,7 @@ impl<'a> Exec<'a> {
             Op::Restorefh => OpRes::Restorefh(self.restorefh()),
             Op::Putrootfh => OpRes::Putrootfh(self.putrootfh().await),
             Op::Putpubfh => OpRes::Putpubfh(self.putrootfh().await),
-            Op::Lookupp => OpRes::Lookupp(self.lookupp()),
+            Op::Lookupp => OpRes::Lookupp(self.lookupp().await),
             Op::Verify(a) => OpRes::Verify(self.verify(a, true).await),
             Op::Nverify(a) => OpRes::Nverify(self.verify(a, false).await),
             Op::Secinfo(name) => OpRes::Secinfo(self.secinfo(name).await),
@@ -431,19 +431,27 @@ impl<'a> Exec<'a> {
         Ok(())
     }
 
-    fn lookupp(&mut self) -> Result<(), Nfsstat4> {
-        let at = match self.here()? {
-            Here::Above(0) => return Err(Nfsstat4::NOENT),
-            Here::Above(at) => *at,
-            Here::Object(o) if o.export.is_root(&o.fh) => match self.r.table.place_of(&o.export) {
-                0 => return Err(Nfsstat4::NOENT),
-                at => at,
+    async fn lookupp(&mut self) -> Result<(), Nfsstat4> {
+        let here = match self.here()?.clone() {
+            Here::Above(at) => self.above(at).await?,
+            Here::Object(o) if o.export.is_root(&o.fh) => self.above(self.r.table.place_of(&o.export)).await?,
+            Here::Object(o) => match o.export.vfs.parent(&o.cx, &o.fh).await {
+                Ok(node) => Here::Object(o.with(node)),
+                // The root, which this server has not been asked for yet.
+                Err(e) if e.errno == libc::ENOENT => self.above(self.r.table.place_of(&o.export)).await?,
+                Err(e) => return Err(stat4(&e)),
             },
-            // The interface below has no way up: names are looked up from where they were found.
-            Here::Object(_) => return Err(Nfsstat4::NOTSUPP),
         };
-        self.go(Here::Above(self.r.table.place(at).parent));
+        self.go(here);
         Ok(())
+    }
+
+    /// The directory above a place; the root of all has none (RFC 8881 section 18.14.3).
+    async fn above(&self, at: usize) -> Result<Here, Nfsstat4> {
+        match at {
+            0 => Err(Nfsstat4::NOENT),
+            at => self.at_place(self.r.table.place(at).parent).await,
+        }
     }
 
     /// Attributes of the current object as the machine has them.

@@ -2,6 +2,7 @@
 
 mod delegations;
 mod paced;
+mod parents;
 mod replays;
 mod rules;
 mod side_by_side;

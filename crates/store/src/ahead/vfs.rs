@@ -137,6 +137,13 @@ impl Vfs for Ahead {
         self.walk_over(cx, at, want).await
     }
 
+    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+        let real = self.at_server(cx, dir).await?;
+        let mut node = self.below.parent(cx, &real).await?;
+        self.table().show_node(&mut node);
+        Ok(node)
+    }
+
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
         if let Some(attrs) = self.attrs_here(file.fh) {
             return Ok(attrs);

@@ -251,6 +251,10 @@ impl Vfs for Dirty {
         Ok(trail)
     }
 
+    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+        self.below.parent(cx, dir).await
+    }
+
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<hither_vfs::Attrs> {
         let flushed = match self.known(file.fh).filter(|_| !cx.times_unseen) {
             Some(delayed) => self.flush_for_times(cx, &delayed).await,

@@ -317,6 +317,10 @@ impl Vfs for Disk {
         self.walk_on(cx, at, want).await
     }
 
+    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+        self.below.parent(cx, dir).await
+    }
+
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
         let below = self.down_if_any(file)?;
         let ticket = self.ticket();

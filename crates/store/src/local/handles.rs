@@ -90,12 +90,27 @@ impl Inner {
         self.numbered(table, identity, dir, name)
     }
 
+    /// The filehandle of a directory that was found above another one.
+    pub(super) fn handle_of_holder(&self, fd: BorrowedFd<'_>) -> Result<Fh> {
+        let handle = match &self.table {
+            None => sys::name_to_handle(fd, c"")?.0,
+            Some(table) => {
+                let identity = Identity::of(&stat(fd)?).ok_or_else(stale)?;
+                handle_of_number(table.number(identity, None, |number| self.held_identity(number))?)?
+            }
+        };
+        self.sealer.seal(&handle).ok_or_else(|| Error::new(libc::EOVERFLOW))
+    }
+
     fn numbered(&self, table: &Table, identity: Identity, dir: &Object, name: &CStr) -> Result<KernelHandle> {
-        let number = table.number(identity, Some((self.number(&dir.fh)?, name.to_bytes())), |number| {
-            let fh = self.sealer.seal(&handle_of_number(number).ok()?)?;
-            Identity::of(&self.objects.find(&fh)?.stat().ok()?)
-        })?;
-        handle_of_number(number)
+        let met = Some((self.number(&dir.fh)?, name.to_bytes()));
+        handle_of_number(table.number(identity, met, |number| self.held_identity(number))?)
+    }
+
+    /// What the object of a number is at present, if it is held.
+    fn held_identity(&self, number: u64) -> Option<Identity> {
+        let fh = self.sealer.seal(&handle_of_number(number).ok()?)?;
+        Identity::of(&self.objects.find(&fh)?.stat().ok()?)
     }
 
     fn number(&self, fh: &Fh) -> Result<u64> {

@@ -234,7 +234,7 @@ impl Inner {
         if want != Want::default() || at.path.is_empty() {
             return None;
         }
-        let mut here = self.objects.find(at.base)?;
+        let mut here = self.find_in_place(at.base)?;
         here.known.lock().as_ref()?;
         let before = self.attrs(&here).ok()?;
         let mut change = before.attr.change;
@@ -262,7 +262,7 @@ impl Inner {
         if cookie != 0 {
             return None;
         }
-        let dir = self.objects.find(dir).filter(|dir| dir.kind == FileKind::Directory)?;
+        let dir = self.find_in_place(dir).filter(|dir| dir.kind == FileKind::Directory)?;
         let known = dir.known_at(self.attrs(&dir).ok()?.attr.change)?;
         let listing = known.listing().filter(|listing| listing.len() <= ENTRIES_AT_ONCE)?;
         if !known.may(&cx.cred, SEARCH | READ) || !super::list::fits(listing, max_bytes) {

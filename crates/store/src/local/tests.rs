@@ -3,7 +3,7 @@
 use super::*;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Create, Cred, Data, File, FileRange, LockKind, LockOwner, LockWait, Name, OpenHow, Opened,
+    Access, Create, Cred, Data, File, FileRange, LockKind, LockOwner, LockWait, Made, Name, OpenHow, Opened,
     RenameFlags, Seek, SetAttr, SetTime, Special, Stability, Stop, Time, Vfs, Want, Where, XattrMode,
 };
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
@@ -20,6 +20,7 @@ mod known;
 mod new;
 mod overlay;
 mod piped;
+mod place;
 mod posix;
 mod power;
 mod watch;

@@ -72,9 +72,15 @@ impl Vfs for Local {
         .await
     }
 
+    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+        wanted(cx)?;
+        let dir = dir.clone();
+        self.run(cx, move |inner, worker| inner.parent_of(worker, &dir)).await
+    }
+
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
         // Of an object that is held this needs no disk, and everybody may.
-        if let Some(object) = self.inner.objects.find(file.fh) {
+        if let Some(object) = self.inner.find_in_place(file.fh) {
             return self.inner.attrs(&object);
         }
         wanted(cx)?;

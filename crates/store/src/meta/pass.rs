@@ -329,6 +329,13 @@ impl Vfs for Meta {
         Ok(trail)
     }
 
+    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+        let ticket = self.ticket();
+        let node = self.below.parent(cx, dir).await.map_err(|e| self.failed(dir, e))?;
+        self.learn_attrs(&node.fh, &node.attrs, &ticket);
+        Ok(node)
+    }
+
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
         let below = File { fh: file.fh, open: self.real_if_any(file)? };
         self.attrs(cx, file, below).await

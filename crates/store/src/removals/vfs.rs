@@ -81,6 +81,12 @@ impl Vfs for Removals {
         }
     }
 
+    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+        let mut node = self.below.parent(cx, dir).await?;
+        self.table().show(&node.fh, &mut node.attrs);
+        Ok(node)
+    }
+
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
         Ok(self.shown(file.fh, self.below.getattr(cx, file).await?))
     }

@@ -202,6 +202,10 @@ impl Vfs for Branch {
         Ok(self.trail(self.below().walk(cx, at, want).await?, asked))
     }
 
+    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+        Ok(self.node(self.below().parent(cx, dir).await?))
+    }
+
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
         Ok(self.attrs(self.below().getattr(cx, file).await?))
     }

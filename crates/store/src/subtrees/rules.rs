@@ -103,6 +103,23 @@ impl Rules {
         Self::plain_of(self.stack(place)).unwrap_or(place)
     }
 
+    /// Paths of the directories with rules below them that may hold a directory at `place`.
+    pub(super) fn holders(&self, place: Place) -> Vec<Vec<Name>> {
+        let (mut found, mut open) = (Vec::new(), vec![(Place::ROOT, Vec::new())]);
+        while let Some((above, path)) = open.pop() {
+            let names = &self.known(above).names;
+            for (name, child) in names {
+                if !self.known(*child).names.is_empty() {
+                    open.push((*child, [path.clone(), vec![name.clone()]].concat()));
+                }
+            }
+            if self.plain(above) == place || names.values().any(|child| *child == place) {
+                found.push(path);
+            }
+        }
+        found
+    }
+
     /// All places of a stack.
     pub(super) fn places(&self, stack: usize) -> impl Iterator<Item = Place> {
         let all = (0..=u8::MAX).zip(&self.places);

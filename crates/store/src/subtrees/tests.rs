@@ -314,3 +314,39 @@ async fn no_promise_is_weaker_than_its_own() {
         }
     }
 }
+
+/// The parent of a directory is the one that a walk leads to, with the place that the walk gives it, at every border.
+#[tokio::test(start_paused = true)]
+async fn parent_has_the_place_of_a_walk() {
+    let lab = Lab::new().await;
+    for dir in
+        ["frozen/in", "strict/in", "deep/er/strict/in", "deep/er/strict/not/in", "deep/er/in", "plain/in"]
+    {
+        lab.mkdir(dir).await;
+    }
+    let all = [
+        "frozen",
+        "frozen/in",
+        "strict",
+        "strict/in",
+        "plain",
+        "plain/in",
+        "deep",
+        "deep/er",
+        "deep/er/in",
+        "deep/er/strict",
+        "deep/er/strict/in",
+        "deep/er/strict/not",
+        "deep/er/strict/not/in",
+    ];
+    for path in all {
+        let above = path.rsplit_once('/').map(|(above, _)| above);
+        let wanted = match above {
+            Some(above) => lab.here(above).await.unwrap().fh,
+            None => lab.root.clone(),
+        };
+        let dir = lab.here(path).await.unwrap().fh;
+        assert_eq!(lab.all.parent(&cx(), &dir).await.unwrap().fh, wanted, "{path}");
+    }
+    assert_eq!(lab.all.parent(&cx(), &lab.root).await.map_err(|e| e.errno).unwrap_err(), libc::ENOENT);
+}

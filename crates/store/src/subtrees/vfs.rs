@@ -242,6 +242,24 @@ impl Vfs for Subtrees {
         }
     }
 
+    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+        let at = self.at(dir)?;
+        let node = at.stack.vfs.parent(cx, &at.fh).await?;
+        for path in self.rules.holders(at.place) {
+            let Ok(fh) = resolve(self, cx, &path).await else { continue };
+            let holder = self.at(&fh)?;
+            if holder.fh != node.fh {
+                continue;
+            }
+            let attrs = match self.same_stack(at.place, holder.place) {
+                true => node.attrs,
+                false => holder.stack.vfs.getattr(cx, File { fh: &holder.fh, open: None }).await?,
+            };
+            return Ok(Node { fh, attrs });
+        }
+        Ok(Node { fh: tagged(self.rules.plain(at.place), &node.fh), ..node })
+    }
+
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
         let at = self.at(file.fh)?;
         at.stack.vfs.getattr(cx, at.file(file)).await

@@ -198,6 +198,7 @@ impl Server {
 /// The path of a name in the directory with this handle.
 fn path(what: &Diropargs3) -> Bytes {
     match &what.dir[..] {
+        dir if &what.name[..] == b".." => Bytes::copy_from_slice(parent(dir)),
         ROOT => what.name.0.clone(),
         dir => [dir, b"/", &what.name].concat().into(),
     }

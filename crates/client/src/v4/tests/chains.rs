@@ -505,3 +505,15 @@ async fn leases_end_with_the_clients_lease() {
     assert!(told.all.load(Ordering::Relaxed) > 1);
     t.check();
 }
+
+/// The parent is one compound with LOOKUPP; above the root nothing is asked.
+#[tokio::test(start_paused = true)]
+async fn parent_is_one_compound() {
+    let t = tree(|_| {}, &["a"], &[]).await;
+    let node = t.v4.parent(&cx(), &fh("a")).await.unwrap();
+    assert_eq!((node.fh, node.attrs.attr.kind), (t.root.clone(), FileKind::Directory));
+    // PUTFH LOOKUPP GETFH GETATTR.
+    assert_eq!(t.sent(), [4]);
+    assert_eq!(t.v4.parent(&cx(), &t.root).await.map_err(|e| e.errno).unwrap_err(), libc::ENOENT);
+    assert!(t.sent().is_empty());
+}

@@ -408,6 +408,11 @@ impl State {
             Op::Getfh => OpRes::Getfh(cur.fh.clone().ok_or(Nfsstat4::NOFILEHANDLE)),
             Op::Getattr(mask) => OpRes::Getattr(self.attrs(cur, *mask)),
             Op::Lookup(name) => OpRes::Lookup(self.lookup(name, cur)),
+            Op::Lookupp => {
+                // All directories are in the root.
+                cur.fh = Some(Fh::copy(ROOT));
+                OpRes::Lookupp(Ok(()))
+            }
             op => self.file_op(op, cur),
         }
     }

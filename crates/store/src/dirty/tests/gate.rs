@@ -360,6 +360,7 @@ pass_on! {
     fn walk(at: Where<'_>, want: Want) -> Trail;
     fn setattr(file: File<'_>, set: &SetAttr) -> Attrs;
     fn access(fh: &Fh, want: Access) -> Access;
+    fn parent(dir: &Fh) -> Node;
     fn readlink(fh: &Fh) -> Bytes;
     fn open(at: Where<'_>, how: &OpenHow) -> Opened;
     fn close(fh: &Fh, open: OpenId) -> ();

@@ -147,6 +147,7 @@ straight! {
     fn list_many(dirs: &[Fh], max: u32) -> Vec<Result<(Attrs, DirPage)>>;
     fn setattr(file: hither_vfs::File<'_>, set: &SetAttr) -> Result<Attrs>;
     fn access(fh: &Fh, want: Access) -> Result<Access>;
+    fn parent(dir: &Fh) -> Result<Node>;
     fn readlink(fh: &Fh) -> Result<Bytes>;
     fn open(at: Where<'_>, how: &OpenHow) -> Result<Opened>;
     fn close(fh: &Fh, open: OpenId) -> Result<()>;

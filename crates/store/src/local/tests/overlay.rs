@@ -193,3 +193,17 @@ async fn a_table_is_used_by_one_server_and_not_with_a_journal() {
     let refused = Local::open(&o.merged.0, options, env()).unwrap_err();
     assert!(refused.to_string().contains("no handles"), "{refused}");
 }
+
+#[tokio::test]
+async fn parent_by_a_table() {
+    let o = Overlay::new(|lower| std::fs::create_dir_all(lower.join("d/deep")).unwrap());
+    let cx = root();
+    let (d, deep) = {
+        let l = o.serve().await;
+        (fh_of(&l, "d").await, fh_of(&l, "d/deep").await)
+    };
+    let l = o.serve().await;
+    assert_eq!(l.parent(&cx, &deep).await.unwrap().fh, d);
+    assert_eq!(l.parent(&cx, &d).await.unwrap().fh, top(&l).await);
+    assert_eq!(errno(l.parent(&cx, &top(&l).await).await), libc::ENOENT);
+}

@@ -255,6 +255,8 @@ pass_on! {
     fn setattr(file: File<'_>, set: &SetAttr) -> Result<Attrs>,
         |w, out, at| if let Ok(a) = out { stamp(w, a, at) };
     fn access(fh: &Fh, want: Access) -> Result<Access>;
+    fn parent(dir: &Fh) -> Result<Node>,
+        |w, out, at| if let Ok(n) = out { stamp(w, &mut n.attrs, at) };
     fn readlink(fh: &Fh) -> Result<Bytes>;
     fn open(at: Where<'_>, how: &OpenHow) -> Result<Opened>, |w, out, at| if let Ok(o) = out {
         w.opened(at);
