@@ -9,6 +9,7 @@ mod tests;
 
 use crate::report::{Connection, Counters, Latency, Operation, Report};
 use hither_server::DelegationCounts;
+use hither_store::local::JournalStats;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -82,7 +83,7 @@ pub fn render(report: &Report) -> String {
 }
 
 /// The text of a server, and what `hither serve --metrics` serves.
-pub fn render_server(counts: DelegationCounts) -> String {
+pub fn render_server(counts: DelegationCounts, journal: Option<JournalStats>) -> String {
     let mut page = Page::default();
     page.one("hither_server_info", "gauge", "The server; always 1.", VERSION_LABEL, 1.0);
     let name = "hither_server_delegations";
@@ -95,6 +96,9 @@ pub fn render_server(counts: DelegationCounts) -> String {
     page.family(name, "counter", "Calls to clients about what is delegated to them.");
     for (call, n) in [("recall", counts.recalls), ("getattr", counts.getattrs)] {
         page.sample(name, &format!("call=\"{call}\""), n as f64);
+    }
+    if let Some(stats) = journal {
+        page.journal(&stats);
     }
     page.0
 }
@@ -146,6 +150,28 @@ const CONNECTIONS: &[OfConnection] = &[
 struct Page(String);
 
 impl Page {
+    fn journal(&mut self, stats: &JournalStats) {
+        let name = "hither_server_journal_bytes";
+        self.family(name, "gauge", "Bytes of records in the journal, and room for them.");
+        for (kind, n) in [("used", stats.used_bytes), ("room", stats.room_bytes)] {
+            self.sample(name, &format!("kind=\"{kind}\""), n as f64);
+        }
+        let flags = [
+            ("hither_server_disk_failing", "1 while the disk below the journal fails.", stats.disk_fails),
+            ("hither_server_journal_failed", "1 when the journal is out of use.", stats.has_failed),
+        ];
+        for (name, help, is_set) in flags {
+            self.one(name, "gauge", help, VERSION_LABEL, f64::from(u8::from(is_set)));
+        }
+        let sums = [
+            ("hither_server_journal_reads_total", "Reads answered from the journal.", stats.reads),
+            ("hither_server_journal_rewritten_bytes_total", "Bytes written again.", stats.rewritten_bytes),
+        ];
+        for (name, help, n) in sums {
+            self.one(name, "counter", help, VERSION_LABEL, n as f64);
+        }
+    }
+
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }

@@ -80,7 +80,11 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
     let acceptor = Arc::new(Acceptor::new(server.clone(), limits));
     tokio::spawn(server.clone().tend());
     let counted = server.clone();
-    let page = move || metrics::render_server(counted.delegations());
+    let journaled = served.journaled();
+    let page = move || {
+        let journal = journaled.as_ref().and_then(|local| local.journal_stats());
+        metrics::render_server(counted.delegations(), journal)
+    };
     let metrics = metrics.map(|bound| bound.serve(Arc::new(page)));
     for listener in listeners {
         let acceptor = acceptor.clone();

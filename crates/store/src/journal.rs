@@ -14,4 +14,4 @@ mod log;
 mod tests;
 
 pub use device::{Device, RealDevice};
-pub use log::{Found, Log, OpenError, Owner, SIZE_MIN_BYTES, Settle, Then};
+pub use log::{Found, Log, OpenError, Owner, Position, SIZE_MIN_BYTES, Settle, Then};

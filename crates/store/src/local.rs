@@ -67,7 +67,7 @@ const TIDY_EACH: usize = 64;
 const LANE_THREADS: usize = 4;
 
 pub use descriptors::Descriptors;
-pub use journaled::{JournalOptions, give_up_journal};
+pub use journaled::{JournalOptions, JournalStats, give_up_journal};
 
 /// How to serve a directory.
 #[derive(Debug, Clone)]
@@ -200,6 +200,9 @@ impl Local {
         let at = |e: Error| Error::because(e.errno, format!("cannot serve {}", dir.display()));
         let inner =
             Arc::new(Inner::open(dir, options, env).map_err(|e| if e.why.is_some() { e } else { at(e) })?);
+        if let Some(journal) = &inner.journal {
+            journal.serve(&inner);
+        }
         tidy_now_and_then(Arc::downgrade(&inner));
         Ok(Self { inner })
     }
@@ -213,6 +216,11 @@ impl Local {
     /// Calls with a name ([`Cx::call`]) of late that were made and are durable, as the journal tells, oldest first.
     pub fn answered(&self) -> Vec<Answered> {
         self.inner.journal.as_ref().map(Journaled::answered).unwrap_or_default()
+    }
+
+    /// How the journal does, if there is one.
+    pub fn journal_stats(&self) -> Option<JournalStats> {
+        self.inner.journal.as_ref().map(Journaled::stats)
     }
 
     /// Number of opens that were not closed.

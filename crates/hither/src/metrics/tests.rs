@@ -58,7 +58,7 @@ fn the_names_are_those_of_the_documentation() {
     let text = include_str!("../../../../docs/METRICS.md");
     let mut bare = report(vec![op("READ", 4)]);
     bare.layers.clear();
-    let pages = [render(&bare), render_server(hither_server::DelegationCounts::default())];
+    let pages = [render(&bare), render_server(Default::default(), Some(Default::default()))];
     let rendered: BTreeSet<String> = pages.iter().flat_map(|page| families(page).into_keys()).collect();
     let documented: BTreeSet<String> = text
         .lines()

@@ -32,6 +32,8 @@ struct Files {
     extra: Option<Arc<dyn Extra>>,
     epoch: Option<Arc<Epoch>>,
     others: Others,
+    /// The directory, when there is one.
+    local: Option<Arc<Local>>,
 }
 
 /// All that is served.
@@ -91,7 +93,7 @@ impl Served {
             lines.push(format!("{} {}", dir.display(), describe(entry)));
             let aliases = if path == "/" { vec![dir.display().to_string()] } else { vec![path.clone()] };
             let path = name_of(entry);
-            let Files { vfs, extra, epoch, others } = files;
+            let Files { vfs, extra, epoch, others, .. } = files;
             specs.push(ExportSpec { path, aliases, vfs, extra, admit, epoch, others });
         }
         let mounted = match specs.as_slice() {
@@ -187,7 +189,7 @@ impl Served {
         if self.args.memory {
             let vfs = Arc::new(Model::new(stack::env(), Duration::ZERO, MEMORY_MAX_BYTES));
             let extra: Option<Arc<dyn Extra>> = Some(vfs.clone());
-            return Ok((Files { vfs, extra, epoch: None, others: Others::Nobody }, Vec::new()));
+            return Ok((Files { vfs, extra, epoch: None, others: Others::Nobody, local: None }, Vec::new()));
         }
         if let Some(state_dir) = self.state_dir.as_ref().filter(|_| self.args.journal_discard)
             && self.journal().is_none()
@@ -211,12 +213,19 @@ impl Served {
         Ok((
             Files {
                 vfs: local.clone(),
-                extra: Some(local),
+                extra: Some(local.clone()),
                 epoch: Some(Arc::new(move || epoch.write_epoch())),
                 others,
+                local: Some(local),
             },
             calls,
         ))
+    }
+
+    /// The directory with a journal.
+    pub fn journaled(&self) -> Option<Arc<Local>> {
+        let mut locals = self.open.values().filter_map(|files| files.local.clone());
+        locals.find(|local| local.journal_stats().is_some())
     }
 
     /// Makes stable what is not.

@@ -7,14 +7,17 @@
 //!
 //! Room is given back by checkpoints: what was appended before is made stable where it belongs (`settle`), then a header with the new
 //! tail is written, then the room is used again. When there is no room, appending waits. A checkpoint that fails keeps everything: an
-//! error of the disk is told once and the next question may be answered well although data is lost, so that only reading the journal
-//! again, at the next start, helps.
+//! error of the disk is told once and the next question may be answered well although data is lost. The checkpoint is tried again,
+//! and the layer above then writes again what the journal holds ([`Log::scan`]).
 //!
 //! When the journal's own device fails, nothing that waits is acknowledged before a checkpoint says that it is
 //! stable where it belongs; from then on [`Log::failed`] tells the layer above to do without.
 
+mod scan;
+
 use super::device::Device;
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use scan::each_record;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -45,6 +48,8 @@ const GATHER_MAX: Duration = Duration::from_millis(1);
 /// A checkpoint is begun at least so often while there is something to settle: before the kernel writes what is 30 seconds old back by itself, all
 /// at once.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(20);
+/// A checkpoint that failed is tried again after this time.
+const RETRY_EVERY: Duration = Duration::from_secs(5);
 
 /// Whose journal it is: another's is not touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +73,7 @@ struct Head {
 
 /// A place in the journal: the batch there, and the first record in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Position {
+pub struct Position {
     batch: u64,
     offset: u64,
     seq: u64,
@@ -132,8 +137,9 @@ impl Found {
         Ok(Self { device, head })
     }
 
-    /// Hands all records since the last checkpoint to `each`, in order. Returns where the journal ends.
-    fn read_all(&self, mut each: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<Position> {
+    /// Hands all records since the last checkpoint to `each`, in order, with number and place on the device. Returns where the
+    /// journal ends.
+    fn read_all(&self, mut each: impl FnMut(u64, u64, &[u8]) -> io::Result<()>) -> io::Result<Position> {
         let mut here = self.head.tail;
         loop {
             let batch = match self.batch_at(here)? {
@@ -149,18 +155,10 @@ impl Found {
                 }
                 None => return Ok(here),
             };
-            let mut rest = &batch.payload[..];
-            let mut seq = batch.first_seq;
-            while let Some((len, tail)) = rest.split_first_chunk::<4>() {
-                let len = u32::from_le_bytes(*len) as usize;
-                let damaged = || io::Error::new(ErrorKind::InvalidData, "a record is longer than its batch");
-                let (record, tail) = tail.split_at_checked(len).ok_or_else(damaged)?;
-                if seq >= self.head.tail.seq {
-                    each(seq, record)?;
-                }
-                seq += 1;
-                rest = tail;
-            }
+            let payload_at = here.offset + BATCH_HEAD_BYTES as u64;
+            let seq = each_record(&batch.payload, batch.first_seq, |seq, at, record| {
+                if seq < self.head.tail.seq { Ok(()) } else { each(seq, payload_at + at, record) }
+            })?;
             here = Position { batch: here.batch + 1, offset: here.offset + batch.room, seq };
             if here.offset >= self.head.size {
                 here.offset = RING_AT;
@@ -169,8 +167,8 @@ impl Found {
     }
 
     /// Hands all records since the last checkpoint to `each`, in order, and changes nothing.
-    pub fn read(&self, each: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
-        self.read_all(each).map(drop)
+    pub fn read(&self, mut each: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
+        self.read_all(|seq, _, record| each(seq, record)).map(drop)
     }
 
     /// A number of this journal that no other has had, since it was made empty.
@@ -215,10 +213,10 @@ impl Found {
     /// Reads all records, has what they say made stable by `settle`, and starts an empty journal that goes on counting.
     pub fn start(
         mut self,
-        each: impl FnMut(u64, &[u8]) -> io::Result<()>,
+        mut each: impl FnMut(u64, &[u8]) -> io::Result<()>,
         settle: Arc<Settle>,
     ) -> io::Result<Log> {
-        let end = self.read_all(each)?;
+        let end = self.read_all(|seq, _, record| each(seq, record))?;
         if end != self.head.tail {
             settle(end.seq - 1)?;
             self.head.tail = end;
@@ -277,6 +275,7 @@ impl Head {
 }
 
 /// Makes everything that was applied so far stable where it belongs. Records up to the number it is given are never read again.
+/// A call after one that failed must not rely on the disk having what was applied before.
 pub type Settle = dyn Fn(u64) -> io::Result<()> + Send + Sync;
 
 /// Told once whether a record became durable; must not block.
@@ -332,8 +331,10 @@ struct State {
     used: u64,
     /// Somebody waits for a checkpoint.
     hurry: bool,
-    /// A checkpoint failed: nothing is given back any more.
+    /// A checkpoint failed, or [`Log::keep_all`] was called: nothing is given back until a checkpoint succeeds.
     stuck: bool,
+    /// Calls of [`Log::keep_all`].
+    kept_all: u64,
     closed: bool,
 }
 
@@ -356,6 +357,7 @@ impl Log {
             used: 0,
             hurry: false,
             stuck: false,
+            kept_all: 0,
             closed: false,
         };
         let shared = Arc::new(Shared {
@@ -571,14 +573,18 @@ impl Shared {
 
     /// Makes what is pending durable and says so to who waits. `false`: the journal failed.
     fn batch(&self, mut state: MutexGuard<'_, State>) -> bool {
+        let mut asked = false;
         let place = loop {
             // Anew each time: appending goes on while there is no room, and all that is pending then is this batch.
             let room = room_of((state.pending.len() - BATCH_HEAD_BYTES) as u64).unwrap_or(u64::MAX);
             match state.place(room) {
                 Some((offset, taken)) => break Some((offset, taken, room)),
                 // Only checkpoints make room, and there are none any more.
-                None if state.stuck || state.closed || self.failed.load(Ordering::SeqCst) => break None,
+                None if state.closed || self.failed.load(Ordering::SeqCst) => break None,
+                // The checkpoint that this waited for failed.
+                None if state.stuck && asked && !state.hurry => break None,
                 None => {
+                    asked = true;
                     state.hurry = true;
                     self.pressed.store(true, Ordering::SeqCst);
                     self.wanted.notify_one();
@@ -688,49 +694,58 @@ impl Shared {
     /// Makes checkpoints when they are wanted.
     fn check(&self) {
         loop {
-            {
+            let was_stuck = {
                 let mut state = self.state.lock();
                 if state.closed || self.failed.load(Ordering::SeqCst) {
                     return;
                 }
-                if !state.hurry && !state.is_half_full() {
+                let was_stuck = state.stuck;
+                let until = Instant::now() + RETRY_EVERY;
+                while state.stuck
+                    && !state.hurry
+                    && !state.closed
+                    && !self.wanted.wait_until(&mut state, until.into_std()).timed_out()
+                {}
+                if !was_stuck && !state.hurry && !state.is_half_full() {
                     self.wanted.wait_for(&mut state, CHECKPOINT_EVERY);
                 }
                 if state.closed {
                     return;
                 }
-                if state.used == 0 || state.stuck {
-                    if state.stuck {
-                        self.wanted.wait_for(&mut state, CHECKPOINT_EVERY);
-                    }
+                if state.used == 0 && !state.stuck {
                     continue;
                 }
-            }
-            if let Err(e) = self.checkpoint() {
-                tracing::error!("what the journal holds cannot be written where it belongs; it is kept: {e}");
+                was_stuck
+            };
+            match self.checkpoint() {
+                Err(e) if !was_stuck => {
+                    tracing::error!(
+                        "what the journal holds cannot be written where it belongs; it is kept: {e}"
+                    );
+                }
+                Err(e) => tracing::debug!("the checkpoint fails again: {e}"),
+                Ok(()) => {}
             }
         }
     }
 
     /// Settles all that was appended, and gives its room back.
     fn checkpoint(&self) -> io::Result<()> {
-        let settled = {
+        let (settled, kept_all) = {
             let state = self.state.lock();
-            if state.stuck {
-                return Err(io::Error::other("an earlier attempt failed"));
-            }
             // What has a number was applied.
-            state.next_seq - 1
+            (state.next_seq - 1, state.kept_all)
         };
         let done = (self.settle)(settled);
         let head = {
             let mut state = self.state.lock();
             state.hurry = false;
-            if done.is_err() {
+            if done.is_err() || state.kept_all != kept_all {
                 state.stuck = true;
                 self.room.notify_all();
-                return done;
+                return done.and_then(|()| Err(io::Error::other("the disk below failed meanwhile")));
             }
+            state.stuck = false;
             let tail = match state.live.iter().find(|(last, ..)| *last > settled) {
                 Some((_, _, at)) => *at,
                 None => state.end,

@@ -65,8 +65,8 @@ impl Inner {
     }
 
     pub(super) fn read(&self, worker: &mut Worker, file: &FileAt, at: u64, len: u32) -> Result<Read> {
-        let (_, fd) = self.io(worker, file, OpenAccess::READ)?;
-        self.read_fd(fd.as_fd(), at, len, false)
+        let (object, fd) = self.io(worker, file, OpenAccess::READ)?;
+        self.read_object((&object, fd.as_fd()), at, len, false)
     }
 
     /// The first bytes of a file with the attributes they belong to.
@@ -84,10 +84,10 @@ impl Inner {
     pub(super) fn read_now(&self, cred: &Cred, file: &FileAt, at: u64, len: u32) -> Option<Read> {
         let object = self.readable_now(cred, file)?;
         let fd = object.io_now(false)?;
-        self.read_fd(fd.as_fd(), at, len, true).ok()
+        self.read_object((&object, fd.as_fd()), at, len, true).ok()
     }
 
-    /// Reads up to `len` bytes; with `now`, `EAGAIN` when the disk is needed.
+    /// Reads up to `len` bytes, past the journal ([`Inner::read_object`]); with `now`, `EAGAIN` when the disk is needed.
     pub(super) fn read_fd(&self, fd: BorrowedFd<'_>, at: u64, len: u32, now: bool) -> Result<Read> {
         let len = len as usize;
         let size = size_of(fd)?;
@@ -139,9 +139,10 @@ impl Inner {
                 object.unsynced.store(true, Ordering::SeqCst);
             }
             let wrote = worker.caller(|| sys::write(fd.as_fd(), data, at, sync));
+            self.note_bare(&object);
             wrote.inspect_err(|e| {
                 if e.errno == libc::EIO {
-                    self.lost(e);
+                    self.disk_failed(e);
                 }
             })?
         };
@@ -172,7 +173,7 @@ impl Inner {
     }
 
     pub(super) fn seek(&self, worker: &mut Worker, file: &FileAt, at: u64, what: Seek) -> Result<u64> {
-        let (_, fd) = self.io(worker, file, OpenAccess::empty())?;
+        let (object, fd) = self.io(worker, file, OpenAccess::empty())?;
         if at > i64::MAX as u64 {
             return Err(Error::new(libc::ENXIO));
         }
@@ -181,7 +182,9 @@ impl Inner {
             Seek::Hole => SeekFrom::Hole(at),
         };
         // The descriptor's position is used for nothing else.
-        rustix::fs::seek(&*fd, pos).map_err(os)
+        let found = rustix::fs::seek(&*fd, pos).map_err(os);
+        self.need_sound(&object, fd.as_fd())?;
+        found
     }
 
     /// Reserves a range, or with `punch` makes a hole of it.
@@ -219,7 +222,7 @@ impl Inner {
         (to, to_at): (&FileAt, u64),
         len: u64,
     ) -> Result<u64> {
-        let (_, source) = self.io(worker, from, OpenAccess::READ)?;
+        let (source_object, source) = self.io(worker, from, OpenAccess::READ)?;
         let (object, target) = self.io(worker, to, OpenAccess::WRITE)?;
         let len = len.min(COPY_MAX_BYTES) as usize;
         let (mut from_at, mut to_at) = (from_at, to_at);
@@ -235,6 +238,7 @@ impl Inner {
                 e => os(e),
             })
         })?;
+        self.need_sound(&source_object, source.as_fd())?;
         Ok(copied as u64)
     }
 
@@ -248,7 +252,7 @@ impl Inner {
         (to, to_at): (&FileAt, u64),
         len: u64,
     ) -> Result<()> {
-        let (_, source) = self.io(worker, from, OpenAccess::READ)?;
+        let (source_object, source) = self.io(worker, from, OpenAccess::READ)?;
         let (object, target) = self.io(worker, to, OpenAccess::WRITE)?;
         {
             let _order = object.order.lock();
@@ -259,6 +263,7 @@ impl Inner {
             }
             worker.caller(|| sys::clone_range((source.as_fd(), from_at), (target.as_fd(), to_at), len))?;
         }
+        self.need_sound(&source_object, source.as_fd())?;
         self.sync(worker, &[&object])
     }
 

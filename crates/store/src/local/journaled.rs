@@ -17,7 +17,8 @@
 //! that needs it is acknowledged.
 //!
 //! An error of the disk below is told once, to whoever asks first. So once anybody was told of one, nothing that the journal holds
-//! is given back or declared void any more: the next start applies it again.
+//! is given back or declared void, and reads of it are answered from the journal, until it was written again without an error
+//! (`readback`) or the next start applies it.
 //!
 //! What is left: a local program that changes the same bytes or the length of a file within the seconds between a stable write and
 //! the next checkpoint finds the client's bytes there after a power cut or the server's violent end.
@@ -25,6 +26,7 @@
 mod answered;
 pub(super) mod fresh;
 pub(super) mod names;
+mod readback;
 mod replay;
 pub(super) mod stock;
 mod touched;
@@ -41,6 +43,7 @@ use handle::Sealer;
 use hither_vfs::{Answered, Data, Env, Error, Fh, OpenAccess, Result, Wrote};
 use names::{Change, Look, Names, Redo};
 use parking_lot::Mutex;
+use readback::Readback;
 use replay::Replay;
 use rustix::fd::{AsFd, BorrowedFd};
 use smallvec::SmallVec;
@@ -50,8 +53,8 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use stock::Stock;
 use touched::Touched;
 
@@ -101,6 +104,28 @@ pub(super) struct Journaled {
     owner: Owner,
     state_dir: Option<PathBuf>,
     mode: Mutex<Mode>,
+    /// Whether `mode` is `PassThrough`.
+    is_void: AtomicBool,
+    readback: Readback,
+    /// The directory, for checkpoints after a failure of the disk below.
+    inner: Arc<OnceLock<Weak<Inner>>>,
+}
+
+/// How a journal does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct JournalStats {
+    /// Bytes that records take.
+    pub used_bytes: u64,
+    /// Bytes that records may take.
+    pub room_bytes: u64,
+    /// Whether the disk below fails, so that the journal keeps all.
+    pub disk_fails: bool,
+    /// Whether the journal is out of use until the next start.
+    pub has_failed: bool,
+    /// Reads that were answered from the journal because the disk below failed.
+    pub reads: u64,
+    /// Bytes of records that were written again after a failure.
+    pub rewritten_bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,19 +203,24 @@ impl Journaled {
         }
         let touched = Arc::new(Touched::new(top, names.is_none())?);
         let calls = Arc::new(Calls::of(&found, state_dir.as_deref(), &Look { sealer, top }).map_err(fail)?);
+        let inner: Arc<OnceLock<Weak<Inner>>> = Arc::default();
         let settle = {
             let (touched, names, calls) = (touched.clone(), names.clone(), calls.clone());
+            let inner = inner.clone();
             move |upto| {
+                if touched.sound().is_err() {
+                    write_again(&inner)?;
+                }
                 let done = touched.settle(names.is_some());
                 let done = done.and_then(|()| names.as_ref().map_or(Ok(()), |names| names.settle()));
                 // Told here, it is not told to whoever makes everything stable when the journal fails.
-                done.inspect_err(|_| touched.disk_failed.store(true, Ordering::SeqCst))?;
+                done.inspect_err(|_| touched.note_failure())?;
                 touched.sound()?;
                 calls.keep(upto)
             }
         };
-        let log = found.start(|_, _| Ok(()), Arc::new(settle)).map_err(fail)?;
-        touched.hurry_when(log.pressed());
+        let log = Arc::new(found.start(|_, _| Ok(()), Arc::new(settle)).map_err(fail)?);
+        touched.begin(&log);
         // From here on no record is of anything that waits there.
         let stock = match (&names, ordered) {
             (Some(names), Some(dev)) => Stock::open(&places, dev, (top, sealer), names, &touched),
@@ -201,7 +231,6 @@ impl Journaled {
             keep(dir, IN_USE_FILE, path.as_os_str().as_bytes()).map_err(fail)?;
         }
         let settled = log.settled();
-        let log = Arc::new(log);
         Ok(Self {
             record_max: log.record_max() as u64,
             touched,
@@ -217,7 +246,27 @@ impl Journaled {
             owner,
             state_dir,
             mode: Mutex::new(Mode::Journal),
+            is_void: AtomicBool::new(false),
+            readback: Readback::default(),
+            inner,
         })
+    }
+
+    /// The directory is there: from now on records can be written again.
+    pub fn serve(&self, inner: &Arc<Inner>) {
+        let _ = self.inner.set(Arc::downgrade(inner));
+    }
+
+    pub fn stats(&self) -> JournalStats {
+        let (used_bytes, room_bytes) = self.log.used();
+        JournalStats {
+            used_bytes,
+            room_bytes,
+            disk_fails: self.touched.sound().is_err(),
+            has_failed: !self.is_on(),
+            reads: self.readback.reads.load(Ordering::Relaxed),
+            rewritten_bytes: self.readback.rewritten_bytes.load(Ordering::Relaxed),
+        }
     }
 
     /// Writes what is left and settles it: the next start may do without the journal.
@@ -256,6 +305,12 @@ impl Journaled {
     #[cfg(test)]
     pub fn stock(&self) -> Option<&Stock> {
         self.stock.as_ref()
+    }
+
+    /// As if the disk below failed whatever is tried again.
+    #[cfg(test)]
+    pub fn break_disk(&self) {
+        self.touched.is_broken.store(true, Ordering::SeqCst);
     }
 
     #[cfg(test)]
@@ -310,6 +365,7 @@ impl Journaled {
             Error::because(libc::EIO, format!("the journal fails, and {}: {e}", dir.display()))
         })?;
         *mode = Mode::PassThrough;
+        self.is_void.store(true, Ordering::SeqCst);
         tracing::warn!("the journal is out of use; stable writes are synced one by one");
         Ok(true)
     }
@@ -346,6 +402,11 @@ impl Inner {
             let _changing = object.changes.begin();
             worker.caller(|| sys::write(fd.as_fd(), data, at, false))
         };
+        let wrote = wrote.inspect_err(|e| {
+            if e.errno == libc::EIO {
+                self.disk_failed(e);
+            }
+        });
         let wrote = wrote.and_then(|bytes| Ok(Wrote { bytes, attrs: Some(self.attrs(&object)?) }));
         let (wrote, mtime) = match wrote {
             Ok(wrote) => {
@@ -398,7 +459,7 @@ impl Inner {
     /// After the journal failed under a change: makes it stable all the same.
     pub(super) fn stable_all_the_same(&self, worker: &mut Worker) -> Result<()> {
         let Some(journal) = &self.journal else { return Ok(()) };
-        let done = worker.root(|| match journal.abandon()? {
+        let done = worker.root(|| match self.abandon(journal)? {
             true => Ok(()),
             // It may have been made after everything was synced.
             false => journal.sync_all(),
@@ -408,7 +469,18 @@ impl Inner {
 
     fn without_journal(&self, worker: &mut Worker) -> Result<()> {
         let Some(journal) = &self.journal else { return Ok(()) };
-        worker.root(|| journal.abandon()).map(drop).inspect_err(|e| self.lost(e))
+        worker.root(|| self.abandon(journal)).map(drop).inspect_err(|e| self.lost(e))
+    }
+
+    /// See [`Journaled::abandon`]; after a failure of the disk below records are written again first.
+    fn abandon(&self, journal: &Journaled) -> Result<bool> {
+        if journal.touched.sound().is_err() && !journal.is_void.load(Ordering::SeqCst) {
+            self.write_again_soon(journal).map_err(|e| {
+                let why = format!("the disk below failed, and what the journal holds is kept: {e}");
+                Error::because(libc::EIO, why)
+            })?;
+        }
+        journal.abandon()
     }
 
     /// As [`Inner::without_journal`], when the journal has failed.
@@ -449,6 +521,15 @@ impl Inner {
             Some(upto) => self.sync_with(worker, object, Some(upto)),
             None => Ok(()),
         }
+    }
+}
+
+/// See [`Inner::write_again`].
+fn write_again(inner: &OnceLock<Weak<Inner>>) -> io::Result<()> {
+    let inner = inner.get().and_then(Weak::upgrade);
+    match inner.as_ref().and_then(|inner| Some((inner, inner.journal.as_ref()?))) {
+        Some((inner, journal)) => inner.write_again(journal),
+        None => Err(io::Error::from_raw_os_error(libc::EIO)),
     }
 }
 

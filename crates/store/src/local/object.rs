@@ -52,6 +52,10 @@ pub(super) struct Object {
     pub order: Mutex<()>,
     /// The last record in the journal with bytes of this file; 0: none.
     pub journaled: AtomicU64,
+    /// The last record when bytes without a record were last written.
+    pub bare: AtomicU64,
+    /// A descriptor that is told of failures to write its pages back, opened before records were made.
+    pub probe: Mutex<Option<Arc<OwnedFd>>>,
     /// Whether it is among those that the next checkpoint syncs.
     pub listed: AtomicBool,
     /// Whether somebody watches it alone: no descriptor is opened then.
@@ -391,6 +395,8 @@ impl Objects {
                 unsynced: AtomicBool::new(false),
                 order: Mutex::new(()),
                 journaled: AtomicU64::new(0),
+                bare: AtomicU64::new(0),
+                probe: Mutex::default(),
                 listed: AtomicBool::new(false),
                 alone: AtomicBool::new(false),
                 known: Mutex::default(),

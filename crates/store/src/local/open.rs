@@ -90,7 +90,7 @@ impl Inner {
         let node = self.node(object)?;
         let mut first = None;
         if how.first_bytes > 0 && how.access.contains(OpenAccess::READ) {
-            first = self.read_fd(fd.as_fd(), 0, how.first_bytes, false).ok();
+            first = self.read_object((object, fd.as_fd()), 0, how.first_bytes, false).ok();
             // They belong to the attributes: not when it changed meanwhile.
             if self.node(object)?.attrs.attr.change != node.attrs.attr.change {
                 first = None;
@@ -230,6 +230,6 @@ impl Inner {
         object.need_regular()?;
         worker.caller(|| object.access(4))?;
         let fd = worker.root(|| object.io(self.proc_fd.as_fd(), false))?;
-        self.read_fd(fd.as_fd(), 0, max_bytes, false)
+        self.read_object((object, fd.as_fd()), 0, max_bytes, false)
     }
 }

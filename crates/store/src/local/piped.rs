@@ -129,7 +129,7 @@ impl Inner {
                 Err(_) => return None,
             }
         }
-        if got == 0 {
+        if got == 0 || self.need_sound(&object, fd.as_fd()).is_err() {
             return None;
         }
         pages.len = got as usize;

@@ -13,6 +13,7 @@ use std::time::SystemTime;
 mod acls;
 mod clones;
 mod descriptors;
+mod failing;
 mod fresh;
 mod hostile;
 mod journaled;

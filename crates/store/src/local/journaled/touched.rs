@@ -4,13 +4,14 @@ use super::super::object::{Object, os, stat};
 use super::super::pool::Worker;
 use super::super::sys;
 use super::plain;
+use crate::journal::Log;
 use hither_vfs::Result;
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode as FileMode, OFlags};
 use rustix::process::{Resource, getrlimit};
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -36,15 +37,22 @@ pub(super) struct Touched {
     files: Mutex<Files>,
     listed_max: usize,
     /// An error of the disk below was told to somebody: what the journal holds may be nowhere else.
-    pub disk_failed: AtomicBool,
+    disk_failed: AtomicBool,
+    /// Errors that were told.
+    failures: AtomicU64,
+    /// The journal; nothing as long as there is none.
+    log: OnceLock<Weak<Log>>,
     /// Whether a checkpoint should be over soon; nothing as long as there is no journal.
     pressed: OnceLock<Arc<AtomicBool>>,
+    /// The disk fails whatever is tried again.
+    #[cfg(test)]
+    pub is_broken: AtomicBool,
 }
 
 #[derive(Default)]
 struct Files {
     /// Each with a descriptor for the checkpoint only, for the same reason.
-    listed: Vec<(Arc<Object>, OwnedFd)>,
+    listed: Vec<(Arc<Object>, Arc<OwnedFd>)>,
     /// Others, as far as they are known.
     others: Vec<Weak<Object>>,
     /// There are others; in the beginning, those that records were applied to, unless all was synced after that.
@@ -62,8 +70,18 @@ impl Touched {
         let descriptors =
             getrlimit(Resource::Nofile).current.map_or(LISTED_MAX, |n| (n / DESCRIPTORS_PART) as usize);
         let listed_max = descriptors.clamp(LISTED_MIN, LISTED_MAX);
-        let (disk_failed, pressed) = (AtomicBool::new(false), OnceLock::new());
-        Ok(Self { whole, proc_fd, files, listed_max, disk_failed, pressed })
+        Ok(Self {
+            whole,
+            proc_fd,
+            files,
+            listed_max,
+            disk_failed: AtomicBool::new(false),
+            failures: AtomicU64::new(0),
+            log: OnceLock::new(),
+            pressed: OnceLock::new(),
+            #[cfg(test)]
+            is_broken: AtomicBool::new(false),
+        })
     }
 
     /// To be called after bytes were written and before their record is made.
@@ -75,7 +93,11 @@ impl Touched {
         let fd = (!full).then(|| worker.root(|| object.reopen(self.proc_fd.as_fd(), OFlags::RDONLY)).ok());
         let mut files = self.files.lock();
         match fd.flatten() {
-            Some(fd) => files.listed.push((object.clone(), fd)),
+            Some(fd) => {
+                let fd = Arc::new(fd);
+                *object.probe.lock() = Some(fd.clone());
+                files.listed.push((object.clone(), fd));
+            }
             // Too many, or not to be opened by this process, or not now.
             None => {
                 files.more = true;
@@ -138,9 +160,10 @@ impl Touched {
         Ok(true)
     }
 
-    /// From now on checkpoints hurry when `pressed` says so; before, they always do.
-    pub fn hurry_when(&self, pressed: Arc<AtomicBool>) {
-        let _ = self.pressed.set(pressed);
+    /// From now on checkpoints hurry when `log` says so (before, they always do), and it keeps all when the disk fails.
+    pub fn begin(&self, log: &Arc<Log>) {
+        let _ = self.pressed.set(log.pressed());
+        let _ = self.log.set(Arc::downgrade(log));
     }
 
     /// Syncs them, and nothing else if they are not too many: what others write to the file system is not ours to wait for. `logged`: a
@@ -152,17 +175,23 @@ impl Touched {
             // Before the disk is asked: what is written from now on is for the next checkpoint.
             object.listed.store(false, Ordering::SeqCst);
         }
+        let listed = &files.listed;
         if logged && !files.more && !self.keeps_times_back() {
-            return self.hand_over(&files.listed);
+            self.hand_over(listed)?;
+        } else {
+            self.write_back(&files)?;
+            match files.more {
+                true => sys::syncfs(self.whole.as_fd()).map_err(plain)?,
+                // With its times: those were answered, too.
+                false => listed.iter().try_for_each(|(_, fd)| sys::fsync(fd.as_fd()).map_err(plain))?,
+            }
         }
-        self.write_back(&files)?;
-        let Files { listed, more, .. } = files;
-        if more {
-            return sys::syncfs(self.whole.as_fd()).map_err(plain);
-        }
-        for (_, fd) in listed {
-            // With its times: those were answered, too.
-            sys::fsync(fd.as_fd()).map_err(plain)?;
+        for (object, fd) in listed {
+            let mut probe = object.probe.lock();
+            // Unless there are newer records.
+            if probe.as_ref().is_some_and(|probe| Arc::ptr_eq(probe, fd)) {
+                *probe = None;
+            }
         }
         Ok(())
     }
@@ -177,7 +206,7 @@ impl Touched {
     /// Has the disk take all bytes of these files, a little at a time while there is no hurry, and commits nothing: sizes, times and
     /// where the bytes are go with the log. A sync of each file, or of all at once, would be a commit behind hundreds of writes, and whoever
     /// changes what a commit is writing waits for it.
-    fn hand_over(&self, listed: &[(Arc<Object>, OwnedFd)]) -> io::Result<()> {
+    fn hand_over(&self, listed: &[(Arc<Object>, Arc<OwnedFd>)]) -> io::Result<()> {
         let mut begun = false;
         for (at, (object, fd)) in listed.iter().enumerate() {
             // What has no name and is not open is of no use to anybody, once it surely has none.
@@ -199,9 +228,35 @@ impl Touched {
 
     /// Somebody was told that the disk failed.
     pub fn note_failure(&self) {
-        if !self.disk_failed.swap(true, Ordering::SeqCst) {
-            tracing::error!("the disk below fails; what the journal holds is kept until the next start");
+        self.failures.fetch_add(1, Ordering::SeqCst);
+        // Before anybody reads the journal because of it.
+        if let Some(log) = self.log.get().and_then(Weak::upgrade) {
+            log.keep_all();
         }
+        if !self.disk_failed.swap(true, Ordering::SeqCst) {
+            tracing::error!(
+                "the disk below fails; the journal keeps its records, answers reads of them, and writes them again"
+            );
+        }
+    }
+
+    /// How often somebody was told that the disk failed.
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::SeqCst)
+    }
+
+    /// All records are where they belong, and nothing failed since they were written again.
+    pub fn works_again(&self) {
+        self.disk_failed.store(false, Ordering::SeqCst);
+    }
+
+    /// Fails where a test has the disk fail.
+    pub fn try_disk(&self) -> io::Result<()> {
+        #[cfg(test)]
+        if self.is_broken.load(Ordering::SeqCst) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        Ok(())
     }
 
     /// Fails when somebody was told that the disk failed: others may be told that all is well.

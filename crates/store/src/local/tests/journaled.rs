@@ -187,8 +187,9 @@ async fn after_an_error_of_the_disk_the_journal_keeps_what_it_holds() {
     };
     assert_eq!(write(&l, b"stable").await.unwrap(), 6);
     // Somebody's sync was told of an error: the next one may go well although the bytes are lost.
-    l.inner.disk_failed(&Error::new(libc::EIO));
     let journal = l.inner.journal.as_ref().unwrap();
+    journal.break_disk();
+    l.inner.disk_failed(&Error::new(libc::EIO));
     assert!(journal.log.checkpoint().is_err(), "the room would be given back");
     assert_eq!(errno(l.commit(&cx, file).await), libc::EIO, "the record would be void");
     let cut = SetAttr { size_bytes: Some(1), ..Default::default() };
