@@ -11,6 +11,7 @@ use hither_proto::nfs4::{ChannelAttrs, Clientid, CreateSessionOk, Nfsstat4, Sess
 use hither_rpc::server::{Pace, Peer};
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -18,6 +19,10 @@ use tokio::time::Instant;
 
 /// Most sessions of a client; one with many connections still has one.
 const SESSIONS_MAX: usize = 64;
+/// One address may have this part of all clients.
+const HOST_PART: usize = 4;
+/// How often the log hears that there are too many clients.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// Who a client is to the server: the flavor and user of its EXCHANGE_ID.
 pub(crate) type Principal = Option<u32>;
@@ -27,6 +32,8 @@ pub(crate) struct Client {
     pub id: Clientid,
     /// Its own name.
     pub owner: Bytes,
+    /// Where it introduced itself from.
+    pub host: IpAddr,
     pub verifier: Verifier,
     pub principal: Principal,
     pub confirmed: AtomicBool,
@@ -77,6 +84,10 @@ impl Client {
     pub fn holds_anything(&self) -> bool {
         !self.states.lock().is_empty()
     }
+
+    pub fn state_count(&self) -> usize {
+        self.states.lock().len()
+    }
 }
 
 /// Milliseconds since the server began.
@@ -96,6 +107,8 @@ pub(crate) struct Clients {
 
 #[derive(Default)]
 struct Inner {
+    /// When the log last heard that there are too many.
+    told: Option<Instant>,
     by_id: HashMap<Clientid, Arc<Client>>,
     by_owner: HashMap<Bytes, Lives>,
     next: u32,
@@ -112,6 +125,7 @@ struct Lives {
 /// A client that introduces itself.
 pub(crate) struct Introduction {
     pub owner: Bytes,
+    pub host: IpAddr,
     pub verifier: Verifier,
     pub principal: Principal,
     /// It says that it is confirmed already.
@@ -166,6 +180,44 @@ impl Clients {
         }
     }
 
+    /// Makes room for one more client of an address, among `max` of all. At the limit of the address, or
+    /// of all, the oldest client goes that holds nothing and has made no session, else the one that is
+    /// silent longest beyond its lease. A client that is known already needs no room.
+    pub fn make_room(&self, who: &Introduction, max: usize, lease: Duration) -> Result<(), Nfsstat4> {
+        let host = who.host;
+        let gone = {
+            let inner = &mut *self.inner.lock();
+            let share = (max / HOST_PART).max(1);
+            if inner.by_id.len() < share || inner.by_owner.contains_key(&who.owner) {
+                return Ok(());
+            }
+            let of_host = inner.by_id.values().filter(|client| client.host == host).count();
+            if of_host < share && inner.by_id.len() < max {
+                return Ok(());
+            }
+            let may_go = |client: &&Arc<Client>| {
+                let is_of_host = of_host < share || client.host == host;
+                let is_idle = !client.confirmed.load(Relaxed) || self.silent(client) > lease;
+                is_of_host && is_idle && !client.holds_anything()
+            };
+            let oldest = |client: &&Arc<Client>| {
+                (client.confirmed.load(Relaxed), client.heard_ms.load(Relaxed), client.id)
+            };
+            let gone = inner.by_id.values().filter(may_go).min_by_key(oldest).cloned();
+            let now = Instant::now();
+            if inner.told.is_none_or(|told| now - told >= TOLD_EVERY) {
+                inner.told = Some(now);
+                tracing::warn!(
+                    "{host} has {of_host} of {} NFSv4 clients, at most {max} are remembered and {share} of an address: {}",
+                    inner.by_id.len(),
+                    if gone.is_some() { "the oldest without a session goes" } else { "it has to wait" }
+                );
+            }
+            gone
+        };
+        gone.map(|client| self.remove(&client)).ok_or(Nfsstat4::DELAY)
+    }
+
     /// EXCHANGE_ID (RFC 8881 section 18.35.4) of a client that collides with no other.
     pub fn introduce(&self, who: Introduction) -> Result<Arc<Client>, Nfsstat4> {
         let now = self.now();
@@ -193,6 +245,7 @@ impl Clients {
         let client = Arc::new(Client {
             id: u64::from(self.boot) << 32 | u64::from(inner.next),
             owner: who.owner.clone(),
+            host: who.host,
             verifier: who.verifier,
             principal: who.principal,
             confirmed: AtomicBool::new(false),
@@ -310,6 +363,7 @@ mod tests {
     fn who(verifier: u8, principal: u32, update: bool) -> Introduction {
         Introduction {
             owner: Bytes::from_static(b"client"),
+            host: IpAddr::from([192, 0, 2, 1]),
             verifier: [verifier; 8],
             principal: Some(principal),
             update,
@@ -359,5 +413,40 @@ mod tests {
         clients.remove(&found);
         assert!(clients.introduce(who(1, 9, false)).is_ok());
         assert!(clients.by_id(first.id).is_none());
+    }
+
+    /// An address that introduces clients without end fills its own part only, and those go first that made no session.
+    #[tokio::test(start_paused = true)]
+    async fn one_address_does_not_fill_the_table() {
+        const MAX: usize = 64;
+        let clients = Clients::new(1, None);
+        let come = |host: u8, n: u32| {
+            let host = IpAddr::from([192, 0, 2, host]);
+            let owner = format!("{host} {n}").into();
+            let who = Introduction { owner, host, ..who(1, 0, false) };
+            clients.make_room(&who, MAX, LEASE)?;
+            clients.introduce(who)
+        };
+        let own = come(1, 0).unwrap();
+        clients.confirm(&own);
+        for n in 1..1000 {
+            come(1, n).unwrap();
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        assert_eq!(clients.count(), MAX / HOST_PART);
+        assert!(clients.by_id(own.id).is_some());
+        // Many addresses fill the table: of all of them the oldest goes.
+        for host in 2..=64 {
+            let client = come(host, 0).unwrap();
+            assert!(clients.count() <= MAX);
+            clients.confirm(&client);
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        assert_eq!(clients.count(), MAX);
+        assert_eq!(come(200, 0).err(), Some(Nfsstat4::DELAY), "all of them have sessions and are heard");
+        assert_eq!(come(1, 0).unwrap().id, own.id, "a known client needs no room");
+        tokio::time::advance(LEASE * 2).await;
+        come(200, 0).unwrap();
+        assert!(clients.by_id(own.id).is_none(), "it is silent longest");
     }
 }

@@ -61,17 +61,16 @@ impl Exec<'_> {
             StateProtectArgs::MachCred(_) => return Err(Nfsstat4::INVAL),
             StateProtectArgs::Ssv(_) => return Err(Nfsstat4::ENCR_ALG_UNSUPP),
         }
-        if self.nfs.clients.count() >= self.nfs.clients_max {
-            return Err(Nfsstat4::DELAY);
-        }
         let owner = Bytes::copy_from_slice(&a.clientowner.ownerid);
         let who = Introduction {
             may_reclaim: self.nfs.reclaimers.lock().contains(&owner),
             owner,
+            host: self.r.peer.addr.ip(),
             verifier: a.clientowner.verifier,
             principal: self.principal(),
             update: a.flags & exchgid::UPD_CONFIRMED_REC_A != 0,
         };
+        self.nfs.clients.make_room(&who, self.nfs.clients_max, self.nfs.lease)?;
         if let Some(former) = self.nfs.clients.collision(&who, self.nfs.lease)? {
             self.nfs.expire(&former).await;
         }
