@@ -160,6 +160,7 @@ fn make_server(args: &ServeArgs, table: Table, state_dir: Option<PathBuf>) -> Re
         lease: Duration::from_secs(args.lease),
         grace: Duration::from_secs(args.grace.unwrap_or(args.lease)),
         recovery_rate: args.recovery_rate,
+        opens_max: what::descriptors_max(),
         delegations_max: descriptors(args.max_delegations as usize),
         nqnfs: args.nqnfs.then(|| nqnfs(args)),
         state_dir,

@@ -5,7 +5,7 @@
 
 use hither_vfs::Error;
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -19,6 +19,7 @@ const TOLD_EVERY: Duration = Duration::from_secs(60);
 static NOW: Mutex<Scarcity> = Mutex::new(Scarcity { since: None, last: None, told: None });
 /// Whether `NOW` says that something is scarce.
 static IS_SCARCE: AtomicBool = AtomicBool::new(false);
+static TIMES: AtomicU64 = AtomicU64::new(0);
 
 struct Scarcity {
     since: Option<Instant>,
@@ -50,6 +51,7 @@ pub(crate) fn is_one(e: &Error) -> bool {
 pub(crate) fn has_lasted(e: &Error) -> bool {
     let (lasted, tell) = NOW.lock().met(Instant::now());
     IS_SCARCE.store(true, Relaxed);
+    TIMES.fetch_add(1, Relaxed);
     if tell {
         let what = match e.errno {
             libc::ENOMEM => "memory is short",
@@ -60,6 +62,17 @@ pub(crate) fn has_lasted(e: &Error) -> bool {
         tracing::warn!("{what}; clients are told to come back, and after a while that it failed: {e}");
     }
     lasted
+}
+
+/// How often something was used up.
+pub(crate) fn times() -> u64 {
+    TIMES.load(Relaxed)
+}
+
+/// For how long that lasts.
+pub(crate) fn lasts() -> Duration {
+    let since = NOW.lock().since;
+    since.map_or(Duration::ZERO, |since| since.elapsed())
 }
 
 /// There was enough again.

@@ -30,6 +30,7 @@ mod tests;
 mod xattr;
 
 use crate::piped;
+use crate::scarcity;
 use crate::server::{Options, Request, Server};
 use bytes::Bytes;
 use clients::{Client, Clients};
@@ -82,6 +83,8 @@ pub(crate) struct Nfs4 {
     lease: Duration,
     courtesy: Duration,
     clients_max: usize,
+    /// Most opens and locks of one client.
+    states_of_client_max: usize,
     /// Changes with the exports.
     generation: AtomicU64,
 }
@@ -144,6 +147,7 @@ impl Nfs4 {
             lease: options.lease,
             courtesy: options.courtesy,
             clients_max: options.clients_max,
+            states_of_client_max: options.states_max.min(options.opens_max) / 8 * 7,
             generation: AtomicU64::new(wall.as_nanos() as u64),
         })
     }
@@ -241,6 +245,27 @@ impl Nfs4 {
         self.clients.silent(client) > self.lease
     }
 
+    /// Something that opens need is used up: ends what clients hold whose lease has run out. Returns whether it is worth to come
+    /// back: something ended, or another client may be dead and its lease will run out.
+    pub(crate) async fn relieve(&self, own: &Client) -> bool {
+        let (mut ended, mut may_end) = (false, false);
+        for client in self.clients.all() {
+            if client.id == own.id || !client.holds_anything() {
+                continue;
+            }
+            if self.is_courtesy(&client) {
+                tracing::info!(
+                    "client {} is silent beyond its lease, and room is needed: what it holds ends",
+                    client.owner.escape_ascii()
+                );
+                self.expire(&client).await;
+                ended = true;
+            }
+            may_end |= self.clients.silent(&client) > MAY_BE_DEAD;
+        }
+        ended || (may_end && scarcity::lasts() <= self.lease + MAY_BE_DEAD)
+    }
+
     /// Ends a client and what it holds.
     pub(crate) async fn expire(&self, client: &Arc<Client>) {
         self.clients.remove(client);
@@ -292,6 +317,9 @@ async fn unlock_below(locks: &[Arc<Locks>]) {
         lock::tell_waiters(&l.open.file);
     }
 }
+
+/// A client that holds something and is silent for so long may be dead.
+const MAY_BE_DEAD: Duration = Duration::from_secs(10);
 
 /// Answers a COMPOUND.
 pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {

@@ -239,7 +239,7 @@ impl Served {
 }
 
 /// Descriptors that files may have: all but those of connections, of the journal, and of what is under way.
-fn descriptors_max() -> usize {
+pub fn descriptors_max() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let limit = limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
     limit - (limit / 8).max(512).min(limit / 2)

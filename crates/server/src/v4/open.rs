@@ -67,7 +67,21 @@ fn cuts(a: &OpenArgs) -> bool {
 }
 
 impl Exec<'_> {
+    /// OPEN. When something is used up for it, what clients hold beyond their leases ends, and the client may come back.
     pub(super) async fn open(&mut self, a: &OpenArgs) -> Result<OpenOk, Nfsstat4> {
+        let before = scarcity::times();
+        let opened = self.open_now(a).await;
+        let is_scarce = scarcity::times() != before;
+        match &opened {
+            Err(Nfsstat4::DELAY | Nfsstat4::SERVERFAULT) if is_scarce => {
+                let own = self.client()?;
+                if self.nfs.relieve(&own).await { Err(Nfsstat4::DELAY) } else { opened }
+            }
+            _ => opened,
+        }
+    }
+
+    async fn open_now(&mut self, a: &OpenArgs) -> Result<OpenOk, Nfsstat4> {
         let share = a.share_access & open::SHARE_ACCESS_BOTH;
         if share == 0
             || a.share_access & !(open::SHARE_ACCESS_BOTH | WANTS) != 0
@@ -76,7 +90,7 @@ impl Exec<'_> {
             return Err(Nfsstat4::INVAL);
         }
         self.check_grace(matches!(a.claim, OpenClaim::Previous(_)))?;
-        if self.nfs.registry.is_full() {
+        if self.nfs.registry.is_full() || self.client()?.state_count() >= self.nfs.states_of_client_max {
             return Err(stat4(&hither_vfs::Error::new(libc::EMFILE)));
         }
         if self.nfs.may_be_dirty() && !matches!(a.claim, OpenClaim::Previous(_)) {

@@ -393,3 +393,35 @@ async fn a_clone_is_aligned_and_of_regular_files() {
     r.putrootfh().unwrap();
     assert_eq!(r.clone_range().unwrap_err().status(), Some(Nfsstat4::WRONG_TYPE));
 }
+
+/// Opens of dead clients give way when room is needed, as soon as their leases have run out; until then a client is told to come back.
+/// One client alone does not take all.
+#[tokio::test(start_paused = true)]
+async fn opens_of_dead_clients_give_way() {
+    const MAX: usize = 16;
+    let options = Options { states_max: MAX, ..Options::new(env(2)) };
+    let lease = options.lease;
+    let lab = Lab::with(&model(), "/", options, Others::Nobody);
+    let mut dead = lab.client("dead").await;
+    dead.reclaim_complete().await;
+    for n in 0..MAX / 8 * 7 {
+        dead.open(&format!("f{n}"), "o", RW, 0).await.unwrap();
+    }
+    assert_eq!(dead.open("one too many", "o", RW, 0).await.unwrap_err(), Nfsstat4::DELAY);
+    let mut c = lab.client("alive").await;
+    c.reclaim_complete().await;
+    for n in 0..MAX / 8 {
+        c.open(&format!("g{n}"), "o", RW, 0).await.unwrap();
+    }
+    // The others seem to live.
+    assert_eq!(c.open("f0", "o", RW, 0).await.unwrap_err(), Nfsstat4::DELAY);
+    let begun = tokio::time::Instant::now();
+    while let Err(status) = c.open("f0", "o", RW, 0).await {
+        assert_eq!(status, Nfsstat4::DELAY, "after {:?}", begun.elapsed());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert!(begun.elapsed() <= lease + Duration::from_secs(2), "{:?}", begun.elapsed());
+    for n in 1..MAX / 8 * 5 {
+        c.open(&format!("f{n}"), "o", RW, 0).await.unwrap();
+    }
+}
