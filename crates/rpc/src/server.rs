@@ -15,6 +15,7 @@ mod piped;
 #[cfg(test)]
 mod tests;
 
+use crate::tcp::break_after;
 use crate::transport::BoxFuture;
 use bytes::Bytes;
 pub use connection::{CallBack, Peer};
@@ -24,7 +25,7 @@ use hither_proto::xdr::Enc;
 pub use pace::{Pace, Paced};
 use parking_lot::Mutex;
 pub use piped::Piped;
-use socket2::{SockRef, TcpKeepalive};
+use socket2::SockRef;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -36,10 +37,6 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// An idle connection is probed after this time.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
-/// Time between probes.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Pause after a failure to accept a connection (no descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often the log hears that connections cannot be accepted.
@@ -251,10 +248,7 @@ impl Acceptor {
 
     fn take(&self, stream: TcpStream, addr: SocketAddr) -> io::Result<()> {
         stream.set_nodelay(true)?;
-        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
-        let socket = SockRef::from(&stream);
-        socket.set_tcp_keepalive(&keepalive)?;
-        socket.set_tcp_user_timeout(Some(self.global.limits.stall))?;
+        break_after(&SockRef::from(&stream), self.global.limits.stall, true)?;
         let local = stream.local_addr()?;
         let (reader, writer) = stream.into_split();
         self.begin(reader, writer, addr, local);

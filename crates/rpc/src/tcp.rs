@@ -14,11 +14,10 @@ use std::time::Duration;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-/// An idle connection is probed after this time.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
-
-/// Time between probes.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// An idle connection is probed after this part of the time after which it is broken, and again after each
+/// of these parts: with 60 s four probes have to be lost, after 20, 30, 40 and 50 s.
+const KEEPALIVE_IDLE_PART: u32 = 3;
+const KEEPALIVE_INTERVAL_PART: u32 = 6;
 
 /// Longest time that bytes may stay unacknowledged (RFC 5482). After a cut TCP's own retransmission
 /// waits about as long again as the cut has lasted; a new connection is there sooner.
@@ -49,6 +48,20 @@ pub struct Endpoint {
     /// Longest time to establish a connection. A network that heals during an attempt may be noticed
     /// only by the next one, so not longer than 10 s or so.
     pub connect_timeout: Duration,
+}
+
+/// Has the kernel break a connection whose bytes, or with `probes` whose silence, are unanswered for so long. The time
+/// counts from the last byte that came, so that probes have to begin well before it is over.
+pub(crate) fn break_after(socket: &SockRef<'_>, time: Duration, probes: bool) -> io::Result<()> {
+    socket.set_tcp_user_timeout(Some(time))?;
+    if probes {
+        let part = |part: u32| (time / part).max(Duration::from_secs(1));
+        let keepalive = TcpKeepalive::new()
+            .with_time(part(KEEPALIVE_IDLE_PART))
+            .with_interval(part(KEEPALIVE_INTERVAL_PART));
+        socket.set_tcp_keepalive(&keepalive)?;
+    }
+    Ok(())
 }
 
 /// Connects to an [`Endpoint`].
@@ -138,11 +151,7 @@ impl TcpConnect {
             Some(Protocol::TCP),
         )?;
         socket.set_tcp_nodelay(true)?;
-        socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
-        if self.endpoint.keepalive {
-            let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
-            socket.set_tcp_keepalive(&keepalive)?;
-        }
+        break_after(&SockRef::from(&socket), USER_TIMEOUT, self.endpoint.keepalive)?;
         Ok(socket)
     }
 

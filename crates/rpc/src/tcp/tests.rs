@@ -39,6 +39,19 @@ fn call(payload: &Bytes) -> Call {
     }
 }
 
+/// Three probes of an idle connection can be lost before the kernel breaks it.
+#[test]
+fn lost_keepalives_do_not_break_a_connection() {
+    for secs in [6, 60, 300] {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        break_after(&SockRef::from(&socket), Duration::from_secs(secs), true).unwrap();
+        let (idle, interval) =
+            (socket.tcp_keepalive_time().unwrap(), socket.tcp_keepalive_interval().unwrap());
+        assert!(socket.keepalive().unwrap());
+        assert!(idle + 3 * interval < socket.tcp_user_timeout().unwrap().unwrap(), "{secs} s");
+    }
+}
+
 /// Echoes arguments; tells each connection's peer address; drops a connection after `calls` calls.
 async fn echo(listener: TcpListener, peers: mpsc::UnboundedSender<SocketAddr>, calls: usize) {
     while let Ok((mut stream, peer)) = listener.accept().await {
