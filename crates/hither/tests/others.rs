@@ -4,7 +4,12 @@
 mod common;
 
 use common::serve::Serve;
+use common::wire::Wire;
 use common::{HITHER, run};
+use hither_proto::nfs3::{Diropargs3, GetattrArgs, LookupArgs, ReadArgs};
+use hither_proto::record;
+use hither_proto::rpc::{OpaqueAuth, Procedure, call};
+use hither_proto::xdr::Enc;
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -273,5 +278,58 @@ fn the_tools_of_libnfs_list_read_and_write() {
     let began = now();
     let refused = run(tool("timeout").args(["20", "nfs-ls", &url("dir", 4)]));
     assert!(refused.code > 0 && began.elapsed() < Duration::from_secs(10), "{refused:?}");
+    assert_eq!(server.stop(), 0);
+}
+
+/// Connections that ask for much and never read hold no more memory than the server may have, and their neighbour is served.
+/// `HITHER_DEAF` tells how many.
+#[test]
+#[ignore = "needs root"]
+fn unread_replies_stay_within_memory() {
+    const LIMIT_KIB: u64 = 64 << 10;
+    let count = std::env::var("HITHER_DEAF").map_or(150, |n| n.parse().unwrap());
+    let mut server = Serve::of_directory().with(&["--max-memory", "64", "--options", "insecure"]);
+    fs::write(server.export("f"), vec![7; 8 << 20]).unwrap();
+    server.serve();
+    let mut near = Wire::connect(server.port);
+    let root = near.root();
+    let what = Diropargs3 { dir: root, name: b"f"[..].into() };
+    let file = near.call(&LookupArgs { what }).into_result().unwrap().object;
+    let mut ask = |rounds: u32| {
+        let mut worst = Duration::ZERO;
+        for _ in 0..rounds {
+            let begun = now();
+            near.call(&GetattrArgs { object: file.clone() }).into_result().unwrap();
+            let read = ReadArgs { file: file.clone(), offset: 0, count: 4096 };
+            assert_eq!(near.call(&read).into_result().unwrap().data.len(), 4096);
+            worst = worst.max(begun.elapsed());
+        }
+        worst
+    };
+    let alone = ask(200);
+    let before = server.memory_peak_kib();
+    let calls: Vec<u8> = (0..16)
+        .flat_map(|n| {
+            let args = ReadArgs { file: file.clone(), offset: u64::from(n % 7) << 20, count: 1 << 20 };
+            let (prog, vers, proc) = (ReadArgs::PROG, ReadArgs::VERS, ReadArgs::PROC);
+            let message = call(n, prog, vers, proc, &OpaqueAuth::none(), Enc::of(&args));
+            record::frame(message).concat()
+        })
+        .collect();
+    let deaf: Vec<TcpStream> = (0..count)
+        .map(|_| {
+            let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+            stream.write_all(&calls).unwrap();
+            stream
+        })
+        .collect();
+    let worst = ask(500);
+    let peak = server.memory_peak_kib();
+    println!(
+        "{count} that do not read: {before} KiB before, {peak} KiB at most; a call took {alone:?} and {worst:?}"
+    );
+    assert!(peak <= before + LIMIT_KIB * 6 / 5, "{peak} KiB, {before} before");
+    assert!(worst < Duration::from_secs(5).max(alone * 2), "{worst:?}, alone {alone:?}");
+    drop(deaf);
     assert_eq!(server.stop(), 0);
 }

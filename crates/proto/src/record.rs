@@ -175,6 +175,11 @@ impl Reader {
         self.buf.is_empty() && self.fragments == 0
     }
 
+    /// Bytes of the record that arrives, as far as its marks say; 0 before its first mark.
+    pub fn announced_bytes(&self) -> usize {
+        self.done + self.fragment.map_or(0, |fragment| fragment.len)
+    }
+
     fn unparsed(&self) -> usize {
         self.buf.len() - self.next
     }

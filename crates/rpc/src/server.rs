@@ -6,9 +6,10 @@
 //!
 //! A client may be slow or hostile. Records and their fragments are limited; a record that has begun must go on; a connection has
 //! so many calls at a time, and so have all connections of its address together, and no further call is read while replies wait for it to read; replies that it does not take end
-//! it; all connections together have so many bytes of calls, and when too many replies wait the connection with a large share
-//! of them goes. While clients recover from a restart calls can be taken at a [`Pace`]. The server calls its clients (NFSv4's backchannel) on the connections that they made ([`Peer::call`]).
+//! it. Memory for a call and its reply is acquired before it is received and executed (`budget`), and when it is short, connections end that make
+//! no progress. While clients recover from a restart calls can be taken at a [`Pace`]. The server calls its clients (NFSv4's backchannel) on the connections that they made ([`Peer::call`]).
 
+mod budget;
 mod connection;
 mod pace;
 mod piped;
@@ -17,6 +18,8 @@ mod tests;
 
 use crate::tcp::break_after;
 use crate::transport::BoxFuture;
+pub use budget::Room;
+use budget::{Account, Budget, RELIEF_EVERY};
 use bytes::Bytes;
 pub use connection::{CallBack, Peer};
 use connection::{Shared, serve_streams};
@@ -29,7 +32,7 @@ use socket2::SockRef;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
@@ -45,8 +48,12 @@ const TOLD_EVERY: Duration = Duration::from_secs(60);
 const DROPS_LOGGED: u32 = 20;
 /// ...in this time; those beyond are counted.
 const DROPS_WITHIN: Duration = Duration::from_secs(60);
-/// Unit in which memory for calls is counted, in bytes.
-const MEMORY_UNIT_BYTES: usize = 1024;
+/// One address may have this part of all connections.
+const HOST_CONNECTIONS_PART: usize = 2;
+/// A connection that makes no progress for so long ends when others wait for memory.
+const STALLED: Duration = Duration::from_secs(1);
+/// So much is given back then at a time, at least.
+const RELIEF_PART: usize = 8;
 /// For so long a call counts against its address's share of calls at a time.
 const HOST_TURN: Duration = Duration::from_secs(1);
 
@@ -87,6 +94,8 @@ pub struct Incoming {
     pub args: Bytes,
     /// The connection that it came on.
     pub peer: Arc<Peer>,
+    /// Memory for its reply.
+    pub room: Room,
 }
 
 /// What becomes of a call.
@@ -133,9 +142,9 @@ pub struct ServerLimits {
     /// Calls of all connections of one address that are being answered, each for a second at most, so that many connections do not
     /// get more than their part; more wait unread.
     pub host_calls_max: usize,
-    /// Connections; more are refused.
+    /// Connections, of which one address has half at most; for more, those end that are idle longest.
     pub connections_max: usize,
-    /// Bytes of calls of all connections that are being answered; and bytes of replies that wait to be sent.
+    /// Bytes of calls and replies of all connections.
     pub memory_max_bytes: usize,
     /// Bytes of replies that wait for one connection; no call is read meanwhile.
     pub queued_max_bytes: usize,
@@ -161,14 +170,16 @@ impl Default for ServerLimits {
 pub(crate) struct Global {
     pub service: Arc<dyn Service>,
     pub limits: ServerLimits,
-    /// [`MEMORY_UNIT_BYTES`] each.
-    memory: Arc<Semaphore>,
-    queued_bytes: AtomicUsize,
+    budget: Arc<Budget>,
+    /// When stalled connections were last looked for.
+    relieved: Mutex<Option<Instant>>,
     next_id: AtomicU64,
     peers: Mutex<HashMap<u64, Arc<Shared>>>,
     /// For each address with connections, the calls that may be answered at a time.
     hosts: Mutex<HashMap<IpAddr, Weak<Semaphore>>>,
     drops: Mutex<Drops>,
+    /// When the log last heard that there are too many connections.
+    crowd_told: Mutex<Option<Instant>>,
 }
 
 /// What was logged of connections that were dropped.
@@ -196,16 +207,19 @@ impl std::fmt::Debug for Acceptor {
 impl Acceptor {
     /// An acceptor that listens nowhere yet.
     pub fn new(service: Arc<dyn Service>, limits: ServerLimits) -> Self {
-        let units = (limits.memory_max_bytes / MEMORY_UNIT_BYTES).clamp(1024, Semaphore::MAX_PERMITS);
         let global = Global {
             service,
+            budget: Budget::new(
+                limits.memory_max_bytes,
+                limits.queued_max_bytes.max(limits.memory_max_bytes / RELIEF_PART),
+            ),
             limits,
-            memory: Arc::new(Semaphore::new(units)),
-            queued_bytes: AtomicUsize::new(0),
+            relieved: Mutex::default(),
             next_id: AtomicU64::new(1),
             peers: Mutex::default(),
             hosts: Mutex::default(),
             drops: Mutex::default(),
+            crowd_told: Mutex::default(),
         };
         Self { global: Arc::new(global), stop: CancellationToken::new() }
     }
@@ -213,6 +227,11 @@ impl Acceptor {
     /// Number of connections.
     pub fn connections(&self) -> usize {
         self.global.peers.lock().len()
+    }
+
+    /// Bytes of calls and replies.
+    pub fn memory_bytes(&self) -> usize {
+        self.global.budget.used()
     }
 
     /// Accepts connections on `listener` until [`Acceptor::shutdown`].
@@ -224,17 +243,12 @@ impl Acceptor {
                 () = self.stop.cancelled() => return,
             };
             match accepted {
-                Ok((stream, peer)) if self.connections() < self.global.limits.connections_max => {
+                Ok((stream, peer)) if self.global.make_room(peer.ip()) => {
                     if let Err(error) = self.take(stream, peer) {
                         tracing::debug!(%peer, %error, "connection lost at once");
                     }
                 }
-                Ok((_, peer)) => {
-                    tracing::warn!(
-                        "connection from {peer} refused: {} are open, which is the limit",
-                        self.global.limits.connections_max
-                    );
-                }
+                Ok(_) => {}
                 Err(error) => {
                     if told.is_none_or(|at: Instant| at.elapsed() >= TOLD_EVERY) {
                         told = Some(Instant::now());
@@ -303,6 +317,61 @@ impl Global {
         drop(host);
         if hosts.get(&addr).is_some_and(|host| host.strong_count() == 0) {
             hosts.remove(&addr);
+        }
+    }
+
+    /// Whether there is room for one more connection of an address. At the limit of the address, or of all, the
+    /// connection ends that is idle longest: one of this address, or of the address with the most.
+    fn make_room(&self, addr: IpAddr) -> bool {
+        let most = self.limits.connections_max;
+        let peers: Vec<_> = self.peers.lock().values().filter(|p| !p.has_ended()).cloned().collect();
+        let mut hosts: HashMap<IpAddr, usize> = HashMap::new();
+        peers.iter().for_each(|peer| *hosts.entry(peer.addr.ip()).or_default() += 1);
+        let of_addr = hosts.get(&addr).copied().unwrap_or(0);
+        let host = match hosts.iter().max_by_key(|(_, count)| **count) {
+            _ if of_addr >= (most / HOST_CONNECTIONS_PART).max(1) => addr,
+            Some((host, _)) if peers.len() >= most => *host,
+            _ => return true,
+        };
+        let idle = peers.iter().filter(|peer| peer.addr.ip() == host && peer.account.used() == 0);
+        let oldest = idle.min_by_key(|peer| peer.heard());
+        let now = Instant::now();
+        let mut told = self.crowd_told.lock();
+        if told.is_none_or(|at| now - at >= TOLD_EVERY) {
+            *told = Some(now);
+            let (of_host, all) = (hosts.get(&host).copied().unwrap_or(0), peers.len());
+            let what =
+                if oldest.is_some() { "the one that is idle longest ends" } else { "more are refused" };
+            tracing::warn!("{host} has {of_host} connections of {all}, at most {most} are taken: {what}");
+        }
+        drop(told);
+        if let Some(oldest) = oldest {
+            oldest.end();
+        }
+        oldest.is_some()
+    }
+
+    /// A call waits for so much memory: ends connections that have some and make no progress, the largest first.
+    fn relieve(&self, wanted: usize) {
+        let now = Instant::now();
+        {
+            let mut relieved = self.relieved.lock();
+            if relieved.is_some_and(|at| now - at < RELIEF_EVERY) {
+                return;
+            }
+            *relieved = Some(now);
+        }
+        let stalled = |shared: &&Arc<Shared>| shared.stalled_for(now) >= STALLED;
+        let mut stalled: Vec<_> = self.peers.lock().values().filter(stalled).cloned().collect();
+        stalled.sort_by_key(|shared| std::cmp::Reverse(shared.account.used()));
+        let mut freed = 0;
+        for shared in stalled {
+            if freed >= wanted.max(self.budget.total() / RELIEF_PART) {
+                break;
+            }
+            freed += shared.account.used();
+            self.dropped(shared.addr, "does not go on while memory is short");
+            shared.end();
         }
     }
 

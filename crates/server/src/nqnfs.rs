@@ -86,6 +86,7 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
         Err(_) => return Outcome::GarbageArgs,
     };
     let Some(short) = &server.v4.leases.short else { return Outcome::ProcUnavail };
+    call.room.expect(reply_bytes(&args, server.options.io_max_bytes)).await;
     let key = changes_something(&args).then(|| Key::of(&call));
     let request = Request::new(server, call.peer, call.caller);
     let client = match args {
@@ -100,6 +101,17 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
         out
     };
     server.replies.once(key, run).await
+}
+
+/// Most bytes of a reply, as far as it may be large.
+fn reply_bytes(call: &NqCall, io_max_bytes: u32) -> usize {
+    let payload = match call {
+        NqCall::Read(a) => a.args.count,
+        NqCall::Readdir(a) => a.args.count,
+        NqCall::Readdirlook(a) => a.args.cnt,
+        _ => 0,
+    };
+    payload.min(io_max_bytes) as usize
 }
 
 /// Executed twice, these could do harm.

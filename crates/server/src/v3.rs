@@ -38,6 +38,7 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
         Ok(None) => return Outcome::ProcUnavail,
         Err(_) => return Outcome::GarbageArgs,
     };
+    call.room.expect(reply_bytes(&args, server.options.io_max_bytes)).await;
     let key = changes_something(&args).then(|| Key::of(&call));
     let name = key.map(Key::to_bytes);
     let request = Request { call: name, ..Request::new(server, call.peer, call.caller) };
@@ -82,6 +83,17 @@ pub(crate) fn remembered(server: &Server, export: &Export, was: &Answered) -> Op
     let mut out = Enc::new();
     reply.encode(&mut out);
     Some((key, out.to_bytes()))
+}
+
+/// Most bytes of a reply, as far as it may be large.
+fn reply_bytes(call: &Call3, io_max_bytes: u32) -> usize {
+    let payload = match call {
+        Call3::Read(a) => a.count,
+        Call3::Readdir(a) => a.count,
+        Call3::Readdirplus(a) => a.maxcount,
+        _ => 0,
+    };
+    payload.min(io_max_bytes) as usize
 }
 
 /// Executed twice, these could do harm.

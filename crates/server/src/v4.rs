@@ -320,10 +320,13 @@ async fn unlock_below(locks: &[Arc<Locks>]) {
 
 /// A client that holds something and is silent for so long may be dead.
 const MAY_BE_DEAD: Duration = Duration::from_secs(10);
+/// Largest extended attribute, and list of them.
+const LARGE_XATTR_BYTES: usize = 64 << 10;
 
 /// Answers a COMPOUND.
 pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     let Ok(compound) = Dec::all::<Compound>(&call.args) else { return Outcome::GarbageArgs };
+    call.room.expect(reply_bytes(&compound, server.options.io_max_bytes)).await;
     let sum = replay::checksum(&call.args, &call.caller);
     let len = call.args.len() + setup::header_bytes(&call.caller);
     let request = Request::new(server, call.peer, call.caller);
@@ -335,6 +338,18 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
         Op::Sequence(args) => in_session(&request, &compound, *args, sum, len).await,
         _ => outside_session(&request, &compound).await,
     }
+}
+
+/// Most bytes of a reply, as far as it may be large: a session allows one payload of the largest size.
+fn reply_bytes(compound: &Compound, io_max_bytes: u32) -> usize {
+    let payload = |op: &Op| match op {
+        Op::Read(a) => a.count as usize,
+        Op::Readdir(a) => a.maxcount as usize,
+        op if exec::may_be_large(op) => LARGE_XATTR_BYTES,
+        _ => 0,
+    };
+    let all = compound.ops.iter().map(payload).fold(0, usize::saturating_add);
+    all.min((io_max_bytes + setup::OVERHEAD_BYTES) as usize)
 }
 
 fn whole(compound: &Compound, status: Nfsstat4, results: Vec<OpRes>) -> Outcome {

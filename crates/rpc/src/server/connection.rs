@@ -4,8 +4,9 @@
 //! that a client that does not read its replies soon has no permits left. Locks: the queue's and the table of calls to the
 //! client are leaves, never held across an await.
 
+use super::budget::{Grant, SMALL_BYTES};
 use super::piped::{Piped, Sink, read_all, send_more, send_piped};
-use super::{Caller, Global, HOST_TURN, Incoming, MEMORY_UNIT_BYTES, Mismatch, Outcome};
+use super::{Account, Caller, Global, HOST_TURN, Incoming, Mismatch, Outcome, Room};
 use crate::error::CallError;
 use crate::transport::BoxFuture;
 use bytes::Bytes;
@@ -26,14 +27,12 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 /// Most bytes and segments of one vectored write, except that one message is always taken.
 const BATCH_MAX_BYTES: usize = 1 << 20;
 const BATCH_MAX_SEGMENTS: usize = 64;
-/// A connection that holds more than this share of the replies that may wait goes first.
-const LARGE_SHARE: usize = 16;
 
 /// A client's connection, as services see it.
 #[derive(Clone)]
@@ -108,8 +107,13 @@ impl Peer {
 /// A connection's state.
 pub(crate) struct Shared {
     id: u64,
-    addr: SocketAddr,
+    pub(super) addr: SocketAddr,
     local: SocketAddr,
+    pub(super) account: Arc<Account>,
+    /// When its last message came.
+    heard: Mutex<Instant>,
+    /// Since when the client has to take bytes, and to send some, that make no progress.
+    stalls: Mutex<[Option<Instant>; 2]>,
     queue: Mutex<Queue>,
     /// Something is queued.
     work: Notify,
@@ -135,13 +139,28 @@ struct Outgoing {
     bytes: usize,
     /// Comes back when the message is written.
     #[expect(dead_code, reason = "held, not used")]
-    permit: Option<OwnedSemaphorePermit>,
+    permit: Option<Permit>,
+}
+
+/// What a call has until its reply is written.
+struct Permit {
+    #[expect(dead_code, reason = "held, not used")]
+    call: OwnedSemaphorePermit,
+    #[expect(dead_code, reason = "held, not used")]
+    memory: Option<Grant>,
 }
 
 impl Outgoing {
-    fn new(segments: Vec<Bytes>, bytes: usize, permit: Option<OwnedSemaphorePermit>) -> Self {
+    fn new(segments: Vec<Bytes>, bytes: usize, permit: Option<Permit>) -> Self {
         Self { segments, piped: None, bytes, permit }
     }
+}
+
+/// An entry of `Shared::stalls`.
+#[derive(Clone, Copy)]
+enum Stall {
+    Write = 0,
+    Read = 1,
 }
 
 impl Shared {
@@ -150,6 +169,9 @@ impl Shared {
             id,
             addr,
             local,
+            account: Account::new(addr.ip()),
+            heard: Mutex::new(Instant::now()),
+            stalls: Mutex::default(),
             queue: Mutex::default(),
             work: Notify::new(),
             written: Notify::new(),
@@ -172,6 +194,37 @@ impl Shared {
         drop(queue);
         self.work.notify_one();
         Some(bytes)
+    }
+
+    /// For how long the client has made no progress that it is waited for.
+    pub(super) fn stalled_for(&self, now: Instant) -> Duration {
+        let since = self.stalls.lock().iter().flatten().min().copied();
+        since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    pub(super) fn heard(&self) -> Instant {
+        *self.heard.lock()
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.is_cancelled()
+    }
+
+    pub(super) fn end(&self) {
+        self.ended.cancel();
+    }
+
+    /// One step that the client has to do its part of, within `most`.
+    async fn step<T>(
+        &self,
+        which: Stall,
+        most: Duration,
+        step: impl Future<Output = io::Result<T>>,
+    ) -> io::Result<T> {
+        self.stalls.lock()[which as usize] = Some(Instant::now());
+        let done = timeout(most, step).await;
+        self.stalls.lock()[which as usize] = None;
+        done.map_err(|_| io::ErrorKind::TimedOut)?
     }
 
     fn peer(self: &Arc<Self>) -> Arc<Peer> {
@@ -214,10 +267,10 @@ where
     let left = {
         let mut queue = shared.queue.lock();
         queue.closed = true;
-        queue.messages.clear();
-        std::mem::take(&mut queue.bytes)
+        queue.bytes = 0;
+        std::mem::take(&mut queue.messages)
     };
-    global.queued_bytes.fetch_sub(left, Relaxed);
+    drop(left);
     global.peers.lock().remove(&shared.id);
     global.left(shared.addr.ip(), host);
     match why {
@@ -250,11 +303,14 @@ impl Inbound {
         let limits = &self.global.limits;
         let mut records =
             record::Reader::new(Limits { record_max_bytes: limits.record_max_bytes, ..Limits::default() });
+        // Of the record that arrives, when it is long.
+        let mut memory: Option<(usize, Grant)> = None;
         loop {
             loop {
                 match records.next_record() {
                     Ok(Some(record)) => {
-                        if let Err(why) = self.handle(record).await {
+                        let memory = memory.take().map(|(_, grant)| grant);
+                        if let Err(why) = self.handle(record, memory).await {
                             return why;
                         }
                     }
@@ -263,26 +319,40 @@ impl Inbound {
                 }
             }
             let between = records.is_between_records();
+            let announced = records.announced_bytes();
+            let is_new = memory.as_ref().is_none_or(|(upto, _)| *upto < announced);
+            if announced > record::READ_AHEAD_BYTES && is_new {
+                // First what it has: two that wait for the rest of each other's would wait for ever.
+                drop(memory.take());
+                memory = Some((announced, self.memory(announced + SMALL_BYTES).await));
+            }
             let mut space = records.space();
             let read = stream.read_buf(&mut space);
             let read = match between {
                 true => read.await,
-                false => match timeout(limits.stall, read).await {
-                    Ok(read) => read,
-                    Err(_) => return Ended::Misbehaved("left a record unfinished"),
-                },
+                false => self.shared.step(Stall::Read, limits.stall, read).await,
             };
             match read {
                 Ok(0) => return Ended::Closed,
                 Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::TimedOut && !between => {
+                    return Ended::Misbehaved("left a record unfinished");
+                }
                 Err(e) => return Ended::Io(e),
             }
         }
     }
 
-    async fn handle(&self, record: Bytes) -> Result<(), Ended> {
+    /// Memory for a call.
+    async fn memory(&self, bytes: usize) -> Grant {
+        let relieve = |bytes| self.global.relieve(bytes);
+        self.global.budget.take(&self.shared.account, (bytes, 0), relieve).await
+    }
+
+    async fn handle(&self, record: Bytes, memory: Option<Grant>) -> Result<(), Ended> {
+        *self.shared.heard.lock() = Instant::now();
         match Message::decode(&record) {
-            Ok(Message::Call(header, args)) => self.call(header, args, record.len()).await,
+            Ok(Message::Call(header, args)) => self.call(header, args, (record.len(), memory)).await,
             Ok(Message::Reply(header, body)) => {
                 // Late answers have nobody who waits.
                 if let Some(waiting) = self.shared.calls.lock().remove(&header.xid) {
@@ -291,10 +361,10 @@ impl Inbound {
                 Ok(())
             }
             Ok(Message::UnknownVersion { xid, .. }) => {
-                let permit = self.permit().await?;
+                let permit = Permit { call: self.permit().await?, memory };
                 let versions = VersionRange { low: RPC_VERSION, high: RPC_VERSION };
                 let header = ReplyHeader::denied(xid, DeniedReply::RpcMismatch(versions));
-                reply(&self.global, &self.shared, Enc::of(&header), permit);
+                reply(&self.shared, Enc::of(&header), permit);
                 Ok(())
             }
             Err(_) => Err(Ended::Misbehaved("sent a message that is not RPC")),
@@ -313,7 +383,12 @@ impl Inbound {
         self.calls.clone().acquire_owned().await.map_err(|_| Ended::Closed)
     }
 
-    async fn call(&self, header: CallHeader, args: Bytes, bytes: usize) -> Result<(), Ended> {
+    async fn call(
+        &self,
+        header: CallHeader,
+        args: Bytes,
+        (bytes, memory): (usize, Option<Grant>),
+    ) -> Result<(), Ended> {
         let permit = self.permit().await?;
         let accepted = |stat| Enc::of(&ReplyHeader::accepted(header.xid, stat));
         let refused = |stat| Enc::of(&ReplyHeader::denied(header.xid, DeniedReply::AuthError(stat)));
@@ -331,7 +406,7 @@ impl Inbound {
         let caller = match caller {
             Ok(caller) => caller,
             Err(answer) => {
-                reply(&self.global, &self.shared, answer, permit);
+                reply(&self.shared, answer, Permit { call: permit, memory });
                 return Ok(());
             }
         };
@@ -339,11 +414,13 @@ impl Inbound {
         if let Some(pace) = self.global.service.pace() {
             pace.turn().await;
         }
-        // Before any memory, which is everybody's.
+        // Before the turn: a connection that waits for memory keeps no other of its address from its turn.
+        let memory = match memory {
+            Some(memory) => memory,
+            None => self.memory(bytes + SMALL_BYTES).await,
+        };
         let turn = self.host.clone().acquire_owned().await.map_err(|_| Ended::Closed)?;
-        let units = (bytes / MEMORY_UNIT_BYTES + 1) as u32;
-        let memory = self.global.memory.clone().acquire_many_owned(units).await;
-        let memory = memory.map_err(|_| Ended::Closed)?;
+        let room = Room::new(&self.global, memory, turn);
         let incoming = Incoming {
             prog: header.prog,
             vers: header.vers,
@@ -352,13 +429,13 @@ impl Inbound {
             caller,
             args,
             peer: self.peer.clone(),
+            room: room.clone(),
         };
-        let (global, shared) = (self.global.clone(), self.shared.clone());
-        let mut failure = OnFailure { global, shared, xid: header.xid, permit: Some(permit) };
+        let shared = self.shared.clone();
+        let mut failure = OnFailure { shared, xid: header.xid, permit: Some(permit), room: room.clone() };
         let mut answer = self.global.service.clone().call(incoming);
         // Much of what is asked for is in memory, and answered sooner than a task is made for it.
         if let Some(outcome) = now(&mut answer).await {
-            drop((turn, memory));
             failure.answer(outcome);
             return Ok(());
         }
@@ -366,12 +443,11 @@ impl Inbound {
             // Until it is answered, not until the reply is written: whoever does not read holds up himself only. And no longer than
             // a call should take: what waits for a disk or a lock must not keep the address's other connections out.
             let soon = timeout(HOST_TURN, &mut answer).await;
-            drop(turn);
+            room.end_turn();
             let outcome = match soon {
                 Ok(outcome) => outcome,
                 Err(_) => answer.await,
             };
-            drop(memory);
             failure.answer(outcome);
         });
         Ok(())
@@ -408,15 +484,17 @@ fn caller(cred: &OpaqueAuth, proc: u32) -> Result<Caller, AuthStat> {
 
 /// Answers a call; one whose task failed is answered SYSTEM_ERR instead of never.
 struct OnFailure {
-    global: Arc<Global>,
     shared: Arc<Shared>,
     xid: u32,
     permit: Option<OwnedSemaphorePermit>,
+    room: Room,
 }
 
 impl OnFailure {
     fn answer(&mut self, outcome: Outcome) {
-        let Some(permit) = self.permit.take() else { return };
+        let Some(call) = self.permit.take() else { return };
+        let room = self.room.clone();
+        let permit = |bytes| Permit { call, memory: room.finish(bytes) };
         let accepted = |stat| Enc::of(&ReplyHeader::accepted(self.xid, stat));
         let message = match outcome {
             Outcome::Done(results) => hither_proto::rpc::reply(self.xid, results),
@@ -425,9 +503,11 @@ impl OnFailure {
                 let bytes = before.len() + piped.len() + after.len();
                 match record::frame_beginning(before, piped.len() + after.len()) {
                     Some(segments) => {
+                        // The payload is none of our memory.
+                        let permit = Some(permit(bytes - piped.len()));
                         let piped = Some((piped, after.finish()));
-                        let message = Outgoing { segments, piped, bytes, permit: Some(permit) };
-                        return queue(&self.global, &self.shared, message);
+                        self.shared.push(Outgoing { segments, piped, bytes, permit });
+                        return;
                     }
                     None => accepted(AcceptStat::SystemErr),
                 }
@@ -436,9 +516,13 @@ impl OnFailure {
             Outcome::GarbageArgs => accepted(AcceptStat::GarbageArgs),
             Outcome::SystemErr => accepted(AcceptStat::SystemErr),
             Outcome::Refused(stat) => Enc::of(&ReplyHeader::denied(self.xid, DeniedReply::AuthError(stat))),
-            Outcome::Silence => return,
+            Outcome::Silence => {
+                drop(permit(0));
+                return;
+            }
         };
-        reply(&self.global, &self.shared, message, permit);
+        let permit = permit(message.len());
+        reply(&self.shared, message, permit);
     }
 }
 
@@ -448,26 +532,10 @@ impl Drop for OnFailure {
     }
 }
 
-/// Queues a reply. When too many wait on all connections, one with a large share of them ends: this one, if it has one.
-fn reply(global: &Global, shared: &Arc<Shared>, message: Enc, permit: OwnedSemaphorePermit) {
+/// Queues a reply.
+fn reply(shared: &Arc<Shared>, message: Enc, permit: Permit) {
     let bytes = message.len();
-    queue(global, shared, Outgoing::new(record::frame(message), bytes, Some(permit)));
-}
-
-fn queue(global: &Global, shared: &Arc<Shared>, message: Outgoing) {
-    let bytes = message.bytes;
-    let most = global.limits.memory_max_bytes;
-    let all = global.queued_bytes.fetch_add(bytes, Relaxed) + bytes;
-    match shared.push(message) {
-        None => {
-            global.queued_bytes.fetch_sub(bytes, Relaxed);
-        }
-        Some(waiting) if all > most && waiting > most / LARGE_SHARE => {
-            global.dropped(shared.addr, "does not read its replies");
-            shared.ended.cancel();
-        }
-        Some(_) => {}
-    }
+    shared.push(Outgoing::new(record::frame(message), bytes, Some(permit)));
 }
 
 async fn write<W: Sink>(global: Arc<Global>, shared: Arc<Shared>, mut stream: W) -> Ended {
@@ -492,10 +560,9 @@ async fn write<W: Sink>(global: Arc<Global>, shared: Arc<Shared>, mut stream: W)
             work.await;
             continue;
         }
-        let written = write_all(&mut stream, &batch, stall).await;
+        let written = write_all(&mut stream, &batch, (&shared, stall)).await;
         batch.clear();
         shared.queue.lock().bytes -= bytes;
-        global.queued_bytes.fetch_sub(bytes, Relaxed);
         shared.written.notify_waiters();
         if let Err(e) = written {
             return match e.kind() {
@@ -507,7 +574,11 @@ async fn write<W: Sink>(global: Arc<Global>, shared: Arc<Shared>, mut stream: W)
 }
 
 /// Writes all segments, as many at a time as the stream takes, and payloads where they belong.
-async fn write_all<W: Sink>(stream: &mut W, batch: &[Outgoing], stall: Duration) -> io::Result<()> {
+async fn write_all<W: Sink>(
+    stream: &mut W,
+    batch: &[Outgoing],
+    stall: (&Shared, Duration),
+) -> io::Result<()> {
     let mut slices: Vec<IoSlice<'_>> = Vec::new();
     for message in batch {
         slices.extend(message.segments.iter().map(|s| IoSlice::new(s)));
@@ -531,12 +602,12 @@ async fn write_all<W: Sink>(stream: &mut W, batch: &[Outgoing], stall: Duration)
 async fn write_slices<W: Sink>(
     stream: &mut W,
     slices: &mut [IoSlice<'_>],
-    stall: Duration,
+    (shared, stall): (&Shared, Duration),
 ) -> io::Result<()> {
     let mut left = slices;
     IoSlice::advance_slices(&mut left, 0);
     while !left.is_empty() {
-        match timeout(stall, stream.write_vectored(left)).await.map_err(|_| io::ErrorKind::TimedOut)?? {
+        match shared.step(Stall::Write, stall, stream.write_vectored(left)).await? {
             0 => return Err(io::ErrorKind::WriteZero.into()),
             n => IoSlice::advance_slices(&mut left, n),
         }
@@ -549,18 +620,17 @@ async fn write_piped(
     socket: &TcpStream,
     slices: &mut [IoSlice<'_>],
     piped: &dyn Piped,
-    stall: Duration,
+    (shared, stall): (&Shared, Duration),
 ) -> io::Result<()> {
     let mut before = slices;
     IoSlice::advance_slices(&mut before, 0);
     while !before.is_empty() {
-        let sent = timeout(stall, send_more(socket, before)).await.map_err(|_| io::ErrorKind::TimedOut)??;
+        let sent = shared.step(Stall::Write, stall, send_more(socket, before)).await?;
         IoSlice::advance_slices(&mut before, sent);
     }
     let mut left = piped.len();
     while left > 0 {
-        let step = send_piped(socket, piped, left);
-        left -= timeout(stall, step).await.map_err(|_| io::ErrorKind::TimedOut)??;
+        left -= shared.step(Stall::Write, stall, send_piped(socket, piped, left)).await?;
     }
     Ok(())
 }

@@ -50,6 +50,7 @@ impl Service for Echo {
                     let Some(len) = call.args.first_chunk().map(|b| u32::from_be_bytes(*b)) else {
                         return Outcome::GarbageArgs;
                     };
+                    call.room.expect(len as usize).await;
                     let mut out = Enc::new();
                     out.opaque(&vec![7; len as usize].into());
                     Outcome::Done(out)
@@ -249,6 +250,102 @@ async fn a_client_that_does_not_read_is_held_up_and_dropped() {
     assert_eq!(other.stat().await, AcceptStat::Success);
     tokio::time::sleep(ServerLimits::default().stall * 2).await;
     assert_eq!(acceptor.connections(), 1);
+}
+
+/// Connections that never read hold no more than the limit, all together, and keep nobody of their address or of another from being answered.
+#[tokio::test(start_paused = true)]
+async fn unread_replies_stay_within_the_budget() {
+    const LIMIT: usize = 64 << 20;
+    let limits = ServerLimits { memory_max_bytes: LIMIT, ..ServerLimits::default() };
+    let (acceptor, service) = acceptor(limits);
+    let mut flood = Vec::new();
+    for n in 0..200 {
+        let mut wire = Wire::new(&acceptor);
+        for xid in 0..16 {
+            // Half of them also send a long call and stop in the middle.
+            match xid == 15 && n % 2 == 0 {
+                true => wire.stream.write_all(b"\x80\x10\0\0abcd").await.unwrap(),
+                false => wire.ask(xid, 3, 4, &(1u32 << 20).to_be_bytes()).await,
+            }
+        }
+        flood.push(wire);
+        assert!(acceptor.memory_bytes() <= LIMIT);
+    }
+    let worst = Arc::new(AtomicU32::new(0));
+    let ask = async |addr: &str, bytes: u32| {
+        let mut wire = Wire::from(&acceptor, addr);
+        for xid in 0..20 {
+            let begun = Instant::now();
+            wire.ask(xid, 3, 4, &bytes.to_be_bytes()).await;
+            assert_eq!(wire.stat().await, AcceptStat::Success);
+            worst.fetch_max(begun.elapsed().as_millis() as u32, Relaxed);
+            assert!(acceptor.memory_bytes() <= LIMIT, "{} bytes", acceptor.memory_bytes());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        worst.swap(0, Relaxed)
+    };
+    // From another address, and small ones from anywhere, at once.
+    assert_eq!(ask("192.0.2.2:700", 1 << 20).await, 0);
+    assert_eq!(ask("192.0.2.1:701", 4096).await, 0);
+    // Large ones when those that do not read have gone.
+    let large = ask("192.0.2.1:702", 1 << 20).await;
+    assert!(large <= 1500, "{large} ms");
+    assert!(service.closed.load(Relaxed) > 0);
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!((acceptor.connections(), acceptor.memory_bytes()), (0, 0));
+    assert!(acceptor.global.budget.is_clear());
+}
+
+/// Idle connections give way to new ones: the oldest of an address that has its half, or of the address with the most. Those with
+/// calls under way stay.
+#[tokio::test]
+async fn oldest_idle_connection_gives_way() {
+    let limits = ServerLimits { connections_max: 8, ..ServerLimits::default() };
+    let (acceptor, service) = acceptor(limits);
+    let connect = |addr: &str| {
+        let room = acceptor.global.make_room(addr.parse::<SocketAddr>().unwrap().ip());
+        room.then(|| Wire::from(&acceptor, addr))
+    };
+    let settle = async |count: usize| {
+        while acceptor.connections() > count {
+            tokio::task::yield_now().await;
+        }
+    };
+    let mut busy = connect("192.0.2.1:1").unwrap();
+    busy.ask(1, 3, 1, &[]).await;
+    let mut idle: Vec<_> = (2..5).map(|port| connect(&format!("192.0.2.1:{port}")).unwrap()).collect();
+    idle[0].ask(1, 3, 0, &[]).await;
+    assert_eq!(idle[0].stat().await, AcceptStat::Success);
+    // Of its own half: the second, as the first was heard since.
+    idle.push(connect("192.0.2.1:5").unwrap());
+    settle(4).await;
+    assert!(idle[1].next().await.is_none());
+    // Of the address with the most, when all are in use.
+    let mut others: Vec<_> = (0..4).map(|n| connect(&format!("192.0.2.{}:1", 10 + n)).unwrap()).collect();
+    let mut late = connect("192.0.2.99:1").unwrap();
+    settle(8).await;
+    assert!(idle[2].next().await.is_none());
+    late.ask(1, 3, 2, &[]).await;
+    assert_eq!(late.stat().await, AcceptStat::Success);
+    assert_eq!(busy.stat().await, AcceptStat::Success);
+    for wire in others.iter_mut().chain([&mut idle[0]]) {
+        wire.ask(2, 3, 0, &[]).await;
+        assert_eq!(wire.stat().await, AcceptStat::Success);
+    }
+    // None of the address is idle.
+    drop((busy, idle, others, late));
+    settle(0).await;
+    let mut all = Vec::new();
+    let running = service.running.load(Relaxed);
+    for port in 1..5 {
+        let mut wire = connect(&format!("192.0.2.1:{port}")).unwrap();
+        wire.ask(1, 3, 1, &[]).await;
+        all.push(wire);
+    }
+    while service.running.load(Relaxed) < running + 4 {
+        tokio::task::yield_now().await;
+    }
+    assert!(connect("192.0.2.1:9").is_none());
 }
 
 /// Many connections of one address get its part, not theirs each: a call from elsewhere waits for that part only.
