@@ -13,7 +13,7 @@ use hither_proto::nfs4::{
     CbNotifyLockArgs, CbOp, LockArgs, LockDenied, LockFail, LockType, Locker, LocktArgs, LockuArgs, Nfsstat4,
     StateOwner, Stateid, TestStateidArgs, TestStateidOk, open,
 };
-use hither_vfs::{FileRange, LockConflict, LockKind, LockOwner, LockWait};
+use hither_vfs::{FileKind, FileRange, LockConflict, LockKind, LockOwner, LockWait};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -183,6 +183,15 @@ impl Exec<'_> {
         let client = self.client()?;
         let registry = &self.nfs.registry;
         let file = registry.file(&o.key());
+        if file.is_none() {
+            // Nobody has it open, so it may be anything.
+            match self.attrs(&o).await?.attr.kind {
+                FileKind::Regular => {}
+                FileKind::Directory => return Err(Nfsstat4::ISDIR.into()),
+                FileKind::Symlink => return Err(Nfsstat4::SYMLINK.into()),
+                _ => return Err(Nfsstat4::WRONG_TYPE.into()),
+            }
+        }
         let own = file.as_ref().and_then(|f| registry.locks_of(&client, f, &a.owner.owner));
         let number = own.as_ref().map_or(0, |l| l.number);
         if let Some(file) = &file {

@@ -274,6 +274,9 @@ impl Registry {
 
     /// The state that a client means by a stateid (RFC 8881 section 8.2.4).
     pub fn find(&self, client: &Client, id: &Stateid) -> Result<State, Nfsstat4> {
+        if id.is_special() {
+            return Err(Nfsstat4::BAD_STATEID);
+        }
         let state = self.states.lock().get(&id.other).cloned();
         let Some(state) = state else {
             let of_this_run = id.other[..4] == self.boot.to_be_bytes();

@@ -405,3 +405,29 @@ async fn a_lock_too_many_fails() {
     });
     assert_eq!(status(&mut c, vec![Op::putfh(&fh), unlock, lock(0)]).await, Nfsstat4::OK);
 }
+
+/// Special stateids name no state, and only regular files have locks.
+#[tokio::test]
+async fn what_has_no_state_is_refused() {
+    let lab = Lab::new(&model(), "/", 2, None);
+    let mut c = client(&lab, "a").await;
+    let (_, fh) = c.open("f", "x", RW, 0).await.unwrap();
+    for id in [Stateid::ANONYMOUS, Stateid::READ_BYPASS, Stateid::CURRENT, Stateid::INVALID] {
+        let locku = Op::locku(id, LockType::WRITE, 0, 1);
+        for op in [Op::close(id), Op::open_downgrade(id, 1, 0), locku, Op::Delegreturn(id)] {
+            let what = format!("{:?} of {id:?}", op.number());
+            assert_eq!(status(&mut c, vec![Op::putfh(&fh), op]).await, Nfsstat4::BAD_STATEID, "{what}");
+        }
+    }
+    let make = |kind, name: &[u8]| vec![Op::Putrootfh, Op::create(kind, name, Attrs::default())];
+    let owner = StateOwner { clientid: 0, owner: b"o"[..].into() };
+    let test = Op::Lockt(LocktArgs { locktype: LockType::WRITE, offset: 0, length: 1, owner });
+    for (kind, name, expected) in [
+        (CreateType::Dir, &b"d"[..], Nfsstat4::ISDIR),
+        (CreateType::Link(b"to"[..].into()), b"l", Nfsstat4::SYMLINK),
+        (CreateType::Fifo, b"p", Nfsstat4::WRONG_TYPE),
+    ] {
+        let ops = make(kind, name).into_iter().chain([test.clone()]).collect();
+        assert_eq!(status(&mut c, ops).await, expected, "{expected:?}");
+    }
+}
