@@ -15,7 +15,9 @@ use crate::exit::Failure;
 use crate::log::{self, Place};
 use crate::metrics::{self, endpoint};
 use crate::stack;
+use bytes::Bytes;
 use hither_rpc::server::{Acceptor, ServerLimits};
+use hither_server::nlm::answer_datagram;
 use hither_server::table::Table;
 use hither_server::{NqnfsOptions, Options, Server};
 use hither_vfs::{Cred, Cx};
@@ -26,13 +28,15 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::net::{TcpListener, TcpSocket, UdpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use what::Served;
 pub use what::files_of as exports_files;
 
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
+/// Longest call by datagram that is read: one for a lock has a filehandle, an owner and a name.
+const DATAGRAM_MAX_BYTES: usize = 8 << 10;
 /// How long the last writes may take.
 const FAREWELL: Duration = Duration::from_secs(20);
 
@@ -90,6 +94,8 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
         let acceptor = acceptor.clone();
         tokio::spawn(async move { acceptor.listen(listener).await });
     }
+    let datagrams = if args.versions.contains('3') { args.listen.as_slice() } else { &[] };
+    datagrams.iter().for_each(|addr| answer_locks(*addr));
     tell(args, &served);
     let mut registrations = Registrations::of(args);
     if let Some(line) = registrations.register().await {
@@ -203,6 +209,24 @@ fn state_dir(args: &ServeArgs) -> Option<PathBuf> {
         }
     };
     Some(args.state_dir.clone().unwrap_or_else(usual))
+}
+
+/// Answers clients that lock by datagrams, where the address can be had.
+fn answer_locks(addr: SocketAddr) {
+    tokio::spawn(async move {
+        let socket = match UdpSocket::bind(addr).await {
+            Ok(socket) => socket,
+            Err(e) => return tracing::info!("{addr} for datagrams: {e}; clients that lock over UDP wait"),
+        };
+        let mut buffer = vec![0; DATAGRAM_MAX_BYTES];
+        loop {
+            // An error is of one datagram: nobody listened to the reply before.
+            let Ok((len, peer)) = socket.recv_from(&mut buffer).await else { continue };
+            if let Some(reply) = answer_datagram(&Bytes::copy_from_slice(&buffer[..len])) {
+                let _ = socket.send_to(&reply, peer).await;
+            }
+        }
+    });
 }
 
 fn listen(addr: &SocketAddr) -> Result<TcpListener, Failure> {

@@ -11,6 +11,7 @@
 pub mod mount;
 pub mod nfs3;
 pub mod nfs4;
+pub mod nlm;
 pub mod nqnfs;
 pub mod portmap;
 pub mod record;

@@ -18,6 +18,7 @@ mod exclusive;
 pub mod exports;
 pub mod handle;
 mod mountd;
+pub mod nlm;
 mod nqnfs;
 mod piped;
 mod scarcity;

@@ -8,7 +8,7 @@ use crate::drc::ReplyCache;
 use crate::nqnfs::{self, NqnfsOptions};
 use crate::table::{Export, Others, Table};
 use crate::v4::delegation::{DelegationCounts, Leases};
-use crate::{mountd, v3, v4};
+use crate::{mountd, nlm, v3, v4};
 use bytes::Bytes;
 use hither_proto::nqnfs as wire;
 use hither_proto::{mount, nfs3, nfs4};
@@ -111,6 +111,9 @@ impl Server {
             let high = if options.v3 { mount::VERSION } else { wire::mount1::VERSION };
             programs.push(Program { number: mount::PROGRAM, low, high });
         }
+        if options.v3 {
+            programs.push(Program { number: hither_proto::nlm::PROGRAM, low: 1, high: 4 });
+        }
         if options.nqnfs.is_some() {
             programs.push(Program { number: wire::PROGRAM, low: wire::VERSION, high: wire::VERSION });
         }
@@ -196,6 +199,7 @@ impl Server {
             (wire::PROGRAM, ..) => nqnfs::answer(&self, call).await,
             // Version 2 has the handles of version 1.
             (mount::PROGRAM, 1 | 2, 1) => nqnfs::mount(&self, call).await,
+            (hither_proto::nlm::PROGRAM, ..) => nlm::answer(call.vers, call.proc, &call.args),
             (mount::PROGRAM, ..) => mountd::answer(&self, call).await,
             (nfs3::PROGRAM, nfs3::VERSION, _) => v3::answer(&self, call).await,
             (nfs4::PROGRAM, nfs4::VERSION, nfs4_proc) if nfs4_proc == nfs4::Proc4::COMPOUND.0 => {

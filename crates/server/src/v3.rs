@@ -4,7 +4,7 @@
 //! (`drc`); those of a life before are made up of what a journal tells (`remembered`): they say what was done, and no attributes. Weak cache consistency data say what an object was before a call only where the `Vfs` knows that nobody came in
 //! between; clients then trust what they know.
 //!
-//! Locks are not offered (NLM is a protocol of its own): clients mount with `nolock` (Linux) and lock among themselves.
+//! Locks are not offered: clients mount with `nolock` (Linux) and lock among themselves; others are told by `nlm` that there are none.
 
 mod change;
 mod convert;

@@ -1,9 +1,10 @@
 //! Has rpcbind(8) say where NFSv3 and MOUNT are: clients of NFSv3 ask it when they are not told the ports, showmount(8) always does.
 //!
-//! What nfsd registers, but for UDP and what is not offered: NFS 3 (and 4), MOUNT 3. A machine without rpcbind is none the worse: who mounts
+//! NFS 3 (and 4) and MOUNT 3 are registered for TCP, the lock manager (NLM), which says that there are no locks, also for UDP. A machine without rpcbind is none the worse: who mounts
 //! then names the port. What somebody else has registered stays.
 
 use crate::cli::{ServeArgs, WithRpcbind};
+use hither_proto::nlm::VERSIONS;
 use hither_rpc::{RPCBIND_SOCKET, Registered, Registration, Rpcbind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
@@ -13,6 +14,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(3);
 const NFS: u32 = 100_003;
 const MOUNT: u32 = 100_005;
+const NLM: u32 = hither_proto::nlm::PROGRAM;
 
 /// What is registered.
 #[derive(Default)]
@@ -44,7 +46,11 @@ impl Registrations {
         let rpcbind = Rpcbind::local(Path::new(RPCBIND_SOCKET), PATIENCE);
         self.done.clear();
         for what in &self.wanted {
-            let name = if what.prog == NFS { "NFS" } else { "MOUNT" };
+            let name = match what.prog {
+                NFS => "NFS",
+                NLM => "NLM",
+                _ => "MOUNT",
+            };
             let found = match rpcbind.register(what).await {
                 Ok(Registered::Done) => {
                     self.done.push(*what);
@@ -57,6 +63,11 @@ impl Registrations {
                 Ok(Registered::Refused) => format!("does not take {name} {}", what.vers),
                 Err(e) => format!("cannot be asked ({e})"),
             };
+            if what.prog == NLM {
+                // The kernel's, when this machine is a client itself: it answers locks of files that it does not know as well.
+                tracing::info!("rpcbind {found}: clients of NFSv3 mount with nolock");
+                continue;
+            }
             return Some(format!("rpcbind {found}: NFSv3 clients have to be told port= and mountport="));
         }
         Some("rpcbind tells NFSv3 clients the port".to_string())
@@ -92,7 +103,10 @@ fn wanted(listen: &[SocketAddr], v4: bool, may: impl Fn(&SocketAddr) -> bool) ->
         let addr = if several { SocketAddr::new(any, first.port()) } else { *first };
         let programs = [(NFS, 3), (NFS, 4), (MOUNT, 3)];
         let offered = programs.into_iter().filter(|&program| v4 || program != (NFS, 4));
-        out.extend(offered.map(|(prog, vers)| Registration { prog, vers, addr }));
+        out.extend(offered.map(|(prog, vers)| Registration { prog, vers, addr, udp: false }));
+        for udp in [false, true] {
+            out.extend(VERSIONS.map(|vers| Registration { prog: NLM, vers, addr, udp }));
+        }
     }
     out
 }
@@ -107,7 +121,8 @@ mod tests {
             let listen: Vec<SocketAddr> = listen.iter().map(|a| a.parse().unwrap()).collect();
             let all = wanted(&listen, false, |addr| !addr.ip().is_loopback());
             let nfs = all.iter().filter(|r| r.prog == NFS).map(|r| r.addr.to_string());
-            assert_eq!(all.len() % 2, 0);
+            // NFS, MOUNT, and NLM in three versions for TCP and UDP.
+            assert_eq!(all.len() % 8, 0);
             nfs.collect::<Vec<_>>()
         };
         assert!(told(&["127.0.0.1:2049", "[::1]:2049"]).is_empty());

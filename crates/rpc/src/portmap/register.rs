@@ -22,7 +22,7 @@ use tokio::time::Instant;
 /// Where rpcbind listens for programs of its machine.
 pub const RPCBIND_SOCKET: &str = "/run/rpcbind.sock";
 
-/// A program that listens on TCP.
+/// A program that listens on TCP or UDP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Registration {
     /// Program number.
@@ -31,6 +31,18 @@ pub struct Registration {
     pub vers: u32,
     /// Where it listens. An unspecified address (`0.0.0.0`, `::`) is answered as the one that the asker came to.
     pub addr: SocketAddr,
+    /// For datagrams.
+    pub udp: bool,
+}
+
+impl Registration {
+    fn netid(&self) -> &'static str {
+        match (self.udp, self.addr.ip()) {
+            (true, IpAddr::V4(_)) => "udp",
+            (true, IpAddr::V6(_)) => "udp6",
+            (false, ip) => tcp_netid(&ip),
+        }
+    }
 }
 
 /// What became of a [`Registration`].
@@ -82,29 +94,33 @@ impl Rpcbind {
         if port != what.addr.port() {
             return Ok(Registered::Taken(port));
         }
-        self.unregister(what).await?;
+        self.unset(what).await?;
         Ok(if self.set(what).await? { Registered::Done } else { Registered::Refused })
     }
 
-    /// Ends a registration; false: there was none, or not one of this user.
+    /// Ends a registration; false: there was none, or not one of this user, or another server has registered itself since.
     ///
     /// # Errors
     /// See [`PortmapError`].
     pub async fn unregister(&self, what: &Registration) -> Result<bool, PortmapError> {
-        let rpcb = Rpcb::query(what.prog, what.vers, tcp_netid(&what.addr.ip()));
+        Ok(self.port_of(what).await? == Some(what.addr.port()) && self.unset(what).await?)
+    }
+
+    async fn unset(&self, what: &Registration) -> Result<bool, PortmapError> {
+        let rpcb = Rpcb::query(what.prog, what.vers, what.netid());
         self.ask(RpcbindProc::UNSET, "UNSET", Enc::of(&rpcb)).await
     }
 
     async fn set(&self, what: &Registration) -> Result<bool, PortmapError> {
         let addr = Text::copy(format_universal(&what.addr).as_bytes());
-        let rpcb = Rpcb { addr, ..Rpcb::query(what.prog, what.vers, tcp_netid(&what.addr.ip())) };
+        let rpcb = Rpcb { addr, ..Rpcb::query(what.prog, what.vers, what.netid()) };
         self.ask(RpcbindProc::SET, "SET", Enc::of(&rpcb)).await
     }
 
     /// At which port a program is registered.
     async fn port_of(&self, what: &Registration) -> Result<Option<u16>, PortmapError> {
         let all: Chain<Rpcb, REGISTRATIONS_MAX> = self.ask(RpcbindProc::DUMP, "DUMP", Enc::new()).await?;
-        let netid = tcp_netid(&what.addr.ip()).as_bytes();
+        let netid = what.netid().as_bytes();
         let same = |r: &&Rpcb| r.prog == what.prog && r.vers == what.vers && r.netid[..] == *netid;
         let Some(found) = all.iter().find(same) else { return Ok(None) };
         let at = parse_universal(&found.addr);
