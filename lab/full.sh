@@ -13,6 +13,7 @@ if [ "${1:-}" = all ]; then
   $lab scenario --server ganesha,knfsd --vers 4.2,3 all || rc=1
   exit $rc
 fi
+$lab nfs41 --server hither,ganesha,knfsd || rc=1
 $lab suite --server ganesha --vers 4.2,4.1,3 --client hither pjdfstest || rc=1
 $lab suite --quick --server ganesha --vers 4.2 --client hither tree make || rc=1
 $lab suite --quick --server knfsd --vers 4.2,3 --client hither posix git sqlite fsx make pjdfstest postgres tree || rc=1

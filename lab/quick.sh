@@ -7,5 +7,6 @@ trap '$lab down >/dev/null 2>&1' EXIT
 $lab up || exit 1
 rc=0
 $lab suite --quick --server ganesha --vers 4.2,3 --client hither posix git sqlite fsx pjdfstest || rc=1
+$lab nfs41 --server hither,ganesha || rc=1
 $lab scenario --quick --server ganesha --vers 4.2 restart break interrupt umount-dead || rc=1
 exit $rc

@@ -15,6 +15,7 @@ mod disk;
 mod guest;
 mod lab;
 mod net;
+mod nfs41;
 mod process;
 mod relay;
 mod scenario;
@@ -41,6 +42,7 @@ const USAGE: &str = "hither-lab [--name NAME] COMMAND
   tcp [--listen ADDR | --from ADDR] [--seconds N]    bytes a second of one TCP connection, without either on loopback
   exec [-u USER] -- CMD...       a command inside the namespace
   suite NAME... | all            foreign suites; --quick, --server, --vers, --client, --verbose
+  nfs41                          each operation of NFSv4.1 and 4.2 and its statuses; --server, --vers, --only, --at ADDRESS:PORT/PATH
   scenario NAME... | all         fault scenarios; same selectors
   bench [WORKLOAD...]            kernel client and other clients side by side; --rtt, --out, --table
   list                           suites, scenarios and workloads
@@ -94,6 +96,7 @@ fn run(args: &mut Args) -> Result<ExitCode, Fail> {
             lab.enter()?;
             net::exec(args)
         }
+        "nfs41" => nfs41::main(&lab, args),
         "suite" => suite::main(&lab, args),
         "scenario" => scenario::main(&lab, args),
         "bench" => bench::main(&lab, args),

@@ -157,10 +157,14 @@ fn run_on(lab: &Lab, plan: &Plan, client: &Client, kind: Kind, vers: &str, tally
     }
 }
 
-struct Outcome {
-    ok: usize,
-    expected: usize,
-    wrong: Vec<String>,
+/// What became of cases.
+pub struct Outcome {
+    /// Passed.
+    pub ok: usize,
+    /// Failed as listed.
+    pub expected: usize,
+    /// Everything else.
+    pub wrong: Vec<String>,
 }
 
 struct Run<'a> {
@@ -245,8 +249,9 @@ impl Run<'_> {
 }
 
 /// One line of a list that applies here.
-struct Expected {
-    case: String,
+pub struct Expected {
+    /// Its name, or the beginning with `*` behind it.
+    pub case: String,
     /// It fails in some runs only; passing is no mistake of the list.
     sometimes: bool,
 }
@@ -262,7 +267,7 @@ impl Expected {
 
 /// Lines `CASE SERVERS VERSIONS REASON`, `*` for all servers or versions; `?` before the case: it
 /// fails in some runs only. Empty lines and those with `#` first are skipped.
-fn parse(text: &str, server: &str, vers: &str) -> Res<Vec<Expected>> {
+pub fn parse(text: &str, server: &str, vers: &str) -> Res<Vec<Expected>> {
     let mut all = vec![];
     for line in text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')) {
         let mut words = line.split_whitespace();
@@ -283,7 +288,7 @@ fn parse(text: &str, server: &str, vers: &str) -> Res<Vec<Expected>> {
 
 /// Compares what happened with the list. A `partial` run cannot tell which lines are obsolete
 /// because their cases did not run.
-fn judge(list: &[Expected], ok: &[String], failed: &[String], partial: bool) -> Outcome {
+pub fn judge(list: &[Expected], ok: &[String], failed: &[String], partial: bool) -> Outcome {
     let mut wrong = vec![];
     let mut used = BTreeSet::new();
     let mut expected = 0;

@@ -1,0 +1,117 @@
+//! What NFSv4.2 adds (RFC 7862 section 15, RFC 8276 section 8.4).
+
+use super::bench::{Bench, Checked};
+use super::files::{NOBODYS, UNKNOWN};
+use super::{Case, case};
+use bytes::Bytes;
+use hither_proto::nfs4::open::{SHARE_ACCESS_BOTH, SHARE_ACCESS_READ};
+use hither_proto::nfs4::{Nfsstat4 as S, *};
+
+/// Does something with the file, open for both.
+fn opened(b: &mut Bench, op: impl Fn(Stateid) -> Op, expected: &[S]) -> Checked {
+    let (id, fh) = b.client.open(&b.dir.clone(), b"f", SHARE_ACCESS_BOTH, 0)?;
+    b.at(&fh, vec![op(id)], expected)
+}
+
+fn value() -> Bytes {
+    Bytes::from_static(b"value")
+}
+
+/// An operation that a server need not have.
+const OPTIONAL: [S; 2] = [S::OK, S::NOTSUPP];
+
+pub fn cases() -> Vec<Case> {
+    let mut all = ranges();
+    all.extend(xattrs());
+    all
+}
+
+fn ranges() -> Vec<Case> {
+    let clone =
+        |id, count| CloneArgs { src_stateid: id, dst_stateid: id, src_offset: 0, dst_offset: 0, count };
+    vec![
+        case("SEEK OK", |b| opened(b, |id| Op::seek(id, 0, DataContent::DATA), &[S::OK])),
+        case("SEEK NXIO", |b| opened(b, |id| Op::seek(id, 100, DataContent::HOLE), &[S::NXIO])),
+        case("SEEK BAD_STATEID", |b| {
+            b.at(&b.file.clone(), vec![Op::seek(NOBODYS, 0, DataContent::DATA)], &UNKNOWN)
+        }),
+        case("SEEK NOFILEHANDLE", |b| b.nowhere(Op::seek(NOBODYS, 0, DataContent::DATA))),
+        case("ALLOCATE OK", |b| opened(b, |id| Op::allocate(id, 0, 100), &OPTIONAL)),
+        case("ALLOCATE INVAL", |b| opened(b, |id| Op::allocate(id, 0, 0), &[S::INVAL, S::NOTSUPP])),
+        case("ALLOCATE beyond the end", |b| {
+            opened(b, |id| Op::allocate(id, u64::MAX - 1, 5), &[S::INVAL, S::FBIG, S::NOTSUPP])
+        }),
+        case("ALLOCATE OPENMODE", |b| {
+            let (id, fh) = b.client.open(&b.dir.clone(), b"f", SHARE_ACCESS_READ, 0)?;
+            b.at(&fh, vec![Op::allocate(id, 0, 5)], &[S::OPENMODE, S::NOTSUPP])
+        }),
+        case("ALLOCATE WRONG_TYPE", |b| {
+            let wrong = [S::WRONG_TYPE, S::ISDIR, S::BAD_STATEID, S::NOTSUPP];
+            b.here(vec![Op::allocate(Stateid::ANONYMOUS, 0, 5)], &wrong)
+        }),
+        case("ALLOCATE NOFILEHANDLE", |b| b.nowhere(Op::allocate(NOBODYS, 0, 5))),
+        case("DEALLOCATE OK", |b| opened(b, |id| Op::deallocate(id, 0, 5), &OPTIONAL)),
+        case("DEALLOCATE BAD_STATEID", |b| {
+            b.at(&b.file.clone(), vec![Op::deallocate(NOBODYS, 0, 5)], &[UNKNOWN[0], UNKNOWN[1], S::NOTSUPP])
+        }),
+        case("CLONE NOFILEHANDLE", move |b| {
+            b.here(vec![Op::Clone(clone(NOBODYS, 1))], &[S::NOFILEHANDLE, S::NOTSUPP])
+        }),
+        case("CLONE INVAL unaligned", move |b| {
+            let (id, fh) = b.client.open(&b.dir.clone(), b"f", SHARE_ACCESS_BOTH, 0)?;
+            let args = CloneArgs { src_offset: 1, dst_offset: 4096, ..clone(id, 2) };
+            b.at(&fh, vec![Op::Savefh, Op::Clone(args)], &[S::INVAL, S::NOTSUPP, S::XDEV])
+        }),
+        case("IO_ADVISE", |b| {
+            let advise =
+                |id| Op::IoAdvise(IoAdviseArgs { stateid: id, offset: 0, count: 10, hints: Bitmap4::EMPTY });
+            opened(b, advise, &OPTIONAL)
+        }),
+        case("READ_PLUS", |b| opened(b, |id| Op::read_plus(id, 0, 10), &OPTIONAL)),
+        case("OFFLOAD_STATUS", |b| {
+            let status = vec![Op::OffloadStatus(NOBODYS)];
+            b.at(&b.file.clone(), status, &[S::BAD_STATEID, S::STALE_STATEID, S::NOTSUPP])
+        }),
+        case("LAYOUTSTATS is no pNFS", |b| {
+            b.at(&b.file.clone(), vec![Op::OffloadCancel(NOBODYS)], &[UNKNOWN[0], UNKNOWN[1], S::NOTSUPP])
+        }),
+    ]
+}
+
+fn xattrs() -> Vec<Case> {
+    let none = [S::NOXATTR, S::NOTSUPP];
+    let at = |b: &mut Bench, ops: Vec<Op>, expected: &[S]| b.at(&b.file.clone(), ops, expected);
+    let set = |option, key: &[u8]| Op::setxattr(option, key, value());
+    vec![
+        case("SETXATTR OK", move |b| at(b, vec![set(SetxattrOption::EITHER, b"a")], &OPTIONAL)),
+        case("SETXATTR EXIST", move |b| {
+            let twice = vec![set(SetxattrOption::EITHER, b"a"), set(SetxattrOption::CREATE, b"a")];
+            at(b, twice, &[S::EXIST])
+        }),
+        case("SETXATTR NOXATTR", move |b| at(b, vec![set(SetxattrOption::REPLACE, b"none")], &none)),
+        case("SETXATTR INVAL", move |b| {
+            at(b, vec![set(SetxattrOption::EITHER, b"")], &[S::INVAL, S::NOTSUPP])
+        }),
+        case("SETXATTR NAMETOOLONG", move |b| {
+            let long = [b'x'; 2000];
+            at(b, vec![set(SetxattrOption::EITHER, &long)], &[S::NAMETOOLONG, S::NOTSUPP])
+        }),
+        case("SETXATTR NOFILEHANDLE", move |b| b.nowhere(set(SetxattrOption::EITHER, b"a"))),
+        case("GETXATTR OK", move |b| {
+            at(b, vec![set(SetxattrOption::EITHER, b"a"), Op::getxattr(b"a")], &[S::OK])
+        }),
+        case("GETXATTR NOXATTR", move |b| at(b, vec![Op::getxattr(b"none")], &none)),
+        case("GETXATTR NOFILEHANDLE", |b| b.nowhere(Op::getxattr(b"a"))),
+        case("LISTXATTRS OK", move |b| {
+            at(b, vec![set(SetxattrOption::EITHER, b"a"), Op::listxattrs(0, 1000)], &[S::OK])
+        }),
+        case("LISTXATTRS TOOSMALL", move |b| {
+            at(b, vec![set(SetxattrOption::EITHER, b"name"), Op::listxattrs(0, 4)], &[S::TOOSMALL])
+        }),
+        case("REMOVEXATTR OK", move |b| {
+            at(b, vec![set(SetxattrOption::EITHER, b"a"), Op::removexattr(b"a")], &[S::OK])
+        }),
+        case("REMOVEXATTR NOXATTR", move |b| at(b, vec![Op::removexattr(b"none")], &none)),
+        case("REMOVEXATTR NOFILEHANDLE", |b| b.nowhere(Op::removexattr(b"a"))),
+    ]
+}
