@@ -23,9 +23,10 @@ use hither_server::{NqnfsOptions, Options, Server};
 use hither_vfs::{Cred, Cx};
 pub use notify::Notify;
 use rpcbind::Registrations;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket, UdpSocket};
@@ -65,6 +66,7 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
             Failure::usage(format!("state directory {}: {e}; --state-dir names another", dir.display()))
         })?;
     }
+    let _alone = state_dir.as_deref().map(alone).transpose()?;
     let listeners = args.listen.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
     let metrics = match &args.metrics {
         Some(place) => Some(endpoint::bind(place).await.map_err(|e| {
@@ -227,6 +229,21 @@ fn answer_locks(addr: SocketAddr) {
             }
         }
     });
+}
+
+/// A state directory is one server's: two would each remove and overwrite what the other remembers. The lock ends with the process.
+fn alone(dir: &Path) -> Result<File, Failure> {
+    let failed = |e: io::Error| Failure::usage(format!("state directory {}: {e}", dir.display()));
+    let lock = dir.join("lock");
+    let file = File::options().create(true).truncate(false).write(true).open(lock).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Failure::usage(format!(
+            "state directory {}: another server uses it; --state-dir names another",
+            dir.display()
+        ))),
+        Err(TryLockError::Error(e)) => Err(failed(e)),
+    }
 }
 
 fn listen(addr: &SocketAddr) -> Result<TcpListener, Failure> {

@@ -399,6 +399,37 @@ fn a_journal_is_not_forgotten_nor_taken_for_another() {
     assert_eq!(without.code, 124, "it serves until it is ended: {without:?}");
 }
 
+/// A state directory is one server's at a time, on whatever port, and a journal is its state directory's until it is empty.
+#[test]
+#[ignore = "needs root"]
+fn a_state_directory_has_one_server() {
+    let mut server = with_journal("8");
+    server.serve();
+    let mnt = server.mnt("mnt");
+    server.mount("vers=3,sync", &mnt).ok();
+    fs::write(mnt.join("f"), "stable").unwrap();
+    let dir = server.dir.path().to_path_buf();
+    let other = |seconds: &str, state: &str, words: &[&str]| {
+        let mut command = Command::new("timeout");
+        command.args([seconds, HITHER, "serve", "--listen", "127.0.0.1:2051", "--state-dir"]);
+        run(command.arg(dir.join(state)).arg(dir.join("export")).args(words))
+    };
+    let shared = other("60", "state", &[]);
+    assert!(shared.code != 0 && shared.err.contains("another server uses it"), "{shared:?}");
+    server.kill();
+    let journal = dir.join("journal");
+    let named = ["--journal", journal.to_str().unwrap()];
+    let foreign = other("60", "state2", &named);
+    assert!(foreign.code != 0 && foreign.err.contains("another state directory"), "{foreign:?}");
+    server.serve();
+    assert_eq!(fs::read_to_string(mnt.join("f")).unwrap(), "stable");
+    run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+    assert_eq!(server.stop(), 0, "{}", server.complaints());
+    // Emptied by an orderly end it is anybody's.
+    let empty = other("5", "state2", &named);
+    assert_eq!(empty.code, 124, "it serves until it is ended: {empty:?}");
+}
+
 #[test]
 #[ignore = "needs root"]
 fn the_printed_command_mounts_it_and_a_signal_ends_it() {

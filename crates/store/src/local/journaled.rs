@@ -187,6 +187,13 @@ impl Journaled {
         };
         let state_dir = options.state_dir.clone();
         let void = marked(state_dir.as_deref()).map_err(fail)? == Some(found.epoch());
+        if !journal.discard
+            && !void
+            && !is_ours(state_dir.as_deref(), &journal.path)
+            && !found.is_empty().map_err(fail)?
+        {
+            return Err(fail(io::Error::new(ErrorKind::InvalidData, OF_ANOTHER)));
+        }
         let found = if void { fresh().map_err(fail)? } else { found };
         let epoch = found.epoch();
         let parent = journal.path.parent().map(Path::to_path_buf);
@@ -688,6 +695,10 @@ fn remove(dir: &Path, name: &str) -> io::Result<()> {
     }
 }
 
+/// A journal with records that another state directory knows of.
+const OF_ANOTHER: &str = "it holds writes that a server with another state directory acknowledged: start that server once more \
+     (--state-dir) and end it in an orderly way, or give them up (--journal-discard)";
+
 /// Fails when a journal other than `now` was in use and not closed: what it holds was acknowledged and may be nowhere else, and
 /// applied later it would overwrite what was written meanwhile.
 pub(super) fn nothing_left(state_dir: Option<&Path>, now: Option<&Path>) -> Result<()> {
@@ -708,6 +719,13 @@ pub(super) fn nothing_left(state_dir: Option<&Path>, now: Option<&Path>) -> Resu
              an orderly way, or give them up (--journal-discard)"
         ),
     ))
+}
+
+/// Whether a journal is the one that was in use with this state directory. Handles in a journal can be read only with that.
+fn is_ours(state_dir: Option<&Path>, journal: &Path) -> bool {
+    let Some(dir) = state_dir else { return true };
+    let was = std::fs::read(dir.join(IN_USE_FILE)).map(|was| PathBuf::from(OsString::from_vec(was)));
+    was.is_ok_and(|was| std::fs::canonicalize(journal).is_ok_and(|now| now == was))
 }
 
 /// Forgets the journal that was in use with this state directory: what it holds is lost.

@@ -8,7 +8,17 @@ use std::collections::HashMap;
 const JOURNAL_BYTES: u64 = 4 << 20;
 
 fn with_journal(dir: &Dir, state: &Dir, export_id: u64, discard: bool) -> Result<Local> {
-    let journal = JournalOptions { path: state.path("journal"), size_bytes: JOURNAL_BYTES, discard };
+    with_journal_of(dir, (state, state), export_id, discard)
+}
+
+/// A directory with one's state and another's journal.
+fn with_journal_of(
+    dir: &Dir,
+    (state, journal): (&Dir, &Dir),
+    export_id: u64,
+    discard: bool,
+) -> Result<Local> {
+    let journal = JournalOptions { path: journal.path("journal"), size_bytes: JOURNAL_BYTES, discard };
     let options = LocalOptions {
         state_dir: Some(state.path("state")),
         export_id,
@@ -215,6 +225,25 @@ async fn what_is_no_journal_of_this_directory_is_refused() {
     drop(with_journal(&dir, &state, 2, false).unwrap());
     std::fs::write(state.path("journal"), vec![7; 4 << 20]).unwrap();
     assert!(with_journal(&dir, &state, 2, false).unwrap_err().to_string().contains("no journal"));
+}
+
+/// Records are applied only with the state directory that they were written with: its secret opens their handles.
+#[tokio::test]
+async fn journal_with_records_is_its_state_directorys() {
+    let (dir, state, other, cx) = (Dir::new(), Dir::new(), Dir::new(), root());
+    let l = with_journal(&dir, &state, 1, false).unwrap();
+    let f = create(&l, &cx, &top(&l).await, "f", 0o644).await.unwrap();
+    let file = File { fh: &f.node.fh, open: None };
+    l.write(&cx, file, 0, Bytes::from_static(b"stable").into(), Stability::Stable).await.unwrap();
+    drop(l);
+    std::fs::write(dir.path("f"), b"").unwrap();
+    let foreign = with_journal_of(&dir, (&other, &state), 1, false).unwrap_err().to_string();
+    assert!(foreign.contains("another state directory"), "{foreign}");
+    let l = with_journal(&dir, &state, 1, false).unwrap();
+    assert_eq!(std::fs::read(dir.path("f")).unwrap(), b"stable");
+    l.shutdown(&cx).await.unwrap();
+    drop(l);
+    drop(with_journal_of(&dir, (&other, &state), 1, false).unwrap());
 }
 
 #[tokio::test]
