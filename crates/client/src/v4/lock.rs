@@ -337,10 +337,39 @@ fn conflict(denied: &LockDenied) -> LockConflict {
         LockType::READ | LockType::READW => LockKind::Read,
         _ => LockKind::Write,
     };
-    let end_bytes = match denied.length {
-        u64::MAX => u64::MAX,
-        len => denied.offset.saturating_add(len),
-    };
     // The holder's process id is not part of the protocol, not even for locks of this machine.
-    LockConflict { kind, range: FileRange { start_bytes: denied.offset, end_bytes }, pid: 0 }
+    LockConflict { kind, range: held_range(denied.offset, denied.length), pid: 0 }
+}
+
+/// The range of a lock that the server names. A lock to the end of the file has a length of all ones; nfs-ganesha says 0
+/// as fcntl(2) does. A range never ends before its first byte, whatever the server says.
+fn held_range(offset: u64, length: u64) -> FileRange {
+    let start_bytes = offset.min(u64::MAX - 1);
+    let end_bytes = if length == 0 { u64::MAX } else { start_bytes.saturating_add(length) };
+    FileRange { start_bytes, end_bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every pair of numbers that a server can send names at least one byte, and the common ones the right bytes.
+    #[test]
+    fn denied_ranges_are_never_empty() {
+        let edges = [0, 1, 4096, i64::MAX as u64 - 1, i64::MAX as u64, 1 << 63, u64::MAX - 1, u64::MAX];
+        for (offset, len) in edges.iter().flat_map(|o| edges.map(|l| (*o, l))) {
+            let denied = LockDenied {
+                offset,
+                length: len,
+                locktype: LockType::WRITE,
+                owner: hither_proto::nfs4::StateOwner { clientid: 0, owner: bytes::Bytes::new().into() },
+            };
+            let FileRange { start_bytes, end_bytes } = conflict(&denied).range;
+            assert!(start_bytes < end_bytes, "{offset} {len}");
+            let to_the_end = len == 0 || offset.checked_add(len).is_none();
+            assert_eq!(end_bytes == u64::MAX, to_the_end || offset + len == u64::MAX, "{offset} {len}");
+        }
+        assert_eq!(held_range(10, 20), FileRange { start_bytes: 10, end_bytes: 30 });
+        assert_eq!(held_range(10, 0), FileRange { start_bytes: 10, end_bytes: u64::MAX });
+    }
 }

@@ -13,6 +13,13 @@ fn range(call: &LockCall) -> FileRange {
     FileRange { start_bytes: call.start, end_bytes }
 }
 
+/// First and last byte of a lock as the kernel wants them: it makes EIO of an offset beyond its greatest, and of an end
+/// before the beginning, whatever other clients have locked.
+fn first_and_last(range: FileRange) -> (u64, u64) {
+    let first = range.start_bytes.min(OFFSET_MAX);
+    (first, range.end_bytes.saturating_sub(1).clamp(first, OFFSET_MAX))
+}
+
 fn kind(call: &LockCall) -> Result<LockKind> {
     match call.kind as i32 {
         libc::F_RDLCK => Ok(LockKind::Read),
@@ -36,12 +43,9 @@ impl Call {
         match found {
             None => out.u64(call.start).u64(call.end).u32(libc::F_UNLCK as u32).u32(0),
             Some(c) => {
-                let end = match c.range.end_bytes {
-                    0 => 0,
-                    end => (end - 1).min(OFFSET_MAX),
-                };
+                let (first, last) = first_and_last(c.range);
                 let kind = if c.kind == LockKind::Read { libc::F_RDLCK } else { libc::F_WRLCK };
-                out.u64(c.range.start_bytes).u64(end).u32(kind as u32).u32(c.pid)
+                out.u64(first).u64(last).u32(kind as u32).u32(c.pid)
             }
         };
         Ok(Answer::bytes(out.into_vec()))
@@ -90,5 +94,23 @@ impl Call {
         if self.session.drop_pages(inode.id).await {
             inode.pages_dropped(attrs.attr.change, asked);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of every range that a layer below can tell the kernel is told one that it takes.
+    #[test]
+    fn conflicts_fit_the_kernel() {
+        let edges = [0, 1, 4096, OFFSET_MAX - 1, OFFSET_MAX, OFFSET_MAX + 1, 1 << 63, u64::MAX - 1, u64::MAX];
+        for (start_bytes, end_bytes) in edges.iter().flat_map(|s| edges.map(|e| (*s, e))) {
+            let (first, last) = first_and_last(FileRange { start_bytes, end_bytes });
+            assert!(first <= last && last <= OFFSET_MAX, "{start_bytes}..{end_bytes}: {first}..={last}");
+        }
+        let of = |start_bytes, end_bytes| first_and_last(FileRange { start_bytes, end_bytes });
+        assert_eq!(of(10, 20), (10, 19));
+        assert_eq!(of(10, u64::MAX), (10, OFFSET_MAX));
     }
 }

@@ -1,0 +1,101 @@
+//! Calls of programs that other suites have not: locks of others. Each on
+//! nfs-ganesha and on `hither serve`.
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+mod common;
+
+use common::serve::Serve;
+use common::{Ganesha, HITHER, Said, is_mounted, run};
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::Command;
+
+/// A server, and how to mount it.
+enum Server {
+    Ganesha(Ganesha),
+    Hither(Serve),
+}
+
+impl Server {
+    fn ganesha() -> Self {
+        Self::Ganesha(Ganesha::start())
+    }
+
+    fn hither() -> Self {
+        let mut server = Serve::of_directory();
+        server.serve();
+        Self::Hither(server)
+    }
+
+    fn dir(&self) -> &Path {
+        match self {
+            Self::Ganesha(s) => s.dir.path(),
+            Self::Hither(s) => s.dir.path(),
+        }
+    }
+
+    fn mount(&self, options: &str, mnt: &Path) -> Said {
+        let _ = std::fs::create_dir(mnt);
+        match self {
+            Self::Ganesha(s) => s.mount(options, mnt),
+            Self::Hither(s) => s.mount(options, mnt),
+        }
+    }
+
+    fn unmount(&self, mnt: &Path) {
+        run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
+        assert!(!is_mounted(mnt));
+    }
+}
+
+/// fcntl(2) about a lock; what it says then, or the error.
+fn fcntl(file: &File, call: i32, kind: i32, (start, len): (i64, i64)) -> Result<(i32, i64, i64), i32> {
+    let mut lock = libc::flock { l_type: kind as i16, l_whence: 0, l_start: start, l_len: len, l_pid: 0 };
+    // SAFETY: the structure lives across the call and the descriptor is open.
+    match unsafe { libc::fcntl(file.as_raw_fd(), call, &mut lock) } {
+        0 => Ok((i32::from(lock.l_type), lock.l_start, lock.l_len)),
+        _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)),
+    }
+}
+
+/// F_GETLK tells of every lock of another client, from where to where it is, also of one to the end of the file.
+fn conflicts_are_told(server: &Server) {
+    let (a, b) = (server.dir().join("a"), server.dir().join("b"));
+    for version in ["4.1", "4.2"] {
+        server.mount(&format!("vers={version}"), &a).ok();
+        server.mount(&format!("vers={version}"), &b).ok();
+        let open = |dir: &Path| {
+            let mut how = OpenOptions::new();
+            how.read(true).write(true).create(true).truncate(false).open(dir.join("locked")).unwrap()
+        };
+        let (here, there) = (open(&a), open(&b));
+        let far = i64::MAX - 1;
+        for range in [(0, 0), (100, 0), (100, 50), (1 << 40, 1), (far, 1), (far, 0)] {
+            for kind in [libc::F_RDLCK, libc::F_WRLCK] {
+                fcntl(&there, libc::F_SETLK, kind, range).unwrap();
+                let told = fcntl(&here, libc::F_GETLK, libc::F_WRLCK, (0, 0));
+                assert_eq!(told, Ok((kind, range.0, range.1)), "vers={version}");
+                let free = fcntl(&here, libc::F_GETLK, libc::F_WRLCK, (0, 10)).map(|lock| lock.0);
+                let taken = if range.0 == 0 { kind } else { libc::F_UNLCK };
+                assert_eq!(free, Ok(taken), "vers={version} {range:?}");
+                fcntl(&there, libc::F_SETLK, libc::F_UNLCK, (0, 0)).unwrap();
+            }
+        }
+        drop((here, there));
+        server.unmount(&a);
+        server.unmount(&b);
+    }
+}
+
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn conflicts_are_told_of_ganesha() {
+    conflicts_are_told(&Server::ganesha());
+}
+
+#[test]
+#[ignore = "needs root"]
+fn conflicts_are_told_of_hither() {
+    conflicts_are_told(&Server::hither());
+}
