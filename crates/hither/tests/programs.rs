@@ -1,4 +1,4 @@
-//! Calls of programs that other suites have not: locks of others. Each on
+//! Calls of programs that other suites have not: locks of others, locks of read-only descriptors. Each on
 //! nfs-ganesha and on `hither serve`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
@@ -6,8 +6,9 @@ mod common;
 
 use common::serve::Serve;
 use common::{Ganesha, HITHER, Said, is_mounted, run};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -98,4 +99,56 @@ fn conflicts_are_told_of_ganesha() {
 #[ignore = "needs root"]
 fn conflicts_are_told_of_hither() {
     conflicts_are_told(&Server::hither());
+}
+
+/// flock(2) takes either kind of lock on a descriptor for reading, writing or both, if the file may be opened for that, as
+/// on a local disk. It holds between clients, until it is given up.
+fn flock_on_every_descriptor(server: &Server) {
+    let (a, b) = (server.dir().join("a"), server.dir().join("b"));
+    std::fs::set_permissions(server.dir(), PermissionsExt::from_mode(0o755)).unwrap();
+    for version in ["4.1", "4.2", "3"] {
+        server.mount(&format!("vers={version}"), &a).ok();
+        server.mount(&format!("vers={version}"), &b).ok();
+        let path = a.join("flocked");
+        std::fs::write(&path, version).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        for (read, write) in [(true, false), (false, true), (true, true)] {
+            let case = format!("vers={version} {read} {write}");
+            let file = OpenOptions::new().read(read).write(write).open(&path).unwrap();
+            let other = File::open(b.join("flocked")).unwrap();
+            file.lock().unwrap_or_else(|e| panic!("{case}: {e}"));
+            assert_eq!(other.try_lock_shared().is_err(), version != "3", "{case}");
+            other.unlock().unwrap();
+            file.lock_shared().unwrap_or_else(|e| panic!("{case}: {e}"));
+            other.try_lock_shared().unwrap_or_else(|e| panic!("{case}: {e}"));
+            drop(other);
+            drop(file);
+            let last = OpenOptions::new().read(true).write(true).open(b.join("flocked")).unwrap();
+            // The kernel tells of the close a moment after close(2) has returned.
+            last.lock().unwrap_or_else(|e| panic!("{case}: {e}"));
+        }
+        // A user who may only read.
+        let script = "exec 3<flocked; flock -s -n 3; flock -x -n 3";
+        let mut user = Command::new("setpriv");
+        user.args(["--reuid=12345", "--regid=12345", "--clear-groups", "--", "sh", "-c", script]);
+        let said = run(user.current_dir(&a));
+        match version {
+            "3" => drop(said.ok()),
+            _ => assert!(said.code != 0 && said.err.contains("Bad file descriptor"), "{said:?}"),
+        }
+        server.unmount(&a);
+        server.unmount(&b);
+    }
+}
+
+#[test]
+#[ignore = "needs root, util-linux and nfs-ganesha"]
+fn flock_on_every_descriptor_with_ganesha() {
+    flock_on_every_descriptor(&Server::ganesha());
+}
+
+#[test]
+#[ignore = "needs root and util-linux"]
+fn flock_on_every_descriptor_with_hither() {
+    flock_on_every_descriptor(&Server::hither());
 }

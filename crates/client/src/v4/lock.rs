@@ -10,12 +10,15 @@ use super::core::Core;
 use super::fail::{Answered, Fail, is_state_lost};
 use super::place::Decided;
 use super::ranges::Ranges;
-use super::state::{FileInner, OpenState, wire_fh};
+use super::state::{FileInner, Further, OpenEntry, OpenState, wire_fh};
 use hither_proto::nfs4::{
     ExistLockOwner, LockArgs, LockDenied, LockFail, LockType, Locker, LocktArgs, Nfsstat4, Op,
     OpenToLockOwner, Stateid, op,
 };
-use hither_vfs::{Cx, Error, Fh, FileRange, LockConflict, LockKind, LockOwner, LockWait, OpenAccess, OpenId};
+use hither_vfs::{
+    Access, Cx, Error, Fh, FileRange, LockConflict, LockKind, LockOwner, LockWait, OpenAccess, OpenHow,
+    OpenId,
+};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -76,7 +79,10 @@ impl Core {
             LockKind::Write => OpenAccess::WRITE,
         };
         if !entry.access.contains(needed) {
-            return Err(Error::new(libc::EBADF).into());
+            if !owner.flock {
+                return Err(Error::new(libc::EBADF).into());
+            }
+            self.open_for_flock(&entry, needed).await?;
         }
         let mut backoff = Backoff::LOCK;
         loop {
@@ -94,6 +100,38 @@ impl Core {
                 () = released => {}
                 () = cx.cancel.cancelled() => return Err(Error::new(libc::EINTR).into()),
             }
+        }
+    }
+
+    /// Adds `needed` to the access of an open, once. flock(2) allows either kind of lock on every descriptor; LOCK
+    /// wants a stateid that was opened for writing, or for reading (RFC 8881 section 18.10.3). The further open lasts as
+    /// long as `entry`, so recovery opens the file again with both.
+    ///
+    /// # Errors
+    /// `EBADF`, which flock(2) names for NFS, when the opener has no right to that access.
+    async fn open_for_flock(self: &Arc<Self>, entry: &OpenEntry, needed: OpenAccess) -> Answered<()> {
+        let mut further = entry.further.lock().await;
+        match *further {
+            Further::Open(_) => return Ok(()),
+            Further::Closed => return Err(Error::new(libc::EBADF).into()),
+            Further::None => {}
+        }
+        let cx = Cx::new(entry.state.cred.clone());
+        let refused = || Error::because(libc::EBADF, "the file may not be opened as this lock needs");
+        // A server may not look at rights when an open of the same owner gets more access (nfs-ganesha).
+        let right = Access::MODIFY;
+        if needed == OpenAccess::WRITE
+            && !self.access(&cx, &entry.state.file.fh, right).await?.contains(right)
+        {
+            return Err(refused().into());
+        }
+        match self.open_by_handle(&cx, &entry.state.file.fh, &OpenHow::existing(needed)).await {
+            Ok(opened) => {
+                *further = Further::Open(opened.open);
+                Ok(())
+            }
+            Err(Fail::Nfs(Nfsstat4::ACCESS | Nfsstat4::PERM | Nfsstat4::ROFS)) => Err(refused().into()),
+            Err(f) => Err(f),
         }
     }
 

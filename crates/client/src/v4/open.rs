@@ -8,7 +8,7 @@ use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Compound};
 use super::core::Core;
 use super::fail::{Answered, Fail, is_state_lost};
-use super::state::{Files, OpenState, Step, own_fh, share, wire_fh, wire_name};
+use super::state::{Files, Further, OpenState, Step, own_fh, share, wire_fh, wire_name};
 use crate::stamp::Stamp;
 use crate::writes::OpenMark;
 use hither_proto::nfs4::{
@@ -78,7 +78,12 @@ impl Core {
         self.or_close(opened.open, cut).await
     }
 
-    async fn open_by_handle(self: &Arc<Self>, cx: &Cx, fh: &Fh, how: &OpenHow) -> Answered<Opened> {
+    pub(super) async fn open_by_handle(
+        self: &Arc<Self>,
+        cx: &Cx,
+        fh: &Fh,
+        how: &OpenHow,
+    ) -> Answered<Opened> {
         if how.create != Create::No {
             return Err(Error::because(libc::EINVAL, "creating needs a name").into());
         }
@@ -466,6 +471,10 @@ impl Core {
             None => Ok(()),
         };
         if let Some(entry) = self.files.closed(id) {
+            // First: the CLOSE that ends the state then ends both, and no OPEN_DOWNGRADE goes before it.
+            if let Further::Open(further) = entry.further.lock().await.end() {
+                let _ = Box::pin(self.end(&patient, further, together)).await;
+            }
             entry.state.file.unused(&entry.state);
             if together {
                 self.close_soon(&entry.state).await;

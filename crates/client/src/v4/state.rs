@@ -133,6 +133,27 @@ pub(crate) struct OpenEntry {
     pub access: OpenAccess,
     /// What this open has seen of write errors.
     pub mark: Mutex<Option<Arc<OpenMark>>>,
+    /// One at a time opens or closes it.
+    pub further: tokio::sync::Mutex<Further>,
+}
+
+/// The open that gives an [`OpenEntry`] the access which its flock(2) locks need and it was not opened with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Further {
+    /// No lock has needed one.
+    #[default]
+    None,
+    /// Counts in the same [`OpenState`], and ends with the entry.
+    Open(OpenId),
+    /// The entry has ended.
+    Closed,
+}
+
+impl Further {
+    /// The entry ends: what there was.
+    pub fn end(&mut self) -> Self {
+        std::mem::replace(self, Self::Closed)
+    }
 }
 
 impl Files {
@@ -220,7 +241,8 @@ impl Files {
     pub fn opened(&self, state: &Arc<OpenState>, access: OpenAccess) -> OpenId {
         let id = OpenId(self.next_open.fetch_add(1, Ordering::Relaxed));
         let mut table = self.table.lock();
-        let entry = OpenEntry { state: state.clone(), access, mark: Mutex::new(None) };
+        let (mark, further) = (Mutex::new(None), tokio::sync::Mutex::default());
+        let entry = OpenEntry { state: state.clone(), access, mark, further };
         table.opens.insert(id, Arc::new(entry));
         self.opening.fetch_sub(1, Ordering::SeqCst);
         let mut inner = state.inner.lock();

@@ -2,6 +2,7 @@
 
 use super::chains::{Told, leased};
 use super::*;
+use hither_proto::nfs4::access;
 use server::delegation;
 
 const OTHER: LockOwner = LockOwner { id: 2, flock: false };
@@ -439,5 +440,69 @@ async fn nobody_is_ever_beside_another() {
     assert!(handed > 0, "no lock was ever handed over");
     assert!((1..480).contains(&t.server.count("LOCKU")), "all were decided here, or none");
     assert_eq!(t.held_there(), 0);
+    t.check();
+}
+
+/// flock(2) gives either kind of lock on every descriptor; the server wants an open for writing or for reading below it. The
+/// file is opened again, once; the lock is kept over the end of another open, of a delegation and of the server, and ends
+/// with its descriptor, as does the further open. fcntl(2) has no such locks.
+#[tokio::test(start_paused = true)]
+async fn flock_opens_with_the_missing_access() {
+    use LockKind::{Read, Write};
+    let pairs = [(OpenAccess::READ, Write), (OpenAccess::WRITE, Read)];
+    for ((access, kind), writers) in pairs.into_iter().flat_map(|p| [(p, true), (p, false)]) {
+        let case = format!("{access:?} {kind:?} {writers}");
+        let (t, _told) = delegated().await;
+        t.server.lock().delegate_writers = writers;
+        // Its delegation for writing stays.
+        let f = t.create("f").await;
+        t.v4.close(&cx(), &f.node.fh, f.open).await.unwrap();
+        let open =
+            async |access| t.v4.open(&cx(), Where::fh(&f.node.fh), &OpenHow::existing(access)).await.unwrap();
+        let f = open(access).await;
+        assert_eq!(t.take(&f, ME, kind, ALL).await, libc::EBADF, "{case}");
+        let before = t.server.count("OPEN");
+        for _ in 0..3 {
+            assert_eq!(t.take(&f, FLOCK, kind, ALL).await, 0, "{case}");
+            t.release(&f, FLOCK).await;
+        }
+        assert_eq!(t.take(&f, FLOCK, kind, ALL).await, 0, "{case}");
+        assert_eq!(t.server.count("OPEN"), before + 1, "{case}");
+        // Another descriptor with the access comes and goes.
+        let both = open(RW).await;
+        t.v4.close(&cx(), &both.node.fh, both.open).await.unwrap();
+        t.recall("f").await;
+        assert_eq!(t.held_there(), 1, "{case}");
+        t.restart();
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        let log = t.log_since("RESTART");
+        assert!(log.contains(&"LOCK reclaim".into()) && t.held_there() == 1, "{case}: {log:?}");
+        let other = open(RW).await;
+        assert_eq!(t.take(&other, OTHER, Write, ALL).await, libc::EAGAIN, "{case}");
+        t.v4.close(&cx(), &other.node.fh, other.open).await.unwrap();
+        t.v4.close(&cx(), &f.node.fh, f.open).await.unwrap();
+        assert_eq!((t.held_there(), t.server.lock().opens.len()), (0, 0), "{case}");
+        assert_eq!(t.v4.core.files.open_ids(), [], "{case}");
+        t.check();
+    }
+}
+
+/// The lock of a descriptor whose opener has no right to the access it needs fails as flock(2) says, and asks again later.
+#[tokio::test(start_paused = true)]
+async fn flock_without_the_right_is_ebadf() {
+    let (t, _told) = delegated().await;
+    let how = OpenHow::existing(OpenAccess::READ);
+    let f = t.v4.open(&cx(), Where::name(&t.root, &name("f")), &how).await.unwrap();
+    for refused in [Nfsstat4::ACCESS, Nfsstat4::PERM, Nfsstat4::ROFS] {
+        t.server.lock().fail = vec![(NfsOpnum4::OPEN, refused)];
+        assert_eq!(t.take(&f, FLOCK, LockKind::Write, ALL).await, libc::EBADF, "{refused:?}");
+    }
+    // A server that grants the open all the same.
+    t.server.lock().no_right = access::MODIFY;
+    assert_eq!(t.take(&f, FLOCK, LockKind::Write, ALL).await, libc::EBADF);
+    t.server.lock().no_right = 0;
+    assert_eq!(t.take(&f, FLOCK, LockKind::Write, ALL).await, 0);
+    t.v4.close(&cx(), &f.node.fh, f.open).await.unwrap();
+    assert_eq!(t.server.lock().opens.len(), 0);
     t.check();
 }

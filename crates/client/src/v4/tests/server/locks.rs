@@ -24,6 +24,15 @@ impl State {
             }
         };
         let Some(lock) = self.locks.get(&other).cloned() else { return Err(Nfsstat4::BAD_STATEID.into()) };
+        let needed = match a.locktype {
+            LockType::READ | LockType::READW => open::SHARE_ACCESS_READ,
+            _ => open::SHARE_ACCESS_WRITE,
+        };
+        let opened = |o: &Open| o.client == cur.client && o.file == lock.file && o.access & needed != 0;
+        if !self.opens.values().any(opened) {
+            self.violations.push(format!("LOCK of {} without an open for it", lock.file));
+            return Err(Nfsstat4::OPENMODE.into());
+        }
         let overlaps = |&(at, len): &(u64, u64)| {
             at < a.offset.saturating_add(a.length) && a.offset < at.saturating_add(len)
         };
