@@ -1,11 +1,11 @@
-//! Calls of programs that other suites have not: locks of others, locks of read-only descriptors. Each on
+//! Calls of programs that other suites have not: locks of others, locks of read-only descriptors, overlayfs. Each on
 //! nfs-ganesha and on `hither serve`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
 
 use common::serve::Serve;
-use common::{Ganesha, HITHER, Said, is_mounted, run};
+use common::{Ganesha, HITHER, Said, is_mounted, run, sh};
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
@@ -151,4 +151,55 @@ fn flock_on_every_descriptor_with_ganesha() {
 #[ignore = "needs root and util-linux"]
 fn flock_on_every_descriptor_with_hither() {
     flock_on_every_descriptor(&Server::hither());
+}
+
+/// Every name that listxattr(2) gives has a value for getxattr(2), and overlayfs over a mount copies files up.
+fn overlays(server: &Server) {
+    let mnt = server.dir().join("a");
+    for options in ["vers=4.2", "vers=4.1", "vers=3", "vers=4.2,noacl"] {
+        server.mount(options, &mnt).ok();
+        // NFSv3 has none, and says so.
+        let list = if options == "vers=3" { "" } else { "getfattr -h -m - -d a/low/* > /dev/null" };
+        let script = format!(
+            "cd {}; umount over 2>/dev/null || true; rm -rf a/low up work over; mkdir -p a/low/sub up work over
+             echo lower > a/low/file; echo gone > a/low/gone; echo deep > a/low/sub/deep; ln -s file a/low/link
+             for f in a/low/*; do setfattr -h -n user.test -v value $f 2>/dev/null || true; done
+             {list}
+             mount -t overlay overlay -o lowerdir=a/low,upperdir=up,workdir=work over
+             [ \"$(cat over/link)\" = lower ]
+             echo upper >> over/file; chmod 600 over/sub/deep; touch -h over/link; mv over/sub/deep over/moved
+             rm over/gone; rm -r over/sub; mkdir over/sub; echo new > over/sub/new
+             [ \"$(cat over/file)\" = \"$(printf 'lower\\nupper')\" ]; [ \"$(cat over/moved)\" = deep ]
+             [ ! -e over/gone ]; [ \"$(ls over/sub)\" = new ]; ls over/* > /dev/null
+             [ \"$(cat a/low/file a/low/gone a/low/sub/deep)\" = \"$(printf 'lower\\ngone\\ndeep')\" ]
+             umount over",
+            server.dir().display()
+        );
+        let said = sh(&script);
+        assert_eq!(said.code, 0, "{options}: {said:?}");
+        assert!(!said.err.contains("getfattr"), "{options}: {said:?}");
+        // The kernel asks more of what lies on top than NFS has; it says so, and nothing is left.
+        let script = format!(
+            "cd {}; rm -rf a/up a/work local; mkdir -p a/up a/work local over; echo local > local/file
+             mount -t overlay overlay -o lowerdir=local,upperdir=a/up,workdir=a/work over || {{ rm -r a/up a/work; exit 7; }}
+             echo upper >> over/file; mv over/file over/moved; cat over/moved; umount over",
+            server.dir().display()
+        );
+        let said = sh(&script);
+        assert_eq!(said.code, 7, "{options}: {said:?}");
+        eprintln!("{options}: {said:?}");
+        server.unmount(&mnt);
+    }
+}
+
+#[test]
+#[ignore = "needs root, attr and nfs-ganesha"]
+fn overlays_over_ganesha() {
+    overlays(&Server::ganesha());
+}
+
+#[test]
+#[ignore = "needs root and attr"]
+fn overlays_over_hither() {
+    overlays(&Server::hither());
 }

@@ -20,6 +20,9 @@ const USER: &[u8] = b"user.";
 /// Longest list of names, as in Linux.
 const LIST_MAX_BYTES: usize = 64 << 10;
 
+/// Longest name, as in Linux.
+const NAME_MAX_BYTES: usize = 255;
+
 /// What a name is about.
 enum Which<'a> {
     User(&'a [u8]),
@@ -41,14 +44,13 @@ impl Core {
     pub async fn getxattr(self: &Arc<Self>, cx: &Cx, fh: &Fh, name: &[u8]) -> Answered<Bytes> {
         match self.which(name)? {
             Which::User(key) => {
-                let ops = [Op::Putfh(wire_fh(fh)), Op::getxattr(key)];
+                let ops = [putfh(fh), Op::getxattr(key)];
                 let mut answer = self.compound(cx, Compound::new("GETXATTR", ops)).await?;
                 answer.results.putfh()?;
                 Ok(Bytes::copy_from_slice(&answer.results.getxattr().map_err(|e| xattr_fail(e.into()))?))
             }
             Which::Acl => {
-                let ops = [Op::Putfh(wire_fh(fh)), Op::Getattr(Bitmap4::of(&[attr::ACL]))];
-                let mut answer = self.compound(cx, Compound::new("GETACL", ops)).await?;
+                let mut answer = self.compound(cx, Compound::new("GETACL", [putfh(fh), acl()])).await?;
                 answer.results.putfh()?;
                 match answer.results.getattr()?.acl() {
                     Some(acl) => Ok(Enc::of(acl).to_bytes()),
@@ -74,7 +76,7 @@ impl Core {
                     XattrMode::Create => SetxattrOption::CREATE,
                     XattrMode::Replace => SetxattrOption::REPLACE,
                 };
-                let ops = [Op::Putfh(wire_fh(fh)), Op::setxattr(option, key, value.clone())];
+                let ops = [putfh(fh), Op::setxattr(option, key, value.clone())];
                 let mut answer = self.compound(cx, Compound::new("SETXATTR", ops)).await?;
                 answer.results.putfh()?;
                 answer.results.setxattr().map_err(|e| xattr_fail(e.into()))?;
@@ -83,8 +85,7 @@ impl Core {
                 let acl: Acl = Dec::all(value).map_err(|_| Error::new(libc::EINVAL))?;
                 let rare = RareAttrs { acl: Some(acl), ..RareAttrs::default() };
                 let set = Attrs { rare: Some(Box::new(rare)), ..Attrs::default() };
-                let ops =
-                    [Op::Putfh(wire_fh(fh)), Op::setattr(Stateid::ANONYMOUS, set), Op::Getattr(NODE_ATTRS)];
+                let ops = [putfh(fh), Op::setattr(Stateid::ANONYMOUS, set), Op::Getattr(NODE_ATTRS)];
                 let mut answer = self.compound(cx, Compound::new("SETACL", ops)).await?;
                 answer.results.putfh()?;
                 answer.results.setattr()?;
@@ -93,26 +94,34 @@ impl Core {
         Ok(())
     }
 
-    /// Names of all attributes.
+    /// Names of all attributes that [`Core::getxattr`] can read. A server that has ACLs need not have one of each file
+    /// (nfs-ganesha says it has them and gives none), and who copies a file fails at a name without a value (overlayfs).
     pub async fn listxattr(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<Vec<Bytes>> {
+        let acls = self.opts.acl && self.facts().acls;
         let mut names = Vec::new();
-        if self.opts.acl && self.facts().acls {
-            names.push(Bytes::from_static(ACL_NAME));
-        }
         if self.minor < 2 || !self.facts().xattrs {
+            names.extend(self.acl_name(cx, fh, acls).await?);
             return Ok(names);
         }
         let (mut cookie, mut total) = (0, 0);
         loop {
-            let ops = [Op::Putfh(wire_fh(fh)), Op::listxattrs(cookie, 16 << 10)];
+            let first = cookie == 0;
+            let mut ops = vec![putfh(fh), Op::listxattrs(cookie, 16 << 10)];
+            ops.extend((first && acls).then(acl));
             let mut answer = self.compound(cx, Compound::new("LISTXATTRS", ops)).await?;
             answer.results.putfh()?;
             let page = match answer.results.listxattrs() {
                 Ok(page) => page,
-                Err(e) if e.status() == Some(Nfsstat4::NOTSUPP) => return Ok(names),
+                Err(e) if e.status() == Some(Nfsstat4::NOTSUPP) => {
+                    names.extend(self.acl_name(cx, fh, acls && first).await?);
+                    return Ok(names);
+                }
                 Err(e) => return Err(e.into()),
             };
-            for name in page.names.iter() {
+            if first && acls && answer.results.getattr().is_ok_and(|attrs| attrs.acl().is_some()) {
+                names.push(Bytes::from_static(ACL_NAME));
+            }
+            for name in page.names.iter().filter(|name| is_readable(name)) {
                 total += USER.len() + name.len() + 1;
                 names.push([USER, name].concat().into());
             }
@@ -130,15 +139,45 @@ impl Core {
         }
     }
 
+    /// The name of a file's ACL, when `wanted` and the caller can read it.
+    async fn acl_name(self: &Arc<Self>, cx: &Cx, fh: &Fh, wanted: bool) -> Answered<Option<Bytes>> {
+        if !wanted {
+            return Ok(None);
+        }
+        match self.getxattr(cx, fh, ACL_NAME).await {
+            Ok(_) => Ok(Some(Bytes::from_static(ACL_NAME))),
+            // What keeps the caller from more than the ACL is told.
+            Err(Fail::Nfs(Nfsstat4::ACCESS | Nfsstat4::PERM | Nfsstat4::NOTSUPP | Nfsstat4::ATTRNOTSUPP)) => {
+                Ok(None)
+            }
+            Err(Fail::Final(e)) if e.errno == libc::EOPNOTSUPP => Ok(None),
+            Err(f) => Err(f),
+        }
+    }
+
     /// Removes an attribute.
     pub async fn removexattr(self: &Arc<Self>, cx: &Cx, fh: &Fh, name: &[u8]) -> Answered<()> {
         let Which::User(key) = self.which(name)? else { return Err(Error::new(libc::EOPNOTSUPP).into()) };
-        let ops = [Op::Putfh(wire_fh(fh)), Op::removexattr(key)];
+        let ops = [putfh(fh), Op::removexattr(key)];
         let mut answer = self.compound(cx, Compound::new("REMOVEXATTR", ops)).await?;
         answer.results.putfh()?;
         answer.results.removexattr().map_err(|e| xattr_fail(e.into()))?;
         Ok(())
     }
+}
+
+fn putfh(fh: &Fh) -> Op {
+    Op::Putfh(wire_fh(fh))
+}
+
+/// Asks for the ACL.
+fn acl() -> Op {
+    Op::Getattr(Bitmap4::of(&[attr::ACL]))
+}
+
+/// Whether getxattr(2) can name an attribute of the server: Linux takes names of 1 to 255 bytes that end at a NUL.
+fn is_readable(name: &[u8]) -> bool {
+    !name.is_empty() && USER.len() + name.len() <= NAME_MAX_BYTES && !name.contains(&0)
 }
 
 /// NOENT here means that the attribute, not the file, is missing.
