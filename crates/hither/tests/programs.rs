@@ -50,6 +50,15 @@ impl Server {
     }
 }
 
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Whatever a failed test left mounted must not keep the directory.
+        for mnt in ["a", "b"].map(|name| self.dir().join(name)).iter().filter(|mnt| is_mounted(mnt)) {
+            let _ = Command::new("umount").arg("-l").arg(mnt).status();
+        }
+    }
+}
+
 /// fcntl(2) about a lock; what it says then, or the error.
 fn fcntl(file: &File, call: i32, kind: i32, (start, len): (i64, i64)) -> Result<(i32, i64, i64), i32> {
     let mut lock = libc::flock { l_type: kind as i16, l_whence: 0, l_start: start, l_len: len, l_pid: 0 };
