@@ -7,9 +7,10 @@
 `careful` behind either: creates nothing without having looked for it. The kernel's client of NFSv3 does not look up a name that it has known to be
 absent when it may create it (nfs_neg_need_reval), and does not cut what another client has made there meanwhile.
 
-KIND is `contents` (the names stay) or `names` (files come, go and move; mounts that believe no name).
+KIND is `contents` (the names stay), `names` (files come, go and move; mounts that believe no name) or `newcomers` (a client makes
+a name that never was, in directories that both list, and the other one opens it more than a second later, for the first time).
 """
-import errno, json, os, random, socket, sys
+import errno, json, os, random, socket, sys, time
 
 CAREFUL = sys.argv[-1] == "careful"
 NAMES = [f"{d}/f{n}" for d in "xy" for n in range(3)]
@@ -39,6 +40,8 @@ def act(where, call):
             os.rename(path, f"{where}/{call['to']}")
         elif what == "unlink":
             os.unlink(path)
+        elif what == "list":
+            os.listdir(path)
         else:
             how = {"write": os.O_CREAT | os.O_TRUNC, "append": os.O_CREAT | os.O_APPEND, "patch": 0, "cut": 0}[what]
             fd = opened(path, how)
@@ -67,6 +70,8 @@ def expected(files, call):
             del files[name]
     elif what == "unlink":
         del files[name]
+    elif what == "list":
+        pass
     elif what == "write":
         files[name] = call["data"]
     elif what == "append":
@@ -90,6 +95,21 @@ def make_up(rng, kind, step):
     if what == "rename":
         call["to"] = rng.choice(NAMES)
     return call
+
+
+def newcomers(rng, both, steps):
+    """For how long a client may believe that a name is absent which it has not asked for: a second."""
+    new = []
+    for step in range(steps):
+        who, name = rng.random() < 0.5, f"{rng.choice('xy')}/new{step}"
+        both(rng.random() < 0.5, {"what": "list", "name": rng.choice("xy")})
+        both(who, {"what": "write", "name": name, "data": name})
+        new.append((not who, name))
+        if rng.random() < 0.3:
+            time.sleep(1.1)
+            for who, name in new:
+                both(who, {"what": "read", "name": name})
+            new.clear()
 
 
 def shown(call):
@@ -121,7 +141,9 @@ def drive(address, port, where, kind, seed, steps):
 
     for name in NAMES:
         both(True, {"what": "write", "name": name, "data": name})
-    for step in range(steps):
+    if kind == "newcomers":
+        newcomers(rng, both, steps // 3)
+    for step in range(steps if kind != "newcomers" else 0):
         both(rng.random() < 0.5, make_up(rng, kind, step))
     for name in NAMES:
         for who in (True, False):

@@ -93,6 +93,8 @@ pub(crate) struct Intent {
     pub opens: bool,
     /// Rights that will be asked for.
     pub rights: Access,
+    /// The call makes the last name of its last path if that is absent.
+    pub makes_last: bool,
 }
 
 /// What to ask for instead of one name.
@@ -123,6 +125,11 @@ impl Hint {
     fn ahead(self) -> Self {
         let (names, whole) = self.paths.get(self.which).map(|p| p.ahead(self.at)).unwrap_or_default();
         Self { names, whole, ..self }
+    }
+
+    /// Whether the walk ends with the name that the call makes.
+    pub fn makes_last(&self) -> bool {
+        self.whole && self.intent.makes_last && self.which + 1 == self.paths.len()
     }
 
     /// What to bring from the end of the walk.
@@ -493,10 +500,10 @@ fn read_paths(tid: u32, call: &SystemCall) -> Result<(SmallVec<[Path; 2]>, Inten
     let intent = match shape.purpose {
         Purpose::Open(flags) => Intent::of_open(arg(flags)),
         Purpose::OpenHow(how) => caller::number(tid, arg(how)).map(Intent::of_open).unwrap_or_default(),
-        Purpose::Execute => Intent { reads: true, opens: true, rights: Access::empty() },
+        Purpose::Execute => Intent { reads: true, opens: true, ..Intent::default() },
         Purpose::Access(mask) => Intent { rights: Intent::rights(arg(mask)), ..Intent::default() },
         Purpose::Enter => Intent { rights: Access::LOOKUP, ..Intent::default() },
-        Purpose::Other => Intent::default(),
+        Purpose::Other => Intent { makes_last: calls::makes_last(call.number), ..Intent::default() },
     };
     Ok((paths, intent))
 }
@@ -514,7 +521,8 @@ impl Intent {
         let reads = opens && !has(libc::O_DIRECT) && flags & exclusive != exclusive;
         // __O_TMPFILE includes O_DIRECTORY.
         let lists = has(libc::O_DIRECTORY) && flags & libc::O_TMPFILE != libc::O_TMPFILE;
-        Self { reads, opens, rights: if lists { Access::READ } else { Access::empty() } }
+        let rights = if lists { Access::READ } else { Access::empty() };
+        Self { reads, opens, rights, makes_last: has(libc::O_CREAT) }
     }
 
     /// Of access(2): before the object's type is known, the right to execute may be the right to search.

@@ -23,6 +23,7 @@ pub use table::{Act, Arg, Def, GROUPS, Group, OPTIONS};
 use crate::metrics::endpoint::Place;
 use hither_nfs::{AttrCache, LookupCache, Recovery, Version};
 use hither_store::disk::Fill;
+use hither_store::meta::INFERRED_MAX;
 use hither_store::policy::Policy;
 use rustix::mount::MountFlags;
 use std::collections::BTreeMap;
@@ -190,6 +191,8 @@ pub struct Wanted {
     pub wsize_bytes: Option<u32>,
     /// `acregmin=` and its sisters.
     pub attr_cache: AttrCache,
+    /// `acnegmax=`; its default is another for names that nobody asked for.
+    absent_max: Option<Duration>,
     /// `noac`.
     noac: bool,
     /// `lookupcache=`.
@@ -278,6 +281,7 @@ impl Default for Wanted {
             rsize_bytes: None,
             wsize_bytes: None,
             attr_cache: AttrCache::default(),
+            absent_max: None,
             noac: false,
             lookup_cache: LookupCache::All,
             close_to_open: true,
@@ -369,6 +373,17 @@ impl Wanted {
     /// Whether delegations are of any use.
     pub fn delegations(&self) -> bool {
         !self.noac
+    }
+
+    /// For how long a name that nobody asked for is believed to be absent, because its directory is known as a whole.
+    pub fn inferred_max(&self) -> Duration {
+        match (self.absent_max, self.consistency) {
+            (Some(most), _) => most,
+            (None, Some(Consistency::Bounded(_) | Consistency::Frozen)) => self.attr_cache.negative_max,
+            // Nobody else makes names here.
+            (None, _) if self.exclusive => Duration::MAX,
+            (None, _) => INFERRED_MAX,
+        }
     }
 
     /// What holds without asking.
@@ -563,7 +578,7 @@ impl Wanted {
             regular_max: most,
             directory_min: least,
             directory_max: most,
-            ..self.attr_cache
+            negative_max: self.absent_max.unwrap_or(most).min(most),
         };
     }
 

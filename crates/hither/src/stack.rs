@@ -251,6 +251,7 @@ impl Client {
             ("acregmax", a.regular_max, normal.regular_max),
             ("acdirmin", a.directory_min, normal.directory_min),
             ("acdirmax", a.directory_max, normal.directory_max),
+            ("acnegmax", a.negative_max, normal.negative_max),
         ] {
             if time != default && a != AttrCache::NONE {
                 let _ = write!(out, ",{name}={}", time.as_secs());

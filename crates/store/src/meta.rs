@@ -15,6 +15,12 @@
 //! all labeled names, present and absent, hold as long as these attributes; with another `change` all names go. `change`
 //! values are taken to never come back; where they are made of a clock (`coarse_change`), equality proves nothing about a
 //! directory that changed a moment ago, and names learnt then are not renewed.
+//! Absence has limits beside that, which only a lease lifts. A name that was asked for is believed to be
+//! absent for `absent_max` after the answer, or after the directory's `change` came again unchanged. The
+//! absence of a name that nobody asked for follows from the listing of its directory, and is believed for
+//! `inferred_max`. Then the next look-up of such a name asks for the name and for the directory's
+//! attributes in one question. Other look-ups wait for its answer, which confirms all of them. A call
+//! that makes the name ([`Cx::makes_last`](hither_vfs::Cx::makes_last)) needs no confirmation.
 //! A name is answered only to a caller who is known to be allowed to search the directory: who was let in before while its
 //! attributes hold, or whose right came with them. Nothing is concluded from mode bits.
 //!
@@ -75,8 +81,8 @@ use bytes::Bytes;
 use contents::Contents;
 use flights::Flights;
 use hither_vfs::{BoxFuture, Cred, Env, Fh, Unsent, Upcalls, Vfs};
-use moment::{Clock, LEASE};
-use objects::Object;
+use moment::{Clock, LEASE, nanos};
+use objects::{Limits, Object};
 use parking_lot::Mutex;
 use stats::Counters;
 use std::collections::HashMap;
@@ -86,6 +92,10 @@ use std::time::Duration;
 
 /// Credentials that are told apart at a time.
 const CREDS_MAX: usize = 4096;
+
+/// A name that nobody asked for is believed to be absent for so long after the server confirmed it. The
+/// kernel's client asks for each such name; a burst of look-ups within this time costs one question.
+pub const INFERRED_MAX: Duration = Duration::from_secs(1);
 
 /// Whether small files are fetched before they are asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,6 +137,10 @@ pub struct MetaOptions {
     pub worth_listing: usize,
     /// Most time that a name holds since it was asked for, however long what it leads to does (`acdirmax`).
     pub names_max: Duration,
+    /// Most time that a name that was asked for is believed to be absent after a question has shown it (`acnegmax`).
+    pub absent_max: Duration,
+    /// The same of a name that nobody asked for, which is absent because its directory is known as a whole.
+    pub inferred_max: Duration,
     /// Which names may be answered from memory.
     pub lookup_cache: LookupCache,
     /// Opens below leave no state at the server, and by name cost a question more than by handle (NFSv3): both questions
@@ -152,6 +166,8 @@ impl Default for MetaOptions {
             batch_objects: 256,
             worth_listing: 24,
             names_max: Duration::MAX,
+            absent_max: Duration::MAX,
+            inferred_max: INFERRED_MAX,
             lookup_cache: LookupCache::All,
             stateless_opens: false,
             coarse_change: true,
@@ -166,6 +182,7 @@ pub struct Meta {
     below: Arc<dyn Vfs>,
     options: MetaOptions,
     env: Env,
+    limits: Limits,
     clock: Clock,
     table: table::Table,
     /// Orders questions and changes of our own.
@@ -208,6 +225,10 @@ impl Meta {
             table: table::Table::new(options.memory_bytes),
             contents: Contents::new(options.contents_bytes),
             below,
+            limits: Limits {
+                asked_nanos: nanos(options.absent_max),
+                inferred_nanos: nanos(options.inferred_max),
+            },
             options,
             clock: Clock::new(),
             seq: AtomicU64::new(1),

@@ -49,6 +49,9 @@ pub struct Cx {
     /// A write that is right only while others are kept from the file (`Vfs::may_delay`): what comes after that fails with `EAGAIN`, and writes
     /// nothing. Only where the layer that is asked says that it heeds it.
     pub only_held: bool,
+    /// The call makes the last name of its path, and the server decides whether it can. An absence that
+    /// was not confirmed lately is good enough for the look-up before it.
+    pub makes_last: bool,
 }
 
 /// Longest [`Cx::call`].
@@ -78,6 +81,7 @@ impl Cx {
             call: None,
             times_unseen: false,
             only_held: false,
+            makes_last: false,
         }
     }
 

@@ -46,6 +46,17 @@ pub(crate) fn shape(number: u64) -> Option<Shape> {
     }
 }
 
+/// Whether a call makes the last name of its last path, by what it is; open(2) says so in its flags.
+pub(crate) fn makes_last(number: u64) -> bool {
+    if cfg!(target_arch = "x86_64") {
+        // rename, mkdir, creat, link, symlink, mknod, mkdirat, mknodat, renameat, linkat, symlinkat, renameat2
+        matches!(number, 82 | 83 | 85 | 86 | 88 | 133 | 258 | 259 | 264..=266 | 316)
+    } else {
+        // mknodat, mkdirat, symlinkat, linkat, renameat, renameat2
+        cfg!(target_arch = "aarch64") && matches!(number, 33 | 34 | 36..=38 | 276)
+    }
+}
+
 /// Calls that came after the tables of all machines were made one.
 fn common(number: u64) -> Option<Shape> {
     match number {

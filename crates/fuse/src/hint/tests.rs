@@ -179,12 +179,14 @@ async fn a_reader_is_written_off_once() {
 #[test]
 fn what_an_open_wants_is_in_its_flags() {
     let of = |flags: i32| Intent::of_open(flags as u64);
-    let reads = Intent { reads: true, opens: true, rights: Access::empty() };
-    for flags in [0, libc::O_CLOEXEC, libc::O_NOFOLLOW, libc::O_CREAT, libc::O_NONBLOCK] {
+    let reads = Intent { reads: true, opens: true, ..Intent::default() };
+    for flags in [0, libc::O_CLOEXEC, libc::O_NOFOLLOW, libc::O_NONBLOCK] {
         assert_eq!(of(flags), reads, "{flags:o}");
     }
+    let makes = Intent { makes_last: true, ..reads };
+    assert_eq!(of(libc::O_CREAT), makes);
     assert_eq!(of(libc::O_DIRECT), Intent { reads: false, ..reads });
-    assert_eq!(of(libc::O_CREAT | libc::O_EXCL), Intent { reads: false, ..reads });
+    assert_eq!(of(libc::O_CREAT | libc::O_EXCL), Intent { reads: false, ..makes });
     for flags in [libc::O_WRONLY, libc::O_RDWR, libc::O_TRUNC, libc::O_PATH, libc::O_PATH | libc::O_DIRECTORY]
     {
         assert_eq!(of(flags), Intent::default(), "{flags:o}");

@@ -75,6 +75,8 @@ impl Call {
             let trail = vfs.walk(&cx, at, Want::default()).await?;
             return self.found(dir, name, &trail, asked).await;
         };
+        // A file system that cannot be written does not ask the server to make anything.
+        cx.makes_last = hint.makes_last() && self.session.config.mount_flags & libc::MS_RDONLY == 0;
         let want = hint.want(self.session.config.first_bytes);
         let trail = vfs.walk(&cx, Where { base: &fh, path: &hint.names }, want).await?;
         hints.walked(tid, dir.id, &cx.cred, hint, &trail, asked);

@@ -238,6 +238,7 @@ pub fn nocto(w: &mut Wanted, _: &str) -> Done {
 
 pub fn acnegmax(w: &mut Wanted, value: &str) -> Done {
     let secs = number(value, 0, i32::MAX as u64).map_err(|_| "expected a number of seconds".to_string())?;
+    w.absent_max = Some(Duration::from_secs(secs));
     w.attr_cache.negative_max = Duration::from_secs(secs);
     Ok(())
 }

@@ -209,8 +209,9 @@ pub const OPTIONS: &[Def] = &[
     keyword("nordirplus", Attributes, apply::nordirplus)
         .rivals("rdirplus")
         .help("listing a directory brings names only"),
-    valued("acnegmax", "SECONDS", "60", Attributes, apply::acnegmax)
-        .help("most time for which a name is believed to be absent; an option of hither's own"),
+    valued("acnegmax", "SECONDS", "60; names never asked for: 1", Attributes, apply::acnegmax).help(
+        "most time for which a name is believed to be absent since the server confirmed it; an option of hither's own",
+    ),
     valued("consistency", "MODE", "close-to-open", Attributes, apply::consistency).help(
         "close-to-open (cto), bounded=SECONDS (nothing is older; opens do not ask), frozen (nothing ever \
          changes: for datasets and releases) or strict (every call asks the server, but for what a delegation covers; writes are there \

@@ -194,6 +194,8 @@ fn meta_options(w: &Wanted, parts: u64, connected: &Connected) -> MetaOptions {
         },
         stateless_opens: v3,
         names_max: w.attr_cache.directory_max,
+        absent_max: w.attr_cache.negative_max,
+        inferred_max: w.inferred_max(),
         // NFSv4 asks about many objects in one message, NFSv3 with a call each.
         batch_objects: if v3 { 16 } else { MetaOptions::default().batch_objects },
         worth_listing: match (listings, v3) {

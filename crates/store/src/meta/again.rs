@@ -26,6 +26,8 @@ const RECENT: u32 = 64;
 /// Directories that are listed in one question, and the most names that each has.
 const LISTINGS: usize = 24;
 const LISTED_NAMES: usize = 400;
+/// Directories whose absent names are confirmed beside a look-up in one.
+const CONFIRMED: usize = 64;
 /// Directories above an object that are looked at.
 const ABOVE: usize = 16;
 
@@ -155,6 +157,37 @@ impl Meta {
             }
         }
         out
+    }
+
+    /// Asks about the directories that are likely to be searched after this one, where absent names were
+    /// confirmed too long ago: the search of a name along a path of directories costs one question.
+    pub(super) async fn confirm_others(&self, cx: &Cx, dir: Id) {
+        if self.options.stateless_opens || self.options.batch_objects <= 1 {
+            return;
+        }
+        let when = self.at_present();
+        let due = |o: &super::objects::Object| {
+            o.holds(&when) && o.dir().is_some_and(|d| !d.unproven && d.is_unconfirmed(self.limits, &when))
+        };
+        let Some(used) = self.table.with_id(dir, |o| o.used) else { return };
+        self.note_use(dir);
+        let mut others: Vec<Id> = Vec::new();
+        for id in self.ring.after(used, AHEAD) {
+            // A file's use is one of its directory.
+            let above = self.table.with_id(id, |o| o.parent).unwrap_or(u32::MAX);
+            let above = self.table.with_slot(above, |id, _| id);
+            let is_due = |id: &Id| *id != dir && self.table.with_id(*id, |o| due(o)) == Some(true);
+            for id in [Some(id), above].into_iter().flatten().filter(is_due) {
+                if !others.contains(&id) {
+                    others.push(id);
+                }
+            }
+            if others.len() >= CONFIRMED {
+                break;
+            }
+        }
+        let others: Vec<Fh> = others.into_iter().filter_map(|id| self.fh_of(id)).collect();
+        self.ask_objects(cx, &others).await;
     }
 
     async fn ask_listings(&self, cx: &Cx, dirs: &[Fh]) {

@@ -268,7 +268,7 @@ impl Meta {
 
     /// Whether an error shows that what is known about a name is not so.
     fn belies(&self, dir: &Dir, name: &Name, e: &Error) -> bool {
-        let answer = dir.answer(self.table.hash(name.as_bytes()), name.as_bytes());
+        let answer = dir.answer(self.table.hash(name.as_bytes()), name.as_bytes(), self.limits);
         match (e.errno, answer) {
             (libc::EEXIST, Some(answer)) => answer.child.is_none(),
             (libc::ENOENT, Some(answer)) => answer.child.is_some(),

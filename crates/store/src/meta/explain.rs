@@ -6,7 +6,7 @@
 use super::Meta;
 use super::contents::Version;
 use super::moment::{FIRST, LEASE, Moment};
-use super::objects::When;
+use super::objects::{Dir, When};
 use hither_vfs::{Access, Cx, Fh, FileKind, Name, Want, Where, Why};
 use std::time::Duration;
 
@@ -77,7 +77,8 @@ impl Meta {
         let mut dir = root.clone();
         for name in path {
             let hash = self.table.hash(name.as_bytes());
-            let answer = self.table.with(&dir, |_, o| o.dir().and_then(|d| d.answer(hash, name.as_bytes())));
+            let said = |d: &Dir| d.answer(hash, name.as_bytes(), self.limits);
+            let answer = self.table.with(&dir, |_, o| o.dir().and_then(said));
             let mut next = KnownObject::default();
             let answer = answer.flatten();
             let child = answer.and_then(|a| a.child).and_then(|id| self.fh_of(id));
@@ -150,7 +151,7 @@ impl Meta {
         for name in at.path {
             let hash = self.table.hash(name.as_bytes());
             let answer = self.table.with(&here, |_, o| {
-                let known = o.dir().and_then(|d| d.answer(hash, name.as_bytes()));
+                let known = o.dir().and_then(|d| d.answer(hash, name.as_bytes(), self.limits));
                 known.map(|a| (a.child, a.asked, a.until))
             });
             let Some((child, asked, until)) = answer.flatten() else { return Why::Unknown };

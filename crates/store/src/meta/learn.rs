@@ -2,8 +2,8 @@
 //!
 //! The rule is in the module's own documentation ([`meta`](super), "Which answers are kept").
 
-use super::moment::{LEASE, Moment};
-use super::names::{Bound, Id, Names, whole_seconds};
+use super::moment::{LEASE, Moment, nanos};
+use super::names::{Bound, Id, whole_seconds};
 use super::objects::{Listing, Object, When};
 use super::{LookupCache, Meta, stats};
 use hither_vfs::{
@@ -75,7 +75,7 @@ impl Meta {
 
     /// Until when a name holds by itself that was asked for then, and leads to something that holds so long.
     pub(super) fn name_end(&self, valid: &Validity, asked: Moment) -> Moment {
-        let most = u64::try_from(self.options.names_max.as_nanos()).unwrap_or(u64::MAX);
+        let most = nanos(self.options.names_max);
         match valid {
             Validity::Until(end) => self.clock.of(*end).min(asked.saturating_add(most)),
             Validity::Once | Validity::Lease => asked,
@@ -384,11 +384,12 @@ impl Meta {
                 _ if label.is_none() => false,
                 _ if cookie == 0 => {
                     match dir.unproven && page.eof {
-                        // What was believed beside it is not there any more, if it is not on it.
-                        true => dir.names = Names::default(),
+                        // A name that was believed to be there is gone, if it is not on it.
+                        true => dir.names.keep_absent(&self.table.hasher),
                         false => dir.names.unlist(),
                     }
-                    dir.listing = Some(Listing { verifier: page.verifier, eof: false, next: 0 });
+                    let (verifier, asked) = (page.verifier, ticket.asked);
+                    dir.listing = Some(Listing { verifier, eof: false, next: 0, asked });
                     true
                 }
                 Some(l) => !l.eof && l.next == cookie && l.verifier == page.verifier,
@@ -482,7 +483,8 @@ impl Meta {
             let dir = object.dir_mut();
             if dir.label == Some(change) && dir.listing.is_none() && dir.names.len() == 0 {
                 // Complete, in no order that the server knows.
-                dir.listing = Some(Listing { verifier: [0; 8], eof: true, next: u64::MAX });
+                let asked = ticket.asked;
+                dir.listing = Some(Listing { verifier: [0; 8], eof: true, next: u64::MAX, asked });
                 dir.unproven |= young;
             }
         });

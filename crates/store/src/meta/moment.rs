@@ -12,6 +12,11 @@ pub(super) const FIRST: Moment = 2;
 /// The bit that makes the end of a validity a lease; the rest is the number of the lease's epoch.
 pub(super) const LEASE: u64 = 1 << 63;
 
+/// A length of time as moments count it.
+pub(super) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Turns instants into moments and back.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Clock {

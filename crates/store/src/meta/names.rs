@@ -186,14 +186,25 @@ impl Names {
         self.order.push(number);
     }
 
-    /// Forgets all names that are not in the listing.
+    /// Forgets the names that are neither in the listing nor known to be absent.
     pub fn keep_listed(&mut self, hasher: &RandomState) {
         let mut others = vec![true; self.entries.len()];
         self.order.iter().for_each(|&i| others[i as usize] = false);
-        let of =
-            |i: usize| (others[i] && self.entries[i].flags & DEAD == 0).then(|| self.name(i as u32).to_vec());
+        let of = |i: usize| {
+            let there = self.entries[i].flags & (DEAD | ABSENT) == 0;
+            (others[i] && there).then(|| self.name(i as u32).to_vec())
+        };
         let others: Vec<Vec<u8>> = (0..self.entries.len()).filter_map(of).collect();
         others.iter().for_each(|name| self.remove(hasher, name));
+    }
+
+    /// Forgets the names that are not known to be absent, and the order of the listing.
+    pub fn keep_absent(&mut self, hasher: &RandomState) {
+        let old = std::mem::take(self);
+        let absent = old.entries.iter().filter(|e| e.flags & (DEAD | ABSENT) == ABSENT);
+        for entry in absent {
+            self.put(hasher, name_of(&old.bytes, entry), entry.bound());
+        }
     }
 
     /// Entries of the listing from a position on: those that are (still) there.

@@ -195,6 +195,8 @@ pub(super) struct Listing {
     pub eof: bool,
     /// Cookie after the last entry.
     pub next: u64,
+    /// When its first page was asked for.
+    pub asked: Moment,
 }
 
 /// A change of our own that a directory's label has not followed yet.
@@ -303,8 +305,8 @@ impl Dir {
         }
     }
 
-    /// What is known about a name, and how long and since when: see [`Answer`].
-    pub fn answer(&self, hash: u64, name: &[u8]) -> Option<Answer> {
+    /// What is known about a name, and how long and since when: see [`Answer`]. Absence has limits of its own.
+    pub fn answer(&self, hash: u64, name: &[u8], limits: Limits) -> Option<Answer> {
         let labeled = (self.until, self.asked);
         // Directories whose attributes hold for one call only renew nothing.
         let renews = !self.unproven && self.until > self.asked;
@@ -318,20 +320,29 @@ impl Dir {
                     until = later(until, labeled.0);
                     asked = asked.max(labeled.1);
                 }
-                Some(Answer {
-                    child: bound.child,
-                    until,
-                    asked,
-                    complete: false,
-                    renewable: renews && bound.labeled,
-                })
+                let until = match bound.child {
+                    Some(_) => until,
+                    None => limited(until, asked, limits.asked_nanos),
+                };
+                let renewable = renews && bound.labeled;
+                Some(Answer { child: bound.child, until, asked, complete: false, renewable })
             }
-            None if self.is_complete() => {
-                let (until, asked) = labeled;
+            None => {
+                let listing = self.listing.filter(|listing| listing.eof)?;
+                let asked = labeled.1.max(listing.asked);
+                let until = limited(labeled.0, asked, limits.inferred_nanos);
                 Some(Answer { child: None, until, asked, complete: true, renewable: renews })
             }
-            None => None,
         }
+    }
+
+    /// Whether the absence of names that nobody asked for was last confirmed longer ago than their limit, while the
+    /// directory's attributes hold.
+    pub fn is_unconfirmed(&self, limits: Limits, when: &When) -> bool {
+        let asked = self.listing.filter(|listing| listing.eof).map(|listing| listing.asked.max(self.asked));
+        asked.is_some_and(|asked| {
+            when.valid(self.until) && !when.valid(limited(self.until, asked, limits.inferred_nanos))
+        })
     }
 
     /// Puts a name.
@@ -345,6 +356,20 @@ fn later(a: Moment, b: Moment) -> Moment {
     a.max(b)
 }
 
+/// How long names are believed to be absent after a question has shown it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// A name that was asked for.
+    pub asked_nanos: u64,
+    /// A name that nobody asked for: the directory is known as a whole.
+    pub inferred_nanos: u64,
+}
+
+/// The end of an absence that was true when it was asked for; a lease has no limit.
+pub(super) fn limited(until: Moment, asked: Moment, limit_nanos: u64) -> Moment {
+    if until & LEASE == 0 { until.min(asked.saturating_add(limit_nanos)) } else { until }
+}
+
 /// What a directory says about a name.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Answer {
@@ -356,6 +381,14 @@ pub(super) struct Answer {
     pub complete: bool,
     /// It holds again when the directory's attributes turn out to be the same.
     pub renewable: bool,
+}
+
+impl Answer {
+    /// The end of an absence under these limits.
+    pub fn absent_until(&self, limits: Limits) -> Moment {
+        let limit_nanos = if self.complete { limits.inferred_nanos } else { limits.asked_nanos };
+        limited(self.until, self.asked, limit_nanos)
+    }
 }
 
 /// One object.

@@ -228,7 +228,7 @@ impl Meta {
         let answer = self.table.with(dir, |_, o| {
             // Who was let in before: whether he still is shows when he looks the name up.
             let may = o.rights(cred, Access::LOOKUP, &When { now: 0, ..when.any_age() });
-            (may == Some(Access::LOOKUP)).then(|| o.dir()?.answer(hash, name.as_bytes()))?
+            (may == Some(Access::LOOKUP)).then(|| o.dir()?.answer(hash, name.as_bytes(), self.limits))?
         })??;
         let fits = match self.trusts_names(false) {
             true => when.fits(answer.until, answer.asked),

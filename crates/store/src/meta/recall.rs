@@ -172,7 +172,7 @@ impl Meta {
                 }
                 if complete {
                     // In no order that the server knows: cookies may not survive its restarts.
-                    dir.listing = Some(Listing { verifier: [0; 8], eof: true, next: u64::MAX });
+                    dir.listing = Some(Listing { verifier: [0; 8], eof: true, next: u64::MAX, asked: 0 });
                 }
                 dir.names.settle(&self.table.hasher);
             }

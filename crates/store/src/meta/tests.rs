@@ -1,5 +1,6 @@
 //! How often the layer below is asked, and that nothing is answered that does not hold.
 
+mod absence;
 mod histories;
 mod leases;
 mod own;

@@ -1,9 +1,10 @@
 //! Walking: from memory as far as it holds, then one question for the rest.
 
 use super::contents::Version;
+use super::list::NODE_ENTRY_BYTES;
 use super::moment::{LEASE, Moment};
-use super::names::Id;
-use super::objects::{Object, When};
+use super::names::{Bound, Id, whole_seconds};
+use super::objects::{Answer, Dir, Limits, Object, When, limited};
 use super::{Meta, stats};
 use hither_vfs::{
     Access, Along, Attrs, Cx, Error, Fh, FileKind, Name, Node, Read, Result, Stop, Trail, Validity, Want,
@@ -23,6 +24,14 @@ pub(super) struct Progress {
     pub again: Option<Vec<Fh>>,
     /// The end of the path, when memory knows it, then.
     pub last: Option<Id>,
+    /// The directory whose listing alone says that the name is absent, confirmed too long ago.
+    pub unconfirmed: Option<Id>,
+}
+
+impl Progress {
+    fn none(most: usize) -> Self {
+        Self { steps: Vec::with_capacity(most), stop: None, again: None, last: None, unconfirmed: None }
+    }
 }
 
 /// What memory says about one name.
@@ -34,10 +43,15 @@ enum Step {
     },
     Absent {
         until: Moment,
+        /// The absence follows from the listing of the directory.
         complete: bool,
+        /// When that was confirmed, if the name is one that was asked for from now on.
+        noted: Option<Moment>,
     },
     /// Known once, and true if the directory has not changed.
     OldAbsent,
+    /// Nobody asked for the name, and the directory was last confirmed too long ago.
+    Unconfirmed,
     Stop(Stop),
     Unknown,
 }
@@ -61,13 +75,16 @@ impl Meta {
 
     /// Follows a path in memory.
     pub(super) fn progress(&self, cx: &Cx, at: Where<'_>, when: &When) -> Progress {
-        let mut out =
-            Progress { steps: Vec::with_capacity(at.path.len()), stop: None, again: None, last: None };
+        let mut out = Progress::none(at.path.len());
         let cred = self.cred(&cx.cred);
         let Some(mut dir) = self.table.find(at.base) else { return out };
         let mut old: Option<Vec<Fh>> = None;
         for (i, name) in at.path.iter().enumerate() {
-            let step = self.table.with_id(dir, |o| self.step(o, cred, name, when, i > 0));
+            let limits = match cx.makes_last && i + 1 == at.path.len() {
+                true => Limits { inferred_nanos: u64::MAX, ..self.limits },
+                false => self.limits,
+            };
+            let step = self.table.with_id(dir, |o| self.step(o, cred, (name, i > 0), when, limits));
             let (id, until) = match step.unwrap_or(Step::Unknown) {
                 Step::Child { id, until, holds } => {
                     if !holds {
@@ -75,9 +92,13 @@ impl Meta {
                     }
                     (id, until)
                 }
-                Step::Absent { until, complete } if old.is_none() => {
+                Step::Absent { until, complete, noted } if old.is_none() => {
                     stats::add(&self.counters.negative_hits, 1);
                     stats::add(&self.counters.complete_hits, u64::from(complete));
+                    if let Some(asked) = noted {
+                        self.table.with_id(dir, |o| self.note_absent(o.dir_mut(), name, (asked, until)));
+                        self.relieve();
+                    }
                     self.note_use(dir);
                     out.stop = Some(Stop::Missing(self.validity(until, when.now)));
                     return out;
@@ -86,7 +107,11 @@ impl Meta {
                     out.again = old;
                     return out;
                 }
-                Step::OldAbsent => {
+                Step::Unconfirmed if old.is_none() => {
+                    out.unconfirmed = Some(dir);
+                    return out;
+                }
+                Step::OldAbsent | Step::Unconfirmed => {
                     self.must_ask(&mut old, dir);
                     out.again = old;
                     return out;
@@ -132,8 +157,15 @@ impl Meta {
         self.table.with_id(id, |o| super::handle(o))
     }
 
-    /// What a directory says about a name, to this caller.
-    fn step(&self, dir: &Object, cred: u32, name: &Name, when: &When, below: bool) -> Step {
+    /// What a directory says about a name, to this caller. `below`: the directory was found by its own name.
+    fn step(
+        &self,
+        dir: &Object,
+        cred: u32,
+        (name, below): (&Name, bool),
+        when: &When,
+        limits: Limits,
+    ) -> Step {
         if dir.asked != 0 && dir.attr.kind() != FileKind::Directory {
             let link = dir.attr.kind() == FileKind::Symlink;
             return match below && dir.holds(when) {
@@ -149,7 +181,7 @@ impl Meta {
         if !may(when) && !may(&always) && !dir.remembers(cred, Access::LOOKUP) {
             return Step::Unknown;
         }
-        let Some(answer) = names.answer(self.table.hash(name.as_bytes()), name.as_bytes()) else {
+        let Some(answer) = names.answer(self.table.hash(name.as_bytes()), name.as_bytes(), limits) else {
             return Step::Unknown;
         };
         if answer.complete && name.may_be_unlisted() {
@@ -160,11 +192,46 @@ impl Meta {
             if trusted { when.fits(answer.until, answer.asked) } else { when.just_asked(answer.asked) };
         let holds = fits && may(when);
         match answer.child {
+            None if trusted && !holds && answer.complete && self.confirms_all(dir, limits, when) => {
+                Step::Unconfirmed
+            }
             _ if !(holds || trusted && answer.renewable) => Step::Unknown,
             Some(id) => Step::Child { id, until: answer.until, holds },
-            None if holds => Step::Absent { until: answer.until, complete: answer.complete },
+            None if holds => self.absent(names, &answer, when),
+            // The directory's own time is not over: one question about both.
+            None if when.valid(names.until) => Step::Unknown,
             None => Step::OldAbsent,
         }
+    }
+
+    /// Whether the next look-up of a name that nobody asked for confirms all the others, by the attributes
+    /// of the directory or by a new listing.
+    fn confirms_all(&self, dir: &Object, limits: Limits, when: &When) -> bool {
+        let unconfirmed = dir.dir().filter(|names| names.is_unconfirmed(limits, when));
+        unconfirmed.is_some_and(|names| !names.unproven || self.wants_relisting(dir))
+    }
+
+    /// A name that is absent for this call, and the end of its absence for others. A name whose absence was
+    /// confirmed within the limit counts as asked for from now on.
+    fn absent(&self, names: &Dir, answer: &Answer, when: &When) -> Step {
+        let until = answer.absent_until(self.limits);
+        if !answer.complete || until & LEASE != 0 || !when.fits(until, answer.asked) {
+            return Step::Absent { until, complete: answer.complete, noted: None };
+        }
+        let until = limited(names.until, answer.asked, self.limits.asked_nanos);
+        Step::Absent { until, complete: true, noted: (until > when.now).then_some(answer.asked) }
+    }
+
+    /// Keeps the absence of a name that was looked up, unless an answer or a call of ours about the name
+    /// came between.
+    fn note_absent(&self, dir: &mut Dir, name: &Name, (asked, until): (Moment, Moment)) {
+        let hash = self.table.hash(name.as_bytes());
+        let busy = dir.in_flight.iter().any(|f| f.0 == hash);
+        if busy || !dir.is_complete() || dir.names.find(hash, name.as_bytes()).is_some() {
+            return;
+        }
+        let (valid_s, labeled) = (whole_seconds(asked, until), dir.label.is_some());
+        self.put_name(dir, name, Bound { child: None, asked, valid_s, labeled, cookie: None });
     }
 
     /// An object found by a name that holds until then, when its attributes hold.
@@ -201,6 +268,7 @@ impl Meta {
         let mut shared = false;
         let mut again = false;
         let mut stale = false;
+        let mut waited = self.limits.inferred_nanos == 0;
         let began = self.clock.now();
         for _ in 0..ROUNDS {
             let base = steps.last().map_or(at.base, |n| &n.fh).clone();
@@ -208,7 +276,7 @@ impl Meta {
             let when = When { since: Some(began), ..self.when(cx) };
             let from = Where { base: &base, path };
             let known = match path.is_empty() || stale {
-                true => Progress { steps: Vec::new(), stop: None, again: None, last: None },
+                true => Progress::none(0),
                 false => self.progress(cx, from, &when),
             };
             stats::add(&self.counters.name_hits, known.steps.len() as u64);
@@ -224,6 +292,18 @@ impl Meta {
                 self.ask_again(cx, &old, opening).await;
                 continue;
             }
+            let confirming = match known.unconfirmed.and_then(|id| Some((id, self.fh_of(id)?))) {
+                Some((id, fh)) => match self.flights.board(&(fh, Vec::new()), waited) {
+                    Ok(flight) => Some((id, flight)),
+                    Err(landing) => {
+                        // The question that is on its way may confirm this name, too.
+                        waited = true;
+                        landing.wait(cx).await?;
+                        continue;
+                    }
+                },
+                None => None,
+            };
             steps.extend(known.steps);
             let base = steps.last().map_or(at.base, |n| &n.fh).clone();
             let rest = &at.path[steps.len()..];
@@ -239,11 +319,14 @@ impl Meta {
             };
             stats::add(&self.counters.name_misses, rest.len() as u64);
             let from = Where { base: &base, path: rest };
-            let found = match exactly {
-                true => self.ask_exactly(cx, from, want).await,
-                false => self.ask_walk(cx, from, want).await,
+            let found = match (exactly, &confirming) {
+                (true, _) => self.ask_exactly(cx, from, want).await,
+                (false, None) => self.ask_walk(cx, from, want).await,
+                (false, Some((id, _))) => {
+                    tokio::join!(self.ask_walk(cx, from, want), self.confirm_others(cx, *id)).0
+                }
             };
-            drop(flight);
+            drop((flight, confirming));
             let trail = match found {
                 Err(e) if e.errno == libc::ESTALE && !steps.is_empty() && !stale => {
                     // What was known is gone: from the start and from nobody's memory, once.
@@ -289,7 +372,8 @@ impl Meta {
     pub(super) async fn ask_walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
         let mut asked = want;
         if at.path.len() == 1 {
-            let ask = self.table.with(at.base, |_, o| wants_listing(o)).unwrap_or(true);
+            let ask =
+                self.table.with(at.base, |_, o| wants_listing(o) || self.wants_relisting(o)).unwrap_or(true);
             asked.listing_bytes =
                 if ask { want.listing_bytes.max(self.options.listing_bytes) } else { want.listing_bytes };
         } else if !at.path.is_empty() {
@@ -317,6 +401,18 @@ impl Meta {
             }
             Err(e) => Err(self.failed(at.base, e)),
         }
+    }
+
+    /// Whether a look-up in a directory that is known as a whole brings its listing again. An equal `change`
+    /// proves nothing about a directory that was changed here; the listing confirms all absent names.
+    fn wants_relisting(&self, dir: &Object) -> bool {
+        let fits = |names: usize| names * NODE_ENTRY_BYTES <= self.options.listing_bytes as usize;
+        let when = self.at_present();
+        !self.options.stateless_opens
+            && dir.dir().is_some_and(|d| {
+                let tried = d.tried == Some(d.label);
+                d.unproven && !tried && fits(d.names.len()) && d.is_unconfirmed(self.limits, &when)
+            })
     }
 
     /// Takes note of an error: a handle that is stale is forgotten with everything about it.

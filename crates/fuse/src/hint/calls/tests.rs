@@ -57,6 +57,34 @@ fn this_machines_numbers_are_the_c_librarys() {
     }
 }
 
+#[test]
+fn calls_that_make_a_name_are_known() {
+    for number in [
+        libc::SYS_mkdirat,
+        libc::SYS_mknodat,
+        libc::SYS_symlinkat,
+        libc::SYS_linkat,
+        libc::SYS_renameat,
+        libc::SYS_renameat2,
+    ] {
+        assert!(makes_last(number as u64), "{number}");
+    }
+    #[cfg(target_arch = "x86_64")]
+    for number in [
+        libc::SYS_mkdir,
+        libc::SYS_mknod,
+        libc::SYS_symlink,
+        libc::SYS_link,
+        libc::SYS_rename,
+        libc::SYS_creat,
+    ] {
+        assert!(makes_last(number as u64), "{number}");
+    }
+    for number in [libc::SYS_unlinkat, libc::SYS_openat, libc::SYS_newfstatat, libc::SYS_faccessat] {
+        assert!(!makes_last(number as u64), "{number}");
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn the_old_calls_of_x86_64_have_their_path_first() {

@@ -3,12 +3,13 @@
 //!
 //! What is checked, for each name and each object's attributes that an answer tells:
 //! - it was true at some moment that is not longer ago than validities reach (an open under close-to-open: since the open began);
-//! - it is not older than the last change of it by this client that was done before the call began.
+//! - it is not older than the last change of it by this client that was done before the call began;
+//! - that a name is absent, which no program of this client has asked for yet, was true a second ago or later.
 
 use super::*;
 use proptest::prelude::*;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
@@ -153,19 +154,34 @@ impl Chronicle {
 /// The start of a call: what it must know.
 struct Call {
     began: Instant,
+    client: usize,
     floors: BTreeMap<Key, usize>,
+}
+
+impl Call {
+    /// Nobody is told longer than this ago that a name is absent which nobody asked for.
+    fn unasked(&self) -> Instant {
+        self.began.checked_sub(INFERRED_MAX).unwrap_or(self.began)
+    }
 }
 
 struct World {
     chronicle: Arc<Mutex<Chronicle>>,
     /// Per client: since which truth it must know a fact.
     floors: Mutex<[BTreeMap<Key, usize>; 3]>,
+    /// Per client: names that its programs asked for, or made or removed.
+    asked: Mutex<[BTreeSet<(Fh, Name)>; 3]>,
     top: Fh,
 }
 
 impl World {
     fn begin(&self, client: usize) -> Call {
-        Call { began: Instant::now(), floors: self.floors.lock()[client].clone() }
+        Call { began: Instant::now(), client, floors: self.floors.lock()[client].clone() }
+    }
+
+    /// A program asked for a name, or did something about it. Whether it is the first.
+    fn ask(&self, client: usize, dir: &Fh, name: &Name) -> bool {
+        self.asked.lock()[client].insert((dir.clone(), name.clone()))
     }
 
     fn end(&self, client: usize, mine: &[usize]) {
@@ -218,9 +234,12 @@ impl World {
         for (node, name) in trail.steps.iter().zip(path) {
             self.check_name(call, since, dir, name, Some(&node.fh), what);
             self.check_attrs(call, since, &node.fh, &node.attrs.attr, what);
+            self.ask(call.client, dir, name);
             dir = &node.fh;
         }
         if let (Stop::Missing(_), Some(name)) = (&trail.stop, path.get(trail.steps.len())) {
+            let first = self.ask(call.client, dir, name);
+            let since = if first { since.max(call.unasked()) } else { since };
             self.check_name(call, since, dir, name, None, what);
         }
     }
@@ -342,6 +361,7 @@ impl Program {
             Op::WriteNamed(d, n, byte) => self.write_named(d, n, byte).await?,
             Op::Create(d, n) | Op::Exclusive(d, n) => {
                 let dir = self.dir(&cx, &call, d).await?;
+                self.world.ask(self.client, &dir, &name(NAMES[n]));
                 let mut how = creating(0o644);
                 if matches!(op, Op::Exclusive(..)) {
                     how.create = Create::Exclusive(mode(0o644));
@@ -351,20 +371,25 @@ impl Program {
             }
             Op::Mkdir(d, n) => {
                 let dir = self.dir(&cx, &call, d).await?;
+                self.world.ask(self.client, &dir, &name(NAMES[n]));
                 let _ = v.mkdir(&cx, &dir, &name(NAMES[n]), &mode(0o755)).await;
             }
             Op::Unlink(d, n) => {
                 let dir = self.dir(&cx, &call, d).await?;
+                self.world.ask(self.client, &dir, &name(NAMES[n]));
                 let _ = v.unlink(&cx, &dir, &name(NAMES[n]), None).await;
             }
             Op::Rmdir(d, n) => {
                 let dir = self.dir(&cx, &call, d).await?;
+                self.world.ask(self.client, &dir, &name(NAMES[n]));
                 let _ = v.rmdir(&cx, &dir, &name(NAMES[n])).await;
             }
             Op::Rename(from, to) => {
                 let a = self.dir(&cx, &call, from.0).await?;
                 let b = self.dir(&cx, &call, to.0).await?;
                 let (m, n) = (name(NAMES[from.1]), name(NAMES[to.1]));
+                self.world.ask(self.client, &a, &m);
+                self.world.ask(self.client, &b, &n);
                 let flags =
                     if (from.1 + to.1) % 4 == 3 { RenameFlags::EXCHANGE } else { RenameFlags::empty() };
                 let _ = v.rename(&cx, (&a, &m), (&b, &n), None, flags).await;
@@ -372,6 +397,7 @@ impl Program {
             Op::Link(from, to) => {
                 let node = self.node(&cx, &call, from.0, from.1).await?;
                 let dir = self.dir(&cx, &call, to.0).await?;
+                self.world.ask(self.client, &dir, &name(NAMES[to.1]));
                 let _ = v.link(&cx, &node.fh, &dir, &name(NAMES[to.1])).await;
             }
             Op::Chmod(d, n, open) => {
@@ -498,7 +524,12 @@ async fn play(history: History) {
     let chronicle: Arc<Mutex<Chronicle>> = Arc::default();
     chronicle.lock().note(look(&model, &top, None));
     tokio::time::advance(VALID * 2).await;
-    let world = Arc::new(World { chronicle: chronicle.clone(), floors: Mutex::default(), top: top.clone() });
+    let world = Arc::new(World {
+        chronicle: chronicle.clone(),
+        floors: Mutex::default(),
+        asked: Mutex::default(),
+        top: top.clone(),
+    });
     let mut clients: Vec<std::rc::Rc<Machine>> = Vec::new();
     for client in 0..3 {
         let seed = Some(history.seed.wrapping_add(client).max(1));

@@ -1,0 +1,231 @@
+//! Names that other clients make in directories which a mount knows as a whole: a program that has not
+//! asked for such a name before finds it.
+//!
+//! They need root and nfs-ganesha: `cargo test -p hither --test absence -- --include-ignored`. `HITHER_SEED` repeats a history, `HITHER_STEPS`
+//! makes it longer.
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
+
+mod common;
+
+use common::serve::Serve;
+use common::{Ganesha, Random, hither, is_mounted, pause};
+use serde_json::Value;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// For so long a name that nobody asked for is believed to be absent.
+const LIMIT: Duration = Duration::from_secs(1);
+
+/// What serves, and the options of its mounts.
+const CASES: [(&str, &str); 7] = [
+    ("ganesha", "vers=4.2"),
+    ("ganesha", "vers=4.1"),
+    ("ganesha", "vers=3"),
+    ("hither", "vers=4.2"),
+    ("hither", "vers=3"),
+    ("hither", "vers=nqnfs"),
+    ("hither", "vers=4.2,subtree=other:bounded=60"),
+];
+
+enum Server {
+    Ganesha(Ganesha),
+    Hither(Serve),
+}
+
+impl Server {
+    fn start(kind: &str) -> Self {
+        if kind == "ganesha" {
+            return Self::Ganesha(Ganesha::start());
+        }
+        let mut server = Serve::of_directory().with(&["--nqnfs"]);
+        server.serve();
+        Self::Hither(server)
+    }
+
+    /// Mounts it on a directory of this name.
+    fn mount(&self, options: &str, name: &str) -> Mount {
+        let mnt = match self {
+            Self::Ganesha(ganesha) => ganesha.dir.path().join(name),
+            Self::Hither(server) => server.mnt(name),
+        };
+        let _ = fs::create_dir(&mnt);
+        match self {
+            Self::Ganesha(ganesha) => ganesha.mount(options, &mnt).ok(),
+            Self::Hither(server) => server.mount(options, &mnt).ok(),
+        };
+        Mount(mnt)
+    }
+}
+
+struct Mount(PathBuf);
+
+impl Mount {
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn calls(&self, operations: &[&str]) -> u64 {
+        let said = hither(&["stat", "--json", self.0.to_str().unwrap()]).ok();
+        let report: Value = serde_json::from_str(&said.out).unwrap();
+        let of = |op: &Value| operations.contains(&op["name"].as_str().unwrap());
+        let all = report["operations"].as_array().unwrap().iter().filter(|op| of(op));
+        all.map(|op| op["calls"].as_u64().unwrap()).sum()
+    }
+
+    fn unmount(self) {
+        hither(&["umount", self.0.to_str().unwrap()]).ok();
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if is_mounted(&self.0) {
+            let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+        }
+    }
+}
+
+fn is_there(path: &Path) -> bool {
+    match fs::File::open(path) {
+        Ok(_) => true,
+        Err(e) if e.kind() == ErrorKind::NotFound => false,
+        Err(e) => panic!("{}: {e}", path.display()),
+    }
+}
+
+/// A random history of two mounts. Each makes files and directories under new names, lists directories,
+/// and opens files that the other one made more than a second before, for the first time. They are there.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn unasked_names_are_found() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
+    let seed = number("HITHER_SEED").unwrap_or_else(rand::random);
+    println!("HITHER_SEED={seed}");
+    let steps = number("HITHER_STEPS").unwrap_or(60);
+    let mut server: Option<(&str, Server)> = None;
+    for (kind, options) in CASES {
+        if server.as_ref().is_none_or(|(running, _)| *running != kind) {
+            drop(server.take());
+            server = Some((kind, Server::start(kind)));
+        }
+        let mounts = ["a", "b"].map(|name| server.as_ref().unwrap().1.mount(options, name));
+        let mut random = Random(seed);
+        let root = format!("of {}", options.replace(['=', ',', ':'], " "));
+        fs::create_dir(mounts[0].path(&root)).unwrap();
+        let mut dirs = vec![root];
+        let mut made: Vec<(usize, String, Instant)> = Vec::new();
+        for step in 0..steps {
+            let who = random.below(2) as usize;
+            let dir = dirs[random.below(dirs.len() as u64) as usize].clone();
+            let name = format!("{dir}/n{step}");
+            match random.below(8) {
+                0 if dirs.len() < 5 => {
+                    // Its name is known to both.
+                    fs::create_dir(mounts[who].path(&name)).unwrap();
+                    pause(LIMIT.as_millis() as u64);
+                    assert!(mounts[1 - who].path(&name).is_dir(), "{kind} {options}: {name}");
+                    dirs.push(name);
+                }
+                0..=3 => {
+                    fs::write(mounts[who].path(&name), &name).unwrap();
+                    made.push((1 - who, name, Instant::now()));
+                }
+                4 => drop(fs::read_dir(mounts[who].path(&dir)).unwrap().count()),
+                5 => assert!(!is_there(&mounts[who].path(&format!("{name} is nowhere")))),
+                _ => {
+                    let Some((who, name, when)) = made.pop() else { continue };
+                    let left = LIMIT.saturating_sub(when.elapsed());
+                    pause(left.as_millis() as u64 + 1);
+                    assert!(is_there(&mounts[who].path(&name)), "{kind} {options}: {name}, step {step}");
+                }
+            }
+        }
+        mounts.into_iter().for_each(Mount::unmount);
+    }
+}
+
+/// Messages that look for names.
+const QUESTIONS: &[&str] = &["LOOKUP", "GETATTR", "READDIR", "READDIRPLUS", "ACCESS"];
+
+/// As long as this lasts nothing else runs out.
+const SOON: Duration = Duration::from_secs(25);
+
+/// A burst of look-ups costs a question a second. Names that a call makes cost none, nor do names that
+/// were looked up before.
+#[test]
+#[ignore = "needs root"]
+fn absent_names_cost_a_question_a_second() {
+    let mut server = Serve::of_directory();
+    server.serve();
+    let server = Server::Hither(server);
+    for options in ["vers=4.2", "vers=3"] {
+        let (a, b) = (server.mount(options, "a"), server.mount(options, "b"));
+        let dir = format!("dir {}", &options[5..]);
+        fs::create_dir(b.path(&dir)).unwrap();
+        (0..20).for_each(|n| fs::write(b.path(&format!("{dir}/f{n}")), "").unwrap());
+        // What changed a moment ago may change again without a trace, and then nothing is concluded from it.
+        pause(6_000);
+        let began = Instant::now();
+        assert_eq!(fs::read_dir(a.path(&dir)).unwrap().count(), 20);
+        let looks = |operations: &[&str]| {
+            pause(1_100);
+            let (began, before) = (Instant::now(), a.calls(operations));
+            (0..200).for_each(|n| assert!(!is_there(&a.path(&format!("{dir}/none{n}")))));
+            (a.calls(operations) - before, began.elapsed().as_secs())
+        };
+        let (asked, seconds) = looks(QUESTIONS);
+        assert!(asked <= 3 * (1 + seconds), "{options}: {asked} in {seconds} s");
+        let (asked, _) = looks(&["LOOKUP"]);
+        assert!(asked == 0 || began.elapsed() > SOON, "{options}: {asked} for names that were asked for");
+        pause(1_100);
+        let before = a.calls(&["LOOKUP"]);
+        for n in 0..20 {
+            let (file, sub) = (a.path(&format!("{dir}/new{n}")), a.path(&format!("{dir}/sub{n}")));
+            fs::write(&file, "").unwrap();
+            fs::create_dir(&sub).unwrap();
+            fs::rename(&file, sub.join("moved")).unwrap();
+        }
+        let asked = a.calls(&["LOOKUP"]) - before;
+        // With NFSv3 this server tells nothing of what a change made of the directory, whose names are forgotten.
+        let forgotten = options == "vers=3" || began.elapsed() > SOON;
+        assert!(asked == 0 || forgotten, "{options}: {asked} for names that are made");
+        [a, b].into_iter().for_each(Mount::unmount);
+    }
+}
+
+/// The absent names of "page open": 15 in each of 40 directories that were listed before. What they cost
+/// is printed: `cargo test -p hither --test absence -- --include-ignored --nocapture page_open`.
+#[test]
+#[ignore = "needs root"]
+fn page_open_asks_about_many_directories_at_once() {
+    let mut server = Serve::of_directory();
+    server.serve();
+    for d in 0..40 {
+        fs::create_dir(server.export(&format!("d{d}"))).unwrap();
+        fs::write(server.export(&format!("d{d}/file")), "").unwrap();
+    }
+    pause(6_000);
+    let server = Server::Hither(server);
+    for (options, per_second) in [("vers=4.2", 8), ("vers=3", 80)] {
+        let m = server.mount(options, "a");
+        let page = |round: &str| {
+            let (began, before) = (Instant::now(), m.calls(QUESTIONS));
+            for name in (0..40).flat_map(|d| (0..15).map(move |n| format!("d{d}/{round}{n}"))) {
+                assert!(!is_there(&m.path(&name)));
+            }
+            (m.calls(QUESTIONS) - before, 1 + began.elapsed().as_secs())
+        };
+        let (cold, _) = page("first");
+        pause(1_100);
+        let (same, _) = page("first");
+        pause(1_100);
+        let (others, seconds) = page("second");
+        println!(
+            "{options}: {cold} messages cold, {same} for the same names, {others} in {seconds} s for others"
+        );
+        assert!(others <= per_second * seconds, "{options}: {others} in {seconds} s");
+        m.unmount();
+    }
+}

@@ -1,0 +1,206 @@
+//! Names that nobody asked for: how long they are believed to be absent, and the cost.
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A server with the directory `d`, which the cache knows as a whole: it was listed, or made by a call of its own.
+async fn whole(options: MetaOptions, made_here: bool) -> (Lab, Fh) {
+    let l = lab_with(options, VALID).await;
+    let dir = match made_here {
+        true => make_dir(&*l.meta, &l.cx, &l.top, "d").await,
+        false => {
+            let dir = make_dir(&*l.model, &l.cx, &l.top, "d").await;
+            make_file(&*l.model, &l.cx, &dir, "known", "").await;
+            tokio::time::advance(VALID * 2).await;
+            walk(&*l.meta, &l.cx, &l.top, "d/known").await;
+            dir
+        }
+    };
+    l.wire.take();
+    (l, dir)
+}
+
+async fn is_there(l: &Lab, dir: &Fh, n: &str) -> bool {
+    let at = name(n);
+    let trail = match l.meta.peek(&l.cx, Where::name(dir, &at)) {
+        Some(trail) => trail,
+        None => l.meta.walk(&l.cx, Where::name(dir, &at), Want::default()).await.unwrap(),
+    };
+    assert!(matches!(trail.stop, Stop::Complete | Stop::Missing(_)), "{:?}", trail.stop);
+    !trail.steps.is_empty()
+}
+
+fn cases() -> impl Iterator<Item = (MetaOptions, bool)> {
+    let all = (0..8).map(|bits| (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0));
+    all.map(|(coarse_change, stateless_opens, made_here)| {
+        (MetaOptions { coarse_change, stateless_opens, ..options() }, made_here)
+    })
+}
+
+/// A second after the directory was last confirmed, the look-up of a name that nobody asked for finds
+/// another client's file. Its one question confirms all other names for another second.
+#[tokio::test(start_paused = true)]
+async fn unasked_names_of_others_appear() {
+    for (options, made_here) in cases() {
+        let shown = format!("{options:?}, made here: {made_here}");
+        let (l, dir) = whole(options, made_here).await;
+        assert!(!is_there(&l, &dir, "first").await, "{shown}");
+        assert_eq!(l.wire.take(), "", "{shown}: within the second");
+        tokio::time::advance(SECOND).await;
+        for n in 0..20 {
+            assert!(!is_there(&l, &dir, &format!("none{n}")).await, "{shown}");
+        }
+        let proven = l.meta.options.stateless_opens
+            && l.meta.table.with(&dir, |_, o| o.dir().unwrap().unproven).unwrap();
+        let asked = l.wire.take();
+        assert!(asked == "walk 1" || proven, "{shown}: {asked}");
+        make_file(&*l.model, &l.cx, &dir, "theirs", "").await;
+        make_file(&*l.model, &l.cx, &dir, "more", "").await;
+        tokio::time::advance(SECOND).await;
+        assert!(is_there(&l, &dir, "theirs").await, "{shown}");
+        assert_eq!(l.wire.take(), "walk 1", "{shown}");
+        assert!(is_there(&l, &dir, "more").await, "{shown}");
+    }
+}
+
+/// A name that was looked up is believed to be absent as long as the directory's attributes hold, also
+/// where the answer followed from the listing.
+#[tokio::test(start_paused = true)]
+async fn asked_absence_lives_on() {
+    for (options, made_here) in cases() {
+        let (l, dir) = whole(options, made_here).await;
+        assert!(!is_there(&l, &dir, "asked").await);
+        tokio::time::advance(SECOND * 10).await;
+        l.wire.take();
+        assert!(!is_there(&l, &dir, "asked").await);
+        assert_eq!(l.wire.take(), "");
+        let at = name("asked");
+        let known = l.meta.peek(&l.cx, Where::name(&dir, &at)).unwrap();
+        let Stop::Missing(Validity::Until(until)) = known.stop else { panic!("{:?}", known.stop) };
+        assert!(until <= Instant::now() + VALID - SECOND * 10);
+    }
+}
+
+/// `acnegmax` limits both kinds, from the last question on that confirmed the directory.
+#[tokio::test(start_paused = true)]
+async fn absence_has_its_own_limit() {
+    let limits = MetaOptions { absent_max: SECOND * 2, inferred_max: SECOND * 2, ..options() };
+    let (l, dir) = whole(limits, false).await;
+    assert!(!is_there(&l, &dir, "asked").await);
+    tokio::time::advance(SECOND).await;
+    for n in ["asked", "not asked"] {
+        let at = name(n);
+        let Stop::Missing(Validity::Until(until)) = l.meta.peek(&l.cx, Where::name(&dir, &at)).unwrap().stop
+        else {
+            panic!()
+        };
+        assert!(until <= Instant::now() + SECOND, "{n}");
+    }
+    make_file(&*l.model, &l.cx, &dir, "asked", "").await;
+    make_file(&*l.model, &l.cx, &dir, "never asked", "").await;
+    tokio::time::advance(SECOND).await;
+    assert!(is_there(&l, &dir, "asked").await && is_there(&l, &dir, "never asked").await);
+    let none = MetaOptions { absent_max: Duration::ZERO, inferred_max: Duration::ZERO, ..options() };
+    let (l, dir) = whole(none, false).await;
+    for _ in 0..2 {
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(!is_there(&l, &dir, "a").await);
+    }
+    assert_eq!(l.wire.take(), "walk 2");
+}
+
+/// Look-ups that come at the same time wait for one question.
+#[tokio::test(start_paused = true)]
+async fn one_confirmation_serves_a_burst() {
+    let (l, dir) = whole(options(), false).await;
+    tokio::time::advance(SECOND * 2).await;
+    let slow = Wire::slow(l.wire.clone(), Some(7), Duration::from_millis(300));
+    let meta = Meta::new(slow, options(), env());
+    let l = Lab { meta, ..l };
+    walk(&*l.meta, &l.cx, &l.top, "d/known").await;
+    tokio::time::advance(SECOND * 2).await;
+    l.wire.take();
+    let names: Vec<Name> = (0..30).map(|n| name(&format!("none{n}"))).collect();
+    let walks = names.iter().map(|n| l.meta.walk(&l.cx, Where::name(&dir, n), Want::default()));
+    let mut running: Vec<_> = walks.map(Box::pin).collect();
+    std::future::poll_fn(|cx| {
+        running.retain_mut(|walk| match walk.as_mut().poll(cx) {
+            std::task::Poll::Ready(trail) => {
+                assert!(matches!(trail.unwrap().stop, Stop::Missing(_)));
+                false
+            }
+            std::task::Poll::Pending => true,
+        });
+        if running.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    assert_eq!(l.wire.take(), "walk 1");
+}
+
+/// The search for a name along a path of directories costs a look-up and one question about the others.
+#[tokio::test(start_paused = true)]
+async fn a_search_path_is_confirmed_at_once() {
+    let l = lab().await;
+    let mut dirs = Vec::new();
+    for n in 0..10 {
+        let dir = make_dir(&*l.model, &l.cx, &l.top, &format!("d{n}")).await;
+        make_file(&*l.model, &l.cx, &dir, "known", "").await;
+        dirs.push(dir);
+    }
+    tokio::time::advance(VALID * 2).await;
+    for n in 0..10 {
+        walk(&*l.meta, &l.cx, &l.top, &format!("d{n}/known")).await;
+    }
+    for round in 0..5 {
+        tokio::time::advance(SECOND * 2).await;
+        l.wire.take();
+        for dir in &dirs {
+            assert!(!is_there(&l, dir, &format!("none{round}")).await);
+        }
+        assert_eq!(l.wire.take(), "getattr_many 1, walk 1", "round {round}");
+    }
+}
+
+/// The look-up of a call that makes the name asks nothing, because the server decides. Its answer holds
+/// for that call alone.
+#[tokio::test(start_paused = true)]
+async fn a_name_about_to_be_made_is_not_asked_for() {
+    for (options, made_here) in cases() {
+        let (l, dir) = whole(options, made_here).await;
+        tokio::time::advance(SECOND * 5).await;
+        make_file(&*l.model, &l.cx, &dir, "theirs", "").await;
+        let at = name("theirs");
+        let makes = Cx { makes_last: true, ..l.cx.clone() };
+        let trail = l.meta.walk(&makes, Where::name(&dir, &at), Want::default()).await.unwrap();
+        assert!(matches!(trail.stop, Stop::Missing(Validity::Once)), "{:?}", trail.stop);
+        assert_eq!(l.wire.take(), "");
+        assert!(is_there(&l, &dir, "theirs").await);
+        let below = names("theirs/below");
+        let trail = l.meta.walk(&makes, Where { base: &dir, path: &below }, Want::default()).await.unwrap();
+        assert!(matches!(trail.stop, Stop::NotDirectory), "{:?}", trail.stop);
+    }
+}
+
+/// A directory that is held needs no confirmation.
+#[tokio::test(start_paused = true)]
+async fn leases_confirm_absence() {
+    let l = lab().await;
+    tree(&l).await;
+    l.wire.lease(true);
+    *l.wire.directories.lock() = true;
+    let c = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[2].fh.clone();
+    l.meta.getattr(&l.cx, File { fh: &c, open: None }).await.unwrap();
+    walk(&*l.meta, &l.cx, &l.top, "a/b/c/none").await;
+    l.meta.readdir(&l.cx, &c, 0, [0; 8], 1 << 20, true).await.unwrap();
+    l.wire.take();
+    for n in ["one", "two"] {
+        tokio::time::advance(VALID * 2).await;
+        let at = name(n);
+        assert!(matches!(
+            l.meta.peek(&l.cx, Where::name(&c, &at)).unwrap().stop,
+            Stop::Missing(Validity::Lease)
+        ));
+    }
+    assert_eq!(l.wire.take(), "");
+}
