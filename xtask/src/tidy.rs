@@ -51,6 +51,10 @@ const UNSAFE_IN: &[&str] = &[
     "crates/store/src/local/sys.rs",
 ];
 
+/// The table of mount options, and the test that has a check of the effect of each.
+const OPTIONS: &str = "crates/hither/src/options/table.rs";
+const OPTION_CHECKS: &str = "crates/hither/tests/options/main.rs";
+
 /// Runs all checks over the files git knows.
 pub fn run() -> ExitCode {
     let mut complaints = Vec::new();
@@ -64,6 +68,8 @@ pub fn run() -> ExitCode {
         }
     }
     complaints.extend(promises(&files));
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    complaints.extend(unchecked_options(&read(OPTIONS), &read(OPTION_CHECKS)));
     for c in &complaints {
         eprintln!("tidy: {c}");
     }
@@ -166,6 +172,36 @@ fn links(path: &Path, text: &str, exists: &dyn Fn(&Path) -> bool) -> Vec<String>
     out
 }
 
+/// Options with a value that have no check of their effect on a real mount.
+fn unchecked_options(table: &str, checks: &str) -> Vec<String> {
+    let valued = valued_options(table);
+    let unchecked = valued.iter().filter(|name| !checks.contains(&format!("(\"{name}\", ")));
+    let mut out: Vec<_> = unchecked
+        .map(|name| format!("{OPTION_CHECKS}: no check of the effect of the mount option {name}="))
+        .collect();
+    if valued.is_empty() {
+        out.push(format!("{OPTIONS}: no options with a value are found"));
+    }
+    out
+}
+
+/// Names of the options that take a value: `valued("name", ...)`, and `keyword("name", ...).optional(...)`.
+fn valued_options(table: &str) -> Vec<&str> {
+    let starts = ["valued(", "keyword(", "harmless(", "refused("];
+    let mut begins: Vec<_> = starts.iter().flat_map(|s| table.match_indices(s)).map(|(at, _)| at).collect();
+    begins.sort_unstable();
+    let ends = begins.iter().skip(1).copied().chain([table.len()]);
+    let pieces = begins.iter().zip(ends).map(|(begin, end)| &table[*begin..end]);
+    let valued = pieces.filter(|piece| piece.starts_with("valued(") || piece.contains(".optional("));
+    valued.filter_map(first_string).collect()
+}
+
+/// The string that is the first argument of a call.
+fn first_string(call: &str) -> Option<&str> {
+    let (_, arguments) = call.split_once('(')?;
+    arguments.trim_start().strip_prefix('"')?.split('"').next()
+}
+
 /// Each promise in docs/SEMANTICS.md names its test (`Test: path::name`), and the test is there.
 fn promises(files: &[PathBuf]) -> Vec<String> {
     let Ok(doc) = fs::read_to_string("docs/SEMANTICS.md") else {
@@ -218,6 +254,15 @@ mod tests {
         let dev = "[dependencies]\n\n[dev-dependencies]\nhither-nfs.workspace = true\n";
         assert!(direction("crates/fuse/Cargo.toml", dev).is_empty());
         assert_eq!(direction("crates/new/Cargo.toml", "").len(), 1);
+    }
+
+    #[test]
+    fn options_without_a_check_are_found() {
+        let table = "const fn valued(\n name: &str) valued(\n \"a\", \"N\") keyword(\"b\", x) keyword(\"c\").optional(\"M\")";
+        assert_eq!(valued_options(table), ["a", "c"]);
+        let found = unchecked_options(table, "(\"a\", Plain, f)");
+        assert_eq!(found, [format!("{OPTION_CHECKS}: no check of the effect of the mount option c=")]);
+        assert_eq!(unchecked_options("", "").len(), 1);
     }
 
     #[test]

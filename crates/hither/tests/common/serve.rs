@@ -1,6 +1,6 @@
 //! A `hither serve` of one's own.
 
-use super::{HITHER, Said, own_mount_namespace, own_network_namespace, run, wait_for};
+use super::{HITHER, Said, has_stopped, own_mount_namespace, own_network_namespace, run, wait_for};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -80,6 +80,13 @@ impl Serve {
         let pid = self.keeper.as_ref().unwrap().pid as libc::pid_t;
         // SAFETY: kill takes numbers; the process is a child of the keeper and not waited for before it ended.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    /// Stops it as a process (SIGSTOP).
+    pub fn freeze(&self) {
+        self.signal(libc::SIGSTOP);
+        let pid = self.keeper.as_ref().unwrap().pid;
+        wait_for("a stopped server", 60, || has_stopped(pid));
     }
 
     /// What it wrote to its standard output, in all its lives.
