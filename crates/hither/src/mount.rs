@@ -5,13 +5,14 @@
 //! killed meanwhile ends too; once the mount is usable, the two are strangers.
 
 use crate::cli::MountArgs;
+use crate::control;
 use crate::daemon;
 use crate::exit::{self, Failure};
 use crate::mountinfo;
 use crate::options::Wanted;
 use crate::source::Source;
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, mount_remount};
+use rustix::mount::{MountFlags, UnmountFlags, mount_remount};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -59,6 +60,9 @@ pub fn run(args: &MountArgs, program: &str) -> Result<(), Failure> {
         return remount(&dir, wanted.flags, args.fake);
     }
     check_fuse_device()?;
+    if !args.fake {
+        detach_dead(&dir);
+    }
     let dir = match check_dir(&dir, &source) {
         // nfs(5), `bg`: a missing mount point is like a server that does not answer.
         Err(NoDir::Missing(_)) if wanted.background => dir,
@@ -105,6 +109,32 @@ impl From<NoDir> for Failure {
             NoDir::Missing(line) | NoDir::Unfit(line) => Failure::mount(line),
         }
     }
+}
+
+/// Detaches mounts of ours on a directory whose daemon has gone: nobody can use them any more, and they would keep
+/// mount(8) and whoever starts the daemon again from mounting.
+fn detach_dead(dir: &Path) {
+    while let Ok(mounts) = mountinfo::read()
+        && let Ok(real) = mountinfo::resolve(&mounts, dir)
+        && let Some(dead) = mountinfo::at(&mounts, &real).filter(|mount| is_dead(mount))
+    {
+        let flags = UnmountFlags::NOFOLLOW | UnmountFlags::DETACH;
+        if rustix::mount::unmount(&real, flags).is_err() {
+            return;
+        }
+        eprintln!("hither: {}: detached the mount of a daemon that has gone", real.display());
+        for inner in mounts.iter().filter(|m| m.id != dead.id && m.point.starts_with(&real)) {
+            if inner.point != real {
+                eprintln!("hither: {} was mounted inside it and is detached as well", inner.point.display());
+            }
+        }
+    }
+}
+
+/// Whether it is a mount of ours that nobody serves. A daemon that is there is never waited for: its server may be silent.
+fn is_dead(mount: &mountinfo::Mount) -> bool {
+    let gone = || std::fs::metadata(&mount.point).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN));
+    mount.is_ours() && control::daemon_of(mount.dev).is_none() && gone()
 }
 
 /// Checks the mount point; returns it without links.

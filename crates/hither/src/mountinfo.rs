@@ -23,6 +23,8 @@ pub struct Mount {
     pub id: u64,
     /// Device number: (major, minor).
     pub dev: (u32, u32),
+    /// Which directory of its file system it shows.
+    pub root: PathBuf,
     /// Where it is mounted.
     pub point: PathBuf,
     /// Options of the mount: `rw,nosuid,...`.
@@ -59,7 +61,8 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
     let dev = std::str::from_utf8(fields.nth(1)?).ok()?;
     let (major, minor) = dev.split_once(':')?;
-    let point = unescape(fields.nth(1)?);
+    let root = unescape(fields.next()?);
+    let point = unescape(fields.next()?);
     let options = fields.next()?;
     let mut after = fields.skip_while(|field| *field != b"-").skip(1);
     let fstype = after.next()?;
@@ -67,6 +70,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     Some(Mount {
         id,
         dev: (major.parse().ok()?, minor.parse().ok()?),
+        root: PathBuf::from(root),
         point: PathBuf::from(point),
         options: String::from_utf8_lossy(options).into_owned(),
         fstype: String::from_utf8_lossy(fstype).into_owned(),

@@ -38,7 +38,7 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     if args.force {
         flags |= UnmountFlags::FORCE;
     }
-    let copies = copies_elsewhere(mount.dev);
+    let copies = copies_of(mount.dev);
     rustix::mount::unmount(&mount.point, flags).map_err(|e| explain(e, mount))?;
     if args.verbose {
         println!("{point}: unmounted");
@@ -46,25 +46,32 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     // After a lazy unmount the daemon serves its last users, however long they stay.
     let Some((pid, pidfd)) = daemon.filter(|_| !args.lazy) else { return Ok(()) };
     // What is left; another mount may have the device number by now.
-    let left = copies_elsewhere(mount.dev).into_iter().find(|(copy, _)| copies.contains_key(copy));
-    if let Some((_, holder)) = left {
-        eprintln!("hither: {point} is unmounted here and still mounted in the name space of {holder}");
-        return Ok(());
+    let mut left: Vec<_> =
+        copies_of(mount.dev).into_iter().filter(|(copy, _)| copies.contains_key(copy)).collect();
+    left.sort();
+    let Some((_, place)) = left.first() else { return wait_for_end(pid, &pidfd, args.timeout, mount) };
+    // The end of a bind mount that shows a part is no news.
+    if mount.root == Path::new("/") {
+        eprintln!("hither: {point} is unmounted here and still mounted {place}");
     }
-    wait_for_end(pid, &pidfd, args.timeout, mount)
+    Ok(())
 }
 
-/// Mounts of a device in other mount name spaces (of a container or a service): the daemon goes on for them. By name space and number of the
-/// mount, a process there.
-fn copies_elsewhere(dev: (u32, u32)) -> HashMap<(PathBuf, u64), String> {
+/// Mounts of a device: the daemon goes on as long as there is one, in this mount name space (a bind mount) or in another
+/// (of a container or a service). By name space and number of the mount, its place in words.
+fn copies_of(dev: (u32, u32)) -> HashMap<(PathBuf, u64), String> {
     let space = |process: &Path| std::fs::read_link(process.join("ns/mnt")).ok();
-    let mut seen: HashSet<PathBuf> = space(Path::new("/proc/self")).into_iter().collect();
-    let mut copies = HashMap::new();
-    for process in processes() {
-        let Some(other) = space(&process).filter(|other| seen.insert(other.clone())) else { continue };
+    let own = PathBuf::from("/proc/self");
+    let (mut seen, mut copies) = (HashSet::new(), HashMap::new());
+    for process in std::iter::once(own.clone()).chain(processes()) {
+        let Some(space) = space(&process).filter(|space| seen.insert(space.clone())) else { continue };
         let mounts = mountinfo::read_of(&process).unwrap_or_default();
         for mount in mounts.iter().filter(|m| m.is_ours() && m.dev == dev) {
-            copies.insert((other.clone(), mount.id), name_of(&process));
+            let place = match process == own {
+                true => format!("at {}", mount.point.display()),
+                false => format!("in the name space of {}", name_of(&process)),
+            };
+            copies.insert((space.clone(), mount.id), place);
         }
     }
     copies
@@ -177,6 +184,7 @@ mod tests {
         let mount = |point: &str, fstype: &str, source: &str| Mount {
             id: 1,
             dev: (0, 1),
+            root: "/".into(),
             point: point.into(),
             options: String::new(),
             fstype: fstype.into(),

@@ -114,6 +114,66 @@ fn one_mount_a_directory() {
     wait_for("the daemon ends after its last user", 60, || daemons(&mnt).is_empty());
 }
 
+/// The mount of a daemon that was killed does not keep the next one away, however often that happens, nor do programs
+/// that are in it; a mount that is served stays.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn mounts_over_a_dead_mount() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    let d = mnt.display().to_string();
+    for version in ["4.2", "3"] {
+        ganesha.mount(&format!("vers={version}"), &mnt).ok();
+        let mut user = Command::new("sleep").arg("1000").current_dir(&mnt).spawn().unwrap();
+        for pid in daemons(&mnt) {
+            run(Command::new("kill").args(["-9", &pid.to_string()])).ok();
+            wait_for("it has ended", 60, || has_ended(pid));
+        }
+        assert!(is_mounted(&mnt));
+        let end = ganesha.mount(&format!("vers={version}"), &mnt).ok();
+        assert_eq!(end.err, format!("hither: {d}: detached the mount of a daemon that has gone\n"));
+        std::fs::write(mnt.join("file"), version).unwrap();
+        ganesha.mount(&format!("vers={version}"), &mnt).fails(
+            32,
+            &format!(
+                "hither: {d} is already mounted: 127.0.0.1:/export is mounted there (hither umount {d})"
+            ),
+        );
+        assert_eq!(std::fs::read_to_string(mnt.join("file")).unwrap(), version);
+        umount(&[], &mnt).ok();
+        assert!(!is_mounted(&mnt));
+        user.kill().unwrap();
+        user.wait().unwrap();
+    }
+}
+
+/// A bind mount of a part of the mount goes at once and without a word, and the mount stays; when the mount itself goes
+/// before its copy, that is told.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn bind_mounts_come_off_alone() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    ganesha.mount("vers=4.2", &mnt).ok();
+    for dir in ["part", "inside"] {
+        std::fs::create_dir(mnt.join(dir)).unwrap();
+    }
+    let outside = ganesha.dir.path().join("outside");
+    std::fs::create_dir(&outside).unwrap();
+    for point in [&mnt.join("inside"), &outside] {
+        run(Command::new("mount").arg("--bind").arg(mnt.join("part")).arg(point)).ok();
+        assert_eq!(umount(&["--timeout=60"], point).ok().err, "");
+        assert!(!is_mounted(point) && is_mounted(&mnt));
+        std::fs::write(mnt.join("part/file"), "still served").unwrap();
+    }
+    run(Command::new("mount").arg("--bind").arg(&mnt).arg(&outside)).ok();
+    let end = umount(&[], &mnt).ok();
+    let (d, o) = (mnt.display(), outside.display());
+    assert_eq!(end.err, format!("hither: {d} is unmounted here and still mounted at {o}\n"));
+    assert_eq!(umount(&[], &outside).ok().err, "");
+    assert!(daemons(&mnt).is_empty());
+}
+
 /// A copy of the mount in somebody else's mount name space does not keep umount waiting, and stays usable.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]

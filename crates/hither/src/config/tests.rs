@@ -297,6 +297,7 @@ fn paths_in_mounts_of_ours_are_not_touched() {
     let mount = |point: &str, fstype: &str| mountinfo::Mount {
         id: 1,
         dev: (0, 1),
+        root: "/".into(),
         point: point.into(),
         options: "rw".into(),
         fstype: fstype.into(),
