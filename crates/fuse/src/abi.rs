@@ -196,6 +196,10 @@ pub(crate) const GETATTR_FH: u32 = 1;
 pub(crate) const LK_FLOCK: u32 = 1;
 /// In a WRITE request: from the page cache, with a guessed handle.
 pub(crate) const WRITE_CACHE: u32 = 1;
+/// In a WRITE request: a caller whose locks are named writes past the page cache.
+pub(crate) const WRITE_LOCKOWNER: u32 = 2;
+/// In a WRITE request: the caller is not one whose writes leave set-id bits alone.
+pub(crate) const WRITE_KILL_PRIV: u32 = 4;
 
 /// READ flag: a caller who waits for these bytes, and whose locks are named, asks. Pages are filled without.
 pub(crate) const READ_LOCKOWNER: u32 = 2;

@@ -14,7 +14,7 @@
 mod table;
 
 use bytes::Bytes;
-use hither_vfs::{Asks, Attr, Attrs, Error, Fh, FileKind, LockOwner, Node, Realm, Validity};
+use hither_vfs::{Asks, Attr, Attrs, Error, Fh, FileKind, LockOwner, Name, Node, Realm, Validity};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashSet;
@@ -37,6 +37,8 @@ const LOOK_SHARED: Duration = Duration::from_secs(30);
 /// How often one is looked at, at most and at least.
 const LOOK_FLOOR: Duration = Duration::from_millis(50);
 const LOOK_CEILING: Duration = Duration::from_secs(3600);
+/// Absent names of a directory told under a lease, at most.
+const ABSENT_MAX: usize = 4096;
 /// Further handles accepted for one object.
 const ALIASES_MAX: usize = 4;
 
@@ -76,6 +78,35 @@ impl Ident {
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((x ^ (x >> 31)) ^ self.fileid).max(1)
     }
+}
+
+/// Mode and owners as attributes tell them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Rights {
+    mode: u32,
+    uid: u32,
+    gid: u32,
+}
+
+impl Rights {
+    fn of(attr: &Attr) -> Self {
+        Self { mode: attr.mode & 0o7777, uid: attr.uid, gid: attr.gid }
+    }
+
+    fn is_set_id(self) -> bool {
+        self.mode & (libc::S_ISUID | libc::S_ISGID) != 0
+    }
+}
+
+/// How an exec compares with the attributes that the kernel takes the identity of the program from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnExec {
+    /// Set-id bits and owners are the file's, or there are no such bits.
+    Same,
+    /// The kernel does not have set-id bits or owners that the file has.
+    Less,
+    /// The kernel may have set-id bits that the file does not have, or has with another owner.
+    More,
 }
 
 /// Moments of a mount's own modifications.
@@ -118,6 +149,10 @@ struct State {
     aliases: SmallVec<[Fh; 1]>,
     /// Permission bits as last seen.
     mode: u32,
+    /// Mode and owners that the kernel has; `None` when it may have been told others.
+    told_rights: Option<Rights>,
+    /// The kernel may have set-id bits.
+    told_set_id: bool,
     /// Change value for which the kernel's pages are right; `None` when unknown.
     pages: Option<u64>,
     /// Change value last seen with no modification of ours since: a foundation less firm than `pages`, but a different
@@ -127,6 +162,8 @@ struct State {
     opened: bool,
     /// Nothing was read or written since the kernel's pages were dropped.
     empty: bool,
+    /// A read or write has gone through the kernel's pages.
+    filled: bool,
     /// Length the kernel takes the file to have; `None` when it has to ask. (Attributes that arrive together with
     /// an invalidation are ignored by the kernel.)
     told_size: Option<u64>,
@@ -159,6 +196,8 @@ struct State {
     listed: Option<Instant>,
     /// Until when the entries of this directory hold that the kernel may have in its cache.
     entries: Option<Instant>,
+    /// Absent names of this directory that the kernel was told under a lease.
+    absent: HashSet<Name>,
     /// An error of written bytes that no program has been told yet.
     error: Option<Error>,
 }
@@ -234,10 +273,13 @@ impl Inode {
             fh: own_fh(&node.fh),
             aliases: SmallVec::new(),
             mode: attr.mode,
+            told_rights: Some(Rights::of(attr)),
+            told_set_id: Rights::of(attr).is_set_id(),
             pages: None,
             seen: None,
             opened: false,
             empty: true,
+            filled: false,
             told_size: Some(attr.size_bytes),
             told_change: Some(attr.change),
             modifying: 0,
@@ -254,6 +296,7 @@ impl Inode {
             target: None,
             listed: None,
             entries: None,
+            absent: HashSet::new(),
             error: None,
         };
         let ident = Ident::of(attr, realm);
@@ -395,7 +438,10 @@ impl Inode {
         let search_lost =
             self.kind == FileKind::Directory && s.mode & 0o111 == 0o111 && attr.mode & 0o111 != 0o111;
         s.mode = attr.mode;
+        let rights = Rights::of(attr);
         if s.modifying > 0 || s.modified > asked {
+            s.told_rights = None;
+            s.told_set_id |= rights.is_set_id();
             // The kernel ignores these attributes too: it orders by its own counter in the same way.
             s.told_change = None;
             let sooner = s.hold(None);
@@ -408,6 +454,7 @@ impl Inode {
         let resized = s.told_size.is_some_and(|t| t != attr.size_bytes) && self.kind == FileKind::Regular;
         s.told_size = Some(attr.size_bytes);
         s.told_change = Some(attr.change);
+        (s.told_rights, s.told_set_id) = (Some(rights), rights.is_set_id());
         let sooner = s.hold(Some(attrs.valid));
         let pages_stale = s.opened && (changed || resized);
         if pages_stale {
@@ -454,6 +501,34 @@ impl Inode {
         OnOpen { keep, attrs_stale, size_unknown: s.told_size != Some(attr.size_bytes) }
     }
 
+    /// Notes that the kernel is told mode and owners, which it may ignore.
+    pub fn observe_rights(&self, attr: &Attr) {
+        let mut s = self.state.lock();
+        s.told_rights = None;
+        s.told_set_id |= Rights::of(attr).is_set_id();
+    }
+
+    /// How the kernel would run the file with `attr`.
+    pub fn on_exec(&self, attr: &Attr) -> OnExec {
+        let (s, rights) = (self.state.lock(), Rights::of(attr));
+        match (s.told_rights == Some(rights), s.told_set_id) {
+            (true, _) => OnExec::Same,
+            (false, true) => OnExec::More,
+            (false, false) if rights.is_set_id() => OnExec::Less,
+            (false, false) => OnExec::Same,
+        }
+    }
+
+    /// Whether the file had set-id bits when its attributes were last seen.
+    pub fn is_set_id(&self) -> bool {
+        self.kind == FileKind::Regular && self.state.lock().mode & (libc::S_ISUID | libc::S_ISGID) != 0
+    }
+
+    /// The owner that the kernel was told last, if that is known.
+    pub fn owner(&self) -> Option<u32> {
+        self.state.lock().told_rights.map(|rights| rights.uid)
+    }
+
     /// Notes that the kernel was told to ask for the attributes again.
     pub fn attrs_dropped(&self) {
         let mut s = self.state.lock();
@@ -465,6 +540,16 @@ impl Inode {
     /// Notes that the kernel can have pages.
     pub fn paged(&self) {
         self.state.lock().opened = true;
+    }
+
+    /// Notes that a read or write goes through the kernel's pages.
+    pub fn fills(&self) {
+        self.state.lock().filled = true;
+    }
+
+    /// Whether the kernel may have pages, right or wrong.
+    pub fn is_filled(&self) -> bool {
+        self.state.lock().filled
     }
 
     /// Notes that the kernel reads contents.
@@ -552,6 +637,22 @@ impl Inode {
     /// Until when all entries hold that the kernel may have in its cache.
     pub fn entries_until(&self) -> Option<Instant> {
         self.state.lock().entries
+    }
+
+    /// Takes note of a name that the kernel is told to be absent under a lease; false when there are
+    /// too many.
+    pub fn leases_absent(&self, name: &Name) -> bool {
+        let mut s = self.state.lock();
+        let room = s.absent.contains(name) || s.absent.len() < ABSENT_MAX;
+        if room {
+            s.absent.insert(table::own_name(name));
+        }
+        room
+    }
+
+    /// The names noted so, which are forgotten.
+    pub fn take_absent(&self) -> Vec<Name> {
+        self.state.lock().absent.drain().collect()
     }
 
     /// Whether the kernel can do with the listing it has cached: the objects on it still hold. When they do not, a new

@@ -23,6 +23,8 @@ mod inode;
 mod lease;
 #[allow(unsafe_code)]
 mod mount;
+#[allow(unsafe_code)]
+mod mounts;
 mod ops;
 mod passthrough;
 mod recent;

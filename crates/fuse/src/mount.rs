@@ -190,6 +190,7 @@ pub async fn mount(dir: &Path, config: Config, vfs: Arc<dyn Vfs>) -> Result<Moun
         device_number(&path).map_err(|e| MountError::Os("cannot find the mount", e))
     });
     let device = number.await.map_err(detach_on_error)?;
+    let _ = session.number.set(device);
     if let Some(kb) = session.config.read_ahead_kb {
         set_read_ahead(device, kb);
     }

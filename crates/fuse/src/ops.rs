@@ -3,10 +3,12 @@
 mod attr;
 mod dir;
 mod file;
+mod late;
 mod lock;
 mod lookup;
 mod name;
 mod range;
+mod rights;
 mod xattr;
 
 use crate::abi::{EntryReply, Header, Op, entry_out};
@@ -16,6 +18,7 @@ use crate::inode::{Inode, Moment};
 use crate::lease::{Grant, LEASE_TIME};
 use crate::session::Session;
 use hither_vfs::{Account, Attrs, Cred, Cx, Error, File, Name, Node, Result, Validity};
+use smallvec::SmallVec;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -30,6 +33,10 @@ pub(crate) struct Call {
     pub name: Option<Name>,
     /// See [`Op::range`].
     pub range: (u64, u64),
+    /// See [`Op::contents`].
+    pub contents: Option<(u64, u64, u64)>,
+    /// See [`Op::changed_names`].
+    pub names: SmallVec<[(u64, Name); 1]>,
     /// What it costs.
     account: OnceLock<Arc<Account>>,
     /// Held from passing a lease on to the end of the reply.
@@ -40,7 +47,8 @@ impl Call {
     pub fn new(session: Arc<Session>, head: Header, pending: Arc<Pending>, op: &Op) -> Self {
         let (cred, account, grant) = Default::default();
         let (name, range) = (op.name().cloned(), op.range());
-        Self { session, head, pending, cred, name, range, account, grant }
+        let (contents, names) = (op.contents(head.nodeid), op.changed_names(head.nodeid));
+        Self { session, head, pending, cred, name, range, contents, names, account, grant }
     }
 
     /// Serves the request.
@@ -68,9 +76,7 @@ impl Call {
             Op::Link { old, name } => self.link(old, name).await,
             Op::Open { flags } => self.open(flags).await,
             Op::Create { flags, mode, name } => self.create(name, flags, mode).await,
-            Op::Read { fh, offset, size, read_flags, flags } => {
-                self.read(fh, offset, size, read_flags, flags).await
-            }
+            Op::Read { fh, offset, size, read_flags } => self.read(fh, offset, size, read_flags).await,
             Op::Write { fh, offset, write_flags, flags, data } => {
                 self.write(fh, offset, write_flags, flags, data).await
             }
@@ -166,7 +172,7 @@ impl Call {
     async fn saw(&self, inode: &Inode, attrs: &Attrs, asked: Moment) {
         let seen = inode.observe(attrs, asked);
         if seen.search_lost {
-            self.session.distrust_names(inode);
+            self.session.distrust_names(inode).await;
         }
         if seen.sooner {
             self.session.watch.hasten(inode);
@@ -242,9 +248,9 @@ impl Call {
     }
 
     /// How long the kernel may keep it that there is no such name, as it was told at `asked`.
-    fn absent_valid(&self, dir: &Inode, valid: Validity, asked: Moment) -> Duration {
+    fn absent_valid(&self, (dir, name): (&Inode, &Name), valid: Validity, asked: Moment) -> Duration {
         let left = match valid {
-            Validity::Lease if self.may_pass_on(asked) => self.leased_names(),
+            Validity::Lease if self.may_pass_on(asked) && dir.leases_absent(name) => self.leased_names(),
             Validity::Lease => Duration::ZERO,
             valid => valid.left(Instant::now()),
         };

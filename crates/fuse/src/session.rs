@@ -5,6 +5,8 @@
 //! read, interrupts and forgets are never stuck behind a slow server, and what the layer below has at hand costs
 //! no change of thread.
 
+mod names;
+
 use crate::abi::{Header, InitIn, InitOut, MAJOR, MINOR, MINOR_OLDEST, Op, init_flags, notify, opcode};
 use crate::call::{Answer, Body, Calls, Undo, errno};
 use crate::cred::Creds;
@@ -22,19 +24,19 @@ use crate::stats::Stats;
 use crate::trace::{Answered, Tracer};
 use crate::watch::{self, Watch};
 use bytes::Bytes;
-use hither_vfs::{Asks, Attr, Attrs, Cred, Cx, Fh, File, FileKind, FsStat, Name, Realm, Result, Vfs};
+use hither_vfs::{Asks, Attr, Attrs, Cred, Cx, Fh, File, FileKind, FsStat, Realm, Result, Vfs};
 use parking_lot::Mutex;
 use std::future::Future;
 use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch as channel};
+use tokio::sync::{Notify, Semaphore, watch as channel};
 use tokio::time::Instant;
 
 /// WRITE requests larger than this keep the buffer they were read into; smaller ones are copied out of it.
@@ -50,6 +52,8 @@ const IDLE_SWEEPS: u32 = 25;
 const END_PATIENCE: Duration = Duration::from_secs(5);
 /// How often it looks.
 const END_POLL: Duration = Duration::from_millis(5);
+/// Calls that drop ranges of pages at a time. Each may wait for a read on a thread that reads may need.
+const RANGE_DROPS: usize = 64;
 /// First bytes of files that were opened and not read yet, at most.
 const UNREAD_MAX_BYTES: usize = 64 << 20;
 
@@ -76,6 +80,7 @@ pub(crate) struct Session {
     /// What is open, and when it is looked at.
     pub watch: Watch,
     unread: Unread,
+    range_drops: Semaphore,
     pub passthrough: Arc<Passthrough>,
     /// Another frontend has changed the contents of a file.
     pub written_beside: AtomicBool,
@@ -86,6 +91,10 @@ pub(crate) struct Session {
     /// What the mount point and its file system looked like last.
     pub last_root: Mutex<Option<Attrs>>,
     pub last_statfs: Mutex<Option<FsStat>>,
+    /// Device number of the mount, once it is known.
+    pub number: OnceLock<(u32, u32)>,
+    /// Mounts were seen inside this one.
+    mounts_inside: AtomicBool,
     rt: Handle,
     device: Arc<Device>,
     devices: Mutex<Vec<Arc<Device>>>,
@@ -144,6 +153,7 @@ impl Session {
             leases: Leases::default(),
             watch: Watch::default(),
             unread: Unread::default(),
+            range_drops: Semaphore::new(RANGE_DROPS),
             passthrough: Passthrough::new(device.clone()),
             // One thread always comes back to read.
             sent_back: SentBack::default(),
@@ -154,6 +164,8 @@ impl Session {
             no_capabilities: AtomicBool::new(false),
             last_root,
             last_statfs: Mutex::new(None),
+            number: OnceLock::new(),
+            mounts_inside: AtomicBool::new(false),
             rt,
             devices: Mutex::new(vec![device.clone()]),
             device,
@@ -344,6 +356,7 @@ impl Session {
         if self.tracer.notes_calls() {
             self.trace(call, &result);
         }
+        let failed = result.as_ref().err().map(errno);
         let (delivery, undo) = match result {
             Ok(answer) => (call.pending.answer(Ok(&answer.body)), answer.undo),
             Err(error) => {
@@ -363,6 +376,10 @@ impl Session {
                 (call.pending.answer(Err(errno(&error))), Undo::Nothing)
             }
         };
+        let interrupted = delivery == Delivery::Unwanted && call.pending.cancel.is_cancelled();
+        if failed.is_some() || interrupted {
+            call.failed_late(failed.filter(|_| !interrupted));
+        }
         if delivery == Delivery::Unwanted {
             self.undo(undo).await;
         }
@@ -507,7 +524,7 @@ impl Session {
         };
         let taken = self.leases.withdraw(&self.inodes.clock, take_back).await;
         if let Some(dir) = directory {
-            self.distrust_names(&dir);
+            self.withdraw_names(&[dir]).await;
         }
         if let Some(id) = taken {
             self.drop_pages(id).await;
@@ -545,11 +562,12 @@ impl Session {
             ids
         };
         let ids = self.leases.withdraw(&self.inodes.clock, take_back).await;
-        self.distrust_all_names();
+        let all = ids.iter().filter_map(|&id| self.inodes.find(id));
+        self.withdraw_names(&all.filter(|i| i.kind == FileKind::Directory).collect::<Vec<_>>()).await;
         let device = self.device.clone();
         let drop_all = move || {
             for id in ids {
-                inval_inode(&device, id, 0);
+                inval_inode(&device, id, 0, 0);
             }
         };
         let _ = tokio::task::spawn_blocking(drop_all).await;
@@ -615,60 +633,22 @@ impl Session {
     /// or written back hold it up, so this never runs on a thread that reads requests. False when it failed.
     pub async fn drop_pages(&self, inode: u64) -> bool {
         let device = self.device.clone();
-        let done = tokio::task::spawn_blocking(move || inval_inode(&device, inode, 0)).await;
+        let done = tokio::task::spawn_blocking(move || inval_inode(&device, inode, 0, 0)).await;
         done.unwrap_or(false)
+    }
+
+    /// The same for pages with some of `len` bytes from `start` on.
+    pub async fn drop_range(&self, inode: u64, start: u64, len: u64) {
+        let Ok(_permit) = self.range_drops.acquire().await else { return };
+        let device = self.device.clone();
+        let start = start.min(i64::MAX as u64) as i64;
+        let len = len.min((i64::MAX - start) as u64) as i64;
+        let _ = tokio::task::spawn_blocking(move || inval_inode(&device, inode, start, len)).await;
     }
 
     /// Makes the kernel drop an inode's attributes; does not wait for anything.
     pub fn drop_attrs(&self, inode: u64) {
-        inval_inode(&self.device, inode, -1);
-    }
-
-    /// Makes the kernel look up again whatever names it has cached in a directory that not everybody may search any
-    /// more. Kernels before 6.16 learn it name by name after the answer, as the directory's lock
-    /// may be held until then: for that moment cached names still work.
-    pub fn distrust_names(&self, dir: &Inode) {
-        if self.distrust_all_names() {
-            return;
-        }
-        let expire = self.expire_flag();
-        let (device, names, id) = (self.device.clone(), self.inodes.children(dir.id), dir.id);
-        tokio::task::spawn_blocking(move || {
-            names.iter().for_each(|name| expire_name(&device, id, name, expire))
-        });
-    }
-
-    /// Makes the kernel look up a name again, and waits for it: a look-up of it that is under way holds it up, so this never
-    /// runs on a thread that reads requests.
-    pub async fn drop_name(&self, dir: u64, name: &Name) {
-        let (device, name, expire) = (self.device.clone(), name.clone(), self.expire_flag());
-        let _ = tokio::task::spawn_blocking(move || expire_name(&device, dir, &name, expire)).await;
-    }
-
-    /// Makes the kernel look up a name again that a call is about, which may hold its directory's lock: kernels before 6.16 learn it
-    /// after the answer, so that for a moment the cached name still works.
-    pub fn doubt_name(&self, dir: u64, name: &Name) {
-        if self.distrust_all_names() {
-            return;
-        }
-        let (device, name, expire) = (self.device.clone(), name.clone(), self.expire_flag());
-        tokio::task::spawn_blocking(move || expire_name(&device, dir, &name, expire));
-    }
-
-    fn expire_flag(&self) -> u32 {
-        let (_, flags) = self.negotiated();
-        if flags & init_flags::HAS_EXPIRE_ONLY != 0 { notify::EXPIRE_ONLY } else { 0 }
-    }
-
-    /// Whether the kernel can be made to look up again whatever names it has cached, at once.
-    pub fn can_distrust_names(&self) -> bool {
-        const EPOCH_SINCE_MINOR: u32 = 44;
-        self.negotiated().0 >= EPOCH_SINCE_MINOR
-    }
-
-    /// Makes the kernel look up again whatever names it has cached; false when it cannot (before 6.16).
-    fn distrust_all_names(&self) -> bool {
-        self.can_distrust_names() && self.device.notify(notify::INC_EPOCH, &[]).is_ok()
+        inval_inode(&self.device, inode, -1, 0);
     }
 
     /// The runtime that serves the mount.
@@ -687,16 +667,10 @@ impl Session {
     }
 }
 
-fn expire_name(device: &Device, dir: u64, name: &Name, expire: u32) {
-    let mut head = crate::abi::Out::with_capacity(16);
-    head.u64(dir).u32(name.as_bytes().len() as u32).u32(expire);
-    let parts = [&head.into_vec()[..], name.as_bytes(), b"\0"].map(|p| p.to_vec());
-    let _ = device.notify(notify::INVAL_ENTRY, &parts.each_ref().map(|p| IoSlice::new(p)));
-}
-
-fn inval_inode(device: &Device, inode: u64, offset: i64) -> bool {
+/// Drops attributes, and with `offset` 0 or more the pages of `len` bytes from there; 0 is to the end.
+fn inval_inode(device: &Device, inode: u64, offset: i64, len: i64) -> bool {
     let mut body = crate::abi::Out::with_capacity(24);
-    body.u64(inode).u64(offset as u64).u64(0);
+    body.u64(inode).u64(offset as u64).u64(len as u64);
     match device.notify(notify::INVAL_INODE, &[IoSlice::new(&body.into_vec())]) {
         Ok(()) => true,
         // The kernel has forgotten the inode, with everything cached.

@@ -167,6 +167,107 @@ fn set_id_bits_go_when_somebody_else_writes() {
     m.end();
 }
 
+/// A program that says whose rights it has, set-user-id of the superuser and writable for group `B`.
+fn set_id_program(m: &Mount) {
+    // Not by this process: a child of another test would have it open for writing until its own exec.
+    m.foreign_write("id", 0, &fs::read("/usr/bin/id").unwrap());
+    chown(m.path("id"), Some(0), Some(B)).unwrap();
+    mode(m, "id", 0o4775);
+}
+
+/// Who the program runs as when user `B` runs it.
+fn runs_as(m: &Mount, how: &str) -> String {
+    let out = as_user(&m.dir, B, B, &[], how);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if out.status.success() { text(&out.stdout) } else { text(&out.stderr) }
+}
+
+/// The kernel takes the identity of a program from attributes that it has: they are as new as the
+/// open, whoever has changed the file, and however it is run.
+#[test]
+fn set_id_programs_run_with_fresh_rights() {
+    let (user, other) = (B.to_string(), A.to_string());
+    let set = SetAttr::default;
+    let foreign = [
+        (SetAttr { mode: Some(0o775), ..set() }, user.clone()),
+        (SetAttr { uid: Some(A), mode: Some(0o4775), ..set() }, other),
+        (SetAttr { mode: Some(0o4770), ..set() }, "0".to_owned()),
+    ];
+    for how in ["$M/id -u", "exec 3<$M/id; exec /proc/self/fd/3 -u"] {
+        for (change, runs) in &foreign {
+            let Some(m) = mounted(600_000) else { return };
+            set_id_program(&m);
+            assert_eq!(runs_as(&m, how), "0", "{how}");
+            m.foreign_setattr("id", change);
+            assert_eq!(runs_as(&m, how), *runs, "{how} after {change:?}");
+            assert_eq!(runs_as(&m, how), *runs, "{how} after {change:?}");
+            m.foreign_setattr("id", &SetAttr { uid: Some(0), mode: Some(0o4775), ..set() });
+            assert_eq!(runs_as(&m, how), "0", "{how} after {change:?}");
+            m.end();
+        }
+    }
+}
+
+/// The same after a change by who may write the file and is not its owner.
+#[test]
+fn set_id_bits_do_not_survive_a_write_here() {
+    let write =
+        ["printf x >> $M/id", "truncate -s +1 $M/id", "dd if=/dev/zero of=$M/id bs=1 seek=90000 count=1"];
+    for close_to_open in [true, false] {
+        for write in write {
+            let Some(m) = common::mounted_with(600_000, |c| c.close_to_open = close_to_open) else { return };
+            set_id_program(&m);
+            assert_eq!(runs_as(&m, "$M/id -u"), "0");
+            assert!(user_can(&m.dir, B, B, &[], write), "{write}");
+            assert_eq!(runs_as(&m, "$M/id -u"), B.to_string(), "{write}");
+            m.end();
+        }
+    }
+}
+
+/// Programs without such bits are not looked at again, and those with them only when they change.
+#[test]
+fn unchanged_programs_are_opened_once() {
+    let Some(m) = mounted(600_000) else { return };
+    set_id_program(&m);
+    m.foreign_write("plain", 0, &fs::read("/usr/bin/id").unwrap());
+    mode(&m, "plain", 0o755);
+    for program in ["id", "plain"] {
+        let run = || runs_as(&m, &format!("$M/{program} -u"));
+        run();
+        let count = || ["getattr", "walk", "open"].map(|call| m.gate.calls(call));
+        let [getattr, walk, open] = count();
+        run();
+        assert_eq!(count(), [getattr, walk, open + 1], "{program}");
+    }
+    m.foreign_setattr("plain", &SetAttr { mode: Some(0o750), gid: Some(B), ..Default::default() });
+    let before = m.gate.calls("open");
+    runs_as(&m, "$M/plain -u");
+    assert_eq!(m.gate.calls("open"), before + 1);
+    m.end();
+}
+
+/// Who may not read and write a file of somebody else makes no hard link to it where the machine
+/// protects hard links.
+#[test]
+fn hard_links_to_unwritable_files_are_protected() {
+    let Some(m) = mounted(600_000) else { return };
+    if fs::read_to_string("/proc/sys/fs/protected_hardlinks").unwrap().trim() == "0" {
+        return;
+    }
+    fs::create_dir(m.path("d")).unwrap();
+    mode(&m, "d", 0o777);
+    for (file, bits, can) in [("secret", 0o600, false), ("read", 0o644, false), ("open", 0o666, true)] {
+        fs::write(m.path(file), b"x").unwrap();
+        mode(&m, file, bits);
+        assert_eq!(user_can(&m.dir, B, B, &[], &format!("ln $M/{file} $M/d/{file}")), can, "{file}");
+        chown(m.path(file), Some(B), None).unwrap();
+        assert!(user_can(&m.dir, B, B, &[], &format!("ln $M/{file} $M/d/own-{file}")), "{file}");
+    }
+    assert_eq!(m.gate.calls("link"), 4);
+    m.end();
+}
+
 #[test]
 fn the_umask_and_a_directorys_group_shape_new_files() {
     let Some(m) = mounted(1000) else { return };

@@ -159,7 +159,6 @@ pub(crate) enum Op {
         offset: u64,
         size: u32,
         read_flags: u32,
-        flags: u32,
     },
     Write {
         fh: u64,
@@ -300,6 +299,31 @@ impl Op {
         }
     }
 
+    /// The object whose contents the request about object `node` changes, the first byte and the number of bytes.
+    pub fn contents(&self, node: u64) -> Option<(u64, u64, u64)> {
+        match self {
+            // The kernel's pages have these bytes already.
+            Op::Write { write_flags, .. } if write_flags & super::WRITE_CACHE != 0 => None,
+            Op::Write { offset, data, .. } => Some((node, *offset, data.len() as u64)),
+            Op::Setattr(set) if set.valid & super::fattr::SIZE != 0 => Some((node, 0, u64::MAX)),
+            Op::Fallocate { offset, length, .. } => Some((node, *offset, *length)),
+            Op::CopyRange { to_node, to, length, .. } => Some((*to_node, *to, *length)),
+            _ => None,
+        }
+    }
+
+    /// The names that the request about directory `dir` makes, moves or removes.
+    pub fn changed_names(&self, dir: u64) -> SmallVec<[(u64, Name); 1]> {
+        let mut names = SmallVec::new();
+        if !matches!(self, Op::Lookup { .. }) {
+            names.extend(self.name().map(|name| (dir, name.clone())));
+        }
+        if let Op::Rename { new_dir, to, .. } = self {
+            names.push((*new_dir, to.clone()));
+        }
+        names
+    }
+
     /// Where it reads or writes, and how many bytes.
     pub fn range(&self) -> (u64, u64) {
         match self {
@@ -375,8 +399,8 @@ fn parse_file(opcode: u32, d: &mut Dec) -> Result<Op, i32> {
     Ok(match opcode {
         opcode::OPEN => Op::Open { flags: d.u32()? },
         opcode::READ => {
-            let (fh, offset, size, read_flags, _owner) = (d.u64()?, d.u64()?, d.u32()?, d.u32()?, d.u64()?);
-            Op::Read { fh, offset, size, read_flags, flags: d.u32()? }
+            let (fh, offset, size, read_flags) = (d.u64()?, d.u64()?, d.u32()?, d.u32()?);
+            Op::Read { fh, offset, size, read_flags }
         }
         opcode::WRITE => {
             let (fh, offset, size, write_flags) = (d.u64()?, d.u64()?, d.u32()?, d.u32()?);

@@ -322,7 +322,7 @@ impl Inodes {
 }
 
 /// A copy that does not keep the message alive which the name came in.
-fn own_name(name: &Name) -> Name {
+pub(super) fn own_name(name: &Name) -> Name {
     Name::new(Bytes::copy_from_slice(name.as_bytes())).unwrap_or_else(|_| name.clone())
 }
 

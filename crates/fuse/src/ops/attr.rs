@@ -64,6 +64,7 @@ impl Call {
             // What changes here meanwhile makes the kernel ignore the answer: the pages go in the other way, and it asks again for the length.
             self.session.drop_pages(inode.id).await;
         }
+        inode.observe_rights(&attr);
         inode.attrs_dropped();
         let number = self.session.shared_reads.fetch_add(1, Ordering::Relaxed) % (NANOS - 1);
         attr.mtime.nanos = (attr.mtime.nanos + 1 + number) % NANOS;
@@ -131,7 +132,7 @@ impl Call {
         inode.touch(&self.session.inodes.clock);
         let seen = inode.observe(&attrs, self.asked());
         if seen.search_lost {
-            self.session.distrust_names(&inode);
+            self.session.distrust_names(&inode).await;
         }
         if seen.sooner {
             self.session.watch.hasten(&inode);

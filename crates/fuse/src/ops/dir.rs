@@ -248,7 +248,7 @@ impl Call {
         let left = node.map_or(Duration::ZERO, |n| n.attrs.valid.left(Instant::now()));
         let known = match node {
             Some(node) if !left.is_zero() && !dir.changed_since(asked) => {
-                self.doubt_others(dir, &entry.name, node);
+                self.doubt_others(dir, &entry.name, node).await;
                 self.session.inodes.remember(Some((dir.id, &entry.name)), node).ok()
             }
             _ => None,

@@ -1,10 +1,13 @@
 //! OPEN, CREATE, READ, WRITE, FLUSH, FSYNC and RELEASE.
 
 use super::Call;
-use crate::abi::{OPEN_FOR_EXEC, Out, READ_LOCKOWNER, RELEASE_FLOCK_UNLOCK, WRITE_CACHE, fopen, open_out};
+use crate::abi::{
+    OPEN_FOR_EXEC, Out, READ_LOCKOWNER, RELEASE_FLOCK_UNLOCK, WRITE_CACHE, WRITE_KILL_PRIV, WRITE_LOCKOWNER,
+    fopen, open_out,
+};
 use crate::call::{Answer, Body, Undo};
 use crate::handles::OpenFile;
-use crate::inode::{Inode, Moment, Named, OnOpen};
+use crate::inode::{Inode, Moment, Named, OnExec, OnOpen};
 use crate::mount::CloseWaits;
 use crate::sent_back::Back;
 use bytes::Bytes;
@@ -52,7 +55,11 @@ impl Call {
         drop(not_lent);
         let undo = Undo::Close { file: id, forget: None };
         let appends = flags & (O_APPEND | O_TRUNC) == O_APPEND;
-        let came_back = appends && (inode.came_back(self.head.tid, Instant::now()) || looked_up);
+        let came_back =
+            (appends || how.execute) && (inode.came_back(self.head.tid, Instant::now()) || looked_up);
+        if how.execute {
+            self.check_exec(&inode, &opened, came_back).inspect_err(|_| self.session.close_aside(id))?;
+        }
         if appends && !came_back && on_open.size_unknown && inode.send_back(self.head.tid, Instant::now()) {
             // The kernel appends at the length it knows, which may be wrong by now. ESTALE makes it look the path up
             // again, with fresh attributes, and open once more. Attributes that come together with an
@@ -80,6 +87,29 @@ impl Call {
         let how = self.open_flags(flags, &inode, on_open.keep, backing_id);
         open_out(&mut out, id, how, backing_id.unwrap_or(0));
         Ok(Answer::bytes(out.into_vec()).or(undo))
+    }
+
+    /// Has the kernel look the file up again before it runs a program whose set-id bits or owner are
+    /// others by now: it takes them from its own attributes after this open, without asking.
+    fn check_exec(&self, inode: &Inode, opened: &Opened, came_back: bool) -> Result<()> {
+        let on_exec = inode.on_exec(&opened.node.attrs.attr);
+        let (tid, now) = (self.head.tid, Instant::now());
+        let again = match on_exec {
+            OnExec::Same => false,
+            OnExec::Less => !came_back && inode.send_back(tid, now),
+            // A file that changes all the time is not run at all.
+            OnExec::More => true,
+        };
+        if !again {
+            return Ok(());
+        }
+        if on_exec == OnExec::More && !came_back {
+            inode.send_back(tid, now);
+        }
+        self.session.sent_back.send(tid, self.pending.started, now);
+        inode.attrs_dropped();
+        self.session.drop_attrs(inode.id);
+        Err(Error::new(libc::ESTALE))
     }
 
     /// Opens the file by the name under which the kernel has it, as far as close-to-open matters: elsewhere the name may have been
@@ -147,7 +177,7 @@ impl Call {
         let dir_fh = dir.fh();
         let opened = self.session.vfs.open(&self.cx(), Where::name(&dir_fh, &name), &how).await?;
         if !opened.created {
-            self.doubt_others(&dir, &name, &opened.node);
+            self.doubt_others(&dir, &name, &opened.node).await;
         }
         let inode = match self.remember(Some((dir.id, &name)), &opened.node).await {
             Ok(inode) => inode,
@@ -235,23 +265,15 @@ impl Call {
         out
     }
 
-    pub(super) async fn read(
-        &self,
-        fh: u64,
-        offset: u64,
-        size: u32,
-        read_flags: u32,
-        flags: u32,
-    ) -> Result<Answer> {
+    pub(super) async fn read(&self, fh: u64, offset: u64, size: u32, read_flags: u32) -> Result<Answer> {
         let file = self.file(fh)?;
-        let past_pages = match self.session.is_strict(&file.inode) {
-            // Who reads past the pages says whose locks are his.
-            true => read_flags & READ_LOCKOWNER != 0,
-            false => flags & O_DIRECT != 0,
-        };
+        // A read past the pages names the owner of its locks; a mapping of a file that was opened
+        // with O_DIRECT fills pages.
+        let past_pages = read_flags & READ_LOCKOWNER != 0;
         if !past_pages {
             self.pending.be_patient();
             file.inode.paged();
+            file.inode.fills();
         }
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
@@ -288,7 +310,9 @@ impl Call {
         if write_flags & WRITE_CACHE != 0 {
             self.pending.be_patient();
         }
-        let stability = if flags & O_DSYNC != 0 { Stability::Stable } else { Stability::Unstable };
+        // The server clears set-id bits when the bytes come: they do not wait.
+        let kills = write_flags & WRITE_KILL_PRIV != 0 && file.inode.is_set_id();
+        let stability = if flags & O_DSYNC != 0 || kills { Stability::Stable } else { Stability::Unstable };
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
         let mut modifying = file.inode.modify(&self.session.inodes.clock);
@@ -299,7 +323,22 @@ impl Call {
             true => self.session.vfs.getattr(&cx.fresh(self.pending.started), at).await?.attr.size_bytes,
             false => offset,
         };
+        let past_pages =
+            write_flags & WRITE_CACHE == 0 && (write_flags & WRITE_LOCKOWNER != 0 || flags & O_DIRECT != 0);
+        if !past_pages {
+            file.inode.fills();
+        }
+        let len = data.len() as u64;
         let wrote = self.session.vfs.write(&cx, at, offset, data.into(), stability).await?;
+        if past_pages {
+            // As long as the modification lasts, attributes that the kernel ignores for this are not
+            // taken for known to it.
+            self.drop_filled(&file.inode, offset, len).await;
+        }
+        if kills {
+            file.inode.attrs_dropped();
+            self.session.drop_attrs(file.inode.id);
+        }
         let stable = stability == Stability::Stable;
         let writes = file.inode.wrote(offset.saturating_add(wrote.bytes), stable);
         if stable {

@@ -16,7 +16,15 @@ const TARGET_MAX_BYTES: usize = 4095;
 impl Call {
     pub(super) async fn lookup(&self, name: Name) -> Result<Answer> {
         let dir = self.inode()?;
-        let found = self.look_up(&dir, &name).await;
+        let mut found = self.look_up(&dir, &name).await;
+        if let Err(e) = &found
+            && !matches!(e.errno, libc::ENOENT | libc::ENOTDIR)
+            && self.session.inodes.child(dir.id, &name).is_some()
+            && self.session.is_mounted_on(&dir.fh(), &name).await
+        {
+            // The kernel detaches the mount for any other error, whoever's call it is.
+            found = Err(Error::new(libc::ENOMEM));
+        }
         let (hints, tid) = (&self.session.hints, self.head.tid);
         match &found {
             Ok((_, Some(inode))) => {
@@ -118,7 +126,7 @@ impl Call {
         node: &Node,
         asked: Moment,
     ) -> Result<(Answer, Option<u64>)> {
-        if self.is_doubtful(dir, name, node) {
+        if self.is_doubtful(dir, name, node).await {
             return Err(Error::new(libc::ESTALE));
         }
         let (answer, inode) = self.entry_answer(dir, name, node, asked).await?;
@@ -127,9 +135,9 @@ impl Call {
 
     /// Whether a rename has to begin again, because the kernel may take both of its names for one object where the old one is another by
     /// now.
-    fn is_doubtful(&self, dir: &Inode, name: &Name, node: &Node) -> bool {
+    async fn is_doubtful(&self, dir: &Inode, name: &Name, node: &Node) -> bool {
         let (session, tid) = (&self.session, self.head.tid);
-        let others = self.doubt_others(dir, name, node);
+        let others = self.doubt_others(dir, name, node).await;
         session.doubtful.send(tid, (dir.id, name), self.pending.started, || {
             // The kernel looks up the old name first. Of two names that are spelled alike in two directories nobody knows here which it is.
             let is_old = |old: &Bytes| others.iter().any(|(_, name)| name.bytes() == old);
@@ -139,13 +147,18 @@ impl Call {
     }
 
     /// Names besides this one by which the object was last seen. When it has only this one, they are looked up again.
-    pub(super) fn doubt_others(&self, dir: &Inode, name: &Name, node: &Node) -> SmallVec<[(u64, Name); 1]> {
+    pub(super) async fn doubt_others(
+        &self,
+        dir: &Inode,
+        name: &Name,
+        node: &Node,
+    ) -> SmallVec<[(u64, Name); 1]> {
         let (inodes, attr) = (&self.session.inodes, &node.attrs.attr);
         let others = inodes.other_names(&node.fh, (dir.id, name));
         if attr.nlink == 1 || attr.kind == FileKind::Directory {
             for (dir, name) in &others {
                 inodes.unbind(*dir, name);
-                self.session.doubt_name(*dir, name);
+                self.session.doubt_name(*dir, name).await;
             }
         }
         others
@@ -159,7 +172,7 @@ impl Call {
         asked: Moment,
     ) -> Result<(Answer, Option<u64>)> {
         self.session.inodes.unbind(dir.id, name);
-        let valid = self.absent_valid(dir, valid, asked);
+        let valid = self.absent_valid((dir, name), valid, asked);
         if valid.is_zero() {
             self.session.hints.missing(self.head.tid, dir.id, name);
             return Err(Error::new(libc::ENOENT));

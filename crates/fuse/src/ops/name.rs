@@ -45,6 +45,7 @@ impl Call {
 
     pub(super) async fn link(&self, old: u64, name: Name) -> Result<Answer> {
         let (dir, inode) = (self.inode()?, self.inode_of(old)?);
+        self.may_link(&inode).await?;
         let _changing = (self.changing(&dir), self.changing(&inode));
         let asked = self.asked();
         let made = self.session.vfs.link(&self.cx(), &inode.fh(), &dir.fh(), &name).await?;
@@ -104,7 +105,7 @@ impl Call {
                 // A rename that is executed twice fails the second time, and the new name that the kernel has known to be absent is
                 // there; it doubts the old one by itself, and new ones that it has known to be there.
                 if matches!(e.errno, libc::ENOENT | libc::EEXIST | libc::EINTR | libc::EIO) {
-                    self.session.doubt_name(to_dir.id, &to);
+                    self.session.doubt_name(to_dir.id, &to).await;
                 }
                 return Err(e);
             }
@@ -114,7 +115,7 @@ impl Call {
         // The kernel takes it for the object that it knew by the old name.
         if moved.object.is_none() || moved.object != known.as_ref().map(|i| i.fh()) {
             inodes.unbind(to_dir.id, &to);
-            self.session.doubt_name(to_dir.id, &to);
+            self.session.doubt_name(to_dir.id, &to).await;
         }
         Ok(Answer::empty())
     }

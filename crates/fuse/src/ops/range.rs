@@ -37,10 +37,15 @@ impl Call {
             PUNCH => vfs.deallocate(&cx, at, range).await?,
             ZERO | ZERO_KEEP => {
                 vfs.deallocate(&cx, at, range).await?;
-                vfs.allocate(&cx, at, range).await?;
+                if let Err(e) = vfs.allocate(&cx, at, range).await {
+                    // The kernel drops nothing for a call that failed.
+                    self.drop_filled(&file.inode, offset, length).await;
+                    return Err(e);
+                }
             }
             _ => return Err(Error::new(libc::EOPNOTSUPP)),
         }
+        self.drop_set_id(&file.inode);
         // As a write would, the kernel extends its length.
         file.inode.wrote(if mode & KEEP == 0 { end_bytes } else { 0 }, false);
         Ok(Answer::empty())
@@ -105,6 +110,7 @@ impl Call {
         self.commit(&source).await?;
         let copied = self.session.vfs.copy(&cx, from_file, from, to_file, to, length).await?;
         target.inode.wrote(to.saturating_add(copied), false);
+        self.drop_set_id(&target.inode);
         let mut out = Out::with_capacity(8);
         if wide {
             out.u64(copied);

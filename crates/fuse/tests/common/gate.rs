@@ -23,6 +23,7 @@ struct State {
     short_reads: Option<u32>,
     cookie_shift: u64,
     stuck_listing: bool,
+    listed: usize,
     last_cred: Option<Arc<Cred>>,
     walks: Vec<Walk>,
     last_open: Option<Cx>,
@@ -34,8 +35,14 @@ struct State {
 }
 
 /// Under which name answers are held back.
-const ANSWERS: [(&str, &str); 3] =
-    [("walk", "walk's answer"), ("readdir", "readdir's answer"), ("write", "write's answer")];
+const ANSWERS: [(&str, &str); 6] = [
+    ("walk", "walk's answer"),
+    ("readdir", "readdir's answer"),
+    ("write", "write's answer"),
+    ("copy", "copy's answer"),
+    ("deallocate", "deallocate's answer"),
+    ("setattr", "setattr's answer"),
+];
 
 /// What a test does when a name is peeked for.
 type Act = Arc<dyn Fn(&str) + Send + Sync>;
@@ -59,7 +66,7 @@ impl Gate {
         self.state.lock().unwrap().shut.insert(op);
     }
 
-    /// Holds answers of walks, listings or writes back from now on: what they tell is as old as the call.
+    /// Holds answers of such calls back from now on: what they tell is as old as the call.
     pub fn shut_answers(&self, op: &str) {
         let key = ANSWERS.iter().find(|(of, _)| *of == op).unwrap().1;
         self.shut(key);
@@ -104,6 +111,11 @@ impl Gate {
     /// Makes the first cookies smaller by `shift`, as servers of NFSv3 may have them.
     pub fn shift_cookies(&self, shift: u64) {
         self.state.lock().unwrap().cookie_shift = shift;
+    }
+
+    /// Entries of all listings so far.
+    pub fn listed(&self) -> usize {
+        self.state.lock().unwrap().listed
     }
 
     /// Makes listings come back to their start for ever.
@@ -213,6 +225,9 @@ macro_rules! pass_on {
                 if !matches!(stringify!($op), "access" | "close" | "statfs" | "getxattr" | "readlink") {
                     self.state.lock().unwrap().names.clear();
                 }
+                if let Some((_, answer)) = ANSWERS.iter().find(|(of, _)| *of == stringify!($op)) {
+                    self.hold(answer).await;
+                }
                 result
             })*
 
@@ -310,6 +325,7 @@ macro_rules! pass_on {
                 let nodes = page.entries.iter_mut().filter_map(|e| e.node.as_mut());
                 nodes.for_each(|node| self.lease(&mut node.attrs));
                 page.eof &= !circle;
+                self.state.lock().unwrap().listed += page.entries.len();
                 self.hold("readdir's answer").await;
                 Ok(page)
             }

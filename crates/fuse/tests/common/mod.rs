@@ -2,9 +2,12 @@
 
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
+mod aio;
 mod gate;
 mod uring;
 
+#[allow(unused_imports)]
+pub use aio::aio_write;
 pub use gate::Gate;
 use hither_fuse::{Config, Mounted, mount};
 use hither_vfs::{Env, Fh, File, Name, SetAttr, Vfs, Where, model::Model};

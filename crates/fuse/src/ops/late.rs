@@ -1,0 +1,82 @@
+//! Caches of the kernel that a call makes out of date and that the kernel itself keeps.
+//!
+//! The kernel drops pages before a direct write, and after it only when the caller waited for the
+//! write. A page that a buffered read fills meanwhile holds the old bytes. The kernel also drops
+//! nothing for a call that it takes to have failed: an interrupted call is answered early and runs
+//! to its end, and an error can come after the server has changed the file.
+
+use super::Call;
+use crate::inode::Inode;
+use crate::session::Session;
+use hither_vfs::{Cred, Cx, File};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long the server has to tell the attributes of a file after a call that failed.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Errors that tell that the server has not changed anything.
+const REFUSALS: [i32; 14] = [
+    libc::EACCES,
+    libc::EBADF,
+    libc::EDQUOT,
+    libc::EFBIG,
+    libc::EINVAL,
+    libc::ENODEV,
+    libc::ENOSPC,
+    libc::ENOSYS,
+    libc::ENXIO,
+    libc::EOPNOTSUPP,
+    libc::EPERM,
+    libc::EROFS,
+    libc::ESTALE,
+    libc::ETXTBSY,
+];
+
+impl Call {
+    /// Drops pages in a range that the call has changed. Pages that are being read wait for the
+    /// answer of that read, which never waits for this call.
+    pub(super) async fn drop_filled(&self, inode: &Inode, start: u64, len: u64) {
+        if len > 0 && inode.is_filled() {
+            self.session.drop_range(inode.id, start, len).await;
+        }
+    }
+
+    /// Drops the caches of the objects that the call may have changed although the kernel takes it
+    /// for failed: with `errno`, or by an interrupt.
+    pub fn failed_late(&self, errno: Option<i32>) {
+        let session = &self.session;
+        if errno.is_none_or(|errno| !REFUSALS.contains(&errno))
+            && let Some((node, _, _)) = self.contents
+            && let Some(inode) = session.inodes.find(node)
+        {
+            let (cred, session) = (self.cred(), session.clone());
+            self.session.aside(async move { doubt(&session, cred, &inode).await });
+        }
+        if errno.is_none() && !self.names.is_empty() {
+            let (names, session) = (self.names.clone(), session.clone());
+            self.session.aside(async move {
+                for (dir, name) in names {
+                    session.doubt_name(dir, &name).await;
+                    session.drop_pages(dir).await;
+                }
+            });
+        }
+    }
+}
+
+/// Drops the caches of a file that a call may change even now. The change attribute is taken before
+/// the pages go, so that a later one tells of pages that were filled too early.
+async fn doubt(session: &Session, cred: Arc<Cred>, inode: &Inode) {
+    let (now, asked, fh) = (Instant::now(), session.inodes.clock.now(), inode.fh());
+    let cx = Cx { deadline: Some(now + PATIENCE), ..Cx::new(cred).fresh(now) };
+    let look = session.vfs.getattr(&cx, File { fh: &fh, open: None });
+    let found = tokio::time::timeout(PATIENCE, look).await;
+    inode.attrs_dropped();
+    if session.drop_pages(inode.id).await
+        && let Ok(Ok(attrs)) = found
+    {
+        inode.pages_dropped(attrs.attr.change, asked);
+    }
+}

@@ -1,0 +1,205 @@
+//! Mounts inside a mount stay, whatever becomes of the names on their way.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use common::{Mount, as_user, eventually, mounted, mounted_with, name, pause};
+use hither_vfs::{Fh, SetAttr, Touched};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::{Child, Command, Stdio};
+
+/// Where something is mounted: a directory, one further down, and a file.
+const POINTS: [&str; 3] = ["w/mp", "w/deep/er/mp", "w/file"];
+
+/// Something that makes the kernel doubt names on the way to the mounts.
+type Doubt = fn(&Mount);
+
+fn mode(m: &Mount, path: &str, mode: u32) {
+    fs::set_permissions(m.path(path), fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn beside(m: &Mount, touched: &[Touched]) {
+    let beside = m.mounted().beside();
+    m.rt.block_on(async { beside.around(touched, Box::pin(async {})).await });
+}
+
+fn touched(m: &Mount, dir: &str, last: &str, object: Option<Fh>) -> Touched {
+    Touched::Name(m.fh(dir), name(last), object)
+}
+
+/// Every way in which names are dropped.
+const DOUBTS: [(&str, Doubt); 11] = [
+    ("a rename that fails", |m| {
+        m.gate.fail("rename", libc::EIO);
+        assert!(fs::rename(m.path("w/a"), m.path("w/b")).is_err());
+        m.gate.fail("rename", 0);
+    }),
+    ("a rename of what another client has replaced", |m| {
+        fs::metadata(m.path("w/a")).unwrap();
+        m.foreign_unlink("w/a");
+        m.foreign_write("w/a", 0, b"new");
+        let _ = fs::rename(m.path("w/a"), m.path("w/b"));
+    }),
+    ("a name that another client has moved", |m| {
+        fs::metadata(m.path("f")).unwrap();
+        m.foreign_rename("f", "g");
+        fs::metadata(m.path("g")).unwrap();
+    }),
+    ("search rights that go here", |m| mode(m, "w", 0o700)),
+    ("search rights that go elsewhere", |m| {
+        m.foreign_setattr("w", &SetAttr { mode: Some(0o700), ..Default::default() });
+        let fh = m.fh("w");
+        m.rt.block_on(m.gate.lapse(&fh));
+        fs::metadata(m.path("w")).unwrap();
+    }),
+    ("a directory's lease that is withdrawn", |m| {
+        for dir in ["w", "w/deep", "w/mp", ""] {
+            let fh = m.fh(dir);
+            m.rt.block_on(m.gate.withdraw(Some(&fh)));
+        }
+    }),
+    ("all leases that are withdrawn", |m| {
+        let fh = m.fh("w/file");
+        m.rt.block_on(m.gate.withdraw(Some(&fh)));
+        m.rt.block_on(m.gate.withdraw(None));
+    }),
+    ("another frontend", |m| {
+        let file = m.fh("w/file");
+        for (dir, last) in [("w", "mp"), ("w", "deep"), ("w", "file"), ("", "w")] {
+            beside(m, &[touched(m, dir, last, None)]);
+        }
+        beside(m, &[Touched::Contents(file)]);
+    }),
+    ("a server that fails", |m| {
+        for errno in [libc::EIO, libc::EACCES, libc::ESTALE, libc::ETIMEDOUT] {
+            m.gate.fail("walk", errno);
+            pause(150);
+            POINTS.iter().for_each(|p| drop(fs::metadata(m.path(p))));
+            m.gate.fail("walk", 0);
+        }
+    }),
+    ("a user without rights", |m| {
+        mode(m, "w", 0o700);
+        let out = as_user(&m.dir, 5001, 5001, &[], "stat $M/w/mp $M/w/deep $M/w/deep/er/mp $M/w/file");
+        assert!(!out.status.success() && out.stdout.is_empty(), "{out:?}");
+    }),
+    ("a listing", |m| {
+        for dir in ["", "w", "w/deep", "w/deep/er"] {
+            fs::read_dir(m.path(dir)).unwrap().for_each(|e| drop(e.unwrap().metadata()));
+        }
+    }),
+];
+
+fn prepare(m: &Mount) {
+    for dir in ["w/mp", "w/deep/er/mp"] {
+        fs::create_dir_all(m.path(dir)).unwrap();
+    }
+    for file in ["w/file", "w/a", "f"] {
+        fs::write(m.path(file), b"x").unwrap();
+    }
+}
+
+fn sh(m: &Mount, command: &str) -> Command {
+    let mut c = Command::new("sh");
+    c.args(["-ec", command]).env("M", &m.dir).current_dir("/");
+    c
+}
+
+/// Shell commands that mount something on each point, and that check it.
+fn mount_all() -> String {
+    let point = |p: &&str| match *p {
+        "w/file" => format!("mount --bind /etc/passwd $M/{p}; "),
+        p => format!("mount -t tmpfs t $M/{p}; "),
+    };
+    POINTS.iter().map(point).collect()
+}
+
+/// Names on the way hold for the time that is left, and then are asked for again.
+#[test]
+fn inner_mounts_stay_whatever_names_do() {
+    for (what, doubt) in DOUBTS {
+        let Some(m) = mounted_with(100, |c| c.source = what.into()) else { return };
+        prepare(&m);
+        let own = fs::metadata(&m.dir).unwrap().dev();
+        assert!(sh(&m, &mount_all()).status().unwrap().success());
+        doubt(&m);
+        for _ in 0..3 {
+            pause(60);
+            for p in POINTS {
+                let there = fs::metadata(m.path(p)).unwrap_or_else(|e| panic!("{what}: {p}: {e}"));
+                assert_ne!(there.dev(), own, "{what}: {p} is mounted on no more");
+            }
+        }
+        for p in POINTS {
+            assert!(Command::new("umount").arg(m.path(p)).status().unwrap().success(), "{what}: {p}");
+        }
+        m.end();
+    }
+}
+
+/// A program in a mount namespace of its own, where it has mounted something.
+fn container(m: &Mount) -> Child {
+    let check = POINTS.map(|p| format!("mountpoint -q $M/{p}; ")).concat().replace(
+        "mountpoint -q $M/w/file",
+        "grep -q \" $M/w/file \" /proc/self/mountinfo; grep -q root $M/w/file",
+    );
+    let script = format!("{}echo ready; read go; {check}echo there; read go", mount_all());
+    let mut c = Command::new("unshare");
+    c.args(["-m", "sh", "-ec", &script]).env("M", &m.dir).current_dir("/");
+    c.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+/// The same for mounts in the namespace of a container, of which nothing is seen here.
+#[test]
+fn mounts_of_other_namespaces_stay() {
+    for (what, doubt) in DOUBTS {
+        if what == "a user without rights" || what == "a server that fails" {
+            continue;
+        }
+        let Some(m) = mounted(100) else { return };
+        prepare(&m);
+        let mut container = container(&m);
+        let mut out = BufReader::new(container.stdout.take().unwrap()).lines();
+        assert_eq!(out.next().unwrap().unwrap(), "ready");
+        doubt(&m);
+        pause(150);
+        let mut go = container.stdin.take().unwrap();
+        go.write_all(b"go\n").unwrap();
+        assert_eq!(out.next().and_then(Result::ok).as_deref(), Some("there"), "{what}");
+        drop(go);
+        container.wait().unwrap();
+        // The namespace and its copy of the mount end a moment after its last process.
+        m.end();
+    }
+}
+
+/// Without mounts inside, all names are doubted at once; with one, those of the directory are.
+#[test]
+fn withdrawn_names_are_looked_up_again() {
+    for inside in [false, true] {
+        let Some(m) = mounted(600_000) else { return };
+        prepare(&m);
+        if inside {
+            assert!(sh(&m, "mount -t tmpfs t $M/w/mp").status().unwrap().success());
+        }
+        let look = || drop((fs::metadata(m.path("w/a")), fs::metadata(m.path("w/none"))));
+        look();
+        let before = m.requests("LOOKUP");
+        look();
+        let absent_ones = m.requests("LOOKUP") - before;
+        let fh = m.fh("w");
+        m.rt.block_on(m.gate.withdraw(Some(&fh)));
+        eventually("it is looked up again", || {
+            let before = m.requests("LOOKUP");
+            look();
+            m.requests("LOOKUP") > before + absent_ones || absent_ones > 0
+        });
+        if inside {
+            assert!(sh(&m, "umount $M/w/mp").status().unwrap().success());
+        }
+        m.end();
+    }
+}
