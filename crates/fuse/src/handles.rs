@@ -96,6 +96,10 @@ pub(crate) struct Page {
     pub entries: Vec<DirEntry>,
     /// Where the last piece ended.
     pub next: usize,
+    /// Cookie of the last entry given: a reader who asks for another one has sought.
+    pub given: u64,
+    /// Entries of a piece at most.
+    pub piece_max: usize,
     /// Nothing follows.
     pub eof: bool,
     /// There is a page.

@@ -152,3 +152,84 @@ fn dot_and_dot_dot_are_there() {
     drop(fd);
     m.end();
 }
+
+/// A stream of directory entries as the C library has them.
+struct Stream(*mut libc::DIR);
+
+impl Stream {
+    fn open(path: &Path) -> Self {
+        use std::os::unix::ffi::OsStrExt;
+        let path = std::ffi::CString::new(path.as_os_str().as_bytes()).unwrap();
+        // SAFETY: a NUL-terminated string that lives across the call.
+        let stream = unsafe { libc::opendir(path.as_ptr()) };
+        assert!(!stream.is_null());
+        Self(stream)
+    }
+
+    fn tell(&self) -> i64 {
+        // SAFETY: an open stream.
+        unsafe { libc::telldir(self.0) }
+    }
+
+    fn seek(&self, place: i64) {
+        // SAFETY: an open stream, and a place that it told.
+        unsafe { libc::seekdir(self.0, place) }
+    }
+
+    fn next(&self) -> Option<String> {
+        // SAFETY: an open stream; the entry lives until the next call.
+        unsafe {
+            let entry = libc::readdir(self.0);
+            let name = (!entry.is_null()).then(|| std::ffi::CStr::from_ptr((*entry).d_name.as_ptr()));
+            name.map(|name| name.to_str().unwrap().to_owned())
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: an open stream, which is not used any more.
+        unsafe { libc::closedir(self.0) };
+    }
+}
+
+/// A program that asks where it is and goes there for each entry costs a bounded number of entries each time, however large the
+/// directory, forwards, backwards, and across pages; each place leads to its entry.
+#[test]
+fn seeking_costs_the_same_in_large_directories() {
+    for validity in [0, 600_000] {
+        let Some(m) = mounted(validity) else { return };
+        fs::create_dir(m.path("d")).unwrap();
+        let dir = m.fh("d");
+        m.rt.block_on(async {
+            use hither_vfs::{SetAttr, Special, Vfs};
+            for i in 0..3000 {
+                let (name, set) = (common::name(&format!("a rather long name {i}")), SetAttr::default());
+                m.model.mknod(&common::root(), &dir, &name, &Special::Regular, &set).await.unwrap();
+            }
+        });
+        let mut costs = Vec::new();
+        for count in [1000, 3000] {
+            let stream = Stream::open(&m.path("d"));
+            let (listed, requests) = (m.gate.listed(), m.requests("READDIR") + m.requests("READDIRPLUS"));
+            let mut places = Vec::new();
+            while places.len() < count {
+                let place = stream.tell();
+                stream.seek(place);
+                places.push((place, stream.next().unwrap()));
+            }
+            let names: HashSet<_> = places.iter().map(|(_, name)| name).collect();
+            assert_eq!(names.len(), count);
+            for (place, name) in places.iter().rev() {
+                stream.seek(*place);
+                assert_eq!(stream.next().as_ref(), Some(name));
+            }
+            let requests = m.requests("READDIR") + m.requests("READDIRPLUS") - requests;
+            assert!(requests <= 2 * count as u64 + 10, "{requests} requests");
+            costs.push((m.gate.listed() - listed) / count);
+        }
+        eprintln!("entries from below for each seek: {costs:?}");
+        assert!(costs[1] <= costs[0] * 3 / 2 + 1, "{costs:?}");
+        m.end();
+    }
+}

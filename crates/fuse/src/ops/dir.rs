@@ -23,6 +23,9 @@ const AFTER_DOT_DOT: u64 = 2;
 const LOW_COOKIES: u64 = i64::MAX as u64 - 3;
 /// Bytes asked for with the first page; doubles with every page.
 const FIRST_PAGE_BYTES: u32 = 32 << 10;
+/// Entries of the piece that is read first after seekdir(3); doubles with every piece. The C library drops what it has
+/// read ahead at each seek, so a program that seeks for each entry would have the rest of the directory made anew each time.
+const SOUGHT_ENTRIES: usize = 4;
 
 /// A listing without entries holds as long as the directory does; something finite to start from.
 const LISTING_HOLDS_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -71,6 +74,8 @@ impl Call {
             from: 0,
             entries: Vec::new(),
             next: 0,
+            given: 0,
+            piece_max: usize::MAX,
             eof: false,
             filled: false,
             verifier: [0; 8],
@@ -137,15 +142,25 @@ impl Call {
             page.until = Instant::now() + LISTING_HOLDS_MAX;
             (page.hold, page.began, page.base) = (Some(page.until), self.asked(), dir.inode.pages());
         }
+        let mut sought = page.comes_to(cookie);
+        let mut left = page.piece_max;
         loop {
             if !page.seek(cookie) {
+                if std::mem::take(&mut sought) {
+                    page.begin_at_seek();
+                }
                 self.fetch(&dir, &mut page, cookie, plus).await?;
             }
             while let Some(entry) = page.entries.get(page.next) {
+                if left == 0 {
+                    return Ok(self.piece(&dir, &page, list));
+                }
                 let Some(hold) = self.add_entry(&mut list, &dir.inode, entry, page.asked).await else {
                     return Ok(self.piece(&dir, &page, list));
                 };
+                left -= 1;
                 cookie = entry.cookie;
+                page.given = cookie;
                 page.hold = page.hold.zip(hold).map(|(a, b)| a.min(b));
                 page.next += 1;
             }
@@ -291,6 +306,24 @@ const NOBODY: EntryReply<'static> =
     EntryReply { nodeid: 0, ino: 0, entry_valid: Duration::ZERO, attr_valid: Duration::ZERO, attr: None };
 
 impl Page {
+    /// Takes note of where a piece begins; true when the reader has sought it.
+    fn comes_to(&mut self, cookie: u64) -> bool {
+        let sought = cookie != 0 && cookie != self.given;
+        self.piece_max = match sought {
+            true => SOUGHT_ENTRIES,
+            false if cookie == 0 => usize::MAX,
+            false => self.piece_max.saturating_mul(2),
+        };
+        self.given = cookie;
+        sought
+    }
+
+    /// Reads on from somewhere else than where the last page ended: that a cookie comes again is no circle.
+    fn begin_at_seek(&mut self) {
+        self.ask_bytes = FIRST_PAGE_BYTES;
+        (self.pages, self.milestone) = (0, None);
+    }
+
     /// Goes to the entry after `cookie`; false when it has to be read.
     fn seek(&mut self, cookie: u64) -> bool {
         if !self.filled {
