@@ -57,7 +57,7 @@ pub(crate) struct V3 {
 pub(crate) struct Inner {
     caller: Arc<Caller>,
     writes: Arc<Uncommitted>,
-    opens: Opens,
+    opens: Arc<Opens>,
     opts: Options,
     root: Fh,
     /// How to tell mountd of the end; absent in tests.

@@ -276,6 +276,7 @@ impl Vfs for V4 {
     }
 
     async fn close(&self, cx: &Cx, _: &Fh, open: OpenId) -> Result<()> {
+        self.core.files.closing(open);
         detached!(self, cx, |core, cx| core.close(&cx, open))
     }
 

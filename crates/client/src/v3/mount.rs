@@ -1,7 +1,6 @@
 //! How an NFSv3 mount begins: mountd, NFS's port, sizes, root.
 
 use super::listing_sizes::ListingSizes;
-use super::open::Opens;
 use super::wire::{Caller, Patience, Sizes};
 use super::{Inner, V3, convert};
 use crate::error::{MountError, Service};
@@ -202,7 +201,7 @@ impl V3 {
         let inner = Inner {
             caller,
             writes,
-            opens: Opens::default(),
+            opens: Arc::default(),
             stamps: Default::default(),
             opts: opts.clone(),
             root,

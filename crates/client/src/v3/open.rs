@@ -1,6 +1,11 @@
 //! Opens, which NFSv3 does not have: a check, an entry in a table, and a commit at the end.
 //!
-//! Locks: one mutex over both tables, held for a look-up, never across a call.
+//! Whether a file is open decides what becomes of it with its last name ([`Opens::claim`]). An open
+//! under way counts ([`Opens::begin`]). From that decision until the server has removed the name,
+//! opens of the file wait, so that none succeeds for a file that is about to be lost. A close that
+//! has begun is waited for: the program that closed the file is told already.
+//!
+//! Locks: one mutex over all tables, held for a look-up, never across a call.
 
 use super::V3;
 use super::convert;
@@ -18,6 +23,8 @@ use hither_vfs::{
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// How often a name may come and go between LOOKUP and CREATE before the open gives up.
@@ -29,6 +36,8 @@ const READABLE: u32 = 0o644;
 #[derive(Default)]
 pub(super) struct Opens {
     tables: Mutex<Tables>,
+    /// An open or a removal has ended.
+    fewer: Notify,
 }
 
 #[derive(Default)]
@@ -36,6 +45,13 @@ struct Tables {
     next: u64,
     opens: HashMap<OpenId, Arc<Open>>,
     files: HashMap<Fh, OpenFile>,
+    /// Files that were not open when the removal of a name began, and the number of removals under
+    /// way.
+    removing: HashMap<Fh, usize>,
+    /// Directories of hidden names that are being removed.
+    going: Vec<Fh>,
+    /// Hidden names that were removed.
+    gone: u64,
 }
 
 /// One open.
@@ -43,16 +59,22 @@ pub(super) struct Open {
     pub fh: Fh,
     pub cred: Arc<Cred>,
     pub mark: OpenMark,
+    pub closing: AtomicBool,
 }
 
 /// A file with opens.
-pub(super) struct OpenFile {
-    pub opens: u64,
-    pub fileid: u64,
+#[derive(Default)]
+struct OpenFile {
+    /// Opens, and opens under way.
+    opens: u64,
+    /// Opens whose end has begun.
+    closing: u64,
+    /// Known when the first open has succeeded.
+    fileid: Option<u64>,
     /// Where the file went when its name was removed.
-    pub silly: Option<Silly>,
+    silly: Option<Silly>,
     /// It is removed at the last close: it was not hidden for something that may yet fail.
-    pub removed: bool,
+    removed: bool,
 }
 
 /// The hidden name of a removed file.
@@ -64,42 +86,175 @@ pub(super) struct Silly {
     pub cred: Arc<Cred>,
 }
 
+/// What the removal of a name finds.
+pub(super) enum Claim {
+    /// The file is open: its number, when it is known, and where it is hidden already.
+    Open(Option<u64>, Option<Silly>),
+    /// The file is not open, and is not opened until this is dropped.
+    Alone(Removing),
+}
+
+/// A removal under way; ends when dropped.
+pub(super) struct Removing {
+    opens: Arc<Opens>,
+    fh: Fh,
+    /// Directory of the hidden name that is removed.
+    hidden_in: Option<Fh>,
+}
+
+impl Drop for Removing {
+    fn drop(&mut self) {
+        let mut t = self.opens.tables.lock();
+        if let Some(count) = t.removing.get_mut(&self.fh) {
+            *count -= 1;
+            if *count == 0 {
+                t.removing.remove(&self.fh);
+            }
+        }
+        if let Some(place) = t.going.iter().position(|dir| Some(dir) == self.hidden_in.as_ref()) {
+            t.going.swap_remove(place);
+            t.gone += 1;
+        }
+        drop(t);
+        self.opens.fewer.notify_waiters();
+    }
+}
+
+impl Tables {
+    /// An open of a file ends; with the last one, hands out where the file is hidden.
+    fn leave(&mut self, fh: &Fh, closing: bool) -> Option<Silly> {
+        let file = self.files.get_mut(fh)?;
+        file.opens -= 1;
+        file.closing -= u64::from(closing);
+        if file.opens > 0 {
+            return None;
+        }
+        let silly = self.files.remove(fh).filter(|f| f.removed).and_then(|f| f.silly)?;
+        *self.removing.entry(fh.clone()).or_default() += 1;
+        self.going.push(silly.dir.clone());
+        Some(silly)
+    }
+}
+
 impl Opens {
     pub fn find(&self, id: OpenId) -> Option<Arc<Open>> {
         self.tables.lock().opens.get(&id).cloned()
     }
 
-    fn insert(&self, open: Open, fileid: u64) -> OpenId {
+    /// An open of a file that exists begins, when no removal is under way; it ends with
+    /// [`Opens::insert`] or [`Opens::abandon`].
+    pub async fn begin(&self, fh: &Fh) {
+        loop {
+            let fewer = self.fewer.notified();
+            tokio::pin!(fewer);
+            fewer.as_mut().enable();
+            {
+                let mut t = self.tables.lock();
+                if !t.removing.contains_key(fh) {
+                    t.files.entry(fh.clone()).or_default().opens += 1;
+                    return;
+                }
+            }
+            fewer.await;
+        }
+    }
+
+    /// An open that has begun fails: when it was the last one, where the file is hidden.
+    fn abandon(self: &Arc<Self>, fh: &Fh) -> Option<(Silly, Removing)> {
+        let silly = self.tables.lock().leave(fh, false);
+        self.fewer.notify_waiters();
+        silly.map(|silly| self.left(silly, fh))
+    }
+
+    /// A hidden name that is to be removed, which is counted already.
+    fn left(self: &Arc<Self>, silly: Silly, fh: &Fh) -> (Silly, Removing) {
+        let hidden_in = Some(silly.dir.clone());
+        (silly, Removing { opens: self.clone(), fh: fh.clone(), hidden_in })
+    }
+
+    /// Books an open that succeeded; `begun` before.
+    fn insert(&self, open: Open, fileid: u64, begun: bool) -> OpenId {
         let mut t = self.tables.lock();
         t.next += 1;
         let id = OpenId(t.next);
-        let file = t.files.entry(open.fh.clone()).or_insert(OpenFile {
-            opens: 0,
-            fileid,
-            silly: None,
-            removed: false,
-        });
-        file.opens += 1;
+        let file = t.files.entry(open.fh.clone()).or_default();
+        file.opens += u64::from(!begun);
+        file.fileid = Some(fileid);
         t.opens.insert(id, Arc::new(open));
         id
     }
 
-    /// Forgets an open; with the last one, hands out where the file is hidden.
-    fn remove(&self, id: OpenId) -> Option<(Arc<Open>, Option<Silly>)> {
+    /// The end of an open begins.
+    pub fn closing(&self, id: OpenId) {
         let mut t = self.tables.lock();
-        let open = t.opens.remove(&id)?;
-        let file = t.files.get_mut(&open.fh)?;
-        file.opens -= 1;
-        let silly = match file.opens {
-            0 => t.files.remove(&open.fh).filter(|f| f.removed).and_then(|f| f.silly),
-            _ => None,
-        };
-        Some((open, silly))
+        if let Some(open) = t.opens.get(&id).cloned()
+            && !open.closing.swap(true, Ordering::SeqCst)
+            && let Some(file) = t.files.get_mut(&open.fh)
+        {
+            file.closing += 1;
+        }
     }
 
-    /// Number of a file that is open, and whether it is hidden already.
-    pub fn is_open(&self, fh: &Fh) -> Option<(u64, Option<Silly>)> {
-        self.tables.lock().files.get(fh).map(|f| (f.fileid, f.silly.clone()))
+    /// Forgets an open; with the last one, hands out where the file is hidden.
+    fn remove(self: &Arc<Self>, id: OpenId) -> Option<(Arc<Open>, Option<(Silly, Removing)>)> {
+        let mut t = self.tables.lock();
+        let open = t.opens.remove(&id)?;
+        let silly = t.leave(&open.fh, open.closing.load(Ordering::SeqCst));
+        drop(t);
+        self.fewer.notify_waiters();
+        let left = silly.map(|silly| self.left(silly, &open.fh));
+        Some((open, left))
+    }
+
+    /// A name of the file is about to be removed. Waits for closes that have begun.
+    pub async fn claim(self: &Arc<Self>, fh: &Fh) -> Claim {
+        loop {
+            let fewer = self.fewer.notified();
+            tokio::pin!(fewer);
+            fewer.as_mut().enable();
+            {
+                let mut t = self.tables.lock();
+                match t.files.get(fh) {
+                    Some(file) if file.opens > file.closing => {
+                        return Claim::Open(file.fileid, file.silly.clone());
+                    }
+                    Some(_) => {}
+                    None => {
+                        *t.removing.entry(fh.clone()).or_default() += 1;
+                        let (opens, fh) = (self.clone(), fh.clone());
+                        return Claim::Alone(Removing { opens, fh, hidden_in: None });
+                    }
+                }
+            }
+            fewer.await;
+        }
+    }
+
+    /// Whether hidden names in a directory are about to be removed: the last closes of their files
+    /// have begun.
+    fn has_going_names(&self, dir: &Fh) -> bool {
+        let t = self.tables.lock();
+        let closing = |file: &OpenFile| file.opens == file.closing && file.removed;
+        let mut hidden = t.files.values().filter(|file| closing(file)).filter_map(|file| file.silly.as_ref());
+        t.going.contains(dir) || hidden.any(|silly| silly.dir == *dir)
+    }
+
+    /// Number of hidden names that were removed until now.
+    pub fn hidden_names_gone(&self) -> u64 {
+        self.tables.lock().gone
+    }
+
+    /// Waits until no hidden name in a directory is about to be removed.
+    pub async fn hidden_names_go(&self, dir: &Fh) {
+        loop {
+            let fewer = self.fewer.notified();
+            tokio::pin!(fewer);
+            fewer.as_mut().enable();
+            if !self.has_going_names(dir) {
+                return;
+            }
+            fewer.await;
+        }
     }
 
     pub fn any(&self) -> bool {
@@ -144,16 +299,12 @@ impl V3 {
             if how.create != Create::No {
                 return Err(Error::new(libc::EINVAL));
             }
-            let (node, first) = self.check_open(cx, at.base.clone(), None, how).await?;
-            return Ok(Opened { first, ..self.opened(cx, node, false, None) });
+            return self.open_known(cx, at.base.clone(), None, how).await;
         };
         let dir = patient(cx, self.parent_of(cx, at)).await?;
         match &how.create {
             Create::No => match self.lookup(&cx.cred, &Patience::of(cx), &dir, name).await? {
-                Some(node) => {
-                    let (node, first) = self.check_open(cx, node.fh, Some(node.attrs.attr), how).await?;
-                    Ok(Opened { first, ..self.opened(cx, node, false, None) })
-                }
+                Some(node) => self.open_known(cx, node.fh, Some(node.attrs.attr), how).await,
                 None => Err(Error::new(libc::ENOENT)),
             },
             Create::IfMissing(set) => self.open_or_create(cx, &dir, name, how, set).await,
@@ -192,12 +343,9 @@ impl V3 {
                 made => return made,
             };
             if let Some(node) = self.lookup(&cx.cred, &Patience::of(cx), dir, name).await? {
-                match self.check_open(cx, node.fh, Some(node.attrs.attr), how).await {
+                match self.open_known(cx, node.fh, Some(node.attrs.attr), how).await {
                     Err(e) if e.errno == libc::ESTALE => continue,
-                    checked => {
-                        let (node, first) = checked?;
-                        return Ok(Opened { first, ..self.opened(cx, node, false, None) });
-                    }
+                    opened => return opened,
                 }
             }
             if refused.errno != libc::EEXIST {
@@ -221,10 +369,19 @@ impl V3 {
         Ok(self.opened(cx, node, true, Some(dir)))
     }
 
+    /// Opens a file that exists. It counts as open until the server has refused.
+    async fn open_known(&self, cx: &Cx, fh: Fh, known: Option<Attr>, how: &OpenHow) -> Result<Opened> {
+        patient(cx, async { Ok(self.opens.begin(&fh).await) }).await?;
+        let begun = Begun { this: self, fh: &fh };
+        let (node, first) = self.check_open(cx, fh.clone(), known, how).await?;
+        std::mem::forget(begun);
+        Ok(Opened { first, ..self.opened(cx, node, false, None) })
+    }
+
     fn opened(&self, cx: &Cx, node: Node, created: bool, dir: Option<ChangeInfo>) -> Opened {
         let mark = self.writes.opened(&node.fh);
-        let open = Open { fh: node.fh.clone(), cred: cx.cred.clone(), mark };
-        let open = self.opens.insert(open, node.attrs.attr.fileid);
+        let open = Open { fh: node.fh.clone(), cred: cx.cred.clone(), mark, closing: AtomicBool::new(false) };
+        let open = self.opens.insert(open, node.attrs.attr.fileid, !created);
         if let Some(leases) = self.leases() {
             leases.opened(&node.fh, true);
         }
@@ -388,6 +545,7 @@ impl V3 {
     }
 
     pub(super) async fn close_file(&self, cx: &Cx, fh: &Fh, id: OpenId) -> Result<()> {
+        self.opens.closing(id);
         let this = self.clone();
         let fh = fh.clone();
         detached(cx, async move {
@@ -401,12 +559,30 @@ impl V3 {
             if let Some(leases) = this.leases().filter(|_| ended.is_some()) {
                 leases.opened(&fh, false);
             }
-            if let Some((_, Some(silly))) = ended {
+            if let Some((_, Some((silly, _alone)))) = ended {
                 this.remove_hidden(&silly).await;
             }
             written
         })
         .await
+    }
+}
+
+/// An open under way; fails when it is dropped.
+struct Begun<'a> {
+    this: &'a V3,
+    fh: &'a Fh,
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if let Some((silly, alone)) = self.this.opens.abandon(self.fh) {
+            let this = self.this.clone();
+            tokio::spawn(async move {
+                this.remove_hidden(&silly).await;
+                drop(alone);
+            });
+        }
     }
 }
 
@@ -437,14 +613,17 @@ mod tests {
         let fs = mount(&Server::new(), Mode::Hard, |_| {}).await;
         let fh = Fh(bytes::Bytes::from_static(b"file"));
         let silly = |n| Silly { dir: root(), name: name(n), cred: cx().cred };
-        let open = || Open { fh: fh.clone(), cred: cx().cred, mark: fs.writes.opened(&fh) };
-        let (first, second) = (fs.opens.insert(open(), 7), fs.opens.insert(open(), 7));
+        let open = || {
+            let (cred, mark) = (cx().cred, fs.writes.opened(&fh));
+            Open { fh: fh.clone(), cred, mark, closing: AtomicBool::new(false) }
+        };
+        let (first, second) = (fs.opens.insert(open(), 7, false), fs.opens.insert(open(), 7, false));
         fs.opens.hidden(&fh, &silly("a"));
         fs.opens.hidden(&fh, &silly("b"));
         assert!(fs.opens.removed(&fh, &silly("a")) && !fs.opens.removed(&fh, &silly("b")));
         assert!(fs.opens.remove(first).is_some_and(|(_, silly)| silly.is_none()));
         let (_, last) = fs.opens.remove(second).unwrap();
-        assert_eq!(last.unwrap().name, name("a"));
+        assert_eq!(last.unwrap().0.name, name("a"));
         assert!(!fs.opens.removed(&fh, &silly("c")));
         assert!(fs.opens.remove(second).is_none());
     }

@@ -6,7 +6,7 @@
 use super::V3;
 use super::convert;
 use super::lookup::dirop;
-use super::open::Silly;
+use super::open::{Claim, Silly};
 use super::wire::Patience;
 use crate::detach::detached;
 use crate::error;
@@ -40,30 +40,47 @@ impl V3 {
                 }
                 None => None,
             };
-            match target.and_then(|fh| Some((this.opens.is_open(&fh)?, fh))) {
-                Some(((_, Some(hidden)), _)) if hidden.dir == dir && hidden.name == name => {
+            let Some(fh) = target else { return this.remove(&cred, &dir, &name).await };
+            match this.opens.claim(&fh).await {
+                Claim::Open(_, Some(hidden)) if hidden.dir == dir && hidden.name == name => {
                     Err(Error::new(libc::EBUSY))
                 }
-                Some(((fileid, None), fh)) => {
+                Claim::Open(fileid, None) => {
                     let (change, hidden) = this.hide(&cred, &fh, fileid, &dir, &name).await?;
                     this.gone(&fh, &hidden).await;
                     Ok(change)
                 }
-                _ => this.remove(&cred, &dir, &name).await,
+                Claim::Open(..) => this.remove(&cred, &dir, &name).await,
+                Claim::Alone(_alone) => this.remove(&cred, &dir, &name).await,
             }
         })
         .await
     }
 
     pub(super) async fn remove_directory(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
-        let args = RmdirArgs { object: dirop(dir, name)? };
-        let (this, cred, dir) = (self.clone(), cx.cred.clone(), dir.clone());
+        let (this, cred, dir, name) = (self.clone(), cx.cred.clone(), dir.clone(), name.clone());
         detached(cx, async move {
-            let asked = Instant::now();
-            let wcc = this.caller.expect(&cred, &Patience::policy(), &args).await?;
-            Ok(this.dir_change(&dir, &wcc, asked))
+            let gone = this.opens.hidden_names_gone();
+            let removed = this.rmdir(&cred, &dir, &name).await;
+            if !removed.as_ref().is_err_and(|e| e.errno == libc::ENOTEMPTY) {
+                return removed;
+            }
+            if let Some(node) = this.lookup(&cred, &Patience::policy(), &dir, &name).await? {
+                this.opens.hidden_names_go(&node.fh).await;
+            }
+            // Names of files that were closed before have gone.
+            match this.opens.hidden_names_gone() == gone {
+                true => removed,
+                false => this.rmdir(&cred, &dir, &name).await,
+            }
         })
         .await
+    }
+
+    async fn rmdir(&self, cred: &Arc<Cred>, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+        let (args, asked) = (RmdirArgs { object: dirop(dir, name)? }, Instant::now());
+        let wcc = self.caller.expect(cred, &Patience::policy(), &args).await?;
+        Ok(self.dir_change(dir, &wcc, asked))
     }
 
     pub(super) async fn rename_name(
@@ -98,8 +115,11 @@ impl V3 {
             None if self.opens.any() => self.lookup(cred, &policy, &to.0, &to.1).await?.map(|n| n.fh),
             None => None,
         };
-        let open = replaced.and_then(|fh| Some((self.opens.is_open(&fh)?, fh)));
-        let Some(((fileid, None), fh)) = open else { return self.rename(cred, from, to).await };
+        let Some(fh) = replaced else { return self.rename(cred, from, to).await };
+        let fileid = match self.opens.claim(&fh).await {
+            Claim::Open(fileid, None) => fileid,
+            _claim => return self.rename(cred, from, to).await,
+        };
         // Two names of one file: RENAME does nothing (rename(2)), and nothing may be hidden.
         let moved = match self.lookup(cred, &policy, &from.0, &from.1).await? {
             None => return Err(Error::new(libc::ENOENT)),
@@ -155,10 +175,16 @@ impl V3 {
 
     /// Gives an open file a hidden name beside the one that it is about to lose, so that this one is never absent: neither for
     /// others nor when this client dies in between. `None` where the server makes no second names.
-    async fn second_name(&self, cred: &Arc<Cred>, fh: &Fh, fileid: u64, dir: &Fh) -> Result<Option<Silly>> {
+    async fn second_name(
+        &self,
+        cred: &Arc<Cred>,
+        fh: &Fh,
+        fileid: Option<u64>,
+        dir: &Fh,
+    ) -> Result<Option<Silly>> {
         let policy = Patience::policy();
         for _ in 0..HIDE_TRIES {
-            let name = silly::name(fileid, (self.caller.env.random)() as u32);
+            let name = self.hidden_name(fileid);
             let args = LinkArgs { file: convert::fh3(fh)?, link: dirop(dir, &name)? };
             let linked = self.caller.ask(cred, &policy, &args).await.map_err(|e| error::call(&e));
             let silly = Silly { dir: dir.clone(), name, cred: cred.clone() };
@@ -182,10 +208,21 @@ impl V3 {
         Err(Error::because(libc::EBUSY, NO_NAME_FREE))
     }
 
+    /// A name for a file whose number is known when an open of it has succeeded.
+    fn hidden_name(&self, fileid: Option<u64>) -> Name {
+        let random = &self.caller.env.random;
+        silly::name(fileid.unwrap_or_else(|| random()), random() as u32)
+    }
+
     /// The name for which the file was hidden is gone for good: so is the file, when nobody has it open under that one.
     async fn gone(&self, fh: &Fh, hidden: &Silly) {
-        if !self.opens.removed(fh, hidden) {
-            self.remove_hidden(hidden).await;
+        while !self.opens.removed(fh, hidden) {
+            match self.opens.claim(fh).await {
+                // Closed and opened again meanwhile.
+                Claim::Open(_, None) => self.opens.hidden(fh, hidden),
+                // Closed, or hidden under another name.
+                _claim => return self.remove_hidden(hidden).await,
+            }
         }
     }
 
@@ -194,14 +231,13 @@ impl V3 {
         &self,
         cred: &Arc<Cred>,
         fh: &Fh,
-        fileid: u64,
+        fileid: Option<u64>,
         dir: &Fh,
         name: &Name,
     ) -> Result<(ChangeInfo, Silly)> {
         let policy = Patience::policy();
         for _ in 0..HIDE_TRIES {
-            let number = (self.caller.env.random)() as u32;
-            let hidden = silly::name(fileid, number);
+            let hidden = self.hidden_name(fileid);
             // RENAME would replace what is there.
             if self.lookup(cred, &policy, dir, &hidden).await?.is_some() {
                 continue;

@@ -14,7 +14,7 @@ use super::core::Core;
 use super::fail::{Answered, Fail, is_too_long};
 use super::open::change_info;
 use super::session::Limits;
-use super::state::{wire_fh, wire_name};
+use super::state::{Claim, wire_fh, wire_name};
 use super::whole::{AROUND_OPS, CREATION_OPS};
 use bytes::Bytes;
 use hither_proto::nfs4::{
@@ -226,6 +226,14 @@ impl Core {
                 continue;
             }
             let these = &gone[out.len()..out.len() + 1 + with];
+            let targets = these.iter().filter_map(|one| one.target.as_ref());
+            let claims = targets.map(|fh| self.files.try_claim(fh));
+            let claims: Vec<_> = claims.collect();
+            if !claims.iter().all(|claim| matches!(claim, Some(Claim::Alone(_)))) {
+                // Opened meanwhile: each goes by itself.
+                most = 1;
+                continue;
+            }
             let mut ops = vec![Op::Putfh(wire_fh(dir))];
             ops.extend(these.iter().map(|one| Op::Remove(wire_name(&one.name))));
             ops.push(Op::Getattr(NODE_ATTRS));

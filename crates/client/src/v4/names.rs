@@ -11,7 +11,7 @@ use super::core::Core;
 use super::delegation::Taken;
 use super::fail::{Answered, Fail};
 use super::open::change_info;
-use super::state::{FileState, wire_fh, wire_name};
+use super::state::{Claim, FileState, Removing, wire_fh, wire_name};
 use crate::silly;
 use hither_proto::nfs4::{CreateType, Nfsstat4, Op, RenameArgs, RenameOk, Specdata};
 use hither_vfs::{
@@ -187,14 +187,24 @@ impl Core {
         name: &Name,
         target: Option<&Fh>,
     ) -> Answered<ChangeInfo> {
-        if silly::is_silly(name) && target.and_then(|fh| self.files.file(fh)).is_some() {
+        if silly::is_silly(name)
+            && let Some(fh) = target
+            && let Claim::Open(_) = self.files.claim(fh).await
+        {
             // Its last name: as with the Linux client, it goes with the last close.
             return Err(Error::new(libc::EBUSY).into());
         }
-        if let Some(file) = target.and_then(|fh| self.needs_name(fh)) {
-            return self.silly_rename(cx, &file, dir, name).await;
+        let found = match target {
+            // Somebody has files open, and only the server knows whether this is one of them.
+            None if self.files.any() => self.leads_to(cx, (dir, name)).await?,
+            target => target.cloned(),
+        };
+        let target = found.as_ref();
+        let (hide, _alone) = self.claim_target(target).await;
+        match hide {
+            Some(file) => self.silly_rename(cx, &file, dir, name).await,
+            None => self.remove(cx, dir, name, target).await,
         }
-        self.remove(cx, dir, name, target).await
     }
 
     /// Removes an empty directory. Nothing is left in it when the last close of a removed file has only just begun: its
@@ -238,14 +248,19 @@ impl Core {
         }
     }
 
-    /// An open file that its server forgets together with its last name.
-    fn needs_name(&self, fh: &Fh) -> Option<Arc<FileState>> {
-        let file = self.files.file(fh)?;
-        let inner = file.inner.lock();
-        let needs = inner.silly.is_none() && !inner.preserved;
-        let used = inner.states.values().any(|s| s.inner.lock().in_use());
-        drop(inner);
-        (needs && used).then_some(file)
+    /// An open file that its server forgets together with its last name; or, when it is not open,
+    /// what keeps it so.
+    async fn claim_target(&self, target: Option<&Fh>) -> (Option<Arc<FileState>>, Option<Removing<'_>>) {
+        let Some(fh) = target else { return (None, None) };
+        match self.files.claim(fh).await {
+            Claim::Alone(alone) => (None, Some(alone)),
+            Claim::Open(file) => {
+                let inner = file.inner.lock();
+                let needs = inner.silly.is_none() && !inner.preserved;
+                drop(inner);
+                (needs.then_some(file), None)
+            }
+        }
     }
 
     /// A fresh name: other mounts of the directory must not choose the same.
@@ -273,7 +288,7 @@ impl Core {
         let renamed = answer.results.rename();
         match renamed {
             Ok(ok) => {
-                self.hidden(file, Silly { dir: dir.clone(), name: silly });
+                self.hidden(&file.fh, Silly { dir: dir.clone(), name: silly }).await;
                 let attrs = self.dir_attrs(dir, &mut answer).await;
                 Ok(ChangeInfo { attrs, ..change_info(&ok.target_cinfo) })
             }
@@ -281,26 +296,27 @@ impl Core {
                 if !self.linked_before(cx, &file.fh, (dir, &silly)).await? {
                     return Err(e.into());
                 }
-                self.hidden(file, Silly { dir: dir.clone(), name: silly });
+                self.hidden(&file.fh, Silly { dir: dir.clone(), name: silly }).await;
                 Ok(ChangeInfo::default())
             }
             Err(e) => Err(e.into()),
         }
     }
 
-    /// The open file has no name but this any more.
-    fn hidden(self: &Arc<Self>, file: &Arc<FileState>, silly: Silly) {
-        let mut inner = file.inner.lock();
-        if inner.states.values().any(|s| s.inner.lock().in_use()) {
-            inner.silly = Some(silly);
-            self.files.silly.fetch_add(1, Ordering::Relaxed);
-            return;
-        }
-        drop(inner);
-        // Closed meanwhile.
-        let core = self.clone();
-        let fh = file.fh.clone();
-        tokio::spawn(async move { core.remove_silly(&silly, Some(&fh)).await });
+    /// The file, which was open, has no name but this any more.
+    async fn hidden(self: &Arc<Self>, fh: &Fh, silly: Silly) {
+        // A close that has begun finds the name, or has ended.
+        let _alone = loop {
+            match self.files.claim(fh).await {
+                Claim::Alone(alone) => break alone,
+                Claim::Open(file) if file.hide(&silly) => {
+                    self.files.silly.fetch_add(1, Ordering::SeqCst);
+                    return;
+                }
+                Claim::Open(_) => {}
+            }
+        };
+        self.remove_silly(&silly, Some(fh)).await;
     }
 
     /// Removes what is left of a file after its last close; `fh` when that is its last name.
@@ -326,7 +342,8 @@ impl Core {
         }
         let (mut delay, mut grace) = (Backoff::DELAY, Backoff::GRACE);
         loop {
-            let hide = replaced.and_then(|fh| self.needs_name(fh)).map(|file| (file, self.silly_name()));
+            let (hide, _alone) = self.claim_target(replaced).await;
+            let hide = hide.map(|file| (file, self.silly_name()));
             if let Some(fh) = replaced.filter(|_| hide.is_none()) {
                 self.close_first(fh).await;
             }
@@ -380,7 +397,7 @@ impl Core {
                     // Nobody else chooses that name: all of it was executed before, or the link alone.
                     let silly = Silly { dir: to.0.clone(), name: silly };
                     if self.renamed_before(cx, from, to, replaced).await? {
-                        self.hidden(&file, silly);
+                        self.hidden(&file.fh, silly).await;
                         return Ok(Moved::default());
                     }
                     self.remove_silly(&silly, None).await;
@@ -391,7 +408,7 @@ impl Core {
             let silly = Silly { dir: to.0.clone(), name: silly };
             let renamed = read_rename(&mut answer);
             if renamed.is_ok() {
-                self.hidden(&file, silly);
+                self.hidden(&file.fh, silly).await;
             } else {
                 self.remove_silly(&silly, None).await;
             }

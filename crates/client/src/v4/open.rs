@@ -92,7 +92,7 @@ impl Core {
             true => Some(self.writes().truncating(fh, 0).await),
             false => None,
         };
-        let state = self.files.start(fh, &cx.cred);
+        let state = self.files.begin(fh, &cx.cred).await;
         // A CLOSE of the same owner that is on its way: side by side, a server may close what this OPEN is granted (ganesha
         // does). No new one begins, because an open is under way.
         drop(state.closing.lock().await);
@@ -265,7 +265,7 @@ impl Core {
     /// OPEN, as for opens by handle.
     async fn guess(&self, dir: &Fh, name: &Name, cx: &Cx) -> Option<Arc<OpenState>> {
         let fh = self.files.by_name(dir, name)?;
-        let state = self.files.start(&fh, &cx.cred);
+        let state = self.files.try_begin(&fh, &cx.cred)?;
         drop(state.closing.lock().await);
         Some(state)
     }
@@ -464,6 +464,7 @@ impl Core {
     /// The same; `together`: the server may be told a moment later, with others.
     async fn end(self: &Arc<Self>, cx: &Cx, id: OpenId, together: bool) -> Answered<()> {
         let entry = self.files.entry(id)?;
+        self.files.closing(id);
         let mark = entry.mark.lock().take();
         let patient = Cx { cancel: Default::default(), ..cx.clone() };
         let written = match mark {
@@ -486,6 +487,7 @@ impl Core {
 
     /// Closes an open whose caller is gone.
     pub fn close_unwanted(self: &Arc<Self>, id: OpenId) {
+        self.files.closing(id);
         let core = self.clone();
         tokio::spawn(async move {
             if let Err(f) = core.close(&core.own_cx(), id).await {
@@ -500,9 +502,8 @@ impl Core {
         if let Err(f) = self.settle(state).await {
             tracing::warn!(fh = ?state.file.fh, "CLOSE: {}", Error::from(f));
         }
-        let Some(left) = self.files.leave(&state.file) else { return };
-        if let Some(silly) = left.silly {
-            self.remove_silly(&silly, Some(&state.file.fh)).await;
+        if let Some(left) = self.files.leave(&state.file) {
+            self.remove_silly(&left.silly, Some(&state.file.fh)).await;
             self.files.going.fetch_sub(1, Ordering::SeqCst);
         }
     }

@@ -5,6 +5,11 @@
 //! it stands for. Each `OpenId` is an [`OpenEntry`] that counts in one of them. An open under way counts as well
 //! ([`Files::start`]), so that the state is not closed under it.
 //!
+//! Whether a file is open decides what becomes of it with its last name ([`Files::claim`]). From
+//! that decision until the server has removed the name, opens of the file by handle wait
+//! ([`Files::begin`]), so that none of them is granted for a file that is about to be lost. A close
+//! that has begun is waited for: the program that closed the file is told already.
+//!
 //! NFSv4.1 has no seqid serialisation of open-owners, so opens and closes of one file may pass each other. What is true
 //! then follows from the stateids alone: the same `other` with a greater seqid is newer; another `other` means that
 //! the old state is gone.
@@ -21,7 +26,7 @@ use hither_vfs::{Cred, Error, Fh, LockOwner, Name, OpenAccess, OpenId};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How long a directory's removal waits for hidden names of closed files, and of open ones.
@@ -42,6 +47,8 @@ pub(crate) struct Files {
     pub going: AtomicUsize,
     /// A lock may have become free.
     pub lock_freed: tokio::sync::Notify,
+    /// A close has ended, or a removal.
+    fewer: tokio::sync::Notify,
     /// Opens by handle under way.
     opening: AtomicUsize,
     /// Makes owners of this mount differ from those of others.
@@ -56,6 +63,9 @@ struct Table {
     owners: HashMap<Arc<Cred>, Bytes>,
     /// Open files by the directory and name that they were last opened by.
     named: HashMap<(Fh, Name), Fh>,
+    /// Files that were not open when the removal of a name began, and the number of removals under
+    /// way.
+    removing: HashMap<Fh, usize>,
 }
 
 impl Table {
@@ -119,6 +129,8 @@ pub(crate) struct OpenInner {
     held: u8,
     /// Opens by access: reading, writing, both.
     counts: [u32; 3],
+    /// Those of them whose close has begun.
+    closing: u32,
     /// Opens under way.
     opening: u32,
     /// Locks by owner.
@@ -135,6 +147,7 @@ pub(crate) struct OpenEntry {
     pub mark: Mutex<Option<Arc<OpenMark>>>,
     /// One at a time opens or closes it.
     pub further: tokio::sync::Mutex<Further>,
+    closing: AtomicBool,
 }
 
 /// The open that gives an [`OpenEntry`] the access which its flock(2) locks need and it was not opened with.
@@ -156,6 +169,34 @@ impl Further {
     }
 }
 
+/// What the removal of a name finds.
+pub(crate) enum Claim<'a> {
+    /// The file is open.
+    Open(Arc<FileState>),
+    /// The file is not open, and is not opened until this is dropped.
+    Alone(Removing<'a>),
+}
+
+/// A removal under way; ends when dropped.
+pub(crate) struct Removing<'a> {
+    files: &'a Files,
+    fh: Fh,
+}
+
+impl Drop for Removing<'_> {
+    fn drop(&mut self) {
+        let mut table = self.files.table.lock();
+        if let Some(count) = table.removing.get_mut(&self.fh) {
+            *count -= 1;
+            if *count == 0 {
+                table.removing.remove(&self.fh);
+            }
+        }
+        drop(table);
+        self.files.fewer.notify_waiters();
+    }
+}
+
 impl Files {
     /// No files; `unique` is random.
     pub fn new(unique: u64) -> Self {
@@ -166,6 +207,7 @@ impl Files {
             silly: AtomicUsize::new(0),
             going: AtomicUsize::new(0),
             lock_freed: tokio::sync::Notify::new(),
+            fewer: tokio::sync::Notify::new(),
             opening: AtomicUsize::new(0),
             unique,
             next_owner: AtomicU64::new(1),
@@ -193,10 +235,33 @@ impl Files {
         Bytes::from(format!("bring {:016x} {number:x}", self.unique))
     }
 
+    /// An open of `fh` by handle begins, when no removal is under way: see [`Files::start`].
+    pub async fn begin(&self, fh: &Fh, cred: &Arc<Cred>) -> Arc<OpenState> {
+        loop {
+            let fewer = self.fewer.notified();
+            tokio::pin!(fewer);
+            fewer.as_mut().enable();
+            if let Some(state) = self.try_begin(fh, cred) {
+                return state;
+            }
+            fewer.await;
+        }
+    }
+
+    /// The same without waiting.
+    pub fn try_begin(&self, fh: &Fh, cred: &Arc<Cred>) -> Option<Arc<OpenState>> {
+        let owner = self.owner(cred);
+        let mut table = self.table.lock();
+        (!table.removing.contains_key(fh)).then(|| self.start_in(&mut table, owner, fh, cred))
+    }
+
     /// An open of `fh` begins: keeps its state until [`Files::opened`] or [`Files::abandoned`].
     pub fn start(&self, fh: &Fh, cred: &Arc<Cred>) -> Arc<OpenState> {
         let owner = self.owner(cred);
-        let mut table = self.table.lock();
+        self.start_in(&mut self.table.lock(), owner, fh, cred)
+    }
+
+    fn start_in(&self, table: &mut Table, owner: Bytes, fh: &Fh, cred: &Arc<Cred>) -> Arc<OpenState> {
         let new = || {
             let (users, inner) = (AtomicUsize::new(0), Mutex::default());
             Arc::new(FileState { fh: fh.clone(), users, inner, lock_freed: tokio::sync::Notify::new() })
@@ -242,7 +307,8 @@ impl Files {
         let id = OpenId(self.next_open.fetch_add(1, Ordering::Relaxed));
         let mut table = self.table.lock();
         let (mark, further) = (Mutex::new(None), tokio::sync::Mutex::default());
-        let entry = OpenEntry { state: state.clone(), access, mark, further };
+        let closing = AtomicBool::new(false);
+        let entry = OpenEntry { state: state.clone(), access, mark, further, closing };
         table.opens.insert(id, Arc::new(entry));
         self.opening.fetch_sub(1, Ordering::SeqCst);
         let mut inner = state.inner.lock();
@@ -257,15 +323,58 @@ impl Files {
         state.inner.lock().opening -= 1;
     }
 
+    /// The close of an `OpenId` begins.
+    pub fn closing(&self, id: OpenId) {
+        let Ok(entry) = self.entry(id) else { return };
+        let first = !entry.closing.swap(true, Ordering::SeqCst);
+        entry.state.inner.lock().closing += u32::from(first);
+        // The open that its flock(2) locks needed ends with it.
+        let further = entry.further.try_lock().ok().map(|further| *further);
+        if let Some(Further::Open(further)) = further {
+            self.closing(further);
+        }
+    }
+
     /// Ends an `OpenId`. The state must be settled, then left.
     pub fn closed(&self, id: OpenId) -> Option<Arc<OpenEntry>> {
         let entry = self.table.lock().opens.remove(&id)?;
-        entry.state.inner.lock().counts[index(entry.access)] -= 1;
+        let mut inner = entry.state.inner.lock();
+        inner.counts[index(entry.access)] -= 1;
+        inner.closing -= u32::from(entry.closing.load(Ordering::SeqCst));
+        drop(inner);
+        self.fewer.notify_waiters();
         Some(entry)
     }
 
+    /// A name of the file is about to be removed. Waits for closes that have begun.
+    pub async fn claim(&self, fh: &Fh) -> Claim<'_> {
+        loop {
+            let fewer = self.fewer.notified();
+            tokio::pin!(fewer);
+            fewer.as_mut().enable();
+            if let Some(claim) = self.try_claim(fh) {
+                return claim;
+            }
+            fewer.await;
+        }
+    }
+
+    /// The same; `None` while closes are under way and nothing else.
+    pub fn try_claim(&self, fh: &Fh) -> Option<Claim<'_>> {
+        let mut table = self.table.lock();
+        if let Some(file) = table.files.get(fh) {
+            match file.use_of() {
+                Use::Open => return Some(Claim::Open(file.clone())),
+                Use::Closing => return None,
+                Use::None => {}
+            }
+        }
+        *table.removing.entry(fh.clone()).or_default() += 1;
+        Some(Claim::Alone(Removing { files: self, fh: fh.clone() }))
+    }
+
     /// One user less. After the last one the file is forgotten; what is left to do for it is returned.
-    pub fn leave(&self, file: &Arc<FileState>) -> Option<Leftover> {
+    pub fn leave(&self, file: &Arc<FileState>) -> Option<Leftover<'_>> {
         let mut table = self.table.lock();
         if file.users.fetch_sub(1, Ordering::Relaxed) > 1 {
             return None;
@@ -276,12 +385,11 @@ impl Files {
         if let Some(named) = inner.named.take() {
             table.forget_name(&named, &file.fh);
         }
-        let silly = inner.silly.take();
-        if silly.is_some() {
-            self.going.fetch_add(1, Ordering::SeqCst);
-            self.silly.fetch_sub(1, Ordering::SeqCst);
-        }
-        Some(Leftover { silly })
+        let silly = inner.silly.take()?;
+        self.going.fetch_add(1, Ordering::SeqCst);
+        self.silly.fetch_sub(1, Ordering::SeqCst);
+        *table.removing.entry(file.fh.clone()).or_default() += 1;
+        Some(Leftover { silly, _alone: Removing { files: self, fh: file.fh.clone() } })
     }
 
     /// How long hidden names that are about to go may be waited for: a while when their files are closed already, a moment
@@ -294,8 +402,8 @@ impl Files {
             return Duration::ZERO;
         }
         let closed = |file: &Arc<FileState>| {
-            let inner = file.inner.lock();
-            inner.silly.is_some() && !inner.states.values().any(|s| s.inner.lock().in_use())
+            let hidden = file.inner.lock().silly.is_some();
+            hidden && file.use_of() != Use::Open
         };
         if self.all().iter().any(closed) { CLOSED_WAIT } else { CLOSING_WAIT }
     }
@@ -311,6 +419,11 @@ impl Files {
     /// The open file, when it is open here.
     pub fn file(&self, fh: &Fh) -> Option<Arc<FileState>> {
         self.table.lock().files.get(fh).cloned()
+    }
+
+    /// Whether any file is open.
+    pub fn any(&self) -> bool {
+        !self.table.lock().files.is_empty()
     }
 
     /// All open files.
@@ -336,10 +449,36 @@ impl Files {
     }
 }
 
-/// What remains to do for a file that nobody uses any more.
-pub(crate) struct Leftover {
-    /// Remove it.
-    pub silly: Option<Silly>,
+/// What remains to do for a file that nobody uses any more: its hidden name is to be removed.
+pub(crate) struct Leftover<'a> {
+    pub silly: Silly,
+    _alone: Removing<'a>,
+}
+
+/// Whether a file is open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Use {
+    None,
+    /// Every open of it has begun to end.
+    Closing,
+    Open,
+}
+
+impl FileState {
+    /// Gives the file a hidden name as its last, when it is open still.
+    pub fn hide(&self, silly: &Silly) -> bool {
+        let mut inner = self.inner.lock();
+        let open = inner.states.values().any(|state| state.inner.lock().use_of() == Use::Open);
+        if open {
+            inner.silly = Some(silly.clone());
+        }
+        open
+    }
+
+    fn use_of(&self) -> Use {
+        let inner = self.inner.lock();
+        inner.states.values().map(|state| state.inner.lock().use_of()).max().unwrap_or(Use::None)
+    }
 }
 
 /// What a state that nobody is opening needs next; see [`OpenState::next_step`].
@@ -455,9 +594,12 @@ impl OpenInner {
         (1..=3).filter(|a| self.held & (1 << a) != 0).fold(0, |all, a| all | a)
     }
 
-    /// Whether anybody uses or opens it.
-    pub fn in_use(&self) -> bool {
-        self.opening > 0 || self.needed() != 0
+    fn use_of(&self) -> Use {
+        match self.counts.iter().sum::<u32>() {
+            opens if self.opening > 0 || opens > self.closing => Use::Open,
+            0 => Use::None,
+            _ => Use::Closing,
+        }
     }
 
     /// A stateid that the server gave: the newer of two of one state, or a new state.

@@ -32,7 +32,7 @@ impl Core {
     }
 
     /// What a name leads to now, asked of the server.
-    async fn leads_to(self: &Arc<Self>, cx: &Cx, (dir, name): (&Fh, &Name)) -> Answered<Option<Fh>> {
+    pub async fn leads_to(self: &Arc<Self>, cx: &Cx, (dir, name): (&Fh, &Name)) -> Answered<Option<Fh>> {
         let ops = [Op::Putfh(wire_fh(dir)), Op::Lookup(wire_name(name)), Op::Getfh];
         let mut answer = self.compound(cx, Compound::new("LOOKUP", ops)).await?;
         answer.results.putfh()?;
