@@ -1,5 +1,6 @@
 //! Open files and directories, under the numbers that the kernel passes back.
 
+use crate::in_use::Quiet;
 use crate::inode::{Inode, Moment};
 use crate::passthrough::Noted;
 use hither_vfs::{Cred, Data, DirEntry, LockOwner, OpenAccess, OpenId, Read};
@@ -18,6 +19,8 @@ pub(crate) struct OpenFile {
     pub open: OpenId,
     /// Use.
     pub access: OpenAccess,
+    /// Whether it may be closed already.
+    pub quiet: Quiet,
     /// Who opened it.
     pub cred: Arc<Cred>,
     /// Held for reading by calls that take locks, until a lock that nobody waits for any more is given back; closing waits for them.

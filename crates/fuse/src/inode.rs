@@ -13,6 +13,7 @@
 
 mod table;
 
+use crate::in_use::InUse;
 use bytes::Bytes;
 use hither_vfs::{Asks, Attr, Attrs, Error, Fh, FileKind, LockOwner, Name, Node, Realm, Validity};
 use parking_lot::Mutex;
@@ -140,6 +141,8 @@ pub(crate) struct Inode {
     pub asks: Option<Asks>,
     /// Type.
     pub kind: FileKind,
+    /// Opens under way, handles, and removals of its names.
+    pub in_use: InUse,
     state: Mutex<State>,
 }
 
@@ -300,7 +303,8 @@ impl Inode {
             error: None,
         };
         let ident = Ident::of(attr, realm);
-        Self { id, ident, asks: realm.asks, kind: attr.kind, state: Mutex::new(state) }
+        let in_use = InUse::default();
+        Self { id, ident, asks: realm.asks, kind: attr.kind, in_use, state: Mutex::new(state) }
     }
 
     /// The handle.

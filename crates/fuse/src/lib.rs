@@ -19,6 +19,7 @@ mod cred;
 mod device;
 mod handles;
 mod hint;
+mod in_use;
 mod inode;
 mod lease;
 #[allow(unsafe_code)]

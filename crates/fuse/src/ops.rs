@@ -155,8 +155,11 @@ impl Call {
         self.session.inodes.find(id).ok_or_else(|| Error::new(libc::ESTALE))
     }
 
+    /// The open file that the request uses.
     fn file(&self, fh: u64) -> Result<Arc<OpenFile>> {
-        self.session.files.find(fh).ok_or_else(|| Error::new(libc::EBADF))
+        let file = self.session.files.find(fh).ok_or_else(|| Error::new(libc::EBADF))?;
+        file.inode.in_use.used(&file.quiet);
+        Ok(file)
     }
 
     fn dir(&self, fh: u64) -> Result<Arc<OpenDir>> {
@@ -166,6 +169,12 @@ impl Call {
     /// The present moment of the mount's modifications and of withdrawals, to be taken before asking the layer below.
     fn asked(&self) -> Moment {
         self.session.inodes.clock.now()
+    }
+
+    /// The moment of a name that the mount itself has just made: later than whatever was asked for
+    /// before.
+    fn now_named(&self) -> Moment {
+        self.session.inodes.clock.tick()
     }
 
     /// Brings the kernel's caches in line with attributes that are about to be answered.
@@ -182,8 +191,13 @@ impl Call {
         }
     }
 
-    /// Inode of an object that the layer below returned, with one look-up more. `at` is the name that led to it.
-    async fn remember(&self, at: Option<(u64, &hither_vfs::Name)>, node: &Node) -> Result<Arc<Inode>> {
+    /// Inode of an object that the layer below returned, with one look-up more. `at` is the name
+    /// that led to it, and when that was so.
+    async fn remember(
+        &self,
+        at: Option<(u64, &hither_vfs::Name, Moment)>,
+        node: &Node,
+    ) -> Result<Arc<Inode>> {
         let inodes = &self.session.inodes;
         for _ in 0..3 {
             let known = match inodes.remember(at, node) {
@@ -311,15 +325,16 @@ impl Call {
         );
     }
 
-    /// Answer of LOOKUP and of everything that makes a name, and the inode it names.
+    /// Answer of LOOKUP and of everything that makes a name, and the inode it names. `named` is
+    /// when the name led there.
     async fn entry_answer(
         &self,
         dir: &Inode,
-        name: &hither_vfs::Name,
+        (name, named): (&hither_vfs::Name, Moment),
         node: &Node,
         asked: Moment,
     ) -> Result<(Answer, u64)> {
-        let inode = self.remember(Some((dir.id, name)), node).await?;
+        let inode = self.remember(Some((dir.id, name, named)), node).await?;
         self.saw(&inode, &node.attrs, asked).await;
         let mut out = crate::abi::Out::with_capacity(128);
         self.entry(&mut out, (dir, name), &inode, &node.attrs, asked);

@@ -1,19 +1,24 @@
 //! Threads whose open was sent back: they look their path up again and come once more.
 //!
-//! The kernel opens the file that it has in mind under a name. When the name turns out to belong to another file by now, the
-//! open fails with ESTALE, and the kernel walks the same path once more with fresh look-ups and opens what they find
-//! (`do_filp_open` with `LOOKUP_REVAL`). A second ESTALE would reach the program: so the look-ups that come next must not be
-//! answered from before, and the open after them is believed. It knows nothing of names and files.
+//! The kernel opens the file that it has in mind under a name. When the name turns out to belong to
+//! another file by now, the open fails with ESTALE, and the kernel walks the same path once more
+//! with fresh look-ups and opens what they find (`do_filp_open` with `LOOKUP_REVAL`). A second
+//! ESTALE would reach the program: so the look-ups that come next must not be answered from before,
+//! and the open after them is believed. The file that the last of them found counts as open until
+//! that open has come: removed or replaced in between, it would be stale a second time. It knows
+//! nothing of names.
 //!
 //! Renames are another such case. The kernel answers rename(2) by itself when it takes both names for one object, and it looks the old one up first: that
 //! belief may be older than what the look-up of the new name finds. Such a look-up fails with ESTALE, and the kernel begins again with both.
 
-use hither_vfs::Name;
+use hither_vfs::{Cred, Name};
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::time::Instant;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
 
 /// Threads remembered.
 const THREADS_MAX: usize = 1024;
@@ -32,12 +37,30 @@ pub(crate) enum Back {
     Late,
 }
 
-/// Since when the answers to each thread must be fresh, and when it was sent back.
+/// Threads that were sent back.
 #[derive(Debug, Default)]
 pub(crate) struct SentBack {
-    threads: Mutex<HashMap<u32, (Instant, Instant)>>,
+    threads: Mutex<HashMap<u32, Away>>,
     /// Their number, for those who need not look.
     count: AtomicUsize,
+    /// A thread has come back.
+    back: Notify,
+}
+
+#[derive(Debug)]
+struct Away {
+    /// Since when the answers to the thread must be fresh.
+    since: Instant,
+    /// When it was sent back.
+    sent: Instant,
+    /// The file that its last look-up found, and the thread's identity.
+    found: Option<(u64, Arc<Cred>)>,
+}
+
+impl Away {
+    fn is_expected(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.sent) < AWAY_MAX
+    }
 }
 
 impl SentBack {
@@ -46,11 +69,11 @@ impl SentBack {
     pub fn send(&self, tid: u32, since: Instant, now: Instant) -> bool {
         let mut threads = self.threads.lock();
         if threads.len() >= THREADS_MAX {
-            threads.retain(|_, (_, sent)| now.saturating_duration_since(*sent) < AWAY_MAX);
+            threads.retain(|_, away| away.is_expected(now));
         }
         let room = threads.len() < THREADS_MAX;
         if room {
-            threads.insert(tid, (since, now));
+            threads.insert(tid, Away { since, sent: now, found: None });
         }
         self.count.store(threads.len(), Ordering::Relaxed);
         room
@@ -62,8 +85,7 @@ impl SentBack {
             return None;
         }
         let threads = self.threads.lock();
-        let away = |sent: Instant| now.saturating_duration_since(sent) < AWAY_MAX;
-        threads.get(&tid).filter(|(_, sent)| away(*sent)).map(|(since, _)| *since)
+        threads.get(&tid).filter(|away| away.is_expected(now)).map(|away| away.since)
     }
 
     /// A look-up of the thread that came at `began` has been answered: however long that took, it goes on from there.
@@ -71,10 +93,43 @@ impl SentBack {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
-        if let Some((_, sent)) = self.threads.lock().get_mut(&tid)
-            && began.saturating_duration_since(*sent) < AWAY_MAX
+        if let Some(away) = self.threads.lock().get_mut(&tid)
+            && away.is_expected(began)
         {
-            *sent = now;
+            away.sent = now;
+        }
+    }
+
+    /// The thread, whose identity is `cred`, is about to be told of this file, or of something
+    /// else.
+    pub fn found(&self, tid: u32, file: Option<u64>, cred: &Arc<Cred>) {
+        if let Some(away) = self.threads.lock().get_mut(&tid) {
+            away.found = file.map(|file| (file, cred.clone()));
+        }
+        self.back.notify_waiters();
+    }
+
+    /// The identity of a thread that was told of this file and is expected to open it.
+    pub fn expects(&self, file: u64, now: Instant) -> Option<Arc<Cred>> {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let threads = self.threads.lock();
+        let mut found =
+            threads.values().filter(|away| away.is_expected(now)).filter_map(|a| a.found.as_ref());
+        found.find(|(id, _)| *id == file).map(|(_, cred)| cred.clone())
+    }
+
+    /// Waits until no thread is expected to open the file.
+    pub async fn expected(&self, file: u64) {
+        let until = Instant::now() + AWAY_MAX;
+        loop {
+            let back = self.back.notified();
+            tokio::pin!(back);
+            back.as_mut().enable();
+            if self.expects(file, Instant::now()).is_none() || timeout_at(until, back).await.is_err() {
+                return;
+            }
         }
     }
 
@@ -84,12 +139,13 @@ impl SentBack {
             return None;
         }
         let mut threads = self.threads.lock();
-        let sent = threads.remove(&tid);
+        let away = threads.remove(&tid)?;
         self.count.store(threads.len(), Ordering::Relaxed);
-        let (since, sent) = sent?;
-        match now.saturating_duration_since(sent) {
-            away if away < AWAY_MAX => Some(Back::Since(since)),
-            away if away < LATE_MAX => Some(Back::Late),
+        drop(threads);
+        self.back.notify_waiters();
+        match now.saturating_duration_since(away.sent) {
+            time if time < AWAY_MAX => Some(Back::Since(away.since)),
+            time if time < LATE_MAX => Some(Back::Late),
             _ => None,
         }
     }
@@ -215,6 +271,30 @@ mod tests {
         assert_eq!(back.since(3, Instant::now()), None, "too late");
         assert!(back.send(u32::MAX, since, Instant::now()));
         assert_eq!(back.threads.lock().len(), 1, "those who never came are forgotten");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn found_file_is_expected() {
+        let (back, cred) = (SentBack::default(), Arc::new(Cred::root()));
+        let expects = |file| back.expects(file, Instant::now()).is_some();
+        back.found(1, Some(7), &cred);
+        assert!(!expects(7), "the thread was not sent back");
+        assert!(back.send(1, Instant::now(), Instant::now()) && back.send(2, Instant::now(), Instant::now()));
+        back.found(1, Some(7), &cred);
+        back.found(2, Some(7), &cred);
+        assert!(expects(7) && !expects(8));
+        back.found(1, Some(8), &cred);
+        assert!(expects(7) && expects(8));
+        let came = async {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            back.over(2, Instant::now());
+        };
+        let began = Instant::now();
+        tokio::join!(back.expected(7), came);
+        assert_eq!(began.elapsed(), Duration::from_millis(1));
+        back.expected(8).await;
+        assert_eq!(began.elapsed(), AWAY_MAX + Duration::from_millis(1), "the thread does not come");
+        assert!(!expects(8));
     }
 
     /// Look-ups that wait for a server behind a link that is cut do not make a thread one that has not been sent.

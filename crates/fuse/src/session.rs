@@ -24,7 +24,10 @@ use crate::stats::Stats;
 use crate::trace::{Answered, Tracer};
 use crate::watch::{self, Watch};
 use bytes::Bytes;
-use hither_vfs::{Asks, Attr, Attrs, Cred, Cx, Fh, File, FileKind, FsStat, Realm, Result, Vfs};
+use hither_vfs::{
+    Asks, Attr, Attrs, Cred, Cx, Fh, File, FileKind, FsStat, Name, OpenAccess, OpenHow, Realm, Result, Vfs,
+    Where,
+};
 use parking_lot::Mutex;
 use std::future::Future;
 use std::io::IoSlice;
@@ -84,6 +87,8 @@ pub(crate) struct Session {
     pub passthrough: Arc<Passthrough>,
     /// Another frontend has changed the contents of a file.
     pub written_beside: AtomicBool,
+    /// Closes of files that were removed while they were open.
+    pub removed_closed: AtomicU64,
     /// Reads of files that others use at the same time.
     pub shared_reads: AtomicU32,
     /// The server has no file capabilities; known after the first question.
@@ -160,6 +165,7 @@ impl Session {
             doubtful: Doubtful::default(),
             hints: Hints::new(if config.hints { config.threads.max(2) - 1 } else { 0 }, at),
             written_beside: AtomicBool::new(false),
+            removed_closed: AtomicU64::new(0),
             shared_reads: AtomicU32::new(0),
             no_capabilities: AtomicBool::new(false),
             last_root,
@@ -371,7 +377,7 @@ impl Session {
                 if error.why.is_some() {
                     tracing::warn!(op, node = call.head.nodeid, %error, "request failed");
                 } else {
-                    tracing::trace!(op, node = call.head.nodeid, %error, "request failed");
+                    tracing::trace!(op, tid = call.head.tid, node = call.head.nodeid, %error, "request failed");
                 }
                 (call.pending.answer(Err(errno(&error))), Undo::Nothing)
             }
@@ -457,9 +463,43 @@ impl Session {
     }
 
     async fn close(&self, file: &OpenFile) {
-        let cx = Cx::new(file.cred.clone());
-        if let Err(error) = self.vfs.close(&cx, &file.inode.fh(), file.open).await {
+        if let Err(error) = self.close_below(&Cx::new(file.cred.clone()), file).await {
             tracing::warn!(%error, "closing a file that its program does not wait for");
+        }
+    }
+
+    /// Ends an open that was taken out of the table. Removals of the file's names wait until the
+    /// layer below knows that the open ends, and no longer.
+    pub async fn close_below(&self, cx: &Cx, file: &OpenFile) -> Result<()> {
+        let fh = file.inode.fh();
+        let mut close = std::pin::pin!(self.vfs.close(cx, &fh, file.open));
+        let begun = std::future::poll_fn(|task| Poll::Ready(close.as_mut().poll(task))).await;
+        file.inode.in_use.released(&file.quiet);
+        let closed = match begun {
+            Poll::Ready(closed) => closed,
+            Poll::Pending => close.await,
+        };
+        if file.inode.in_use.was_removed() {
+            self.removed_closed.fetch_add(1, Ordering::Relaxed);
+        }
+        closed
+    }
+
+    /// Holds a file open until the thread that was told of it, whose identity is `cred`, has opened
+    /// it.
+    pub async fn keep_open(self: &Arc<Self>, inode: &Arc<Inode>, cred: Arc<Cred>) {
+        let (fh, cx) = (inode.fh(), Cx::new(cred));
+        for access in [OpenAccess::READ, OpenAccess::WRITE] {
+            let how = OpenHow::existing(access);
+            let Ok(opened) = self.vfs.open(&cx, Where::fh(&fh), &how).await else { continue };
+            let (session, inode) = (self.clone(), inode.clone());
+            self.aside(async move {
+                session.sent_back.expected(inode.id).await;
+                // The open that has come is done.
+                inode.in_use.opens_end().await;
+                let _ = session.vfs.close(&cx, &fh, opened.open).await;
+            });
+            return;
         }
     }
 

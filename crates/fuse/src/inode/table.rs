@@ -30,8 +30,9 @@ struct Table {
     by_id: HashMap<u64, Entry>,
     by_ident: HashMap<Ident, u64>,
     by_fh: HashMap<Fh, u64>,
-    /// What names were last seen to be.
-    children: HashMap<u64, HashMap<Name, u64>>,
+    /// What names were last seen to be, and when that was asked for, or made so by the mount
+    /// itself.
+    children: HashMap<u64, HashMap<Name, (u64, Moment)>>,
     next: u64,
     /// Last change of ours to an object that was forgotten since.
     lost: Moment,
@@ -101,8 +102,10 @@ impl Inodes {
         self.table.lock().by_id.get(&id).map(|e| e.inode.clone())
     }
 
-    /// Inode of the object, made if new, with one look-up more. `at` is the name that led to it.
-    pub fn remember(&self, at: Option<(u64, &Name)>, node: &Node) -> Result<Arc<Inode>, Ambiguous> {
+    /// Inode of the object, made if new, with one look-up more. `at` is the name that led to it,
+    /// and when the name was asked for: a look-up that was overtaken by a change of the mount's own
+    /// does not undo what is known of the name.
+    pub fn remember(&self, at: Option<(u64, &Name, Moment)>, node: &Node) -> Result<Arc<Inode>, Ambiguous> {
         let realm = self.realm(&node.fh);
         let mut table = self.table.lock();
         let t = &mut *table;
@@ -128,8 +131,8 @@ impl Inodes {
         if let Some(entry) = t.by_id.get_mut(&inode.id) {
             entry.lookups += 1;
         }
-        if let Some((dir, name)) = at {
-            t.bind(dir, name, inode.id);
+        if let Some((dir, name, asked)) = at {
+            t.bind(dir, name, (inode.id, asked));
         }
         Ok(inode)
     }
@@ -203,7 +206,7 @@ impl Inodes {
     /// What a name was last seen to be.
     pub fn child(&self, dir: u64, name: &Name) -> Option<Arc<Inode>> {
         let t = self.table.lock();
-        let child = t.children.get(&dir)?.get(name)?;
+        let (child, _) = t.children.get(&dir)?.get(name)?;
         t.by_id.get(child).map(|e| e.inode.clone())
     }
 
@@ -259,26 +262,44 @@ impl Inodes {
     /// Forgets a name that was removed.
     pub fn unbind(&self, dir: u64, name: &Name) {
         let mut t = self.table.lock();
-        if let Some(child) = t.children.get(&dir).and_then(|c| c.get(name)).copied() {
+        if let Some((child, _)) = t.children.get(&dir).and_then(|c| c.get(name)).copied() {
             t.drop_name(dir, name, child);
         }
     }
 
-    /// Moves names as a rename did.
-    pub fn rename(&self, from: (u64, &Name), to: (u64, &Name), exchange: bool) {
+    /// Forgets a name that was absent at `asked`, unless more is known of it since.
+    pub fn unbind_absent(&self, dir: u64, name: &Name, asked: Moment) {
         let mut t = self.table.lock();
-        let id = |t: &Table, at: (u64, &Name)| t.children.get(&at.0).and_then(|c| c.get(at.1)).copied();
-        let (source, target) = (id(&t, from), id(&t, to));
-        for (at, id) in [(from, source), (to, target)] {
-            if let Some(id) = id {
+        if let Some((child, known)) = t.children.get(&dir).and_then(|c| c.get(name)).copied()
+            && known <= asked
+        {
+            t.drop_name(dir, name, child);
+        }
+    }
+
+    /// Moves names as a rename did. `moved` and `replaced` are what the old and the new name led to
+    /// when it began: look-ups that came to the moved object by its new name may have taken the old
+    /// one from it since.
+    pub fn rename(
+        &self,
+        from: (u64, &Name),
+        to: (u64, &Name),
+        (moved, replaced): (Option<u64>, Option<u64>),
+        exchange: bool,
+    ) {
+        let mut t = self.table.lock();
+        // Later than whatever was asked for before this rename was done.
+        let now = self.clock.tick();
+        for at in [from, to] {
+            if let Some((id, _)) = t.children.get(&at.0).and_then(|c| c.get(at.1)).copied() {
                 t.drop_name(at.0, at.1, id);
             }
         }
-        if let Some(id) = source {
-            t.bind(to.0, to.1, id);
+        if let Some(id) = moved {
+            t.bind(to.0, to.1, (id, now));
         }
-        if let (true, Some(id)) = (exchange, target) {
-            t.bind(from.0, from.1, id);
+        if let (true, Some(id)) = (exchange, replaced) {
+            t.bind(from.0, from.1, (id, now));
         }
     }
 
@@ -333,14 +354,19 @@ impl Table {
         }
     }
 
-    fn bind(&mut self, dir: u64, name: &Name, id: u64) {
-        let names = self.children.entry(dir).or_default();
-        if names.get(name) == Some(&id) {
+    fn bind(&mut self, dir: u64, name: &Name, (id, asked): (u64, Moment)) {
+        if !self.by_id.contains_key(&id) {
             return;
         }
+        let names = self.children.entry(dir).or_default();
+        match names.get_mut(name) {
+            Some((_, known)) if *known > asked => return,
+            Some((same, known)) if *same == id => return *known = asked,
+            _ => {}
+        }
         let name = &own_name(name);
-        let before = names.insert(name.clone(), id);
-        if let Some(old) = before.and_then(|old| self.by_id.get_mut(&old)) {
+        let before = names.insert(name.clone(), (id, asked));
+        if let Some(old) = before.and_then(|(old, _)| self.by_id.get_mut(&old)) {
             old.names.retain(|(d, n)| (*d, &*n) != (dir, name));
         }
         if let Some(entry) = self.by_id.get_mut(&id) {
@@ -361,7 +387,7 @@ impl Table {
 
     fn unbind(&mut self, dir: u64, name: &Name, id: u64) {
         if let Some(names) = self.children.get_mut(&dir)
-            && names.get(name) == Some(&id)
+            && names.get(name).is_some_and(|(bound, _)| *bound == id)
         {
             names.remove(name);
             if names.is_empty() {

@@ -46,8 +46,8 @@ fn changed(node: &Node, change: u64, size_bytes: u64) -> Attrs {
 fn one_object_has_one_number_until_it_is_forgotten() {
     let t = inodes();
     let f = node("f", 5, FileKind::Regular);
-    let a = t.remember(Some((1, &name("a"))), &f).unwrap();
-    let b = t.remember(Some((1, &name("b"))), &f).unwrap();
+    let a = t.remember(Some((1, &name("a"), Moment(0))), &f).unwrap();
+    let b = t.remember(Some((1, &name("b"), Moment(0))), &f).unwrap();
     assert_eq!(a.id, b.id);
     assert_eq!(t.child(1, &name("b")).unwrap().id, a.id);
     t.forget(a.id, 1);
@@ -90,15 +90,36 @@ fn names_follow_renames() {
     let t = inodes();
     let (a, b) = (node("a", 5, FileKind::Regular), node("b", 6, FileKind::Regular));
     let (na, nb) = (name("a"), name("b"));
-    let ia = t.remember(Some((1, &na)), &a).unwrap();
-    let ib = t.remember(Some((1, &nb)), &b).unwrap();
-    t.rename((1, &na), (1, &nb), true);
+    let ia = t.remember(Some((1, &na, Moment(0))), &a).unwrap();
+    let ib = t.remember(Some((1, &nb, Moment(0))), &b).unwrap();
+    t.rename((1, &na), (1, &nb), (Some(ia.id), Some(ib.id)), true);
     assert_eq!((t.child(1, &na).unwrap().id, t.child(1, &nb).unwrap().id), (ib.id, ia.id));
-    t.rename((1, &na), (1, &nb), false);
+    t.rename((1, &na), (1, &nb), (Some(ib.id), Some(ia.id)), false);
     assert!(t.child(1, &na).is_none());
     assert_eq!(t.child(1, &nb).unwrap().id, ib.id);
     t.unbind(1, &nb);
     assert!(t.children(1).is_empty());
+}
+
+/// A look-up whose answer is from before a rename, and comes after it, does not bring the replaced
+/// file back.
+#[test]
+fn belated_lookup_binds_no_name() {
+    let t = inodes();
+    let (old, new) = (node("a", 5, FileKind::Regular), node("b", 6, FileKind::Regular));
+    let (from, to) = (name("t"), name("c"));
+    let replaced = t.remember(Some((1, &to, t.clock.now())), &old).unwrap().id;
+    let id = t.remember(Some((1, &from, t.clock.now())), &new).unwrap().id;
+    let asked = t.clock.tick();
+    // A look-up of the new name that comes before the rename's own answer.
+    t.remember(Some((1, &to, asked)), &new).unwrap();
+    t.unbind(1, &from);
+    t.rename((1, &from), (1, &to), (Some(id), Some(replaced)), false);
+    t.remember(Some((1, &to, asked)), &old).unwrap();
+    t.unbind_absent(1, &to, asked);
+    assert_eq!(t.child(1, &to).unwrap().id, id);
+    let later = t.remember(Some((1, &to, t.clock.now())), &old).unwrap();
+    assert_eq!(t.child(1, &to).unwrap().id, later.id);
 }
 
 #[test]

@@ -264,7 +264,7 @@ impl Call {
         let known = match node {
             Some(node) if !left.is_zero() && !dir.changed_since(asked) => {
                 self.doubt_others(dir, &entry.name, node).await;
-                self.session.inodes.remember(Some((dir.id, &entry.name)), node).ok()
+                self.session.inodes.remember(Some((dir.id, &entry.name, asked)), node).ok()
             }
             _ => None,
         };

@@ -30,6 +30,8 @@ const O_TRUNC: u32 = libc::O_TRUNC as u32;
 impl Call {
     pub(super) async fn open(&self, flags: u32) -> Result<Answer> {
         let inode = self.inode()?;
+        // Until its handle is there: a name of the file is removed before this open, or after it.
+        let _opening = inode.in_use.opening().await;
         let (how, cx, brought) = self.prepare_open(&inode, flags);
         let changes = how.truncate || how.access.contains(OpenAccess::WRITE);
         // Before anything is cut: a file that is lent is not opened so.
@@ -45,7 +47,7 @@ impl Call {
         }
         drop(modifying);
         let on_open = self.on_open(&inode, &opened.node.attrs, asked);
-        let (id, backing_id) = match self.add_open(inode.clone(), &opened, how.access, brought) {
+        let (id, backing_id) = match self.add_open(inode.clone(), &opened, flags, brought) {
             Ok(added) => added,
             Err(e) => {
                 let _ = self.session.vfs.close(&cx, &opened.node.fh, opened.open).await;
@@ -125,9 +127,18 @@ impl Call {
         }
         // A second time the kernel would not look it up again.
         let late = back == Some(Back::Late);
-        let Some(since) = cx.fresh_since else { return Ok((by_handle(cx).await?, late)) };
+        let believed = async || {
+            let opened = by_handle(cx).await.inspect_err(|e| {
+                // The file was replaced or removed since its name was looked up.
+                if e.errno == libc::ESTALE && !late {
+                    session.sent_back.send(tid, Instant::now(), Instant::now());
+                }
+            });
+            Ok((opened?, late))
+        };
+        let Some(since) = cx.fresh_since else { return believed().await };
         match &session.inodes.named(inode.id, || session.hints.last_parts(tid).into_iter().next()) {
-            Named::No => return Ok((by_handle(cx).await?, late)),
+            Named::No => return believed().await,
             Named::By(dir, name) => match session.vfs.open(cx, Where::name(dir, name), how).await {
                 Ok(opened) if inode.knows(&opened.node.fh) => return Ok((opened, late)),
                 Ok(other) => {
@@ -179,7 +190,8 @@ impl Call {
         if !opened.created {
             self.doubt_others(&dir, &name, &opened.node).await;
         }
-        let inode = match self.remember(Some((dir.id, &name)), &opened.node).await {
+        let named = self.now_named();
+        let inode = match self.remember(Some((dir.id, &name, named)), &opened.node).await {
             Ok(inode) => inode,
             Err(e) => {
                 let _ = self.session.vfs.close(&self.cx(), &opened.node.fh, opened.open).await;
@@ -192,7 +204,7 @@ impl Call {
         }
         self.saw(&inode, &opened.node.attrs, asked).await;
         let on_open = self.on_open(&inode, &opened.node.attrs, asked);
-        let (id, backing_id) = match self.add_open(inode.clone(), &opened, how.access, None) {
+        let (id, backing_id) = match self.add_open(inode.clone(), &opened, flags, None) {
             Ok(added) => added,
             Err(e) => {
                 let _ = self.session.vfs.close(&self.cx(), &opened.node.fh, opened.open).await;
@@ -211,9 +223,10 @@ impl Call {
         &self,
         inode: Arc<Inode>,
         opened: &Opened,
-        access: OpenAccess,
+        flags: u32,
         brought: Option<(u64, Read)>,
     ) -> Result<(u64, Option<u32>)> {
+        let access = access(flags);
         let noted = self.session.passthrough.open(inode.id, access, opened.backing.clone())?;
         let backing_id = noted.as_ref().and_then(|noted| noted.backing_id);
         let change = opened.node.attrs.attr.change;
@@ -227,7 +240,8 @@ impl Call {
         }
         let brings_bytes = first.lock().is_some();
         let (watched, noted) = (inode.clone(), Mutex::new(noted));
-        let file = OpenFile { inode, open, access, cred, locking, lockers, first, committed, noted };
+        let quiet = inode.in_use.opened(self.is_flushed(flags));
+        let file = OpenFile { inode, open, access, quiet, cred, locking, lockers, first, committed, noted };
         let id = self.session.files.add(file);
         self.session.watch.add(&watched, id);
         if brings_bytes {
@@ -258,11 +272,15 @@ impl Call {
         if flags & O_DIRECT != 0 {
             out |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
         }
-        if flags & O_ACCMODE == libc::O_RDONLY as u32 && !self.session.config.server_locks {
-            // Nothing to write and no locks of ours to give up.
+        if !self.is_flushed(flags) {
             out |= fopen::NOFLUSH;
         }
         out
+    }
+
+    /// Whether there may be something to write at a close, or locks of ours to give up.
+    fn is_flushed(&self, flags: u32) -> bool {
+        access(flags) != OpenAccess::READ || self.session.config.server_locks
     }
 
     pub(super) async fn read(&self, fh: u64, offset: u64, size: u32, read_flags: u32) -> Result<Answer> {
@@ -366,6 +384,7 @@ impl Call {
 
     pub(super) async fn flush(&self, fh: u64, lock_owner: u64) -> Result<Answer> {
         let file = self.file(fh)?;
+        file.inode.in_use.flushed(&file.quiet);
         let writes = file.access.contains(OpenAccess::WRITE);
         let waits = match self.session.config.close_waits {
             CloseWaits::Always => true,
@@ -438,9 +457,8 @@ impl Call {
         for owner in left.into_iter().filter(|&o| file.inode.drop_lock_owner(o)) {
             let _ = self.unlock_all(&file, owner).await;
         }
-        let handle = file.inode.fh();
         let cx = self.cx_of(file.cred.clone());
-        self.session.vfs.close(&cx, &handle, file.open).await.map(|()| Answer::empty())
+        self.session.close_below(&cx, &file).await.map(|()| Answer::empty())
     }
 
     pub(super) async fn syncfs(&self) -> Result<Answer> {
@@ -458,15 +476,19 @@ fn may_be_another(e: &Error) -> bool {
     another.contains(&e.errno) || matches!(e.errno, libc::ESTALE | libc::EACCES)
 }
 
-/// How to open with open(2)'s flags.
-fn how(flags: u32, create: Create) -> OpenHow {
-    let access = match (flags & O_ACCMODE) as i32 {
+/// What open(2)'s flags ask for.
+fn access(flags: u32) -> OpenAccess {
+    match (flags & O_ACCMODE) as i32 {
         libc::O_RDONLY => OpenAccess::READ,
         libc::O_WRONLY => OpenAccess::WRITE,
         _ => OpenAccess::READ | OpenAccess::WRITE,
-    };
+    }
+}
+
+/// How to open with open(2)'s flags.
+fn how(flags: u32, create: Create) -> OpenHow {
     OpenHow {
-        access,
+        access: access(flags),
         create,
         truncate: flags & O_TRUNC != 0,
         execute: flags & OPEN_FOR_EXEC != 0,

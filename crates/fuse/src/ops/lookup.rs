@@ -8,15 +8,25 @@ use crate::inode::{Inode, Moment};
 use bytes::Bytes;
 use hither_vfs::{Error, FileKind, Name, Node, Result, Stop, Trail, Validity, Want, Where};
 use smallvec::SmallVec;
+use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::Instant;
 
+/// How often a name is looked up for an open when it leads to another file each time.
+const LOOK_UPS_MAX: u32 = 8;
+/// How long such a look-up waits for the removal of another name of the file.
+const REMOVAL_WAIT: Duration = Duration::from_millis(200);
 /// The kernel takes targets that fit a page with their NUL.
 const TARGET_MAX_BYTES: usize = 4095;
 
 impl Call {
     pub(super) async fn lookup(&self, name: Name) -> Result<Answer> {
         let dir = self.inode()?;
-        let mut found = self.look_up(&dir, &name).await;
+        let (hints, tid) = (&self.session.hints, self.head.tid);
+        let mut found = match self.session.sent_back.since(tid, self.pending.started) {
+            None => self.look_up(&dir, &name).await,
+            Some(_) => self.look_up_to_open(&dir, &name).await,
+        };
         if let Err(e) = &found
             && !matches!(e.errno, libc::ENOENT | libc::ENOTDIR)
             && self.session.inodes.child(dir.id, &name).is_some()
@@ -25,7 +35,6 @@ impl Call {
             // The kernel detaches the mount for any other error, whoever's call it is.
             found = Err(Error::new(libc::ENOMEM));
         }
-        let (hints, tid) = (&self.session.hints, self.head.tid);
         match &found {
             Ok((_, Some(inode))) => {
                 hints.advance(tid, dir.id, &name, *inode);
@@ -42,6 +51,32 @@ impl Call {
         }
         self.session.sent_back.looked_up(tid, self.pending.started, Instant::now());
         found.map(|(answer, _)| answer)
+    }
+
+    /// The same for a thread that was sent back: a file that it is told of counts as open from now
+    /// on. The name must not have been taken from that file meanwhile.
+    async fn look_up_to_open(&self, dir: &Inode, name: &Name) -> Result<(Answer, Option<u64>)> {
+        let (session, tid) = (&self.session, self.head.tid);
+        let is_file = |inode: &Arc<Inode>| inode.kind == FileKind::Regular;
+        for round in 0..LOOK_UPS_MAX {
+            let likely = session.inodes.child(dir.id, name).filter(is_file);
+            let opening = match &likely {
+                None => None,
+                Some(file) if round == 0 => Some(file.in_use.opening().await),
+                // Bounded, because what an earlier round was granted may be what the removal waits
+                // for.
+                Some(file) => tokio::time::timeout(REMOVAL_WAIT, file.in_use.opening()).await.ok(),
+            };
+            let held = likely.as_ref().filter(|_| opening.is_some()).map(|file| file.id);
+            let (answer, found) = self.look_up(dir, name).await?;
+            let file = found.filter(|id| session.inodes.find(*id).as_ref().is_some_and(is_file));
+            if file.is_none() || file == held {
+                session.sent_back.found(tid, file, &self.cred());
+                return Ok((answer, found));
+            }
+            session.undo(answer.undo).await;
+        }
+        self.look_up(dir, name).await
     }
 
     /// The answer, and the inode it names.
@@ -129,7 +164,7 @@ impl Call {
         if self.is_doubtful(dir, name, node).await {
             return Err(Error::new(libc::ESTALE));
         }
-        let (answer, inode) = self.entry_answer(dir, name, node, asked).await?;
+        let (answer, inode) = self.entry_answer(dir, (name, asked), node, asked).await?;
         Ok((answer, Some(inode)))
     }
 
@@ -171,7 +206,7 @@ impl Call {
         valid: Validity,
         asked: Moment,
     ) -> Result<(Answer, Option<u64>)> {
-        self.session.inodes.unbind(dir.id, name);
+        self.session.inodes.unbind_absent(dir.id, name, asked);
         let valid = self.absent_valid((dir, name), valid, asked);
         if valid.is_zero() {
             self.session.hints.missing(self.head.tid, dir.id, name);

@@ -4,7 +4,15 @@ use super::Call;
 use crate::call::Answer;
 use crate::inode::Inode;
 use bytes::Bytes;
-use hither_vfs::{Error, Made, Name, RenameFlags, Result, SetAttr, Special};
+use hither_vfs::{Error, FileKind, Made, Name, RenameFlags, Result, SetAttr, Special, Where};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::sync::RwLockWriteGuard;
+use tokio::time::Instant;
+
+/// How long the removal of a directory waits for the release of files that were in it.
+const RELEASE_WAIT: Duration = Duration::from_secs(1);
 
 impl Call {
     pub(super) async fn mkdir(&self, name: Name, mode: u32) -> Result<Answer> {
@@ -51,7 +59,7 @@ impl Call {
         let made = self.session.vfs.link(&self.cx(), &inode.fh(), &dir.fh(), &name).await?;
         // The kernel takes the answer only for the inode it asked about.
         let node = hither_vfs::Node { fh: inode.fh(), attrs: made.node.attrs };
-        self.entry_answer(&dir, &name, &node, asked).await.map(|(answer, _)| answer)
+        self.entry_answer(&dir, (&name, self.now_named()), &node, asked).await.map(|(answer, _)| answer)
     }
 
     async fn made(
@@ -61,25 +69,51 @@ impl Call {
         made: &Made,
         asked: crate::inode::Moment,
     ) -> Result<Answer> {
-        self.entry_answer(dir, name, &made.node, asked).await.map(|(answer, _)| answer)
+        self.entry_answer(dir, (name, self.now_named()), &made.node, asked).await.map(|(answer, _)| answer)
     }
 
     pub(super) async fn unlink(&self, name: Name) -> Result<Answer> {
         let dir = self.inode()?;
-        let target = self.session.inodes.child(dir.id, &name);
+        let target = self.bound_to(&dir, &name);
         let _changing = (self.changing(&dir), target.as_ref().map(|t| self.changing(t)));
+        let _alone = self.alone_with(target.as_ref()).await;
         let fh = target.as_ref().map(|t| t.fh());
         self.session.vfs.unlink(&self.cx(), &dir.fh(), &name, fh.as_ref()).await?;
         self.session.inodes.unbind(dir.id, &name);
+        if let Some(target) = &target {
+            target.in_use.removed_from(dir.id);
+        }
         Ok(Answer::empty())
     }
 
     pub(super) async fn rmdir(&self, name: Name) -> Result<Answer> {
         let dir = self.inode()?;
         let _changing = self.changing(&dir);
-        self.session.vfs.rmdir(&self.cx(), &dir.fh(), &name).await?;
+        let closed = self.session.removed_closed.load(Ordering::Relaxed);
+        match self.session.vfs.rmdir(&self.cx(), &dir.fh(), &name).await {
+            Err(e) if e.errno == libc::ENOTEMPTY && self.hidden_names_go(&dir, &name, closed).await => {
+                self.session.vfs.rmdir(&self.cx(), &dir.fh(), &name).await?
+            }
+            removed => removed?,
+        };
         self.session.inodes.unbind(dir.id, &name);
         Ok(Answer::empty())
+    }
+
+    /// Waits for the release of files that were removed from a directory while they were open, and
+    /// are closed since. Whether there were any, or more than `closed` files like that are closed
+    /// by now.
+    async fn hidden_names_go(&self, dir: &Inode, name: &Name, closed: u64) -> bool {
+        let Some(emptied) = self.session.inodes.child(dir.id, name) else { return false };
+        let until = Instant::now() + RELEASE_WAIT;
+        let mut any = false;
+        for file in self.session.files.all() {
+            if file.inode.in_use.was_removed_from(emptied.id) {
+                file.inode.in_use.wait_for_releases(until).await;
+                any = true;
+            }
+        }
+        any || self.session.removed_closed.load(Ordering::Relaxed) != closed
     }
 
     pub(super) async fn rename(&self, from: Name, new_dir: u64, to: Name, flags: u32) -> Result<Answer> {
@@ -91,14 +125,14 @@ impl Call {
         self.session.doubtful.over(self.head.tid);
         let (dir, to_dir) = (self.inode()?, self.inode_of(new_dir)?);
         let inodes = &self.session.inodes;
-        let (known, replaced) = (inodes.child(dir.id, &from), inodes.child(to_dir.id, &to));
+        let (known, replaced) = (inodes.child(dir.id, &from), self.bound_to(&to_dir, &to));
         let _changing = (self.changing(&dir), self.changing(&to_dir));
         let _objects = [&known, &replaced].map(|i| i.as_ref().map(|i| self.changing(i)));
-        let replaced = replaced.as_ref().map(|i| i.fh());
+        let _alone = self.alone_with(replaced.as_ref()).await;
+        let target = replaced.as_ref().map(|i| i.fh());
         let (from_fh, to_fh) = (dir.fh(), to_dir.fh());
         let vfs = &self.session.vfs;
-        let renamed =
-            vfs.rename(&self.cx(), (&from_fh, &from), (&to_fh, &to), replaced.as_ref(), flags).await;
+        let renamed = vfs.rename(&self.cx(), (&from_fh, &from), (&to_fh, &to), target.as_ref(), flags).await;
         let moved = match renamed {
             Ok(moved) => moved,
             Err(e) => {
@@ -111,13 +145,39 @@ impl Call {
             }
         };
         let exchange = flags.contains(RenameFlags::EXCHANGE);
-        inodes.rename((dir.id, &from), (to_dir.id, &to), exchange);
+        let [moved_id, replaced_id] = [&known, &replaced].map(|i| i.as_ref().map(|i| i.id));
+        inodes.rename((dir.id, &from), (to_dir.id, &to), (moved_id, replaced_id), exchange);
+        if let (Some(replaced), false) = (&replaced, exchange) {
+            replaced.in_use.removed_from(to_dir.id);
+        }
         // The kernel takes it for the object that it knew by the old name.
         if moved.object.is_none() || moved.object != known.as_ref().map(|i| i.fh()) {
-            inodes.unbind(to_dir.id, &to);
+            if moved.object.is_some() {
+                inodes.unbind(to_dir.id, &to);
+            }
             self.session.doubt_name(to_dir.id, &to).await;
         }
         Ok(Answer::empty())
+    }
+
+    /// The object that a name is about to be taken from, as far as it is known without asking.
+    fn bound_to(&self, dir: &Inode, name: &Name) -> Option<Arc<Inode>> {
+        let (inodes, fh) = (&self.session.inodes, dir.fh());
+        inodes.child(dir.id, name).or_else(|| {
+            let trail = self.session.vfs.peek(&self.cx(), Where::name(&fh, name))?;
+            inodes.by_fh(&trail.steps.first()?.fh)
+        })
+    }
+
+    /// Keeps opens of a file waiting while a name is taken from it. What a thread that was sent
+    /// back is about to open is kept open.
+    async fn alone_with<'a>(&self, target: Option<&'a Arc<Inode>>) -> Option<RwLockWriteGuard<'a, ()>> {
+        let target = target.filter(|target| target.kind == FileKind::Regular)?;
+        let alone = target.in_use.removing().await;
+        if let Some(cred) = self.session.sent_back.expects(target.id, Instant::now()) {
+            self.session.keep_open(target, cred).await;
+        }
+        Some(alone)
     }
 
     /// Marks an object's attributes as changing while a call on it runs: answers that were asked for before or meanwhile

@@ -267,8 +267,9 @@ impl Meta {
             let may = o.rights(cred, right, &when.any_age()) == Some(right);
             // Attributes that hold for one call only are asked for again with every read.
             let lasts = when.valid(o.until);
-            let regular = o.attr.kind() == FileKind::Regular;
-            (o.holds(when) && may && lasts && regular).then(|| self.attrs_of(o, when))
+            // A file without a name is kept by opens below alone.
+            let named = o.attr.kind() == FileKind::Regular && !o.attr.is_nameless();
+            (o.holds(when) && may && lasts && named).then(|| self.attrs_of(o, when))
         })??;
         let first = (how.first_bytes > 0).then(|| self.held_start(fh, &attrs, how.first_bytes)).flatten();
         stats::add(&self.counters.virtual_opens, 1);

@@ -1,0 +1,189 @@
+//! Whether a file is open, for the removal of its names.
+//!
+//! An open under way holds the gate of its file shared, from before it asks anything until its
+//! handle is booked. The removal of a name (unlink(2), or rename(2) to it) holds the gate alone: it
+//! sees an open or comes before it.
+//!
+//! The kernel releases a handle just before close(2) returns, but nobody waits for the answer: the
+//! removal that a program asks for next can overtake it. A handle that was flushed and not used
+//! since is probably being released, unless the program has a second descriptor of it. A removal
+//! waits a moment for handles like that.
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::{Notify, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use tokio::time::{Instant, timeout_at};
+
+/// How long a removal waits for the release of handles that were flushed.
+const RELEASE_WAIT: Duration = Duration::from_millis(100);
+
+/// Opens and handles of a file.
+#[derive(Debug, Default)]
+pub(crate) struct InUse {
+    gate: RwLock<()>,
+    handles: Mutex<Handles>,
+    /// A handle was released or used.
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Handles {
+    open: usize,
+    /// Those that may be closed already.
+    quiet: usize,
+    /// Directories from which a name was removed while one was open; below there may be a hidden
+    /// name instead.
+    left: SmallVec<[u64; 1]>,
+}
+
+/// Whether the kernel's release of a handle may be under way.
+#[derive(Debug)]
+pub(crate) struct Quiet {
+    now: AtomicBool,
+    /// The kernel does not tell of closes: any moment may be the one after.
+    untold: bool,
+}
+
+impl InUse {
+    /// An open begins; it has ended when this is dropped.
+    pub async fn opening(&self) -> RwLockReadGuard<'_, ()> {
+        self.gate.read().await
+    }
+
+    /// A name is about to be removed: waits for opens under way, and keeps others waiting until
+    /// this is dropped.
+    pub async fn removing(&self) -> RwLockWriteGuard<'_, ()> {
+        self.wait_for_releases(Instant::now() + RELEASE_WAIT).await;
+        self.gate.write().await
+    }
+
+    /// Waits for opens under way.
+    pub async fn opens_end(&self) {
+        drop(self.gate.write().await);
+    }
+
+    /// Waits until no handle is left, or one is in use for certain.
+    pub async fn wait_for_releases(&self, until: Instant) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            {
+                let handles = self.handles.lock();
+                if handles.open == 0 || handles.quiet < handles.open {
+                    return;
+                }
+            }
+            if timeout_at(until, changed).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// A name in directory `dir` was removed.
+    pub fn removed_from(&self, dir: u64) {
+        let mut handles = self.handles.lock();
+        if handles.open > 0 && !handles.left.contains(&dir) {
+            handles.left.push(dir);
+        }
+    }
+
+    /// Whether any name was removed while it was open.
+    pub fn was_removed(&self) -> bool {
+        !self.handles.lock().left.is_empty()
+    }
+
+    /// Whether a name in directory `dir` was removed while it was open.
+    pub fn was_removed_from(&self, dir: u64) -> bool {
+        self.handles.lock().left.contains(&dir)
+    }
+
+    /// A handle is there. `told`: the kernel flushes it at each close.
+    pub fn opened(&self, told: bool) -> Quiet {
+        let mut handles = self.handles.lock();
+        handles.open += 1;
+        handles.quiet += usize::from(!told);
+        Quiet { now: AtomicBool::new(!told), untold: !told }
+    }
+
+    /// A descriptor of the handle was closed.
+    pub fn flushed(&self, handle: &Quiet) {
+        self.set(handle, true);
+    }
+
+    /// A program uses the handle.
+    pub fn used(&self, handle: &Quiet) {
+        if handle.now.load(Ordering::Relaxed) != handle.untold {
+            self.set(handle, handle.untold);
+        }
+    }
+
+    /// The layer below has begun to close the handle.
+    pub fn released(&self, handle: &Quiet) {
+        self.set(handle, false);
+        self.handles.lock().open -= 1;
+        self.changed.notify_waiters();
+    }
+
+    fn set(&self, handle: &Quiet, quiet: bool) {
+        let mut handles = self.handles.lock();
+        match (handle.now.swap(quiet, Ordering::Relaxed), quiet) {
+            (false, true) => handles.quiet += 1,
+            (true, false) => handles.quiet -= 1,
+            _ => return,
+        }
+        drop(handles);
+        self.changed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How long a removal of a name takes, in milliseconds.
+    async fn removal_ms(file: &InUse) -> u128 {
+        let began = Instant::now();
+        drop(file.removing().await);
+        began.elapsed().as_millis()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn removal_waits_for_a_release() {
+        let file = InUse::default();
+        assert_eq!(removal_ms(&file).await, 0);
+        let (told, other) = (file.opened(true), file.opened(true));
+        assert_eq!(removal_ms(&file).await, 0, "both are in use");
+        file.flushed(&told);
+        assert_eq!(removal_ms(&file).await, 0, "the other one is");
+        file.released(&other);
+        assert_eq!(removal_ms(&file).await, 100, "a second descriptor is open");
+        file.used(&told);
+        assert_eq!(removal_ms(&file).await, 0);
+        file.flushed(&told);
+        let released = async {
+            tokio::time::sleep(Duration::from_millis(3)).await;
+            file.released(&told);
+        };
+        assert_eq!(tokio::join!(removal_ms(&file), released).0, 3);
+        let untold = file.opened(false);
+        file.used(&untold);
+        assert_eq!(removal_ms(&file).await, 100);
+        file.released(&untold);
+        assert_eq!(removal_ms(&file).await, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn removal_and_open_exclude_each_other() {
+        let file = InUse::default();
+        let opening = file.opening().await;
+        assert!(timeout_at(Instant::now(), file.removing()).await.is_err());
+        drop(opening);
+        let removing = file.removing().await;
+        assert!(timeout_at(Instant::now(), file.opening()).await.is_err());
+        drop(removing);
+        drop(file.opening().await);
+    }
+}

@@ -1,0 +1,328 @@
+//! Files that are replaced or removed while programs of the same mount open them.
+//!
+//! No call fails with ESTALE, no read returns bytes of two files, and a directory is empty when the
+//! last of its files was closed and removed. The tests need root and nfs-ganesha.
+//! `HITHER_REPLACING` sets the seconds for each combination of server, version and kind.
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
+
+mod common;
+
+use common::serve::Serve;
+use common::{Ganesha, HITHER, Random, own_files, run};
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// Bytes of the file that is replaced.
+const FILE_BYTES: usize = 4000;
+/// Programs on each side.
+const WRITERS: u64 = 4;
+const READERS: u64 = 4;
+
+/// Runs `test` on a mount of each server and version, and of each option in a long run.
+fn for_each_mount(test: impl Fn(&str, &Path)) {
+    let ganesha = Ganesha::start();
+    let mut serve = Serve::of_directory();
+    serve.serve();
+    for version in ["3", "4.2"] {
+        for options in ["", ",noac", ",nocto"] {
+            if !options.is_empty() && long().is_none() {
+                continue;
+            }
+            let options = format!("vers={version}{options}");
+            let mnt = ganesha.mnt();
+            ganesha.mount(&options, &mnt).ok();
+            test(&format!("nfs-ganesha, {options}"), &mnt);
+            umount(&mnt);
+            let mnt = serve.mnt("mnt");
+            serve.mount(&options, &mnt).ok();
+            test(&format!("hither serve, {options}"), &mnt);
+            umount(&mnt);
+        }
+    }
+}
+
+fn umount(mnt: &Path) {
+    run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
+}
+
+fn long() -> Option<Duration> {
+    std::env::var("HITHER_REPLACING").ok().map(|s| Duration::from_secs(s.parse().unwrap()))
+}
+
+/// What went wrong and how often.
+#[derive(Default)]
+struct Faults(Mutex<BTreeMap<String, u64>>);
+
+impl Faults {
+    fn note(&self, what: String) {
+        *self.0.lock().unwrap().entry(what).or_default() += 1;
+    }
+
+    /// Notes an error of a call unless it is one of these.
+    fn check<T>(&self, call: &str, outcome: io::Result<T>, allowed: &[i32]) -> Option<T> {
+        outcome
+            .inspect_err(|e| {
+                if !e.raw_os_error().is_some_and(|errno| allowed.contains(&errno)) {
+                    self.note(format!("{call}: {e}"));
+                }
+            })
+            .ok()
+    }
+
+    #[track_caller]
+    fn none(&self, what: &str) {
+        let faults = self.0.lock().unwrap();
+        assert!(faults.is_empty(), "{what}: {faults:?}");
+    }
+}
+
+/// How a file gets new contents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Rename,
+    UnlinkAndCreate,
+    LinkAndRename,
+}
+
+fn replace(dir: &Path, way: Way, writer: u64, number: u64, faults: &Faults) {
+    let (file, own) = (dir.join("c"), dir.join(format!("t{writer}")));
+    let bytes = vec![b'a' + (number % 26) as u8; FILE_BYTES];
+    let open = |path: &Path, new: bool| {
+        let mut how = OpenOptions::new();
+        how.write(true).truncate(!new).create(!new).create_new(new);
+        how.open(path)
+    };
+    let fill = |mut f: File| faults.check("write", f.write_all(&bytes), &[]);
+    match way {
+        Way::Rename => {
+            faults.check("creat", open(&own, false), &[]).and_then(fill);
+            faults.check("rename", fs::rename(&own, &file), &[]);
+        }
+        Way::UnlinkAndCreate => {
+            faults.check("unlink", fs::remove_file(&file), &[libc::ENOENT]);
+            faults.check("create", open(&file, true), &[libc::EEXIST]).and_then(fill);
+        }
+        Way::LinkAndRename => {
+            let other = dir.join(format!("l{writer}"));
+            faults.check("creat", open(&own, false), &[]).and_then(fill);
+            faults.check("link", fs::hard_link(&own, &other), &[]);
+            faults.check("rename", fs::rename(&other, &file), &[]);
+            faults.check("unlink", fs::remove_file(&own), &[]);
+        }
+    }
+}
+
+fn look(dir: &Path, way: Way, mapped: bool, faults: &Faults) {
+    let absent: &[i32] = if way == Way::UnlinkAndCreate { &[libc::ENOENT] } else { &[] };
+    let Some(mut file) = faults.check("open", File::open(dir.join("c")), absent) else { return };
+    let mut bytes = Vec::new();
+    if mapped {
+        let Some(found) = faults.check("fstat", file.metadata(), &[]) else { return };
+        bytes = map(&file, found.len() as usize);
+    } else if faults.check("read", file.read_to_end(&mut bytes), &[]).is_none() {
+        return;
+    }
+    let whole = bytes.len() == FILE_BYTES || way == Way::UnlinkAndCreate;
+    if !whole || bytes.windows(2).any(|two| two[0] != two[1]) {
+        faults.note(format!("read {} bytes", bytes.len()));
+    }
+    if let Some(found) = faults.check("fstat after", file.metadata(), &[])
+        && whole
+        && way != Way::UnlinkAndCreate
+        && found.len() != FILE_BYTES as u64
+    {
+        faults.note(format!("st_size {}", found.len()));
+    }
+}
+
+/// The bytes of a file through a map that outlives its descriptor.
+fn map(file: &File, len: usize) -> Vec<u8> {
+    if len == 0 {
+        return Vec::new();
+    }
+    // SAFETY: the map is the kernel's choice of place, read only, and unmapped after the copy.
+    unsafe {
+        let at =
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        let bytes = std::slice::from_raw_parts(at.cast::<u8>(), len).to_vec();
+        libc::munmap(at, len);
+        bytes
+    }
+}
+
+/// Four writers replace a file while four readers open it, read or map it, and ask for its length.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn file_is_replaced_under_readers() {
+    let time = long().unwrap_or(Duration::from_millis(700));
+    for_each_mount(|mount, mnt| {
+        for way in [Way::Rename, Way::UnlinkAndCreate, Way::LinkAndRename] {
+            let (dir, faults) = (mnt.join(format!("{way:?}")), Faults::default());
+            fs::create_dir(&dir).unwrap();
+            replace(&dir, way, 0, 0, &faults);
+            let until = Instant::now() + time;
+            let during = |work: &dyn Fn(u64)| {
+                let mut n = 0;
+                while Instant::now() < until {
+                    n += 1;
+                    work(n);
+                }
+                n
+            };
+            let (at, noted, during) = (&dir, &faults, &during);
+            let write = |w| move || during(&|n| replace(at, way, w, w + n * WRITERS, noted));
+            let read = |r| move || during(&|_| look(at, way, r % 2 == 1, noted));
+            let (replaced, opened): (u64, u64) = std::thread::scope(|s| {
+                let writers: Vec<_> = (0..WRITERS).map(|w| s.spawn(write(w))).collect();
+                let readers: Vec<_> = (0..READERS).map(|r| s.spawn(read(r))).collect();
+                let replaced = writers.into_iter().map(|w| w.join().unwrap()).sum();
+                (replaced, readers.into_iter().map(|r| r.join().unwrap()).sum())
+            });
+            let what = format!("{mount}, {way:?}, {replaced} replaced, {opened} opened");
+            println!("{what}: {:?}", faults.0.lock().unwrap());
+            faults.none(&what);
+            fs::remove_dir_all(&dir).unwrap();
+        }
+    });
+}
+
+/// A program that is replaced while it is started.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn program_is_replaced_while_started() {
+    let time = long().unwrap_or(Duration::from_millis(700));
+    own_files();
+    for_each_mount(|mount, mnt| {
+        let (dir, faults) = (mnt.join("programs"), Faults::default());
+        fs::create_dir(&dir).unwrap();
+        // A process of its own: no child of the starters has its descriptors.
+        let script = "while [ ! -e stop ]; do cp /bin/true t; mv -f t c; done";
+        fs::copy("/bin/true", dir.join("c")).unwrap();
+        fs::set_permissions(dir.join("c"), Permissions::from_mode(0o755)).unwrap();
+        let mut writer = Command::new("sh").args(["-ec", script]).current_dir(&dir).spawn().unwrap();
+        let until = Instant::now() + time;
+        let mut started = 0;
+        while Instant::now() < until {
+            started += 1;
+            let ended = Command::new(dir.join("c")).stdin(Stdio::null()).status();
+            if let Some(ended) = faults.check("exec", ended, &[])
+                && !ended.success()
+            {
+                faults.note(format!("exec: {ended}"));
+            }
+        }
+        File::create(dir.join("stop")).unwrap();
+        assert!(writer.wait().unwrap().success(), "{mount}: the writer");
+        println!("{mount}: {started} started");
+        faults.none(mount);
+        fs::remove_dir_all(&dir).unwrap();
+    });
+}
+
+/// What a program does with a file before it removes it.
+fn use_and_remove(dir: &Path, kind: u64) -> io::Result<()> {
+    let path = dir.join("f");
+    match kind {
+        0 => drop(File::create(&path)?),
+        1 => fs::write(&path, "some bytes")?,
+        2 => {
+            fs::write(&path, vec![b'x'; 5000])?;
+            fs::read(&path)?;
+        }
+        // Removed while it is open, which ends before its directory is removed.
+        3 => {
+            let mut file = File::create(&path)?;
+            fs::remove_file(&path)?;
+            file.write_all(b"more bytes")?;
+        }
+        4 => {
+            fs::write(&path, "bytes")?;
+            let mut file = File::open(&path)?;
+            fs::remove_file(&path)?;
+            file.read_to_end(&mut Vec::new())?;
+        }
+        // Replaced while it is open.
+        _ => {
+            let file = File::create(&path)?;
+            fs::write(dir.join("g"), "other bytes")?;
+            fs::rename(dir.join("g"), &path)?;
+            drop(file);
+        }
+    }
+    match fs::remove_file(&path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound && (kind == 3 || kind == 4) => Ok(()),
+        removed => removed,
+    }
+}
+
+/// A directory can be removed as soon as the last of its files was closed and removed. The hidden
+/// name of a file that was removed before its close is gone by then.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn directory_is_empty_after_last_close() {
+    let time = long().unwrap_or(Duration::from_millis(700));
+    for_each_mount(|mount, mnt| {
+        let (top, faults) = (mnt.join("emptied"), Faults::default());
+        fs::create_dir(&top).unwrap();
+        let until = Instant::now() + time;
+        std::thread::scope(|s| {
+            for t in 0..4 {
+                let (top, faults) = (&top, &faults);
+                s.spawn(move || {
+                    let mut n = 0;
+                    while Instant::now() < until || n < 24 {
+                        n += 1;
+                        let dir = top.join(format!("{t}.{n}"));
+                        faults.check("mkdir", fs::create_dir(&dir), &[]);
+                        faults.check(&format!("kind {}", n % 6), use_and_remove(&dir, n % 6), &[]);
+                        faults.check(&format!("kind {}: rmdir", n % 6), fs::remove_dir(&dir), &[]);
+                    }
+                });
+            }
+        });
+        println!("{mount}: {:?}", faults.0.lock().unwrap());
+        faults.none(mount);
+        fs::remove_dir(&top).unwrap();
+    });
+}
+
+/// Processes that make, read and remove trees side by side, each its own and then all the same one.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn trees_are_removed_side_by_side() {
+    let until = Instant::now() + long().unwrap_or(Duration::ZERO);
+    for_each_mount(|mount, mnt| {
+        let mut random = Random(1);
+        loop {
+            let top = mnt.join(format!("trees{}", random.next()));
+            fs::create_dir(&top).unwrap();
+            let script = "mkdir -p $0/a/b $0/c; for f in a/1 a/b/2 a/b/3 c/4 5; do echo $f >$0/$f; done; cat $0/a/b/* >/dev/null; \
+                          rm -r $0";
+            let trees: Vec<_> = (0..16)
+                .map(|n| {
+                    let mut sh = Command::new("sh");
+                    sh.args(["-ec", script, &format!("tree{n}")]).current_dir(&top).stderr(Stdio::piped());
+                    sh.spawn().unwrap()
+                })
+                .collect();
+            for tree in trees {
+                let ended = tree.wait_with_output().unwrap();
+                assert!(ended.status.success(), "{mount}: {}", String::from_utf8_lossy(&ended.stderr));
+            }
+            let left: Vec<PathBuf> = fs::read_dir(&top).unwrap().map(|e| e.unwrap().path()).collect();
+            assert!(left.is_empty(), "{mount}: {left:?}");
+            fs::remove_dir(&top).unwrap();
+            if Instant::now() >= until {
+                break;
+            }
+        }
+    });
+}
