@@ -19,6 +19,7 @@ pub(crate) mod caller;
 pub(crate) mod calls;
 pub(crate) mod path;
 pub(crate) mod record;
+pub(crate) mod uses;
 
 use crate::inode::{Inode, Inodes, Moment};
 use bytes::Bytes;

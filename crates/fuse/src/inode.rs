@@ -150,8 +150,9 @@ pub(crate) struct Inode {
 struct State {
     fh: Fh,
     aliases: SmallVec<[Fh; 1]>,
-    /// Permission bits as last seen.
+    /// Permission bits and owner as last seen.
     mode: u32,
+    uid: u32,
     /// Mode and owners that the kernel has; `None` when it may have been told others.
     told_rights: Option<Rights>,
     /// The kernel may have set-id bits.
@@ -276,6 +277,7 @@ impl Inode {
             fh: own_fh(&node.fh),
             aliases: SmallVec::new(),
             mode: attr.mode,
+            uid: attr.uid,
             told_rights: Some(Rights::of(attr)),
             told_set_id: Rights::of(attr).is_set_id(),
             pages: None,
@@ -441,7 +443,7 @@ impl Inode {
         let mut s = self.state.lock();
         let search_lost =
             self.kind == FileKind::Directory && s.mode & 0o111 == 0o111 && attr.mode & 0o111 != 0o111;
-        s.mode = attr.mode;
+        (s.mode, s.uid) = (attr.mode, attr.uid);
         let rights = Rights::of(attr);
         if s.modifying > 0 || s.modified > asked {
             s.told_rights = None;
@@ -489,7 +491,7 @@ impl Inode {
         let attr = &attrs.attr;
         let mut s = self.state.lock();
         s.hold(Some(attrs.valid));
-        s.mode = attr.mode;
+        (s.mode, s.uid) = (attr.mode, attr.uid);
         if s.modifying > 0 || s.modified > asked {
             s.known = None;
             return OnOpen { keep: false, attrs_stale: true, size_unknown: true };
@@ -528,9 +530,10 @@ impl Inode {
         self.kind == FileKind::Regular && self.state.lock().mode & (libc::S_ISUID | libc::S_ISGID) != 0
     }
 
-    /// The owner that the kernel was told last, if that is known.
-    pub fn owner(&self) -> Option<u32> {
-        self.state.lock().told_rights.map(|rights| rights.uid)
+    /// Permission bits and owner as last seen.
+    pub fn mode_and_owner(&self) -> (u32, u32) {
+        let s = self.state.lock();
+        (s.mode, s.uid)
     }
 
     /// Notes that the kernel was told to ask for the attributes again.

@@ -17,6 +17,8 @@ use crate::handles::{OpenDir, OpenFile};
 use crate::inode::{Inode, Moment};
 use crate::lease::{Grant, LEASE_TIME};
 use crate::session::Session;
+pub(crate) use rights::KnownSettings;
+
 use hither_vfs::{Account, Attrs, Cred, Cx, Error, File, Name, Node, Result, Validity};
 use smallvec::SmallVec;
 use std::sync::{Arc, OnceLock};
@@ -242,7 +244,8 @@ impl Call {
             Validity::Lease if !attr_valid.is_zero() => self.name_left(dir, name, inode),
             _ => attr_valid,
         };
-        (self.name_valid(dir, holds), attr_valid)
+        let keeps = self.keeps_name(dir, &attrs.attr);
+        (if keeps { self.name_valid(dir, holds) } else { Duration::ZERO }, attr_valid)
     }
 
     /// How long a name holds that leads to something under a lease: as long as the lease on its directory, if it was found under that

@@ -16,7 +16,7 @@ use crate::hint::{self, Hints};
 use crate::inode::{Ident, Inode, Inodes};
 use crate::lease::Leases;
 use crate::mount::Config;
-use crate::ops::Call;
+use crate::ops::{Call, KnownSettings};
 use crate::passthrough::Passthrough;
 use crate::recent::Recent;
 use crate::sent_back::{Doubtful, SentBack};
@@ -96,6 +96,8 @@ pub(crate) struct Session {
     /// What the mount point and its file system looked like last.
     pub last_root: Mutex<Option<Attrs>>,
     pub last_statfs: Mutex<Option<FsStat>>,
+    /// What the machine protects in sticky directories.
+    pub settings: KnownSettings,
     /// Device number of the mount, once it is known.
     pub number: OnceLock<(u32, u32)>,
     /// Mounts were seen inside this one.
@@ -170,6 +172,7 @@ impl Session {
             no_capabilities: AtomicBool::new(false),
             last_root,
             last_statfs: Mutex::new(None),
+            settings: Mutex::new(None),
             number: OnceLock::new(),
             mounts_inside: AtomicBool::new(false),
             rt,

@@ -247,6 +247,96 @@ fn unchanged_programs_are_opened_once() {
     m.end();
 }
 
+/// Switches a protection of the machine on for the mounts of this thread, by a file that is mounted over the setting.
+fn protect(name: &str, value: &str) {
+    let file = std::env::temp_dir().join(format!("hither-fuse-{}-{name}", std::process::id()));
+    fs::write(&file, value).unwrap();
+    let setting = format!("/proc/sys/fs/protected_{name}");
+    let ok = std::process::Command::new("mount").arg("--bind").arg(&file).arg(setting).status().unwrap();
+    assert!(ok.success());
+    fs::remove_file(&file).unwrap();
+}
+
+/// Names that others make in sticky directories where everybody may write lead nobody astray. The owners of link and
+/// directory are no others, and names are seen, read and removed as ever.
+#[test]
+fn sticky_directories_protect_who_uses_them() {
+    let Some(m) = mounted(600_000) else { return };
+    for name in ["symlinks", "regular", "fifos"] {
+        protect(name, "1");
+    }
+    for (dir, bits) in [("tmp", 0o1777), ("open", 0o777), ("group", 0o1775)] {
+        fs::create_dir(m.path(dir)).unwrap();
+        chown(m.path(dir), Some(0), Some(A)).unwrap();
+        mode(&m, dir, bits);
+    }
+    fs::write(m.path("target"), b"text").unwrap();
+    for dir in ["tmp", "open", "group"] {
+        let make = format!(
+            "cd $M/{dir}; umask 0; ln -s ../target link; echo > file; mkfifo fifo; ln -s . dir; echo > file2"
+        );
+        assert!(user_can(&m.dir, A, A, &[], &make), "{dir}");
+    }
+    let uses = [
+        "cat $M/tmp/link",
+        "stat -L $M/tmp/link",
+        "echo >> $M/tmp/file",
+        "echo 1<>$M/tmp/fifo",
+        "cd $M/tmp/dir",
+    ];
+    for used in uses {
+        for again in 0..2 {
+            assert!(!user_can(&m.dir, B, B, &[], used), "{used}");
+            // The superuser is who these protections are for.
+            assert!(!user_can(&m.dir, 0, 0, &[], used) || used.contains("1<>"), "{used}, {again}");
+        }
+        assert!(user_can(&m.dir, A, A, &[], used), "{used}");
+        assert!(user_can(&m.dir, B, B, &[], &used.replace("tmp", "open")), "{used}");
+        assert!(
+            user_can(&m.dir, B, B, &[], &used.replace("tmp", "group")) || used.contains("echo"),
+            "{used}"
+        );
+    }
+    for free in [
+        "stat $M/tmp/link $M/tmp/file $M/tmp/fifo",
+        "readlink $M/tmp/link",
+        "cat $M/tmp/file",
+        "cat $M/tmp/dir/file",
+        "ls -l $M/tmp",
+    ] {
+        assert!(user_can(&m.dir, B, B, &[], free), "{free}");
+    }
+    assert!(user_can(&m.dir, A, A, &[], "rm $M/tmp/link $M/tmp/file $M/tmp/fifo"));
+    m.end();
+}
+
+/// The kernel asks nobody before it opens a fifo or a device, or connects to a socket.
+#[test]
+fn special_files_need_the_rights_that_they_have() {
+    let Some(m) = mounted(600_000) else { return };
+    let mut server = std::process::Command::new("perl");
+    server.args(["-e", "use IO::Socket::UNIX; chdir $ENV{M}; $s = IO::Socket::UNIX->new(Local => 'sock', Listen => 5) or die; sleep 1000"]);
+    let mut server = server.env("M", &m.dir).spawn().unwrap();
+    assert!(user_can(&m.dir, 0, 0, &[], "cd $M; mkfifo fifo; mknod null c 1 3"));
+    eventually("the socket is there", || m.path("sock").symlink_metadata().is_ok());
+    let connect =
+        "perl -e 'use IO::Socket::UNIX; chdir $ENV{M}; IO::Socket::UNIX->new(Peer => \"sock\") or exit 1'";
+    let uses =
+        [("fifo", "exec 3<>$M/fifo"), ("null", "echo > $M/null"), ("null", "cat $M/null"), ("sock", connect)];
+    for (file, used) in uses {
+        for bits in [0o600, 0o644, 0o666] {
+            mode(&m, file, bits);
+            let can = bits == 0o666 || bits == 0o644 && used.starts_with("cat");
+            assert_eq!(user_can(&m.dir, B, B, &[], used), can, "{used} {bits:o}");
+            assert!(user_can(&m.dir, B, B, &[], &format!("stat $M/{file}; ls -l $M")), "{file}");
+            assert!(user_can(&m.dir, 0, 0, &[], used), "{used}");
+        }
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+    m.end();
+}
+
 /// Who may not read and write a file of somebody else makes no hard link to it where the machine
 /// protects hard links.
 #[test]

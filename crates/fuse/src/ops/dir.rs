@@ -278,6 +278,7 @@ impl Call {
                 // Leases are passed on at the end, when nothing is waited for any more.
                 let (entry_valid, attr_valid) = match leased {
                     true => (Duration::ZERO, Duration::ZERO),
+                    false if !self.keeps_name(dir, &node.attrs.attr) => (Duration::ZERO, left),
                     false => (self.name_valid(dir, left), left),
                 };
                 if leased {

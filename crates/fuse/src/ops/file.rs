@@ -189,6 +189,10 @@ impl Call {
         let opened = self.session.vfs.open(&self.cx(), Where::name(&dir_fh, &name), &how).await?;
         if !opened.created {
             self.doubt_others(&dir, &name, &opened.node).await;
+            if let Err(e) = self.may_create_over(&dir, &opened.node.attrs.attr) {
+                let _ = self.session.vfs.close(&self.cx(), &opened.node.fh, opened.open).await;
+                return Err(e);
+            }
         }
         let named = self.now_named();
         let inode = match self.remember(Some((dir.id, &name, named)), &opened.node).await {

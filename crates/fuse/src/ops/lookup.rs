@@ -164,6 +164,7 @@ impl Call {
         if self.is_doubtful(dir, name, node).await {
             return Err(Error::new(libc::ESTALE));
         }
+        self.may_use(dir, name, node).await?;
         let (answer, inode) = self.entry_answer(dir, (name, asked), node, asked).await?;
         Ok((answer, Some(inode)))
     }

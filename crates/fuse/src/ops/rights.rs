@@ -1,12 +1,83 @@
 //! Rights that the kernel decides from attributes, and that it cannot decide right by itself.
 //!
 //! Without `default_permissions` the kernel asks nobody for the rights to a file before it does what
-//! a local file system would refuse. With it, modes would decide where the server goes by access
-//! control lists and squashed identities. So the checks are made here, with the server's word.
+//! a local file system would refuse, and it takes no notice of sticky bits. With it, modes would
+//! decide where the server goes by access control lists and squashed identities. So the checks are
+//! made here: at the look-up of the name, as the kernel opens special files and follows links
+//! without another request. Such names are looked up for each call ([`Call::keeps_name`]), and the
+//! caller's system call tells the use ([`uses`]).
 
 use super::Call;
+use crate::hint::uses::{self, Use};
 use crate::inode::Inode;
-use hither_vfs::{Access, Error, Result};
+use hither_vfs::{Access, Attr, Error, FileKind, Name, Node, Result};
+use parking_lot::Mutex;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long the settings of the machine are believed.
+const SETTINGS_HOLD: Duration = Duration::from_secs(1);
+
+/// Which names in sticky directories are protected (proc_sys_fs(5)).
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Settings {
+    symlinks: u8,
+    fifos: u8,
+    regular: u8,
+}
+
+/// The settings as last read.
+pub(crate) type KnownSettings = Mutex<Option<(Instant, Settings)>>;
+
+impl Settings {
+    fn read() -> Self {
+        let level = |name: &str| {
+            let value = std::fs::read(format!("/proc/sys/fs/protected_{name}")).unwrap_or_default();
+            value.first().map_or(0, |digit| digit.saturating_sub(b'0'))
+        };
+        Self { symlinks: level("symlinks"), fifos: level("fifos"), regular: level("regular") }
+    }
+
+    /// Whether such a use of an object in a directory is refused to `uid`, as the kernel's
+    /// may_follow_link() and may_create_in_sticky() decide it.
+    fn refuse(self, (dir_mode, dir_uid): (u32, u32), object: &Attr, uid: u32, used: Use) -> bool {
+        if dir_mode & libc::S_ISVTX == 0 || object.uid == dir_uid || object.uid == uid {
+            return false;
+        }
+        let level = match object.kind {
+            FileKind::Symlink => {
+                return self.symlinks > 0 && dir_mode & libc::S_IWOTH != 0 && used.follows;
+            }
+            FileKind::Regular => self.regular,
+            FileKind::Fifo => self.fifos,
+            _ => return false,
+        };
+        let creates = used.opens.is_some_and(|flags| flags & libc::O_CREAT != 0);
+        let writable =
+            level > 0 && dir_mode & libc::S_IWOTH != 0 || level > 1 && dir_mode & libc::S_IWGRP != 0;
+        creates && writable
+    }
+
+    /// Whether some use of the object may be refused.
+    fn concern(self, (dir_mode, dir_uid): (u32, u32), object: &Attr) -> bool {
+        let level = match object.kind {
+            FileKind::Symlink => self.symlinks,
+            FileKind::Regular => self.regular,
+            FileKind::Fifo => self.fifos,
+            _ => 0,
+        };
+        level > 0
+            && dir_mode & libc::S_ISVTX != 0
+            && dir_mode & (libc::S_IWOTH | libc::S_IWGRP) != 0
+            && object.uid != dir_uid
+    }
+}
+
+/// Whether the kernel opens such an object without asking for the right to.
+fn is_special(kind: FileKind) -> bool {
+    use FileKind::{BlockDevice, CharDevice, Fifo, Socket};
+    matches!(kind, BlockDevice | CharDevice | Fifo | Socket)
+}
 
 impl Call {
     /// Has the kernel ask for the attributes of a set-id file again, whose bits the server may have
@@ -22,18 +93,88 @@ impl Call {
     /// of somebody else has to be one that the caller may read and write. That it is a regular file
     /// without set-id bits is the kernel's to check.
     pub(super) async fn may_link(&self, inode: &Inode) -> Result<()> {
-        let uid = self.cred().uid;
-        if uid == 0 || inode.owner() == Some(uid) || !is_protected("protected_hardlinks") {
+        let (uid, (_, owner)) = (self.cred().uid, inode.mode_and_owner());
+        let protected =
+            || std::fs::read("/proc/sys/fs/protected_hardlinks").is_ok_and(|v| !v.starts_with(b"0"));
+        if uid == 0 || owner == uid || !protected() {
             return Ok(());
         }
         let want = Access::READ | Access::MODIFY;
         let have = self.session.vfs.access(&self.cx(), &inode.fh(), want).await?;
         if have.contains(want) { Ok(()) } else { Err(Error::new(libc::EPERM)) }
     }
+
+    fn settings(&self) -> Settings {
+        let now = Instant::now();
+        let mut known = self.session.settings.lock();
+        let fresh = known.filter(|(read, _)| now.saturating_duration_since(*read) < SETTINGS_HOLD);
+        let (_, settings) = *known.insert(fresh.unwrap_or_else(|| (now, Settings::read())));
+        settings
+    }
+
+    /// Whether the kernel may keep the name of an object: not where each use of it is judged here.
+    pub(super) fn keeps_name(&self, dir: &Inode, object: &Attr) -> bool {
+        let at = dir.mode_and_owner();
+        let sticky = at.0 & libc::S_ISVTX != 0;
+        !is_special(object.kind) && !(sticky && self.settings().concern(at, object))
+    }
+
+    /// Whether the caller may use an object as its system call is about to.
+    ///
+    /// # Errors
+    /// `EACCES`.
+    pub(super) async fn may_use(&self, dir: &Inode, name: &Name, node: &Node) -> Result<()> {
+        let attr = &node.attrs.attr;
+        if self.keeps_name(dir, attr) {
+            return Ok(());
+        }
+        let tid = self.head.tid;
+        let parts = self.session.hints.last_parts(tid);
+        if !parts.is_empty() && parts.iter().all(|part| part != name.bytes()) {
+            // The path goes on from here.
+            return Ok(());
+        }
+        let used = uses::of(tid);
+        let uid = self.cred().uid;
+        let refused = |used| self.settings().refuse(dir.mode_and_owner(), attr, uid, used);
+        if used.is_some_and(refused) {
+            return Err(Error::new(libc::EACCES));
+        }
+        match special_rights(attr.kind, used) {
+            want if want.is_empty() || uid == 0 => Ok(()),
+            want => {
+                let have = self.session.vfs.access(&self.cx(), &node.fh, want).await?;
+                // Of a caller who cannot be seen nobody knows which of the rights it needs.
+                let enough = have.contains(want) || used.is_none() && !have.is_empty();
+                if enough { Ok(()) } else { Err(Error::new(libc::EACCES)) }
+            }
+        }
+    }
+
+    /// The same for an object that a creation has found under the name.
+    pub(super) fn may_create_over(&self, dir: &Inode, object: &Attr) -> Result<()> {
+        let used = Use { opens: Some(libc::O_CREAT), connects: false, follows: true };
+        match self.settings().refuse(dir.mode_and_owner(), object, self.cred().uid, used) {
+            true => Err(Error::new(libc::EACCES)),
+            false => Ok(()),
+        }
+    }
 }
 
-/// Whether the machine has a protection switched on; read each time, as it may change.
-fn is_protected(name: &str) -> bool {
-    let value = std::fs::read(format!("/proc/sys/fs/{name}"));
-    value.is_ok_and(|value| !value.starts_with(b"0"))
+/// Rights to a special file that a use of it needs.
+fn special_rights(kind: FileKind, used: Option<Use>) -> Access {
+    let all = Access::READ | Access::MODIFY;
+    match used {
+        _ if !is_special(kind) => Access::empty(),
+        None => all,
+        Some(Use { connects: true, .. }) => Access::MODIFY,
+        Some(Use { opens: Some(flags), .. }) if flags & libc::O_PATH == 0 && kind != FileKind::Socket => {
+            match flags & libc::O_ACCMODE {
+                libc::O_RDONLY => Access::READ,
+                libc::O_WRONLY => Access::MODIFY,
+                _ => all,
+            }
+        }
+        Some(_) => Access::empty(),
+    }
 }

@@ -1,0 +1,124 @@
+//! What a system call does with the object that its path ends at: whether it opens it, and whether it
+//! follows a symbolic link there.
+
+use super::caller::{self, SystemCall};
+use super::calls::{Purpose, shape};
+
+/// What a caller does with the last name of its path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Use {
+    /// open(2)'s flags, of a call that opens.
+    pub opens: Option<i32>,
+    /// It sends to a socket, or connects to it.
+    pub connects: bool,
+    /// It follows a symbolic link.
+    pub follows: bool,
+}
+
+/// The use of the call that thread `tid` is in; `None` when it cannot be seen.
+pub(crate) fn of(tid: u32) -> Option<Use> {
+    let call = SystemCall::of(tid).ok().filter(|call| !call.is_narrow())?;
+    let how = |at: usize| caller::number(tid, call.args.get(at).copied().unwrap_or(0));
+    Some(of_call(&call, &how))
+}
+
+fn of_call(call: &SystemCall, how: &dyn Fn(usize) -> Option<u64>) -> Use {
+    let number = call.number as i64;
+    let arg = |at: usize| call.args.get(at).copied().unwrap_or(0);
+    let opens = match shape(call.number).map(|shape| shape.purpose) {
+        Some(Purpose::Open(flags)) => Some(arg(flags) as i32),
+        // A structure that cannot be read may say anything.
+        Some(Purpose::OpenHow(at)) => {
+            Some(how(at).map_or(libc::O_RDWR | libc::O_CREAT, |flags| flags as i32))
+        }
+        _ if is_creat(number) => Some(libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC),
+        _ => None,
+    };
+    let connects =
+        matches!(number, libc::SYS_connect | libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_sendmmsg);
+    let follows = match opens {
+        Some(flags) => {
+            let exclusive = libc::O_CREAT | libc::O_EXCL;
+            flags & libc::O_NOFOLLOW == 0 && flags & exclusive != exclusive
+        }
+        None => !connects && follows(number, &arg),
+    };
+    Use { opens, connects, follows }
+}
+
+/// Whether a call that opens nothing follows a link at the end of its path.
+fn follows(number: i64, arg: &dyn Fn(usize) -> u64) -> bool {
+    const NOFOLLOW: u64 = libc::AT_SYMLINK_NOFOLLOW as u64;
+    const FOLLOW: u64 = libc::AT_SYMLINK_FOLLOW as u64;
+    const FCHMODAT2: i64 = 452;
+    match number {
+        libc::SYS_newfstatat | libc::SYS_utimensat | libc::SYS_faccessat2 | FCHMODAT2 => {
+            arg(3) & NOFOLLOW == 0
+        }
+        libc::SYS_statx | libc::SYS_open_tree => arg(2) & NOFOLLOW == 0,
+        libc::SYS_fchownat | libc::SYS_execveat => arg(4) & NOFOLLOW == 0,
+        libc::SYS_linkat | libc::SYS_name_to_handle_at => arg(4) & FOLLOW != 0,
+        libc::SYS_inotify_add_watch => arg(2) & u64::from(libc::IN_DONT_FOLLOW) == 0,
+        libc::SYS_mkdirat | libc::SYS_mknodat | libc::SYS_unlinkat | libc::SYS_symlinkat => false,
+        libc::SYS_renameat | libc::SYS_renameat2 | libc::SYS_readlinkat => false,
+        libc::SYS_lsetxattr | libc::SYS_lgetxattr | libc::SYS_llistxattr | libc::SYS_lremovexattr => false,
+        _ => !is_old_without_following(number) && shape(number as u64).is_some(),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_creat(number: i64) -> bool {
+    number == libc::SYS_creat
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn is_creat(_: i64) -> bool {
+    false
+}
+
+/// Calls that later machines do not have.
+#[cfg(target_arch = "x86_64")]
+fn is_old_without_following(number: i64) -> bool {
+    match number {
+        libc::SYS_lstat | libc::SYS_readlink | libc::SYS_lchown | libc::SYS_mkdir | libc::SYS_mknod => true,
+        libc::SYS_rename | libc::SYS_rmdir | libc::SYS_link | libc::SYS_unlink | libc::SYS_symlink => true,
+        _ => false,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn is_old_without_following(_: i64) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn used(number: i64, args: [u64; 6]) -> Use {
+        of_call(&SystemCall { number: number as u64, args, at: (0, 0) }, &|_| None)
+    }
+
+    #[test]
+    fn calls_open_and_follow_as_their_flags_say() {
+        let openat = |flags: i32| used(libc::SYS_openat, [0, 0, flags as u64, 0, 0, 0]);
+        assert_eq!(openat(libc::O_RDONLY), Use { opens: Some(0), connects: false, follows: true });
+        for flags in [libc::O_NOFOLLOW, libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY] {
+            assert!(!openat(flags).follows);
+        }
+        assert!(openat(libc::O_CREAT).follows);
+        let nofollow = libc::AT_SYMLINK_NOFOLLOW as u64;
+        for (number, at) in [(libc::SYS_newfstatat, 3), (libc::SYS_statx, 2), (libc::SYS_fchownat, 4)] {
+            let mut args = [0; 6];
+            assert!(used(number, args).follows);
+            args[at] = nofollow;
+            assert!(!used(number, args).follows);
+        }
+        for number in [libc::SYS_readlinkat, libc::SYS_unlinkat, libc::SYS_renameat2, libc::SYS_linkat] {
+            assert!(!used(number, [0; 6]).follows, "{number}");
+        }
+        assert!(used(libc::SYS_execve, [0; 6]).follows && used(libc::SYS_chdir, [0; 6]).follows);
+        let connect = used(libc::SYS_connect, [0; 6]);
+        assert_eq!((connect.connects, connect.follows, connect.opens), (true, false, None));
+    }
+}
