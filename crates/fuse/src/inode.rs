@@ -179,6 +179,8 @@ struct State {
     /// Writes so far, and how many of them are known to be stable.
     writes: u64,
     committed: u64,
+    /// Names of it were forgotten: a call that takes one of them may not be known to be about it.
+    names_forgotten: bool,
     /// Owners that took byte-range locks.
     lock_owners: HashSet<LockOwner>,
     /// Threads whose opens for appending were sent back to look the file up again, and when.
@@ -291,6 +293,7 @@ impl Inode {
             modified: Moment(0),
             writes: 0,
             committed: 0,
+            names_forgotten: false,
             lock_owners: HashSet::new(),
             sent_back: SmallVec::new(),
             valid: Some(node.attrs.valid).filter(|v| *v != Validity::Lease),
@@ -614,7 +617,18 @@ impl Inode {
     /// Attributes that still hold.
     pub fn known(&self, now: Instant) -> Option<Attrs> {
         let s = self.state.lock();
-        s.known.clone().filter(|a| s.modifying == 0 && !a.valid.left(now).is_zero())
+        let may_hold = s.modifying == 0 && !s.names_forgotten;
+        s.known.clone().filter(|a| may_hold && !a.valid.left(now).is_zero())
+    }
+
+    /// Whether it has names that are not remembered.
+    pub fn has_forgotten_names(&self) -> bool {
+        self.state.lock().names_forgotten
+    }
+
+    /// Not every name of it is remembered any more.
+    pub fn forget_names(&self) {
+        self.state.lock().names_forgotten = true;
     }
 
     /// Notes that this directory was listed to its end with all its objects, which hold until then; `None`

@@ -111,3 +111,46 @@ fn names_that_are_not_kept_are_looked_up_for_each_call() {
         m.end();
     }
 }
+
+/// However many names a file has, each call that takes one is seen in its link count, and what is open stays readable.
+#[test]
+fn many_names_are_counted() {
+    let Some(m) = mounted(LONG) else { return };
+    const NAMES: u64 = 40;
+    let path = |n: u64| m.path(&format!("name{n}"));
+    fs::write(path(1), b"bytes").unwrap();
+    for n in 2..=NAMES {
+        fs::hard_link(path(1), path(n)).unwrap();
+        assert_eq!(fs::metadata(path(1)).unwrap().nlink(), n, "linked");
+    }
+    let file = File::open(path(1)).unwrap();
+    // The newest and the oldest names in turn, removed and replaced in turn.
+    for left in (1..NAMES).rev() {
+        let gone = if left % 2 == 0 { left / 2 + 1 } else { NAMES - left / 2 };
+        match left % 3 {
+            0 => {
+                fs::write(m.path("new"), b"new").unwrap();
+                fs::rename(m.path("new"), path(gone)).unwrap();
+            }
+            _ => fs::remove_file(path(gone)).unwrap(),
+        }
+        assert_eq!(file.metadata().unwrap().nlink(), left, "name{gone} is gone");
+    }
+    drop(file);
+    m.end();
+}
+
+/// A name that is remembered no more, because the file has so many, is not taken for another name of the file by a rename.
+#[test]
+fn forgotten_name_is_looked_up_again() {
+    let Some(m) = mounted(LONG) else { return };
+    fs::write(m.path("old"), b"first").unwrap();
+    for n in 1..40 {
+        fs::hard_link(m.path("old"), m.path(&format!("name{n}"))).unwrap();
+    }
+    moved_elsewhere(&m, "old", "new");
+    fs::rename(m.path("old"), m.path("new")).unwrap();
+    assert_eq!(m.foreign_read("new"), b"another");
+    assert_eq!(fs::read(m.path("new")).unwrap(), b"another");
+    m.end();
+}

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Names remembered per object, at most: they are hints.
+/// Names remembered per object, at most: they are hints. Attributes of an object that has more are asked for each time.
 const NAMES_MAX: usize = 16;
 
 /// Names of a path that is shown, at most.
@@ -373,6 +373,7 @@ impl Table {
             entry.names.push((dir, name.clone()));
             if entry.names.len() > NAMES_MAX {
                 let (dir, name) = entry.names.remove(0);
+                entry.inode.forget_names();
                 self.unbind(dir, &name, id);
             }
         }

@@ -174,10 +174,12 @@ impl Call {
     async fn is_doubtful(&self, dir: &Inode, name: &Name, node: &Node) -> bool {
         let (session, tid) = (&self.session, self.head.tid);
         let others = self.doubt_others(dir, name, node).await;
+        // The old name may be one that was forgotten.
+        let many = session.inodes.by_fh(&node.fh).is_some_and(|inode| inode.has_forgotten_names());
         session.doubtful.send(tid, (dir.id, name), self.pending.started, || {
             // The kernel looks up the old name first. Of two names that are spelled alike in two directories nobody knows here which it is.
-            let is_old = |old: &Bytes| others.iter().any(|(_, name)| name.bytes() == old);
-            !others.is_empty()
+            let is_old = |old: &Bytes| many || others.iter().any(|(_, name)| name.bytes() == old);
+            (many || !others.is_empty())
                 && matches!(&session.hints.last_parts(tid)[..], [old, new] if old != new && new == name.bytes() && is_old(old))
         })
     }

@@ -125,7 +125,7 @@ impl Call {
         self.session.doubtful.over(self.head.tid);
         let (dir, to_dir) = (self.inode()?, self.inode_of(new_dir)?);
         let inodes = &self.session.inodes;
-        let (known, replaced) = (inodes.child(dir.id, &from), self.bound_to(&to_dir, &to));
+        let (known, replaced) = (self.bound_to(&dir, &from), self.bound_to(&to_dir, &to));
         let _changing = (self.changing(&dir), self.changing(&to_dir));
         let _objects = [&known, &replaced].map(|i| i.as_ref().map(|i| self.changing(i)));
         let _alone = self.alone_with(replaced.as_ref()).await;
@@ -160,7 +160,8 @@ impl Call {
         Ok(Answer::empty())
     }
 
-    /// The object that a name is about to be taken from, as far as it is known without asking.
+    /// The object that a name was last seen to lead to, without a question. The layers below may
+    /// remember more names than the table of inodes.
     fn bound_to(&self, dir: &Inode, name: &Name) -> Option<Arc<Inode>> {
         let (inodes, fh) = (&self.session.inodes, dir.fh());
         inodes.child(dir.id, name).or_else(|| {
