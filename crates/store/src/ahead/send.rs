@@ -6,7 +6,9 @@ use crate::dirty::is_final;
 use crate::wal::{Attributes, Event, New, Record, What, put, set_directory};
 use bytes::Bytes;
 use futures_util::future::join_all;
-use hither_vfs::{BoxFuture, Cred, Cx, Error, Fh, File, Name, Node, OpenHow, OpenId, Result, SetAttr, Where};
+use hither_vfs::{
+    BoxFuture, Cred, Cx, Error, Fh, File, FileKind, Name, Node, OpenHow, OpenId, Result, SetAttr, Where,
+};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
@@ -183,10 +185,12 @@ impl Ahead {
             let opened = self.below.open(&cx, Where::fh(&node.fh), &OpenHow::existing(open.access)).await;
             again.push((id, opened.map(|opened| opened.open).map_err(|e| e.errno)));
         }
+        let mut as_made = node.attrs.attr.kind != FileKind::Directory;
         let mode = self.table().here.get(fh).map(|o| (o.cred.clone(), o.attr.mode, o.opens > 0));
         if let Some((cred, mode, true)) = mode
             && mode & OWNER_BITS != OWNER_BITS
         {
+            as_made = false;
             let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
             let file = File { fh: &node.fh, open: None };
             if let Err(e) = self.below.setattr(&Cx::new(cred), file, &set).await {
@@ -198,7 +202,7 @@ impl Ahead {
         let _ = self.wal.log().durable(there.seq).await;
         let settled = {
             let mut t = self.table();
-            let Some(object) = t.ended(fh, Ok(&node)) else { return };
+            let Some(object) = t.ended(fh, Ok(&node), as_made) else { return };
             for (id, below) in again {
                 if let Some(open) = t.opens.get_mut(&id) {
                     open.below = Some(below);
@@ -240,6 +244,7 @@ impl Ahead {
             tracing::warn!(error = %e, "the times of a directory cannot be set");
         }
         let mut t = self.table();
+        t.times_are_there(dir, &owed.set);
         if t.owed.get(dir).is_some_and(|now| now.ticket == owed.ticket) {
             let Owed { ticket, .. } = owed;
             t.owed.remove(dir);
@@ -285,7 +290,7 @@ impl Ahead {
                     "its bytes cannot be kept as a conflict either, they stay in the journal: {e}"
                 );
                 let mut t = self.table();
-                if let Some(object) = t.ended(fh, Err(libc::EIO)) {
+                if let Some(object) = t.ended(fh, Err(libc::EIO), false) {
                     object.ended.send_modify(|n| *n += 1);
                 }
                 return;
@@ -294,7 +299,7 @@ impl Ahead {
         let gone = self.wal.log().append(Record::of(fh, Event::Gone));
         let _ = self.wal.log().durable(gone.seq).await;
         let mut t = self.table();
-        let Some(object) = t.ended(fh, Err(e.errno)) else { return };
+        let Some(object) = t.ended(fh, Err(e.errno), false) else { return };
         self.let_go(&object);
         self.owes_nothing(&mut t, fh);
         self.counters.refused.fetch_add(1, Relaxed);

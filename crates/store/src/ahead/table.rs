@@ -7,6 +7,7 @@ use bytes::Bytes;
 use hither_vfs::{
     Attr, Attrs, Cred, DirPage, Error, Fh, FileKind, Name, Node, OpenAccess, OpenId, Time, Validity,
 };
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +20,9 @@ const MARK: &[u8; 8] = b"\xf1hahead\0";
 const OPEN_BIT: u64 = 1 << 62;
 /// Numbers of objects of this layer have the highest bits but one set, which servers' do not.
 const FILEID_BITS: u64 = 0x7fa0 << 48;
+
+/// Objects whose times are shown as before they were sent, at most.
+const SHOWN_MOST: usize = 64 << 10;
 
 /// What an object is made of.
 #[derive(Debug, Clone)]
@@ -92,6 +96,19 @@ pub(super) struct Open {
     pub below: Option<Result<OpenId, i32>>,
 }
 
+/// Times that programs were shown before an object, or the last one in a directory, was sent. They stay until a program changes
+/// something.
+#[derive(Debug, Clone, Copy)]
+struct Shown {
+    /// Of a directory or link: that of a file is set at the server.
+    mtime: Option<Time>,
+    ctime: Time,
+    /// Answers to questions from before tell other times.
+    sent: Instant,
+    /// The server's change time that stands for the same state, once it is known.
+    theirs: Option<Time>,
+}
+
 /// Times of a directory that wait for what is in it.
 #[derive(Debug, Clone)]
 pub(super) struct Owed {
@@ -128,6 +145,9 @@ pub(super) struct Table {
     /// When something was last made, moved or removed here in a directory that is at the server, and how often.
     touched: HashMap<Fh, (Time, u64)>,
     pub owed: HashMap<Fh, Owed>,
+    /// Never longer than [`SHOWN_MOST`]; the oldest go first.
+    shown: RefCell<HashMap<Fh, Shown>>,
+    shown_order: VecDeque<Fh>,
     /// Users and groups whose objects have the owner and group that they expect.
     pub trusted: HashSet<(u32, u32)>,
     /// By what the server's clock is ahead of this machine's.
@@ -153,6 +173,8 @@ impl Table {
             generation: 0,
             touched: HashMap::new(),
             owed: HashMap::new(),
+            shown: RefCell::default(),
+            shown_order: VecDeque::new(),
             trusted: HashSet::new(),
             offset_nanos: 0,
             stuck: 0,
@@ -247,10 +269,54 @@ impl Table {
             names.remove(name);
             if names.is_empty() {
                 self.names.remove(dir);
-                self.touched.remove(dir);
+                if let Some((time, _)) = self.touched.remove(dir) {
+                    self.keep_shown(dir, Some(time), time, None);
+                } else if let Some(shown) = self.shown.get_mut().get_mut(dir) {
+                    (shown.sent, shown.theirs) = (Instant::now(), None);
+                }
             }
         }
         self.generation += 1;
+    }
+
+    fn keep_shown(&mut self, seen: &Fh, mtime: Option<Time>, ctime: Time, theirs: Option<Time>) {
+        let shown = Shown { mtime, ctime, sent: Instant::now(), theirs };
+        if self.shown.get_mut().insert(seen.clone(), shown).is_none() {
+            self.shown_order.push_back(seen.clone());
+        }
+        while self.shown_order.len() > SHOWN_MOST {
+            if let Some(oldest) = self.shown_order.pop_front() {
+                self.shown.get_mut().remove(&oldest);
+            }
+        }
+    }
+
+    /// A program changes the object at the server: its times are the server's.
+    pub fn changed_there(&mut self, seen: &Fh) {
+        self.shown.get_mut().remove(seen);
+        self.touched.remove(seen);
+    }
+
+    /// The server has the times of a directory that a program set.
+    pub fn times_are_there(&mut self, dir: &Fh, set: &Attributes) {
+        if let Some(shown) = self.shown.get_mut().get_mut(dir) {
+            (shown.sent, shown.theirs) = (Instant::now(), None);
+            shown.mtime = set.mtime.or(shown.mtime);
+        }
+    }
+
+    fn show_times(&self, seen: &Fh, attrs: &mut Attrs) {
+        let mut all = self.shown.borrow_mut();
+        let Some(shown) = all.get_mut(seen) else { return };
+        if attrs.asked > shown.sent && !self.has_names(seen) {
+            let theirs = *shown.theirs.get_or_insert(attrs.attr.ctime);
+            if theirs != attrs.attr.ctime {
+                all.remove(seen);
+                return;
+            }
+        }
+        attrs.attr.ctime = shown.ctime;
+        attrs.attr.mtime = shown.mtime.unwrap_or(attrs.attr.mtime);
     }
 
     pub fn has_names(&self, dir: &Fh) -> bool {
@@ -265,11 +331,13 @@ impl Table {
             object.times.1 = None;
         } else if self.has_names(dir) {
             self.touched.insert(dir.clone(), (now, change));
+            self.shown.get_mut().remove(dir);
         }
     }
 
-    /// An object that was here is at the server, or was refused there.
-    pub fn ended(&mut self, fh: &Fh, real: Result<&Node, i32>) -> Option<Object> {
+    /// An object that was here is at the server, or was refused there. `as_made`: as its attributes tell, nothing was done to it there since.
+    pub fn ended(&mut self, fh: &Fh, real: Result<&Node, i32>, as_made: bool) -> Option<Object> {
+        let theirs = real.ok().filter(|_| as_made).map(|node| node.attrs.attr.ctime);
         let real = real.map(|node| (Fh(Bytes::copy_from_slice(&node.fh.0)), node.attrs.attr.fileid));
         let object = self.here.remove(fh)?;
         self.bytes -= object.len_bytes();
@@ -281,6 +349,9 @@ impl Table {
             real: real.map(|(fh, _)| fh),
         };
         if let Ok(real) = &known.real {
+            let is_file = matches!(object.body, Body::File(_));
+            let mtime = (!is_file).then_some(object.attr.mtime);
+            self.keep_shown(fh, mtime, object.attr.ctime, theirs);
             self.ours.insert(real.clone(), fh.clone());
             self.fileids.insert(known.real_fileid, known.fileid);
         }
@@ -293,6 +364,7 @@ impl Table {
         if let Some(known) = self.known.get(seen) {
             attrs.attr.fileid = known.fileid;
         }
+        self.show_times(seen, attrs);
         if attrs.attr.kind != FileKind::Directory {
             return;
         }
@@ -300,9 +372,8 @@ impl Table {
             let is_dir = |fh: &&Fh| self.here.get(*fh).is_some_and(|o| matches!(o.body, Body::Directory));
             attrs.attr.nlink += names.values().filter(is_dir).count() as u32;
             if let Some((time, change)) = self.touched.get(seen) {
-                attrs.attr.mtime = attrs.attr.mtime.max(*time);
-                attrs.attr.ctime = attrs.attr.ctime.max(*time);
-                attrs.attr.change = *change;
+                // The server's are later when a part of it was sent.
+                (attrs.attr.mtime, attrs.attr.ctime, attrs.attr.change) = (*time, *time, *change);
             }
             attrs.valid = Validity::Once;
         }

@@ -357,6 +357,38 @@ async fn times_of_directories_are_set_when_all_is_there() {
     }
 }
 
+/// The times that programs were shown do not move when objects are sent, and do when a program changes something.
+#[tokio::test]
+async fn sending_moves_no_times() {
+    let s = Stack::new().await;
+    let dir = s.mkdir(&s.root, "dir").await;
+    s.file(&dir, "file", b"bytes").await;
+    s.ahead.symlink(&cx(), &dir, &name("link"), &Bytes::from_static(b"file"), &mode(0o777)).await.unwrap();
+    let times = async |path: &str| {
+        let attr = s.find(path).await.unwrap().attrs.attr;
+        (attr.mtime, attr.ctime)
+    };
+    let all = ["dir", "dir/file", "dir/link"];
+    let root = async || s.ahead.getattr(&cx(), File { fh: &s.root, open: None }).await.unwrap().attr;
+    let before = [times(all[0]).await, times(all[1]).await, times(all[2]).await];
+    let root_before = root().await;
+    s.ahead.sync().await.unwrap();
+    for _ in 0..2 {
+        assert_eq!([times(all[0]).await, times(all[1]).await, times(all[2]).await], before);
+        let page = s.ahead.readdir(&cx(), &dir, 0, [0; 8], 1 << 20, true).await.unwrap();
+        let listed = |path: &str| page.entries.iter().find(|e| e.name == name(path)).unwrap().node.clone();
+        assert_eq!(listed("file").unwrap().attrs.attr.ctime, before[1].1);
+        assert_eq!((root().await.mtime, root().await.ctime), (root_before.mtime, root_before.ctime));
+    }
+    let file = s.find("dir/file").await.unwrap();
+    let at = File { fh: &file.fh, open: None };
+    assert!(s.ahead.setattr(&cx(), at, &mode(0o600)).await.unwrap().attr.ctime > before[1].1);
+    assert!(times("dir/file").await.1 > before[1].1);
+    s.file(&dir, "more", b"bytes").await;
+    assert!(times("dir").await.0 > before[0].0);
+    assert_eq!(times("dir/link").await, before[2]);
+}
+
 /// A full server gets it later; new objects are its own to refuse meanwhile, and who syncs is told.
 #[tokio::test]
 async fn a_full_server_gets_it_later() {

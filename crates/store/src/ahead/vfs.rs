@@ -19,6 +19,7 @@ impl Ahead {
 
     fn shown_info(&self, dir: &Fh, mut info: ChangeInfo) -> ChangeInfo {
         let mut t = self.table();
+        t.changed_there(dir);
         if let Some(attrs) = &mut info.attrs {
             t.show(dir, attrs);
         }
@@ -248,6 +249,7 @@ impl Vfs for Ahead {
             return self.getattr(cx, file).await;
         }
         let (fh, open) = self.down(cx, file.fh, file.open).await?;
+        self.table().changed_there(file.fh);
         let attrs = self.below.setattr(cx, File { fh: &fh, open }, set).await?;
         Ok(self.shown(file.fh, attrs))
     }
@@ -375,6 +377,7 @@ impl Vfs for Ahead {
             return Ok(wrote);
         }
         let (fh, open) = self.down(cx, file.fh, file.open).await?;
+        self.table().changed_there(file.fh);
         let wrote = self.below.write(cx, File { fh: &fh, open }, offset_bytes, data, stability).await?;
         Ok(Wrote { attrs: wrote.attrs.map(|attrs| self.shown(file.fh, attrs)), ..wrote })
     }
