@@ -59,6 +59,7 @@ mod finish;
 mod flush;
 mod journal;
 mod lazy;
+mod leaving;
 mod many;
 mod owed;
 mod pay;
@@ -78,9 +79,9 @@ pub(crate) use wait::patient;
 use crate::wal::Wal;
 use file::File;
 use flush::Ages;
-use hither_vfs::{Attrs, BoxFuture, Cx, Env, Fh, FileKind, Node, Result, Time, Unsent, Upcalls, Vfs};
+use hither_vfs::{Attrs, BoxFuture, Cx, Env, Fh, FileKind, Name, Node, Result, Time, Unsent, Upcalls, Vfs};
 use journal::Uncommitted;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use questions::{Keep, Questions};
 use stats::{Counters, Reason};
 use std::collections::HashMap;
@@ -167,6 +168,10 @@ pub struct Dirty {
     lazy: AtomicUsize,
     ages: Arc<Ages>,
     questions: Questions,
+    /// Files that left the table, so far.
+    forgotten: AtomicU64,
+    /// Names that are being opened.
+    opening: Mutex<Vec<(Option<Fh>, Name)>>,
     counters: Counters,
     wal: Option<Arc<Wal>>,
     uncommitted: Arc<Uncommitted>,
@@ -199,6 +204,8 @@ impl Dirty {
             lazy: AtomicUsize::new(0),
             ages: ages.clone(),
             questions: Questions::default(),
+            forgotten: AtomicU64::new(0),
+            opening: Mutex::default(),
             counters: Counters::default(),
             wal,
             uncommitted: Arc::default(),
@@ -284,6 +291,7 @@ impl Dirty {
         let mut s = file.state.lock();
         if s.is_idle() && !s.lingers && !s.forgotten {
             s.forgotten = true;
+            self.forgotten.fetch_add(1, Ordering::SeqCst);
             if let Some(place) = s.queued.take() {
                 self.ages.remove(place);
             }

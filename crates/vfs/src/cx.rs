@@ -52,6 +52,9 @@ pub struct Cx {
     /// The call makes the last name of its path, and the server decides whether it can. An absence that
     /// was not confirmed lately is good enough for the look-up before it.
     pub makes_last: bool,
+    /// No program has the object open whose name is removed or replaced: opens of it at the layer that is asked are of layers above, and it
+    /// need not stay readable for them.
+    pub target_unused: bool,
 }
 
 /// Longest [`Cx::call`].
@@ -82,6 +85,7 @@ impl Cx {
             times_unseen: false,
             only_held: false,
             makes_last: false,
+            target_unused: false,
         }
     }
 

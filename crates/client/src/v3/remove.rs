@@ -30,7 +30,7 @@ impl V3 {
         target: Option<&Fh>,
     ) -> Result<ChangeInfo> {
         let (this, cred, dir, name) = (self.clone(), cx.cred.clone(), dir.clone(), name.clone());
-        let target = target.cloned();
+        let (target, unused) = (target.cloned(), cx.target_unused);
         detached(cx, async move {
             let target = match target {
                 Some(fh) => Some(fh),
@@ -45,7 +45,7 @@ impl V3 {
                 Claim::Open(_, Some(hidden)) if hidden.dir == dir && hidden.name == name => {
                     Err(Error::new(libc::EBUSY))
                 }
-                Claim::Open(fileid, None) => {
+                Claim::Open(fileid, None) if !unused => {
                     let (change, hidden) = this.hide(&cred, &fh, fileid, &dir, &name).await?;
                     this.gone(&fh, &hidden).await;
                     Ok(change)
@@ -99,6 +99,9 @@ impl V3 {
         let from = (from.0.clone(), from.1.clone());
         let to = (to.0.clone(), to.1.clone());
         let replaced = replaced.cloned();
+        if cx.target_unused && replaced.is_some() {
+            return detached(cx, async move { this.rename(&cred, &from, &to).await }).await;
+        }
         detached(cx, async move { this.rename_over(&cred, &from, &to, replaced).await }).await
     }
 

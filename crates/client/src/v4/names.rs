@@ -200,7 +200,7 @@ impl Core {
             target => target.cloned(),
         };
         let target = found.as_ref();
-        let (hide, _alone) = self.claim_target(target).await;
+        let (hide, _alone) = self.claim_target(cx, target).await;
         match hide {
             Some(file) => self.silly_rename(cx, &file, dir, name).await,
             None => self.remove(cx, dir, name, target).await,
@@ -250,13 +250,17 @@ impl Core {
 
     /// An open file that its server forgets together with its last name; or, when it is not open,
     /// what keeps it so.
-    async fn claim_target(&self, target: Option<&Fh>) -> (Option<Arc<FileState>>, Option<Removing<'_>>) {
+    async fn claim_target(
+        &self,
+        cx: &Cx,
+        target: Option<&Fh>,
+    ) -> (Option<Arc<FileState>>, Option<Removing<'_>>) {
         let Some(fh) = target else { return (None, None) };
         match self.files.claim(fh).await {
             Claim::Alone(alone) => (None, Some(alone)),
             Claim::Open(file) => {
                 let inner = file.inner.lock();
-                let needs = inner.silly.is_none() && !inner.preserved;
+                let needs = !cx.target_unused && inner.silly.is_none() && !inner.preserved;
                 drop(inner);
                 (needs.then_some(file), None)
             }
@@ -342,7 +346,7 @@ impl Core {
         }
         let (mut delay, mut grace) = (Backoff::DELAY, Backoff::GRACE);
         loop {
-            let (hide, _alone) = self.claim_target(replaced).await;
+            let (hide, _alone) = self.claim_target(cx, replaced).await;
             let hide = hide.map(|file| (file, self.silly_name()));
             if let Some(fh) = replaced.filter(|_| hide.is_none()) {
                 self.close_first(fh).await;

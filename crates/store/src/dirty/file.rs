@@ -33,7 +33,7 @@ pub(super) struct File {
     /// A WRITE ended, or room was made in some other way.
     pub changed: Notify,
     /// Held shared while bytes are written, alone by calls that no write may overtake or fall behind.
-    pub gate: RwLock<()>,
+    pub gate: Arc<RwLock<()>>,
 }
 
 #[derive(Debug)]
@@ -67,6 +67,14 @@ pub(super) struct State {
     pub lazy: usize,
     /// What became of its names.
     pub names: Names,
+    /// Questions before this number may still find it by a name that it has lost since.
+    pub nameless_since: u64,
+    /// Opens by handle under way.
+    pub opening: usize,
+    /// Length of the file when its unsent bytes were dropped with its last name. Nothing opens it any more.
+    pub abandoned_bytes: Option<u64>,
+    /// A call that may take its last name is under way, and no program uses it: nothing is sent meanwhile.
+    pub losing_name: bool,
     /// No longer in the layer's table: look it up again.
     pub forgotten: bool,
     /// When a question for attributes last made bytes be sent.
@@ -116,13 +124,17 @@ impl File {
             queued: None,
             lazy: 0,
             names: Names::Some,
+            nameless_since: 0,
+            opening: 0,
+            abandoned_bytes: None,
+            losing_name: false,
             forgotten: false,
             asked: None,
             lingers: false,
             kept: 0,
             keeps_gaps: false,
         };
-        Self { fh, state: Mutex::new(state), changed: Notify::new(), gate: RwLock::new(()) }
+        Self { fh, state: Mutex::new(state), changed: Notify::new(), gate: Arc::new(RwLock::new(())) }
     }
 
     /// Waits until `found` finds something in the state; it is asked after each change.
@@ -139,9 +151,14 @@ impl File {
 }
 
 impl State {
-    /// Its last name may be gone, and nobody has it open who has not closed it here.
+    /// Every open was closed by its program and waits here for its bytes; no other one is under way.
+    pub fn is_left(&self) -> bool {
+        self.lazy > 0 && self.opening == 0 && self.errors.opens() <= self.lazy
+    }
+
+    /// The same of a file whose last name may be gone.
     pub fn is_leaving(&self) -> bool {
-        self.lazy > 0 && self.names != Names::Some && self.errors.opens() <= self.lazy
+        self.is_left() && self.names != Names::Some
     }
 
     /// What may be sent now.
@@ -181,6 +198,7 @@ impl State {
     pub fn is_idle(&self) -> bool {
         self.workers == 0
             && self.lazy == 0
+            && self.opening == 0
             && self.is_settled()
             && self.errors.is_idle()
             && self.journal.is_empty()
@@ -190,7 +208,8 @@ impl State {
     /// Whether bytes that were asked for then are the file's: nothing of ours is here, under way, or younger than the
     /// question.
     pub fn is_plain(&self, asked: Instant) -> bool {
-        self.extents.is_clean() && self.view.through == 0 && self.view.own.is_none_or(|own| asked > own.at)
+        let settled = self.extents.is_clean() && self.view.through == 0;
+        settled && self.abandoned_bytes.is_none() && self.view.own.is_none_or(|own| asked > own.at)
     }
 
     /// Attributes as they are shown; `fresh` is a change value never shown before. True when the times are the server's
@@ -203,7 +222,16 @@ impl State {
         let flying = self.extents.is_flying();
         let theirs = self.view.show(attrs, bytes, flying, fresh);
         self.owed.dress(attrs);
+        self.keep_abandoned_length(attrs);
         theirs && self.owed.is_none()
+    }
+
+    /// The file that lost its bytes with its last name is as long as programs last saw it.
+    fn keep_abandoned_length(&self, attrs: &mut Attrs) {
+        if let Some(len_bytes) = self.abandoned_bytes {
+            attrs.attr.size_bytes = len_bytes;
+            attrs.valid = Validity::Once;
+        }
     }
 
     /// The attributes as they are shown, when enough is known.
@@ -212,6 +240,7 @@ impl State {
         let bytes = Local { clean: self.extents.is_clean(), end_bytes: self.extents.end_bytes() };
         self.view.dress(&mut attrs, bytes, !bytes.clean);
         self.owed.dress(&mut attrs);
+        self.keep_abandoned_length(&mut attrs);
         Some(attrs)
     }
 

@@ -31,12 +31,18 @@ impl State {
 
     /// Whether there is something to send now. Nothing goes beside a modification time: what is written later would spoil it.
     pub fn has_load(&self) -> bool {
+        if self.losing_name {
+            return false;
+        }
         let work = |rules| self.extents.has_work(rules) || self.owes_alone(rules) || self.owed.is_free();
         self.owed.is_pressing() || !self.owed.holds() && self.rules().is_some_and(work)
     }
 
     /// What to send next. `alone`: nobody else can change the file before it is sent, or it is refused.
     pub fn load(&mut self, alone: bool) -> Option<Load> {
+        if self.losing_name {
+            return None;
+        }
         if self.owed.is_pressing() {
             return Some(Load::Last(None, self.owed.take_free()?));
         }

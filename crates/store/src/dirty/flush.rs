@@ -166,6 +166,9 @@ impl Dirty {
             if s.is_settled() {
                 return Ok(());
             }
+            if reason == Reason::Recall {
+                s.losing_name = false;
+            }
             s.failing = None;
             s.owed.retry(None);
             s.stable |= stable;
@@ -298,15 +301,19 @@ impl Dirty {
         Counters::add(&self.counters.writes_failed, 1);
         let fresh = self.next_change();
         let now = Instant::now();
-        let lost = is_final(e.errno) && flight.is_some();
+        let refused = is_final(e.errno) && flight.is_some();
+        // A handle is stale after the last name: nobody misses the bytes of a file that no program uses.
+        let gone = e.errno == libc::ESTALE && file.state.lock().is_leaving();
+        let lost = refused && !gone;
         let retry_at = self.with(file, |s| {
             if let Some((id, len)) = flight {
-                s.extents.landed(id, if lost { len } else { 0 });
-                s.journal.landed(id, if lost { len } else { 0 }, lost, None);
+                let ended_bytes = if refused { len } else { 0 };
+                s.extents.landed(id, ended_bytes);
+                s.journal.landed(id, ended_bytes, refused, None);
             }
             // It may have been executed all the same.
             s.view.changed(now, 0, None, false);
-            let refused = match (owed, flight.is_none()) {
+            let set_refused = match (owed, flight.is_none()) {
                 (true, true) => Self::refuse_owed(s, &e),
                 (true, false) => {
                     s.owed_failed();
@@ -314,7 +321,10 @@ impl Dirty {
                 }
                 (false, _) => false,
             };
-            if lost || refused {
+            if gone && (refused || set_refused) {
+                return None;
+            }
+            if lost || set_refused {
                 s.errors.record(e.clone());
                 s.view.broken(fresh);
                 return None;
@@ -337,6 +347,9 @@ impl Dirty {
         });
         if let Some(at) = retry_at {
             self.ages.push(at, file);
+        }
+        if let (true, Some((_, len))) = (refused && gone, flight) {
+            Counters::add(&self.counters.bytes_unsent, len);
         }
         if let (true, Some((_, len))) = (lost, flight) {
             Counters::add(&self.counters.bytes_dropped, len);

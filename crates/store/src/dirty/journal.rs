@@ -525,7 +525,10 @@ impl Dirty {
     /// A name of a file was removed.
     pub(super) async fn lost_a_name(&self, target: Option<&Fh>) {
         if let Some(file) = target.and_then(|fh| self.known(fh)) {
-            file.state.lock().names = Names::OneLess;
+            {
+                let mut s = file.state.lock();
+                (s.names, s.nameless_since) = (Names::OneLess, self.questions.next());
+            }
             let journaled = self.wal.is_some() && !file.state.lock().journal.is_empty();
             if journaled && self.has_no_name(&file).await {
                 file.state.lock().journal.lost_its_names();

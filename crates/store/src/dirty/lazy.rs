@@ -7,7 +7,7 @@
 //! closes one more waits, as without lazy closes; with `exclusive` he is told then that it did not work, and what he wrote is kept all the same.
 
 use super::Dirty;
-use super::file::File;
+use super::file::{File, Names};
 use super::stats::{Counters, Reason};
 use super::wait::patient;
 use hither_vfs::File as At;
@@ -60,9 +60,8 @@ impl Dirty {
     /// Sends what is left and closes.
     pub(super) async fn close_dirty(self: Arc<Self>, cx: Cx, file: Arc<File>, open: OpenId) -> Result<()> {
         let last = file.state.lock().errors.opens() <= 1;
-        let flushed = if last && self.is_nameless(&cx, &file, open).await {
-            let unsent = self.abandon(&file, open).await;
-            Counters::add(&self.counters.bytes_unsent, unsent);
+        let nameless = last && self.is_nameless(&cx, &file, open).await;
+        let flushed = if nameless && self.abandon_nameless(&file, open, 1).await {
             Ok(())
         } else {
             self.flush(&file, Reason::Close, true).await
@@ -174,12 +173,38 @@ impl Dirty {
             match turn {
                 Turn::Sent => return,
                 Turn::Removed if self.is_nameless(cx, file, open).await => {
-                    let unsent = self.abandon(file, open).await;
-                    return Counters::add(&self.counters.bytes_unsent, unsent);
+                    let (since, lazy) = {
+                        let s = file.state.lock();
+                        (s.nameless_since, s.lazy)
+                    };
+                    self.questions.answered(since).await;
+                    if self.abandon_nameless(file, open, lazy).await {
+                        return;
+                    }
                 }
                 Turn::Removed => {}
             }
         }
+    }
+
+    /// Drops the unsent bytes of `open`, when the file has no name left and no program can come to it: it has no more opens than the
+    /// `ending` ones, none is under way, and every question that may have found it by its name has its answer. False when that is not so.
+    async fn abandon_nameless(&self, file: &Arc<File>, open: OpenId, ending: usize) -> bool {
+        file.when(|s| (!s.extents.is_flying_of(open)).then_some(())).await;
+        {
+            let mut s = file.state.lock();
+            let reachable = s.names != Names::None || s.opening > 0 || s.errors.opens() > ending;
+            if reachable || !self.questions.are_answered(s.nameless_since) {
+                return false;
+            }
+            if s.abandoned_bytes.is_none() {
+                let shown = s.shown().map_or(0, |attrs| attrs.attr.size_bytes);
+                s.abandoned_bytes = Some(shown.max(s.extents.end_bytes()));
+            }
+        }
+        let unsent = self.abandon(file, open).await;
+        Counters::add(&self.counters.bytes_unsent, unsent);
+        true
     }
 
     /// Sends everything written until now, of all files, closed or not, and returns when it is on stable storage.
@@ -216,9 +241,15 @@ impl Dirty {
     pub(super) async fn commit_below(&self, file: &Arc<File>) -> Result<()> {
         file.state.lock().unstable = false;
         let committed = self.commit_journaled(&self.own_cx(), file, None).await;
-        if committed.is_err() {
-            file.state.lock().unstable = true;
+        let mut s = file.state.lock();
+        match &committed {
+            // It went with its last name.
+            Err(e) if e.errno == libc::ESTALE && s.names == Names::None => Ok(()),
+            Err(_) => {
+                s.unstable = true;
+                committed
+            }
+            Ok(()) => committed,
         }
-        committed
     }
 }

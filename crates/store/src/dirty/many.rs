@@ -16,7 +16,13 @@ impl Dirty {
 
     pub(super) async fn take_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
         let files: Vec<_> = gone.iter().map(|one| one.target.as_ref().filter(|_| !one.is_dir)).collect();
-        let mut out = self.touching(&files, self.below.remove_many(cx, dir, gone)).await;
+        // Those that are used may need a hidden name, and all of them have one call.
+        let unused = |(one, file): (&Removal, &Option<&Fh>)| self.losing_name(*file, (dir, &one.name));
+        let losing: Vec<_> = gone.iter().zip(&files).map(unused).collect();
+        let known = files.iter().filter(|file| file.is_some_and(|fh| self.known(fh).is_some())).count();
+        let target_unused = known > 0 && known == losing.iter().flatten().count();
+        let below = Cx { target_unused, ..cx.clone() };
+        let mut out = self.touching(&files, self.below.remove_many(&below, dir, gone)).await;
         for ((one, file), outcome) in gone.iter().zip(files).zip(&mut out) {
             match outcome {
                 Ok(_) if !one.is_dir => self.lost_a_name(file).await,
@@ -27,6 +33,7 @@ impl Dirty {
                 _ => {}
             }
         }
+        drop(losing);
         out
     }
 }

@@ -23,6 +23,7 @@
 
 use super::Dirty;
 use super::file::{File, State};
+use super::questions::ask;
 use super::stats::Counters;
 use super::wait::patient;
 use hither_vfs::{Access, Attrs, Cx, Error, Fh, OpenHow, Opened, Result, SetAttr, SetTime, Want, Where};
@@ -156,7 +157,7 @@ impl Dirty {
         if let Err(e) = self.pay_modes(cx, objects).await {
             return objects.iter().map(|_| Err(e.clone())).collect();
         }
-        let mut all = self.below.prove_many(cx, objects, want).await;
+        let (_asking, mut all) = ask!(self, cx => self.below.prove_many(cx, objects, want).await);
         for (fh, proven) in objects.iter().zip(&mut all) {
             if let Ok((attrs, _)) = proven {
                 self.show(fh, attrs);

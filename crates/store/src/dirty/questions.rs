@@ -10,6 +10,7 @@ use super::file::File;
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+use tokio::sync::Notify;
 
 /// Files that are kept at most for questions that do not end.
 pub(super) const KEPT: usize = 4 << 10;
@@ -18,6 +19,8 @@ pub(super) const KEPT: usize = 4 << 10;
 #[derive(Debug, Default)]
 pub(super) struct Questions {
     state: Mutex<State>,
+    /// The first of the open questions ended.
+    ended: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -62,6 +65,28 @@ impl Questions {
         Keep::Yes
     }
 
+    /// The number of the next question.
+    pub fn next(&self) -> u64 {
+        self.state.lock().next
+    }
+
+    /// Whether every question before number `next` has its answer.
+    pub fn are_answered(&self, next: u64) -> bool {
+        self.state.lock().open.first().is_none_or(|first| *first >= next)
+    }
+
+    /// Waits until every question before number `next` has its answer.
+    pub async fn answered(&self, next: u64) {
+        loop {
+            let mut ended = std::pin::pin!(self.ended.notified());
+            ended.as_mut().enable();
+            if self.are_answered(next) {
+                return;
+            }
+            ended.await;
+        }
+    }
+
     /// Files that are kept.
     #[cfg(test)]
     pub fn kept(&self) -> usize {
@@ -98,14 +123,19 @@ impl Dirty {
 impl Drop for Question<'_> {
     fn drop(&mut self) {
         let mut done = Vec::new();
+        let was_first;
         {
             let mut s = self.layer.questions.state.lock();
+            was_first = s.open.first() == Some(&self.number);
             s.open.remove(&self.number);
             // Those before will ask again.
             let first = s.open.range(s.spoiled..).next().copied().unwrap_or(s.next);
             while s.kept.front().is_some_and(|(until, _)| *until <= first) {
                 done.extend(s.kept.pop_front().map(|(_, file)| file));
             }
+        }
+        if was_first {
+            self.layer.questions.ended.notify_waiters();
         }
         self.layer.let_go(done);
     }

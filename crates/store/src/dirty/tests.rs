@@ -7,6 +7,7 @@ pub(crate) mod gate;
 mod histories;
 mod journal;
 mod lazy;
+mod leaving;
 mod order;
 mod owed;
 mod registers;

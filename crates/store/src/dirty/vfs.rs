@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::*;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
 /// Largest offset of a byte in a file.
@@ -158,6 +159,32 @@ impl Dirty {
         Ok(attrs)
     }
 
+    async fn move_name(
+        &self,
+        cx: &Cx,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        replaced: Option<&Fh>,
+        flags: RenameFlags,
+    ) -> Result<Moved> {
+        let known = self.moving(cx, from);
+        let asking = self.asking();
+        let call = self.below.rename(cx, from, to, replaced, flags);
+        let mut moved = self.touching(&[known.as_ref(), replaced], call).await?;
+        self.named(moved.object.as_ref().or(known.as_ref()), to);
+        if let (Some(fh), Some(attrs)) = (&moved.object, &mut moved.attrs) {
+            self.show(fh, attrs);
+        }
+        if asking.is_spoiled() {
+            moved.attrs = None;
+        }
+        drop(asking);
+        if !flags.contains(RenameFlags::EXCHANGE) {
+            self.lost_a_name(replaced).await;
+        }
+        Ok(moved)
+    }
+
     /// Whether a file whose name was removed here has none left. Asked once, of the authority.
     pub(super) async fn is_nameless(&self, cx: &Cx, file: &Delayed, open: OpenId) -> bool {
         match file.state.lock().names {
@@ -222,10 +249,12 @@ impl Vfs for Dirty {
     }
 
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+        let forgotten = self.forgotten.load(Ordering::SeqCst);
         let mut trail = self.below.peek(cx, at)?;
         self.note_names(at, &trail.steps);
         self.show_nodes(trail.steps.iter_mut());
-        Some(trail)
+        // A file that was forgotten meanwhile may be one whose last bytes the answer lacks.
+        (self.forgotten.load(Ordering::SeqCst) == forgotten).then_some(trail)
     }
 
     async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
@@ -318,7 +347,15 @@ impl Vfs for Dirty {
     }
 
     async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<hither_vfs::Attrs> {
-        let Some(delayed) = self.known(file.fh) else { return self.below.setattr(cx, file, set).await };
+        let Some(delayed) = self.known(file.fh) else {
+            let asking = self.asking();
+            let mut attrs = self.below.setattr(cx, file, set).await?;
+            self.show(file.fh, &mut attrs);
+            if asking.is_spoiled() {
+                attrs.valid = Validity::Once;
+            }
+            return Ok(attrs);
+        };
         detached(cx, self.this().setattr_alone(cx.clone(), delayed, file.open, set.clone())).await
     }
 
@@ -332,6 +369,7 @@ impl Vfs for Dirty {
     }
 
     async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+        let _opening = self.opening(at)?;
         if how.truncate
             && at.path.is_empty()
             && let Some(file) = self.known(at.base)
@@ -490,6 +528,17 @@ impl Vfs for Dirty {
 
     async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
         self.flush_delegated(cx, target).await?;
+        if let Some(losing) = self.losing_name(target, (dir, name)) {
+            let (this, own, dir, name) = (self.this(), cx.clone(), dir.clone(), name.clone());
+            let unlink = async move {
+                let (cx, target) = (Cx { target_unused: true, ..own }, Some(losing.fh()));
+                let change = this.below.unlink(&cx, &dir, &name, target);
+                let change = this.touching(&[target], change).await?;
+                this.lost_a_name(target).await;
+                Ok(change)
+            };
+            return detached(cx, unlink).await;
+        }
         let change = self.touching(&[target], self.below.unlink(cx, dir, name, target)).await?;
         self.lost_a_name(target).await;
         Ok(change)
@@ -520,14 +569,17 @@ impl Vfs for Dirty {
         flags: RenameFlags,
     ) -> Result<Moved> {
         self.flush_delegated(cx, replaced).await?;
-        let known = self.moving(cx, from);
-        let call = self.below.rename(cx, from, to, replaced, flags);
-        let moved = self.touching(&[known.as_ref(), replaced], call).await?;
-        self.named(moved.object.as_ref().or(known.as_ref()), to);
-        if !flags.contains(RenameFlags::EXCHANGE) {
-            self.lost_a_name(replaced).await;
-        }
-        Ok(moved)
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
+        let losing = self.losing_name(replaced.filter(|_| !exchange), to);
+        let Some(losing) = losing else { return self.move_name(cx, from, to, replaced, flags).await };
+        let (this, own) = (self.this(), cx.clone());
+        let from = (from.0.clone(), from.1.clone());
+        let to = (to.0.clone(), to.1.clone());
+        detached(cx, async move {
+            let (cx, replaced) = (Cx { target_unused: true, ..own }, Some(losing.fh()));
+            this.move_name(&cx, (&from.0, &from.1), (&to.0, &to.1), replaced, flags).await
+        })
+        .await
     }
 
     async fn readdir(

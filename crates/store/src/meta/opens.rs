@@ -552,10 +552,18 @@ impl Meta {
     /// See [`Vfs::close`](hither_vfs::Vfs::close).
     pub(super) async fn close_file(&self, cx: &Cx, fh: &Fh, id: OpenId) -> Result<()> {
         let open = self.opens.take(id)?;
-        match open.real.get() {
+        let closed = match open.real.get() {
             Some(real) => self.below.close(cx, fh, *real).await,
             None => Ok(()),
-        }
+        };
+        self.table.with(fh, |_, o| {
+            if o.attr.is_nameless() {
+                // With its last open the file is gone: what was asked for before is nobody's answer.
+                o.barrier = o.barrier.max(self.next_seq());
+                o.expire();
+            }
+        });
+        closed
     }
 
     /// See [`Vfs::read`](hither_vfs::Vfs::read).

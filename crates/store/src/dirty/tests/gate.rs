@@ -47,6 +47,7 @@ struct State {
     creds: Vec<Arc<Cred>>,
     batches: Vec<usize>,
     removed: Vec<usize>,
+    unused: Vec<bool>,
     fail_names: HashMap<Name, (i32, bool)>,
     upcalls: Option<Arc<dyn Upcalls>>,
     delegated: bool,
@@ -132,6 +133,11 @@ impl Gate {
     /// How many objects each creation of several was about, so far.
     pub fn batches(&self) -> Vec<usize> {
         self.state.lock().batches.clone()
+    }
+
+    /// Whether the object of each name that was removed was said to be unused, so far.
+    pub fn unused(&self) -> Vec<bool> {
+        self.state.lock().unused.clone()
     }
 
     /// How many names each removal of several was about, so far.
@@ -268,6 +274,7 @@ macro_rules! pass_on {
                 &self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>,
             ) -> Result<ChangeInfo> {
                 self.pass("unlink", None).await?;
+                self.state.lock().unused.push(cx.target_unused);
                 let fate = self.state.lock().fail_names.get(name).copied();
                 let removes = !matches!(fate, Some((errno, false)) if errno != 0);
                 let out = if removes { self.below.unlink(cx, dir, name, target).await } else { Ok(ChangeInfo::default()) };

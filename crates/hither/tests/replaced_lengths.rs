@@ -1,0 +1,187 @@
+//! Files that are replaced while others read them: every length and every byte is of one version, however closes wait.
+//!
+//! They need root. `HITHER_SECONDS` makes each history longer than a second, `HITHER_SEED` repeats one.
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests of processes")]
+
+mod common;
+
+use common::serve::Serve;
+use common::{Ganesha, HITHER, Random, run};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+const WRITERS: u64 = 2;
+const READERS: u64 = 3;
+const FILES: u64 = 2;
+
+/// What version `n` of a file holds.
+fn version(n: u64) -> Vec<u8> {
+    vec![b'a' + (n % 26) as u8; 1000 + 700 * (n % 26) as usize]
+}
+
+/// Why these bytes, or only their number, are no version's.
+fn judge(bytes: Option<&[u8]>, len: u64) -> Result<(), String> {
+    let is_version = |n: u64| match bytes {
+        Some(bytes) => bytes == version(n),
+        None => len == version(n).len() as u64,
+    };
+    let whole = bytes.is_none_or(|bytes| bytes.len() as u64 == len);
+    match whole && (0..26).any(is_version) {
+        true => Ok(()),
+        false => Err(format!("{:?} bytes where fstat(2) says {len}", bytes.map(<[u8]>::len))),
+    }
+}
+
+/// Replaces a file; a name that was just replaced may be stale for a moment.
+fn replace(dir: &Path, random: &mut Random, writer: u64) -> io::Result<()> {
+    let temporary = dir.join(format!("tmp{writer}"));
+    if random.below(3) == 0 {
+        // What was there is cut by the next open.
+        fs::write(&temporary, [b'!'; 30_000])?;
+    }
+    let mut file = File::create(&temporary)?;
+    let body = version(random.next());
+    let (one, other) = body.split_at(random.below(body.len() as u64) as usize);
+    file.write_all(one)?;
+    file.write_all(other)?;
+    drop(file);
+    let name = dir.join(format!("file{}", random.below(FILES)));
+    match random.below(4) {
+        0 => {
+            let linked = dir.join(format!("link{writer}"));
+            fs::hard_link(&temporary, &linked)?;
+            fs::rename(&linked, name)?;
+            fs::remove_file(&temporary)
+        }
+        _ => fs::rename(&temporary, name),
+    }
+}
+
+/// Looks at a file in one of several ways.
+fn look(dir: &Path, random: &mut Random) -> io::Result<Result<(), String>> {
+    let name = format!("file{}", random.below(FILES));
+    Ok(match random.below(4) {
+        0 => judge(None, fs::metadata(dir.join(name))?.len()),
+        1 => {
+            let listed = fs::read_dir(dir)?.filter_map(Result::ok).find(|e| e.file_name() == *name);
+            match listed.map(|e| e.metadata()) {
+                Some(attrs) => judge(None, attrs?.len()),
+                None => Ok(()),
+            }
+        }
+        how => {
+            let mut file = File::open(dir.join(name))?;
+            let mut bytes = Vec::new();
+            let early = if how == 2 { Some(file.metadata()?.len()) } else { None };
+            file.read_to_end(&mut bytes)?;
+            let len = file.metadata()?.len();
+            judge(Some(&bytes), len).and_then(|()| judge(Some(&bytes), early.unwrap_or(len)))
+        }
+    })
+}
+
+/// Runs writers beside readers; what was seen that no version is, and how many looks there were.
+fn play(dir: &Path, seed: u64, time: Duration) -> (BTreeMap<String, u64>, u64) {
+    for file in 0..FILES {
+        fs::write(dir.join(format!("file{file}")), version(0)).unwrap();
+    }
+    let (end, wrong) = (Instant::now() + time, Mutex::new((BTreeMap::new(), 0)));
+    std::thread::scope(|threads| {
+        for number in 0..WRITERS + READERS {
+            let wrong = &wrong;
+            threads.spawn(move || {
+                let mut random = Random(seed ^ number << 32);
+                while Instant::now() < end {
+                    let seen = match number < WRITERS {
+                        true => replace(dir, &mut random, number).map(Ok),
+                        false => look(dir, &mut random),
+                    };
+                    let mut wrong = wrong.lock().unwrap();
+                    wrong.1 += 1;
+                    // That a handle is stale, or that a name is absent, is not what is judged here.
+                    if let Ok(Err(why)) = seen {
+                        *wrong.0.entry(why).or_insert(0) += 1;
+                    }
+                }
+            });
+        }
+    });
+    wrong.into_inner().unwrap()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn replaced_files_are_never_empty() {
+    let number = |name: &str, otherwise| std::env::var(name).map_or(otherwise, |n| n.parse().unwrap());
+    let (seed, time) = (number("HITHER_SEED", 1), Duration::from_secs(number("HITHER_SECONDS", 1)));
+    let mut server = Serve::of_directory().with(&["--max-delegations", "1000"]);
+    server.serve();
+    let mnt = server.mnt("mnt");
+    let journal = server.dir.path().join("journal");
+    let here = format!("writeback=journal,exclusive,creates=here,journal-dir={}", journal.display());
+    let mut failed = Vec::new();
+    for mode in ["close=wait", "close=lazy", "close=delegated", &here] {
+        for vers in ["3", "4.2"] {
+            let options = format!("vers={vers},dirty-age=1,{mode}");
+            server.mount(&options, &mnt).ok();
+            let dir = mnt.join(format!("d{}", failed.len()));
+            fs::create_dir_all(&dir).unwrap();
+            let (wrong, looks) = play(&dir, seed, time);
+            println!("{options}: {looks} calls, wrong: {wrong:?}");
+            if !wrong.is_empty() {
+                failed.push(format!("{options}: {wrong:?}"));
+            }
+            run(Command::new("rm").arg("-rf").arg(&dir)).ok();
+            run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+        }
+    }
+    assert!(failed.is_empty(), "seed {seed}: {failed:#?}");
+}
+
+/// What each of several processes does side by side, with files that wait here after their close.
+const REMOVE: &str = "
+    for round in 1 2; do
+        mkdir d$N; cd d$N
+        for f in 1 2 3 4 5 6; do echo bytes > $f; ln $f link$f; done
+        sleep 0.2
+        for f in 1 2 3; do rm $f; done
+        for f in 4 5; do echo other > new$f; done
+        sleep 0.2
+        for f in 4 5; do mv new$f $f; done
+        for f in 1 2 3 4 5; do [ $(stat -c %h link$f) = 1 ] || exit 3; done
+        rm link*
+        sleep 0.1
+        ls -a | grep -q nfs && exit 4
+        cd ..; rm -rf d$N || exit 5
+        [ ! -e d$N ] || exit 6
+    done";
+
+/// Files that no program uses get no hidden name when they lose theirs: none is listed or counted, and trees go.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn unsent_files_leave_no_hidden_names() {
+    let ganesha = Ganesha::start();
+    let mnt = ganesha.mnt();
+    let journal = ganesha.dir.path().join("journal");
+    let here = format!("writeback=journal,exclusive,creates=here,journal-dir={}", journal.display());
+    for mode in ["close=lazy", &here] {
+        for vers in ["3", "4.2"] {
+            ganesha.mount(&format!("vers={vers},dirty-age=600,{mode}"), &mnt).ok();
+            let start = |n: u64| {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", REMOVE]).env("N", n.to_string()).current_dir(&mnt).spawn().unwrap()
+            };
+            let running: Vec<_> = (0..16).map(start).collect();
+            for mut one in running {
+                assert!(one.wait().unwrap().success(), "{mode}, vers={vers}");
+            }
+            run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
+            assert_eq!(fs::read_dir(ganesha.export("")).unwrap().count(), 0, "{mode}, vers={vers}");
+        }
+    }
+}

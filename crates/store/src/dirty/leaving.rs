@@ -1,0 +1,117 @@
+//! Files whose names are taken while opens of them begin or end.
+//!
+//! It knows nothing of how bytes are sent. A file that every program has closed, and that waits here for its bytes to be sent
+//! (`lazy.rs`), is still open at the layer below. When it loses a name, that layer need not keep it under a hidden one
+//! ([`Cx::target_unused`](hither_vfs::Cx)). An open under way counts as a use. Its bytes are dropped when its last name
+//! is gone and nothing can come to it any more; who still holds its handle then is told that it is stale.
+
+use super::Dirty;
+use super::file::File;
+use hither_vfs::{Error, Fh, Name, Result, Where};
+use std::sync::Arc;
+use tokio::sync::OwnedRwLockWriteGuard;
+
+/// An open under way; ends when dropped.
+pub(super) struct Opening<'a> {
+    layer: &'a Dirty,
+    what: What,
+}
+
+enum What {
+    File(Arc<File>),
+    Name(Option<Fh>, Name),
+    Nothing,
+}
+
+/// A file that no program uses loses a name. Nothing of it is sent while this lives, unless a recall asks for it: the call
+/// that takes the name may wait for that.
+pub(super) struct Losing {
+    layer: Arc<Dirty>,
+    file: Arc<File>,
+    _gate: OwnedRwLockWriteGuard<()>,
+}
+
+impl Dirty {
+    /// An open begins.
+    ///
+    /// # Errors
+    /// `ESTALE` when the file has lost its last name and, with it, bytes that the server never had.
+    pub(super) fn opening(&self, at: Where<'_>) -> Result<Opening<'_>> {
+        let what = match at.path {
+            [] => self.opening_file(at.base)?.map_or(What::Nothing, What::File),
+            // The directory of a longer path is not known yet.
+            [.., name] => {
+                let dir = (at.path.len() == 1).then(|| at.base.clone());
+                self.opening.lock().push((dir.clone(), name.clone()));
+                What::Name(dir, name.clone())
+            }
+        };
+        Ok(Opening { layer: self, what })
+    }
+
+    fn opening_file(&self, fh: &Fh) -> Result<Option<Arc<File>>> {
+        loop {
+            let Some(file) = self.known(fh) else { return Ok(None) };
+            let mut s = file.state.lock();
+            if s.abandoned_bytes.is_some() {
+                return Err(Error::new(libc::ESTALE));
+            }
+            if !s.forgotten {
+                s.opening += 1;
+                drop(s);
+                return Ok(Some(file));
+            }
+        }
+    }
+
+    /// Before a call that takes `name` from a file: whether no program uses that file.
+    pub(super) fn losing_name(&self, target: Option<&Fh>, (dir, name): (&Fh, &Name)) -> Option<Losing> {
+        let file = self.known(target?)?;
+        let gate = file.gate.clone().try_write_owned().ok()?;
+        let meant = |(d, n): &(Option<Fh>, Name)| n == name && d.as_ref().is_none_or(|d| d == dir);
+        if self.opening.lock().iter().any(meant) {
+            return None;
+        }
+        {
+            let mut s = file.state.lock();
+            if !s.is_left() || s.extents.is_flying() || s.owed.is_sent() || s.losing_name {
+                return None;
+            }
+            s.losing_name = true;
+        }
+        Some(Losing { layer: self.this(), file, _gate: gate })
+    }
+}
+
+impl Losing {
+    pub fn fh(&self) -> &Fh {
+        &self.file.fh
+    }
+}
+
+impl Drop for Losing {
+    fn drop(&mut self) {
+        self.file.state.lock().losing_name = false;
+        self.file.changed.notify_waiters();
+        self.layer.pump(&self.file);
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        match &self.what {
+            What::File(file) => {
+                file.state.lock().opening -= 1;
+                file.changed.notify_waiters();
+                self.layer.tidy(file);
+            }
+            What::Name(dir, name) => {
+                let mut opening = self.layer.opening.lock();
+                if let Some(at) = opening.iter().position(|(d, n)| (d, n) == (dir, name)) {
+                    opening.swap_remove(at);
+                }
+            }
+            What::Nothing => {}
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Opens, links and questions beside a call that takes the name of a file that was not sent.
+
+use super::*;
+use hither_vfs::RenameFlags;
+
+/// How a file is closed before it was sent.
+const MODES: [&str; 3] = ["close=lazy", "close=delegated", "close=wait"];
+
+async fn stack(mode: &str) -> Stack {
+    let options = DirtyOptions {
+        lazy_close: mode == "close=lazy",
+        delegated_close: mode == "close=delegated",
+        dirty_age: Duration::from_secs(3600),
+        ..DirtyOptions::default()
+    };
+    let s = Stack::new(options).await;
+    s.gate.delegate(mode == "close=delegated");
+    s
+}
+
+/// Takes the name `f` from its file, which `over` replaces or nothing.
+async fn lose(s: &Stack, fh: &Fh, replaced: bool) {
+    let (root, f) = (&s.root, name("f"));
+    match replaced {
+        false => drop(s.dirty.unlink(&cx(), root, &f, Some(fh)).await.unwrap()),
+        true => {
+            let (from, flags) = ((root, &name("over")), RenameFlags::empty());
+            s.dirty.rename(&cx(), from, (root, &f), Some(fh), flags).await.unwrap();
+        }
+    }
+}
+
+/// An open that found the file before it lost its name reads what was written, whatever else happens meanwhile.
+#[tokio::test(start_paused = true)]
+async fn open_under_way_keeps_bytes() {
+    for mode in MODES {
+        for (by_name, replaced) in [(true, false), (true, true), (false, false), (false, true)] {
+            let s = stack(mode).await;
+            let (f, over) = (s.open("f").await, s.open("over").await);
+            s.close(&over).await.unwrap();
+            s.write(&f, 0, "bytes").await.unwrap();
+            let waits = mode == "close=wait";
+            if !waits {
+                s.close(&f).await.unwrap();
+            }
+            s.gate.shut("open answer");
+            let (dirty, root, fh) = (s.dirty.clone(), s.root.clone(), f.0.clone());
+            let open = tokio::spawn(async move {
+                let (path, how) = (name("f"), OpenHow::existing(OpenAccess::READ));
+                let at = if by_name { Where::name(&root, &path) } else { Where::fh(&fh) };
+                dirty.open(&cx(), at, &how).await.unwrap()
+            });
+            settle().await;
+            lose(&s, &f.0, replaced).await;
+            if waits {
+                s.close(&f).await.unwrap();
+            }
+            settle().await;
+            s.gate.open_all();
+            let opened = open.await.unwrap();
+            let what = format!("{mode}, by name: {by_name}, replaced: {replaced}");
+            assert_eq!(opened.node.attrs.attr.size_bytes, 5, "{what}");
+            let reader = (opened.node.fh, opened.open);
+            settle().await;
+            assert_eq!(
+                (s.read(&reader, 0, 10).await, s.size(&reader).await),
+                (b"bytes".to_vec(), 5),
+                "{what}"
+            );
+            s.close(&reader).await.unwrap();
+            s.dirty.sync().await.unwrap();
+            settle().await;
+            assert!(s.dirty.files.read().is_empty(), "{what}");
+        }
+    }
+}
+
+/// An answer that was on its way when the file lost its name tells the length that it had.
+#[tokio::test(start_paused = true)]
+async fn late_answer_tells_length() {
+    for mode in ["close=lazy", "close=delegated"] {
+        let s = stack(mode).await;
+        let f = s.open("f").await;
+        s.write(&f, 0, "bytes").await.unwrap();
+        s.close(&f).await.unwrap();
+        s.gate.shut("walk answer");
+        let (dirty, root) = (s.dirty.clone(), s.root.clone());
+        let walk = tokio::spawn(async move {
+            let path = name("f");
+            dirty.walk(&cx(), Where::name(&root, &path), hither_vfs::Want::default()).await.unwrap()
+        });
+        settle().await;
+        lose(&s, &f.0, false).await;
+        settle().await;
+        s.gate.open_all();
+        assert_eq!(walk.await.unwrap().steps[0].attrs.attr.size_bytes, 5, "{mode}");
+        settle().await;
+        assert_eq!((s.gate.calls("write"), s.dirty.stats().bytes_unsent), (0, 5), "{mode}");
+        assert!(s.dirty.files.read().is_empty(), "{mode}");
+    }
+}
+
+/// While a file that lost its bytes with its last name is still open below, nothing opens it, and it is as long as it was.
+#[tokio::test(start_paused = true)]
+async fn dropped_bytes_are_never_read_as_none() {
+    let s = stack("close=lazy").await;
+    let f = s.open("f").await;
+    s.write(&f, 0, "bytes").await.unwrap();
+    s.close(&f).await.unwrap();
+    s.gate.shut("close");
+    lose(&s, &f.0, false).await;
+    settle().await;
+    assert_eq!(s.dirty.stats().bytes_unsent, 5);
+    let how = OpenHow::existing(OpenAccess::READ);
+    let again = s.dirty.open(&cx(), Where::fh(&f.0), &how).await.map(drop).map_err(|e| e.errno);
+    assert_eq!(again, Err(libc::ESTALE));
+    let attrs = s.dirty.getattr(&cx(), At { fh: &f.0, open: None }).await.unwrap();
+    assert_eq!(attrs.attr.size_bytes, 5);
+    s.gate.open_all();
+    settle().await;
+    assert!(s.dirty.files.read().is_empty());
+}
+
+/// The layer below is told that no program uses a file that loses its name; nothing is sent before the outcome is known.
+#[tokio::test(start_paused = true)]
+async fn unused_file_needs_no_hidden_name() {
+    let s = Arc::new(stack("close=lazy").await);
+    let used = s.open("f").await;
+    s.write(&used, 0, "used").await.unwrap();
+    lose(&s, &used.0, false).await;
+    assert_eq!(s.gate.unused(), [false]);
+    s.close(&used).await.unwrap();
+    let f = s.open("f").await;
+    s.write(&f, 0, "bytes").await.unwrap();
+    s.close(&f).await.unwrap();
+    s.gate.shut("unlink");
+    s.gate.fail("unlink", libc::EACCES);
+    let (this, fh) = (s.clone(), f.0.clone());
+    let refused =
+        tokio::spawn(async move { this.dirty.unlink(&cx(), &this.root, &name("f"), Some(&fh)).await });
+    settle().await;
+    let this = s.clone();
+    let sync = tokio::spawn(async move { this.dirty.sync().await });
+    settle().await;
+    assert_eq!((s.gate.calls("write"), sync.is_finished()), (0, false));
+    s.gate.open_all();
+    assert_eq!(refused.await.unwrap().unwrap_err().errno, libc::EACCES);
+    sync.await.unwrap().unwrap();
+    assert_eq!(s.below(&f.0).await, b"bytes");
+    s.gate.fail("unlink", 0);
+    let again = s.open("f").await;
+    s.write(&again, 0, "again").await.unwrap();
+    s.close(&again).await.unwrap();
+    lose(&s, &f.0, false).await;
+    assert_eq!(s.gate.unused(), [false, true]);
+}
