@@ -70,6 +70,8 @@ const DONE: u8 = 8;
 const MARK_FILE: &str = "journal-void";
 /// Name of the file there that says which journal is in use.
 const IN_USE_FILE: &str = "journal-in-use";
+/// Name of the file there with the epoch of the journal that was begun with this state directory.
+const OURS_FILE: &str = "journal-epoch";
 /// Longest record of a write without its bytes, with room to spare.
 const RECORD_HEAD_MAX: u64 = 256;
 
@@ -186,15 +188,13 @@ impl Journaled {
             }
         };
         let state_dir = options.state_dir.clone();
-        let void = marked(state_dir.as_deref()).map_err(fail)? == Some(found.epoch());
-        if !journal.discard
-            && !void
-            && !is_ours(state_dir.as_deref(), &journal.path)
-            && !found.is_empty().map_err(fail)?
-        {
+        let void = marked(state_dir.as_deref(), MARK_FILE).map_err(fail)? == Some(found.epoch());
+        let ours = journal.discard || void || is_ours(state_dir.as_deref(), journal, &found).map_err(fail)?;
+        if !ours && !found.is_empty().map_err(fail)? {
             return Err(fail(io::Error::new(ErrorKind::InvalidData, OF_ANOTHER)));
         }
-        let found = if void { fresh().map_err(fail)? } else { found };
+        // An empty journal of another begins anew: what that remembers of it must not be taken for ours.
+        let found = if void || !ours { fresh().map_err(fail)? } else { found };
         let epoch = found.epoch();
         let parent = journal.path.parent().map(Path::to_path_buf);
         let places: Vec<PathBuf> = state_dir.iter().cloned().chain(parent).collect();
@@ -235,6 +235,7 @@ impl Journaled {
         };
         if let Some(dir) = &state_dir {
             let path = std::fs::canonicalize(&journal.path).map_err(fail)?;
+            keep(dir, OURS_FILE, &epoch.to_le_bytes()).map_err(fail)?;
             keep(dir, IN_USE_FILE, path.as_os_str().as_bytes()).map_err(fail)?;
         }
         let settled = log.settled();
@@ -721,11 +722,14 @@ pub(super) fn nothing_left(state_dir: Option<&Path>, now: Option<&Path>) -> Resu
     ))
 }
 
-/// Whether a journal is the one that was in use with this state directory. Handles in a journal can be read only with that.
-fn is_ours(state_dir: Option<&Path>, journal: &Path) -> bool {
-    let Some(dir) = state_dir else { return true };
+/// Whether a journal was begun with this state directory, which knows its epoch; one of an earlier version knows its path.
+fn is_ours(state_dir: Option<&Path>, journal: &JournalOptions, found: &Found) -> io::Result<bool> {
+    let Some(dir) = state_dir else { return Ok(true) };
+    if let Some(ours) = marked(state_dir, OURS_FILE)? {
+        return Ok(ours == found.epoch());
+    }
     let was = std::fs::read(dir.join(IN_USE_FILE)).map(|was| PathBuf::from(OsString::from_vec(was)));
-    was.is_ok_and(|was| std::fs::canonicalize(journal).is_ok_and(|now| now == was))
+    Ok(was.is_ok_and(|was| std::fs::canonicalize(&journal.path).is_ok_and(|now| now == was)))
 }
 
 /// Forgets the journal that was in use with this state directory: what it holds is lost.
@@ -737,17 +741,17 @@ pub fn give_up_journal(state_dir: &Path) -> Result<()> {
         .map_err(|e| Error::because(libc::EIO, format!("{}: {e}", state_dir.display())))
 }
 
-/// The epoch of a journal that was given up, as the mark says.
-fn marked(state_dir: Option<&Path>) -> io::Result<Option<u64>> {
+/// The epoch of a journal in a file of the state directory: of one that was given up, or of ours.
+fn marked(state_dir: Option<&Path>, name: &str) -> io::Result<Option<u64>> {
     let Some(dir) = state_dir else { return Ok(None) };
     let mut raw = Vec::new();
-    match File::open(dir.join(MARK_FILE)) {
+    match File::open(dir.join(name)) {
         Ok(file) => file.take(16).read_to_end(&mut raw)?,
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e),
     };
     let raw =
-        raw.try_into().map_err(|_| io::Error::new(ErrorKind::InvalidData, format!("{MARK_FILE} is damaged")));
+        raw.try_into().map_err(|_| io::Error::new(ErrorKind::InvalidData, format!("{name} is damaged")));
     raw.map(|raw| Some(u64::from_le_bytes(raw)))
 }
 

@@ -243,6 +243,16 @@ async fn journal_with_records_is_its_state_directorys() {
     assert_eq!(std::fs::read(dir.path("f")).unwrap(), b"stable");
     l.shutdown(&cx).await.unwrap();
     drop(l);
+    // Emptied it is anybody's, who begins it anew.
+    let l = with_journal_of(&dir, (&other, &state), 1, false).unwrap();
+    let fh = l.walk(&cx, Where::name(&top(&l).await, &name("f")), Want::default()).await.unwrap().steps[0]
+        .fh
+        .clone();
+    let file = File { fh: &fh, open: None };
+    l.write(&cx, file, 0, Bytes::from_static(b"newer").into(), Stability::Stable).await.unwrap();
+    drop(l);
+    let foreign = with_journal(&dir, &state, 1, false).unwrap_err().to_string();
+    assert!(foreign.contains("another state directory"), "{foreign}");
     drop(with_journal_of(&dir, (&other, &state), 1, false).unwrap());
 }
 
