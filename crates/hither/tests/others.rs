@@ -281,8 +281,8 @@ fn the_tools_of_libnfs_list_read_and_write() {
     assert_eq!(server.stop(), 0);
 }
 
-/// Connections that ask for much and never read hold no more memory than the server may have, and their neighbour is served.
-/// `HITHER_DEAF` tells how many.
+/// Connections that ask for much and never read hold no more memory than the server may have, and
+/// their neighbour is served. `HITHER_DEAF` tells how many.
 #[test]
 #[ignore = "needs root"]
 fn unread_replies_stay_within_memory() {

@@ -6,8 +6,10 @@
 //!
 //! A client may be slow or hostile. Records and their fragments are limited; a record that has begun must go on; a connection has
 //! so many calls at a time, and so have all connections of its address together, and no further call is read while replies wait for it to read; replies that it does not take end
-//! it. Memory for a call and its reply is acquired before it is received and executed (`budget`), and when it is short, connections end that make
-//! no progress. While clients recover from a restart calls can be taken at a [`Pace`]. The server calls its clients (NFSv4's backchannel) on the connections that they made ([`Peer::call`]).
+//! it. Memory for a call and its reply is acquired before it is received and executed (`budget`),
+//! and when it is short, connections end that make no progress. While clients recover from a
+//! restart calls can be taken at a [`Pace`]. The server calls its clients (NFSv4's backchannel) on
+//! the connections that they made ([`Peer::call`]).
 
 mod budget;
 mod connection;
@@ -142,7 +144,8 @@ pub struct ServerLimits {
     /// Calls of all connections of one address that are being answered, each for a second at most, so that many connections do not
     /// get more than their part; more wait unread.
     pub host_calls_max: usize,
-    /// Connections, of which one address has half at most; for more, those end that are idle longest.
+    /// Connections, of which one address has half at most; for more, those end that are idle
+    /// longest.
     pub connections_max: usize,
     /// Bytes of calls and replies of all connections.
     pub memory_max_bytes: usize,
@@ -320,8 +323,9 @@ impl Global {
         }
     }
 
-    /// Whether there is room for one more connection of an address. At the limit of the address, or of all, the
-    /// connection ends that is idle longest: one of this address, or of the address with the most.
+    /// Whether there is room for one more connection of an address. At the limit of the address, or
+    /// of all, the connection ends that is idle longest: one of this address, or of the address
+    /// with the most.
     fn make_room(&self, addr: IpAddr) -> bool {
         let most = self.limits.connections_max;
         let peers: Vec<_> = self.peers.lock().values().filter(|p| !p.has_ended()).cloned().collect();
@@ -351,7 +355,8 @@ impl Global {
         oldest.is_some()
     }
 
-    /// A call waits for so much memory: ends connections that have some and make no progress, the largest first.
+    /// A call waits for so much memory: ends connections that have some and make no progress, the
+    /// largest first.
     fn relieve(&self, wanted: usize) {
         let now = Instant::now();
         {

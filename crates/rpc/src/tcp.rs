@@ -14,8 +14,8 @@ use std::time::Duration;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-/// An idle connection is probed after this part of the time after which it is broken, and again after each
-/// of these parts: with 60 s four probes have to be lost, after 20, 30, 40 and 50 s.
+/// An idle connection is probed after this part of the time after which it is broken, and again
+/// after each of these parts: with 60 s four probes have to be lost, after 20, 30, 40 and 50 s.
 const KEEPALIVE_IDLE_PART: u32 = 3;
 const KEEPALIVE_INTERVAL_PART: u32 = 6;
 
@@ -50,8 +50,9 @@ pub struct Endpoint {
     pub connect_timeout: Duration,
 }
 
-/// Has the kernel break a connection whose bytes, or with `probes` whose silence, are unanswered for so long. The time
-/// counts from the last byte that came, so that probes have to begin well before it is over.
+/// Has the kernel break a connection whose bytes, or with `probes` whose silence, are unanswered
+/// for so long. The time counts from the last byte that came, so that probes have to begin well
+/// before it is over.
 pub(crate) fn break_after(socket: &SockRef<'_>, time: Duration, probes: bool) -> io::Result<()> {
     socket.set_tcp_user_timeout(Some(time))?;
     if probes {

@@ -42,7 +42,8 @@ pub struct Options {
     pub clients_max: usize,
     /// Most opens and locks of all clients of NFSv4.
     pub states_max: usize,
-    /// Files that can be open at a time, as far as it is known. One client has seven eighths of these and of `states_max` at most.
+    /// Files that can be open at a time, as far as it is known. One client has seven eighths of
+    /// these and of `states_max` at most.
     pub opens_max: usize,
     /// Most files delegated to clients of NFSv4; 0: none.
     pub delegations_max: usize,

@@ -245,8 +245,9 @@ impl Nfs4 {
         self.clients.silent(client) > self.lease
     }
 
-    /// Something that opens need is used up: ends what clients hold whose lease has run out. Returns whether it is worth to come
-    /// back: something ended, or another client may be dead and its lease will run out.
+    /// Something that opens need is used up: ends what clients hold whose lease has run out.
+    /// Returns whether it is worth to come back: something ended, or another client may be dead and
+    /// its lease will run out.
     pub(crate) async fn relieve(&self, own: &Client) -> bool {
         let (mut ended, mut may_end) = (false, false);
         for client in self.clients.all() {
@@ -340,7 +341,8 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     }
 }
 
-/// Most bytes of a reply, as far as it may be large: a session allows one payload of the largest size.
+/// Most bytes of a reply, as far as it may be large: a session allows one payload of the largest
+/// size.
 fn reply_bytes(compound: &Compound, io_max_bytes: u32) -> usize {
     let payload = |op: &Op| match op {
         Op::Read(a) => a.count as usize,

@@ -1,11 +1,13 @@
-//! The memory of calls and replies: acquired before it is used, and given back when the reply is written.
+//! The memory of calls and replies: acquired before it is used, and given back when the reply is
+//! written.
 //!
-//! Three limits hold at a time. A connection that has other calls under way gets a part of the memory that is free, so that its part
-//! shrinks as memory does. Large calls of one address leave a quarter to other addresses. Large
-//! calls of all leave an eighth to small calls. A call that is over a limit waits; others go past it.
+//! Three limits hold at a time. A connection that has other calls under way gets a part of the
+//! memory that is free, so that its part shrinks as memory does. Large calls of one address leave a
+//! quarter to other addresses. Large calls of all leave an eighth to small calls. A call that is
+//! over a limit waits; others go past it.
 //!
-//! Memory that a client holds because it does not read is not waited for: while calls wait, connections end that make no progress
-//! (`Global::relieve`), the largest first.
+//! Memory that a client holds because it does not read is not waited for: while calls wait,
+//! connections end that make no progress (`Global::relieve`), the largest first.
 
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
@@ -21,7 +23,8 @@ pub(super) const SMALL_BYTES: usize = 4 << 10;
 /// Calls beyond that may not use the last part of the memory.
 const LARGE_BYTES: usize = 64 << 10;
 const RESERVE_PART: usize = 8;
-/// A connection with other calls under way gets this part of what is free, at least this many bytes.
+/// A connection with other calls under way gets this part of what is free, at least this many
+/// bytes.
 const SHARE_PART: usize = 8;
 const SHARE_MIN_BYTES: usize = 256 << 10;
 /// How often a call that waits has stalled connections looked for.
@@ -240,7 +243,8 @@ impl Room {
         Self(Arc::new(Mutex::new(Held { grant: Some(grant), turn: Some(turn) })), global.clone())
     }
 
-    /// Waits until there is memory for a reply of so many bytes. To be called once, before the call is executed.
+    /// Waits until there is memory for a reply of so many bytes. To be called once, before the call
+    /// is executed.
     pub async fn expect(&self, bytes: usize) {
         let Some(bytes) = bytes.checked_sub(SMALL_BYTES).filter(|&bytes| bytes > 0) else { return };
         let (own, account) = {

@@ -322,7 +322,8 @@ impl Inbound {
             let announced = records.announced_bytes();
             let is_new = memory.as_ref().is_none_or(|(upto, _)| *upto < announced);
             if announced > record::READ_AHEAD_BYTES && is_new {
-                // First what it has: two that wait for the rest of each other's would wait for ever.
+                // First what it has: two that wait for the rest of each other's would wait for
+                // ever.
                 drop(memory.take());
                 memory = Some((announced, self.memory(announced + SMALL_BYTES).await));
             }
@@ -414,7 +415,8 @@ impl Inbound {
         if let Some(pace) = self.global.service.pace() {
             pace.turn().await;
         }
-        // Before the turn: a connection that waits for memory keeps no other of its address from its turn.
+        // Before the turn: a connection that waits for memory keeps no other of its address from
+        // its turn.
         let memory = match memory {
             Some(memory) => memory,
             None => self.memory(bytes + SMALL_BYTES).await,

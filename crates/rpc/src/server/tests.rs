@@ -252,7 +252,8 @@ async fn a_client_that_does_not_read_is_held_up_and_dropped() {
     assert_eq!(acceptor.connections(), 1);
 }
 
-/// Connections that never read hold no more than the limit, all together, and keep nobody of their address or of another from being answered.
+/// Connections that never read hold no more than the limit, all together, and keep nobody of their
+/// address or of another from being answered.
 #[tokio::test(start_paused = true)]
 async fn unread_replies_stay_within_the_budget() {
     const LIMIT: usize = 64 << 20;
@@ -296,8 +297,8 @@ async fn unread_replies_stay_within_the_budget() {
     assert!(acceptor.global.budget.is_clear());
 }
 
-/// Idle connections give way to new ones: the oldest of an address that has its half, or of the address with the most. Those with
-/// calls under way stay.
+/// Idle connections give way to new ones: the oldest of an address that has its half, or of the
+/// address with the most. Those with calls under way stay.
 #[tokio::test]
 async fn oldest_idle_connection_gives_way() {
     let limits = ServerLimits { connections_max: 8, ..ServerLimits::default() };

@@ -67,7 +67,8 @@ fn cuts(a: &OpenArgs) -> bool {
 }
 
 impl Exec<'_> {
-    /// OPEN. When something is used up for it, what clients hold beyond their leases ends, and the client may come back.
+    /// OPEN. When something is used up for it, what clients hold beyond their leases ends, and the
+    /// client may come back.
     pub(super) async fn open(&mut self, a: &OpenArgs) -> Result<OpenOk, Nfsstat4> {
         let before = scarcity::times();
         let opened = self.open_now(a).await;

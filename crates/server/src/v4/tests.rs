@@ -394,8 +394,8 @@ async fn a_clone_is_aligned_and_of_regular_files() {
     assert_eq!(r.clone_range().unwrap_err().status(), Some(Nfsstat4::WRONG_TYPE));
 }
 
-/// Opens of dead clients give way when room is needed, as soon as their leases have run out; until then a client is told to come back.
-/// One client alone does not take all.
+/// Opens of dead clients give way when room is needed, as soon as their leases have run out; until
+/// then a client is told to come back. One client alone does not take all.
 #[tokio::test(start_paused = true)]
 async fn opens_of_dead_clients_give_way() {
     const MAX: usize = 16;

@@ -7,8 +7,8 @@
 //!
 //! Room is given back by checkpoints: what was appended before is made stable where it belongs (`settle`), then a header with the new
 //! tail is written, then the room is used again. When there is no room, appending waits. A checkpoint that fails keeps everything: an
-//! error of the disk is told once and the next question may be answered well although data is lost. The checkpoint is tried again,
-//! and the layer above then writes again what the journal holds ([`Log::scan`]).
+//! error of the disk is told once and the next question may be answered well although data is lost.
+//! The checkpoint is tried again; the layer above then writes the records again ([`Log::scan`]).
 //!
 //! When the journal's own device fails, nothing that waits is acknowledged before a checkpoint says that it is
 //! stable where it belongs; from then on [`Log::failed`] tells the layer above to do without.
@@ -341,7 +341,7 @@ struct State {
     used: u64,
     /// Somebody waits for a checkpoint.
     hurry: bool,
-    /// A checkpoint failed, or [`Log::keep_all`] was called: nothing is given back until a checkpoint succeeds.
+    /// A checkpoint failed, or [`Log::keep_all`] was called: no room is given back.
     stuck: bool,
     /// Calls of [`Log::keep_all`].
     kept_all: u64,

@@ -87,7 +87,8 @@ impl Inner {
         self.read_object((&object, fd.as_fd()), at, len, true).ok()
     }
 
-    /// Reads up to `len` bytes, past the journal ([`Inner::read_object`]); with `now`, `EAGAIN` when the disk is needed.
+    /// Reads up to `len` bytes, past the journal ([`Inner::read_object`]); with `now`, `EAGAIN`
+    /// when the disk is needed.
     pub(super) fn read_fd(&self, fd: BorrowedFd<'_>, at: u64, len: u32, now: bool) -> Result<Read> {
         let len = len as usize;
         let size = size_of(fd)?;

@@ -17,8 +17,8 @@
 //! that needs it is acknowledged.
 //!
 //! An error of the disk below is told once, to whoever asks first. So once anybody was told of one, nothing that the journal holds
-//! is given back or declared void, and reads of it are answered from the journal, until it was written again without an error
-//! (`readback`) or the next start applies it.
+//! is given back or declared void, and reads of it are answered from the journal, until it was
+//! written again without an error (`readback`) or the next start applies it.
 //!
 //! What is left: a local program that changes the same bytes or the length of a file within the seconds between a stable write and
 //! the next checkpoint finds the client's bytes there after a power cut or the server's violent end.
@@ -480,7 +480,8 @@ impl Inner {
         worker.root(|| self.abandon(journal)).map(drop).inspect_err(|e| self.lost(e))
     }
 
-    /// See [`Journaled::abandon`]; after a failure of the disk below records are written again first.
+    /// See [`Journaled::abandon`]; after a failure of the disk below records are written again
+    /// first.
     fn abandon(&self, journal: &Journaled) -> Result<bool> {
         if journal.touched.sound().is_err() && !journal.is_void.load(Ordering::SeqCst) {
             self.write_again_soon(journal).map_err(|e| {

@@ -54,7 +54,8 @@ pub(super) struct Object {
     pub journaled: AtomicU64,
     /// The last record when bytes without a record were last written.
     pub bare: AtomicU64,
-    /// A descriptor that is told of failures to write its pages back, opened before records were made.
+    /// A descriptor that is told of failures to write its pages back, opened before records were
+    /// made.
     pub probe: Mutex<Option<Arc<OwnedFd>>>,
     /// Whether it is among those that the next checkpoint syncs.
     pub listed: AtomicBool,

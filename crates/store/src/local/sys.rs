@@ -363,9 +363,11 @@ pub(super) fn write_back(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<()> {
     done(unsafe { libc::sync_file_range(fd.as_raw_fd(), at, len, how) }.into()).map(drop)
 }
 
-/// Tells an error that the kernel met when it wrote pages of a file back, once to each descriptor, and waits for nothing.
+/// Tells an error that the kernel met when it wrote pages of a file back, once to each descriptor,
+/// and waits for nothing.
 pub(super) fn write_error(fd: BorrowedFd<'_>) -> Result<()> {
-    // Behind the end of any file: there are no pages to wait for, and the error of the whole file is told.
+    // Behind the end of any file: there are no pages to wait for, and the error of the whole file
+    // is told.
     let (at, len) = (i64::MAX - 1, 1);
     // SAFETY: the call takes numbers.
     let told = unsafe { libc::sync_file_range(fd.as_raw_fd(), at, len, libc::SYNC_FILE_RANGE_WAIT_BEFORE) };

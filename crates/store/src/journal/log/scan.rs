@@ -4,16 +4,18 @@ use super::{BATCH_HEAD_BYTES, BLOCK_BYTES, Found, Head, Log, Position};
 use std::io::{self, ErrorKind};
 
 impl Log {
-    /// The disk below fails: no room is given back until a checkpoint that begins after this call succeeds.
+    /// The disk below fails: no room is given back until a checkpoint that begins after this call
+    /// succeeds.
     pub fn keep_all(&self) {
         let mut state = self.shared.state.lock();
         state.stuck = true;
         state.kept_all += 1;
     }
 
-    /// Hands all durable records to `each`, in order, with number and place on the device: from a place that an earlier call
-    /// returned on, else since the last checkpoint. Only after [`Log::keep_all`], else the room may be used again meanwhile.
-    /// Returns where the next call goes on, and the records that are not durable yet.
+    /// Hands all durable records to `each`, in order, with number and place on the device: from a
+    /// place that an earlier call returned on, else since the last checkpoint. Only after
+    /// [`Log::keep_all`], else the room may be used again meanwhile. Returns where the next call
+    /// goes on, and the records that are not durable yet.
     ///
     /// # Errors
     /// Those of the device; `InvalidData` when a durable record cannot be read.
@@ -64,7 +66,8 @@ impl Log {
     }
 }
 
-/// Hands the records of a batch to `each`, with number and place in it. Returns the number of the next record.
+/// Hands the records of a batch to `each`, with number and place in it. Returns the number of the
+/// next record.
 pub(super) fn each_record(
     payload: &[u8],
     first_seq: u64,

@@ -1,18 +1,20 @@
-//! While the disk below fails: reads are answered from the journal, and its records are written again.
+//! While the disk below fails: reads are answered from the journal, and its records are written
+//! again.
 //!
-//! The kernel marks dirty pages clean after a writeback that failed, keeps them as long as it likes, and then reads
-//! the disk. So the bytes of records that are not settled may be anything from the first failure on. Each read of a
-//! file with such records asks the kernel afterwards whether a writeback of the file failed
-//! (`sys::write_error`). From the first failure on an index of the journal says where the bytes of such
-//! records are, and reads of those ranges come from there.
+//! The kernel marks dirty pages clean after a writeback that failed, keeps them as long as it
+//! likes, and then reads the disk. So the bytes of records that are not settled may be anything
+//! from the first failure on. Each read of a file with such records asks the kernel afterwards
+//! whether a writeback of the file failed (`sys::write_error`). From the first failure on an index
+//! of the journal says where the bytes of such records are, and reads of those ranges come from
+//! there.
 //!
-//! A checkpoint that is tried again first writes the bytes of all records to their files once more and syncs each
-//! file by a descriptor of its own. When that met no error, the journal may be trimmed, and reads come from
-//! the files as before.
+//! A checkpoint that is tried again first writes the bytes of all records to their files once more
+//! and syncs each file by a descriptor of its own. When that met no error, the journal may be
+//! trimmed, and reads come from the files as before.
 //!
-//! Bytes without a record (UNSTABLE writes) that were written over a record's are newer than the index knows:
-//! reads of these ranges fail with EIO. After records were written again the write verifier is another one, so that
-//! clients send such bytes once more.
+//! Bytes without a record (UNSTABLE writes) that were written over a record's are newer than the
+//! index knows: reads of these ranges fail with EIO. After records were written again the write
+//! verifier is another one, so that clients send such bytes once more.
 
 mod extents;
 
@@ -97,7 +99,8 @@ impl Index {
         Ok(())
     }
 
-    /// The pieces of a range that records have, in order: where each begins, its bytes' place, length and record.
+    /// The pieces of a range that records have, in order: where each begins, its bytes' place,
+    /// length and record.
     fn pieces(&self, fh: &Fh, start: u64, end: u64) -> Vec<(u64, u64, u64, Source)> {
         let mut all = Extents::default();
         for extents in [self.durable.get(fh), self.pending.get(fh)].into_iter().flatten() {
@@ -123,7 +126,8 @@ impl Journaled {
         }
     }
 
-    /// Whether a writeback of the file failed, or another one's did; as far as any of our descriptors can tell.
+    /// Whether a writeback of the file failed, or another one's did; as far as any of our
+    /// descriptors can tell.
     fn fails(&self, object: &Object, fd: BorrowedFd<'_>) -> bool {
         let probe = object.probe.lock().clone();
         let told = match &probe {
@@ -138,7 +142,8 @@ impl Journaled {
 }
 
 impl Inner {
-    /// Reads up to `len` bytes of a file, of which the journal may have some; with `now`, `EAGAIN` when a disk is needed.
+    /// Reads up to `len` bytes of a file, of which the journal may have some; with `now`, `EAGAIN`
+    /// when a disk is needed.
     pub(in super::super) fn read_object(
         &self,
         (object, fd): (&Object, BorrowedFd<'_>),
@@ -169,7 +174,8 @@ impl Inner {
         }
     }
 
-    /// Reads ranges with records from the journal, and others from the file. `None`: the disk works again.
+    /// Reads ranges with records from the journal, and others from the file. `None`: the disk works
+    /// again.
     fn read_back(
         &self,
         journal: &Journaled,
@@ -221,7 +227,8 @@ impl Inner {
         Ok(())
     }
 
-    /// `EIO` while the disk below fails and the journal has bytes of the file: for calls that use the file's own.
+    /// `EIO` while the disk below fails and the journal has bytes of the file: for calls that use
+    /// the file's own.
     pub(in super::super) fn need_sound(&self, object: &Object, fd: BorrowedFd<'_>) -> Result<()> {
         match self.journal.as_ref().filter(|journal| journal.guards(object)) {
             Some(journal) if journal.fails(object, fd) => {
@@ -248,8 +255,8 @@ impl Inner {
         self.write_all_again(journal)
     }
 
-    /// After a failure of the disk below: writes the bytes of all records to their files again and syncs them. When all of them are
-    /// where they belong, the failure is over.
+    /// After a failure of the disk below: writes the bytes of all records to their files again and
+    /// syncs them. When all of them are where they belong, the failure is over.
     pub(super) fn write_again(&self, journal: &Journaled) -> io::Result<()> {
         let mut last = journal.readback.again.lock();
         *last = Some(Instant::now());
@@ -350,8 +357,8 @@ impl Inner {
     }
 }
 
-/// Earlier failures are known: takes them from all descriptors of a file, so that they are told of new ones only. Bytes without records
-/// are sent again, as the new verifier says.
+/// Earlier failures are known: takes them from all descriptors of a file, so that they are told of
+/// new ones only. Bytes without records are sent again, as the new verifier says.
 fn forget_failures(object: &Object, own: BorrowedFd<'_>) {
     let shared = [true, false].map(|write| object.io_now(write));
     let mut probe = object.probe.lock();

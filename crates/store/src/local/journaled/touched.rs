@@ -160,7 +160,8 @@ impl Touched {
         Ok(true)
     }
 
-    /// From now on checkpoints hurry when `log` says so (before, they always do), and it keeps all when the disk fails.
+    /// From now on checkpoints hurry when `log` says so (before, they always do), and it keeps all
+    /// when the disk fails.
     pub fn begin(&self, log: &Arc<Log>) {
         let _ = self.pressed.set(log.pressed());
         let _ = self.log.set(Arc::downgrade(log));

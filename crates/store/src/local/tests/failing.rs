@@ -1,7 +1,9 @@
-//! The disk below the journal fails: an ext4 in an image on a full tmpfs, of which some blocks have no room.
+//! The disk below the journal fails: an ext4 in an image on a full tmpfs, of which some blocks have
+//! no room.
 //!
-//! A block of the image that was punched out reads as zeros and cannot be written while the tmpfs is full. The kernel tells
-//! that as a failed writeback. Pages are dropped after each, as under pressure of memory, so that reads go to the disk.
+//! A block of the image that was punched out reads as zeros and cannot be written while the tmpfs
+//! is full. The kernel tells that as a failed writeback. Pages are dropped after each, as under
+//! pressure of memory, so that reads go to the disk.
 
 use super::journaled::mix;
 use super::*;
@@ -149,7 +151,8 @@ impl Files {
         }
     }
 
-    /// Reads are right or fail with EIO, in whole and in part, by each call that reads. Returns how many were right, and failed.
+    /// Reads are right or fail with EIO, in whole and in part, by each call that reads. Returns how
+    /// many were right, and failed.
     async fn check(&self, l: &Local, when: &str) -> (usize, usize) {
         let (mut right, mut failed) = (0, 0);
         for (fh, bytes) in self.fhs.iter().zip(&self.bytes) {
@@ -206,8 +209,8 @@ async fn on_failing(disk: &Disk, l: &Local, seed: u64) -> Files {
     files
 }
 
-/// No read is answered with other bytes than those that were acknowledged, whatever of them the disk has; and when the disk works again
-/// all of them get there, without a restart.
+/// No read is answered with other bytes than those that were acknowledged, whatever of them the
+/// disk has; and when the disk works again all of them get there, without a restart.
 #[tokio::test]
 #[ignore = "needs root and loop devices"]
 async fn failing_disk_never_gives_wrong_bytes() {
@@ -249,7 +252,8 @@ async fn failing_disk_never_gives_wrong_bytes() {
     }
 }
 
-/// Bytes that were written UNSTABLE over those of a record are newer than it: they are given or nothing is.
+/// Bytes that were written UNSTABLE over those of a record are newer than it: they are given or
+/// nothing is.
 #[tokio::test]
 #[ignore = "needs root and loop devices"]
 async fn failing_disk_never_gives_older_bytes() {
