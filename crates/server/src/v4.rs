@@ -347,7 +347,7 @@ fn reply_bytes(compound: &Compound, io_max_bytes: u32) -> usize {
     let payload = |op: &Op| match op {
         Op::Read(a) => a.count as usize,
         Op::Readdir(a) => a.maxcount as usize,
-        op if exec::may_be_large(op) => LARGE_XATTR_BYTES,
+        Op::Listxattrs(_) | Op::Getxattr(_) => LARGE_XATTR_BYTES,
         _ => 0,
     };
     let all = compound.ops.iter().map(payload).fold(0, usize::saturating_add);
