@@ -101,16 +101,35 @@ pub(super) struct Exec<'a> {
 
 /// Whether an operation changes anything that would have to be undone. The results of these are short.
 pub(super) fn changes(op: &Op) -> bool {
-    match op {
-        Op::Open(_) | Op::OpenDowngrade(_) | Op::Close(_) | Op::Lock(_) | Op::Locku(_) => true,
-        Op::Delegreturn(_) | Op::GetDirDelegation(_) | Op::FreeStateid(_) | Op::ReclaimComplete(_) => true,
-        Op::Create(_) | Op::Remove(_) | Op::Rename(_) | Op::Link(_) | Op::Setattr(_) | Op::Write(_) => true,
-        Op::Allocate(_) | Op::Deallocate(_) | Op::Copy(_) | Op::Clone(_) => true,
-        Op::Setxattr(_) | Op::Removexattr(_) => true,
-        Op::CreateSession(_) | Op::DestroySession(_) | Op::DestroyClientid(_) => true,
-        Op::BindConnToSession(_) | Op::BackchannelCtl(_) => true,
-        _ => false,
-    }
+    matches!(
+        op,
+        Op::Open(_)
+            | Op::OpenDowngrade(_)
+            | Op::Close(_)
+            | Op::Lock(_)
+            | Op::Locku(_)
+            | Op::Delegreturn(_)
+            | Op::GetDirDelegation(_)
+            | Op::FreeStateid(_)
+            | Op::ReclaimComplete(_)
+            | Op::Create(_)
+            | Op::Remove(_)
+            | Op::Rename(_)
+            | Op::Link(_)
+            | Op::Setattr(_)
+            | Op::Write(_)
+            | Op::Allocate(_)
+            | Op::Deallocate(_)
+            | Op::Copy(_)
+            | Op::Clone(_)
+            | Op::Setxattr(_)
+            | Op::Removexattr(_)
+            | Op::CreateSession(_)
+            | Op::DestroySession(_)
+            | Op::DestroyClientid(_)
+            | Op::BindConnToSession(_)
+            | Op::BackchannelCtl(_)
+    )
 }
 
 impl<'a> Exec<'a> {
