@@ -5,6 +5,8 @@
 //! by sd_notify(3), a person by the lines that mount it) and to rpcbind; then nothing but waiting for a signal. SIGHUP reads the exports again. Connections are closed at the
 //! end, and clients make new ones to the next server: what they hold is taken back.
 
+mod hosts;
+mod nested;
 mod notify;
 mod rpcbind;
 mod what;
@@ -74,8 +76,10 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
         })?),
         None => None,
     };
+    // Before the mounts are looked at.
+    let mounts = nested::Changes::new().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
     let (mut served, table) = load(Served::new(args, state_dir.clone())).await;
-    let server = make_server(args, table?, state_dir)?;
+    let server = make_server(args, table?, state_dir, &served)?;
     tell_made_before(&server, &mut served);
     let limits = ServerLimits {
         record_max_bytes: args.max_io as usize + (64 << 10),
@@ -127,6 +131,18 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
                 }
                 notify.ready();
             }
+            () = mounts.next() => {
+                let table;
+                (served, table) = in_background(served, Served::mounts_changed).await;
+                match table {
+                    Some(Ok(table)) => {
+                        server.replace(table);
+                        tracing::info!("mounts below exports have changed: {}", served.lines.join("; "));
+                    }
+                    Some(Err(failure)) => tracing::error!("the exports stay as they are: {}", failure.line),
+                    None => {}
+                }
+            }
         }
     }
     notify.stopping();
@@ -142,10 +158,17 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
 }
 
 /// Reads the exports where waiting for a disk or a name server keeps nobody.
-async fn load(mut served: Served) -> (Served, Result<Table, Failure>) {
+async fn load(served: Served) -> (Served, Result<Table, Failure>) {
+    in_background(served, Served::load).await
+}
+
+async fn in_background<T: Send + 'static>(
+    mut served: Served,
+    work: impl FnOnce(&mut Served) -> T + Send + 'static,
+) -> (Served, T) {
     let work = move || {
-        let table = served.load();
-        (served, table)
+        let result = work(&mut served);
+        (served, result)
     };
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
@@ -160,7 +183,12 @@ fn tell_made_before(server: &Server, served: &mut Served) {
     }
 }
 
-fn make_server(args: &ServeArgs, table: Table, state_dir: Option<PathBuf>) -> Result<Arc<Server>, Failure> {
+fn make_server(
+    args: &ServeArgs,
+    table: Table,
+    state_dir: Option<PathBuf>,
+    served: &Served,
+) -> Result<Arc<Server>, Failure> {
     let options = Options {
         io_max_bytes: args.max_io,
         v3: args.versions.contains('3'),
@@ -173,6 +201,7 @@ fn make_server(args: &ServeArgs, table: Table, state_dir: Option<PathBuf>) -> Re
         nqnfs: args.nqnfs.then(|| nqnfs(args)),
         state_dir,
         groups: Some(Arc::new(what::groups_of)),
+        names: Some(served.names.clone()),
         ..Options::new(stack::env())
     };
     Server::new(options, table)

@@ -29,6 +29,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         admit,
         epoch: None,
         others: Others::Nobody,
+        covers: None,
     }])?;
     let options = Options { state_dir: std::env::args().nth(2).map(Into::into), ..Options::new(env) };
     let server = Server::new(options, table)?;

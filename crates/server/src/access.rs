@@ -10,7 +10,9 @@ use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 /// Nobody, when an export names no other.
@@ -136,6 +138,70 @@ impl Groups {
     }
 }
 
+/// Names of an address on this machine; may block. Only names that lead back to the address.
+pub type LookUpNames = dyn Fn(IpAddr) -> Vec<String> + Send + Sync;
+
+/// Names of clients, looked up on this machine before a client's first call is served, and again
+/// now and then.
+pub struct ClientNames {
+    look_up: Arc<LookUpNames>,
+    wanted: AtomicBool,
+    known: Mutex<HashMap<IpAddr, Named>>,
+}
+
+/// When a look-up began, and its result.
+type Named = (Instant, Arc<OnceCell<Arc<[String]>>>);
+
+impl ClientNames {
+    /// Names that `look_up` tells. None are wanted at first.
+    pub fn new(look_up: Arc<LookUpNames>) -> Arc<Self> {
+        Arc::new(Self { look_up, wanted: AtomicBool::new(false), known: Mutex::default() })
+    }
+
+    /// Whether the names of clients decide about anything.
+    pub fn want(&self, wanted: bool) {
+        self.wanted.store(wanted, Ordering::Release);
+    }
+
+    /// The names of an address, as far as [`ClientNames::learn`] has learnt them. Does not block.
+    pub fn known(&self, client: IpAddr) -> Vec<String> {
+        let known = self.known.lock().get(&client).and_then(|(_, names)| names.get().cloned());
+        known.map(|names| names.to_vec()).unwrap_or_default()
+    }
+
+    /// Learns the names of a client, if they are wanted. Names that are older than ten minutes hold
+    /// until newer ones are there.
+    pub async fn learn(self: &Arc<Self>, client: IpAddr) {
+        if !self.wanted.load(Ordering::Acquire) {
+            return;
+        }
+        let client = client.to_canonical();
+        let names = {
+            let mut known = self.known.lock();
+            if known.len() >= GROUPS_MAX {
+                known.clear();
+            }
+            let (began, names) = known.entry(client).or_insert_with(|| (Instant::now(), Arc::default()));
+            if began.elapsed() >= GROUPS_TTL && names.initialized() {
+                *began = Instant::now();
+                tokio::spawn(self.clone().renew(client));
+            }
+            names.clone()
+        };
+        names.get_or_init(|| self.ask(client)).await;
+    }
+
+    async fn renew(self: Arc<Self>, client: IpAddr) {
+        let names = self.ask(client).await;
+        self.known.lock().insert(client, (Instant::now(), Arc::new(OnceCell::new_with(Some(names)))));
+    }
+
+    async fn ask(&self, client: IpAddr) -> Arc<[String]> {
+        let look_up = self.look_up.clone();
+        tokio::task::spawn_blocking(move || look_up(client)).await.unwrap_or_default().into()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,6 +225,28 @@ mod tests {
         let kept = rights(Squash::Root).cred(&user, None);
         assert_eq!((kept.uid, kept.gid, &kept.groups[..]), (1000, 8, &[8, 5][..]));
         assert_eq!(rights(Squash::None).cred(&Caller::Nobody, None).uid, 7);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn names_are_looked_up_once_and_renewed() {
+        let asked = Arc::new(std::sync::atomic::AtomicU64::new(0));
+        let count = asked.clone();
+        let names = ClientNames::new(Arc::new(move |addr| {
+            vec![format!("{addr}-{}", count.fetch_add(1, Ordering::SeqCst))]
+        }));
+        let one = IpAddr::from([192, 0, 2, 1]);
+        names.learn(one).await;
+        assert!(names.known(one).is_empty(), "nobody wants them");
+        names.want(true);
+        let mapped = IpAddr::from([0, 0, 0, 0, 0, 0xffff, 0xc000, 0x0201]);
+        tokio::join!(names.learn(one), names.learn(mapped), names.learn(one));
+        assert_eq!(names.known(one), ["192.0.2.1-0"]);
+        tokio::time::advance(GROUPS_TTL).await;
+        names.learn(one).await;
+        assert_eq!(names.known(one).len(), 1, "the old ones hold meanwhile");
+        while names.known(one) != ["192.0.2.1-1"] {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! Exports in the syntax of exports(5): which directories, for whom, and what he may do there.
 //!
-//! It knows no files and asks no name servers: text comes in, [`Exports`] comes out, and two functions of the caller tell what
-//! addresses a host has (when the exports are read) and what names an address has (when a client comes; it must not block).
+//! It knows no files and asks no name servers: text comes in, [`Exports`] comes out. [`LookUps`] of
+//! the caller tell the hosts of a netgroup and the addresses of a host when the exports are read,
+//! and the names of an address when a client comes.
 //!
 //! A line is a path and clients with options, `/srv 192.0.2.0/24(rw,no_root_squash) *.example.org(ro)`; `-ro,insecure` before
 //! clients sets their defaults; a backslash continues a line, `#` begins a comment, `"..."` and `\040` quote. Of the clients
 //! that match an address the most special counts, whatever their order: a host before a network, a smaller network before a
-//! larger, a pattern before everybody. A word that is not understood is an error with file and line: an export that is not what
+//! larger, a pattern before a netgroup, a netgroup before everybody. A word that is not understood is
+//! an error with file and line: an export that is not what
 //! its owner thinks is worse than none.
 
 mod options;
@@ -16,7 +18,7 @@ mod words;
 
 use crate::access::{Admit, Rights};
 use options::Settings;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -42,6 +44,8 @@ pub struct Entry {
     pub fsid: Option<u64>,
     /// `crossmnt`: file systems mounted below are exported as well.
     pub crossmnt: bool,
+    /// `nohide`: NFSv3 clients are led into it from an export around it.
+    pub nohide: bool,
     /// Who may use it.
     pub clients: Vec<Client>,
 }
@@ -64,6 +68,8 @@ pub struct Client {
 pub enum Who {
     /// `*`, or nobody named.
     Everybody,
+    /// `@NAME`: the hosts of a netgroup (netgroup(5)).
+    Netgroup(String),
     /// A name with `*`, `?` or `[...]`, compared without regard to case.
     Pattern(String),
     /// A network.
@@ -111,8 +117,22 @@ impl fmt::Display for Place {
 /// Addresses of a host; none: unknown. May block: asked when exports are made ready.
 pub type AddressesOf<'a> = dyn Fn(&str) -> Vec<IpAddr> + 'a;
 
+/// Hosts of a netgroup, `None` among them for any host; `None`: unknown. May block: asked when
+/// exports are made ready.
+pub type HostsOf<'a> = dyn Fn(&str) -> Option<Vec<Option<String>>> + 'a;
+
 /// Names of an address. Must not block.
 pub type NamesOf = dyn Fn(IpAddr) -> Vec<String> + Send + Sync;
+
+/// What exports need to know of hosts.
+pub struct LookUps<'a> {
+    /// Addresses of a host.
+    pub addresses_of: &'a AddressesOf<'a>,
+    /// Hosts of a netgroup.
+    pub hosts_of: &'a HostsOf<'a>,
+    /// Names of an address.
+    pub names_of: Arc<NamesOf>,
+}
 
 impl Exports {
     /// Adds the exports of a text; `file` is its name for messages.
@@ -159,7 +179,9 @@ fn add_line(
     let known = entries.iter().position(|e| e.path == path);
     let mut entry = match known {
         Some(i) => entries[i].clone(),
-        None => Entry { path, at: at.clone(), fsid: None, crossmnt: false, clients: Vec::new() },
+        None => {
+            Entry { path, at: at.clone(), fsid: None, crossmnt: false, nohide: false, clients: Vec::new() }
+        }
     };
     let mut defaults = Settings::default();
     let mut any = false;
@@ -203,6 +225,7 @@ fn add_client(entry: &mut Entry, text: &str, defaults: &Settings, at: &Place) ->
         _ => {}
     }
     entry.crossmnt |= settings.crossmnt;
+    entry.nohide |= settings.nohide;
     let alone = text.starts_with('(').then(|| text.to_string());
     entry.clients.push(Client { who, rights: settings.rights, at: at.clone(), alone });
     Ok(())
@@ -233,7 +256,10 @@ fn who_of(text: &str) -> Result<Who, String> {
         return Ok(Who::Everybody);
     }
     if let Some(netgroup) = text.strip_prefix('@') {
-        return Err(format!("'@{netgroup}': netgroups are not served; name hosts or networks"));
+        return match netgroup {
+            "" => Err("'@': the name of a netgroup must follow".into()),
+            name => Ok(Who::Netgroup(name.to_string())),
+        };
     }
     if text.starts_with("gss/") {
         return Err(format!("'{text}': Kerberos is not offered; use sec=sys"));
@@ -295,11 +321,19 @@ fn raw(addr: IpAddr) -> (u128, u32) {
 }
 
 impl Entry {
-    /// Who is admitted, for [`ExportSpec`](crate::table::ExportSpec). Asks `addresses_of` for all hosts; the names
-    /// that it does not know come back as well, for a warning: those hosts are not admitted.
-    pub fn admit(&self, addresses_of: &AddressesOf<'_>, names_of: Arc<NamesOf>) -> (Arc<Admit>, Vec<String>) {
-        let mut ready = Ready { names_of, ..Ready::new() };
+    /// Who is admitted, for [`ExportSpec`](crate::table::ExportSpec). Hosts and netgroups that
+    /// nobody knows come back as well, for a warning: they are not admitted.
+    pub fn admit(&self, look_ups: &LookUps<'_>) -> (Arc<Admit>, Vec<String>) {
+        let mut ready = Ready { names_of: look_ups.names_of.clone(), ..Ready::new() };
         let mut unknown = Vec::new();
+        let mut addresses = |name: &str| {
+            let found = (look_ups.addresses_of)(name);
+            if found.is_empty() {
+                unknown.push(name.to_string());
+            }
+            found.into_iter().map(|addr| addr.to_canonical())
+        };
+        let mut no_groups = Vec::new();
         for client in &self.clients {
             let rights = client.rights.clone();
             match &client.who {
@@ -309,19 +343,37 @@ impl Entry {
                 // An address that is written counts more than one that a name has.
                 Who::Address(addr) => drop(ready.hosts.insert(*addr, rights)),
                 Who::Host(name) => {
-                    let found = addresses_of(name);
-                    if found.is_empty() {
-                        unknown.push(name.clone());
-                    }
-                    for addr in found {
-                        ready.hosts.entry(addr.to_canonical()).or_insert_with(|| rights.clone());
+                    for addr in addresses(name) {
+                        ready.hosts.entry(addr).or_insert_with(|| rights.clone());
                     }
                 }
+                Who::Netgroup(name) => match (look_ups.hosts_of)(name) {
+                    Some(hosts) => {
+                        let any = hosts.contains(&None);
+                        let members = hosts.iter().flatten().flat_map(|host| addresses(host)).collect();
+                        ready.netgroups.push(Netgroup { any, members, rights });
+                    }
+                    None => no_groups.push(format!("@{name}")),
+                },
             }
         }
+        unknown.extend(no_groups);
         ready.networks.sort_by_key(|(network, _)| std::cmp::Reverse(network.bits));
         (Arc::new(move |client| ready.rights(client)), unknown)
     }
+
+    /// Whether a client's name decides what it may do.
+    pub fn needs_names(&self) -> bool {
+        self.clients.iter().any(|client| matches!(client.who, Who::Pattern(_)))
+    }
+}
+
+/// A netgroup, ready to be compared with.
+struct Netgroup {
+    /// All hosts are members.
+    any: bool,
+    members: HashSet<IpAddr>,
+    rights: Rights,
 }
 
 /// Clients of an entry, ready to be compared with.
@@ -330,6 +382,7 @@ struct Ready {
     /// From the smallest to the largest.
     networks: Vec<(Network, Rights)>,
     patterns: Vec<(String, Rights)>,
+    netgroups: Vec<Netgroup>,
     everybody: Option<Rights>,
     names_of: Arc<NamesOf>,
 }
@@ -337,7 +390,14 @@ struct Ready {
 impl Ready {
     fn new() -> Self {
         let names_of: Arc<NamesOf> = Arc::new(|_| Vec::new());
-        Self { hosts: HashMap::new(), networks: Vec::new(), patterns: Vec::new(), everybody: None, names_of }
+        Self {
+            hosts: HashMap::new(),
+            networks: Vec::new(),
+            patterns: Vec::new(),
+            netgroups: Vec::new(),
+            everybody: None,
+            names_of,
+        }
     }
 
     fn rights(&self, client: IpAddr) -> Option<Rights> {
@@ -356,6 +416,10 @@ impl Ready {
             if let Some((_, rights)) = self.patterns.iter().find(|(pattern, _)| fits(pattern)) {
                 return Some(rights.clone());
             }
+        }
+        let is_in = |group: &&Netgroup| group.any || group.members.contains(&client);
+        if let Some(group) = self.netgroups.iter().find(is_in) {
+            return Some(group.rights.clone());
         }
         self.everybody.clone()
     }

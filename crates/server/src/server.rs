@@ -3,7 +3,7 @@
 //! It knows no procedure. A call finds its program here and gets a [`Request`]: the exports as they are now, the client's
 //! address, and what it claims to be.
 
-use crate::access::{Groups, GroupsOf, Rights};
+use crate::access::{ClientNames, Groups, GroupsOf, Rights};
 use crate::drc::ReplyCache;
 use crate::nqnfs::{self, NqnfsOptions};
 use crate::table::{Export, Others, Table};
@@ -14,7 +14,7 @@ use hither_proto::nqnfs as wire;
 use hither_proto::{mount, nfs3, nfs4};
 use hither_rpc::BoxFuture;
 use hither_rpc::server::{Caller, Incoming, Outcome, Pace, Peer, Program, Service};
-use hither_vfs::{Answered, Cx, Env, Error};
+use hither_vfs::{Answered, Cx, Env, Error, Fh};
 use parking_lot::RwLock;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,6 +53,8 @@ pub struct Options {
     pub state_dir: Option<PathBuf>,
     /// A user's groups, for exports with `manage-gids`.
     pub groups: Option<Arc<GroupsOf>>,
+    /// Names of clients, for exports to names with wildcards.
+    pub names: Option<Arc<ClientNames>>,
     /// Randomness and wall clock.
     pub env: Env,
 }
@@ -75,6 +77,7 @@ impl Options {
             nqnfs: None,
             state_dir: None,
             groups: None,
+            names: None,
             env,
         }
     }
@@ -195,6 +198,9 @@ impl Server {
     }
 
     async fn dispatch(self: Arc<Self>, call: Incoming) -> Outcome {
+        if let Some(names) = &self.options.names {
+            names.learn(call.peer.addr.ip()).await;
+        }
         match (call.prog, call.vers, call.proc) {
             (_, _, 0) => Outcome::Done(Default::default()),
             (wire::PROGRAM, ..) => nqnfs::answer(&self, call).await,
@@ -269,6 +275,12 @@ pub(crate) enum Denied {
 impl Request {
     pub fn new(server: &Arc<Server>, peer: Arc<Peer>, caller: Caller) -> Self {
         Self { server: server.clone(), table: server.table(), peer, caller, call: None }
+    }
+
+    /// The export over a directory of another, if this client may use it. A client that may not
+    /// sees the directory.
+    pub fn crossing(&self, from: &Export, dir: &Fh) -> Option<&Arc<Export>> {
+        self.table.crossing(from, dir).filter(|export| export.rights(self.peer.addr.ip()).is_some())
     }
 
     /// The identity under which a call uses an export.

@@ -30,6 +30,22 @@ pub struct ExportSpec {
     pub epoch: Option<Arc<Epoch>>,
     /// Who else changes the files.
     pub others: Others,
+    /// The directory of another export over which this one lies.
+    pub covers: Option<Covers>,
+}
+
+/// A directory of an export over which another export lies: a look-up of its name leads to the root
+/// of that one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Covers {
+    /// Name of the export that has the directory.
+    pub export: String,
+    /// The directory.
+    pub dir: Fh,
+    /// Its inode number.
+    pub fileid: u64,
+    /// NFSv3 clients are not led across (exports(5), `hide`).
+    pub hidden: bool,
 }
 
 /// Who changes the files of an export besides the clients of this server. Files can be delegated to clients only when nobody does
@@ -62,6 +78,8 @@ pub struct Export {
     epoch: Option<Arc<Epoch>>,
     /// Who else changes the files.
     pub others: Others,
+    /// The directory of another export over which this one lies.
+    pub covers: Option<Covers>,
     root: Mutex<Option<Fh>>,
 }
 
@@ -130,30 +148,67 @@ pub struct Table {
     places: Vec<Above>,
     place_by_number: HashMap<u32, usize>,
     place_of_export: HashMap<u32, usize>,
+    /// Exports over directories of another, by its number.
+    crossings: HashMap<u32, HashMap<Fh, Arc<Export>>>,
 }
 
 impl Table {
     /// A table of exports.
     ///
     /// # Errors
-    /// `EINVAL` and the reason: a path that is not absolute, or is there twice, or lies inside another export.
+    /// `EINVAL` and the reason: a path that is not absolute, or is there twice, or lies inside
+    /// another export without a directory there that it covers.
     pub fn new(specs: Vec<ExportSpec>) -> Result<Self, Error> {
         let mut table = Self::default();
         table.add_place(0, Vec::new(), "/");
         for spec in specs {
             table.add(spec)?;
         }
-        for export in &table.exports {
-            let at = table.place_of_export[&export.number];
-            if !table.places[at].children.is_empty() {
-                return Err(invalid(format!(
-                    "{} is exported and so is a directory inside it: clients of NFSv4 could not see the latter; \
-                     export one of them",
-                    export.path
-                )));
-            }
+        for export in table.exports.clone() {
+            table.add_crossing(&export)?;
         }
         Ok(table)
+    }
+
+    /// Leads from the export around another one into it.
+    fn add_crossing(&mut self, export: &Arc<Export>) -> Result<(), Error> {
+        let mut at = self.place_of(export);
+        let around = loop {
+            if at == 0 {
+                return Ok(());
+            }
+            at = self.places[at].parent;
+            if let Some(around) = &self.places[at].export {
+                break around.clone();
+            }
+        };
+        match &export.covers {
+            Some(covers) if covers.export == around.path => {
+                let crossings = self.crossings.entry(around.number).or_default();
+                crossings.insert(covers.dir.clone(), export.clone());
+                Ok(())
+            }
+            _ => Err(invalid(format!(
+                "{} is exported and so is {} inside it, which clients cannot be led to; export one of them",
+                around.path, export.path
+            ))),
+        }
+    }
+
+    /// The export over a directory of another.
+    pub fn crossing(&self, from: &Export, dir: &Fh) -> Option<&Arc<Export>> {
+        self.crossings.get(&from.number)?.get(dir)
+    }
+
+    /// Whether exports lie over directories of this one.
+    pub fn has_crossings(&self, from: &Export) -> bool {
+        self.crossings.contains_key(&from.number)
+    }
+
+    /// The export that has the directory over which another lies, and that directory.
+    pub fn around<'a>(&'a self, inside: &'a Export) -> Option<(&'a Arc<Export>, &'a Fh)> {
+        let covers = inside.covers.as_ref()?;
+        self.exports.iter().find(|export| export.path == covers.export).map(|export| (export, &covers.dir))
     }
 
     fn add(&mut self, spec: ExportSpec) -> Result<(), Error> {
@@ -185,6 +240,7 @@ impl Table {
             extra: spec.extra,
             epoch: spec.epoch,
             others: spec.others,
+            covers: spec.covers,
             root: Mutex::new(None),
         });
         if self.places[at].export.replace(export.clone()).is_some() {

@@ -1,5 +1,6 @@
 //! A server in memory and a client that says exactly what a test wants said.
 
+mod crossings;
 mod hostile;
 
 use crate::access::{Rights, Squash};
@@ -66,6 +67,7 @@ impl Lab {
             admit,
             epoch: None,
             others,
+            covers: None,
         };
         let server = Server::new(options, Table::new(vec![spec]).unwrap()).unwrap();
         let acceptor = Acceptor::new(server.clone(), ServerLimits::default());

@@ -167,6 +167,19 @@ impl At {
         Ok(Self { export, fh, cx, rights })
     }
 
+    /// The root of an export.
+    async fn root_of(r: &Request, export: &Arc<Export>) -> Result<Self, Nfsstat3> {
+        let (cx, rights) = r.enter(export).await.map_err(|_| Nfsstat3::ACCES)?;
+        let root = export.root().await.map_err(|e| stat3(&e))?;
+        Ok(Self { export: export.clone(), fh: root.fh, cx, rights })
+    }
+
+    /// The export over a directory of this one, if this client is led across.
+    fn crossing<'r>(&self, r: &'r Request, dir: &Fh) -> Option<&'r Arc<Export>> {
+        let inside = r.crossing(&self.export, dir)?;
+        (!inside.covers.as_ref().is_some_and(|covers| covers.hidden)).then_some(inside)
+    }
+
     /// The same to change it.
     async fn to_change(r: &Request, fh: &Fh3) -> Result<Self, Nfsstat3> {
         let at = Self::of(r, fh).await?;

@@ -15,11 +15,13 @@
 //! which a server makes its write verifier.
 //!
 //! A handle opens the object for which it was given out, wherever that has been moved within the file system, as long as it exists.
-//! Since no handle can be made by others, a file needs no check of its place. A directory that a local program has moved out
-//! of the exported one is refused at the next call that names it (`place`), so that the tree below it is not given away.
+//! Since no handle can be made by others, a file needs no check of its place. A directory that a
+//! local program has moved out of the exported one is refused at the next call that names it
+//! (`place`), so that the tree below it is not given away.
 
 mod acl;
 mod attr;
+mod covered;
 mod descriptors;
 mod handle;
 mod handles;
@@ -66,6 +68,7 @@ const TIDY_EACH: usize = 64;
 /// Threads that apply writes to memory; more than one because one may have to wait for a page.
 const LANE_THREADS: usize = 4;
 
+pub use covered::CoveredDir;
 pub use descriptors::Descriptors;
 pub use journaled::{JournalOptions, JournalStats, give_up_journal};
 
@@ -155,6 +158,7 @@ struct Inner {
     known_budget: known::Budget,
     pipes: Arc<piped::Pipes>,
     root: Arc<Object>,
+    covered: covered::CoveredDirs,
     opens: Mutex<HashMap<u64, Open>>,
     next_open: AtomicU64,
     locks: locks::LockTable,
@@ -322,6 +326,7 @@ impl Inner {
             known_budget: known::Budget::default(),
             pipes: Arc::default(),
             root,
+            covered: covered::CoveredDirs::default(),
             opens: Mutex::default(),
             next_open: AtomicU64::new(1),
             locks: locks::LockTable::default(),

@@ -487,8 +487,8 @@ pub trait Vfs: Send + Sync + 'static {
     /// Looks up a path. Stopping early is an answer, not an error; `Err` means that nothing was learnt.
     async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail>;
 
-    /// The directory that holds `dir`. The caller needs the right to search `dir`. `ENOENT` for the root, `ENOTDIR` for
-    /// an object that is no directory.
+    /// The directory that holds `dir`. The caller needs the right to search `dir`. `ENOENT` for the
+    /// root, `ENOTDIR` for an object that is no directory.
     async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node>;
 
     /// Attributes: known ones that still hold and are fresh enough for `cx`, or the authority's.

@@ -2,7 +2,7 @@
 
 use super::{Checked, no_directory, present, read};
 use crate::serve::exports_files;
-use hither_server::exports::{Entry, Exports, Who};
+use hither_server::exports::{Entry, Exports};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -52,44 +52,26 @@ fn one(entry: &Entry, root: &Path, checked: &mut Checked) {
             );
             checked.fault(file, line, what);
         }
-        if let Who::Pattern(pattern) = &client.who {
-            let what = format!(
-                "'{pattern}': names of clients are not looked up: use addresses or networks, 192.0.2.0/24"
-            );
-            checked.fault(file, line, what);
-        }
     }
 }
 
-/// NFSv4 has one tree: below an export there is no other.
+/// NFSv4 has one tree: a root, and all others inside it.
 fn nested(entries: &[Entry], checked: &mut Checked) {
-    let place = |e: &Entry| if e.fsid == Some(0) { b"/".to_vec() } else { e.path.clone() };
-    let mut all: Vec<(Vec<u8>, &Entry)> = entries.iter().map(|e| (place(e), e)).collect();
-    // By names, not by bytes: between `/a` and `/a/c` there would be `/a.b`.
-    let mut above: Vec<(&[u8], &Entry)> = Vec::new();
-    all.sort_by_key(|(path, _)| path.split(|b| *b == b'/').map(<[u8]>::to_vec).collect::<Vec<_>>());
-    for (path, entry) in &all {
-        while above.last().is_some_and(|(top, _)| !holds(top, path)) {
-            above.pop();
-        }
-        let shown = entry.path.escape_ascii();
-        match above.last() {
-            Some((top, outer)) if *top == &path[..] => checked.fault(
-                &entry.at.file,
-                entry.at.line,
-                format!("{shown} and {} have fsid=0 or the root both: keep one", outer.path.escape_ascii()),
-            ),
-            Some((_, outer)) => {
-                let what = format!(
-                    "{shown} is inside {}, which is exported as well ({}): clients of NFSv4 could not see it; export one of them",
-                    outer.path.escape_ascii(),
-                    outer.at
-                );
-                checked.fault(&entry.at.file, entry.at.line, what);
-            }
-            None => {}
-        }
-        above.push((path, entry));
+    let mut roots = entries.iter().filter(|e| e.fsid == Some(0) || e.path == b"/");
+    let Some(root) = roots.next() else { return };
+    let shown = |e: &Entry| e.path.escape_ascii().to_string();
+    for entry in roots {
+        let what = format!("{} and {} have fsid=0 or the root both: keep one", shown(entry), shown(root));
+        checked.fault(&entry.at.file, entry.at.line, what);
+    }
+    for entry in entries.iter().filter(|entry| !holds(&root.path, &entry.path)) {
+        let what = format!(
+            "{} is outside of {}, the root of all exports (fsid=0, {}): clients of NFSv4 could not see it; bind it there (mount --bind)",
+            shown(entry),
+            shown(root),
+            root.at
+        );
+        checked.fault(&entry.at.file, entry.at.line, what);
     }
 }
 

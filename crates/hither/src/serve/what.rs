@@ -2,19 +2,20 @@
 //!
 //! It knows no protocol. Everything becomes a [`Table`]; directories that were open before a reload stay open.
 
+use super::hosts;
+use super::nested::{self, Mount, Planned};
 use crate::cli::ServeArgs;
 use crate::exit::Failure;
 use crate::stack;
-use hither_server::access::{Rights, Squash};
-use hither_server::exports::{Entry, Exports, Who};
-use hither_server::table::{Epoch, ExportSpec, Others, Table};
-use hither_store::local::{Descriptors, JournalOptions, Local, LocalOptions, give_up_journal};
+use hither_server::access::{ClientNames, Rights, Squash};
+use hither_server::exports::{Entry, Exports, LookUps, Who};
+use hither_server::table::{Covers, Epoch, ExportSpec, Others, Table};
+use hither_store::local::{CoveredDir, Descriptors, JournalOptions, Local, LocalOptions, give_up_journal};
 use hither_vfs::model::Model;
 use hither_vfs::{Answered, Cx, Extra, Vfs};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::net::{IpAddr, ToSocketAddrs};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,8 +33,10 @@ struct Files {
     extra: Option<Arc<dyn Extra>>,
     epoch: Option<Arc<Epoch>>,
     others: Others,
-    /// The directory, when there is one.
+    /// The directory of this machine, if it is one.
     local: Option<Arc<Local>>,
+    /// The mount that was opened, when no line names it.
+    mount: Option<u64>,
 }
 
 /// All that is served.
@@ -41,6 +44,12 @@ pub struct Served {
     args: ServeArgs,
     state_dir: Option<PathBuf>,
     open: BTreeMap<PathBuf, Files>,
+    /// The exports as they were read last.
+    exports: Exports,
+    /// Mounts inside them then.
+    inside: Vec<Mount>,
+    /// Names of clients, where exports ask for them.
+    pub names: Arc<ClientNames>,
     /// What all of them together may hold.
     descriptors: Arc<Descriptors>,
     /// Calls that a life before made, as journals tell, by export.
@@ -58,6 +67,9 @@ impl Served {
             args: args.clone(),
             state_dir,
             open: BTreeMap::new(),
+            exports: Exports::default(),
+            inside: Vec::new(),
+            names: ClientNames::new(Arc::new(hosts::names_of)),
             descriptors: Descriptors::new(descriptors_max()),
             made_before: Vec::new(),
             lines: Vec::new(),
@@ -72,37 +84,99 @@ impl Served {
     pub fn load(&mut self) -> Result<Table, Failure> {
         let exports = self.exports()?;
         self.check_journal(&exports)?;
-        let (mut specs, mut open, mut lines) = (Vec::new(), BTreeMap::new(), Vec::new());
-        let mut made_before = Vec::new();
-        for entry in &exports.entries {
-            let dir = self.directory(entry);
-            let files = match self.open.get(&dir) {
-                Some(files) => files.clone(),
-                None => {
-                    let (files, calls) = self.open_files(&dir, entry)?;
-                    made_before.push((name_of(entry), calls));
-                    files
-                }
-            };
-            open.insert(dir.clone(), files.clone());
-            let (admit, unknown) = entry.admit(&addresses_of, Arc::new(|_| Vec::new()));
-            for host in unknown {
-                tracing::warn!("{}: the host {host} has no address: it is not admitted", entry.at);
-            }
-            let path = String::from_utf8_lossy(&entry.path).into_owned();
-            lines.push(format!("{} {}", dir.display(), describe(entry)));
-            let aliases = if path == "/" { vec![dir.display().to_string()] } else { vec![path.clone()] };
-            let path = name_of(entry);
-            let Files { vfs, extra, epoch, others, .. } = files;
-            specs.push(ExportSpec { path, aliases, vfs, extra, admit, epoch, others });
+        let table = self.open_all(&exports)?;
+        self.exports = exports;
+        Ok(table)
+    }
+
+    /// The same exports after something was mounted or unmounted; `None` when that is nothing to
+    /// them. Blocks.
+    ///
+    /// # Errors
+    /// As [`Served::load`].
+    pub fn mounts_changed(&mut self) -> Option<Result<Table, Failure>> {
+        let exports = self.exports.clone();
+        (self.mounts_inside(&exports) != self.inside).then(|| self.open_all(&exports))
+    }
+
+    fn mounts_inside(&self, exports: &Exports) -> Vec<Mount> {
+        if self.args.memory {
+            return Vec::new();
         }
-        let mounted = match specs.as_slice() {
-            [only] => only.path.clone(),
+        let mut mounts = nested::mounts().unwrap_or_else(|e| {
+            tracing::warn!("mounts below exported directories are not seen: {e}");
+            Vec::new()
+        });
+        let dirs: Vec<PathBuf> = exports.entries.iter().map(|entry| self.real_directory(entry)).collect();
+        mounts.retain(|mount| dirs.iter().any(|dir| mount.point.starts_with(dir) && mount.point != *dir));
+        mounts
+    }
+
+    fn open_all(&mut self, exports: &Exports) -> Result<Table, Failure> {
+        let mounts = self.mounts_inside(exports);
+        let entries = exports.entries.iter().map(|entry| (self.real_directory(entry), entry.clone()));
+        let plan = nested::plan(entries.collect(), &mounts);
+        let mut made_before = Vec::new();
+        let files = plan.iter().map(|planned| self.files_for(planned, &mut made_before));
+        let files = files.collect::<Result<Vec<Option<Files>>, Failure>>()?;
+        let covered = cover(&plan, &files, &mounts);
+        let (mut specs, mut open, mut lines) = (Vec::new(), BTreeMap::new(), Vec::new());
+        for (planned, files) in plan.iter().zip(files) {
+            let Some(files) = files else { continue };
+            let covers = planned.above.zip(covered.get(&planned.dir)).map(|(above, dir)| Covers {
+                export: plan[above].name.clone(),
+                dir: dir.fh.clone(),
+                fileid: dir.fileid,
+                hidden: planned.hidden,
+            });
+            if planned.mount.is_some() && covers.is_none() {
+                continue;
+            }
+            open.insert(planned.dir.clone(), files.clone());
+            lines.push(format!("{} {}", planned.dir.display(), describe(&planned.entry)));
+            specs.push(spec(planned, files, covers, &self.names));
+        }
+        let mounted = match exports.entries.as_slice() {
+            [_] => specs.first().map_or_else(|| "/".into(), |only| only.path.clone()),
             _ => "/".into(),
         };
         let table = Table::new(specs).map_err(|e| Failure::usage(e.to_string()))?;
         (self.open, self.lines, self.mounted, self.made_before) = (open, lines, mounted, made_before);
+        self.inside = mounts;
+        self.names.want(exports.entries.iter().any(Entry::needs_names));
         Ok(table)
+    }
+
+    /// The files of a planned export: those that are open, or new ones. `None`: a mount that cannot
+    /// be served.
+    fn files_for(
+        &self,
+        planned: &Planned,
+        made_before: &mut Vec<(String, Vec<Answered>)>,
+    ) -> Result<Option<Files>, Failure> {
+        match self.open.get(&planned.dir) {
+            Some(files) if files.mount == planned.mount => return Ok(Some(files.clone())),
+            _ => {}
+        }
+        let Some(mount) = planned.mount else {
+            let (files, calls) = self.open_files(&self.directory(&planned.entry), &planned.entry)?;
+            made_before.push((planned.name.clone(), calls));
+            return Ok(Some(files));
+        };
+        if self.journal().is_some() || !rustix::process::geteuid().is_root() {
+            tracing::warn!(
+                "{}: clients see an empty directory: crossmnt needs root, and no --journal",
+                planned.dir.display()
+            );
+            return Ok(None);
+        }
+        match self.open_files(&planned.dir, &planned.entry) {
+            Ok((files, _)) => Ok(Some(Files { mount: Some(mount), ..files })),
+            Err(e) => {
+                tracing::warn!("clients see an empty directory: {}", e.line);
+                Ok(None)
+            }
+        }
     }
 
     /// The exports as they are written now.
@@ -123,14 +197,6 @@ impl Served {
         }
         if exports.entries.is_empty() {
             return Err(Failure::usage("nothing to serve: name a directory, or --export or --config"));
-        }
-        for entry in &exports.entries {
-            if let Some(c) = entry.clients.iter().find(|c| matches!(c.who, Who::Pattern(_))) {
-                return Err(Failure::usage(format!(
-                    "{}: {:?}: names of clients are not looked up; use addresses or networks",
-                    entry.at, c.who
-                )));
-            }
         }
         Ok(exports)
     }
@@ -156,6 +222,12 @@ impl Served {
             }
             _ => PathBuf::from(OsStr::from_bytes(&entry.path)),
         }
+    }
+
+    /// The same as the table of mounts has it.
+    fn real_directory(&self, entry: &Entry) -> PathBuf {
+        let dir = self.directory(entry);
+        fs::canonicalize(&dir).unwrap_or(dir)
     }
 
     /// A journal is for one directory, and out of its clients' reach.
@@ -189,7 +261,8 @@ impl Served {
         if self.args.memory {
             let vfs = Arc::new(Model::new(stack::env(), Duration::ZERO, MEMORY_MAX_BYTES));
             let extra: Option<Arc<dyn Extra>> = Some(vfs.clone());
-            return Ok((Files { vfs, extra, epoch: None, others: Others::Nobody, local: None }, Vec::new()));
+            let files = Files { vfs, extra, epoch: None, others: Others::Nobody, local: None, mount: None };
+            return Ok((files, Vec::new()));
         }
         if let Some(state_dir) = self.state_dir.as_ref().filter(|_| self.args.journal_discard)
             && self.journal().is_none()
@@ -217,6 +290,7 @@ impl Served {
                 epoch: Some(Arc::new(move || epoch.write_epoch())),
                 others,
                 local: Some(local),
+                mount: None,
             },
             calls,
         ))
@@ -245,12 +319,41 @@ pub fn descriptors_max() -> usize {
     limit - (limit / 8).max(512).min(limit / 2)
 }
 
-/// The name of an export for clients.
-fn name_of(entry: &Entry) -> String {
-    match entry.fsid {
-        Some(0) => "/".into(),
-        _ => String::from_utf8_lossy(&entry.path).into_owned(),
+/// Covers directories over which something else lies; by their paths on this machine.
+fn cover(plan: &[Planned], files: &[Option<Files>], mounts: &[Mount]) -> BTreeMap<PathBuf, CoveredDir> {
+    let mut all = BTreeMap::new();
+    for (i, files) in files.iter().enumerate() {
+        let Some(local) = files.as_ref().and_then(|files| files.local.as_ref()) else { continue };
+        let (points, paths): (Vec<_>, Vec<_>) = nested::covered(plan, i, mounts).into_iter().unzip();
+        for (point, found) in points.into_iter().zip(local.cover(&paths)) {
+            match found {
+                Ok(dir) => drop(all.insert(point, dir)),
+                // Inside a mount that is not exported, or over a file.
+                Err(e) => tracing::debug!("{}: {e}", point.display()),
+            }
+        }
     }
+    all
+}
+
+fn spec(planned: &Planned, files: Files, covers: Option<Covers>, names: &Arc<ClientNames>) -> ExportSpec {
+    let entry = &planned.entry;
+    let names = names.clone();
+    let (admit, unknown) = entry.admit(&LookUps {
+        addresses_of: &hosts::addresses_of,
+        hosts_of: &hosts::hosts_of,
+        names_of: Arc::new(move |client| names.known(client)),
+    });
+    for host in unknown {
+        tracing::warn!(
+            "{}: {host} is no host with an address, and no netgroup: it is not admitted",
+            entry.at
+        );
+    }
+    let path = String::from_utf8_lossy(&entry.path).into_owned();
+    let alias = if path == "/" { planned.dir.display().to_string() } else { path };
+    let Files { vfs, extra, epoch, others, .. } = files;
+    ExportSpec { path: planned.name.clone(), aliases: vec![alias], vfs, extra, admit, epoch, others, covers }
 }
 
 /// A file, or the files `*.exports` of a directory, as exports(5) has it.
@@ -271,10 +374,6 @@ pub fn files_of(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-fn addresses_of(host: &str) -> Vec<IpAddr> {
-    (host, 0).to_socket_addrs().map(|all| all.map(|a| a.ip()).collect()).unwrap_or_default()
-}
-
 /// Who may do what, in a few words.
 fn describe(entry: &Entry) -> String {
     let words = |r: &Rights| {
@@ -289,6 +388,7 @@ fn describe(entry: &Entry) -> String {
     let who = |w: &Who| match w {
         Who::Everybody => "*".to_string(),
         Who::Pattern(text) | Who::Host(text) => text.clone(),
+        Who::Netgroup(name) => format!("@{name}"),
         Who::Network(n) => format!("{}/{}", n.addr, n.bits),
         Who::Address(addr) => addr.to_string(),
     };
@@ -339,11 +439,9 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_told() {
-        for (args, word) in [
-            (&["/srv", "-o", "rot"][..], "rot"),
-            (&["--export", "/srv *.example.org(rw)"], "names of clients"),
-            (&["--config", "/does/not/exist"], "/does/not/exist"),
-        ] {
+        for (args, word) in
+            [(&["/srv", "-o", "rot"][..], "rot"), (&["--config", "/does/not/exist"], "/does/not/exist")]
+        {
             let line = served(args).exports().unwrap_err().line;
             assert!(line.contains(word), "{line}");
         }

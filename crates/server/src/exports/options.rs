@@ -8,24 +8,29 @@ pub(super) struct Settings {
     pub rights: Rights,
     pub fsid: Option<u64>,
     pub crossmnt: bool,
+    pub nohide: bool,
 }
 
-/// Words that change nothing here: what they allow is not done, or what they demand is always done.
+/// Words without an effect, each with its reason.
 const NO_MATTER: &[&str] = &[
-    "sync",  // A call is answered when it is stable, with
-    "async", // either of them.
+    // Calls are answered when their changes are stable.
+    "sync",
+    "async",
     "wdelay",
     "no_wdelay",
-    "subtree_check",    // A filehandle cannot be made by its user, so
-    "no_subtree_check", // there is nothing to be checked.
-    "hide",
-    "nohide",
+    // The place of a directory is always checked, that of a file never: no client can make a
+    // handle.
+    "subtree_check",
+    "no_subtree_check",
+    // NLM is not offered.
     "secure_locks",
     "insecure_locks",
     "auth_nlm",
     "no_auth_nlm",
+    // The ACL protocol beside NFSv3 is not offered.
     "acl",
     "no_acl",
+    // pNFS is not offered.
     "no_pnfs",
     "nopnfs",
 ];
@@ -56,6 +61,8 @@ impl Settings {
             "no_all_squash" => {}
             "manage_gids" | "manage-gids" => rights.manage_gids = true,
             "crossmnt" => self.crossmnt = true,
+            "nohide" => self.nohide = true,
+            "hide" => self.nohide = false,
             _ if NO_MATTER.contains(&word) => {}
             _ => return Err(unknown(word)),
         }
@@ -81,7 +88,7 @@ impl Settings {
 fn unknown(word: &str) -> String {
     format!(
         "option '{word}' is not known: use ro, rw, root_squash, no_root_squash, all_squash, anonuid=N, anongid=N, secure, \
-         insecure, fsid=N, sec=sys, crossmnt, manage-gids"
+         insecure, fsid=N, sec=sys, crossmnt, nohide, manage-gids"
     )
 }
 

@@ -28,7 +28,13 @@ fn rights(entry: &Entry, client: &str) -> Option<Rights> {
         "203.0.113.7" => vec!["Build7.Example.ORG".to_string()],
         _ => vec![],
     };
-    entry.admit(&addresses, Arc::new(names)).0(client.parse().unwrap())
+    let hosts = |group: &str| match group {
+        "builders" => Some(vec![Some("one".to_string()), Some("nowhere".to_string())]),
+        "all" => Some(vec![None]),
+        _ => None,
+    };
+    let look_ups = LookUps { addresses_of: &addresses, hosts_of: &hosts, names_of: Arc::new(names) };
+    entry.admit(&look_ups).0(client.parse().unwrap())
 }
 
 #[test]
@@ -60,7 +66,9 @@ fn the_most_special_client_counts_in_any_order() {
 #[test]
 fn unknown_hosts_are_told_and_not_admitted() {
     let e = entry("/s nowhere(rw) one");
-    let (admit, unknown) = e.admit(&|_| Vec::new(), Arc::new(|_| Vec::new()));
+    let names_of: Arc<NamesOf> = Arc::new(|_| Vec::new());
+    let look_ups = LookUps { addresses_of: &|_| Vec::new(), hosts_of: &|_| None, names_of };
+    let (admit, unknown) = e.admit(&look_ups);
     assert_eq!(unknown, ["nowhere", "one"]);
     assert_eq!(admit("192.0.2.1".parse().unwrap()), None);
 }
@@ -103,7 +111,6 @@ fn what_is_not_understood_says_where() {
         ("/s *(rw,rot)", "'rot'"),
         ("/s *(sec=krb5)", "sec=sys"),
         ("/s *(rw", ")"),
-        ("/s @group(rw)", "netgroups"),
         ("/s gss/krb5(rw)", "Kerberos"),
         ("/s 192.0.2.0/33", "bits"),
         ("/s 192.0.2.0/255.0.255.0", "netmask"),
@@ -161,4 +168,18 @@ fn every_wrong_line_is_found() {
     let mut none = Exports::default();
     assert_eq!(none.add("f", text.as_bytes()).unwrap_err(), wrong[0]);
     assert!(none.entries.is_empty(), "all or nothing");
+}
+
+#[test]
+fn netgroups_come_after_patterns() {
+    let e = entry("/s *(ro) @builders(rw) 2001:db8::1(ro,insecure)\n");
+    assert!(!rights(&e, "192.0.2.1").unwrap().read_only, "a host of the group");
+    assert!(!rights(&e, "2001:db8::1").unwrap().secure, "an address counts more");
+    assert!(rights(&e, "192.0.2.2").unwrap().read_only);
+    let e = entry("/s @all(rw) *.example.org(ro)\n");
+    assert!(rights(&e, "203.0.113.7").unwrap().read_only);
+    assert!(!rights(&e, "198.51.100.1").unwrap().read_only, "any host");
+    assert_eq!(rights(&entry("/s @missing(rw)\n"), "192.0.2.1"), None);
+    assert!(entry("/s *.example.org(rw)\n").needs_names() && !entry("/s @all(rw)\n").needs_names());
+    assert!(wrong("/s @(rw)\n").contains("name of a netgroup"));
 }

@@ -66,6 +66,7 @@ impl Lab {
             admit: Arc::new(move |_| Some(rights.clone())),
             epoch: None,
             others,
+            covers: None,
         };
         let nqnfs = NqnfsOptions { term: Duration::from_secs(TERM.into()), ..NqnfsOptions::default() };
         let mut options =

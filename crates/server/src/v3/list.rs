@@ -1,7 +1,8 @@
 //! READDIR and READDIRPLUS.
 //!
 //! The protocol's listings begin with `.` and `..`, which a `Vfs` leaves out: they have the cookies 1 and 2, and those of the
-//! `Vfs` are shifted by two. A caller who may read the directory but not search it gets the directory's own number for `..`.
+//! `Vfs` are shifted by two. A caller who may read the directory but not search it gets the
+//! directory's own number for `..`.
 
 use super::{At, is_delayed};
 use crate::error::stat3;
@@ -84,7 +85,9 @@ pub(super) async fn readdirplus(r: &Request, a: &ReaddirplusArgs) -> Readdirplus
     }
 }
 
-fn plus(r: &Request, dir: &At, i: Item) -> Entryplus3 {
+fn plus(r: &Request, dir: &At, mut i: Item) -> Entryplus3 {
+    // A LOOKUP leads across.
+    i.node = i.node.filter(|node| dir.crossing(r, &node.fh).is_none());
     let known = |n: &&Node| n.attrs.attr.kind != FileKind::Regular || !is_delayed(r, &n.fh);
     Entryplus3 {
         fileid: i.fileid,

@@ -60,6 +60,12 @@ async fn look(r: &Request, dir: &At, wanted: &Name3) -> Result<LookupOk, (Nfssta
     };
     let status = match (trail.stop, trail.steps.first()) {
         (Stop::Complete | Stop::Limit, Some(node)) => {
+            if let Some(inside) = dir.crossing(r, &node.fh) {
+                let root = At::root_of(r, inside).await.map_err(|status| (status, base))?;
+                let attr = root.attr().await.map_err(|status| (status, base))?;
+                let object = root.handle(&root.fh).ok_or((Nfsstat3::SERVERFAULT, base))?;
+                return Ok(LookupOk { object, obj_attributes: Some(root.wire(&attr)), dir_attributes: base });
+            }
             let object = dir.handle(&node.fh).ok_or((Nfsstat3::SERVERFAULT, base))?;
             // While somebody may delay writes to the file its attributes are worth nothing.
             let known = !is_delayed(r, &node.fh);

@@ -132,7 +132,8 @@ async fn directories_change_visibly() {
     assert_eq!((wrote.count, wrote.committed, wrote.verf), (3, StableHow::UNSTABLE, commit.verf));
 }
 
-/// `..` in a listing has the number of the directory that LOOKUP of `..` finds; the root of an export is its own parent.
+/// `..` in a listing has the number of the directory that LOOKUP of `..` finds; the root of an
+/// export is its own parent.
 #[tokio::test]
 async fn dot_dot_is_the_directory_above() {
     let lab = Lab::new(&model(), "/", 2, None);

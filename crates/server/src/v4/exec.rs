@@ -425,9 +425,21 @@ impl<'a> Exec<'a> {
 
     /// A place above the exports, or the root of the export that begins there.
     pub async fn at_place(&self, at: usize) -> Result<Here, Nfsstat4> {
-        let Some(export) = self.r.table.place(at).export.clone() else { return Ok(Here::Above(at)) };
+        let place = self.r.table.place(at);
+        match &place.export {
+            None => Ok(Here::Above(at)),
+            // It leads to an export inside this one that the client may use.
+            Some(export) if !place.children.is_empty() && export.rights(self.r.peer.addr.ip()).is_none() => {
+                Ok(Here::Above(at))
+            }
+            Some(export) => Ok(Here::Object(self.root_of(export).await?)),
+        }
+    }
+
+    /// The root of an export.
+    pub async fn root_of(&self, export: &Arc<Export>) -> Result<Object, Nfsstat4> {
         let root = export.root().await.map_err(|e| stat4(&e))?;
-        Ok(Here::Object(self.enter(export, root.fh, Some(root.attrs)).await?))
+        self.enter(export.clone(), root.fh, Some(root.attrs)).await
     }
 
     fn getfh(&self) -> Result<hither_proto::nfs4::Fh, Nfsstat4> {
@@ -453,16 +465,27 @@ impl<'a> Exec<'a> {
     async fn lookupp(&mut self) -> Result<(), Nfsstat4> {
         let here = match self.here()?.clone() {
             Here::Above(at) => self.above(at).await?,
-            Here::Object(o) if o.export.is_root(&o.fh) => self.above(self.r.table.place_of(&o.export)).await?,
+            Here::Object(o) if o.export.is_root(&o.fh) => self.above_export(&o.export).await?,
             Here::Object(o) => match o.export.vfs.parent(&o.cx, &o.fh).await {
                 Ok(node) => Here::Object(o.with(node)),
                 // The root, which this server has not been asked for yet.
-                Err(e) if e.errno == libc::ENOENT => self.above(self.r.table.place_of(&o.export)).await?,
+                Err(e) if e.errno == libc::ENOENT => self.above_export(&o.export).await?,
                 Err(e) => return Err(stat4(&e)),
             },
         };
         self.go(here);
         Ok(())
+    }
+
+    /// The directory above the root of an export: in the export around it, if the client may use
+    /// that.
+    async fn above_export(&self, export: &Export) -> Result<Here, Nfsstat4> {
+        let client = self.r.peer.addr.ip();
+        let around = self.r.table.around(export).filter(|(around, _)| around.rights(client).is_some());
+        let Some((around, covered)) = around else { return self.above(self.r.table.place_of(export)).await };
+        let covered = self.enter(around.clone(), covered.clone(), None).await?;
+        let above = around.vfs.parent(&covered.cx, &covered.fh).await.map_err(|e| stat4(&e))?;
+        Ok(Here::Object(covered.with(above)))
     }
 
     /// The directory above a place; the root of all has none (RFC 8881 section 18.14.3).
@@ -538,11 +561,13 @@ impl<'a> Exec<'a> {
         static NONE: Bytes = Bytes::new();
         let covers = wanted.has(attr::MOUNTED_ON_FILEID) && export.is_root(fh);
         let place = self.r.table.place_of(export);
+        let in_tree = (place != 0).then(|| u64::from(self.r.table.place(place).number));
+        let covered = export.covers.as_ref().map(|covers| covers.fileid);
         Source {
             attr,
             fsid: attrs::fsid(attr, export),
             handle: &NONE,
-            mounted_on: (covers && place != 0).then(|| u64::from(self.r.table.place(place).number)),
+            mounted_on: covered.or(in_tree).filter(|_| covers),
             fs: None,
             acl: None,
             have: Have::of(self.minor, Some(export)),

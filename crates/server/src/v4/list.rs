@@ -6,12 +6,14 @@ use super::attrs::{OF_ENTRY, bare_entry};
 use super::delegation::{Look, PATIENCE_V4, Told};
 use super::exec::{Exec, Here, Object, handle_if};
 use crate::error::stat4;
+use crate::table::Export;
 use hither_proto::nfs4::{
     Attrs as Wire, Bitmap4, Entry, Nfsstat4, READDIR_MAX_ENTRIES, ReaddirArgs, ReaddirOk, attr,
 };
 use hither_proto::xdr::{Chain, Enc};
 use hither_vfs::{DirEntry, Fh, FileKind};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Cookies that mean nothing.
 const RESERVED: u64 = 2;
@@ -39,7 +41,7 @@ impl Exec<'_> {
 
     async fn readdir_object(&self, dir: &Object, a: &ReaddirArgs, max: usize) -> Result<ReaddirOk, Nfsstat4> {
         let from = a.cookie.saturating_sub(RESERVED);
-        let nodes = !a.attr_request.is_subset(OF_ENTRY);
+        let nodes = !a.attr_request.is_subset(OF_ENTRY) || self.r.table.has_crossings(&dir.export);
         let verifier = if from == 0 { [0; 8] } else { a.cookieverf };
         let bytes = (max.saturating_sub(HEAD_BYTES) as u32).max(PAGE_MIN_BYTES);
         let list = || dir.export.vfs.readdir(&dir.cx, &dir.fh, from, verifier, bytes, nodes);
@@ -106,6 +108,9 @@ impl Exec<'_> {
 
     async fn entry_attrs(&self, dir: &Object, entry: &DirEntry, wanted: Bitmap4) -> Result<Wire, Nfsstat4> {
         if let Some(node) = &entry.node {
+            if let Some(inside) = self.r.crossing(&dir.export, &node.fh) {
+                return self.root_attrs(inside, node.attrs.attr.fileid, wanted).await;
+            }
             if super::attrs::cost_more(wanted) {
                 return self.object_attrs(&dir.with(node.clone()), &node.attrs.attr, wanted).await;
             }
@@ -118,6 +123,19 @@ impl Exec<'_> {
             true => Ok(bare_entry(entry.fileid, wanted, Nfsstat4::OK)),
             false if wanted.has(attr::RDATTR_ERROR) => Ok(bare_entry(entry.fileid, wanted, Nfsstat4::ACCESS)),
             false => Err(Nfsstat4::ACCESS),
+        }
+    }
+
+    /// Attributes of the root of an export that lies over an entry.
+    async fn root_attrs(&self, inside: &Arc<Export>, entry: u64, wanted: Bitmap4) -> Result<Wire, Nfsstat4> {
+        let attrs = async {
+            let root = self.root_of(inside).await?;
+            let attrs = self.attrs(&root).await?;
+            self.object_attrs(&root, &attrs.attr, wanted).await
+        };
+        match attrs.await {
+            Err(status) if wanted.has(attr::RDATTR_ERROR) => Ok(bare_entry(entry, wanted, status)),
+            attrs => attrs,
         }
     }
 

@@ -52,6 +52,12 @@ impl Exec<'_> {
             self.walk(&dir, first, rest).await?;
         }
         if let Some(node) = self.ahead.pop_front() {
+            if let Some(inside) = self.r.crossing(&dir.export, &node.fh) {
+                // The rest of the walk saw the directory below.
+                let root = self.root_of(inside).await?;
+                self.go(Here::Object(root));
+                return Ok(());
+            }
             self.stateid = None;
             self.current = Some(Here::Object(dir.with(node)));
             return Ok(());

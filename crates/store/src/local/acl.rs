@@ -36,6 +36,7 @@ impl Inner {
     /// A change without a record: it is synced, and with it all that has one.
     pub(super) fn set_acls(&self, worker: &mut Worker, fh: &Fh, acls: &PosixAcls) -> Result<Done<Attrs>> {
         let object = self.with_acls(worker, fh)?;
+        self.need_uncovered(&object)?;
         {
             let _changing = object.changes.begin();
             let _modes = object.modes.begin();

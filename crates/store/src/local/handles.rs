@@ -51,7 +51,7 @@ fn number_of(handle: &KernelHandle) -> Option<u64> {
     bytes.map(u64::from_le_bytes)
 }
 
-fn stale() -> Error {
+pub(super) fn stale() -> Error {
     Error::new(libc::ESTALE)
 }
 

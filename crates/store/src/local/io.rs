@@ -299,6 +299,7 @@ impl Inner {
         mode: XattrMode,
     ) -> Result<()> {
         let (object, path) = self.xattr_at(worker, fh, Some(name))?;
+        self.need_uncovered(&object)?;
         let flags = match mode {
             XattrMode::Either => XattrFlags::empty(),
             XattrMode::Create => XattrFlags::CREATE,
@@ -325,6 +326,7 @@ impl Inner {
 
     pub(super) fn removexattr(&self, worker: &mut Worker, fh: &Fh, name: &[u8]) -> Result<()> {
         let (object, path) = self.xattr_at(worker, fh, Some(name))?;
+        self.need_uncovered(&object)?;
         worker.caller(|| rustix::fs::removexattr(&path, name).map_err(os))?;
         self.sync(worker, &[&object])
     }

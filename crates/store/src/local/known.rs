@@ -190,7 +190,7 @@ impl Inner {
         change: u64,
         at_once: bool,
     ) -> Option<Arc<Known>> {
-        if !self.knows_names() || !is_lasting(change) {
+        if !self.knows_names() || !is_lasting(change) || self.is_covered(&dir.fh) {
             return None;
         }
         let (known, first) = {
@@ -240,7 +240,7 @@ impl Inner {
         let mut change = before.attr.change;
         let mut steps = Vec::with_capacity(at.path.len());
         for name in at.path {
-            if here.kind != FileKind::Directory {
+            if here.kind != FileKind::Directory || self.is_covered(&here.fh) {
                 return None;
             }
             let known = here.known_at(change)?;
@@ -263,6 +263,9 @@ impl Inner {
             return None;
         }
         let dir = self.find_in_place(dir).filter(|dir| dir.kind == FileKind::Directory)?;
+        if self.is_covered(&dir.fh) {
+            return None;
+        }
         let known = dir.known_at(self.attrs(&dir).ok()?.attr.change)?;
         let listing = known.listing().filter(|listing| listing.len() <= ENTRIES_AT_ONCE)?;
         if !known.may(&cx.cred, SEARCH | READ) || !super::list::fits(listing, max_bytes) {

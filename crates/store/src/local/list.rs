@@ -68,6 +68,10 @@ impl Inner {
         nodes: bool,
     ) -> Result<DirPage> {
         dir.need_dir()?;
+        if self.is_covered(&dir.fh) {
+            worker.caller(|| dir.access(4))?;
+            return Ok(DirPage { entries: Vec::new(), verifier: [0; 8], eof: true });
+        }
         let known = match nodes && cookie == 0 {
             true => self.known(worker, dir, self.attrs(dir)?.attr.change, true),
             false => None,

@@ -49,6 +49,9 @@ impl Inner {
         name: &Name,
     ) -> Result<Option<Arc<Object>>> {
         dir.need_dir()?;
+        if self.is_covered(&dir.fh) {
+            return Ok(None);
+        }
         let found = worker.caller(|| self.find_name(dir, name))?;
         if found.is_none() && dir.stat()?.stx_nlink == 0 {
             return Err(Error::new(libc::ESTALE));
@@ -213,6 +216,7 @@ impl Inner {
     ) -> Result<Made> {
         let dir = self.resolve(worker, dir)?;
         dir.need_dir()?;
+        self.need_uncovered(&dir)?;
         self.check_new(worker.cred(), set)?;
         let mut unsynced = self.unsynced();
         let before = self.attributer.before(&dir)?;
@@ -300,6 +304,7 @@ impl Inner {
     pub(super) fn link(&self, worker: &mut Worker, fh: &Fh, dir: &Fh, name: &Name) -> Result<Done<Made>> {
         let (object, dir) = (self.resolve(worker, fh)?, self.resolve(worker, dir)?);
         dir.need_dir()?;
+        self.need_uncovered(&dir)?;
         if object.kind == FileKind::Directory {
             return Err(Error::new(libc::EPERM));
         }
@@ -346,8 +351,10 @@ impl Inner {
     ) -> Result<Done<ChangeInfo>> {
         let dir = self.resolve(worker, dir)?;
         dir.need_dir()?;
+        self.need_uncovered(&dir)?;
         let before = self.attributer.before(&dir)?;
         let victim = self.fh_at(worker, &dir, name);
+        self.need_no_mount_point(victim.as_ref())?;
         let last = self.is_last(&dir, &c_name(name)?);
         let object = victim.clone();
         let change = victim.clone().map(|victim| Change::Remove {
@@ -381,10 +388,14 @@ impl Inner {
         let to_dir = self.resolve(worker, to.0)?;
         from_dir.need_dir()?;
         to_dir.need_dir()?;
+        self.need_uncovered(&from_dir)?;
+        self.need_uncovered(&to_dir)?;
         let same = Arc::ptr_eq(&from_dir, &to_dir);
         let before = (self.attributer.before(&from_dir)?, self.attributer.before(&to_dir)?);
         let moved = self.fh_at(worker, &from_dir, from.1);
         let replaced = self.fh_at(worker, &to_dir, to.1);
+        self.need_no_mount_point(moved.as_ref())?;
+        self.need_no_mount_point(replaced.as_ref())?;
         let last = moved != replaced && self.is_last(&to_dir, &c_name(to.1)?);
         // Between two names of one file nothing happens.
         let plain = !flags.contains(RenameFlags::EXCHANGE) && moved != replaced;

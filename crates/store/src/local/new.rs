@@ -100,6 +100,7 @@ impl Inner {
         waits: bool,
     ) -> Result<Begun> {
         dir.need_dir()?;
+        self.need_uncovered(&dir)?;
         self.check_new(worker.cred(), set)?;
         let usual = if kind == Kind::File { 0o666 } else { 0o777 };
         let mode = set.mode.unwrap_or(usual) & 0o7777;

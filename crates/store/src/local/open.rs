@@ -108,6 +108,7 @@ impl Inner {
         set: &SetAttr,
         access: OpenAccess,
     ) -> Result<Opened> {
+        self.need_uncovered(dir)?;
         self.check_new(worker.cred(), set)?;
         self.objects.room()?;
         let mut unsynced = self.unsynced();

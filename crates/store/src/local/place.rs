@@ -1,11 +1,13 @@
 //! Containment: whether a directory is below the exported one, and which directory holds it.
 //!
-//! Local programs can move a directory out of the exported one while clients use it. So each call that names a directory by
-//! handle checks its place first. In a private mount that check is one look-up of `..`: the kernel walks the tree in
-//! memory, without races with renames, and refuses `..` of a directory that is not below the mount's root (since Linux 4.3).
-//! Without a private mount each directory on the way up is opened.
+//! Local programs can move a directory out of the exported one while clients use it. So each call
+//! that names a directory by handle checks its place first. In a private mount that check is one
+//! look-up of `..`: the kernel walks the tree in memory, without races with renames, and refuses
+//! `..` of a directory that is not below the mount's root (since Linux 4.3). Without a private
+//! mount each directory on the way up is opened.
 //!
-//! Files are not checked: their handles cannot be made by others, and a file may have names in several directories.
+//! Files are not checked: their handles cannot be made by others, and a file may have names in
+//! several directories.
 
 use super::object::{Object, os, stat};
 use super::pool::Worker;
@@ -24,8 +26,8 @@ impl Inner {
         self.objects.find(fh).filter(|object| self.check_place(object).is_ok())
     }
 
-    /// `ESTALE` when a known directory is not below the exported one any more, as the caller of the thread. A directory whose
-    /// parent this process may not search counts as in its place.
+    /// `ESTALE` when a known directory is not below the exported one any more, as the caller of the
+    /// thread. A directory whose parent this process may not search counts as in its place.
     pub(super) fn check_place(&self, object: &Object) -> Result<()> {
         if !self.may_be_moved_out(object) {
             return Ok(());

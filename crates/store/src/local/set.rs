@@ -20,6 +20,7 @@ impl Inner {
         set: &SetAttr,
     ) -> Result<Attrs> {
         let object = self.resolve(worker, fh)?;
+        self.need_uncovered(&object)?;
         let may_write = open.is_some_and(|open| self.find_open(fh, open, OpenAccess::WRITE).is_ok());
         if set.size_bytes.is_some() {
             self.check_size(worker, &object, set, may_write)?;
@@ -33,6 +34,7 @@ impl Inner {
     /// Sets attributes other than the length.
     pub(super) fn set_others(&self, worker: &mut Worker, fh: &Fh, set: &SetAttr) -> Result<Done<Attrs>> {
         let object = self.resolve(worker, fh)?;
+        self.need_uncovered(&object)?;
         if !self.apply(worker, &object, set)? {
             return Ok(Done {
                 result: self.attrs(&object)?,

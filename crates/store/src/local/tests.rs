@@ -12,6 +12,7 @@ use std::time::SystemTime;
 
 mod acls;
 mod clones;
+mod covered;
 mod descriptors;
 mod failing;
 mod fresh;

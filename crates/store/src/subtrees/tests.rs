@@ -315,7 +315,8 @@ async fn no_promise_is_weaker_than_its_own() {
     }
 }
 
-/// The parent of a directory is the one that a walk leads to, with the place that the walk gives it, at every border.
+/// The parent of a directory is the one that a walk leads to, with the place that the walk gives
+/// it, at every border.
 #[tokio::test(start_paused = true)]
 async fn parent_has_the_place_of_a_walk() {
     let lab = Lab::new().await;

@@ -8,7 +8,8 @@ fn deep(levels: usize) -> Vec<Op> {
     (0..levels).map(|_| Op::create(CreateType::Dir, b"d", mode.clone())).collect()
 }
 
-/// From any depth of any export LOOKUPP leads up the names that led down, through the root of the export, to the root of all.
+/// From any depth of any export LOOKUPP leads up the names that led down, through the root of the
+/// export, to the root of all.
 #[tokio::test]
 async fn lookupp_leads_back_to_the_root() {
     const LEVELS: usize = 3;

@@ -1,4 +1,5 @@
-//! Containment and parents: a directory is served only below the exported one, and `..` never leads above it.
+//! Containment and parents: a directory is served only below the exported one, and `..` never leads
+//! above it.
 
 use super::*;
 use hither_vfs::{Creation, NewKind, Removal};
@@ -92,7 +93,8 @@ async fn parent_is_never_outside() {
     assert_eq!(parent(&l, &d).await.unwrap(), a);
 }
 
-/// Errors of every call that names `dir`, which holds `f` and `sub`; `other` is a directory in its place, `file` a file in it.
+/// Errors of every call that names `dir`, which holds `f` and `sub`; `other` is a directory in its
+/// place, `file` a file in it.
 async fn every_call(l: &Local, dir: &Fh, other: &Fh, file: &Fh) -> Vec<(&'static str, i32)> {
     let (cx, none) = (root(), RenameFlags::empty());
     let (f, sub, new, g) = (name("f"), name("sub"), name("new"), name("g"));
@@ -154,8 +156,8 @@ fn names_in(dir: &Path) -> Vec<String> {
     names
 }
 
-/// A directory that was in use is refused by every call as soon as a local program has moved it, or a directory above it, out; and is
-/// served again when it is back.
+/// A directory that was in use is refused by every call as soon as a local program has moved it, or
+/// a directory above it, out; and is served again when it is back.
 #[tokio::test]
 async fn moved_out_directory_is_refused_in_use() {
     for (journaled, moved, used) in
