@@ -105,7 +105,7 @@ pub struct Cache {
     /// `cache-min-file=`.
     pub min_file_bytes: u64,
     /// `cache-max-file=`.
-    pub max_file_bytes: u64,
+    pub max_file_bytes: Option<u64>,
     /// `cache-age=`.
     pub age: Duration,
     /// `fill=`.
@@ -133,7 +133,7 @@ impl Default for Cache {
             policy: Policy::default(),
             min_free_bytes: 1 << 30,
             min_file_bytes: 1,
-            max_file_bytes: 1 << 40,
+            max_file_bytes: None,
             age: Duration::from_secs(30),
             fill: Fill::Idle,
             read_only: false,

@@ -8,6 +8,7 @@ mod common;
 use common::{Ganesha, HITHER, Said, hither, run, sh, wait_for};
 use serde_json::Value;
 use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -101,6 +102,49 @@ fn policies_keep_what_they_say_and_limits_hold() {
             cache(&["evict", "--json", mnt.join("f6").to_str().unwrap()]).ok().out,
             "{\"evicted\":1}\n"
         );
+        umount(shown);
+    }
+}
+
+/// One sequential read of a file three times as large as the cache leaves the files there that are used,
+/// asks for each of its bytes once, and leaves a part of itself, which the next one finds.
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn a_large_scan_leaves_hot_files() {
+    const MIB: u64 = 1 << 20;
+    let ganesha = with_files(100, 200_000);
+    std::fs::File::create(ganesha.export("large")).unwrap().set_len(200 * MIB).unwrap();
+    let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path().join("cache"));
+    let shown = mnt.to_str().unwrap();
+    let options = format!("vers=4.2,cache={},cache-age=0,cache-size=64M,fill=off", dir.display());
+    for policy in ["s3-fifo", "gdsf"] {
+        ganesha.mount_with_cache(&format!("{options},cache-policy={policy}"), &mnt);
+        for _ in 0..3 {
+            right(&mnt, 0..100, 200_000);
+            settled(shown);
+        }
+        let scan = || {
+            let before = counter(shown, "fetched_bytes");
+            let mut large = std::fs::File::open(mnt.join("large")).unwrap();
+            assert_eq!(std::io::copy(&mut large, &mut std::io::sink()).unwrap(), 200 * MIB);
+            // The kernel's own copy goes.
+            // SAFETY: the descriptor is open; nothing else is passed but numbers.
+            assert_eq!(unsafe { libc::posix_fadvise(large.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) }, 0);
+            settled(shown);
+            counter(shown, "fetched_bytes") - before
+        };
+        // But for those that come with the open.
+        let fetched = scan();
+        assert!((199 * MIB..=200 * MIB).contains(&fetched), "{policy}: each byte once: {fetched}");
+        let files = |least: u64| {
+            let slots = json(cache(&["ls", "--json", shown]));
+            let is_whole = |slot: &&Value| slot["cached_bytes"].as_u64() >= Some(least);
+            slots.as_array().unwrap().iter().filter(is_whole).count()
+        };
+        assert!(files(200_000) >= 91, "{policy}: {} files", files(200_000));
+        assert_eq!(files(20 * MIB), 1, "{policy}: a part of the large one");
+        assert!(scan() <= 180 * MIB, "{policy}: its part is found");
+        cache(&["evict", "--all", shown]).ok();
         umount(shown);
     }
 }

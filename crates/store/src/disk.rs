@@ -43,6 +43,7 @@ mod memo;
 mod opens;
 mod own;
 mod pass;
+mod passing;
 mod read;
 mod saved;
 mod shelf;
@@ -168,6 +169,7 @@ pub struct Disk {
     /// The ends of changes of our own.
     changed: Mutex<withdrawn::Moments>,
     queue: Arc<Semaphore>,
+    passing: passing::Passing,
     jobs: mpsc::UnboundedSender<Job>,
     trouble: fill::Trouble,
     candidates: fillin::Candidates,
@@ -347,6 +349,7 @@ impl Disk {
             withdrawn: Mutex::default(),
             changed: Mutex::default(),
             queue: Arc::new(Semaphore::new(queue.min(Semaphore::MAX_PERMITS))),
+            passing: passing::Passing::new(queue),
             jobs,
             trouble: fill::Trouble::default(),
             candidates: fillin::Candidates::default(),
@@ -395,7 +398,8 @@ impl Disk {
         DiskStats {
             entries,
             entry_bytes,
-            queue_bytes: (self.options.queue_bytes / QUEUE_UNIT * QUEUE_UNIT).saturating_sub(free),
+            queue_bytes: (self.options.queue_bytes / QUEUE_UNIT * QUEUE_UNIT)
+                .saturating_sub(free + self.passing.units() as u64 * QUEUE_UNIT),
             fill_waiting: self.candidates.len() as u64,
             off: u64::from(!self.is_on()),
             ..self.counters.snapshot()

@@ -10,6 +10,9 @@
 //!   main queue at once. In the main queue each use is worth another round, three at most.
 //! - `gdsf` (Cherkasova, HPL-98-69): what costs least to fetch again for the room it takes goes first: its worth is
 //!   age + uses × calls / bytes, where the age is the worth of what went last. It weighs sizes, which P4 asks for.
+//!
+//! Admission is the same for all: a file that is read once, or cannot fit, displaces others up to a tenth of the soft limit
+//! ([`Order::may_displace`]). Without that rule one sequential read of a file larger than the cache removes everything.
 
 pub mod model;
 #[cfg(test)]
@@ -90,6 +93,19 @@ const ROUNDS: u8 = 3;
 const MARKS_MIN: usize = 1024;
 /// Bytes that one call fetches.
 const CALL_BYTES: u64 = 1 << 20;
+
+/// A file may take this part of the soft limit from others at its first pass.
+const SHARE_PART: u64 = 10;
+/// Its share in a small cache, in bytes: two calls.
+const SHARE_MIN: u64 = 2 * CALL_BYTES;
+/// Of a file so many times as large as the cache nothing is kept, if nothing else is said.
+const LARGEST: u64 = 16;
+
+/// Length of the largest file that a cache of `cache_bytes` keeps a part of, unless it is told another one. Even of a file
+/// that has the whole cache to itself less than a sixteenth would be found beyond that.
+pub const fn max_file_bytes(cache_bytes: u64) -> u64 {
+    cache_bytes.saturating_mul(LARGEST)
+}
 
 /// Lists of an order. Only the first two are linked.
 const NEW: u8 = 0;
@@ -279,6 +295,26 @@ impl<T: Item> Order<T> {
             }
             _ => self.nodes[i as usize].bytes = bytes,
         }
+    }
+
+    /// Whether an item may take `more` bytes where others have to go for them. `whole_bytes` is its size when all of it is
+    /// here. Up to its share every item may. Beyond its share it may when it fits below the limit, was used again since it
+    /// came, and is not the next to go itself (`gdsf`). What does not go by itself always may.
+    ///
+    /// # Panics
+    /// It has left.
+    pub fn may_displace(&self, place: Place, more: u64, whole_bytes: u64, soft_bytes: u64) -> bool {
+        let node = &self.nodes[place.0 as usize];
+        if node.queue == ASIDE || node.bytes.saturating_add(more) <= (soft_bytes / SHARE_PART).max(SHARE_MIN)
+        {
+            return true;
+        }
+        let again = match self.policy {
+            Policy::Lru => node.uses > 0,
+            Policy::S3Fifo => node.uses > 0 || node.queue == MAIN,
+            Policy::Gdsf => node.uses > 1 && self.ranks.first().is_none_or(|(_, first)| *first != place.0),
+        };
+        again && whole_bytes <= soft_bytes
     }
 
     /// From now on an item does not go by itself, or does again.

@@ -378,7 +378,7 @@ pub fn cache_min_file(w: &mut Wanted, value: &str) -> Done {
 }
 
 pub fn cache_max_file(w: &mut Wanted, value: &str) -> Done {
-    w.cache.max_file_bytes = size(value, 0, 1 << 50)?;
+    w.cache.max_file_bytes = Some(size(value, 0, 1 << 50)?);
     w.cache.detail("cache-max-file")
 }
 

@@ -275,7 +275,8 @@ pub const OPTIONS: &[Def] = &[
     valued("cache-min-free", "SIZE", "1G", Disk, apply::cache_min_free)
         .help("space that the cache leaves free in the file system it is in"),
     valued("cache-min-file", "SIZE", "1", Disk, apply::cache_min_file).help("smaller files are not kept"),
-    valued("cache-max-file", "SIZE", "1T", Disk, apply::cache_max_file).help("larger files are not kept"),
+    valued("cache-max-file", "SIZE", "16 × cache-size", Disk, apply::cache_max_file)
+        .help("larger files are not kept"),
     valued("cache-age", "SECONDS", "30", Disk, apply::cache_age)
         .help("files that changed less long ago are not kept: the server's clock may hide that they change again"),
     valued("fill", "WHEN", "idle", Disk, apply::fill)

@@ -268,7 +268,7 @@ fn the_disk_cache_is_off_until_it_is_asked_for() {
     let c = w.unwrap().cache;
     assert_eq!(c.dir.unwrap().to_str(), Some("/c"));
     assert_eq!((c.size_bytes, c.min_free_bytes), (5 << 30, 2 << 20));
-    assert_eq!((c.min_file_bytes, c.max_file_bytes, c.age), (4096, 1 << 30, Duration::ZERO));
+    assert_eq!((c.min_file_bytes, c.max_file_bytes, c.age), (4096, Some(1 << 30), Duration::ZERO));
     assert!(c.read_only);
     assert_eq!((c.dir_size_bytes, c.soft_percent), (None, 90));
     let c = parse("cache,cache-dir-size=20G,cache-soft=75").unwrap().cache;

@@ -6,6 +6,7 @@ use crate::mount::Job;
 use hither_nfs::{Connected, Version};
 use hither_store::disk::{Disk, DiskOptions, KeyAct};
 use hither_store::meta::Meta;
+use hither_store::policy::max_file_bytes;
 use hither_vfs::{Cred, Cx, Fh, FileKind, Name, Node, Stop, Vfs, Want, Where};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -16,6 +17,7 @@ pub async fn disk(job: &Job, connected: &Connected, client: Arc<dyn Vfs>) -> Opt
     let cache = &job.wanted.cache;
     let dir = cache.dir.as_ref()?;
     let soft = |bytes: u64| bytes / 100 * cache.soft_percent;
+    let most = cache.size_bytes.min(cache.dir_size_bytes.unwrap_or(u64::MAX));
     let options = DiskOptions {
         soft_bytes: soft(cache.size_bytes),
         hard_bytes: cache.size_bytes,
@@ -24,7 +26,7 @@ pub async fn disk(job: &Job, connected: &Connected, client: Arc<dyn Vfs>) -> Opt
         policy: cache.policy,
         min_free_bytes: cache.min_free_bytes,
         cache_min_file: cache.min_file_bytes,
-        cache_max_file: cache.max_file_bytes,
+        cache_max_file: cache.max_file_bytes.unwrap_or_else(|| max_file_bytes(most)),
         cache_age: cache.age,
         read_only: cache.read_only,
         fill: cache.fill,

@@ -7,9 +7,12 @@
 
 use super::shelf::Shelf;
 use super::stats::add;
+use std::sync::atomic::Ordering;
 
 /// Entries that leave before their files are removed.
 const TURN: u64 = 64;
+/// A file system that was short of space is so no longer when it has more than this part of what is kept to spare.
+const SLACK_PART: u64 = 8;
 
 impl Shelf {
     /// Removes at most `most` entries, if it is time; how many went. One at a time cleans.
@@ -37,8 +40,13 @@ impl Shelf {
         let free = self.io.free_bytes().unwrap_or(u64::MAX);
         let short = self.limits.min_free_bytes.saturating_sub(free);
         let mut index = self.index.lock();
+        let taken = index.bytes() + self.withheld();
+        if short > 0 {
+            self.tight_bytes.store(taken.saturating_sub(short), Ordering::Relaxed);
+        } else if free - self.limits.min_free_bytes.min(free) > taken / SLACK_PART {
+            self.tight_bytes.store(u64::MAX, Ordering::Relaxed);
+        }
         if index.goal.is_none() {
-            let taken = index.bytes() + self.withheld();
             let short = short.max(self.total.get().map_or(0, |total| total.take_short(taken)));
             index.goal = index.policy().goal(taken, self.limits.soft_bytes, short);
         }

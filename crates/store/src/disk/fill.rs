@@ -35,7 +35,17 @@ pub(super) struct Job {
     pub held: Arc<Held>,
     pub block: u64,
     pub bytes: Bytes,
-    pub _room: OwnedSemaphorePermit,
+    pub room: OwnedSemaphorePermit,
+}
+
+/// How the attempt to put a block ended.
+pub(super) enum Put {
+    /// The entry took it.
+    Kept(Arc<Entry>),
+    /// Its file has its share.
+    Refused,
+    /// It is there, or there is no room, or its version is over.
+    No,
 }
 
 /// Whether the disk fails.
@@ -140,10 +150,15 @@ impl Disk {
         for job in batch {
             if !job.held.is_dead() && self.is_on() {
                 match self.put_job(&shelf, &job) {
-                    Ok(Some(entry)) => {
+                    Ok(Put::Kept(entry)) => {
                         unsynced.0.lock().insert(entry.id, entry);
                     }
-                    Ok(None) => {}
+                    Ok(Put::Refused) => {
+                        add(&self.counters.refused_large, 1);
+                        self.passing.take(job);
+                        continue;
+                    }
+                    Ok(Put::No) => {}
                     Err(e) => self.failed(&shelf, &job.held, &e),
                 }
             }
@@ -156,8 +171,8 @@ impl Disk {
         self.clean(&shelf, CLEAN_TURN);
     }
 
-    /// Puts a block; the entry, when it took it.
-    pub(super) fn put_job(&self, shelf: &Shelf, job: &Job) -> io::Result<Option<Arc<Entry>>> {
+    /// Puts a block, if its file may have more.
+    pub(super) fn put_job(&self, shelf: &Shelf, job: &Job) -> io::Result<Put> {
         let held = &job.held;
         let entry = match held.entry().filter(|e| !e.is_dead()) {
             Some(entry) => entry,
@@ -170,13 +185,18 @@ impl Disk {
                 entry
             }
         };
-        let put = shelf.put(&entry, job.block, &job.bytes)?;
+        let admitted = shelf.admits(&entry, job.bytes.len() as u64);
+        let put = admitted && shelf.put(&entry, job.block, &job.bytes)?;
         if held.is_dead() {
             // Whoever ended the version dropped what there was, perhaps just before this was made; by a slow clock the next version may
             // look like it.
             shelf.forget(entry.key, Some(entry.id));
         }
-        Ok(put.then_some(entry))
+        Ok(match (put, admitted) {
+            (true, _) => Put::Kept(entry),
+            (false, true) => Put::No,
+            (false, false) => Put::Refused,
+        })
     }
 
     fn failed(&self, shelf: &Shelf, held: &Held, e: &io::Error) {
@@ -242,6 +262,7 @@ impl Disk {
     /// Returns when all that was on its way is on the disk, and durable a moment later, or after `within`.
     pub(super) async fn drain(&self, within: Duration) {
         let all = u32::try_from(self.options.queue_bytes / QUEUE_UNIT).unwrap_or(u32::MAX);
+        let _no_more = self.passing.close();
         if tokio::time::timeout(within, self.queue.acquire_many(all)).await.is_err() {
             tracing::debug!("disk cache: not all was written before the end");
         }

@@ -119,7 +119,7 @@ impl Disk {
             Fill::Rate(_) => true,
         };
         // What the cleaner would have to make room for is not worth it.
-        let room = || self.shelf().is_some_and(|shelf| shelf.is_roomy());
+        let room = || self.shelf().is_some_and(|shelf| shelf.is_roomy(BLOCK));
         now && self.may_store() && room()
     }
 

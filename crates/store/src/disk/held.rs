@@ -358,9 +358,7 @@ impl Disk {
                     None => self.queue.clone().try_acquire_many_owned(units as u32).ok(),
                 };
                 match one {
-                    Some(room) => {
-                        jobs.push(Job { held: held.clone(), block, bytes: bytes.clone(), _room: room })
-                    }
+                    Some(room) => jobs.push(Job { held: held.clone(), block, bytes: bytes.clone(), room }),
                     None => add(&self.counters.queue_full, 1),
                 }
             }
@@ -395,7 +393,7 @@ impl Disk {
             // Not a slice of a reply with many other things in it.
             let bytes = Bytes::copy_from_slice(&bytes);
             if held.take_ready(block, &bytes) {
-                let _ = self.jobs.send(Job { held: held.clone(), block, bytes, _room: room });
+                let _ = self.jobs.send(Job { held: held.clone(), block, bytes, room });
             }
         }
     }

@@ -142,6 +142,11 @@ impl Index {
         self.bytes += bytes;
     }
 
+    /// Whether an entry may take so many bytes more where others have to go for them; see [`Order::may_displace`].
+    pub fn may_displace(&self, key: Key, more: u64, whole_bytes: u64, soft_bytes: u64) -> bool {
+        self.place(key).is_some_and(|place| self.order.may_displace(place, more, whole_bytes, soft_bytes))
+    }
+
     /// From now on the cleaner leaves an entry alone, or does so no longer.
     pub fn set_aside(&mut self, key: Key, aside: bool) {
         if let Some(place) = self.place(key) {

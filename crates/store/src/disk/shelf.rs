@@ -51,6 +51,8 @@ pub(super) struct Shelf {
     /// be compared again when they are looked at next.
     whole: Mutex<HashSet<u64>>,
     pub cleaning: Mutex<()>,
+    /// What was kept when the file system was found short of space, less what was missing; `u64::MAX` when it is not short.
+    pub tight_bytes: AtomicU64,
     /// Space that entries take which are not in the index because they are being written.
     withheld_bytes: AtomicU64,
     /// Files that the cleaner leaves alone.
@@ -80,6 +82,7 @@ impl Shelf {
             trash: Mutex::default(),
             whole: Mutex::default(),
             cleaning: Mutex::default(),
+            tight_bytes: AtomicU64::new(u64::MAX),
             withheld_bytes: AtomicU64::new(0),
             pins: Mutex::default(),
             limits,
@@ -155,11 +158,24 @@ impl Shelf {
         bytes >= self.limits.hard_bytes || self.total.get().is_some_and(|total| total.is_full(bytes))
     }
 
-    /// Whether there is room without anything having to go for it. Does not block.
-    pub fn is_roomy(&self) -> bool {
-        let bytes = self.size().1;
-        let all = self.total.get().is_none_or(|total| total.bytes(bytes) < total.soft_bytes);
-        bytes < self.limits.soft_bytes && all
+    /// Whether there is room for `more` bytes without anything having to go for them. Does not block.
+    pub fn is_roomy(&self, more: u64) -> bool {
+        let bytes = self.size().1.saturating_add(more);
+        let all = self.total.get().is_none_or(|total| total.bytes(bytes) <= total.soft_bytes);
+        bytes <= self.soft_bytes() && all
+    }
+
+    /// So much is kept here before something has to go: a soft limit, or what the file system has room for.
+    fn soft_bytes(&self) -> u64 {
+        let all = self.total.get().map_or(u64::MAX, |total| total.soft_bytes);
+        self.limits.soft_bytes.min(all).min(self.tight_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Whether a block of an entry is taken in, or read past the cache: a large file that is read once does not push out what
+    /// is used. Does not block.
+    pub fn admits(&self, entry: &Entry, more: u64) -> bool {
+        let whole_bytes = entry.version.size.saturating_add(ENTRY_COST);
+        self.is_roomy(more) || self.index.lock().may_displace(entry.key, more, whole_bytes, self.soft_bytes())
     }
 
     /// Entries, and bytes they take.

@@ -5,6 +5,7 @@ mod crash;
 mod damage;
 mod fillin;
 mod histories;
+mod large;
 mod memo;
 mod own;
 mod scale;

@@ -1,10 +1,12 @@
 //! The disk cache as numbers: which reads it answers, without a disk.
 //!
 //! What the cache does is done here to numbers: files in blocks of 64 KiB, 8 KiB more for an entry, the soft limit at nine tenths, no
-//! block beyond the hard one, missing blocks asked for in calls of at most 1 MiB. The order of what goes is the cache's own ([`Order`]). Reads
-//! come one after the other, and what was read is on the disk before the next.
+//! block beyond the hard one, missing blocks asked for in calls of at most 1 MiB. The order of what goes is the cache's own
+//! ([`Order`]), as is the admission of blocks. Reads come one after the other, and what was read is on the disk before the
+//! next. The cache counts a use for each open, of which a list of reads knows nothing: here a read that goes back in its file
+//! is a use, and one that goes on is not.
 
-use super::{Item, Order, Place, Policy};
+use super::{Item, Order, Place, Policy, max_file_bytes};
 use std::collections::HashMap;
 
 /// Bytes of a block.
@@ -41,10 +43,18 @@ impl Item for Numbered {
     }
 }
 
+/// What is kept of a file.
+struct Kept {
+    place: Place,
+    here: Vec<bool>,
+    /// End of the last read.
+    reached: u64,
+}
+
 /// A disk cache, as numbers.
 pub struct Model {
     order: Order<Numbered>,
-    kept: HashMap<u32, (Place, Vec<bool>)>,
+    kept: HashMap<u32, Kept>,
     bytes: u64,
     soft: u64,
     hard: u64,
@@ -73,11 +83,14 @@ impl Model {
         let to = from.saturating_add(len).min(size);
         let blocks = if from < to { from / BLOCK_BYTES..to.div_ceil(BLOCK_BYTES) } else { 0..0 };
         let asked: u64 = blocks.clone().map(|block| block_bytes(size, block)).sum();
-        let kept = self.kept.get(&file);
-        let is_here = |block: &u64| kept.is_some_and(|(_, here)| here.get(*block as usize) == Some(&true));
+        let mut kept = self.kept.get_mut(&file);
+        let is_here =
+            |block: &u64| kept.as_ref().is_some_and(|kept| kept.here.get(*block as usize) == Some(&true));
         let missing: Vec<u64> = blocks.filter(|block| !is_here(block)).collect();
-        if let Some((place, _)) = kept {
-            self.order.used(*place);
+        if let Some(kept) = &mut kept {
+            if from < std::mem::replace(&mut kept.reached, to) {
+                self.order.used(kept.place);
+            }
         }
         let fetched: u64 = missing.iter().map(|block| block_bytes(size, *block)).sum();
         self.score.hits += u64::from(missing.is_empty());
@@ -88,7 +101,7 @@ impl Model {
             let bytes: u64 = run.iter().map(|block| block_bytes(size, *block)).sum();
             self.score.calls += bytes.div_ceil(CALL_BYTES);
         }
-        self.put(file, size, &missing);
+        self.put(file, size, to, &missing);
         missing.is_empty()
     }
 
@@ -100,32 +113,38 @@ impl Model {
             from <= begins && begins + block_bytes(size, *block) <= to
         };
         let blocks: Vec<u64> = (from / BLOCK_BYTES..to.div_ceil(BLOCK_BYTES)).filter(whole).collect();
-        self.put(file, size, &blocks);
+        self.put(file, size, to, &blocks);
     }
 
     /// Somebody removed or changed it.
     pub fn forget(&mut self, file: u32) {
-        if let Some((place, _)) = self.kept.remove(&file) {
-            self.bytes -= self.order.bytes(place);
-            self.order.remove(place);
+        if let Some(kept) = self.kept.remove(&file) {
+            self.bytes -= self.order.bytes(kept.place);
+            self.order.remove(kept.place);
         }
     }
 
-    fn put(&mut self, file: u32, size: u64, blocks: &[u64]) {
+    fn put(&mut self, file: u32, size: u64, reached: u64, blocks: &[u64]) {
+        if size > max_file_bytes(self.hard) {
+            return;
+        }
         for &block in blocks {
             if self.bytes >= self.hard {
                 break;
             }
             let (order, bytes) = (&mut self.order, &mut self.bytes);
-            let (place, here) = self.kept.entry(file).or_insert_with(|| {
+            let kept = self.kept.entry(file).or_insert_with(|| {
                 *bytes += ENTRY_BYTES;
-                (order.insert(Numbered(file), ENTRY_BYTES), Vec::new())
+                Kept { place: order.insert(Numbered(file), ENTRY_BYTES), here: Vec::new(), reached }
             });
             let (at, len) = (block as usize, block_bytes(size, block));
-            if here.get(at) != Some(&true) && *bytes + len <= self.hard {
-                here.resize(here.len().max(at + 1), false);
-                here[at] = true;
-                order.resize(*place, order.bytes(*place) + len);
+            let is_roomy = *bytes + len <= self.soft;
+            let admitted =
+                is_roomy || order.may_displace(kept.place, len, size.saturating_add(ENTRY_BYTES), self.soft);
+            if kept.here.get(at) != Some(&true) && *bytes + len <= self.hard && admitted {
+                kept.here.resize(kept.here.len().max(at + 1), false);
+                kept.here[at] = true;
+                order.resize(kept.place, order.bytes(kept.place) + len);
                 *bytes += len;
             }
         }
@@ -177,5 +196,67 @@ mod tests {
         let mut cache = Model::new(Policy::S3Fifo, MIB);
         assert!(cache.read(1, 0, 0, 10) && cache.read(1, 10, 10, 10) && cache.read(1, 10, u64::MAX, 10));
         assert_eq!(cache.score().calls, 0);
+    }
+
+    const KB: u64 = 1000;
+
+    /// Files of which all bytes are here, and bytes of one file.
+    fn found(cache: &Model, files: std::ops::Range<u32>, size: u64, large: u32) -> (usize, u64) {
+        let whole = |file: &u32| {
+            let blocks = size.div_ceil(BLOCK_BYTES) as usize;
+            cache.kept.get(file).is_some_and(|kept| kept.here.iter().filter(|here| **here).count() == blocks)
+        };
+        let part = cache.kept.get(&large).map_or(0, |kept| cache.order.bytes(kept.place));
+        (files.filter(whole).count(), part)
+    }
+
+    fn scan(cache: &mut Model, file: u32, size: u64) {
+        for at in (0..size).step_by(128 << 10) {
+            cache.read(file, size, at, 128 << 10);
+        }
+    }
+
+    /// One sequential read of a file larger than the cache leaves the files there that are used, under every policy, in a
+    /// cache with room and in one that is full of files that were read once; and it leaves a part of itself.
+    #[test]
+    fn a_large_scan_leaves_hot_files() {
+        for (policy, filled, len) in Policy::ALL.into_iter().flat_map(|policy| {
+            [(policy, false, 200 * MIB), (policy, true, 200 * MIB), (policy, true, 40 * MIB)]
+        }) {
+            let mut cache = Model::new(policy, 64 * MIB);
+            for _ in 0..3 {
+                (0..100).for_each(|file| _ = cache.read(file, 200 * KB, 0, 200 * KB));
+            }
+            if filled {
+                (1000..1150).for_each(|file| _ = cache.read(file, 200 * KB, 0, 200 * KB));
+                (0..100).for_each(|file| _ = cache.read(file, 200 * KB, 0, 200 * KB));
+            }
+            scan(&mut cache, 5000, len);
+            let (hot, part) = found(&cache, 0..100, 200 * KB, 5000);
+            assert!(hot >= 90 && part >= 2 * MIB, "{policy:?} {filled} {len}: {hot} hot files, {part} bytes");
+            assert!(cache.bytes <= cache.hard);
+            // Small files that come afterwards take the room of the large one, or of what was read once.
+            (2000..2100).for_each(|file| _ = cache.read(file, 200 * KB, 0, 200 * KB));
+            let (hot, _) = found(&cache, 0..100, 200 * KB, 5000);
+            assert!(hot >= 90 || policy == Policy::Lru, "{policy:?} {filled} {len}: {hot} hot files at last");
+        }
+    }
+
+    /// A file that fits and is read again is kept whole though others have to go for it; one that cannot fit never is, nor is
+    /// anything kept of one that is many times as large as the cache.
+    #[test]
+    fn what_is_read_again_is_kept_whole() {
+        for policy in Policy::ALL {
+            let mut cache = Model::new(policy, 64 * MIB);
+            (0..400).for_each(|file| _ = cache.read(file, 200 * KB, 0, 200 * KB));
+            for (file, len, whole) in [(5000, 30 * MIB, true), (6000, 60 * MIB, false)] {
+                (0..4).for_each(|_| scan(&mut cache, file, len));
+                let (_, part) = found(&cache, 0..0, 1, file);
+                assert_eq!(part >= len, whole, "{policy:?}: {part} of {len}");
+                assert!(part >= 5 * MIB, "{policy:?}: {part} of {len}");
+            }
+            scan(&mut cache, 7000, 64 * 16 * MIB + 1);
+            assert!(!cache.kept.contains_key(&7000));
+        }
     }
 }

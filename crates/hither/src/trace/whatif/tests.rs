@@ -50,6 +50,21 @@ fn a_cache_spares_the_second_read_and_a_small_one_does_not() {
     }
 }
 
+/// A sequential read of a file three times as large as the cache, between reads of files that are used: they stay under every
+/// policy, as in the disk cache.
+#[test]
+fn a_large_scan_leaves_hot_files() {
+    const CHUNK: u64 = 128 << 10;
+    let hot = || (0..100).map(|n| line("READ", &format!("/m/./hot{n}"), (0, 200_000), 10, (0, 0)));
+    let scan = (0..1600).map(|n| line("READ", "/m/./large", (n * CHUNK, CHUNK), 10, (0, 0)));
+    let lines: Vec<Line> = hot().chain(hot()).chain(hot()).chain(scan).chain(hot()).collect();
+    let trace = Trace::of(lines.into_iter().map(Ok)).unwrap();
+    for policy in Policy::ALL {
+        let (score, waited) = trace.play(policy, 64 << 20);
+        assert!(score.hits >= 200 + 90 && waited <= 1800 - 90, "{}: {}", policy.name(), score.hits);
+    }
+}
+
 #[test]
 fn what_is_told_is_what_was_played() {
     let args = |json| TraceWhatIf {

@@ -78,8 +78,8 @@ async fn a_block_that_comes_when_its_version_is_over_leaves_nothing() {
         if over {
             held.kill();
         }
-        let _room = l.disk.queue.clone().try_acquire_many_owned(1).unwrap();
-        let job = fill::Job { held, block: 0, bytes: pattern(1, 100), _room };
+        let room = l.disk.queue.clone().try_acquire_many_owned(1).unwrap();
+        let job = fill::Job { held, block: 0, bytes: pattern(1, 100), room };
         l.disk.put_job(&shelf, &job).unwrap();
         assert_eq!(shelf.has(format::Key::of(&fh)), !over);
         shelf.forget(format::Key::of(&fh), None);
