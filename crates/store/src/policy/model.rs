@@ -87,10 +87,10 @@ impl Model {
         let is_here =
             |block: &u64| kept.as_ref().is_some_and(|kept| kept.here.get(*block as usize) == Some(&true));
         let missing: Vec<u64> = blocks.filter(|block| !is_here(block)).collect();
-        if let Some(kept) = &mut kept {
-            if from < std::mem::replace(&mut kept.reached, to) {
-                self.order.used(kept.place);
-            }
+        if let Some(kept) = &mut kept
+            && from < std::mem::replace(&mut kept.reached, to)
+        {
+            self.order.used(kept.place);
         }
         let fetched: u64 = missing.iter().map(|block| block_bytes(size, *block)).sum();
         self.score.hits += u64::from(missing.is_empty());
