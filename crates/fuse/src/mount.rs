@@ -245,6 +245,11 @@ impl Mounted {
         self.session.stats.list()
     }
 
+    /// Entries of directories given to the kernel since the mount began.
+    pub fn entries_listed(&self) -> u64 {
+        self.session.stats.entries.load(Ordering::Relaxed)
+    }
+
     /// Path hints since the mount began.
     pub fn hints(&self) -> HintStats {
         self.session.hints.stats()

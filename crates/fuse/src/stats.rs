@@ -7,11 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Stats {
     began: [AtomicU64; opcode::COUNT],
     failed: [AtomicU64; opcode::COUNT],
+    /// Entries of directories that were given to the kernel.
+    pub entries: AtomicU64,
 }
 
 impl Default for Stats {
     fn default() -> Self {
-        Self { began: [const { AtomicU64::new(0) }; _], failed: [const { AtomicU64::new(0) }; _] }
+        let counts = || [const { AtomicU64::new(0) }; _];
+        Self { began: counts(), failed: counts(), entries: AtomicU64::new(0) }
     }
 }
 

@@ -14,6 +14,7 @@ use crate::inode::{Inode, Moment};
 use crate::lease::LEASE_TIME;
 use hither_vfs::{Access, Attrs, DirEntry, Error, File, FileKind, Name, Result, Validity};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -159,6 +160,7 @@ impl Call {
                     return Ok(self.piece(&dir, &page, list));
                 };
                 left -= 1;
+                self.session.stats.entries.fetch_add(1, Ordering::Relaxed);
                 cookie = entry.cookie;
                 page.given = cookie;
                 page.hold = page.hold.zip(hold).map(|(a, b)| a.min(b));
