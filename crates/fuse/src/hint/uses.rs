@@ -79,11 +79,9 @@ fn is_creat(_: i64) -> bool {
 /// Calls that later machines do not have.
 #[cfg(target_arch = "x86_64")]
 fn is_old_without_following(number: i64) -> bool {
-    match number {
-        libc::SYS_lstat | libc::SYS_readlink | libc::SYS_lchown | libc::SYS_mkdir | libc::SYS_mknod => true,
-        libc::SYS_rename | libc::SYS_rmdir | libc::SYS_link | libc::SYS_unlink | libc::SYS_symlink => true,
-        _ => false,
-    }
+    let of_names = [libc::SYS_rename, libc::SYS_rmdir, libc::SYS_link, libc::SYS_unlink, libc::SYS_symlink];
+    let others = [libc::SYS_lstat, libc::SYS_readlink, libc::SYS_lchown, libc::SYS_mkdir, libc::SYS_mknod];
+    of_names.contains(&number) || others.contains(&number)
 }
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -116,7 +116,8 @@ impl Call {
     pub(super) fn keeps_name(&self, dir: &Inode, object: &Attr) -> bool {
         let at = dir.mode_and_owner();
         let sticky = at.0 & libc::S_ISVTX != 0;
-        !is_special(object.kind) && !(sticky && self.settings().concern(at, object))
+        let judged = is_special(object.kind) || sticky && self.settings().concern(at, object);
+        !judged
     }
 
     /// Whether the caller may use an object as its system call is about to.
