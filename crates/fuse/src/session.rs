@@ -24,10 +24,7 @@ use crate::stats::Stats;
 use crate::trace::{Answered, Tracer};
 use crate::watch::{self, Watch};
 use bytes::Bytes;
-use hither_vfs::{
-    Asks, Attr, Attrs, Cred, Cx, Fh, File, FileKind, FsStat, Name, OpenAccess, OpenHow, Realm, Result, Vfs,
-    Where,
-};
+use hither_vfs::{Asks, Attr, Attrs, Cred, Cx, Fh, File, FileKind, FsStat, Name, Realm, Result, Vfs};
 use parking_lot::Mutex;
 use std::future::Future;
 use std::io::IoSlice;
@@ -468,41 +465,6 @@ impl Session {
     async fn close(&self, file: &OpenFile) {
         if let Err(error) = self.close_below(&Cx::new(file.cred.clone()), file).await {
             tracing::warn!(%error, "closing a file that its program does not wait for");
-        }
-    }
-
-    /// Ends an open that was taken out of the table. Removals of the file's names wait until the
-    /// layer below knows that the open ends, and no longer.
-    pub async fn close_below(&self, cx: &Cx, file: &OpenFile) -> Result<()> {
-        let fh = file.inode.fh();
-        let mut close = std::pin::pin!(self.vfs.close(cx, &fh, file.open));
-        let begun = std::future::poll_fn(|task| Poll::Ready(close.as_mut().poll(task))).await;
-        file.inode.in_use.released(&file.quiet);
-        let closed = match begun {
-            Poll::Ready(closed) => closed,
-            Poll::Pending => close.await,
-        };
-        if file.inode.in_use.was_removed() {
-            self.removed_closed.fetch_add(1, Ordering::Relaxed);
-        }
-        closed
-    }
-
-    /// Holds a file open until the thread that was told of it, whose identity is `cred`, has opened
-    /// it.
-    pub async fn keep_open(self: &Arc<Self>, inode: &Arc<Inode>, cred: Arc<Cred>) {
-        let (fh, cx) = (inode.fh(), Cx::new(cred));
-        for access in [OpenAccess::READ, OpenAccess::WRITE] {
-            let how = OpenHow::existing(access);
-            let Ok(opened) = self.vfs.open(&cx, Where::fh(&fh), &how).await else { continue };
-            let (session, inode) = (self.clone(), inode.clone());
-            self.aside(async move {
-                session.sent_back.expected(inode.id).await;
-                // The open that has come is done.
-                inode.in_use.opens_end().await;
-                let _ = session.vfs.close(&cx, &fh, opened.open).await;
-            });
-            return;
         }
     }
 
