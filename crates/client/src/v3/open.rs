@@ -102,6 +102,9 @@ pub(super) struct Removing {
     hidden_in: Option<Fh>,
 }
 
+/// A hidden name that is to be removed.
+type Left = (Silly, Removing);
+
 impl Drop for Removing {
     fn drop(&mut self) {
         let mut t = self.opens.tables.lock();
@@ -160,14 +163,14 @@ impl Opens {
     }
 
     /// An open that has begun fails: when it was the last one, where the file is hidden.
-    fn abandon(self: &Arc<Self>, fh: &Fh) -> Option<(Silly, Removing)> {
+    fn abandon(self: &Arc<Self>, fh: &Fh) -> Option<Left> {
         let silly = self.tables.lock().leave(fh, false);
         self.fewer.notify_waiters();
         silly.map(|silly| self.left(silly, fh))
     }
 
     /// A hidden name that is to be removed, which is counted already.
-    fn left(self: &Arc<Self>, silly: Silly, fh: &Fh) -> (Silly, Removing) {
+    fn left(self: &Arc<Self>, silly: Silly, fh: &Fh) -> Left {
         let hidden_in = Some(silly.dir.clone());
         (silly, Removing { opens: self.clone(), fh: fh.clone(), hidden_in })
     }
@@ -196,7 +199,7 @@ impl Opens {
     }
 
     /// Forgets an open; with the last one, hands out where the file is hidden.
-    fn remove(self: &Arc<Self>, id: OpenId) -> Option<(Arc<Open>, Option<(Silly, Removing)>)> {
+    fn remove(self: &Arc<Self>, id: OpenId) -> Option<(Arc<Open>, Option<Left>)> {
         let mut t = self.tables.lock();
         let open = t.opens.remove(&id)?;
         let silly = t.leave(&open.fh, open.closing.load(Ordering::SeqCst));
@@ -371,7 +374,11 @@ impl V3 {
 
     /// Opens a file that exists. It counts as open until the server has refused.
     async fn open_known(&self, cx: &Cx, fh: Fh, known: Option<Attr>, how: &OpenHow) -> Result<Opened> {
-        patient(cx, async { Ok(self.opens.begin(&fh).await) }).await?;
+        let begin = async {
+            self.opens.begin(&fh).await;
+            Ok(())
+        };
+        patient(cx, begin).await?;
         let begun = Begun { this: self, fh: &fh };
         let (node, first) = self.check_open(cx, fh.clone(), known, how).await?;
         std::mem::forget(begun);
