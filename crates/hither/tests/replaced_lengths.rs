@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const WRITERS: u64 = 2;
 const READERS: u64 = 3;
-const FILES: u64 = 2;
+const FILES: u64 = 1;
 
 /// What version `n` of a file holds.
 fn version(n: u64) -> Vec<u8> {
@@ -65,7 +65,7 @@ fn replace(dir: &Path, random: &mut Random, writer: u64) -> io::Result<()> {
 /// Looks at a file in one of several ways.
 fn look(dir: &Path, random: &mut Random) -> io::Result<Result<(), String>> {
     let name = format!("file{}", random.below(FILES));
-    Ok(match random.below(4) {
+    Ok(match random.below(8) {
         0 => judge(None, fs::metadata(dir.join(name))?.len()),
         1 => {
             let listed = fs::read_dir(dir)?.filter_map(Result::ok).find(|e| e.file_name() == *name);
