@@ -24,7 +24,7 @@ use crate::stats::Stats;
 use crate::trace::{Answered, Tracer};
 use crate::watch::{self, Watch};
 use bytes::Bytes;
-use hither_vfs::{Asks, Attr, Attrs, Cred, Cx, Fh, File, FileKind, FsStat, Name, Realm, Result, Vfs};
+use hither_vfs::{Asks, Attr, Attrs, Cred, Cx, Fh, File, FileKind, FsStat, Realm, Result, Vfs};
 use parking_lot::Mutex;
 use std::future::Future;
 use std::io::IoSlice;

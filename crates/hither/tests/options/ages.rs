@@ -152,7 +152,7 @@ pub fn subtree(b: &Bench<'_>) {
     }
     let m = b.mount(&format!("actimeo=60,subtree={0}/queue:strict,subtree={0}/data:frozen", b.name));
     assert_eq!((m.len("queue/file"), m.len("data/file")), (1, 1));
-    ["queue/file", "data/file"].map(|file| b.put(file, "12"));
+    ["queue/file", "data/file"].iter().for_each(|file| b.put(file, "12"));
     assert_eq!((m.len("queue/file"), m.len("data/file")), (2, 1));
 }
 

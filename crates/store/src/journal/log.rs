@@ -137,16 +137,6 @@ impl Found {
         Ok(Self { device, head })
     }
 
-    /// Whether no record has come since the last checkpoint.
-    pub fn is_empty(&self) -> io::Result<bool> {
-        let mut count = 0;
-        self.read_all(|_, _, _| {
-            count += 1;
-            Ok(())
-        })?;
-        Ok(count == 0)
-    }
-
     /// Hands all records since the last checkpoint to `each`, in order, with number and place on the device. Returns where the
     /// journal ends.
     fn read_all(&self, mut each: impl FnMut(u64, u64, &[u8]) -> io::Result<()>) -> io::Result<Position> {

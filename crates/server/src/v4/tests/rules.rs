@@ -337,6 +337,7 @@ async fn creating_opens_of_read_only_exports() {
         admit: Arc::new(move |_| Some(rights.clone())),
         epoch: None,
         others: Others::Nobody,
+        covers: None,
     };
     let server = crate::Server::new(Options::new(env(2)), Table::new(vec![spec]).unwrap()).unwrap();
     let acceptor = Acceptor::new(server.clone(), ServerLimits::default());

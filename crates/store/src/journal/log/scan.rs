@@ -3,6 +3,21 @@
 use super::{BATCH_HEAD_BYTES, BLOCK_BYTES, Found, Head, Log, Position};
 use std::io::{self, ErrorKind};
 
+/// Records with their numbers.
+pub type Records = Vec<(u64, Vec<u8>)>;
+
+impl Found {
+    /// Whether no record has come since the last checkpoint.
+    pub fn is_empty(&self) -> io::Result<bool> {
+        let mut count = 0;
+        self.read_all(|_, _, _| {
+            count += 1;
+            Ok(())
+        })?;
+        Ok(count == 0)
+    }
+}
+
 impl Log {
     /// The disk below fails: no room is given back until a checkpoint that begins after this call
     /// succeeds.
@@ -23,7 +38,7 @@ impl Log {
         &self,
         from: Option<Position>,
         each: impl FnMut(u64, u64, &[u8]) -> io::Result<()>,
-    ) -> io::Result<(Position, Vec<(u64, Vec<u8>)>)> {
+    ) -> io::Result<(Position, Records)> {
         let shared = &*self.shared;
         let (found, durable, pending_seq, pending) = {
             let mut state = shared.state.lock();

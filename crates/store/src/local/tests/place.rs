@@ -112,9 +112,9 @@ async fn every_call(l: &Local, dir: &Fh, other: &Fh, file: &Fh) -> Vec<(&'static
     let drop_each = |all: Vec<Result<Made>>| all.into_iter().map(|one| one.map(drop)).collect::<Vec<_>>();
     vec![
         ("getattr", errno(l.getattr(&cx, at).await)),
-        ("getattr_many", errno(l.getattr_many(&cx, &[dir.clone()]).await.remove(0))),
-        ("prove_many", errno(l.prove_many(&cx, &[dir.clone()], Access::LOOKUP).await.remove(0))),
-        ("list_many", errno(l.list_many(&cx, &[dir.clone()], 4096).await.remove(0))),
+        ("getattr_many", errno(l.getattr_many(&cx, std::slice::from_ref(dir)).await.remove(0))),
+        ("prove_many", errno(l.prove_many(&cx, std::slice::from_ref(dir), Access::LOOKUP).await.remove(0))),
+        ("list_many", errno(l.list_many(&cx, std::slice::from_ref(dir), 4096).await.remove(0))),
         ("walk", errno(walk(Want::default()).await)),
         ("walk with a listing", errno(walk(listing).await)),
         ("walk of no name", errno(l.walk(&cx, Where::fh(dir), Want::default()).await)),
