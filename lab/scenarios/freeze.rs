@@ -8,6 +8,7 @@ use std::time::Duration;
 
 pub const SCENARIO: Scenario = Scenario { name: "freeze", versions: EVERY, quick: false, play };
 
+/// Promise: 22
 fn play(stage: &Stage<'_>) -> Res<()> {
     let mount = stage.mount(0, "")?;
     let writer = stage.writer(&mount, Duration::from_secs(2))?;

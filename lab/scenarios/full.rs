@@ -17,6 +17,7 @@ const BALLAST_MIB: u32 = 32;
 /// Space that the ballast leaves.
 const FREE_MIB: u32 = 24;
 
+/// Promise: 3
 fn play(stage: &Stage<'_>) -> Res<()> {
     let disk = Disk::small(stage)?;
     let outcome = fill_and_free(stage, &disk);

@@ -14,6 +14,7 @@ pub const SCENARIO: Scenario = Scenario { name: "histories", versions: EVERY, qu
 /// Port where the two meet.
 const MEETING: u16 = 7790;
 
+/// Promise: 7
 fn play(stage: &Stage<'_>) -> Res<()> {
     let other = match stage.client {
         Client::Kernel => Client::hither(stage.lab, false)?,

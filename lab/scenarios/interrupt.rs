@@ -29,6 +29,7 @@ const CALLS: [(&str, &str, &str); 7] = [
 /// How long it takes at most until a signal has ended a call.
 const SOON: Duration = Duration::from_secs(5);
 
+/// Promise: 24
 fn play(stage: &Stage<'_>) -> Res<()> {
     let mount = stage.mount(0, "")?;
     let dir = stage.directory(&mount)?;

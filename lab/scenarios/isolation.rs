@@ -10,6 +10,7 @@ use std::time::Duration;
 
 pub const SCENARIO: Scenario = Scenario { name: "isolation", versions: EVERY, quick: false, play };
 
+/// Promise: 25
 fn play(stage: &Stage<'_>) -> Res<()> {
     let alive = match stage.kind {
         Kind::Ganesha => Kind::Knfsd,

@@ -14,6 +14,7 @@ use std::time::Duration;
 // NFSv3 locks are local to the client here (nolock).
 pub const SCENARIO: Scenario = Scenario { name: "locks", versions: &["4.2", "4.1"], quick: false, play };
 
+/// Promise: 16
 fn play(stage: &Stage<'_>) -> Res<()> {
     let mount = stage.mount(0, "")?;
     let dir = stage.directory(&mount)?;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 pub const SCENARIO: Scenario = Scenario { name: "restart", versions: EVERY, quick: true, play };
 
+/// Promise: 2
 fn play(stage: &Stage<'_>) -> Res<()> {
     let mount = stage.mount(0, "")?;
     let writer = stage.writer(&mount, Duration::from_secs(4))?;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 pub const SCENARIO: Scenario = Scenario { name: "soft", versions: EVERY, quick: false, play };
 
+/// Promise: 23
 fn play(stage: &Stage<'_>) -> Res<()> {
     for (option, error) in [("soft", "EIO"), ("softerr", "ETIMEDOUT")] {
         let mount = stage.mount(0, &format!("{option},timeo=20,retrans=1"))?;

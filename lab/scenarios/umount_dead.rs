@@ -15,6 +15,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Seconds that it takes at most.
 const SOON_S: f64 = 15.0;
 
+/// Promise: 26
 fn play(stage: &Stage<'_>) -> Res<()> {
     for (what, busy) in [("umount", false), ("umount -l", false), ("umount -l", true)] {
         // A busy machine may be late, but not each time.

@@ -5,6 +5,7 @@
 //! reader, prose that is plain, links that lead somewhere, promises that have a test. Each check is a
 //! function from a file's path and text to complaints.
 
+mod promises;
 mod prose;
 mod test;
 mod tidy;
@@ -15,9 +16,11 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
         Some("tidy") => tidy::run(),
+        Some("promises") => tidy::promises(),
         Some("test") => test::run(&args[1..]),
         _ => {
             eprintln!("usage: cargo xtask tidy           check what the compiler does not");
+            eprintln!("       cargo xtask promises       write docs/PROMISES.md");
             eprintln!("       cargo xtask test ARGS...   cargo test, and a second look at what failed");
             ExitCode::from(2)
         }

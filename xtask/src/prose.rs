@@ -19,8 +19,10 @@ const PLAIN: &[&str] = &[
     "docs/GLOSSARY.md",
     "docs/INSTALL.md",
     "docs/METRICS.md",
+    "docs/SEMANTICS.md",
     "docs/SOCKET.md",
     "docs/TROUBLESHOOTING.md",
+    "xtask/src/promises.rs",
     "xtask/src/prose.rs",
 ];
 

@@ -1,6 +1,6 @@
 //! The tidy checks.
 
-use crate::prose;
+use crate::{promises, prose};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -55,6 +55,17 @@ const UNSAFE_IN: &[&str] = &[
 const OPTIONS: &str = "crates/hither/src/options/table.rs";
 const OPTION_CHECKS: &str = "crates/hither/tests/options/main.rs";
 
+/// Writes docs/PROMISES.md.
+pub fn promises() -> ExitCode {
+    match promises::write(&tracked()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("xtask promises: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Runs all checks over the files git knows.
 pub fn run() -> ExitCode {
     let mut complaints = Vec::new();
@@ -67,9 +78,9 @@ pub fn run() -> ExitCode {
             complaints.extend(links(path, &text, &|p| p.exists()));
         }
     }
-    complaints.extend(promises(&files));
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     complaints.extend(unchecked_options(&read(OPTIONS), &read(OPTION_CHECKS)));
+    complaints.extend(promises::check(&files));
     for c in &complaints {
         eprintln!("tidy: {c}");
     }
@@ -202,29 +213,6 @@ fn first_string(call: &str) -> Option<&str> {
     arguments.trim_start().strip_prefix('"')?.split('"').next()
 }
 
-/// Each promise in docs/SEMANTICS.md names its test (`Test: path::name`), and the test is there.
-fn promises(files: &[PathBuf]) -> Vec<String> {
-    let Ok(doc) = fs::read_to_string("docs/SEMANTICS.md") else {
-        return vec!["docs/SEMANTICS.md: missing".into()];
-    };
-    named_tests(&doc)
-        .filter(|(file, test)| {
-            let found = files.iter().any(|p| p == Path::new(file));
-            let text = fs::read_to_string(file).unwrap_or_default();
-            !found || !(text.contains(&format!("fn {test}(")) || text.contains(&format!("def {test}(")))
-        })
-        .map(|(file, test)| format!("docs/SEMANTICS.md: promise without its test: {file}::{test}"))
-        .collect()
-}
-
-/// `Test: file::name` references, one or more a line, each in backquotes.
-fn named_tests(doc: &str) -> impl Iterator<Item = (&str, &str)> {
-    doc.lines()
-        .filter(|l| l.trim_start().starts_with("Test:"))
-        .flat_map(|l| l.split('`').skip(1).step_by(2))
-        .filter_map(|t| t.rsplit_once("::"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -266,11 +254,9 @@ mod tests {
     }
 
     #[test]
-    fn dead_links_and_lost_promises_are_found() {
+    fn dead_links_are_found() {
         let text = "[a](there.md) [b](gone.md#x) [c](https://example.org) [d](#here)";
         let found = links(Path::new("docs/X.md"), text, &|p| p == Path::new("docs/there.md"));
         assert_eq!(found, ["docs/X.md: link to gone.md leads nowhere"]);
-        let named: Vec<_> = named_tests("text\nTest: `lab/a.py::one`, `crates/b.rs::two`\n").collect();
-        assert_eq!(named, [("lab/a.py", "one"), ("crates/b.rs", "two")]);
     }
 }

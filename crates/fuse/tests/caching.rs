@@ -13,6 +13,7 @@ use std::os::unix::fs::FileExt;
 /// Validity so long that it plays no part.
 const LONG: u64 = 600_000;
 
+/// Promise: 7
 #[test]
 fn an_open_sees_what_was_closed_elsewhere() {
     let Some(m) = mounted(LONG) else { return };
@@ -47,6 +48,7 @@ fn an_unchanged_file_is_read_once() {
     m.end();
 }
 
+/// Promise: 6
 #[test]
 fn an_append_goes_to_the_end_another_client_made() {
     let Some(m) = mounted(LONG) else { return };
@@ -101,6 +103,7 @@ fn a_growing_file_can_be_followed() {
     m.end();
 }
 
+/// Promise: 10
 #[test]
 fn a_file_held_open_shows_changes_without_anybody_asking_for_attributes() {
     let Some(m) = mounted(200) else { return };
@@ -122,6 +125,7 @@ fn a_file_held_open_shows_changes_without_anybody_asking_for_attributes() {
     m.end();
 }
 
+/// Promise: 5
 #[test]
 fn a_mapping_shows_changes_and_keeps_its_own() {
     use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
@@ -195,6 +199,7 @@ fn a_rename_that_was_executed_twice_leaves_no_absent_name() {
     m.end();
 }
 
+/// Promise: 11
 #[test]
 fn a_listing_is_cached_while_it_holds_and_nothing_changes() {
     for validity in [LONG, 500] {
@@ -354,6 +359,7 @@ fn each_open_asks_what_became_of_writes() {
     m.end();
 }
 
+/// Promise: 10
 #[test]
 fn all_open_files_show_changes_however_many() {
     const COUNT: usize = 300;
@@ -379,6 +385,7 @@ fn all_open_files_show_changes_however_many() {
     m.end();
 }
 
+/// Promise: 8b
 #[test]
 fn contents_of_an_open_file_are_no_older_than_their_validity() {
     let Some(m) = mounted(1000) else { return };
@@ -406,6 +413,7 @@ fn contents_of_an_open_file_are_no_older_than_their_validity() {
     m.end();
 }
 
+/// Promise: 11
 #[test]
 fn an_open_directory_shows_changes_when_it_is_read_from_its_start_again() {
     use rustix::fs::{Dir, Mode, OFlags, open};
@@ -426,6 +434,7 @@ fn an_open_directory_shows_changes_when_it_is_read_from_its_start_again() {
     m.end();
 }
 
+/// Promise: 11
 #[test]
 fn a_cached_listing_is_not_used_after_its_time_by_who_opened_before() {
     use rustix::fs::{Dir, Mode, OFlags, open};

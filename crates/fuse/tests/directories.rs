@@ -46,6 +46,7 @@ fn a_hundred_thousand_entries() {
     m.end();
 }
 
+/// Promise: 11
 #[test]
 fn every_entry_comes_once_whatever_the_cookies() {
     // With shift 2 the first entries have the cookies 1 and 2, where others keep `.` and `..`.
@@ -91,6 +92,7 @@ fn seekdir_comes_back_to_where_telldir_was() {
     }
 }
 
+/// Promise: 11
 #[test]
 fn removing_while_listing_misses_nothing() {
     let Some(m) = mounted(1000) else { return };

@@ -68,6 +68,7 @@ fn trees(m: &Mount) {
     m.foreign_write("g", 0, b"at the top");
 }
 
+/// Promise: 8
 #[test]
 fn a_path_that_changes_while_its_call_runs_changes_no_answer() {
     let others: [&[&str]; 3] = [

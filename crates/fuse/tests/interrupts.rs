@@ -160,6 +160,7 @@ fn ends_by(mut child: Child, wanted: i32) -> f64 {
     took
 }
 
+/// Promise: 24
 #[test]
 fn kill_ends_a_call_to_a_dead_server() {
     // First bytes that come with the name would spare the read.
@@ -179,6 +180,7 @@ fn kill_ends_a_call_to_a_dead_server() {
     m.end();
 }
 
+/// Promise: 24
 #[test]
 fn ctrl_c_ends_a_call_to_a_dead_server() {
     let Some(m) = mounted(0) else { return };
@@ -217,6 +219,7 @@ fn timers_of_a_program_do_not_disturb_its_calls() {
     m.end();
 }
 
+/// Promise: 24
 #[test]
 fn a_program_that_handles_ctrl_c_gets_eintr_after_a_while() {
     let Some(m) = mounted_with(0, |c| c.interrupt_patience = Duration::from_millis(1500)) else { return };

@@ -18,6 +18,7 @@ fn withdraw(m: &Mount, path: &str) {
     m.rt.block_on(m.gate.withdraw(Some(&fh)));
 }
 
+/// Promise: 8a
 #[test]
 fn attributes_under_a_lease_hold_until_it_is_withdrawn() {
     let Some(m) = mounted(600_000) else { return };
@@ -39,6 +40,7 @@ fn attributes_under_a_lease_hold_until_it_is_withdrawn() {
     m.end();
 }
 
+/// Promise: 8a
 #[test]
 fn pages_of_an_open_file_go_with_the_lease() {
     let Some(m) = mounted(600_000) else { return };
@@ -59,6 +61,7 @@ fn pages_of_an_open_file_go_with_the_lease() {
 }
 
 /// When a lease has ended by itself the attributes are asked for again, and pages stay if the file is the same.
+/// Promise: 8a'
 #[test]
 fn a_lease_that_lapses_keeps_the_pages_of_what_did_not_change() {
     let Some(m) = mounted(600_000) else { return };
@@ -169,6 +172,7 @@ fn withdrawing_what_nobody_knows_is_nothing() {
 }
 
 /// The kernel takes a page of a listing in pieces, and goes on with it however long ago the page was read.
+/// Promise: 8a
 #[test]
 fn a_page_read_before_a_withdrawal_passes_no_lease_on() {
     use rustix::fs::{Mode, OFlags, RawDir, open};
@@ -208,6 +212,7 @@ fn a_page_read_before_a_withdrawal_passes_no_lease_on() {
     m.end();
 }
 
+/// Promise: 8a
 #[test]
 fn attributes_that_a_write_brings_from_before_a_withdrawal_are_not_kept() {
     use std::os::unix::fs::OpenOptionsExt;
@@ -230,6 +235,7 @@ fn attributes_that_a_write_brings_from_before_a_withdrawal_are_not_kept() {
     m.end();
 }
 
+/// Promise: 8a
 #[test]
 fn names_found_ahead_before_a_withdrawal_pass_no_lease_on() {
     let Some(m) = mounted(600_000) else { return };
@@ -258,6 +264,7 @@ fn names_found_ahead_before_a_withdrawal_pass_no_lease_on() {
 }
 
 /// The lease came with a look of the mount's own, not with an answer to a program.
+/// Promise: 8a
 #[test]
 fn an_open_file_under_a_later_lease_is_found_when_all_go() {
     let Some(m) = mounted(200) else { return };

@@ -118,6 +118,7 @@ fn mount_all() -> String {
 }
 
 /// Names on the way hold for the time that is left, and then are asked for again.
+/// Promise: 12a
 #[test]
 fn inner_mounts_stay_whatever_names_do() {
     for (what, doubt) in DOUBTS {
@@ -153,6 +154,7 @@ fn container(m: &Mount) -> Child {
 }
 
 /// The same for mounts in the namespace of a container, of which nothing is seen here.
+/// Promise: 12a
 #[test]
 fn mounts_of_other_namespaces_stay() {
     for (what, doubt) in DOUBTS {

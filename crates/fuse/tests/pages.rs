@@ -97,6 +97,7 @@ fn prepare(m: &Mount) -> File {
 }
 
 /// A page that a buffered read fills while the change is under way is not shown after it.
+/// Promise: 5
 #[test]
 fn no_page_outlives_a_change() {
     for (how, below) in CHANGES {
@@ -120,6 +121,7 @@ fn no_page_outlives_a_change() {
 }
 
 /// The same for pages that a mapping fills where read(2) and write(2) go past the pages.
+/// Promise: 5
 #[test]
 fn no_mapped_page_outlives_a_change() {
     for how in ["direct", "direct aio", "aio"] {
@@ -191,6 +193,7 @@ fn child() {
 }
 
 /// The kernel gives a killed program's call up that the server has carried out.
+/// Promise: 5
 #[test]
 fn a_killed_change_shows_at_its_end() {
     let changes =
@@ -216,6 +219,7 @@ fn a_killed_change_shows_at_its_end() {
 }
 
 /// Names that a killed program makes, moves or removes.
+/// Promise: 5
 #[test]
 fn a_killed_change_of_names_shows_at_its_end() {
     let changes = [
@@ -253,6 +257,7 @@ fn a_killed_change_of_names_shows_at_its_end() {
 }
 
 /// The server has punched a hole and then cannot allocate it: the call fails, and the zeros show.
+/// Promise: 5
 #[test]
 fn a_change_that_fails_half_way_shows() {
     for errno in [libc::EIO, libc::EOPNOTSUPP] {
@@ -270,6 +275,7 @@ fn a_change_that_fails_half_way_shows() {
 }
 
 /// A write that failed may have been carried out: what the server has shows soon.
+/// Promise: 5
 #[test]
 fn a_failed_write_shows_what_the_server_has() {
     let Some(m) = mounted(LONG) else { return };

@@ -17,6 +17,7 @@ fn mode(m: &Mount, path: &str, mode: u32) {
     fs::set_permissions(m.path(path), fs::Permissions::from_mode(mode)).unwrap();
 }
 
+/// Promise: 19
 #[test]
 fn supplementary_groups_count() {
     let Some(m) = mounted(1000) else { return };
@@ -33,6 +34,7 @@ fn supplementary_groups_count() {
     m.end();
 }
 
+/// Promise: 20
 #[test]
 fn cached_names_in_a_private_directory_are_not_for_others() {
     let Some(m) = mounted(600_000) else { return };
@@ -48,6 +50,7 @@ fn cached_names_in_a_private_directory_are_not_for_others() {
     m.end();
 }
 
+/// Promise: 20
 #[test]
 fn taking_search_rights_away_works_at_once() {
     let Some(m) = mounted(600_000) else { return };
@@ -94,6 +97,7 @@ fn access_chdir_and_opendir_ask_the_server() {
     m.end();
 }
 
+/// Promise: 20
 #[test]
 fn an_open_file_keeps_the_rights_of_its_opener() {
     let Some(m) = mounted(1000) else { return };
@@ -122,6 +126,7 @@ fn executing_needs_the_right_to_execute_and_nothing_else() {
 }
 
 /// A server may let the owner of a file set its length whatever its permissions are, so who may not write is not to get there.
+/// Promise: 19
 #[test]
 fn the_owner_of_a_read_only_file_may_not_cut_it() {
     let Some(m) = mounted(1000) else { return };
@@ -184,6 +189,7 @@ fn runs_as(m: &Mount, how: &str) -> String {
 
 /// The kernel takes the identity of a program from attributes that it has: they are as new as the
 /// open, whoever has changed the file, and however it is run.
+/// Promise: 19a
 #[test]
 fn set_id_programs_run_with_fresh_rights() {
     let (user, other) = (B.to_string(), A.to_string());
@@ -209,6 +215,7 @@ fn set_id_programs_run_with_fresh_rights() {
 }
 
 /// The same after a change by who may write the file and is not its owner.
+/// Promise: 19a
 #[test]
 fn set_id_bits_do_not_survive_a_write_here() {
     let write =
@@ -226,6 +233,7 @@ fn set_id_bits_do_not_survive_a_write_here() {
 }
 
 /// Programs without such bits are not looked at again, and those with them only when they change.
+/// Promise: 19a
 #[test]
 fn unchanged_programs_are_opened_once() {
     let Some(m) = mounted(600_000) else { return };
@@ -259,6 +267,7 @@ fn protect(name: &str, value: &str) {
 
 /// Names that others make in sticky directories where everybody may write lead nobody astray. The owners of link and
 /// directory are no others, and names are seen, read and removed as ever.
+/// Promise: 19b
 #[test]
 fn sticky_directories_protect_who_uses_them() {
     let Some(m) = mounted(600_000) else { return };
@@ -311,6 +320,7 @@ fn sticky_directories_protect_who_uses_them() {
 }
 
 /// The kernel asks nobody before it opens a fifo or a device, or connects to a socket.
+/// Promise: 19b
 #[test]
 fn special_files_need_the_rights_that_they_have() {
     let Some(m) = mounted(600_000) else { return };
@@ -339,6 +349,7 @@ fn special_files_need_the_rights_that_they_have() {
 
 /// Who may not read and write a file of somebody else makes no hard link to it where the machine
 /// protects hard links.
+/// Promise: 19b
 #[test]
 fn hard_links_to_unwritable_files_are_protected() {
     let Some(m) = mounted(600_000) else { return };

@@ -25,6 +25,7 @@ fn new(m: &Mount, name: &str) -> File {
     OpenOptions::new().read(true).write(true).create_new(true).open(m.path(name)).unwrap()
 }
 
+/// Promise: 5
 #[test]
 fn what_is_written_is_read_back_here_and_at_the_server() {
     let Some(m) = mounted(1000) else { return };
@@ -36,6 +37,7 @@ fn what_is_written_is_read_back_here_and_at_the_server() {
     m.end();
 }
 
+/// Promise: 14
 #[test]
 fn names_are_bytes() {
     let Some(m) = mounted(1000) else { return };
@@ -244,6 +246,7 @@ fn renames_replace_exchange_and_refuse() {
     m.end();
 }
 
+/// Promise: 12
 #[test]
 fn exactly_one_of_many_creates_a_file() {
     let Some(m) = mounted(1000) else { return };
@@ -344,6 +347,7 @@ fn close(f: File) -> i32 {
     })
 }
 
+/// Promise: 1
 #[test]
 fn close_and_fsync_wait_for_stable_storage_only_when_something_was_written() {
     let Some(m) = mounted(1000) else { return };
@@ -366,6 +370,7 @@ fn close_and_fsync_wait_for_stable_storage_only_when_something_was_written() {
 }
 
 /// Where what is below may have been refused since it was stable, every fsync and close asks.
+/// Promise: 6e
 #[test]
 fn fsync_asks_again_where_commits_do_not_last() {
     let Some(m) = mounted_with(1000, |config| config.commits_last = false) else { return };
@@ -379,6 +384,7 @@ fn fsync_asks_again_where_commits_do_not_last() {
 }
 
 /// Where names wait, fsync(2) of a directory asks; elsewhere they are on stable storage already.
+/// Promise: 6g
 #[test]
 fn fsync_of_a_directory_asks_where_names_wait() {
     for waits in [true, false] {

@@ -17,6 +17,7 @@ fn moved_elsewhere(m: &common::Mount, old: &str, new: &str) {
     m.foreign_write(old, 0, b"another");
 }
 
+/// Promise: 12
 #[test]
 fn an_old_name_is_what_it_is_when_the_new_one_is_known() {
     let Some(m) = mounted(LONG) else { return };
@@ -62,6 +63,7 @@ fn a_directory_is_the_one_that_has_the_old_name() {
 }
 
 /// Two names of one file: POSIX says that nothing happens. Nobody is told ESTALE.
+/// Promise: 12
 #[test]
 fn names_of_one_file_stay() {
     let Some(m) = mounted(LONG) else { return };
@@ -90,6 +92,7 @@ fn names_of_one_file_stay() {
     m.end();
 }
 
+/// Promise: 8
 #[test]
 fn names_that_are_not_kept_are_looked_up_for_each_call() {
     for keeps_names in [true, false] {

@@ -40,6 +40,7 @@ impl Drop for Mapping {
     }
 }
 
+/// Promise: 8d
 #[test]
 fn each_read_of_an_open_file_comes_here() {
     let Some(m) = strict() else { return };
@@ -62,6 +63,7 @@ fn each_read_of_an_open_file_comes_here() {
     m.end();
 }
 
+/// Promise: 8d
 #[test]
 fn an_append_goes_to_the_end_of_now() {
     let Some(m) = strict() else { return };
@@ -85,6 +87,7 @@ fn an_append_goes_to_the_end_of_now() {
 
 /// A mapping that is made now shows what is there now; one that is there already shows a change a moment later, and reads are right
 /// meanwhile.
+/// Promise: 8d
 #[test]
 fn mappings_begin_anew_and_follow() {
     let Some(m) = strict() else { return };
@@ -110,6 +113,7 @@ fn mappings_begin_anew_and_follow() {
     m.end();
 }
 
+/// Promise: 8d
 #[test]
 fn names_and_links_are_asked_for_by_each_call() {
     let Some(m) = strict() else { return };

@@ -97,6 +97,7 @@ fn is_there(path: &Path) -> bool {
 
 /// A random history of two mounts. Each makes files and directories under new names, lists directories,
 /// and opens files that the other one made more than a second before, for the first time. They are there.
+/// Promise: 7'
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn unasked_names_are_found() {
@@ -154,6 +155,7 @@ const SOON: Duration = Duration::from_secs(25);
 
 /// A burst of look-ups costs a question a second. Names that a call makes cost none, nor do names that
 /// were looked up before.
+/// Promise: 7'
 #[test]
 #[ignore = "needs root"]
 fn absent_names_cost_a_question_a_second() {

@@ -38,6 +38,7 @@ fn pattern(n: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + i / 251 + n) as u8).collect()
 }
 
+/// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn what_was_read_is_not_fetched_again_after_a_remount() {
@@ -86,6 +87,7 @@ fn calls(mnt: &str) -> u64 {
     counted.map(|o| o["calls"].as_u64().unwrap()).sum()
 }
 
+/// Promise: 11b
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn names_and_attributes_come_back_after_a_remount_and_are_asked_about_together() {
@@ -259,6 +261,7 @@ fn damage(dir: &Path) {
 }
 
 /// A directory that cannot be used is no reason not to mount.
+/// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_mount_goes_on_without_its_cache() {
@@ -302,6 +305,7 @@ fn a_mount_goes_on_without_its_cache() {
 }
 
 /// Two exports in one directory with a limit for both: it holds, what no mount uses goes first, and then something of each.
+/// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn mounts_that_share_a_directory_keep_to_its_size() {
@@ -389,6 +393,7 @@ fn knows_passthrough() -> bool {
 }
 
 /// What never changes and is wholly here is read by the kernel itself; what is open before that goes on as it was.
+/// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn frozen_files_are_read_by_the_kernel() {

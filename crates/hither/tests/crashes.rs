@@ -188,6 +188,7 @@ impl Campaign {
     }
 }
 
+/// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_killed_daemon_leaves_a_cache_without_a_wrong_byte() {

@@ -302,6 +302,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|n| n.parse().ok())
 }
 
+/// Promise: 6c
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn what_was_acknowledged_survives_a_killed_daemon() {
@@ -332,6 +333,7 @@ fn what_was_acknowledged_survives_a_killed_daemon() {
 }
 
 /// What somebody else changed meanwhile is not written over; what was acknowledged is kept, shown, and applied when asked for.
+/// Promise: 6d
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn somebody_elses_change_is_a_conflict() {
@@ -391,6 +393,7 @@ fn somebody_elses_change_is_a_conflict() {
 }
 
 /// What a crash left is not passed over by a mount that names the server otherwise, or speaks another protocol.
+/// Promise: 6d
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn another_name_of_the_server_does_not_hide_a_journal() {
@@ -418,6 +421,7 @@ fn another_name_of_the_server_does_not_hide_a_journal() {
 }
 
 /// `creates=here`: new trees wait here, go many files to a message, and survive the daemon.
+/// Promise: 6g
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn new_trees_wait_here_and_survive_a_killed_daemon() {
@@ -481,6 +485,7 @@ fn new_trees_wait_here_and_survive_a_killed_daemon() {
 }
 
 /// `creates=here` with `hither serve`: a new tree goes in few messages, and all of it is there.
+/// Promise: 6g
 #[test]
 #[ignore = "needs root"]
 fn a_new_tree_goes_in_few_messages() {
@@ -524,6 +529,7 @@ fn a_new_tree_goes_in_few_messages() {
 }
 
 /// `creates=here`: a tree is removed while the server is silent, and stays so although the daemon is killed.
+/// Promise: 6g
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn removals_wait_here_and_survive_a_killed_daemon() {
@@ -566,6 +572,7 @@ fn removals_wait_here_and_survive_a_killed_daemon() {
 }
 
 /// `exclusive`: close and fsync wait for the local disk, `hither sync` for the server, umount as well.
+/// Promise: 6e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn exclusive_waits_for_the_journal() {

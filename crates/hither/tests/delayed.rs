@@ -59,6 +59,7 @@ fn delayed(server: &Serve, mnt: &Path, prefix: &str, body: &str) -> String {
 type Look<'a> = (&'a str, &'a dyn Fn(&str) -> String);
 
 /// Another client of each version, a program on the server, and the end of the mount.
+/// Promise: 6a'
 #[test]
 #[ignore = "needs root"]
 fn what_waits_is_seen_by_whoever_looks() {
@@ -127,6 +128,7 @@ fn figure(socket: &Path, name: &str) -> u64 {
 
 /// Whoever only looks at a file that is being written under a delegation is told all that its writer has written, and takes nothing away from
 /// him; who reads it gets it.
+/// Promise: S10c
 #[test]
 #[ignore = "needs root"]
 fn looks_at_what_is_being_written_take_nothing_away() {
@@ -200,6 +202,7 @@ fn looks_at_what_is_being_written_take_nothing_away() {
 }
 
 /// With a journal, fsync and close wait for that alone; a killed daemon loses nothing of it.
+/// Promise: 6a'
 #[test]
 #[ignore = "needs root"]
 fn what_waits_in_the_journal_survives_a_killed_daemon() {
@@ -305,6 +308,7 @@ impl World {
 }
 
 /// Random histories of two clients that both delay, while the server is killed now and then.
+/// Promise: 6a'
 #[test]
 #[ignore = "needs root"]
 fn whoever_opens_sees_what_was_closed() {

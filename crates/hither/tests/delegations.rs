@@ -78,6 +78,7 @@ fn until_delegated(mnt: &Path, path: &Path, writer: &Path) {
 }
 
 /// A file that is delegated is opened and read without a question, for longer than any time limit of attributes.
+/// Promise: S10
 #[test]
 #[ignore = "needs root"]
 fn nothing_is_asked_while_nobody_changes_anything() {
@@ -107,6 +108,7 @@ fn nothing_is_asked_while_nobody_changes_anything() {
 
 /// Whoever changes a file that others have delegated, by NFSv4, by NFSv3 or on the server, is not done before nobody
 /// shows the old one any more: not to open(2), not to stat(2), not in a descriptor that was there before.
+/// Promise: S10
 #[test]
 #[ignore = "needs root"]
 fn a_change_is_seen_when_it_is_done() {
@@ -141,6 +143,7 @@ fn a_change_is_seen_when_it_is_done() {
 }
 
 /// What changes no bytes is seen as well: at once when it goes through the server, and a moment later when it does not.
+/// Promise: S10a
 #[test]
 #[ignore = "needs root"]
 fn permissions_and_names_end_delegations() {
@@ -172,6 +175,7 @@ fn permissions_and_names_end_delegations() {
 
 /// A holder that is stopped holds a writer up for the length of its lease (ten seconds here) at most twice, and shows nothing old
 /// when it goes on.
+/// Promise: S10
 #[test]
 #[ignore = "needs root"]
 fn a_stopped_holder_holds_nobody_up_for_long() {
@@ -207,6 +211,7 @@ fn a_stopped_holder_holds_nobody_up_for_long() {
 
 /// Many files, a reader that has them delegated, and three writers of all kinds at once: no read shows less than what was
 /// acknowledged before it began.
+/// Promise: S10
 #[test]
 #[ignore = "needs root"]
 fn nothing_stale_is_ever_read() {
@@ -309,6 +314,7 @@ fn tree(server: &Two) -> PathBuf {
 
 /// Directories that stay as they are, are listed and looked through without a question, also for names that are not there, for longer
 /// than any time limit; their holder may change them himself and still knows them.
+/// Promise: 8f, S10b
 #[test]
 #[ignore = "needs root"]
 fn nothing_is_asked_about_directories_while_nobody_else_changes_them() {
@@ -335,6 +341,7 @@ fn nothing_is_asked_about_directories_while_nobody_else_changes_them() {
 
 /// Names that somebody else makes, removes or moves, by NFSv4, by NFSv3 or on the server, are seen when that is done (or, on the
 /// server itself, a moment later) by those who have their directory delegated.
+/// Promise: 8f, S10b
 #[test]
 #[ignore = "needs root"]
 fn a_change_of_names_is_seen_when_it_is_done() {
@@ -376,6 +383,7 @@ fn read_if(path: &Path) -> Option<String> {
 }
 
 /// A holder that is stopped holds up who changes names in the directory for the length of its lease at most twice.
+/// Promise: S10b
 #[test]
 #[ignore = "needs root"]
 fn a_stopped_holder_of_a_directory_holds_nobody_up_for_long() {
@@ -478,6 +486,7 @@ fn opened_and_delegated(mnt: &Path, path: &Path) -> File {
 }
 
 /// A thousand locks and unlocks are no message where the file is delegated for writing, and two thousand where it is not.
+/// Promise: 16a
 #[test]
 #[ignore = "needs root"]
 fn locks_under_a_delegation_are_no_messages() {
@@ -510,6 +519,7 @@ fn locks_under_a_delegation_are_no_messages() {
 
 /// What SQLite does for a transaction, by two programs of one machine: a rollback journal's locks cost no message, they exclude each
 /// other, and what they write is there.
+/// Promise: 16a
 #[test]
 #[ignore = "needs root"]
 fn transactions_under_a_delegation_take_no_locks_at_the_server() {
@@ -544,6 +554,7 @@ fn transactions_under_a_delegation_take_no_locks_at_the_server() {
 
 /// Another client that opens the file finds the locks at the server: it is refused while they are held, and gets what is released;
 /// so does who waits, on both sides.
+/// Promise: 16a
 #[test]
 #[ignore = "needs root"]
 fn locks_of_before_are_found_by_another_client() {
@@ -603,6 +614,7 @@ fn locks_of_before_are_found_by_another_client() {
 }
 
 /// A lock that the server knows nothing of survives its restart: nobody else gets it, in the grace period or after.
+/// Promise: 16a
 #[test]
 #[ignore = "needs root"]
 fn locks_survive_a_restart_of_the_server() {

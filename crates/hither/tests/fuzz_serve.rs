@@ -299,6 +299,7 @@ fn play(mnt: &Path) {
     )));
 }
 
+/// Promise: S7
 #[test]
 #[ignore = "needs root"]
 fn what_is_no_call_any_more_harms_nobody() {

@@ -128,6 +128,7 @@ impl World {
     }
 }
 
+/// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn whoever_opens_sees_what_was_closed() {
@@ -405,6 +406,7 @@ fn nothing_that_is_seen_is_older_than_its_time() {
 }
 
 /// Promise 12: a rename moves what is at the server under that name, whatever was believed to be there; who renamed it sees that.
+/// Promise: 12
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn what_was_renamed_is_what_was_there() {

@@ -31,6 +31,7 @@ fn calls(report: &serde_json::Value, name: &str) -> u64 {
 
 /// With each version: what is written is on the server when umount returns, the counters tell of
 /// it, and neither daemon nor socket is left.
+/// Promise: 27
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_mount_from_beginning_to_end() {
@@ -116,6 +117,7 @@ fn one_mount_a_directory() {
 
 /// The mount of a daemon that was killed does not keep the next one away, however often that happens, nor do programs
 /// that are in it; a mount that is served stays.
+/// Promise: 26
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn mounts_over_a_dead_mount() {
@@ -149,6 +151,7 @@ fn mounts_over_a_dead_mount() {
 
 /// A bind mount of a part of the mount goes at once and without a word, and the mount stays; when the mount itself goes
 /// before its copy, that is told.
+/// Promise: 27
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn bind_mounts_come_off_alone() {
@@ -305,6 +308,7 @@ fn mountstats_is_read_by_mountstats() {
 }
 
 /// A server that does not answer stops neither stat nor umount.
+/// Promise: 25, 26
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_dead_server_stops_nobody_else() {
@@ -330,6 +334,7 @@ fn a_dead_server_stops_nobody_else() {
 }
 
 /// SIGTERM ends a mount cleanly, even a busy one; after SIGKILL the mount is told apart and removed.
+/// Promise: 26
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn the_end_of_a_daemon() {

@@ -53,6 +53,7 @@ fn with_a_mount(options: &[&str]) -> Serve {
 }
 
 /// With `crossmnt` clients see what is mounted: from the start, later, and not any more.
+/// Promise: S2a
 #[test]
 #[ignore = "needs root"]
 fn crossmnt_leads_into_mounts() {
@@ -85,6 +86,7 @@ fn crossmnt_leads_into_mounts() {
 }
 
 /// Without it a mount point is an empty directory, and nobody writes below the mount.
+/// Promise: S2a
 #[test]
 #[ignore = "needs root"]
 fn mount_points_are_empty_without_crossmnt() {
@@ -108,6 +110,7 @@ fn mount_points_are_empty_without_crossmnt() {
 }
 
 /// Each export inside another is entered with the rights that it gives itself.
+/// Promise: S2a
 #[test]
 #[ignore = "needs root"]
 fn exports_inside_exports_have_their_own_rights() {
@@ -138,6 +141,7 @@ fn exports_inside_exports_have_their_own_rights() {
 }
 
 /// Wildcards and netgroups decide by the name that the machine knows for a client's address.
+/// Promise: S2b
 #[test]
 #[ignore = "needs root"]
 fn clients_are_known_by_name() {

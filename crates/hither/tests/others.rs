@@ -41,6 +41,7 @@ fn opened(path: &Path) -> std::io::Result<File> {
 }
 
 /// Nearly as many files as the server has descriptors are open at a time; more are refused after a while, and nothing that is open suffers.
+/// Promise: S7a
 #[test]
 #[ignore = "needs root"]
 fn files_are_open_up_to_the_limit_of_descriptors() {
@@ -118,6 +119,7 @@ fn makes(dir: &Path, over: &AtomicBool, writes: bool) -> u64 {
 }
 
 /// What one client makes while another one removes it was made and then removed.
+/// Promise: S7b
 #[test]
 #[ignore = "needs root"]
 fn what_is_made_while_others_remove_it_was_there() {
@@ -283,6 +285,7 @@ fn the_tools_of_libnfs_list_read_and_write() {
 
 /// Connections that ask for much and never read hold no more memory than the server may have, and
 /// their neighbour is served. `HITHER_DEAF` tells how many.
+/// Promise: S7
 #[test]
 #[ignore = "needs root"]
 fn unread_replies_stay_within_memory() {

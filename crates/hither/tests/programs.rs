@@ -98,12 +98,14 @@ fn conflicts_are_told(server: &Server) {
     }
 }
 
+/// Promise: 16
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn conflicts_are_told_of_ganesha() {
     conflicts_are_told(&Server::ganesha());
 }
 
+/// Promise: 16
 #[test]
 #[ignore = "needs root"]
 fn conflicts_are_told_of_hither() {
@@ -150,12 +152,14 @@ fn flock_on_every_descriptor(server: &Server) {
     }
 }
 
+/// Promise: 16
 #[test]
 #[ignore = "needs root, util-linux and nfs-ganesha"]
 fn flock_on_every_descriptor_with_ganesha() {
     flock_on_every_descriptor(&Server::ganesha());
 }
 
+/// Promise: 16
 #[test]
 #[ignore = "needs root and util-linux"]
 fn flock_on_every_descriptor_with_hither() {
@@ -201,12 +205,14 @@ fn overlays(server: &Server) {
     }
 }
 
+/// Promise: 14a
 #[test]
 #[ignore = "needs root, attr and nfs-ganesha"]
 fn overlays_over_ganesha() {
     overlays(&Server::ganesha());
 }
 
+/// Promise: 14a
 #[test]
 #[ignore = "needs root and attr"]
 fn overlays_over_hither() {

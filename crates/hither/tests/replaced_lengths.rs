@@ -114,6 +114,7 @@ fn play(dir: &Path, seed: u64, time: Duration) -> (BTreeMap<String, u64>, u64) {
     wrong.into_inner().unwrap()
 }
 
+/// Promise: 6a
 #[test]
 #[ignore = "needs root"]
 fn replaced_files_are_never_empty() {
@@ -162,6 +163,7 @@ const REMOVE: &str = "
     done";
 
 /// Files that no program uses get no hidden name when they lose theirs: none is listed or counted, and trees go.
+/// Promise: 6a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn unsent_files_leave_no_hidden_names() {

@@ -159,6 +159,7 @@ fn map(file: &File, len: usize) -> Vec<u8> {
 }
 
 /// Four writers replace a file while four readers open it, read or map it, and ask for its length.
+/// Promise: 13
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn file_is_replaced_under_readers() {
@@ -195,6 +196,7 @@ fn file_is_replaced_under_readers() {
 }
 
 /// A program that is replaced while it is started.
+/// Promise: 13
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn program_is_replaced_while_started() {
@@ -265,6 +267,7 @@ fn use_and_remove(dir: &Path, kind: u64) -> io::Result<()> {
 
 /// A directory can be removed as soon as the last of its files was closed and removed. The hidden
 /// name of a file that was removed before its close is gone by then.
+/// Promise: 13
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn directory_is_empty_after_last_close() {
@@ -295,6 +298,7 @@ fn directory_is_empty_after_last_close() {
 }
 
 /// Processes that make, read and remove trees side by side, each its own and then all the same one.
+/// Promise: 13
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn trees_are_removed_side_by_side() {

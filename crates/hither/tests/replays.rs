@@ -147,6 +147,7 @@ fn names(server: &Serve) -> Vec<String> {
 }
 
 /// One test, as a runtime of tokio and a second thread with open files of its own do not go together.
+/// Promise: S8c
 #[test]
 #[ignore = "needs root"]
 fn what_was_done_before_a_kill_is_answered_again_and_not_done_again() {

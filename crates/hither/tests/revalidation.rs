@@ -77,6 +77,7 @@ fn kill(mnt: &Path) {
     wait_for("the end of the daemon", 60, || daemons(mnt).is_empty());
 }
 
+/// Promise: 11b
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_large_tree_is_asked_about_together_and_not_fetched_again() {

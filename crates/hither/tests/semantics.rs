@@ -54,6 +54,7 @@ fn read(path: &Path) -> String {
 
 /// What close(2) and fsync(2) acknowledged is at the server, whatever then happens to this machine: the
 /// daemon is killed at once.
+/// Promise: 1
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn close_and_fsync_mean_the_server() {
@@ -77,6 +78,7 @@ fn close_and_fsync_mean_the_server() {
 }
 
 /// Waiting for no server at close: another client sees it when the first one was told to sync, or after `dirty-age`; fsync waits.
+/// Promise: 6a, 6b
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_lazy_close_and_sync() {
@@ -104,6 +106,7 @@ fn a_lazy_close_and_sync() {
 }
 
 /// Trees of files that were closed and not sent can be removed, also where the server keeps a hidden name of each until then.
+/// Promise: 6a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn trees_of_files_that_were_not_sent_go() {
@@ -124,6 +127,7 @@ fn trees_of_files_that_were_not_sent_go() {
 
 /// Times and permissions that the creator of a file sets wait for its bytes, and are there for who opens it, when it is closed, and after
 /// `dirty-age`; what takes rights away is there at once.
+/// Promise: 5
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn attributes_of_new_files_wait_for_their_bytes() {
@@ -178,6 +182,7 @@ fn attributes_of_new_files_wait_for_their_bytes() {
 }
 
 /// An open shows what another client closed before it, even when attributes and pages are cached.
+/// Promise: 7
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn close_to_open() {
@@ -199,6 +204,7 @@ fn close_to_open() {
 }
 
 /// Attributes are believed for `acregmax`, `acdirmax` at most; absent names likewise.
+/// Promise: 8
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn attributes_and_names_age() {
@@ -220,6 +226,7 @@ fn attributes_and_names_age() {
 }
 
 /// `noac` believes nothing for any time.
+/// Promise: 9
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn noac_is_always_fresh() {
@@ -240,6 +247,7 @@ fn noac_is_always_fresh() {
 }
 
 /// Nothing is older than the bound, and within it nothing is asked.
+/// Promise: 8b
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn bounded_has_a_bound() {
@@ -271,6 +279,7 @@ fn bounded_has_a_bound() {
 }
 
 /// What was seen is not asked for again; what this mount changes is seen.
+/// Promise: 8c
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn frozen_asks_once() {
@@ -304,6 +313,7 @@ fn calls(mnt: &Path) -> u64 {
 }
 
 /// With NFSv4 a lock holds between machines, with NFSv3 on this machine only.
+/// Promise: 16, 18
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn whose_locks_they_are() {
@@ -336,6 +346,7 @@ fn whose_locks_they_are() {
 
 /// A file that is removed while open here stays readable and writable until its last close; then
 /// nothing of it is left at the server.
+/// Promise: 13
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn removed_open_files_live_on() {
@@ -368,6 +379,7 @@ fn removed_open_files_live_on() {
 
 /// The server decides who may do what, by uid, gid and supplementary groups of the caller, and new
 /// files are the caller's.
+/// Promise: 19
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn permissions_are_the_servers() {
@@ -421,6 +433,7 @@ fn permissions_are_the_servers() {
 
 /// `soft` and `softerr` end calls to a dead server with their errno after `timeo` and `retrans`; `hard`
 /// waits, and the waiting program can be killed. When the server is back, all go on.
+/// Promise: 22, 23
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn hard_and_soft() {
@@ -469,6 +482,7 @@ fn read_only() {
 }
 
 /// An open that is refused has cut nothing: the right to read, which not every server asks for, is known before a file is cut.
+/// Promise: 19
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn refused_opens_cut_nothing() {

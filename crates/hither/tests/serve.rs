@@ -266,6 +266,7 @@ fn kills(version: &str, mut server: Serve, rounds: u64) {
     server.stop();
 }
 
+/// Promise: S5
 #[test]
 #[ignore = "needs root"]
 fn what_was_acknowledged_is_there_however_often_the_server_is_killed() {
@@ -275,6 +276,7 @@ fn what_was_acknowledged_is_there_however_often_the_server_is_killed() {
 }
 
 /// As it is, with a journal: records are applied again over whatever is there, at every start.
+/// Promise: S8, S8b
 #[test]
 #[ignore = "needs root"]
 fn a_killed_server_with_a_journal_loses_nothing_and_undoes_nothing() {
@@ -291,6 +293,7 @@ fn with_journal(size_mib: &str) -> Serve {
 }
 
 /// A client of NFSv3 that got no answers sends its calls again, with their transaction ids and from its port, as clients do.
+/// Promise: S8c
 #[test]
 #[ignore = "needs root"]
 fn what_was_made_before_a_kill_is_answered_again_and_not_made_again() {
@@ -355,6 +358,7 @@ fn what_was_made_before_a_kill_is_answered_again_and_not_made_again() {
     assert_eq!(server.stop(), 0);
 }
 
+/// Promise: S9
 #[test]
 #[ignore = "needs root"]
 fn a_journal_is_not_forgotten_nor_taken_for_another() {
@@ -400,6 +404,7 @@ fn a_journal_is_not_forgotten_nor_taken_for_another() {
 }
 
 /// A state directory is one server's at a time, on whatever port, and a journal is its state directory's until it is empty.
+/// Promise: S9
 #[test]
 #[ignore = "needs root"]
 fn a_state_directory_has_one_server() {
@@ -474,6 +479,7 @@ fn refused(result: std::io::Result<()>) {
     assert!(matches!(errno, Some(libc::EROFS | libc::EACCES)), "{errno:?}");
 }
 
+/// Promise: S6
 #[test]
 #[ignore = "needs root"]
 fn exports_say_who_may_do_what_and_are_read_again() {
@@ -577,6 +583,7 @@ fn hostile(port: u16, seed: u64, over: &AtomicBool, all: &AtomicU64) {
     }
 }
 
+/// Promise: S7
 #[test]
 #[ignore = "needs root"]
 fn clients_that_mean_harm_hurt_nobody_else() {
@@ -641,6 +648,7 @@ fn registered() -> Vec<(u32, u32, u16)> {
     all
 }
 
+/// Promise: S14
 #[test]
 #[ignore = "needs root, rpcbind and nfs-common"]
 fn rpcbind_knows_the_ports() {
@@ -697,6 +705,7 @@ fn rpcbind_knows_the_ports() {
     assert_eq!(registered(), []);
 }
 
+/// Promise: S8e
 #[test]
 #[ignore = "needs root, acl, nfs4-acl-tools and util-linux"]
 fn acls_are_those_of_the_file_system_that_is_served() {
@@ -743,6 +752,7 @@ fn acls_are_those_of_the_file_system_that_is_served() {
     assert_eq!(server.stop(), 0, "{}", server.complaints());
 }
 
+/// Promise: S4
 #[test]
 #[ignore = "needs root"]
 fn large_files_are_read_as_they_are_however_they_are_asked_for() {

@@ -50,6 +50,7 @@ fn settled(mnt: &str) {
 }
 
 /// What was read often stays, over a remount too, while a scan goes through; what is pinned stays as well; nothing read is wrong.
+/// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn policies_keep_what_they_say_and_limits_hold() {
@@ -387,6 +388,7 @@ fn again(mnt: &str, mut is: impl FnMut() -> bool) {
 }
 
 /// A file system that is full with other things: the mount goes on, says so once and in `stat`, and uses it when there is room.
+/// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_full_disk() {
@@ -425,6 +427,7 @@ fn a_full_disk() {
 
 /// A file system that turns read-only under the cache, as ext4 does after an error: what is there is used, nothing is added; it is
 /// used again after it was mounted anew.
+/// Promise: 11a
 #[test]
 #[ignore = "needs root, nfs-ganesha and loop devices"]
 fn a_disk_that_becomes_read_only() {

@@ -362,6 +362,7 @@ fn mapped(file: &File, len: usize) -> Vec<u8> {
     }
 }
 
+/// Promise: 8d
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn every_call_sees_the_latest_change() {
@@ -398,6 +399,7 @@ fn calls(mnt: &Path, operation: &str) -> u64 {
 }
 
 /// Bytes of a small file under a delegation are asked for once, without one by each read; names always.
+/// Promise: 8d
 #[test]
 #[ignore = "needs root"]
 fn what_is_delegated_is_answered_from_here() {
@@ -490,6 +492,7 @@ fn unless_gone(read: std::io::Result<Vec<u8>>) -> Option<u64> {
 
 /// One mount writes, the other looks, all the time and at once: in a file that both hold open, in one that is replaced, at the length of
 /// one that grows, and for names that come and go.
+/// Promise: 8d
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn what_has_returned_is_seen_by_who_begins() {

@@ -121,6 +121,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 /// What is frozen is not asked for again, what is strict is never stale, and the rest keeps close-to-open.
+/// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn each_subtree_keeps_its_mode() {
@@ -196,6 +197,7 @@ fn strict(kind: Kind, here: &Path, there: &Path) {
 }
 
 /// A directory that is made later is the rule's from the beginning; a file of that name is nobody's but its directory's.
+/// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn what_appears_comes_under_its_rule() {
@@ -215,6 +217,7 @@ fn what_appears_comes_under_its_rule() {
 }
 
 /// Nothing goes from one subtree into another but by copying; within each everything goes as ever.
+/// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn renames_and_links_stay_within() {
@@ -253,6 +256,7 @@ fn renames_and_links_stay_within() {
 }
 
 /// By each of its names a file is what the subtree of that name promises, and what this mount changes is seen by all of them.
+/// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_file_with_names_in_several_subtrees() {
@@ -288,6 +292,7 @@ fn a_file_with_names_in_several_subtrees() {
 }
 
 /// A directory that another client moves into what is strict is strict from then on, with all that is known of it from before.
+/// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn what_another_client_moves_changes_its_promise() {
@@ -307,6 +312,7 @@ fn what_another_client_moves_changes_its_promise() {
 }
 
 /// What is frozen is kept on the local disk and its bytes are asked for once, also by the next mount; what is strict goes past the disk.
+/// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn with_a_disk_cache() {

@@ -227,6 +227,7 @@ mod tests {
         assert_eq!(rights(Squash::None).cred(&Caller::Nobody, None).uid, 7);
     }
 
+    /// Promise: S2b
     #[tokio::test(start_paused = true)]
     async fn names_are_looked_up_once_and_renewed() {
         let asked = Arc::new(std::sync::atomic::AtomicU64::new(0));

@@ -72,6 +72,7 @@ mod tests {
     }
 
     /// Every version is told at once that there are no locks, and that nothing is held.
+    /// Promise: S14
     #[test]
     fn locks_are_denied_at_once() {
         for vers in VERSIONS {

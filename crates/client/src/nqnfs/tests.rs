@@ -177,6 +177,7 @@ fn creating(create: Create) -> OpenHow {
 }
 
 /// HELLO comes first on every connection, whatever was under way on the one before.
+/// Promise: 7a
 #[tokio::test(start_paused = true)]
 async fn each_connection_begins_with_hello() {
     let server = Server::new();
@@ -224,6 +225,7 @@ async fn a_server_without_extensions_gets_none() {
 }
 
 /// A file that was there comes back from CREATE as if it had been created; its access time is another one.
+/// Promise: 7a
 #[tokio::test(start_paused = true)]
 async fn only_what_bears_the_stamp_was_created() {
     let server = Server::new();
@@ -286,6 +288,7 @@ async fn a_stamp_outlives_a_busy_server() {
 }
 
 /// No write of this client is taken for a delayed one, and none counts as lost before it is stable.
+/// Promise: 7a
 #[tokio::test(start_paused = true)]
 async fn writes_are_new_and_stable() {
     let server = Server::new();
@@ -338,6 +341,7 @@ async fn a_lost_cookie_is_not_a_lost_directory() {
 }
 
 /// Listings bring handles, whether attributes are wanted or not: the same file has the same number both ways.
+/// Promise: 7a
 #[tokio::test(start_paused = true)]
 async fn a_file_has_one_number() {
     let server = Server::new();

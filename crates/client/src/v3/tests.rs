@@ -47,6 +47,7 @@ fn errno<T>(r: Result<T>) -> i32 {
 }
 
 /// A lost call or reply is sent again after `timeo`, with the same xid.
+/// Promise: 15
 #[tokio::test(start_paused = true)]
 async fn lost_calls_are_sent_again_with_the_same_xid() {
     let server = Server::new();
@@ -63,6 +64,7 @@ async fn lost_calls_are_sent_again_with_the_same_xid() {
 
 /// A server without a reply cache executes a retransmitted REMOVE twice; its ENOENT reaches the program, as
 /// with the Linux client.
+/// Promise: 15
 #[tokio::test(start_paused = true)]
 async fn a_repeated_remove_is_judged_by_the_server() {
     let server = Server::new();
@@ -157,6 +159,7 @@ async fn soft_mounts_give_up() {
 }
 
 /// Who asks is who asked: uid, gid and the first 16 groups.
+/// Promise: 21
 #[tokio::test(start_paused = true)]
 async fn callers_are_named_in_their_calls() {
     let server = Server::new();
@@ -212,6 +215,7 @@ async fn a_server_of_few_words_is_enough() {
 
 /// The server restarts between WRITE and COMMIT and loses the bytes: they are written again, and readers see
 /// them meanwhile.
+/// Promise: 2
 #[tokio::test(start_paused = true)]
 async fn lost_writes_are_written_again() {
     let server = Server::new();
@@ -234,6 +238,7 @@ async fn lost_writes_are_written_again() {
 }
 
 /// A disk that fills up between WRITE and COMMIT: the error reaches fsync once, then close is quiet.
+/// Promise: 3
 #[tokio::test(start_paused = true)]
 async fn late_errors_reach_the_program_once() {
     let server = Server::new();
@@ -267,6 +272,7 @@ async fn attributes_are_set_after_writes() {
 }
 
 /// `sync` makes every WRITE stable.
+/// Promise: 4
 #[tokio::test(start_paused = true)]
 async fn sync_mounts_write_through() {
     let server = Server::new();
@@ -286,6 +292,7 @@ async fn sync_mounts_write_through() {
 
 /// An exclusive CREATE whose answer was lost is repeated with the same verifier; a server without exclusive
 /// creation gets a guarded one.
+/// Promise: 12
 #[tokio::test(start_paused = true)]
 async fn exclusive_creation() {
     let server = Server::new();
@@ -518,6 +525,7 @@ async fn garbage_is_an_error() {
 }
 
 /// Removing and replacing open files without knowing which object has the name.
+/// Promise: 13
 #[tokio::test(start_paused = true)]
 async fn open_files_are_hidden_even_when_the_caller_does_not_know_them() {
     let server = Server::new();
@@ -542,6 +550,7 @@ async fn open_files_are_hidden_even_when_the_caller_does_not_know_them() {
 
 /// An open file that is replaced has its hidden name before it loses the other one, which is there all the time; where the server makes no
 /// second names, it gets its own back only when nothing else has it.
+/// Promise: 13
 #[tokio::test(start_paused = true)]
 async fn what_is_replaced_is_never_absent() {
     let server = Server::new();
@@ -625,6 +634,7 @@ async fn a_rename_that_fails_removes_nothing() {
 }
 
 /// Where the server keeps stamps, an exclusive creation is one CREATE, and a repetition that finds its own file succeeds.
+/// Promise: 12
 #[tokio::test(start_paused = true)]
 async fn exclusive_creation_by_stamps() {
     let server = Server::new();
@@ -646,6 +656,7 @@ async fn exclusive_creation_by_stamps() {
 }
 
 /// Who may not open a file as he asks to cuts nothing.
+/// Promise: 19
 #[tokio::test(start_paused = true)]
 async fn a_refused_open_cuts_nothing() {
     let server = Server::new();

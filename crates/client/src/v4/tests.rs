@@ -110,6 +110,7 @@ fn errno<T>(r: Result<T>) -> i32 {
 
 /// After a server restart opens and locks are reclaimed before anything else is done, and what was not yet stable is
 /// written again.
+/// Promise: 2, 16
 #[tokio::test(start_paused = true)]
 async fn restart_is_survived() {
     let t = Test::new().await;
@@ -135,6 +136,7 @@ async fn restart_is_survived() {
 
 /// A request whose reply was lost with its connection is executed once: the repetition is answered from the
 /// server's reply cache.
+/// Promise: 15
 #[tokio::test(start_paused = true)]
 async fn lost_reply_is_repeated_in_its_slot() {
     let t = Test::new().await;
@@ -156,6 +158,7 @@ async fn lost_reply_is_repeated_in_its_slot() {
 
 /// A lease that ended while the link was down: files are opened anew, and a lock is taken anew only when nobody
 /// touched the file meanwhile; else I/O on it fails.
+/// Promise: 17
 #[tokio::test(start_paused = true)]
 async fn lost_lease() {
     for touched in [false, true] {
@@ -457,6 +460,7 @@ async fn failure_after_the_open() {
 }
 
 /// Who may not read what exists cannot open it by creating it; what he creates he has open, whatever its permissions.
+/// Promise: 19
 #[tokio::test(start_paused = true)]
 async fn creating_gives_no_right_to_what_exists() {
     let t = Test::new().await;
@@ -490,6 +494,7 @@ async fn shutdown_gives_everything_back() {
 
 /// After the first exclusive creation, of which the server keeps the stamp, one costs a single compound; it is recognised when the
 /// server executed it, restarted, and gets it again, and another client's file is not taken for it.
+/// Promise: 12
 #[tokio::test(start_paused = true)]
 async fn exclusive_creations_are_recognised_by_their_stamps() {
     let t = Test::with(options(), Conditions::default(), |s| s.lock().verifier_in_times = true).await;

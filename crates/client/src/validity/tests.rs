@@ -34,6 +34,7 @@ fn secs(v: Validity, asked: Instant) -> u64 {
 }
 
 /// An unchanged file is asked about after 3, 6, 12, 24, 48, 60, 60... seconds; a change starts over.
+/// Promise: 8
 #[test]
 fn unchanged_objects_are_trusted_longer_up_to_the_maximum() {
     let rules = ValidityRules::new(&test_options());
@@ -59,6 +60,7 @@ fn early_answers_do_not_double() {
     }
 }
 
+/// Promise: 9
 #[test]
 fn noac_trusts_nothing() {
     let rules = ValidityRules::new(&Options { attr_cache: AttrCache::NONE, ..test_options() });
@@ -68,6 +70,7 @@ fn noac_trusts_nothing() {
 }
 
 /// `lookupcache=positive` asks again for names that were absent, `none` for all names.
+/// Promise: 8
 #[test]
 fn lookupcache_limits_names_only() {
     let now = Instant::now();

@@ -330,6 +330,7 @@ async fn write(writes: &Uncommitted, offset: u64, len: usize) -> Result<(u64, Op
 }
 
 /// As Linux's errseq: each open that existed is told once; a later one is not.
+/// Promise: 3
 #[tokio::test]
 async fn a_lost_write_is_reported_once_to_each_open() {
     let server = Server::new(1, 0);
@@ -349,6 +350,7 @@ async fn a_lost_write_is_reported_once_to_each_open() {
 }
 
 /// An error that nobody was there to be told of meets the next open.
+/// Promise: 3
 #[tokio::test]
 async fn an_unseen_error_waits_for_the_next_open() {
     let server = Server::new(1, 0);
@@ -366,6 +368,7 @@ async fn an_unseen_error_waits_for_the_next_open() {
 }
 
 /// With `soft`, silence fails the commit and keeps the bytes: the next commit may succeed, and then it is true.
+/// Promise: 3
 #[tokio::test]
 async fn silence_loses_nothing() {
     let server = Server::new(1, 0);

@@ -34,6 +34,7 @@ fn take(w: &Watch) -> Vec<u64> {
     taken
 }
 
+/// Promise: 10
 #[tokio::test(start_paused = true)]
 async fn the_longest_due_comes_first_and_each_in_its_turn() {
     let (t, w, now) = (table(), Watch::default(), Instant::now());
@@ -55,6 +56,7 @@ async fn the_longest_due_comes_first_and_each_in_its_turn() {
     assert!(w.queue.lock().order.is_empty() && w.queue.lock().open.is_empty());
 }
 
+/// Promise: 10
 #[tokio::test(start_paused = true)]
 async fn looks_come_a_moment_before_the_time_is_over_and_sooner_when_it_gets_shorter() {
     let (t, w, now) = (table(), Watch::default(), Instant::now());

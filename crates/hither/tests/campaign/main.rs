@@ -436,6 +436,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|n| n.parse().ok())
 }
 
+/// Promise: 2, 3, 6c, 6d, 6g, 22
 #[test]
 #[ignore = "needs root and nfs-ganesha; it takes about five seconds a point"]
 fn nothing_acknowledged_is_lost_whatever_fails() {

@@ -58,6 +58,7 @@ fn until_leased(mnt: &Path, path: &Path, body: &str) {
 }
 
 /// A file under a lease is opened, read and looked at without a question, for longer than any time limit of attributes, open or not.
+/// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
 fn nothing_is_asked_while_a_lease_holds() {
@@ -90,6 +91,7 @@ fn nothing_is_asked_while_a_lease_holds() {
 
 /// A change by another mount of NQNFS, by NFSv3, by NFSv4 and by a local program is seen when it is done: by open(2), by stat(2) and
 /// through a descriptor that was there before.
+/// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
 fn a_change_is_seen_when_it_is_done() {
@@ -126,6 +128,7 @@ fn a_change_is_seen_when_it_is_done() {
 }
 
 /// What changes no bytes is seen as well: at once when it goes through the server, and a moment later when it does not.
+/// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
 fn permissions_and_names_end_leases() {
@@ -159,6 +162,7 @@ fn permissions_and_names_end_leases() {
 }
 
 /// A listing brings leases: the files in it are opened without a question about their names.
+/// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
 fn a_listing_brings_leases() {
@@ -189,6 +193,7 @@ fn a_listing_brings_leases() {
 }
 
 /// When a lease has ended by itself, the next open asks whether the file is the same, and does not read it again.
+/// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
 fn a_lease_that_ended_costs_a_question_and_no_bytes() {
@@ -216,6 +221,7 @@ fn a_lease_that_ended_costs_a_question_and_no_bytes() {
 }
 
 /// A holder that is stopped holds a writer up until its lease is over, and shows nothing old when it goes on.
+/// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
 fn a_stopped_holder_holds_nobody_up_for_long() {
@@ -249,6 +255,7 @@ fn a_stopped_holder_holds_nobody_up_for_long() {
 }
 
 /// A server that was killed honours leases that it does not remember: who writes afterwards is not done before they are over.
+/// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
 fn leases_outlive_the_server_that_gave_them() {
@@ -270,6 +277,7 @@ fn leases_outlive_the_server_that_gave_them() {
 
 /// Many files, a reader that has them under leases, and writers of all kinds at once: no read shows less than what was acknowledged
 /// before it began.
+/// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
 fn nothing_stale_is_ever_read() {

@@ -67,6 +67,7 @@ fn synced(server: &Serve, mounts: &[(PathBuf, Vec<File>)]) -> Duration {
 
 /// Delayed writes of NQNFS are not kept waiting for leases of others, nor those of NFSv4 for the time of grace when all have come back, nor those of
 /// NFSv3, of which a server knows nobody; with a rate they come as fast as that says.
+/// Promise: S12
 #[test]
 #[ignore = "needs root"]
 fn what_many_mounts_delayed_outlives_the_server() {

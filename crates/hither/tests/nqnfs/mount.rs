@@ -36,6 +36,7 @@ fn bytes(len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect()
 }
 
+/// Promise: 7a
 #[test]
 #[ignore = "needs root"]
 fn a_mount_does_what_programs_do() {
@@ -144,6 +145,7 @@ fn a_large_directory_is_listed_whole() {
     umount(&mnt);
 }
 
+/// Promise: 7a
 #[test]
 #[ignore = "needs root"]
 fn what_one_mount_closed_another_opens() {
@@ -163,6 +165,7 @@ fn what_one_mount_closed_another_opens() {
 }
 
 /// CREATE of NQNFS opens what is there: that only one client of many has created a file is this client's doing.
+/// Promise: 7a
 #[test]
 #[ignore = "needs root"]
 fn of_many_who_create_a_file_one_has_created_it() {
@@ -192,6 +195,7 @@ fn of_many_who_create_a_file_one_has_created_it() {
 }
 
 /// Another client's leases are ended by what this one does, and what it has delayed is seen.
+/// Promise: 7a
 #[test]
 #[ignore = "needs root"]
 fn a_mount_sees_what_others_delayed_and_makes_leases_end() {
@@ -214,6 +218,7 @@ fn a_mount_sees_what_others_delayed_and_makes_leases_end() {
 }
 
 /// What was written and synchronised is there, however often the server is killed, and programs only wait.
+/// Promise: 7a
 #[test]
 #[ignore = "needs root"]
 fn a_mount_outlives_its_server() {
@@ -240,6 +245,7 @@ fn a_mount_outlives_its_server() {
 }
 
 /// After a restart of the server what was delayed comes first: a mount's write is not taken for one of those.
+/// Promise: 7a
 #[test]
 #[ignore = "needs root"]
 fn after_a_restart_a_mounts_write_comes_after_delayed_ones() {

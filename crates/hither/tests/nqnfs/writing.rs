@@ -48,6 +48,7 @@ fn signal(pids: &[u32], signal: i32) {
 }
 
 /// Who writes alone writes here; whoever looks, by whatever version and through a descriptor that was there before, sees all of it.
+/// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
 fn what_waits_is_seen_by_whoever_looks() {
@@ -89,6 +90,7 @@ fn what_waits_is_seen_by_whoever_looks() {
 
 /// Two mounts keep two files open, each writes one and reads the other, for longer than the server lets either cache: no read shows less than
 /// what was written before it began.
+/// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
 fn nothing_stale_is_read_of_files_that_are_open() {
@@ -122,6 +124,7 @@ fn nothing_stale_is_read_of_files_that_are_open() {
 }
 
 /// `close=delegated`: a close waits for nobody as long as nobody can look; what was closed is seen by who opens.
+/// Promise: 6a'
 #[test]
 #[ignore = "needs root"]
 fn a_close_under_a_lease_waits_for_nobody() {
@@ -147,6 +150,7 @@ fn a_close_under_a_lease_waits_for_nobody() {
 }
 
 /// A client is killed that has delayed something: what it has synced is there, and others wait for its lease and no longer.
+/// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
 fn a_killed_writer_loses_what_it_has_not_synced_and_no_more() {
@@ -173,6 +177,7 @@ fn a_killed_writer_loses_what_it_has_not_synced_and_no_more() {
 
 /// The server is killed while a client has delayed something, and is there again before or after the lease has ended: what was delayed
 /// comes before anybody reads the file, or late, and is never lost.
+/// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
 fn what_was_delayed_outlives_the_server() {
@@ -197,6 +202,7 @@ fn what_was_delayed_outlives_the_server() {
 
 /// A client that nobody hears of for longer than its lease has lost it: others use the file meanwhile, and what it had delayed is
 /// written when it is back.
+/// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
 fn who_is_cut_off_for_long_writes_late() {

@@ -197,6 +197,7 @@ mod tests {
         (0..at.len()).map(|i| at[i..].iter().take_while(|t| **t < at[i] + ms).count()).max().unwrap_or(0)
     }
 
+    /// Promise: S12
     #[tokio::test(start_paused = true)]
     async fn the_rate_is_kept_but_for_a_burst() {
         let pace = Arc::new(Pace::new(100, LONG));
@@ -212,6 +213,7 @@ mod tests {
         assert!(most_within(at, 1000) <= 111);
     }
 
+    /// Promise: S12
     #[tokio::test(start_paused = true)]
     async fn many_calls_of_one_connection_keep_nobody_else_waiting() {
         let pace = Arc::new(Pace::new(10, LONG));
@@ -227,6 +229,7 @@ mod tests {
         assert!((1_990..2_010).contains(&most_within(many.clone(), 201_000)), "{}", many.len());
     }
 
+    /// Promise: S12
     #[tokio::test(start_paused = true)]
     async fn who_goes_away_takes_no_turn() {
         let pace = Arc::new(Pace::new(1, LONG));
@@ -245,6 +248,7 @@ mod tests {
         assert!(began.elapsed() <= Duration::from_secs(1));
     }
 
+    /// Promise: S12
     #[tokio::test(start_paused = true)]
     async fn nobody_is_held_up_for_ever() {
         let pace = Arc::new(Pace::new(1, Duration::from_secs(60)));

@@ -254,6 +254,7 @@ async fn a_client_that_does_not_read_is_held_up_and_dropped() {
 
 /// Connections that never read hold no more than the limit, all together, and keep nobody of their
 /// address or of another from being answered.
+/// Promise: S7
 #[tokio::test(start_paused = true)]
 async fn unread_replies_stay_within_the_budget() {
     const LIMIT: usize = 64 << 20;
@@ -299,6 +300,7 @@ async fn unread_replies_stay_within_the_budget() {
 
 /// Idle connections give way to new ones: the oldest of an address that has its half, or of the
 /// address with the most. Those with calls under way stay.
+/// Promise: S7
 #[tokio::test]
 async fn oldest_idle_connection_gives_way() {
     let limits = ServerLimits { connections_max: 8, ..ServerLimits::default() };
@@ -350,6 +352,7 @@ async fn oldest_idle_connection_gives_way() {
 }
 
 /// Many connections of one address get its part, not theirs each: a call from elsewhere waits for that part only.
+/// Promise: S7
 #[tokio::test(start_paused = true)]
 async fn many_connections_of_one_address_leave_room_for_others() {
     let limits = ServerLimits { calls_max: 64, host_calls_max: 100, ..ServerLimits::default() };
@@ -381,6 +384,7 @@ async fn many_connections_of_one_address_leave_room_for_others() {
 }
 
 /// Calls that take long do not keep the other connections of their address out.
+/// Promise: S7
 #[tokio::test(start_paused = true)]
 async fn slow_calls_give_their_turn_back() {
     let (acceptor, _) = acceptor(ServerLimits { host_calls_max: 2, ..ServerLimits::default() });
@@ -398,6 +402,7 @@ async fn slow_calls_give_their_turn_back() {
 }
 
 /// At a pace, a connection with many calls has its turn as often as one with few, and every call is answered.
+/// Promise: S12
 #[tokio::test(start_paused = true)]
 async fn a_pace_is_shared_by_connections() {
     let service = Arc::new(Echo { pace: Some(Pace::new(10, Duration::from_secs(3600))), ..Echo::default() });

@@ -40,6 +40,7 @@ fn call(payload: &Bytes) -> Call {
 }
 
 /// Three probes of an idle connection can be lost before the kernel breaks it.
+/// Promise: S7
 #[test]
 fn lost_keepalives_do_not_break_a_connection() {
     for secs in [6, 60, 300] {

@@ -49,6 +49,7 @@ fn a_line_is_a_path_and_clients_with_rights() {
     assert_eq!(rights(&e, "::ffff:10.0.0.1"), Some(Rights::default()), "the same host");
 }
 
+/// Promise: S2b
 #[test]
 fn the_most_special_client_counts_in_any_order() {
     let e = entry(
@@ -170,6 +171,7 @@ fn every_wrong_line_is_found() {
     assert!(none.entries.is_empty(), "all or nothing");
 }
 
+/// Promise: S2b
 #[test]
 fn netgroups_come_after_patterns() {
     let e = entry("/s *(ro) @builders(rw) 2001:db8::1(ro,insecure)\n");

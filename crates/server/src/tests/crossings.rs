@@ -64,6 +64,7 @@ impl Two {
 
 const WANTED: Bitmap4 = Bitmap4::of(&[attr::FSID, attr::FILEID, attr::MOUNTED_ON_FILEID, attr::FILEHANDLE]);
 
+/// Promise: S2a
 #[tokio::test]
 async fn lookups_cross_and_come_back() {
     let two = Two::new(true, true, false).await;
@@ -94,6 +95,7 @@ async fn lookups_cross_and_come_back() {
     }
 }
 
+/// Promise: S2a
 #[tokio::test]
 async fn listings_show_the_file_system_on_top() {
     let two = Two::new(true, true, false).await;
@@ -123,6 +125,7 @@ async fn listings_show_the_file_system_on_top() {
 
 /// A client that only the inner export admits reaches it through directories that exist nowhere;
 /// one that only the outer export admits sees the directory below.
+/// Promise: S2a
 #[tokio::test]
 async fn rights_decide_which_side_is_seen() {
     for (outer, inner) in [(true, false), (false, true)] {
@@ -141,6 +144,7 @@ async fn rights_decide_which_side_is_seen() {
     }
 }
 
+/// Promise: S2a
 #[tokio::test]
 async fn nfsv3_crosses_unless_hidden() {
     for hidden in [false, true] {

@@ -134,6 +134,7 @@ async fn directories_change_visibly() {
 
 /// `..` in a listing has the number of the directory that LOOKUP of `..` finds; the root of an
 /// export is its own parent.
+/// Promise: S2
 #[tokio::test]
 async fn dot_dot_is_the_directory_above() {
     let lab = Lab::new(&model(), "/", 2, None);

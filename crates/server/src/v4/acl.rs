@@ -284,6 +284,7 @@ mod tests {
     }
 
     /// For one permission at a time: whoever asks, whatever the list, both say the same; and what came is set again as it was, up to the mask.
+    /// Promise: S8e
     #[test]
     fn both_kinds_of_lists_allow_the_same() {
         let mut allowed = 0;
@@ -338,6 +339,7 @@ mod tests {
     }
 
     /// Whatever a client sets, nobody may more by it than it says.
+    /// Promise: S8e
     #[test]
     fn what_is_set_allows_no_more_than_it_says() {
         let (mut exact, mut less) = (0, 0);

@@ -416,6 +416,7 @@ mod tests {
     }
 
     /// An address that introduces clients without end fills its own part only, and those go first that made no session.
+    /// Promise: S7
     #[tokio::test(start_paused = true)]
     async fn one_address_does_not_fill_the_table() {
         const MAX: usize = 64;

@@ -237,6 +237,7 @@ async fn a_restart_gives_back_what_was_held() {
 }
 
 /// After an orderly end only clients that held something then are waited for.
+/// Promise: S15
 #[tokio::test(start_paused = true)]
 async fn orderly_end_leaves_no_grace() {
     for holds in [false, true] {
@@ -330,6 +331,7 @@ async fn an_exclusive_creation_is_recognised() {
     }
 }
 
+/// Promise: S8d
 #[tokio::test]
 async fn a_clone_is_aligned_and_of_regular_files() {
     let lab = Lab::new(&model(), "/", 2, None);
@@ -396,6 +398,7 @@ async fn a_clone_is_aligned_and_of_regular_files() {
 
 /// Opens of dead clients give way when room is needed, as soon as their leases have run out; until
 /// then a client is told to come back. One client alone does not take all.
+/// Promise: S7a
 #[tokio::test(start_paused = true)]
 async fn opens_of_dead_clients_give_way() {
     const MAX: usize = 16;

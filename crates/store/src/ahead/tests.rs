@@ -218,6 +218,7 @@ async fn tree(vfs: &dyn Vfs, root: &Fh) -> BTreeMap<String, (FileKind, u32, Vec<
     out
 }
 
+/// Promise: 6g
 #[tokio::test]
 async fn new_objects_wait_and_go_whole() {
     let s = Stack::new().await;
@@ -253,6 +254,7 @@ async fn new_objects_wait_and_go_whole() {
     assert_eq!(s.read(&file.fh).await, b"twelve bytes");
 }
 
+/// Promise: 6g
 #[tokio::test]
 async fn what_is_removed_soon_is_never_sent() {
     let s = Stack::new().await;
@@ -272,6 +274,7 @@ async fn what_is_removed_soon_is_never_sent() {
     assert!(tree(s.gate.below(), &s.root).await.is_empty());
 }
 
+/// Promise: 6g
 #[tokio::test]
 async fn names_change_here() {
     let s = Stack::new().await;
@@ -300,6 +303,7 @@ async fn names_change_here() {
 }
 
 /// Whoever lists a directory finds everything, and what others than the maker ask is the server's to answer.
+/// Promise: 6g
 #[tokio::test]
 async fn lists_and_other_users_send_first() {
     let s = Stack::new().await;
@@ -333,6 +337,7 @@ async fn a_large_file_goes_while_it_is_written() {
 }
 
 /// Times that a program gives a directory outlast what is put into it at the server later.
+/// Promise: 6g
 #[tokio::test]
 async fn times_of_directories_are_set_when_all_is_there() {
     let s = Stack::new().await;
@@ -358,6 +363,7 @@ async fn times_of_directories_are_set_when_all_is_there() {
 }
 
 /// The times that programs were shown do not move when objects are sent, and do when a program changes something.
+/// Promise: 6g
 #[tokio::test]
 async fn sending_moves_no_times() {
     let s = Stack::new().await;
@@ -390,6 +396,7 @@ async fn sending_moves_no_times() {
 }
 
 /// A full server gets it later; new objects are its own to refuse meanwhile, and who syncs is told.
+/// Promise: 6g
 #[tokio::test]
 async fn a_full_server_gets_it_later() {
     let s = Stack::new().await;
@@ -420,6 +427,7 @@ async fn a_full_server_gets_it_later() {
 }
 
 /// What a full server took of a file goes with the file.
+/// Promise: 6g
 #[tokio::test]
 async fn what_was_tried_is_removed_everywhere() {
     let s = Stack::new().await;
@@ -439,6 +447,7 @@ async fn what_was_tried_is_removed_everywhere() {
 }
 
 /// What the server refuses for good is kept, told, and not there any more.
+/// Promise: 6g
 #[tokio::test]
 async fn what_is_refused_is_a_conflict() {
     let s = Stack::new().await;
@@ -461,6 +470,7 @@ async fn what_is_refused_is_a_conflict() {
 }
 
 /// The server has made a file and nobody heard of it: it is recognised, and whole in the end.
+/// Promise: 6g
 #[tokio::test]
 async fn a_creation_that_nobody_heard_of_is_recognised() {
     let s = Stack::new().await;
@@ -483,6 +493,7 @@ async fn a_creation_that_nobody_heard_of_is_recognised() {
 }
 
 /// fsync(2) of a directory: what was done to names is on the local disk.
+/// Promise: 6g
 #[tokio::test]
 async fn a_directory_is_synced_to_the_journal() {
     let s = Stack::new().await;
@@ -501,6 +512,7 @@ async fn a_directory_is_synced_to_the_journal() {
 }
 
 /// The journal tells of a rename before it tells of the end of what was there: a crash between the two leaves one of them.
+/// Promise: 6g
 #[tokio::test]
 async fn a_rename_over_something_is_there_as_a_whole() {
     let s = Stack::new().await;
@@ -519,6 +531,7 @@ async fn a_rename_over_something_is_there_as_a_whole() {
 
 /// What says which handle a directory has at the server may have left the journal before what is made in it, and what says that an object was made
 /// before its bytes.
+/// Promise: 6g
 #[tokio::test]
 async fn the_journal_does_not_need_what_has_left_it() {
     let s = Stack::new().await;

@@ -211,6 +211,7 @@ async fn dirty_bytes_are_read_without_a_call() {
     assert_eq!(s.size(&f).await, 100);
 }
 
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn old_bytes_are_sent_by_themselves() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -228,6 +229,7 @@ async fn old_bytes_are_sent_by_themselves() {
 }
 
 /// A file whose last name and last open go takes its unsent bytes with it.
+/// Promise: 13
 #[tokio::test(start_paused = true)]
 async fn removed_files_are_not_sent() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -255,6 +257,7 @@ async fn removed_names_of_files_with_others_change_nothing() {
     assert_eq!(s.below(&f.0).await, pattern(1, 1000));
 }
 
+/// Promise: 4
 #[tokio::test(start_paused = true)]
 async fn write_through_delays_nothing() {
     let s = Stack::new(DirtyOptions { write_through: true, ..Default::default() }).await;

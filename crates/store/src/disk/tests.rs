@@ -354,6 +354,7 @@ async fn an_open_of_what_is_known_and_here_asks_nobody() {
 }
 
 /// Whoever knows attributes under a lease hears of a withdrawal after it has passed here.
+/// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn what_was_known_under_a_lease_is_not_believed_after_its_withdrawal() {
     for all in [false, true] {
@@ -467,6 +468,7 @@ async fn without_room_in_the_file_system_nothing_is_added_until_there_is() {
     assert_eq!(l.disk.stats().entries, 1);
 }
 
+/// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn a_failing_disk_is_left_alone_and_tried_again() {
     for errno in [libc::ENOSPC, libc::EIO, libc::EROFS] {

@@ -165,6 +165,7 @@ fn left_on(disk: &Cut) -> Vec<u64> {
     left
 }
 
+/// Promise: S8
 #[tokio::test]
 async fn what_counts_as_settled_is_never_read_again() {
     let device = Held::new();
@@ -203,6 +204,7 @@ async fn what_counts_as_settled_is_never_read_again() {
     assert_eq!(seen, [third]);
 }
 
+/// Promise: S8
 #[test]
 fn where_the_header_says_that_it_begins_nothing_is_written_over() {
     let device = Held::new();
@@ -242,6 +244,7 @@ fn where_the_header_says_that_it_begins_nothing_is_written_over() {
     assert_eq!(left_on(&device.disk), (first + 1..=acked).collect::<Vec<_>>());
 }
 
+/// Promise: S8
 #[test]
 fn what_is_appended_while_the_journal_is_full_has_room_of_its_own() {
     let device = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
@@ -284,6 +287,7 @@ fn what_is_appended_while_the_journal_is_full_has_room_of_its_own() {
     assert_eq!(left_on(&device), (settled + 1..=acked).collect::<Vec<_>>());
 }
 
+/// Promise: S9
 #[tokio::test]
 async fn a_header_that_cannot_be_written_is_a_failure_of_the_journal() {
     let device = Held::new();
@@ -381,6 +385,7 @@ async fn worlds(seeds: std::ops::Range<u64>) -> (u64, u64) {
     (records, cuts)
 }
 
+/// Promise: S8
 #[tokio::test]
 async fn a_power_cut_loses_nothing_that_was_acknowledged() {
     let (records, cuts) = worlds(0..5).await;

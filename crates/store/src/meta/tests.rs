@@ -155,6 +155,7 @@ async fn a_path_costs_one_walk_and_then_nothing() {
     assert_eq!(l.wire.take(), "");
 }
 
+/// Promise: 8
 #[tokio::test(start_paused = true)]
 async fn after_its_time_a_path_is_asked_for_once_more_and_names_stay() {
     let l = lab().await;
@@ -169,6 +170,7 @@ async fn after_its_time_a_path_is_asked_for_once_more_and_names_stay() {
     assert!(matches!(peek(&l, &l.cx, "a/b/c/nothing").unwrap().stop, Stop::Missing(_)));
 }
 
+/// Promise: 8
 #[tokio::test(start_paused = true)]
 async fn a_changed_directory_loses_its_names() {
     let l = lab().await;
@@ -199,6 +201,7 @@ async fn a_cold_open_by_path_costs_one_question_with_its_bytes() {
     assert_eq!(l.meta.stats().virtual_opens, 1);
 }
 
+/// Promise: 7
 #[tokio::test(start_paused = true)]
 async fn a_warm_open_asks_once_under_close_to_open_and_not_at_all_without() {
     let l = lab().await;
@@ -238,6 +241,7 @@ async fn rotate(l: &Lab, dir: &Fh, n: &str, text: &str) -> Fh {
     make_file(&*l.model, &l.cx, dir, n, text).await
 }
 
+/// Promise: 7
 #[tokio::test(start_paused = true)]
 async fn a_warm_open_by_name_asks_once_and_follows_the_name() {
     for (stateless, moved) in [(false, "open 1, walk 1"), (true, "open 1, walk 1")] {
@@ -312,6 +316,7 @@ async fn opens_of_big_files_and_for_writing_follow_their_names_in_one_round_trip
     }
 }
 
+/// Promise: 7
 #[tokio::test(start_paused = true)]
 async fn a_name_is_covered_by_a_lease_that_was_held_when_it_was_proven() {
     let l = lab().await;
@@ -351,6 +356,7 @@ async fn bytes_that_nobody_wants_are_not_asked_for() {
     assert_eq!(l.model.open_count(), 0);
 }
 
+/// Promise: 8a
 #[tokio::test(start_paused = true)]
 async fn under_a_lease_nothing_is_asked_until_it_is_withdrawn() {
     let l = lab().await;
@@ -692,6 +698,7 @@ async fn a_stale_handle_is_walked_again() {
     assert_eq!(trail.steps[0].fh, a);
 }
 
+/// Promise: 8
 #[tokio::test(start_paused = true)]
 async fn an_equal_change_of_a_directory_just_changed_proves_nothing_where_clocks_make_it() {
     for (coarse, calls) in [(true, "walk 1"), (false, "getattr_many 1")] {

@@ -62,6 +62,7 @@ mod tests {
     use super::*;
 
     /// Whichever clock is behind.
+    /// Promise: 8
     #[test]
     fn what_has_just_changed_is_young() {
         let clock = ServerClock::default();

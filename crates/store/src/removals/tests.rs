@@ -77,6 +77,7 @@ fn errno<T>(result: Result<T>) -> i32 {
     result.map(drop).unwrap_err().errno
 }
 
+/// Promise: 6g
 #[tokio::test]
 async fn a_name_is_gone_at_once_and_at_the_server_later() {
     let s = Stack::new().await;
@@ -103,6 +104,7 @@ async fn a_name_is_gone_at_once_and_at_the_server_later() {
     assert_eq!(s.layer.wal.log().stats().live_records, 0);
 }
 
+/// Promise: 6g
 #[tokio::test]
 async fn a_tree_goes_from_below() {
     let s = Stack::new().await;
@@ -133,6 +135,7 @@ async fn a_tree_goes_from_below() {
 }
 
 /// What the server has to decide, or has to remember for somebody, it does itself, and the caller waits for that.
+/// Promise: 6g
 #[tokio::test]
 async fn what_is_in_use_is_the_servers_to_remove() {
     let s = Stack::new().await;
@@ -161,6 +164,7 @@ async fn what_is_in_use_is_the_servers_to_remove() {
 }
 
 /// A name is not used again before the server has forgotten what it led to.
+/// Promise: 6g
 #[tokio::test]
 async fn names_are_free_when_the_server_has_removed_them() {
     let s = Stack::new().await;
@@ -195,6 +199,7 @@ async fn names_are_free_when_the_server_has_removed_them() {
     assert_eq!(s.is_there("b").await, (false, false));
 }
 
+/// Promise: 6g
 #[tokio::test]
 async fn what_is_refused_is_there_again() {
     struct Told(Mutex<Vec<Fh>>);
@@ -221,6 +226,7 @@ async fn what_is_refused_is_there_again() {
     assert_eq!(s.layer.wal.log().stats().live_records, 0);
 }
 
+/// Promise: 6g
 #[tokio::test]
 async fn what_may_work_later_is_tried_again() {
     let s = Stack::new().await;
@@ -242,6 +248,7 @@ async fn what_may_work_later_is_tried_again() {
 }
 
 /// After a crash what has its name still is removed, and nothing else.
+/// Promise: 6g
 #[tokio::test]
 async fn a_crash_undoes_no_removal() {
     let s = Stack::new().await;
@@ -272,6 +279,7 @@ async fn a_crash_undoes_no_removal() {
 }
 
 /// Bytes that had not been sent go with the file, and stay with it when the server refuses.
+/// Promise: 6g
 #[tokio::test]
 async fn bytes_are_not_given_up_before_the_file_is() {
     for refuses in [false, true] {
@@ -320,6 +328,7 @@ async fn an_answer_from_before_is_not_believed() {
 }
 
 /// What was removed while the server was busy with the first name goes in one call, and each name has its own outcome.
+/// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn names_of_a_directory_go_together() {
     let s = Stack::new().await;
@@ -357,6 +366,7 @@ async fn names_of_a_directory_go_together() {
 }
 
 /// What waits in a directory goes before it, however many names are removed beside it, and what others removed goes in a call of theirs.
+/// Promise: 6g
 #[tokio::test]
 async fn a_directory_is_not_removed_beside_what_is_in_it() {
     let s = Stack::new().await;

@@ -165,6 +165,7 @@ fn the_longest_rule_counts_and_plain_places_are_one() {
     assert!(Rules::new(2, &many).is_none());
 }
 
+/// Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn each_mode_asks_as_often_as_it_has_to() {
     let lab = Lab::new().await;
@@ -193,6 +194,7 @@ async fn each_mode_asks_as_often_as_it_has_to() {
     assert_eq!(lab.opened("frozen/f").await, 1);
 }
 
+/// Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn what_is_under_a_lease_ends_with_a_change_made_through_another_name() {
     let lab = Lab::new().await;
@@ -210,6 +212,7 @@ async fn what_is_under_a_lease_ends_with_a_change_made_through_another_name() {
     }
 }
 
+/// Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn nothing_moves_from_one_place_to_another() {
     let lab = Lab::new().await;
@@ -248,6 +251,7 @@ async fn nothing_moves_from_one_place_to_another() {
 
 /// Random changes of another client, directories that go from one subtree into another and links among them: what is strict is never stale, an
 /// open of the rest is not, and what is frozen stays what it was seen to be.
+/// Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn no_promise_is_weaker_than_its_own() {
     for seed in 1..60_u64 {

@@ -179,6 +179,7 @@ fn expect(written: &[(u8, u64, Vec<u8>)]) -> BTreeMap<Fh, Vec<(u64, Vec<u8>)>> {
 }
 
 /// Cut at each byte of the whole journal, what is left are the first records, whole: never an error, never a byte that was not written.
+/// Promise: 6c
 #[tokio::test]
 async fn torn_at_every_byte_the_first_records_are_left() {
     let (memory, written) = journal().await;
@@ -203,6 +204,7 @@ async fn torn_at_every_byte_the_first_records_are_left() {
 
 /// A byte that changed on the disk takes no other with it: what had been durable is told to be damaged, and whatever is handed out
 /// was written.
+/// Promise: 6d
 #[tokio::test]
 async fn a_flipped_byte_is_noticed() {
     let (memory, written) = journal().await;
@@ -240,6 +242,7 @@ async fn a_flipped_byte_is_noticed() {
 }
 
 /// What programs write may look like records: after damage it is not taken for any.
+/// Promise: 6d
 #[tokio::test]
 async fn data_that_looks_like_a_record_is_none() {
     let forged = data(9, 0, b"forged").encode(2, 100, 0);
@@ -286,6 +289,7 @@ async fn retired_and_void_bytes_are_not_left() {
 }
 
 /// Segments go when nothing in them lives, from the first on; after a failure with nothing alive it begins anew.
+/// Promise: 6f
 #[tokio::test]
 async fn room_is_given_back_in_order() {
     let memory = Memory::default();
@@ -314,6 +318,7 @@ async fn room_is_given_back_in_order() {
 }
 
 /// What another record replaced stays until that one is durable: a power cut in between would lose both.
+/// Promise: 6c
 #[tokio::test]
 async fn what_was_replaced_stays_until_its_successor_is_durable() {
     let memory = Memory::default();
@@ -344,6 +349,7 @@ async fn nobody_waits_for_the_disk_for_ever() {
 }
 
 /// After a failure it is begun anew only when the old records are gone: the next mount would take them for what is left.
+/// Promise: 6f
 #[tokio::test]
 async fn a_failed_journal_is_marked_and_emptied_before_it_is_used_again() {
     let memory = Memory::default();

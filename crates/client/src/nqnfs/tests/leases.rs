@@ -214,6 +214,7 @@ async fn a_lease_comes_along_and_covers_what_follows() {
 }
 
 /// The term counts from when the call was sent, not from when it was answered. What is not open is not asked for again by itself.
+/// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn a_lease_ends_by_itself_in_time() {
     for proc in [NqProc::GETATTR, NqProc::LOOKUP] {
@@ -267,6 +268,7 @@ async fn an_answer_that_outlived_its_lease_is_under_none() {
 }
 
 /// As long as a file is open its lease is renewed, by GETLEASE when nobody asks anything.
+/// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn a_lease_of_an_open_file_is_renewed() {
     let t = leasing(Duration::ZERO).await;
@@ -285,6 +287,7 @@ async fn a_lease_of_an_open_file_is_renewed() {
 
 /// An eviction withdraws first, for a while, and is then answered by VACATED. Meanwhile nothing is asked for, and nothing that comes
 /// is under a lease; afterwards it is as before.
+/// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn an_eviction_withdraws_before_it_is_answered() {
     for slowly in [Duration::from_millis(500), seconds(100)] {
@@ -307,6 +310,7 @@ async fn an_eviction_withdraws_before_it_is_answered() {
 
 /// An eviction can overtake the answer that grants the lease, of a file that was known and of one that was not; and so can the answer to
 /// VACATED. None of these leases is taken.
+/// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_was_overtaken_is_void() {
     for (proc, late) in
@@ -345,6 +349,7 @@ async fn a_lease_that_is_not_for_caching_ends_one_that_is() {
 }
 
 /// A file that this client changes is watched by the server no more: until it is asked again, attributes hold as without a lease.
+/// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn after_a_change_of_its_own_it_asks_again() {
     let t = leasing(Duration::ZERO).await;
@@ -411,6 +416,7 @@ async fn leases_that_are_of_no_use_are_not_asked_for() {
 }
 
 /// What the mount holds is given up when it ends, so that nobody waits for it.
+/// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_mount_gives_leases_up() {
     let t = leasing(Duration::ZERO).await;

@@ -47,6 +47,7 @@ fn refusing(call: &NqCall) -> NqReply {
 
 /// Nothing is delayed without a lease for writing, a lease for reading is none, and under one a delayed WRITE asks for nothing and what it
 /// leaves holds as long as the lease.
+/// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn writes_wait_under_a_lease_for_writing_only() {
     let t = leasing(Duration::ZERO).await;
@@ -86,6 +87,7 @@ async fn a_new_file_comes_with_a_lease() {
 
 /// An eviction has what was delayed sent before it is answered; from then on nothing is delayed, and nothing of the file kept, until
 /// there is another lease.
+/// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn what_was_delayed_comes_before_the_lease_goes() {
     let t = leasing(seconds(20)).await;
@@ -107,6 +109,7 @@ async fn what_was_delayed_comes_before_the_lease_goes() {
 }
 
 /// A WRITE that comes too late is sent once more, as a new one: nothing is lost.
+/// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn a_write_that_comes_too_late_is_written_all_the_same() {
     let t = leasing(Duration::ZERO).await;
@@ -120,6 +123,7 @@ async fn a_write_that_comes_too_late_is_written_all_the_same() {
 }
 
 /// Under a lease that is not for caching every write goes to the server, without asking again before it ends.
+/// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn nothing_waits_where_others_write_too() {
     let t = leasing(Duration::ZERO).await;
@@ -142,6 +146,7 @@ async fn nothing_waits_where_others_write_too() {
 
 /// A lease is renewed as long as something is written; what is delayed is asked for before one ends that cannot be renewed, and
 /// nothing is delayed then.
+/// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn what_is_delayed_is_sent_before_the_lease_ends() {
     let t = leasing(Duration::ZERO).await;
@@ -168,6 +173,7 @@ async fn what_is_delayed_is_sent_before_the_lease_ends() {
 }
 
 /// A file that is open and not written to any more is not kept from others, nor from local programs, for longer than the term.
+/// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn who_does_not_write_keeps_no_lease_for_writing() {
     let t = leasing(Duration::ZERO).await;

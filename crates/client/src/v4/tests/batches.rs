@@ -64,6 +64,7 @@ async fn several_objects_are_one_message() {
 }
 
 /// As many as the session allows: operations, request and reply.
+/// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn the_limits_of_the_session_are_kept() {
     let names: Vec<String> = (0..20).map(|n| format!("f{n}")).collect();
@@ -91,6 +92,7 @@ async fn the_limits_of_the_session_are_kept() {
 }
 
 /// A server that writes wrong bytes of a second WRITE gets one to a message, whatever else goes with it; nobody's file is ever wrong.
+/// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn one_write_to_a_message_where_the_server_takes_no_more() {
     let t = Test::with(options(), Conditions::default(), |server| server.lock().one_write = true).await;
@@ -110,6 +112,7 @@ async fn one_write_to_a_message_where_the_server_takes_no_more() {
 }
 
 /// The server stops at one of them: those before it are there, those behind it go again, and it has its own error.
+/// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn an_error_in_the_middle_is_that_ones_alone() {
     let t = Test::new().await;
@@ -140,6 +143,7 @@ async fn an_error_in_the_middle_is_that_ones_alone() {
 }
 
 /// The reply is lost: the session's slot has it. The session is lost as well: what was executed is there, as the caller then finds out.
+/// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn a_lost_reply_makes_nothing_twice() {
     let t = Test::new().await;
@@ -183,6 +187,7 @@ impl Test {
 }
 
 /// Names share a message as the session allows; what is open takes one of its own.
+/// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn several_names_are_one_message() {
     let t = Test::with(options(), Conditions::default(), |server| server.lock().max_ops = 13).await;
@@ -209,6 +214,7 @@ async fn several_names_are_one_message() {
 }
 
 /// The server stops at one name: it has its own error, or waits, and those behind it go again.
+/// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn each_name_has_an_outcome_of_its_own() {
     let t = Test::new().await;

@@ -322,6 +322,7 @@ impl Test {
 
 /// A delegation is a lease on attributes until it is recalled; the recall is answered at once, the layer above lets go first,
 /// then it is returned.
+/// Promise: 8a
 #[tokio::test(start_paused = true)]
 async fn a_recall_withdraws_before_it_returns() {
     for slowly in [Duration::from_millis(500), Duration::from_secs(100)] {
@@ -345,6 +346,7 @@ async fn a_recall_withdraws_before_it_returns() {
 
 /// What is written under a delegation for writing may wait; its recall waits for that as long as it takes. After a restart of the server
 /// it is claimed, and goes back.
+/// Promise: 6a', S10c
 #[tokio::test(start_paused = true)]
 async fn what_was_delayed_comes_before_the_file_is_returned() {
     let (t, told) = leased(&["f", "g"], Duration::from_secs(100)).await;
@@ -409,6 +411,7 @@ async fn what_was_delayed_comes_before_the_file_is_returned() {
 
 /// What is right only as long as others are kept from a file goes under its delegation, to stable storage, and is refused when that has
 /// ended, also by a server that has restarted or whose lease has ended: it is never sent by the open in its place.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn what_holds_under_a_delegation_only_is_written_under_it_or_not() {
     let (t, _told) = leased(&["f", "g"], Duration::ZERO).await;
@@ -490,6 +493,7 @@ async fn delegations_are_kept_and_bounded() {
 }
 
 /// Leases end with the client's lease, however long the server is away, and with the client itself.
+/// Promise: 8a
 #[tokio::test(start_paused = true)]
 async fn leases_end_with_the_clients_lease() {
     let (t, told) = leased(&["f"], Duration::ZERO).await;

@@ -59,6 +59,7 @@ impl Test {
 }
 
 /// A thousand locks and unlocks are no message under a delegation for writing, and two thousand without.
+/// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn locks_of_what_is_delegated_cost_nothing() {
     for (writers, messages) in [(true, 0), (false, 2000)] {
@@ -80,6 +81,7 @@ async fn locks_of_what_is_delegated_cost_nothing() {
 }
 
 /// Owners of this machine are in each other's way as at the server: of whatever open, user, and kind of lock.
+/// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn owners_here_exclude_each_other() {
     use LockKind::{Read, Write};
@@ -123,6 +125,7 @@ async fn owners_here_exclude_each_other() {
 }
 
 /// Who waits gets the lock when it is released here, at once, and one after the other.
+/// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn who_waits_is_woken() {
     let (t, _told) = delegated().await;
@@ -160,6 +163,7 @@ async fn who_waits_is_woken() {
 }
 
 /// All locks are at the server before a recalled delegation is returned, and who waited or asks from then on waits and asks there.
+/// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn a_recall_takes_the_locks_to_the_server_first() {
     use LockKind::{Read, Write};
@@ -219,6 +223,7 @@ async fn a_recall_takes_the_locks_to_the_server_first() {
 }
 
 /// A lock that the server does not give when the delegation ends is lost: I/O fails until its owner unlocks. The others are kept.
+/// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_cannot_be_handed_over_is_lost() {
     for denied in [true, false] {
@@ -245,6 +250,7 @@ async fn a_lock_that_cannot_be_handed_over_is_lost() {
 }
 
 /// An open that the server has forgotten is made again before its locks are handed over.
+/// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn a_forgotten_open_is_made_again_for_its_locks() {
     let (t, _told) = delegated().await;
@@ -263,6 +269,7 @@ async fn a_forgotten_open_is_made_again_for_its_locks() {
 }
 
 /// What is locked at the server already goes on there until it is released, also when the delegation comes while a LOCK is under way.
+/// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn locks_of_before_the_delegation_stay_at_the_server() {
     let (t, _told) = delegated().await;
@@ -301,6 +308,7 @@ async fn locks_of_before_the_delegation_stay_at_the_server() {
 }
 
 /// After a restart of the server locks stay here if the delegation does, and are claimed there in the grace period if not.
+/// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn a_restart_leaves_no_lock_behind() {
     for stays in [true, false] {
@@ -336,6 +344,7 @@ async fn a_restart_leaves_no_lock_behind() {
 }
 
 /// A delegation that the server has revoked takes its locks with it; nothing is decided under it while that is being found out.
+/// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn what_was_held_under_a_revoked_delegation_is_lost() {
     let (t, _told) = delegated().await;
@@ -367,6 +376,7 @@ async fn what_was_held_under_a_revoked_delegation_is_lost() {
 
 /// A client that may have lost its lease decides nothing; what it had it still has if the server says so, or takes it anew if nobody
 /// has touched the file.
+/// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn nothing_is_decided_without_a_lease() {
     for (expired, touched) in [(false, false), (true, false), (true, true)] {
@@ -405,6 +415,7 @@ async fn nothing_is_decided_without_a_lease() {
 
 /// Many owners, each of whom is alone while he has the lock, and a delegation that comes and goes: nobody is ever beside another, and
 /// nothing stays behind.
+/// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn nobody_is_ever_beside_another() {
     let (t, _told) = delegated().await;
@@ -446,6 +457,7 @@ async fn nobody_is_ever_beside_another() {
 /// flock(2) gives either kind of lock on every descriptor; the server wants an open for writing or for reading below it. The
 /// file is opened again, once; the lock is kept over the end of another open, of a delegation and of the server, and ends
 /// with its descriptor, as does the further open. fcntl(2) has no such locks.
+/// Promise: 16
 #[tokio::test(start_paused = true)]
 async fn flock_opens_with_the_missing_access() {
     use LockKind::{Read, Write};
@@ -488,6 +500,7 @@ async fn flock_opens_with_the_missing_access() {
 }
 
 /// The lock of a descriptor whose opener has no right to the access it needs fails as flock(2) says, and asks again later.
+/// Promise: 16
 #[tokio::test(start_paused = true)]
 async fn flock_without_the_right_is_ebadf() {
     let (t, _told) = delegated().await;

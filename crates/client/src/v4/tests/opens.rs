@@ -34,6 +34,7 @@ fn cutting() -> Vec<(bool, OpenHow)> {
 }
 
 /// Who is refused has cut nothing, whatever the open asks for and however the file is named; who is not has cut it.
+/// Promise: 19
 #[tokio::test(start_paused = true)]
 async fn a_refused_open_cuts_nothing() {
     let t = Test::new().await;

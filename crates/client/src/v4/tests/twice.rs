@@ -21,6 +21,7 @@ async fn rename(t: &Test, from: &str, to: &str, replaced: Option<&Fh>) -> Result
 }
 
 /// The first one did it: that is what the program hears, whether the new name was taken or not.
+/// Promise: 15
 #[tokio::test(start_paused = true)]
 async fn a_rename_that_was_executed_before_its_session_was_lost_succeeded() {
     for names in [&["a"][..], &["a", "b"]] {
@@ -78,6 +79,7 @@ async fn a_rename_over_an_open_file_waits_for_the_grace_period() {
 }
 
 /// A second name that leads to the very file was made by us; one that leads elsewhere was there.
+/// Promise: 15
 #[tokio::test(start_paused = true)]
 async fn a_link_that_was_executed_before_its_session_was_lost_succeeded() {
     for (names, errs) in [(&["a"][..], false), (&["a", "b"], true)] {

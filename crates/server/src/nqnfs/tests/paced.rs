@@ -9,6 +9,7 @@ async fn pause() {
 
 /// A call every second; sixteen writes and, from as many connections that flood the server, others between them: from one delayed write to the next
 /// it is longer than the write slack, and the last comes long after the leases have ended.
+/// Promise: S12
 #[tokio::test(start_paused = true)]
 async fn delayed_writes_that_wait_for_their_turn_come_first() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());

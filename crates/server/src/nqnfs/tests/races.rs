@@ -343,6 +343,7 @@ async fn calls_of_different_clients_are_no_repetitions() {
 }
 
 /// Where the table of leases is full, files are used without one, and nobody waits; who has a lease renews it.
+/// Promise: S16
 #[tokio::test(start_paused = true)]
 async fn full_table_grants_no_lease() {
     let few = |options: &mut Options| {

@@ -139,6 +139,7 @@ async fn who_gets_one() {
 
 /// Each operation that changes a file, its attributes or its names recalls what others hold, is told to come back, and goes on
 /// when it is returned.
+/// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn changes_recall() {
     let (lab, fh) = lab().await;
@@ -185,6 +186,7 @@ async fn changes_recall() {
 }
 
 /// Also those of NFSv3, which wait for longer before they are told to come back; the file that a rename replaces counts.
+/// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn changes_by_nfsv3_recall() {
     let (lab, fh) = lab().await;
@@ -247,6 +249,7 @@ async fn the_holder_himself() {
 
 /// Who is silent loses his delegations when his lease has surely ended, not before; who is there and returns nothing loses them,
 /// too. Both are told until they have said that they know.
+/// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn what_is_not_returned_is_revoked() {
     for silent in [true, false] {
@@ -295,6 +298,7 @@ async fn a_new_life_of_the_holder_ends_them() {
 }
 
 /// After a restart nobody changes anything before those who had something delegated are back, or cannot believe it any more.
+/// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn a_restart_gives_delegations_back() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());
@@ -364,6 +368,7 @@ impl Watch for Watcher {
 }
 
 /// What a local program is about to change is recalled, and it waits until nobody watches the file any more.
+/// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn local_programs_recall() {
     for can in [false, true] {
@@ -396,6 +401,7 @@ async fn local_programs_recall() {
 
 /// What each of several clients reads, from its own memory as long as it holds a delegation, is never older than the last write
 /// that was acknowledged before.
+/// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn nothing_stale_is_ever_read() {
     let random = env(77).random;

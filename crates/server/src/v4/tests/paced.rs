@@ -39,6 +39,7 @@ async fn recover(wire: crate::tests::Wire, n: usize, held: Vec<Fh>, began: Insta
 
 /// Twelve clients with twelve files each, at three calls a second: the last has waited three times as long as leases and the time of grace last. One that
 /// held nothing floods the server all the time, and gets no file that others may still take back.
+/// Promise: S12
 #[tokio::test(start_paused = true)]
 async fn who_waits_for_his_turn_loses_nothing() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());
@@ -103,6 +104,7 @@ async fn who_waits_for_his_turn_loses_nothing() {
 }
 
 /// Who does not come back ends the time of grace as ever, also when others call all the time: five minutes later at most.
+/// Promise: S12
 #[tokio::test(start_paused = true)]
 async fn nobody_prolongs_the_time_of_grace_for_ever() {
     for (rate, most) in [(0, LEASE), (1, HELD_UP_MAX + LEASE * 2)] {

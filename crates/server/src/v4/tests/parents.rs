@@ -10,6 +10,7 @@ fn deep(levels: usize) -> Vec<Op> {
 
 /// From any depth of any export LOOKUPP leads up the names that led down, through the root of the
 /// export, to the root of all.
+/// Promise: S2
 #[tokio::test]
 async fn lookupp_leads_back_to_the_root() {
     const LEVELS: usize = 3;

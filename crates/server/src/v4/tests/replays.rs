@@ -42,6 +42,7 @@ fn compound(seq: u32, ops: Vec<Op>) -> Compound {
     Compound::new(2, [vec![Op::Sequence(sequence), Op::Putrootfh], ops].concat())
 }
 
+/// Promise: S8c
 #[tokio::test]
 async fn what_was_done_of_a_call_is_not_done_again_and_the_rest_is_done_once() {
     let model = model();
@@ -69,6 +70,7 @@ async fn what_was_done_of_a_call_is_not_done_again_and_the_rest_is_done_once() {
     assert_ne!(other, checksum(&Enc::of(&call).to_bytes(), &superuser()));
 }
 
+/// Promise: S8c
 #[tokio::test]
 async fn opens_of_before_are_to_be_taken_back() {
     let model = model();
@@ -124,6 +126,7 @@ async fn opens_of_before_are_to_be_taken_back() {
     }
 }
 
+/// Promise: S8c
 #[tokio::test]
 async fn only_the_last_call_of_a_slot_is_known() {
     let model = model();

@@ -23,6 +23,7 @@ async fn client(lab: &Lab, name: &'static str) -> Client {
 }
 
 /// Names, link texts, owners and lists may have any length on the wire: what is too long has a status.
+/// Promise: S13
 #[tokio::test]
 async fn long_values_have_statuses() {
     let lab = Lab::new(&model(), "/", 2, None);
@@ -68,6 +69,7 @@ async fn long_values_have_statuses() {
 }
 
 /// The same of NFSv3.
+/// Promise: S13
 #[tokio::test]
 async fn long_values_of_nfsv3_have_statuses() {
     let lab = Lab::new(&model(), "/", 2, None);
@@ -91,6 +93,7 @@ async fn long_values_of_nfsv3_have_statuses() {
 }
 
 /// SECINFO_NO_NAME consumes the current filehandle, with its stateid, when it succeeds; it has the parent's errors of LOOKUPP.
+/// Promise: S13
 #[tokio::test]
 async fn secinfo_consumes_the_filehandle() {
     let lab = Lab::new(&model(), "/srv/data", 2, None);
@@ -159,6 +162,7 @@ async fn introduce(wire: &mut crate::tests::Wire, name: &str) -> ExchangeIdOk {
 }
 
 /// CREATE_SESSION is executed once for each sequence number, failures included (RFC 8881 section 18.36.4).
+/// Promise: S13
 #[tokio::test]
 async fn sessions_are_made_once() {
     let lab = Lab::new(&model(), "/", 2, None);
@@ -179,6 +183,7 @@ async fn sessions_are_made_once() {
 }
 
 /// A session may be small: its limits count the headers of RPC, and hold to the byte.
+/// Promise: S13
 #[tokio::test]
 async fn small_sessions_work_to_the_byte() {
     let lab = Lab::new(&model(), "/", 2, None);
@@ -223,6 +228,7 @@ async fn small_sessions_work_to_the_byte() {
 }
 
 /// A client of another principal with the same name ends the first only when that has no state and no session.
+/// Promise: S13
 #[tokio::test]
 async fn collisions_of_names() {
     let lab = Lab::new(&model(), "/", 2, None);
@@ -256,6 +262,7 @@ async fn collisions_of_names() {
 }
 
 /// Only the superuser names other owners of what he makes; the creations of others succeed as the Linux server's do.
+/// Promise: S13
 #[tokio::test]
 async fn creations_that_name_owners() {
     let model = model();
@@ -319,6 +326,7 @@ async fn creations_that_name_owners() {
 }
 
 /// An open that may create succeeds in a read-only export where the file is there.
+/// Promise: S13
 #[tokio::test]
 async fn creating_opens_of_read_only_exports() {
     let model = model();
@@ -377,6 +385,7 @@ async fn creating_opens_of_read_only_exports() {
 }
 
 /// A file has so many locks; the one beyond fails at once, and others than the program that took them go on.
+/// Promise: S13
 #[tokio::test]
 async fn a_lock_too_many_fails() {
     let lab = Lab::new(&model(), "/", 2, None);
@@ -408,6 +417,7 @@ async fn a_lock_too_many_fails() {
 }
 
 /// Special stateids name no state, and only regular files have locks.
+/// Promise: S13
 #[tokio::test]
 async fn what_has_no_state_is_refused() {
     let lab = Lab::new(&model(), "/", 2, None);

@@ -92,6 +92,7 @@ async fn is_free(lab: &Lab, fh: &Fh, somebody: &'static str) -> bool {
 
 /// What Linux does when one process closes and the next one opens: FREE_STATEID of a lock-owner leaves together with a LOCK of the
 /// new owner, which has the same name.
+/// Promise: S11
 #[tokio::test]
 async fn a_lock_is_not_freed_with_what_its_owner_had_before() {
     let lab = Lab::new(&model(), "/", 2, None);
@@ -113,6 +114,7 @@ async fn a_lock_is_not_freed_with_what_its_owner_had_before() {
     assert_eq!(other.free(idle).await, Nfsstat4::OK);
 }
 
+/// Promise: S11
 #[tokio::test]
 async fn a_lock_after_its_owner_was_freed_is_a_new_one() {
     let lab = Lab::new(&model(), "/", 2, None);
@@ -134,6 +136,7 @@ async fn a_lock_after_its_owner_was_freed_is_a_new_one() {
 }
 
 /// A LOCKU that waits does not unlock for whoever was the owner when it came: the stateid may be gone by then.
+/// Promise: S11
 #[tokio::test]
 async fn an_unlock_behind_the_end_of_its_stateid_is_refused() {
     let lab = Lab::new(&model(), "/", 2, None);
@@ -151,6 +154,7 @@ async fn an_unlock_behind_the_end_of_its_stateid_is_refused() {
 }
 
 /// A CLOSE that an OPEN overtook closes nothing; the client closes again when it has heard of that.
+/// Promise: S11
 #[tokio::test]
 async fn a_close_behind_an_open_of_its_owner_is_refused() {
     let lab = Lab::new(&model(), "/", 2, None);
@@ -173,6 +177,7 @@ async fn a_close_behind_an_open_of_its_owner_is_refused() {
 }
 
 /// An OPEN that waits for the end of the file's last open is known to whoever opens the file next.
+/// Promise: S11
 #[tokio::test]
 async fn an_open_behind_the_last_close_excludes_others() {
     let lab = Lab::new(&model(), "/", 2, None);
@@ -195,6 +200,7 @@ async fn an_open_behind_the_last_close_excludes_others() {
 }
 
 /// Each OPEN of an owner answers a sequence number of its own, without gaps: Linux waits seconds for one that it misses.
+/// Promise: S11
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn opens_and_closes_of_one_owner_side_by_side() {
     let lab = Lab::new(&model(), "/", 2, None);

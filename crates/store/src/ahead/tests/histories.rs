@@ -146,6 +146,7 @@ fn is_plain(call: &Call) -> bool {
     }
 }
 
+/// Promise: 6g
 #[tokio::test]
 async fn random_histories_end_as_at_a_server_alone() {
     for seed in 0..60 {

@@ -10,6 +10,7 @@ async fn below(s: &Stack, path: &str) -> Option<Vec<u8>> {
     }
 }
 
+/// Promise: 6g
 #[tokio::test]
 async fn objects_of_a_directory_go_together() {
     let s = Stack::new().await;
@@ -45,6 +46,7 @@ async fn objects_of_a_directory_go_together() {
 }
 
 /// One of them is refused, one has to wait, one is there although nobody was told: the others are there, and these as if they had gone alone.
+/// Promise: 6g
 #[tokio::test]
 async fn each_has_an_outcome_of_its_own() {
     let s = Stack::new().await;
@@ -78,6 +80,7 @@ async fn each_has_an_outcome_of_its_own() {
 }
 
 /// The daemon is killed when the server has some of them and nobody was told.
+/// Promise: 6g
 #[tokio::test]
 async fn a_kill_in_between_makes_nothing_twice() {
     let s = Stack::new().await;

@@ -18,6 +18,7 @@ async fn pass_time(secs: u64) {
 }
 
 /// What the server will never take is dropped, and each open learns of it once.
+/// Promise: 3
 #[tokio::test(start_paused = true)]
 async fn a_refusal_is_told_once_to_each_open() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -58,6 +59,7 @@ async fn close_tells() {
 }
 
 /// A full server looks full; when there is room again nothing is missing.
+/// Promise: 3
 #[tokio::test(start_paused = true)]
 async fn a_full_server_loses_nothing_while_the_file_is_open() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -105,6 +107,7 @@ async fn fsync_tries_kept_bytes_again() {
     s.close(&f).await.unwrap();
 }
 
+/// Promise: 3
 #[tokio::test(start_paused = true)]
 async fn a_close_on_a_full_server_drops_and_says_so() {
     let s = Stack::new(DirtyOptions::default()).await;

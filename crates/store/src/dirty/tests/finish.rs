@@ -39,6 +39,7 @@ pub fn mode(mode: u32) -> SetAttr {
 }
 
 /// What tar(1) does to a file costs one call beside its creation, and everything is at the server after fsync.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn bytes_and_attributes_go_together() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -151,6 +152,7 @@ async fn bytes_written_later_are_newer() {
 }
 
 /// What takes a right away is not delayed, nor what somebody else sets, nor what is set on a file that was there before.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn what_could_be_refused_or_matters_is_not_delayed() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -174,6 +176,7 @@ async fn what_could_be_refused_or_matters_is_not_delayed() {
 }
 
 /// Permissions that wait are there when somebody asks for them.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn permissions_are_there_when_they_matter() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -226,6 +229,7 @@ async fn attributes_of_large_files_come_last() {
 }
 
 /// Attributes that the server refuses are told by fsync, once; those that it does not answer for are tried again.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn refused_attributes_are_told() {
     let s = Stack::new(DirtyOptions::default()).await;

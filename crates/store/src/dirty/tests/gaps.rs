@@ -23,6 +23,7 @@ async fn gappy(leased: bool, delegated: bool, fills_gaps: bool) -> (Stack, (Fh, 
 }
 
 /// Where nobody else can write, a small gap goes as the zeros that it is read as: all in one WRITE.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn a_gap_that_is_ours_alone_goes_with_what_is_around_it() {
     for (leased, delegated, fills, writes) in
@@ -37,6 +38,7 @@ async fn a_gap_that_is_ours_alone_goes_with_what_is_around_it() {
 }
 
 /// When the right has ended before the WRITE arrived, nothing is written that no program wrote: others may have used the gap.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn a_gap_is_not_filled_when_the_right_has_ended() {
     let (s, f) = gappy(true, true, true).await;

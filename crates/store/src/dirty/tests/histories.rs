@@ -370,6 +370,7 @@ fn play(ops: Vec<Op>, seed: u64) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..Default::default() })]
 
+    /// Promise: 5
     #[test]
     fn reads_see_writes_and_fsync_means_the_server(ops in vec(op(), 1..50), seed in any::<u64>()) {
         play(ops, seed);

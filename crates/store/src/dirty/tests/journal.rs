@@ -190,6 +190,7 @@ straight! {
 }
 
 /// An acknowledged write that nobody sent is there after a crash; fsync and close empty the journal.
+/// Promise: 6c
 #[tokio::test]
 async fn what_was_acknowledged_is_there_after_a_crash() {
     let j = Journaled::new(options(false)).await;
@@ -213,6 +214,7 @@ async fn what_was_acknowledged_is_there_after_a_crash() {
 }
 
 /// With `exclusive` fsync, close and O_SYNC wait for the journal, and a crash right after loses nothing of it.
+/// Promise: 6e
 #[tokio::test]
 async fn exclusive_calls_wait_for_the_journal_only() {
     let j = Journaled::new(options(true)).await;
@@ -233,6 +235,7 @@ async fn exclusive_calls_wait_for_the_journal_only() {
 }
 
 /// The same for files that are delegated, and for no others.
+/// Promise: 6a'
 #[tokio::test(start_paused = true)]
 async fn calls_on_what_is_delegated_wait_for_the_journal_only() {
     let j = Journaled::new(DirtyOptions { delegated_close: true, ..options(false) }).await;
@@ -267,6 +270,7 @@ async fn calls_on_what_is_delegated_wait_for_the_journal_only() {
 }
 
 /// A WRITE that was executed and not answered explains what it changed; the rest of the file is written.
+/// Promise: 6d
 #[tokio::test]
 async fn what_was_on_its_way_explains_the_file() {
     for arrived in [0, 1, 2] {
@@ -295,6 +299,7 @@ async fn what_was_on_its_way_explains_the_file() {
 
 /// What somebody else wrote is not written over: before and after this client's own writes arrived, in the range of ours, and when
 /// the file was cut or removed.
+/// Promise: 6d, 6e
 #[tokio::test]
 async fn what_somebody_else_did_is_never_undone() {
     #[derive(Debug, Clone, Copy, PartialEq)]
@@ -350,6 +355,7 @@ async fn what_somebody_else_did_is_never_undone() {
 
 /// Bytes that had arrived, and that somebody else has written over since, stay written over, even when this client saw the change, and
 /// whatever the user has promised.
+/// Promise: 6d, 6e
 #[tokio::test]
 async fn bytes_that_arrived_are_not_written_twice_over_others() {
     for exclusive in [false, true] {
@@ -366,6 +372,7 @@ async fn bytes_that_arrived_are_not_written_twice_over_others() {
 }
 
 /// What an fsync found on the local disk is not given up by a close when the server takes nothing more, however many closes wait.
+/// Promise: 6e
 #[tokio::test]
 async fn what_is_stable_here_is_not_given_up_by_a_close() {
     let j = Journaled::new(options(true)).await;
@@ -402,6 +409,7 @@ async fn until(what: &str, holds: impl AsyncFn() -> bool) {
 }
 
 /// A journal that failed does not know what was written after that: nothing of it goes over newer bytes that were fsynced.
+/// Promise: 6d
 #[tokio::test]
 async fn what_went_past_a_failed_journal_is_not_written_over() {
     let j = Journaled::new(DirtyOptions { wsize_bytes: 1000, ..options(true) }).await;
@@ -425,6 +433,7 @@ async fn what_went_past_a_failed_journal_is_not_written_over() {
 }
 
 /// A WRITE in the middle of what a program wrote fails, and is repeated: everything leaves the journal.
+/// Promise: 6f
 #[tokio::test]
 async fn a_flight_that_failed_leaves_no_trace() {
     let j = Journaled::new(DirtyOptions { wsize_bytes: 1000, ..options(false) }).await;
@@ -455,6 +464,7 @@ async fn a_flight_that_failed_leaves_no_trace() {
 
 /// A conflict stays until somebody decides: another one of the same file after another crash does not take its place, and the very
 /// same one is not kept twice.
+/// Promise: 6d
 #[tokio::test]
 async fn a_conflict_is_never_replaced_by_another_one() {
     let dir = Temporary::new();
@@ -497,6 +507,7 @@ async fn a_conflict_is_never_replaced_by_another_one() {
 }
 
 /// A file with a name that this client does not know of is not given up when the one it knows is removed here.
+/// Promise: 6c
 #[tokio::test]
 async fn a_file_with_another_name_stays_journaled() {
     let j = Journaled::new(options(false)).await;
@@ -510,6 +521,7 @@ async fn a_file_with_another_name_stays_journaled() {
 }
 
 /// With `exclusive`, fsync waits for the server when bytes are not in the journal.
+/// Promise: 6e
 #[tokio::test]
 async fn what_is_not_in_the_journal_is_not_told_to_be_durable() {
     let j = Journaled::new(options(true)).await;
@@ -523,6 +535,7 @@ async fn what_is_not_in_the_journal_is_not_told_to_be_durable() {
 }
 
 /// A damaged journal stays where it is until everything that is whole of it is kept: a mount that fails before finds it again.
+/// Promise: 6d
 #[tokio::test]
 async fn a_damaged_journal_is_set_aside_when_its_conflicts_are_kept() {
     let j = Journaled::new(options(true)).await;
@@ -560,6 +573,7 @@ async fn a_damaged_journal_is_set_aside_when_its_conflicts_are_kept() {
 }
 
 /// Cutting, removing, and writing past the journal leave nothing behind that would come back.
+/// Promise: 6d
 #[tokio::test]
 async fn what_became_void_does_not_come_back() {
     let j = Journaled::new(options(false)).await;
@@ -592,6 +606,7 @@ async fn what_became_void_does_not_come_back() {
 }
 
 /// When the local disk is full, writes wait for the server; when it is not any more, the journal is used again.
+/// Promise: 6f
 #[tokio::test]
 async fn without_the_local_disk_writes_wait_for_the_server() {
     let j = Journaled::new(options(true)).await;
@@ -613,6 +628,7 @@ async fn without_the_local_disk_writes_wait_for_the_server() {
 }
 
 /// A refusal for good and a close that gives up take the bytes out of the journal: the program was told.
+/// Promise: 6f
 #[tokio::test]
 async fn what_was_given_up_leaves_the_journal() {
     let j = Journaled::new(options(false)).await;
@@ -648,6 +664,7 @@ async fn what_is_left_of_a_cut_file_is_sent() {
     }
 }
 
+/// Promise: 6c
 #[tokio::test]
 async fn random_crashes_lose_nothing() {
     let (mut conflicts, mut unjudged) = (0, 0);

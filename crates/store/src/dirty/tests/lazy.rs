@@ -12,6 +12,7 @@ async fn long() {
 }
 
 /// A close waits for nothing, the bytes stay readable, and go when they are old enough; the open below ends after them.
+/// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn a_lazy_close_waits_for_nothing() {
     let s = stack().await;
@@ -34,6 +35,7 @@ async fn a_lazy_close_waits_for_nothing() {
 }
 
 /// `sync` returns when everything is there, closed or not.
+/// Promise: 6b
 #[tokio::test(start_paused = true)]
 async fn sync_waits_for_everything() {
     let s = stack().await;
@@ -47,6 +49,7 @@ async fn sync_waits_for_everything() {
 }
 
 /// A full server is tried until there is room, with nobody waiting; `sync` says that it is full as long as it is.
+/// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn a_full_server_gets_it_later() {
     let s = stack().await;
@@ -68,6 +71,7 @@ async fn a_full_server_gets_it_later() {
 }
 
 /// What is refused for good after the close is told to the next open, once.
+/// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn the_next_open_is_told() {
     let s = stack().await;
@@ -84,6 +88,7 @@ async fn the_next_open_is_told() {
 }
 
 /// What was refused before the close is not told by it, since nobody hears what comes of a close that does not wait.
+/// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn what_failed_before_the_close_is_the_next_opens_too() {
     let s = stack().await;
@@ -99,6 +104,7 @@ async fn what_failed_before_the_close_is_the_next_opens_too() {
 }
 
 /// A file that is removed before it was sent never is, and its open below ends.
+/// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn what_is_removed_is_not_sent() {
     let s = stack().await;
@@ -113,6 +119,7 @@ async fn what_is_removed_is_not_sent() {
 }
 
 /// A directory from which files have gone, and at the server not yet, can be removed: that is waited for, and for nothing else.
+/// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn a_directory_waits_for_what_leaves_it() {
     let s = stack().await;
@@ -160,6 +167,7 @@ async fn the_end_sends_everything() {
 }
 
 /// A server that takes nothing does not gather opens without end: who closes one too many waits.
+/// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn opens_that_are_left_are_bounded() {
     let s = Arc::new(stack().await);
@@ -193,6 +201,7 @@ fn delegated() -> DirtyOptions {
 }
 
 /// A close waits for nothing while the file is delegated; its recall waits until everything is there and stable.
+/// Promise: 6a'
 #[tokio::test(start_paused = true)]
 async fn what_is_delegated_waits_until_it_is_recalled() {
     let s = Stack::new(delegated()).await;
@@ -219,6 +228,7 @@ async fn what_is_delegated_waits_until_it_is_recalled() {
 
 /// Whoever asks the server for the length of a delegated file is told that of all that was acknowledged, on its way or not; what else waits
 /// is not told.
+/// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn what_waits_is_told() {
     let s = Stack::new(delegated()).await;
@@ -251,6 +261,7 @@ async fn what_waits_is_told() {
 
 /// What may not wait is there when the write returns, and what may is not; also when the right to wait is taken back while a write is
 /// taken. Who is asked for what waits sends it.
+/// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn nothing_waits_without_the_right_to() {
     let s =
@@ -286,6 +297,7 @@ async fn nothing_waits_without_the_right_to() {
 }
 
 /// fsync means the server all the same, and so does the close of a file that is not delegated.
+/// Promise: 6a'
 #[tokio::test(start_paused = true)]
 async fn what_is_not_delegated_does_not_wait() {
     let s = Stack::new(delegated()).await;
@@ -315,6 +327,7 @@ async fn what_is_not_delegated_does_not_wait() {
 }
 
 /// A call that takes a name gives the delegation back: what others may see by another name is sent before, and nothing else.
+/// Promise: 6a'
 #[tokio::test(start_paused = true)]
 async fn names_that_go_send_what_has_others() {
     let s = Stack::new(delegated()).await;

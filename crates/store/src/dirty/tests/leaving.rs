@@ -31,6 +31,7 @@ async fn lose(s: &Stack, fh: &Fh, replaced: bool) {
 }
 
 /// An open that found the file before it lost its name reads what was written, whatever else happens meanwhile.
+/// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn open_under_way_keeps_bytes() {
     for mode in MODES {
@@ -76,6 +77,7 @@ async fn open_under_way_keeps_bytes() {
 }
 
 /// An answer that was on its way when the file lost its name tells the length that it had.
+/// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn late_answer_tells_length() {
     for mode in ["close=lazy", "close=delegated"] {
@@ -101,6 +103,7 @@ async fn late_answer_tells_length() {
 }
 
 /// While a file that lost its bytes with its last name is still open below, nothing opens it, and it is as long as it was.
+/// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn dropped_bytes_are_never_read_as_none() {
     let s = stack("close=lazy").await;
@@ -122,6 +125,7 @@ async fn dropped_bytes_are_never_read_as_none() {
 }
 
 /// The layer below is told that no program uses a file that loses its name; nothing is sent before the outcome is known.
+/// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn unused_file_needs_no_hidden_name() {
     let s = Arc::new(stack("close=lazy").await);

@@ -21,6 +21,7 @@ fn no_stat_flush() -> DirtyOptions {
     DirtyOptions { stat_flush_bytes: 0, ..Default::default() }
 }
 
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn versions_of_a_byte_reach_the_server_one_after_the_other() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -164,6 +165,7 @@ async fn nothing_is_sent_for_times_that_nobody_sees() {
 }
 
 /// The server's clock decides, also for who asks early, and whichever clock is ahead.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn times_that_were_seen_are_the_servers() {
     for (ahead_s, len) in [(-1000, 1000), (0, 1000), (1000, 1000), (1000, 3 * MIB), (-1000, 3 * MIB)] {
@@ -264,6 +266,7 @@ async fn the_newest_answer_is_shown_whichever_comes_last() {
     assert_eq!(attrs(&s, &f).await.attr, newer);
 }
 
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn local_size_and_times_are_shown_everywhere() {
     let s = Stack::new(no_stat_flush()).await;
@@ -349,6 +352,7 @@ async fn the_change_value_moves_with_contents() {
 }
 
 /// A lock protects what was written under it: the server has it before the lock is gone, and before one is taken.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn locks_send_first() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -383,6 +387,7 @@ async fn calls_about_the_servers_bytes_send_first() {
     assert!(s.dirty.seek(&cx(), at(&h), 0, hither_vfs::Seek::Data).await.unwrap() > 0);
 }
 
+/// Promise: 4
 #[tokio::test(start_paused = true)]
 async fn synchronous_writes_come_after_delayed_ones() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -446,6 +451,7 @@ async fn a_recall_sends_and_commits() {
 }
 
 /// A file whose writes do not go out fills its own share; others do not notice.
+/// Promise: 25
 #[tokio::test(start_paused = true)]
 async fn a_slow_file_stops_no_other() {
     let options = DirtyOptions { dirty_max_bytes: 8 * MIB, file_max_bytes: 64 * MIB, ..Default::default() };

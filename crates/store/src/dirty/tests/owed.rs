@@ -22,6 +22,7 @@ fn only(access: Time) -> SetAttr {
 }
 
 /// A stream of whole chunks that never ends keeps neither permissions nor times from the server for longer than bytes may wait.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn a_writer_who_never_stops_keeps_nothing_back() {
     for which in 0..3 {
@@ -53,6 +54,7 @@ async fn a_writer_who_never_stops_keeps_nothing_back() {
 }
 
 /// Permissions that wait behind bytes which a full server does not take are at the server in time.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn a_full_server_gets_permissions() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -71,6 +73,7 @@ async fn a_full_server_gets_permissions() {
 }
 
 /// Who opens a file waits for its permissions at most: not for its bytes, and for nothing of other files.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn opens_wait_for_no_bytes_and_no_other_file() {
     for by_name in [false, true] {
@@ -101,6 +104,7 @@ async fn opens_wait_for_no_bytes_and_no_other_file() {
 }
 
 /// Every call that the server may refuse for lack of permissions, or that comes after them, finds them there.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn calls_that_need_permissions_find_them() {
     for call in 0..11 {
@@ -147,6 +151,7 @@ async fn calls_that_need_permissions_find_them() {
 }
 
 /// An access control list is not set when older permissions might come after it.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn access_control_lists_come_after() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -161,6 +166,7 @@ async fn access_control_lists_come_after() {
 }
 
 /// What the server may see otherwise than we do is its own to say, at once.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn what_is_not_certain_is_sent_at_once() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -224,6 +230,7 @@ async fn what_was_withdrawn_is_paid_as_well() {
 }
 
 /// The times that a program sees do not change when they are sent, nor go back when it writes again.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn times_are_shown_as_they_will_be() {
     for ahead_s in [-3600, 0, 3600] {
@@ -261,6 +268,7 @@ async fn times_are_shown_as_they_will_be() {
 }
 
 /// A refusal of what went alone is told, and what waits beside it is sent all the same.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn a_refusal_takes_nothing_along() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -339,6 +347,7 @@ async fn a_question_that_takes_long_is_asked_again() {
 }
 
 /// Attributes that cannot be set for now keep no bytes from the server, and no writer from writing; fsync and close tell of them.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn attributes_that_fail_keep_no_bytes() {
     for errno in [libc::EIO, libc::EDQUOT, libc::ENOSPC] {
@@ -381,6 +390,7 @@ async fn attributes_that_fail_are_tried_again() {
 }
 
 /// A truncation that is refused leaves the times that wait as they are; one that succeeds makes them void, by whichever call.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn only_cuts_that_succeed_make_times_void() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -412,6 +422,7 @@ async fn only_cuts_that_succeed_make_times_void() {
 }
 
 /// A refusal that was on its way while the permissions got there is not the last word.
+/// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn late_refusals_are_asked_again() {
     let s = Arc::new(Stack::new(DirtyOptions::default()).await);

@@ -13,6 +13,7 @@ async fn lock(l: &Lab, o: &Opened) {
 }
 
 /// Who holds a lock sees what was written under the one before, also when somebody had asked just before that.
+/// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn an_answer_of_before_a_lock_does_not_hold_after_it() {
     for leased in [false, true] {
@@ -39,6 +40,7 @@ async fn an_answer_of_before_a_lock_does_not_hold_after_it() {
 }
 
 /// Somebody above may believe attributes a moment longer than this layer, which has seen newer ones pass.
+/// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn what_somebody_above_still_believes_does_not_take_back_what_was_told() {
     let l = Lab::new(options()).await;
@@ -61,6 +63,7 @@ async fn what_somebody_above_still_believes_does_not_take_back_what_was_told() {
 }
 
 /// The end of a change of our own is remembered when nobody has the file open any more.
+/// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn what_was_known_before_an_own_write_is_not_believed_after_the_close() {
     let l = Lab::new(options()).await;

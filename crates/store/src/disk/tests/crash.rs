@@ -139,6 +139,7 @@ fn after_an_orderly_end(shelf: &Shelf, io: &Arc<Sim>, r: &mut Random, policy: Po
 }
 
 /// 1,500 moments: the map never names a block whose bytes are not there, whatever was lost, and none of another version.
+/// Promise: 11a
 #[test]
 fn power_cuts_and_kills_at_any_point_lose_blocks_but_never_give_wrong_ones() {
     let (mut kept, mut lost_power, mut orderly) = (0, 0, 0);

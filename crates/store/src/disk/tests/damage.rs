@@ -141,6 +141,7 @@ async fn a_real_directory_keeps_files_and_lends_them() {
 }
 
 /// Any bit, any length, any foreign content, in any file: never a wrong byte, and the cache goes on.
+/// Promise: 11a
 #[tokio::test]
 async fn damage_is_detected_and_mended() {
     let (mut found, mut r) = (0, 88_172_645_463_325_252u64);
@@ -239,6 +240,7 @@ async fn fill_up(l: &Lab, first: u64, n: u64) {
 
 /// A limit for the directory: what nobody uses goes first, whoever of those who look at the same time cleans it, then something of
 /// everybody; it is never exceeded.
+/// Promise: 11a
 #[tokio::test]
 async fn mounts_that_share_a_directory_keep_it_below_its_limit() {
     let (dir, model) = (Dir::new(), model());
@@ -344,6 +346,7 @@ async fn a_part_that_is_being_cleaned_is_waited_for() {
     assert!(!home::Home::is_being_cleaned(&dir.0, b"server:/export"));
 }
 
+/// Promise: 11a
 #[tokio::test]
 async fn directories_that_are_not_ours_are_refused_or_set_aside() {
     let wire: Arc<dyn Vfs> = Wire::new(model());
@@ -369,6 +372,7 @@ async fn directories_that_are_not_ours_are_refused_or_set_aside() {
 }
 
 /// The power fails while a cache directory is made: there is nothing yet, and nothing to complain of.
+/// Promise: 11a
 #[tokio::test]
 async fn a_directory_that_was_only_begun_is_begun_again() {
     let wire: Arc<dyn Vfs> = Wire::new(model());

@@ -92,6 +92,7 @@ async fn fewest_missing_bytes_go_first_and_little_read_files_not_at_all() {
     assert_eq!(l.cat(&half, 1 << 20).await, data);
 }
 
+/// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn whoever_asks_for_something_stops_it() {
     let l = Lab::slow(filling(Fill::Idle), Duration::from_millis(40)).await;
@@ -120,6 +121,7 @@ async fn whoever_asks_for_something_stops_it() {
     assert_eq!(l.cat(&fh, 1 << 20).await, data);
 }
 
+/// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn what_changed_is_not_completed_and_off_is_off() {
     for (fill, changed) in [(Fill::Off, false), (Fill::Idle, true)] {

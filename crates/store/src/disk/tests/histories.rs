@@ -198,6 +198,7 @@ fn alone(seed: u64, leased: bool) -> (u64, u64, u64, u64) {
     runtime.unwrap().block_on(history(seed, leased))
 }
 
+/// Promise: 11a
 #[test]
 fn random_histories_give_no_wrong_byte() {
     let (mut bytes, mut hits, mut cuts) = (0, 0, 0);
@@ -211,6 +212,7 @@ fn random_histories_give_no_wrong_byte() {
     );
 }
 
+/// Promise: 11a
 #[test]
 fn random_histories_under_leases_give_no_wrong_byte() {
     let (mut bytes, mut hits, mut kept) = (0, 0, 0);

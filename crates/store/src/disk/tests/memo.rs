@@ -8,6 +8,7 @@ fn set(n: u8) -> Vec<Vec<u8>> {
     (0..4).map(|i| vec![n.wrapping_mul(7).wrapping_add(i); 3000 * usize::from(i) + 5]).collect()
 }
 
+/// Promise: 11b
 #[test]
 fn a_power_cut_or_kill_at_any_point_leaves_the_set_before_or_the_new_one() {
     for seed in 0..200 {

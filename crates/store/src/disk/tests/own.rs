@@ -44,6 +44,7 @@ fn changed(old: &Bytes, at: usize, new: &Bytes) -> Bytes {
     all.into()
 }
 
+/// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn what_a_write_leaves_as_it_is_stays_here_under_a_lease() {
     let old = pattern(1, 10 * BLOCK + 500);
@@ -133,6 +134,7 @@ async fn without_a_lease_nothing_is_kept() {
     assert_eq!((l.disk.stats().kept_over_writes, l.disk.own.len()), (0, 0));
 }
 
+/// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn a_write_of_somebody_else_between_ours_and_the_next_answer_is_seen() {
     let old = pattern(1, 4 * BLOCK);
@@ -153,6 +155,7 @@ async fn a_write_of_somebody_else_between_ours_and_the_next_answer_is_seen() {
     }
 }
 
+/// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_is_not_under_the_lease_proves_nothing() {
     let old = pattern(1, 4 * BLOCK);
@@ -167,6 +170,7 @@ async fn an_answer_that_is_not_under_the_lease_proves_nothing() {
     assert_eq!((l.disk.stats().kept_over_writes, l.disk.own.len()), (0, 0));
 }
 
+/// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn other_changes_keep_nothing() {
     let old = pattern(1, 4 * BLOCK);

@@ -97,6 +97,7 @@ fn who_has_no_limit_says_what_he_has() {
 }
 
 /// However several grow at the same time, they never have more than the limit.
+/// Promise: 11a
 #[test]
 fn the_limit_holds_whoever_grows_at_the_same_time() {
     let dir = Dir::new("race");

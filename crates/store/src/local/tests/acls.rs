@@ -12,6 +12,7 @@ fn sh(command: &str, path: &Path) -> String {
     String::from_utf8(out.stdout).unwrap().trim().replace('\n', " ")
 }
 
+/// Promise: S8e
 #[tokio::test]
 async fn acls_are_those_of_the_file_system() {
     let (dir, cx) = (Dir::new(), root());
@@ -58,6 +59,7 @@ async fn acls_are_those_of_the_file_system() {
 }
 
 /// Modes have records in the journal, ACLs have none: neither undoes the other after a power cut.
+/// Promise: S8e
 #[tokio::test]
 async fn an_acl_is_there_after_a_power_cut() {
     let Some(mut disk) = Disk::new("ext4", &["-q", "-b", "4096"]) else { return };

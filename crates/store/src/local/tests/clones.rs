@@ -138,12 +138,14 @@ async fn a_clone_on_xfs_shares_blocks() {
     shares_blocks_and_bytes(&disk).await;
 }
 
+/// Promise: S8d
 #[tokio::test]
 async fn a_clone_on_btrfs_shares_blocks() {
     let Some(disk) = Disk::new("btrfs", &["-q", "-s", "4096"]) else { return };
     shares_blocks_and_bytes(&disk).await;
 }
 
+/// Promise: S8d
 #[tokio::test]
 async fn where_blocks_cannot_be_shared_there_is_no_clone() {
     let dir = Dir::on("/dev/shm");
@@ -157,6 +159,7 @@ async fn where_blocks_cannot_be_shared_there_is_no_clone() {
 
 /// What only the journal holds of the source is in the clone, what it holds of the target from before does not come back over it, and what
 /// was written later is there.
+/// Promise: S8d
 #[tokio::test]
 async fn a_clone_is_there_after_a_power_cut() {
     let Some(mut disk) = Disk::new("xfs", &["-q", "-m", "reflink=1"]) else { return };

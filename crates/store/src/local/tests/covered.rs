@@ -46,6 +46,7 @@ fn changes(l: &Local, dir: &Fh, other: &Fh) -> Vec<std::pin::Pin<Box<dyn Future<
     ]
 }
 
+/// Promise: S2a
 #[tokio::test]
 async fn covered_directory_is_empty_and_read_only() {
     let dir = Dir::new();

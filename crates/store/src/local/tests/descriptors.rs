@@ -13,6 +13,7 @@ async fn text_of(l: &Local, f: &Opened) -> Bytes {
     l.read(&root(), file, 0, 100).await.unwrap().data.into_bytes()
 }
 
+/// Promise: S7a
 #[tokio::test]
 async fn an_open_file_has_one_when_they_are_scarce() {
     let dir = Dir::new();
@@ -56,6 +57,7 @@ async fn an_open_file_has_one_when_they_are_scarce() {
     assert_eq!(descriptors.held(), 0, "none is left");
 }
 
+/// Promise: S7a
 #[tokio::test]
 async fn what_was_written_is_synced_before_its_descriptor_goes() {
     let dir = Dir::new();

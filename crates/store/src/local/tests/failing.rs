@@ -211,6 +211,7 @@ async fn on_failing(disk: &Disk, l: &Local, seed: u64) -> Files {
 
 /// No read is answered with other bytes than those that were acknowledged, whatever of them the
 /// disk has; and when the disk works again all of them get there, without a restart.
+/// Promise: S8
 #[tokio::test]
 #[ignore = "needs root and loop devices"]
 async fn failing_disk_never_gives_wrong_bytes() {
@@ -254,6 +255,7 @@ async fn failing_disk_never_gives_wrong_bytes() {
 
 /// Bytes that were written UNSTABLE over those of a record are newer than it: they are given or
 /// nothing is.
+/// Promise: S8
 #[tokio::test]
 #[ignore = "needs root and loop devices"]
 async fn failing_disk_never_gives_older_bytes() {

@@ -22,6 +22,7 @@ fn open(state: &Dir, l: &Local, epoch: u64, boot: &[u8]) -> (Fresh, Vec<hither_v
     Fresh::open(&state.0, epoch, boot, &look).unwrap().unwrap()
 }
 
+/// Promise: S8c
 #[tokio::test]
 async fn names_tell_what_was_made_of_what_was_begun() {
     let (dir, state, here) = (Dir::new(), Dir::new(), Dir::new());
@@ -81,6 +82,7 @@ async fn names_tell_what_was_made_of_what_was_begun() {
     assert_eq!(numbers(&open(&here, &l, 7, b"boot").1), [1, 3, 5, 7]);
 }
 
+/// Promise: S8c
 #[tokio::test]
 async fn what_is_damaged_says_nothing_and_the_oldest_go() {
     let (dir, state, here) = (Dir::new(), Dir::new(), Dir::new());
@@ -111,6 +113,7 @@ async fn what_is_damaged_says_nothing_and_the_oldest_go() {
 }
 
 /// The calls of a server that was killed before a record was durable: those that a journal lost are known all the same.
+/// Promise: S8c
 #[tokio::test]
 async fn what_was_made_without_a_record_is_known_after_a_kill_and_not_after_a_power_cut() {
     for cut in [false, true] {

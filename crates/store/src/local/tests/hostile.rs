@@ -9,6 +9,7 @@ fn kept(dir: &Dir, state: &Dir, export_id: u64) -> Local {
     Local::open(&dir.0, options, env()).unwrap()
 }
 
+/// Promise: S3
 #[tokio::test]
 async fn handles_survive_a_restart_and_a_rename_and_say_nothing_elsewhere() {
     for place in [None, Some("/dev/shm")] {
@@ -61,6 +62,7 @@ async fn a_readable_or_damaged_secret_is_refused() {
     assert!(open().unwrap_err().to_string().contains("damaged"));
 }
 
+/// Promise: S2
 #[tokio::test]
 async fn forged_handles_are_stale() {
     let (dir, outside) = (Dir::new(), Dir::new());
@@ -94,6 +96,7 @@ async fn forged_handles_are_stale() {
     assert_eq!(&read_all(&l, &cx, &made).await.unwrap()[..], b"s");
 }
 
+/// Promise: S2
 #[tokio::test]
 async fn a_directory_that_was_moved_out_is_refused() {
     let (dir, outside) = (Dir::new(), Dir::new());
@@ -122,6 +125,7 @@ async fn a_directory_that_was_moved_out_is_refused() {
     }
 }
 
+/// Promise: S2
 #[tokio::test]
 async fn names_that_become_links_lead_nowhere() {
     let (dir, outside) = (Dir::new(), Dir::new());
@@ -181,6 +185,7 @@ async fn names_that_become_links_lead_nowhere() {
     assert_eq!(std::fs::read_dir(&outside.0).unwrap().count(), 1, "something was made outside");
 }
 
+/// Promise: S2, S2a
 #[tokio::test]
 async fn mounts_below_are_not_entered() {
     let dir = Dir::new();

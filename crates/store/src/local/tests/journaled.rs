@@ -99,6 +99,7 @@ fn damage(dir: &Dir, state: &Dir, l: Local, names: &HashMap<Fh, String>, seed: u
     count
 }
 
+/// Promise: S8
 #[tokio::test]
 async fn acknowledged_writes_survive_any_loss_of_what_was_not_synced() {
     let (dir, state) = (Dir::new(), Dir::new());
@@ -159,6 +160,7 @@ async fn the_time_of_the_last_write_comes_back_with_it() {
     assert_eq!(&read_all(&l, &cx, &f.node.fh).await.unwrap()[..], b"stablee");
 }
 
+/// Promise: S9
 #[tokio::test]
 async fn a_journal_that_fails_is_given_up_and_never_applied_again() {
     let (dir, state) = (Dir::new(), Dir::new());
@@ -185,6 +187,7 @@ async fn a_journal_that_fails_is_given_up_and_never_applied_again() {
     assert_eq!(&read_all(&l, &cx, &f.node.fh).await.unwrap()[..], b"again", "the new journal is used");
 }
 
+/// Promise: S8
 #[tokio::test]
 async fn after_an_error_of_the_disk_the_journal_keeps_what_it_holds() {
     let (dir, state, cx) = (Dir::new(), Dir::new(), root());
@@ -215,6 +218,7 @@ async fn after_an_error_of_the_disk_the_journal_keeps_what_it_holds() {
     assert_eq!(write(&l, b"again!").await.unwrap(), 6);
 }
 
+/// Promise: S9
 #[tokio::test]
 async fn what_is_no_journal_of_this_directory_is_refused() {
     let (dir, state) = (Dir::new(), Dir::new());
@@ -228,6 +232,7 @@ async fn what_is_no_journal_of_this_directory_is_refused() {
 }
 
 /// Records are applied only with the state directory that they were written with: its secret opens their handles.
+/// Promise: S9
 #[tokio::test]
 async fn journal_with_records_is_its_state_directorys() {
     let (dir, state, other, cx) = (Dir::new(), Dir::new(), Dir::new(), root());
@@ -256,6 +261,7 @@ async fn journal_with_records_is_its_state_directorys() {
     drop(with_journal_of(&dir, (&other, &state), 1, false).unwrap());
 }
 
+/// Promise: S8b
 #[tokio::test]
 async fn a_removal_is_not_made_again_under_what_was_moved_there() {
     let (dir, state, cx) = (Dir::new(), Dir::new(), root());
@@ -277,6 +283,7 @@ async fn a_removal_is_not_made_again_under_what_was_moved_there() {
 }
 
 /// What a write takes away, applying it again would not: such a write has no record, and its file is as it was left.
+/// Promise: S8b
 #[tokio::test]
 async fn set_id_bits_that_a_write_took_away_do_not_come_back() {
     let (dir, state, cx) = (Dir::new(), Dir::new(), root());
@@ -306,6 +313,7 @@ async fn set_id_bits_that_a_write_took_away_do_not_come_back() {
     assert_eq!(&read_all(&l, &cx, &f.node.fh).await.unwrap()[..], b"bytesbytesbytes");
 }
 
+/// Promise: S8
 #[tokio::test]
 async fn bytes_that_a_file_does_not_take_are_kept_and_the_rest_is_served() {
     let (dir, state, cx) = (Dir::new(), Dir::new(), root());
@@ -357,6 +365,7 @@ async fn bytes_that_a_file_does_not_take_are_kept_and_the_rest_is_served() {
     assert_eq!(&read_all(&l, &cx, &fh).await.unwrap()[end as usize..], b"lost!!");
 }
 
+/// Promise: S8c
 #[tokio::test]
 async fn calls_that_were_made_are_known_after_a_restart() {
     let (dir, state) = (Dir::new(), Dir::new());
@@ -400,6 +409,7 @@ async fn calls_that_were_made_are_known_after_a_restart() {
 }
 
 /// On ext4, the only one where names and attributes have records.
+/// Promise: S8b
 #[tokio::test]
 async fn changes_of_names_are_not_applied_without_knowing_which_are_done() {
     let (dir, state, cx) = (Dir::new(), Dir::new(), root());

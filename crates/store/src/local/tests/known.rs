@@ -32,6 +32,7 @@ fn places() -> Vec<Dir> {
         .collect()
 }
 
+/// Promise: S4
 #[tokio::test]
 async fn names_that_local_programs_change_are_seen_at_once() {
     for dir in places() {
@@ -70,6 +71,7 @@ async fn names_that_local_programs_change_are_seen_at_once() {
 }
 
 /// The kernel tells the time of a change before the names in its memory are those of after it.
+/// Promise: S4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_of_before_a_change_is_known_after_it() {
     for dir in places() {
@@ -102,6 +104,7 @@ async fn nothing_of_before_a_change_is_known_after_it() {
     }
 }
 
+/// Promise: S1
 #[tokio::test]
 async fn rights_that_change_are_seen_at_once() {
     for dir in places() {
@@ -138,6 +141,7 @@ async fn rights_that_change_are_seen_at_once() {
     }
 }
 
+/// Promise: S4
 #[tokio::test]
 async fn listings_show_what_is_there_now() {
     for dir in places() {

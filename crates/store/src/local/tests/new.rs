@@ -138,6 +138,7 @@ fn now() -> i64 {
     (env().wall)().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() as i64
 }
 
+/// Promise: S8b
 #[tokio::test]
 async fn what_is_out_of_stock_is_as_the_kernel_makes_it() {
     let Some(disk) = disk(&[]) else { return };
@@ -182,6 +183,7 @@ async fn what_is_out_of_stock_is_as_the_kernel_makes_it() {
     }
 }
 
+/// Promise: S8b
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_at_once_are_all_different_and_nobody_sees_the_others() {
     let Some(disk) = disk(&[]) else { return };
@@ -228,6 +230,7 @@ async fn many_at_once_are_all_different_and_nobody_sees_the_others() {
     assert!(shown.eof && shown.entries.len() == all.len());
 }
 
+/// Promise: S8b
 #[tokio::test]
 async fn nothing_is_left_of_the_stock() {
     let Some(mut disk) = disk(&[]) else { return };
@@ -267,6 +270,7 @@ async fn nothing_is_left_of_the_stock() {
     assert_eq!(std::fs::metadata(disk.path("state/journal-new")).unwrap().mode() & 0o7777, 0o700);
 }
 
+/// Promise: S8b
 #[tokio::test]
 async fn without_a_stock_what_is_new_is_synced() {
     let Some(mut disk) = disk(&[]) else { return };
@@ -286,6 +290,7 @@ async fn without_a_stock_what_is_new_is_synced() {
     }
 }
 
+/// Promise: S8b
 #[tokio::test]
 async fn no_stock_where_it_cannot_be() {
     let Some(disk) = disk(&[]) else { return };
@@ -306,6 +311,7 @@ async fn no_stock_where_it_cannot_be() {
     assert_eq!(has_stock(export, state, journal), (false, false), "another file system");
 }
 
+/// Promise: S8b
 #[tokio::test]
 async fn a_full_disk_is_told_and_what_was_told_to_be_there_is() {
     let Some(mut disk) = disk(&["-N", "256"]) else { return };
@@ -337,6 +343,7 @@ async fn a_full_disk_is_told_and_what_was_told_to_be_there_is() {
 }
 
 /// The file system gives new files the group of their directory.
+/// Promise: S8b
 #[tokio::test]
 async fn with_grpid_what_is_new_is_synced() {
     let Some(disk) = disk(&[]) else { return };

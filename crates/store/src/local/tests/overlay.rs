@@ -69,6 +69,7 @@ async fn is_stale(l: &Local, fh: &Fh) -> bool {
     errno(l.getattr(&root(), File { fh, open: None }).await) == libc::ESTALE
 }
 
+/// Promise: S3
 #[tokio::test]
 async fn handles_of_a_table_survive_restarts_renames_and_copying_up() {
     let o = Overlay::new(|lower| {
@@ -113,6 +114,7 @@ async fn handles_of_a_table_survive_restarts_renames_and_copying_up() {
     assert_eq!(find(&l, &cx, "d/f").await.map_err(|e| e.errno).unwrap_err(), libc::ENOENT);
 }
 
+/// Promise: S3
 #[tokio::test]
 async fn another_file_in_the_place_of_an_inode_is_another_to_a_table() {
     let o = Overlay::new(|_| ());
@@ -140,6 +142,7 @@ async fn another_file_in_the_place_of_an_inode_is_another_to_a_table() {
     assert!(reused > 0, "no inode number came again: this says nothing");
 }
 
+/// Promise: S3
 #[tokio::test]
 async fn a_torn_table_is_read_up_to_the_tear_and_a_foreign_one_not_at_all() {
     let o = Overlay::new(|lower| {
@@ -182,6 +185,7 @@ async fn a_torn_table_is_read_up_to_the_tear_and_a_foreign_one_not_at_all() {
     assert!(o.open_after().await.unwrap_err().to_string().contains("remove it"));
 }
 
+/// Promise: S3
 #[tokio::test]
 async fn a_table_is_used_by_one_server_and_not_with_a_journal() {
     let o = Overlay::new(|_| ());

@@ -17,6 +17,7 @@ fn taken(pipe: &dyn Pipe, most: usize) -> Vec<u8> {
     out
 }
 
+/// Promise: S4
 #[tokio::test]
 async fn bytes_in_memory_are_read_without_a_copy() {
     for place in [None, Some("/dev/shm")] {
@@ -77,6 +78,7 @@ async fn what_is_not_taken_is_not_found_by_the_next() {
     assert!(l.read_piped(&cx, file, 0, 65536).is_some());
 }
 
+/// Promise: S4
 #[tokio::test]
 async fn a_file_that_is_cut_leaves_what_was_promised() {
     let dir = Dir::new();

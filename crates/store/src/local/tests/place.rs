@@ -21,6 +21,7 @@ async fn parent(l: &Local, fh: &Fh) -> Result<Fh> {
     l.parent(&root(), fh).await.map(|node| node.fh)
 }
 
+/// Promise: S2
 #[tokio::test]
 async fn parent_is_the_directory_above() {
     for place in [None, Some("/dev/shm")] {
@@ -59,6 +60,7 @@ async fn parent_is_the_directory_above() {
 }
 
 /// While a local program moves a directory in and out, its parent is one inside or none.
+/// Promise: S2
 #[tokio::test]
 async fn parent_is_never_outside() {
     let (dir, outside) = (Dir::new(), Dir::new());
@@ -158,6 +160,7 @@ fn names_in(dir: &Path) -> Vec<String> {
 
 /// A directory that was in use is refused by every call as soon as a local program has moved it, or
 /// a directory above it, out; and is served again when it is back.
+/// Promise: S2
 #[tokio::test]
 async fn moved_out_directory_is_refused_in_use() {
     for (journaled, moved, used) in

@@ -29,6 +29,7 @@ async fn a_file_is_written_read_and_found_by_name_and_handle() {
     }
 }
 
+/// Promise: S1
 #[tokio::test]
 async fn the_kernel_decides_with_the_callers_identity() {
     let dir = Dir::new();
@@ -74,6 +75,7 @@ async fn the_kernel_decides_with_the_callers_identity() {
     assert_eq!(l.access(&other, &f.fh, all).await.unwrap(), Access::empty());
 }
 
+/// Promise: S1
 #[tokio::test]
 async fn nobody_is_the_superuser_by_the_number_that_changes_nothing() {
     let dir = Dir::new();
@@ -279,6 +281,7 @@ async fn a_walk_tells_what_it_saw_and_brings_what_was_wanted() {
     assert!(matches!(trail.stop, Stop::NotDirectory) && trail.steps.len() == 3);
 }
 
+/// Promise: S4
 #[tokio::test]
 async fn what_local_programs_do_is_seen_at_once_and_changes_change() {
     let dir = Dir::new();
@@ -306,6 +309,7 @@ async fn what_local_programs_do_is_seen_at_once_and_changes_change() {
     assert_eq!(errno(l.getattr(&cx, file).await), libc::ESTALE);
 }
 
+/// Promise: S4
 #[tokio::test]
 async fn without_fine_times_a_young_change_is_told_as_one_of_its_own() {
     let dir = Dir::new();

@@ -595,6 +595,7 @@ async fn a_checkpoint_hands_little_to_the_disk_at_a_time() {
     assert!(writes >= 20, "{writes} requests");
 }
 
+/// Promise: S8b, S8c
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root and loop devices"]
 async fn names_and_bytes_survive_power_cuts_of_ext4() {
@@ -602,6 +603,7 @@ async fn names_and_bytes_survive_power_cuts_of_ext4() {
     lives(rounds, 7).await;
 }
 
+/// Promise: S9
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root and loop devices"]
 async fn a_write_that_began_before_the_journal_failed_survives() {
@@ -626,6 +628,7 @@ async fn a_write_that_began_before_the_journal_failed_survives() {
     assert_eq!(&read_all(&l, &cx, &fh).await.unwrap()[..], b"third.");
 }
 
+/// Promise: S8
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root and loop devices"]
 async fn a_file_whose_removal_is_lost_has_its_bytes() {
@@ -655,6 +658,7 @@ async fn a_file_whose_removal_is_lost_has_its_bytes() {
     }
 }
 
+/// Promise: S8b
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root and loop devices"]
 async fn changes_of_any_user_have_records() {

@@ -38,6 +38,7 @@ async fn file(l: &Local, n: &str) -> Fh {
 }
 
 /// Whoever wants to write waits until the file is no longer watched, and is told of.
+/// Promise: S10a
 #[tokio::test]
 async fn writers_wait_and_are_told() {
     let dir = Dir::new();
@@ -55,6 +56,7 @@ async fn writers_wait_and_are_told() {
     assert_eq!(read_all(&l, &root(), &fh).await.unwrap(), "new");
 }
 
+/// Promise: S10a
 #[tokio::test]
 async fn files_that_somebody_writes_are_not_watched() {
     let dir = Dir::new();
@@ -87,6 +89,7 @@ async fn files_that_were_written_and_read_are_watched_soon() {
 }
 
 /// What changes no bytes is told after it has happened; two who watch one file are both told, also when one stops.
+/// Promise: S10a
 #[tokio::test]
 async fn attributes_and_names_are_told() {
     let dir = Dir::new();
@@ -126,6 +129,7 @@ async fn readers_are_not_told() {
 }
 
 /// Whoever watches alone writes and reads on, with a journal and without; others wait to read, and are told of.
+/// Promise: S10a
 #[tokio::test]
 async fn who_watches_alone_goes_on_and_readers_wait() {
     for journaled in [false, true] {
@@ -177,6 +181,7 @@ async fn put_by_handle(l: &Local, fh: &Fh, bytes: &'static [u8]) {
 
 /// Whatever changes the names in a watched directory, or its attributes, is told after it has happened; nobody is held up, and what
 /// happens to the objects in it, or is done through the directory itself, is not told.
+/// Promise: S10b
 #[tokio::test]
 async fn changes_of_directories_are_told() {
     let dir = Dir::new();

@@ -40,6 +40,7 @@ fn cases() -> impl Iterator<Item = (MetaOptions, bool)> {
 
 /// A second after the directory was last confirmed, the look-up of a name that nobody asked for finds
 /// another client's file. Its one question confirms all other names for another second.
+/// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn unasked_names_of_others_appear() {
     for (options, made_here) in cases() {
@@ -66,6 +67,7 @@ async fn unasked_names_of_others_appear() {
 
 /// A name that was looked up is believed to be absent as long as the directory's attributes hold, also
 /// where the answer followed from the listing.
+/// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn asked_absence_lives_on() {
     for (options, made_here) in cases() {
@@ -83,6 +85,7 @@ async fn asked_absence_lives_on() {
 }
 
 /// `acnegmax` limits both kinds, from the last question on that confirmed the directory.
+/// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn absence_has_its_own_limit() {
     let limits = MetaOptions { absent_max: SECOND * 2, inferred_max: SECOND * 2, ..options() };
@@ -111,6 +114,7 @@ async fn absence_has_its_own_limit() {
 }
 
 /// Look-ups that come at the same time wait for one question.
+/// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn one_confirmation_serves_a_burst() {
     let (l, dir) = whole(options(), false).await;
@@ -139,6 +143,7 @@ async fn one_confirmation_serves_a_burst() {
 }
 
 /// The search for a name along a path of directories costs a look-up and one question about the others.
+/// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn a_search_path_is_confirmed_at_once() {
     let l = lab().await;
@@ -164,6 +169,7 @@ async fn a_search_path_is_confirmed_at_once() {
 
 /// The look-up of a call that makes the name asks nothing, because the server decides. Its answer holds
 /// for that call alone.
+/// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn a_name_about_to_be_made_is_not_asked_for() {
     for (options, made_here) in cases() {
@@ -183,6 +189,7 @@ async fn a_name_about_to_be_made_is_not_asked_for() {
 }
 
 /// A directory that is held needs no confirmation.
+/// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn leases_confirm_absence() {
     let l = lab().await;

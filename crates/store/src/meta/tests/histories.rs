@@ -647,6 +647,7 @@ proptest! {
         ..Default::default()
     })]
 
+    /// Promise: 7, 7', 11b
     #[test]
     fn nothing_is_told_that_does_not_hold(history in history()) {
         let runtime = tokio::runtime::Builder::new_current_thread()

@@ -28,6 +28,7 @@ async fn made(l: &Lab, count: usize) -> Fh {
     d
 }
 
+/// Promise: 8
 #[tokio::test(start_paused = true)]
 async fn what_was_made_here_is_listed_without_a_question() {
     let l = lab().await;
@@ -49,6 +50,7 @@ async fn what_was_made_here_is_listed_without_a_question() {
     assert_eq!(l.wire.take(), "");
 }
 
+/// Promise: 8
 #[tokio::test(start_paused = true)]
 async fn a_reader_in_the_middle_of_an_own_listing_misses_nothing_and_sees_nothing_twice() {
     for how in 0..4 {

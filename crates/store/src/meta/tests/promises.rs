@@ -13,6 +13,7 @@ fn late() -> Env {
 }
 
 /// A name in a listing from memory holds no longer than its directory, even where the file's attributes are newer.
+/// Promise: 8
 #[tokio::test(start_paused = true)]
 async fn listed_names_hold_as_long_as_their_directory() {
     let l = lab().await;
@@ -33,6 +34,7 @@ async fn listed_names_hold_as_long_as_their_directory() {
 }
 
 /// Names have a limit of their own (`acdirmax`), however long attributes of files hold (`acregmax`).
+/// Promise: 8
 #[tokio::test(start_paused = true)]
 async fn names_have_a_limit_of_their_own() {
     let most = Duration::from_secs(2);
@@ -50,6 +52,7 @@ async fn names_have_a_limit_of_their_own() {
 }
 
 /// What somebody else changes in the tick of the server's clock in which we did leaves no trace in `change`.
+/// Promise: 8
 #[tokio::test(start_paused = true)]
 async fn an_own_change_in_the_tick_of_anothers_proves_nothing() {
     let model = Arc::new(Model::new(env(), VALID, 1 << 40));
@@ -73,6 +76,7 @@ async fn an_own_change_in_the_tick_of_anothers_proves_nothing() {
 }
 
 /// Servers give bytes to owners and to whoever may execute a file.
+/// Promise: 20
 #[test]
 fn bytes_prove_the_right_to_read_of_ordinary_modes_only() {
     for ordinary in [0o644, 0o600, 0o755, 0o700, 0o444, 0o640, 0o750] {
@@ -84,6 +88,7 @@ fn bytes_prove_the_right_to_read_of_ordinary_modes_only() {
 }
 
 /// What the server says about rights counts for more than the bytes that it gave.
+/// Promise: 20
 #[tokio::test(start_paused = true)]
 async fn bytes_do_not_overrule_the_answer_about_rights() {
     let l = lab().await;
@@ -102,6 +107,7 @@ async fn bytes_do_not_overrule_the_answer_about_rights() {
 
 /// Where an equal `change` is no proof (`strict`), bytes and rights from before a lease are asked for under it, once. What only holds for
 /// the call that asked is told to no other.
+/// Promise: 8d
 #[tokio::test(start_paused = true)]
 async fn what_is_from_before_a_lease_is_asked_for_under_it() {
     for strict in [true, false] {
@@ -125,6 +131,7 @@ async fn what_is_from_before_a_lease_is_asked_for_under_it() {
 }
 
 /// A rename moves what the server has under that name, whatever was believed to be there; `blind`: and it does not say what that is.
+/// Promise: 12
 #[tokio::test(start_paused = true)]
 async fn a_rename_moves_what_is_there() {
     for blind in [false, true] {
@@ -159,6 +166,7 @@ async fn a_rename_moves_what_is_there() {
 }
 
 /// A lease that has ended by itself costs a question about the attributes, and what is here of the contents is used if they are the same.
+/// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_lapses_costs_a_question_and_no_bytes() {
     let l = lab().await;
@@ -183,6 +191,7 @@ async fn a_lease_that_lapses_costs_a_question_and_no_bytes() {
 
 /// Who replaces a file without waiting for its lease, as a local program of the server does, may do so before it is opened under that lease: then the open
 /// file is gone when it is read. The next open finds what has the name now, however long names are believed.
+/// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn after_a_read_of_what_was_replaced_the_name_leads_to_the_new_file() {
     for asks in [false, true] {
@@ -209,6 +218,7 @@ async fn after_a_read_of_what_was_replaced_the_name_leads_to_the_new_file() {
 
 /// What this client wrote whole under a lease it opens and reads without a question, if the file's mode lets its owner; when the lease
 /// was withdrawn the server is asked.
+/// Promise: 8a
 #[tokio::test(start_paused = true)]
 async fn what_was_written_under_a_lease_is_here() {
     for (leased, mode, asks) in [(true, 0o644, false), (false, 0o644, true), (true, 0o244, true)] {
@@ -239,6 +249,7 @@ async fn what_was_written_under_a_lease_is_here() {
 }
 
 /// A part of a file, and one that another call of ours changes meanwhile, are not taken for all of it.
+/// Promise: 8a
 #[tokio::test(start_paused = true)]
 async fn what_was_written_in_part_is_not_taken_for_all() {
     let l = lab().await;

@@ -44,6 +44,7 @@ async fn a_remembered_path_is_asked_about_as_a_whole_and_then_known() {
     assert_eq!(wire.take(), "");
 }
 
+/// Promise: 11b
 #[tokio::test(start_paused = true)]
 async fn what_changed_meanwhile_is_asked_for_anew() {
     let l = lab().await;
@@ -74,6 +75,7 @@ async fn server(bits: u32) -> (Arc<Model>, Fh) {
     (model, top)
 }
 
+/// Promise: 11b
 #[tokio::test(start_paused = true)]
 async fn remembered_rights_are_asked_for_and_nobody_elses_are_used() {
     let (model, top) = server(0o755).await;
@@ -227,6 +229,7 @@ fn restarted_all(l: &Lab, options: MetaOptions) -> (Arc<Wire>, Arc<Meta>) {
     (wire, meta)
 }
 
+/// Promise: 11b
 #[tokio::test(start_paused = true)]
 async fn pieces_that_are_missing_or_damaged_cost_questions_only() {
     let l = lab().await;

@@ -38,6 +38,7 @@ impl Test {
 
 /// A directory that is asked about again because its time is over brings its delegation in the same compound, and holds from that
 /// answer on until the delegation is recalled; what changes, or is asked about early, does not.
+/// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn what_has_proved_stable_is_held() {
     let (t, told) = at_server(Some(true)).await;
@@ -62,6 +63,7 @@ async fn what_has_proved_stable_is_held() {
 }
 
 /// Questions about many objects and listings bring those of the directories among them.
+/// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn many_are_asked_for_together() {
     let (t, _told) = at_server(Some(true)).await;
@@ -84,6 +86,7 @@ async fn many_are_asked_for_together() {
 }
 
 /// A server that does not have the operation says so at the mount, and is never asked again.
+/// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn a_server_without_them_is_asked_once() {
     let (t, _told) = at_server(None).await;
@@ -96,6 +99,7 @@ async fn a_server_without_them_is_asked_once() {
 }
 
 /// A refusal in the middle of a compound costs nothing but a second one, once, and no answer.
+/// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn a_server_that_refuses_later_is_asked_no_more() {
     for alone in [true, false] {
@@ -118,6 +122,7 @@ async fn a_server_that_refuses_later_is_asked_no_more() {
 }
 
 /// A server that has them and gives none is asked for a while, and then now and then.
+/// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn a_server_that_gives_none_is_not_pestered() {
     let (t, _told) = at_server(Some(false)).await;
@@ -139,6 +144,7 @@ async fn a_server_that_gives_none_is_not_pestered() {
 }
 
 /// A recall that overtakes the reply which grants it: it goes back, and nothing holds under it.
+/// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn a_recall_before_the_grant_is_remembered() {
     let (t, _told) = at_server(Some(true)).await;

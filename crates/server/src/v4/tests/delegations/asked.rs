@@ -56,6 +56,7 @@ async fn two() -> (Lab, Fh, Client, Client) {
 }
 
 /// What a holder has not modified is shown as it is.
+/// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn what_is_not_modified_is_the_files_own() {
     let (lab, fh, mut holder, mut other) = two().await;
@@ -80,6 +81,7 @@ async fn what_is_not_modified_is_the_files_own() {
 }
 
 /// What a holder has modified has his length, and a `change` and times that only grow and never come back.
+/// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn what_is_modified_is_never_taken_for_anything_else() {
     let (lab, fh, mut holder, mut other) = two().await;
@@ -142,6 +144,7 @@ async fn what_is_modified_is_never_taken_for_anything_else() {
 }
 
 /// A holder who says nothing of use, or nothing in time, has the file recalled, as long as nobody knows better.
+/// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn who_does_not_answer_is_recalled() {
     for (what, asked) in [("slow", 1), ("refuses", 1), ("older", 1), ("endless", 1), ("not told", 0)] {
@@ -176,6 +179,7 @@ async fn who_does_not_answer_is_recalled() {
 }
 
 /// An answer is for those who had asked before it was asked for: the others share the next one.
+/// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn nobody_gets_an_answer_of_before_he_asked() {
     let (lab, fh, mut holder, mut first) = two().await;
@@ -206,6 +210,7 @@ async fn nobody_gets_an_answer_of_before_he_asked() {
 }
 
 /// Clients of NFSv3 are shown the holder's length, and a time that they have seen with nothing else.
+/// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn looks_by_nfsv3_ask() {
     let (lab, fh, mut holder, _other) = two().await;
@@ -234,6 +239,7 @@ async fn looks_by_nfsv3_ask() {
 }
 
 /// In a listing, holders of few files are asked, and of many files none: these are called back together.
+/// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn holders_of_many_files_in_a_listing_are_not_asked() {
     let (_lab, _fh, mut holder, mut other) = two().await;

@@ -78,6 +78,7 @@ async fn with_directory() -> (Lab, Fh) {
 }
 
 /// Whoever can be called and may use the directory; it is a delegation like others then.
+/// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn who_gets_one_of_a_directory() {
     let (lab, d) = with_directory().await;
@@ -103,6 +104,7 @@ async fn who_gets_one_of_a_directory() {
 
 /// There are no more at a time than the server was told, files and directories together; one that delegates nothing says that it
 /// does not know of it.
+/// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn there_are_no_more_than_agreed() {
     for most in [0, 1] {
@@ -123,6 +125,7 @@ async fn there_are_no_more_than_agreed() {
 
 /// Each operation that changes names in a directory, or its attributes, recalls what others hold, is told to come back, and goes
 /// on when it is returned. The holder's own go on at once and leave it to him.
+/// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn changes_of_a_directory_recall() {
     let (lab, d) = with_directory().await;
@@ -178,6 +181,7 @@ async fn changes_of_a_directory_recall() {
 }
 
 /// Who removes a directory that he has delegated is not held up by that, and is asked for it afterwards.
+/// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn a_removed_directory_is_recalled_from_its_remover() {
     let (lab, _) = with_directory().await;
@@ -190,6 +194,7 @@ async fn a_removed_directory_is_recalled_from_its_remover() {
 }
 
 /// What leaves the names as they are recalls nothing: looks, other directories, and opens with O_CREAT of what is there.
+/// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn other_operations_do_not_recall() {
     let (lab, d) = with_directory().await;
@@ -216,6 +221,7 @@ async fn other_operations_do_not_recall() {
 }
 
 /// Also those of NFSv3.
+/// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn changes_of_a_directory_by_nfsv3_recall() {
     let (lab, d) = with_directory().await;
@@ -247,6 +253,7 @@ async fn changes_of_a_directory_by_nfsv3_recall() {
 }
 
 /// Who does not answer loses it when his lease has surely ended, and is told so until he has said that he knows.
+/// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn a_directory_that_is_not_returned_is_revoked() {
     let (lab, d) = with_directory().await;
@@ -273,6 +280,7 @@ async fn a_directory_that_is_not_returned_is_revoked() {
 
 /// After a restart nobody changes names before those who may rely on them have come back, or cannot any more. There is nothing to take
 /// back: whoever is back asks anew.
+/// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn a_restart_ends_those_of_directories() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());
@@ -299,6 +307,7 @@ async fn a_restart_ends_those_of_directories() {
 }
 
 /// What a local program has done is recalled at once.
+/// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn local_changes_of_a_directory_recall() {
     for can in [false, true] {
@@ -325,6 +334,7 @@ async fn local_changes_of_a_directory_recall() {
 
 /// What each of several clients knows of the names, from its own memory as long as it holds a delegation, is never older than the last
 /// change that was acknowledged before, its own changes included.
+/// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn no_stale_name_is_ever_believed() {
     const NAMES: [&[u8]; 4] = [b"n0", b"n1", b"n2", b"n3"];

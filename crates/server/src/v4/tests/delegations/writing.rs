@@ -18,6 +18,7 @@ fn write(id: Stateid, bytes: &'static [u8]) -> Op {
 }
 
 /// Only who is alone with a file gets one; the holder goes on using the file as he likes, and keeps it when he closes it.
+/// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn who_may_delay() {
     let (lab, fh) = lab().await;
@@ -58,6 +59,7 @@ async fn who_may_delay() {
 }
 
 /// Whoever looks at a file, or opens it in any way, waits until what its holder has delayed is there.
+/// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn looks_recall() {
     let (lab, fh) = lab().await;
@@ -114,6 +116,7 @@ async fn looks_recall() {
 }
 
 /// Those of NFSv3 as well; a listing tells nothing of the file, and waits for nobody.
+/// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn looks_by_nfsv3_recall() {
     let (lab, fh) = lab().await;
@@ -152,6 +155,7 @@ async fn looks_by_nfsv3_recall() {
 }
 
 /// A holder who returns nothing loses it when his lease has surely ended; what he delayed comes too late.
+/// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn who_does_not_return_it_loses_it() {
     for silent in [true, false] {
@@ -183,6 +187,7 @@ async fn who_does_not_return_it_loses_it() {
 }
 
 /// After a restart nobody reads a file before those who may have delayed writes are back, or cannot have any more.
+/// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn a_restart_waits_for_what_was_delayed() {
     for comes_back in [true, false] {
@@ -437,6 +442,7 @@ impl World {
 
 /// Clients that keep and delay, one of NFSv3, and local programs: whatever is read, from memory, from the server or on its disk, is
 /// what was written last.
+/// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn nothing_that_is_delayed_is_missed() {
     let random = env(78).random;

@@ -16,6 +16,7 @@ async fn two_chunks_with(options: DirtyOptions) -> (Journaled, (Fh, OpenId)) {
 }
 
 /// Bytes that arrived and are missing, or zero, are no proof that they never arrived: somebody else has cut the file, or made a hole.
+/// Promise: 6d
 #[tokio::test]
 async fn what_somebody_else_cut_stays_cut() {
     for (exclusive, cut) in [(false, true), (false, false), (true, true), (true, false)] {
@@ -45,6 +46,7 @@ async fn what_somebody_else_cut_stays_cut() {
 }
 
 /// The end of the journal that a power cut takes is not what says that bytes were cut off here.
+/// Promise: 6d
 #[tokio::test]
 async fn what_was_cut_here_stays_cut_after_a_power_cut() {
     for exclusive in [false, true] {
@@ -67,6 +69,7 @@ async fn what_was_cut_here_stays_cut_after_a_power_cut() {
 }
 
 /// What the answer to a cut told of the file is in the journal as soon as that it was cut: bytes that wait are not a conflict then.
+/// Promise: 6d
 #[tokio::test]
 async fn a_file_that_was_just_cut_is_nobody_elses() {
     for exclusive in [false, true] {
@@ -120,6 +123,7 @@ async fn a_cut_that_nobody_has_heard_of_is_ours() {
 }
 
 /// A cut of ours that was answered is over: somebody else who cuts the file to the same length later has done that himself.
+/// Promise: 6d
 #[tokio::test]
 async fn a_cut_that_was_answered_explains_nothing_later() {
     for (exclusive, length) in [(false, 0), (false, 1000), (true, 0), (true, 1000)] {
@@ -141,6 +145,7 @@ async fn a_cut_that_was_answered_explains_nothing_later() {
 }
 
 /// Somebody who writes all the time does not keep the journal from stable storage.
+/// Promise: 6c
 #[tokio::test]
 async fn a_steady_writer_is_synced_about_once_a_second() {
     let j = Journaled::new(options(false)).await;

@@ -72,6 +72,7 @@ impl Did {
 }
 
 /// Nothing but this client has done anything to the file: what it wrote afterwards, and nobody has sent yet, gets there.
+/// Promise: 6d
 #[tokio::test]
 async fn what_was_done_here_before_a_write_is_nobody_elses() {
     for (did, exclusive) in Did::ALL.into_iter().flat_map(|did| [(did, false), (did, true)]) {
@@ -94,6 +95,7 @@ async fn what_was_done_here_before_a_write_is_nobody_elses() {
 }
 
 /// A change of names or attributes that is on its way while the first bytes are written is ours, too.
+/// Promise: 6d
 #[tokio::test]
 async fn what_is_on_its_way_when_a_write_begins_is_nobody_elses() {
     for op in ["rename answer", "link answer", "setxattr answer", "setattr answer"] {
@@ -135,6 +137,7 @@ async fn what_is_on_its_way_when_a_write_begins_is_nobody_elses() {
 }
 
 /// What somebody else wrote after that stays a conflict.
+/// Promise: 6d
 #[tokio::test]
 async fn what_somebody_else_writes_after_a_rename_is_a_conflict() {
     for exclusive in [false, true] {
@@ -156,6 +159,7 @@ async fn what_somebody_else_writes_after_a_rename_is_a_conflict() {
 }
 
 /// A replay that is cut off is explained by what it sent, however much there is to be written.
+/// Promise: 6d
 #[tokio::test]
 async fn a_replay_that_was_cut_off_goes_on() {
     for arrived in [0_u64, 1, 2, 3] {
