@@ -568,7 +568,8 @@ impl Session {
         };
         let ids = self.leases.withdraw(&self.inodes.clock, take_back).await;
         let all = ids.iter().filter_map(|&id| self.inodes.find(id));
-        self.withdraw_names(&all.filter(|i| i.kind == FileKind::Directory).collect::<Vec<_>>()).await;
+        let dirs: Vec<_> = all.filter(|i| i.kind == FileKind::Directory).collect();
+        self.withdraw_all_names(&dirs).await;
         let device = self.device.clone();
         let drop_all = move || {
             for id in ids {

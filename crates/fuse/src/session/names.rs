@@ -31,9 +31,6 @@ impl Session {
 
     /// The same for names that were told under a lease, absent ones included; waits for it.
     pub(super) async fn withdraw_names(&self, dirs: &[Arc<Inode>]) {
-        if dirs.is_empty() {
-            return;
-        }
         let names = |dir: &Arc<Inode>| [dir.take_absent(), self.inodes.children(dir.id)].concat();
         let all: Vec<_> = dirs.iter().map(|dir| (dir, names(dir))).collect();
         if self.distrust_all_names().await {
@@ -47,6 +44,16 @@ impl Session {
                 }
             };
             let _ = tokio::time::timeout(EXPIRY_PATIENCE, done).await;
+        }
+    }
+
+    /// The same when all leases end: names that hold for a time of their own are looked up again as
+    /// well, where that does no harm.
+    pub(super) async fn withdraw_all_names(&self, dirs: &[Arc<Inode>]) {
+        if dirs.is_empty() {
+            self.distrust_all_names().await;
+        } else {
+            self.withdraw_names(dirs).await;
         }
     }
 
