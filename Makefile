@@ -57,6 +57,8 @@ soak: packages build
 	while [ $$SECONDS -lt $$end ]; do \
 	  HITHER_POINTS=$(POINTS) $(CARGO) test -p hither --test campaign -- --ignored --nocapture || exit 1; \
 	  HITHER_REPLACING=600 $(CARGO) test -p hither --test replacing -- --ignored --nocapture || exit 1; \
+	  HITHER_SECONDS=60 $(CARGO) test -p hither --test replaced_lengths -- --ignored --nocapture || exit 1; \
+	  HITHER_STEPS=500 $(CARGO) test -p hither --test absence -- --ignored --nocapture || exit 1; \
 	  HITHER_CREATES=here HITHER_SEED=12 HITHER_POINTS=48 $(CARGO) test -p hither --test campaign -- --ignored --nocapture || exit 1; \
 	  HITHER_DEAF=800 $(CARGO) test -p hither --test others -- --ignored --nocapture || exit 1; \
 	  lab/full.sh all || exit 1; done

@@ -10,6 +10,7 @@ mod common;
 use common::serve::Serve;
 use common::{Ganesha, Random, hither, is_mounted, pause};
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -104,7 +105,7 @@ fn unasked_names_are_found() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
     let seed = number("HITHER_SEED").unwrap_or_else(rand::random);
     println!("HITHER_SEED={seed}");
-    let steps = number("HITHER_STEPS").unwrap_or(60);
+    let steps = number("HITHER_STEPS").unwrap_or(24);
     let mut server: Option<(&str, Server)> = None;
     for (kind, options) in CASES {
         if server.as_ref().is_none_or(|(running, _)| *running != kind) {
@@ -116,13 +117,13 @@ fn unasked_names_are_found() {
         let root = format!("of {}", options.replace(['=', ',', ':'], " "));
         fs::create_dir(mounts[0].path(&root)).unwrap();
         let mut dirs = vec![root];
-        let mut made: Vec<(usize, String, Instant)> = Vec::new();
+        let mut made: VecDeque<(usize, String, Instant)> = VecDeque::new();
         for step in 0..steps {
             let who = random.below(2) as usize;
             let dir = dirs[random.below(dirs.len() as u64) as usize].clone();
             let name = format!("{dir}/n{step}");
             match random.below(8) {
-                0 if dirs.len() < 5 => {
+                0 if dirs.len() < 3 => {
                     // Its name is known to both.
                     fs::create_dir(mounts[who].path(&name)).unwrap();
                     pause(LIMIT.as_millis() as u64);
@@ -131,12 +132,12 @@ fn unasked_names_are_found() {
                 }
                 0..=3 => {
                     fs::write(mounts[who].path(&name), &name).unwrap();
-                    made.push((1 - who, name, Instant::now()));
+                    made.push_back((1 - who, name, Instant::now()));
                 }
                 4 => drop(fs::read_dir(mounts[who].path(&dir)).unwrap().count()),
                 5 => assert!(!is_there(&mounts[who].path(&format!("{name} is nowhere")))),
                 _ => {
-                    let Some((who, name, when)) = made.pop() else { continue };
+                    let Some((who, name, when)) = made.pop_front() else { continue };
                     let left = LIMIT.saturating_sub(when.elapsed());
                     pause(left.as_millis() as u64 + 1);
                     assert!(is_there(&mounts[who].path(&name)), "{kind} {options}: {name}, step {step}");
