@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -125,7 +125,14 @@ fn look(dir: &Path, way: Way, mapped: bool, faults: &Faults) {
     let mut bytes = Vec::new();
     if mapped {
         let Some(found) = faults.check("fstat", file.metadata(), &[]) else { return };
-        bytes = map(&file, found.len() as usize);
+        match faults.check(&format!("map of {}", found.len()), map(&file, found.len() as usize), &[]) {
+            Some(mapped) => bytes = mapped,
+            None => {
+                let now = file.metadata().map(|m| (m.len(), m.nlink()));
+                faults.note(format!("after it: {now:?}"));
+                return;
+            }
+        }
     } else if faults.check("read", file.read_to_end(&mut bytes), &[]).is_none() {
         return;
     }
@@ -142,20 +149,21 @@ fn look(dir: &Path, way: Way, mapped: bool, faults: &Faults) {
     }
 }
 
-/// The bytes of a file through a map that outlives its descriptor.
-fn map(file: &File, len: usize) -> Vec<u8> {
+/// The bytes of a file through a map. A page that cannot be read is an error and no signal.
+fn map(file: &File, len: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; len];
     if len == 0 {
-        return Vec::new();
+        return Ok(bytes);
     }
-    // SAFETY: the map is the kernel's choice of place, read only, and unmapped after the copy.
-    unsafe {
-        let at =
-            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
-        assert_ne!(at, libc::MAP_FAILED);
-        let bytes = std::slice::from_raw_parts(at.cast::<u8>(), len).to_vec();
-        libc::munmap(at, len);
-        bytes
-    }
+    // SAFETY: the map is the kernel's choice of place, read only, and used through its address alone.
+    let at = unsafe {
+        libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
+    };
+    assert_ne!(at, libc::MAP_FAILED);
+    let read = File::open("/proc/self/mem").and_then(|memory| memory.read_exact_at(&mut bytes, at as u64));
+    // SAFETY: nothing refers to the map any more.
+    unsafe { libc::munmap(at, len) };
+    read.map(|()| bytes)
 }
 
 /// Four writers replace a file while four readers open it, read or map it, and ask for its length.

@@ -326,8 +326,10 @@ impl Files {
     /// The close of an `OpenId` begins.
     pub fn closing(&self, id: OpenId) {
         let Ok(entry) = self.entry(id) else { return };
-        let first = !entry.closing.swap(true, Ordering::SeqCst);
-        entry.state.inner.lock().closing += u32::from(first);
+        {
+            let mut inner = entry.state.inner.lock();
+            inner.closing += u32::from(!entry.closing.swap(true, Ordering::SeqCst));
+        }
         // The open that its flock(2) locks needed ends with it.
         let further = entry.further.try_lock().ok().map(|further| *further);
         if let Some(Further::Open(further)) = further {

@@ -176,6 +176,9 @@ pub(super) struct Extra {
     pub unsettled_until: Moment,
     /// The `change` under which contents were read through here: the frontend may have them.
     pub read_change: Option<u64>,
+    /// A name was taken from the file here. The layer below may keep it under a hidden name, for as
+    /// long as it is open there.
+    pub lost_name: bool,
     pub questions: Questions,
     pub dir: Option<Box<Dir>>,
 }

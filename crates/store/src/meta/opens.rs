@@ -109,6 +109,8 @@ impl Meta {
             return self.open_changing(cx, at, how).await;
         }
         match at.path {
+            // A file that lost a name here may be kept by opens below alone.
+            [] if self.lost_name(at.base) => return self.open_real(cx, at, how).await,
             [] => return self.open_reading(cx, at.base, how).await,
             [name] => return self.open_named(cx, at.base, name, how).await,
             _ => {}
@@ -522,6 +524,21 @@ impl Meta {
             let may = o.holds(&when) && o.rights(cred, right, &when) == Some(right);
             may.then(|| self.attrs_of(o, &when))
         })?
+    }
+
+    /// Before something of ours takes a name from a file: what is open only here is opened below, and
+    /// so are opens by handle from now on.
+    pub(super) async fn losing_name(&self, fh: &Fh) {
+        self.table.with(fh, |_, o| {
+            if o.attr.kind() == FileKind::Regular {
+                o.extra().lost_name = true;
+            }
+        });
+        self.secure(fh).await;
+    }
+
+    fn lost_name(&self, fh: &Fh) -> bool {
+        self.table.with(fh, |_, o| o.extra.as_ref().is_some_and(|extra| extra.lost_name)) == Some(true)
     }
 
     /// Before something of ours takes a name or right from a file: what is open only here is opened below.

@@ -70,7 +70,7 @@ impl Meta {
             gone.iter().map(|one| one.target.clone().or_else(|| self.child_of(dir, &one.name))).collect();
         for (one, fh) in gone.iter().zip(&known) {
             if let (false, Some(fh)) = (one.is_dir, fh) {
-                self.secure(fh).await;
+                self.losing_name(fh).await;
             }
         }
         let begin = |(one, fh): (&Removal, &Option<Fh>)| {
@@ -128,7 +128,7 @@ impl Meta {
         };
         let target = replaced.cloned().or_else(|| self.child_of(to.0, to.1));
         if let Some(target) = &target {
-            self.secure(target).await;
+            self.losing_name(target).await;
         }
         let same_object = moved.is_some() && moved == target;
         let others: Vec<_> =
@@ -499,7 +499,7 @@ impl Vfs for Meta {
     async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
         let known = target.cloned().or_else(|| self.child_of(dir, name));
         if let Some(fh) = &known {
-            self.secure(fh).await;
+            self.losing_name(fh).await;
         }
         self.take(dir, name, known, self.below.unlink(cx, dir, name, target)).await
     }
