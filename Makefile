@@ -32,10 +32,9 @@ check: toolchain
 	$(CARGO) clippy --quiet --workspace --all-targets -- -D warnings
 	$(CARGO) xtask tidy
 
-# The mounts of crates/hither's tests need root and nfs-ganesha, so a plain `cargo test` leaves them out.
+# All tests of all crates, several programs side by side (xtask/src/test.rs). Those of crates/hither need root and nfs-ganesha.
 unit: packages
-	$(CARGO) xtask test --workspace --exclude hither
-	$(CARGO) xtask test -p hither -- --include-ignored
+	$(CARGO) xtask test --workspace
 
 # The foreign suites and faults that are quick, on nfs-ganesha.
 quick: packages build

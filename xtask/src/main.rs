@@ -21,7 +21,9 @@ fn main() -> ExitCode {
         _ => {
             eprintln!("usage: cargo xtask tidy           check what the compiler does not");
             eprintln!("       cargo xtask promises       write docs/PROMISES.md");
-            eprintln!("       cargo xtask test ARGS...   cargo test, and a second look at what failed");
+            eprintln!(
+                "       cargo xtask test ARGS...   cargo test, side by side, and a second look at failures"
+            );
             ExitCode::from(2)
         }
     }

@@ -1,13 +1,24 @@
-//! `cargo xtask test`: cargo's tests, and a second look at what failed.
+//! `cargo xtask test`: the workspace's tests, several programs side by side, and a second look at failures.
 //!
-//! Thousands of tests with real daemons, kills and clocks run on machines that stand still for seconds. One that fails, and passes
-//! three times when it is repeated alone, is reported as unsteady, which is a fault to mend, and no reason to refuse a change.
-//! Never so a test of what must not be lost or wrong ([`GATES`]), a test program that died, or more than [`UNSTEADY_MOST`] tests.
+//! Cargo runs one test program after the other. Most tests of mounts wait for a server, a kill or a
+//! timeout, and each has a network and a mount name space of its own. So [`SIDE_BY_SIDE`] programs run
+//! at once, the longest first.
+//!
+//! A machine that is shared stands still for seconds. A test that fails, and then passes three times
+//! alone, is reported as unsteady: a fault to mend, and no reason to refuse a change. This never holds
+//! for a test that keeps data safe ([`GATES`]), for a program that died, or for more than
+//! [`UNSTEADY_MOST`] tests.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, ExitCode};
+use std::collections::VecDeque;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
-/// Packages and test programs that keep data safe: what fails once there has failed.
+use serde_json::Value;
+
+/// Packages and test programs that keep data safe: one failure there is a failure.
 const GATES: [&str; 10] = [
     "-p hither-store ",
     "-p hither-lease ",
@@ -20,64 +31,118 @@ const GATES: [&str; 10] = [
     "-p hither --test delegations ",
     "-p hither --test semantics ",
 ];
-/// More than this many at once are no bad luck.
+/// Programs that take the longest, in this order; the others follow.
+const LONGEST: [&str; 8] = [
+    "-p hither --test nqnfs",
+    "-p hither --test delegations",
+    "-p hither --test campaign",
+    "-p hither --test serve",
+    "-p hither-store --lib",
+    "-p hither --test options",
+    "-p hither --test mounts",
+    "-p hither-fuse --lib",
+];
+/// How many test programs run at once.
+const SIDE_BY_SIDE: usize = 4;
+/// More unsteady tests than this are a failure.
 const UNSTEADY_MOST: usize = 3;
-/// How often a test has to pass.
+/// How often an unsteady test has to pass alone.
 const REPEATS: usize = 3;
 
-/// What a run of cargo told.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Told {
-    /// Failed tests of each program that has some, in order.
-    failed: Vec<Vec<String>>,
-    /// How cargo would run each program that failed again, in order: `-p hither --test mounts`.
-    programs: Vec<String>,
-    /// Whether failed tests of the program that runs now have a place.
-    begun: bool,
+/// A test program that cargo has built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Program {
+    /// The words with which cargo would run it: `-p hither --test mounts`.
+    label: String,
+    /// The file.
+    file: PathBuf,
+    /// The directory of its package, in which cargo would run it.
+    directory: PathBuf,
 }
 
-impl Told {
-    fn line(&mut self, line: &str) {
-        let start = line.trim_start();
-        if start.starts_with("Running ") || start.starts_with("Doc-tests ") {
-            self.begun = false;
-        } else if let Some(name) = line.strip_prefix("test ").and_then(|l| l.strip_suffix(" ... FAILED")) {
-            if !self.begun {
-                self.failed.push(Vec::new());
-                self.begun = true;
-            }
-            let name = name.strip_suffix(" - should panic").unwrap_or(name);
-            self.failed.last_mut().into_iter().for_each(|names| names.push(name.into()));
-        } else if let Some(program) = start.strip_prefix("`-p ").and_then(|p| p.strip_suffix('`')) {
-            self.programs.push(format!("-p {program}"));
+impl Program {
+    /// The program that a line of `cargo test --no-run --message-format=json` tells of, if it tells of one.
+    fn built(line: &str) -> Option<Self> {
+        let message: Value = serde_json::from_str(line).ok()?;
+        if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
+            return None;
         }
-    }
-
-    /// Each failed test with its program, when all of them may be repeated; otherwise why not.
-    fn repeatable(self) -> Result<Vec<(String, String)>, String> {
-        if self.programs.is_empty() || self.programs.len() != self.failed.len() {
-            return Err("something else than a test failed".into());
-        }
-        let each = |(program, names): (String, Vec<String>)| {
-            names.into_iter().map(move |name| (program.clone(), name))
+        let file = message["executable"].as_str()?.into();
+        let directory = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
+        // Either `path+file:///…/crates/rpc#hither-rpc@0.1.0` or `path+file:///…/xtask#0.1.0`.
+        let id = message["package_id"].as_str()?;
+        let (path, fragment) = id.rsplit_once('#')?;
+        let package = match fragment.split_once('@') {
+            Some((name, _)) => name,
+            None => path.rsplit('/').next()?,
         };
-        let all: Vec<_> = self.programs.into_iter().zip(self.failed).flat_map(each).collect();
-        let gate =
-            |(program, _): &&(String, String)| GATES.iter().any(|g| format!("{program} ").starts_with(g));
-        if let Some((program, name)) = all.iter().find(gate) {
-            return Err(format!("{name} ({program}) keeps data safe"));
+        let target = &message["target"];
+        let name = target["name"].as_str()?;
+        let kind = match target["kind"][0].as_str()? {
+            kind @ ("test" | "bin" | "example" | "bench") => format!("--{kind} {name}"),
+            _ => "--lib".into(),
+        };
+        Some(Self { label: format!("-p {package} {kind}"), file, directory })
+    }
+
+    /// The command that runs it. The tests of the binary itself need root and nfs-ganesha, which a plain
+    /// `cargo test` may lack: they are marked as ignored, and run here.
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.file);
+        command.current_dir(&self.directory).env("CARGO_MANIFEST_DIR", &self.directory);
+        command.stdin(Stdio::null());
+        if self.label.starts_with("-p hither ") {
+            command.arg("--include-ignored");
         }
-        if all.len() > UNSTEADY_MOST {
-            return Err(format!("{} tests failed", all.len()));
-        }
-        match all.iter().find(|(program, _)| program.ends_with("--doc")) {
-            Some((_, name)) => Err(format!("{name} is an example")),
-            None => Ok(all),
-        }
+        command
+    }
+
+    /// Its place in the order of starts.
+    fn place(&self) -> usize {
+        LONGEST.iter().position(|longest| *longest == self.label).unwrap_or(LONGEST.len())
     }
 }
 
-/// Runs `cargo test --no-fail-fast` with these arguments.
+/// How a run of a test program ended.
+#[derive(Debug)]
+struct Ended {
+    program: Program,
+    /// The names of its failed tests.
+    failed: Vec<String>,
+    /// The program failed and named no test.
+    died: bool,
+}
+
+/// The names of the failed tests in the output of a test program.
+fn failed_tests(output: &str) -> Vec<String> {
+    let failed = |line: &str| {
+        let name = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
+        Some(name.strip_suffix(" - should panic").unwrap_or(name).to_owned())
+    };
+    output.lines().filter_map(failed).collect()
+}
+
+/// Each failed test with its program, when all of them may be repeated; otherwise the reason against it.
+fn repeatable(ended: Vec<Ended>) -> Result<Vec<(Program, String)>, String> {
+    if let Some(died) = ended.iter().find(|e| e.died) {
+        return Err(format!("{} died", died.program.label));
+    }
+    let each = |e: Ended| e.failed.into_iter().map(move |name| (e.program.clone(), name));
+    let all: Vec<_> = ended.into_iter().flat_map(each).collect();
+    let gate = |(program, _): &&(Program, String)| {
+        GATES.iter().any(|gate| format!("{} ", program.label).starts_with(gate))
+    };
+    if let Some((program, name)) = all.iter().find(gate) {
+        return Err(format!("{name} ({}) keeps data safe", program.label));
+    }
+    if all.len() > UNSTEADY_MOST {
+        return Err(format!("{} tests failed", all.len()));
+    }
+    Ok(all)
+}
+
+/// Runs the tests of `cargo test ARGS...`; arguments after `--` go to each test program. Examples in
+/// documentation are tested with `--workspace`.
 pub fn run(args: &[String]) -> ExitCode {
     match tests(args) {
         Ok(()) => ExitCode::SUCCESS,
@@ -88,93 +153,164 @@ pub fn run(args: &[String]) -> ExitCode {
     }
 }
 
+fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+fn cannot(error: std::io::Error) -> String {
+    format!("a program cannot be run: {error}")
+}
+
 fn tests(args: &[String]) -> Result<(), String> {
-    let cannot = |e: std::io::Error| format!("cargo cannot be run: {e}");
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    // One pipe for both: which program a line belongs to is told by the other stream.
-    let (reader, writer) = std::io::pipe().map_err(cannot)?;
-    let mut command = Command::new(&cargo);
-    command.args(["test", "--no-fail-fast"]).args(args);
-    command.stdout(writer.try_clone().map_err(cannot)?).stderr(writer);
-    let mut child = command.spawn().map_err(cannot)?;
-    drop(command);
-    let (mut told, mut out) = (Told::default(), std::io::stdout().lock());
-    for line in BufReader::new(reader).split(b'\n') {
-        let line = line.map_err(cannot)?;
-        let shown = out.write_all(&line).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush());
-        shown.map_err(cannot)?;
-        told.line(&String::from_utf8_lossy(&line));
+    let (args, words) = match args.iter().position(|arg| arg == "--") {
+        Some(at) => (&args[..at], &args[at + 1..]),
+        None => (args, &[][..]),
+    };
+    let programs = build(args)?;
+    // Examples in documentation are compiled while other tests wait.
+    let mut examples = cargo();
+    examples.args(["test", "--doc", "--quiet"]).args(args).stdin(Stdio::null());
+    let (ended, examples) = std::thread::scope(|scope| {
+        let whole = args.iter().any(|arg| arg == "--workspace");
+        let examples = scope.spawn(move || whole.then(|| examples.output()).transpose());
+        let ended = side_by_side(programs, words);
+        (ended, examples.join())
+    });
+    let ended = ended?;
+    match examples {
+        Ok(Ok(Some(output))) if !output.status.success() => {
+            return Err(format!("examples in documentation fail:\n{}", text(&output)));
+        }
+        Ok(Ok(_)) => (),
+        Ok(Err(error)) => return Err(cannot(error)),
+        Err(_) => return Err("the run of the examples panicked".into()),
     }
-    if child.wait().map_err(cannot)?.success() {
-        return Ok(());
-    }
-    let failed = told.repeatable().map_err(|why| format!("failed, and not repeated: {why}"))?;
+    let failed = repeatable(ended).map_err(|why| format!("failed, and not repeated: {why}"))?;
     for (program, name) in &failed {
         for n in 1..=REPEATS {
-            let again = Command::new(&cargo)
-                .arg("test")
-                .args(program.split(' '))
-                .args(["--", "--include-ignored", "--exact", name])
-                .output()
-                .map_err(cannot)?;
-            let text = String::from_utf8_lossy(&again.stdout);
-            if !again.status.success() || !text.contains("1 passed; 0 failed") {
-                text.lines().for_each(|line| println!("  {line}"));
-                return Err(format!("{name} ({program}) fails alone as well, the {n}. time"));
+            let mut again = program.command();
+            let output = again.args(words).args(["--include-ignored", "--exact", name]).output();
+            let output = text(&output.map_err(cannot)?);
+            if !output.contains("1 passed; 0 failed") {
+                output.lines().for_each(|line| println!("  {line}"));
+                return Err(format!("{name} ({}) fails alone as well, the {n}. time", program.label));
             }
         }
     }
-    for (program, name) in failed {
-        println!(
-            "unsteady: {name} ({program}): failed once, passed {REPEATS} times alone; it is to be mended"
-        );
+    for (Program { label, .. }, name) in failed {
+        println!("unsteady: {name} ({label}): failed once, passed {REPEATS} times alone; to be mended");
     }
     Ok(())
+}
+
+/// Builds the test programs.
+fn build(args: &[String]) -> Result<Vec<Program>, String> {
+    let mut command = cargo();
+    command.args(["test", "--no-run", "--message-format=json-render-diagnostics"]).args(args);
+    let output = command.stderr(Stdio::inherit()).output().map_err(cannot)?;
+    if !output.status.success() {
+        return Err("the tests do not compile".into());
+    }
+    let mut programs: Vec<_> =
+        String::from_utf8_lossy(&output.stdout).lines().filter_map(Program::built).collect();
+    programs.sort_by_key(Program::place);
+    match programs.is_empty() {
+        true => Err("no tests were found".into()),
+        false => Ok(programs),
+    }
+}
+
+/// Runs the programs, each whole, and tells of each when it ends; returns those that failed.
+fn side_by_side(programs: Vec<Program>, words: &[String]) -> Result<Vec<Ended>, String> {
+    let waiting = Mutex::new(VecDeque::from(programs));
+    let ended = Mutex::new(Vec::new());
+    let work = || -> Result<(), String> {
+        loop {
+            let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            let Some(program) = next else { return Ok(()) };
+            #[expect(clippy::disallowed_methods, reason = "tells how long a program took")]
+            let begin = Instant::now();
+            let output = program.command().args(words).output().map_err(cannot)?;
+            let told = text(&output);
+            let seconds = begin.elapsed().as_secs();
+            let shown = format!("     Running {} ({seconds} s)\n{told}", program.label);
+            let mut out = std::io::stdout().lock();
+            out.write_all(shown.as_bytes()).and_then(|()| out.flush()).map_err(cannot)?;
+            if !output.status.success() {
+                let failed = failed_tests(&told);
+                let died = failed.is_empty();
+                let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+                ended.push(Ended { program, failed, died });
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..SIDE_BY_SIDE).map(|_| scope.spawn(work)).collect();
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().unwrap_or_else(|_| Err("a worker panicked".into())))
+    })?;
+    Ok(ended.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// All that a program wrote.
+fn text(output: &std::process::Output) -> String {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    format!("{out}{err}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn told(text: &str) -> Told {
-        let mut told = Told::default();
-        text.lines().for_each(|line| told.line(line));
-        told
+    fn program(label: &str) -> Program {
+        Program { label: label.into(), file: "x".into(), directory: "/".into() }
     }
 
-    fn program(path: &str, failed: &[&str]) -> String {
-        let lines: String = failed.iter().map(|name| format!("test {name} ... FAILED\n")).collect();
-        format!("     Running {path} (target/debug/deps/x-1)\ntest good ... ok\n{lines}")
-    }
-
-    #[test]
-    fn each_failed_test_has_its_program() {
-        let text = program("unittests src/lib.rs", &["a::b", "c"])
-            + &program("tests/fine.rs", &[])
-            + &program("tests/top.rs", &["d - should panic"])
-            + "error: 2 targets failed:\n    `-p hither-rpc --lib`\n    `-p hither --test top`\n";
-        let want =
-            [("-p hither-rpc --lib", "a::b"), ("-p hither-rpc --lib", "c"), ("-p hither --test top", "d")];
-        let want: Vec<_> = want.iter().map(|(p, n)| (p.to_string(), n.to_string())).collect();
-        assert_eq!(told(&text).repeatable(), Ok(want));
+    fn ended(label: &str, failed: &[&str]) -> Ended {
+        let failed: Vec<_> = failed.iter().map(|name| (*name).to_owned()).collect();
+        Ended { program: program(label), died: failed.is_empty(), failed }
     }
 
     #[test]
-    fn what_keeps_data_safe_is_never_repeated() {
-        for gate in ["-p hither --test crashes", "-p hither-store --lib", "-p hither --test histories"] {
-            let text = program("tests/x.rs", &["a"]) + &format!("error: 1 target failed:\n    `{gate}`\n");
-            assert!(told(&text).repeatable().is_err(), "{gate}");
+    fn programs_are_named_as_cargo_names_them() {
+        let line = |id: &str, kind: &str, name: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","package_id":"path+file:///x/{id}","manifest_path":"/x/y/Cargo.toml",
+                "target":{{"kind":["{kind}"],"name":"{name}"}},"profile":{{"test":true}},"executable":"/t/a"}}"#
+            )
+        };
+        let label = |id, kind, name| Program::built(&line(id, kind, name)).map(|p| p.label);
+        assert_eq!(
+            label("crates/rpc#hither-rpc@0.1.0", "lib", "rpc").as_deref(),
+            Some("-p hither-rpc --lib")
+        );
+        let want = "-p hither --test top";
+        assert_eq!(label("crates/hither#0.1.0", "test", "top").as_deref(), Some(want));
+        assert_eq!(label("xtask#0.1.0", "bin", "xtask").as_deref(), Some("-p xtask --bin xtask"));
+        let not_built = line("xtask#0.1.0", "bin", "xtask").replace("\"/t/a\"", "null");
+        assert_eq!(Program::built(&not_built), None);
+    }
+
+    #[test]
+    fn failed_tests_are_found_in_the_output() {
+        let output = "test a::b ... ok\ntest c ... FAILED\ntest d - should panic ... FAILED\n";
+        assert_eq!(failed_tests(output), ["c", "d"]);
+    }
+
+    #[test]
+    fn tests_that_keep_data_safe_are_never_repeated() {
+        for gate in ["-p hither-store --lib", "-p hither --test crashes", "-p hither --test histories"] {
+            assert!(repeatable(vec![ended(gate, &["a"])]).is_err(), "{gate}");
         }
-        let top = program("tests/x.rs", &["a"]) + "    `-p hither --test top`\n";
-        assert!(told(&top).repeatable().is_ok());
+        let top = program("-p hither --test top");
+        assert_eq!(repeatable(vec![ended(&top.label, &["a"])]), Ok(vec![(top, "a".into())]));
     }
 
     #[test]
-    fn a_dead_program_and_many_failures_are_failures() {
-        let dead = program("tests/x.rs", &[]) + "    `-p hither --test top`\n";
-        assert!(told(&dead).repeatable().is_err());
-        assert!(told("error: could not compile `hither`\n").repeatable().is_err());
-        let many = program("tests/x.rs", &["a", "b", "c", "d"]) + "    `-p hither --test top`\n";
-        assert!(told(&many).repeatable().is_err());
+    fn dead_programs_and_many_failures_are_failures() {
+        assert!(repeatable(vec![ended("-p hither --test top", &[])]).is_err());
+        assert!(repeatable(vec![ended("-p hither --test top", &["a", "b", "c", "d"])]).is_err());
+        assert_eq!(repeatable(Vec::new()), Ok(Vec::new()));
     }
 }
