@@ -3,16 +3,17 @@
 //! It knows nothing of what is asked: [`Parts`] says which operations each object takes and how its results are read.
 //! Objects are dealt into compounds as operations and reply size allow, and the compounds are in flight at the same
 //! time. A server stops a compound at its first error: that is the answer about one object, and what comes
-//! behind it is asked again in a compound of its own.
+//! behind it is asked again in a compound of its own. A busy object (DELAY, GRACE) among many is answered
+//! `EAGAIN`, so that the others do not wait. A single object is waited for, as single calls are.
 
 use super::attrs::NODE_ATTRS;
 use super::bring::{BRING_OPS, OPEN_OPS, Turn, bring_ops, open_ops};
-use super::call::{Answer, Compound};
+use super::call::{Answer, Backoff, Compound, interruptible};
 use super::core::{Core, Phase};
 use super::directory::{UnderWay, ask_op};
 use super::fail::{Answered, Fail, is_too_long};
 use super::state::wire_fh;
-use hither_proto::nfs4::Op;
+use hither_proto::nfs4::{Nfsstat4, Op};
 use hither_vfs::{Access, Attrs, Cx, Error, Fetched, Fh, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -120,6 +121,7 @@ impl Core {
     ) -> (Vec<Result<P::Out>>, Option<Attrs>) {
         let mut out = Vec::with_capacity(objects.len());
         let (mut halvings, mut last_attrs) = (0, None);
+        let (alone, mut busy) = (objects.len() == 1, Backoff::DELAY);
         while out.len() < objects.len() {
             let these = &objects[out.len()..objects.len().min(out.len() + at_once)];
             let mut ops = Vec::with_capacity(these.len() * P::OPS);
@@ -158,6 +160,11 @@ impl Core {
                     Err(_) if answer.unasked => break,
                     // Asked again behind what there is an answer about.
                     Err(f) if is_too_long(f.status()) && (out.len() > done || at_once > 1) => break,
+                    Err(f) if alone && matches!(f.status(), Some(Nfsstat4::DELAY | Nfsstat4::GRACE)) => {
+                        let waited = interruptible(Some(&cx.cancel), tokio::time::sleep(busy.step())).await;
+                        out.extend(waited.err().map(|f| Err(f.into())));
+                        break;
+                    }
                     Err(f) => {
                         out.push(Err(f.into()));
                         break;

@@ -256,6 +256,50 @@ async fn many_objects_in_few_compounds() {
     t.check();
 }
 
+/// A question about one object waits for a busy server, whichever operation is refused, as a single call does:
+/// a program that lists a directory or opens a file waits for its answer.
+#[tokio::test(start_paused = true)]
+async fn single_objects_are_waited_for() {
+    let t = tree(|_| {}, &["d"], &["f"]).await;
+    for status in [Nfsstat4::DELAY, Nfsstat4::GRACE] {
+        for op in [
+            NfsOpnum4::PUTFH,
+            NfsOpnum4::GETATTR,
+            NfsOpnum4::ACCESS,
+            NfsOpnum4::READDIR,
+            NfsOpnum4::OPEN,
+            NfsOpnum4::READ,
+        ] {
+            let (d, f, want) = ([fh("d")], [fh("f")], Access::READ);
+            let mut refused = 0;
+            for kind in 0..4 {
+                t.server.lock().fail = vec![(op, status); 3];
+                let answer = match kind {
+                    0 => t.v4.getattr_many(&cx(), &f).await.pop().unwrap().map(drop),
+                    1 => t.v4.prove_many(&cx(), &f, want).await.pop().unwrap().map(drop),
+                    2 => t.v4.list_many(&cx(), &d, 8192).await.pop().unwrap().map(drop),
+                    _ => t.v4.read_many(&cx(), &f, None, 6).await.files.pop().unwrap().map(drop),
+                };
+                assert!(answer.is_ok(), "{op:?} {status:?} in question {kind}: {answer:?}");
+                refused += usize::from(t.server.lock().fail.is_empty());
+                t.server.lock().fail.clear();
+            }
+            assert!(refused > 0, "no question has {op:?}");
+        }
+    }
+    // Who waits can be interrupted.
+    t.server.lock().fail = vec![(NfsOpnum4::READDIR, Nfsstat4::DELAY); 1000];
+    let cx = cx();
+    let cancel = cx.cancel.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        cancel.cancel();
+    });
+    assert_eq!(errno(t.v4.list_many(&cx, &[fh("d")], 8192).await.pop().unwrap()), libc::EINTR);
+    t.server.lock().fail.clear();
+    t.check();
+}
+
 /// An open brings the first bytes, by name and by handle; the open stays.
 #[tokio::test(start_paused = true)]
 async fn opens_bring_first_bytes() {
