@@ -191,7 +191,8 @@ async fn look(session: &Session, due: &Due) {
     } else if inode.is_due(now)
         && let Some(file) = session.files.find(due.handle)
     {
-        let cx = Cx { deadline: Some(now + PATIENCE), ..Cx::new(file.cred.clone()) };
+        // Delayed writes age as they were told to: a look shows no program the times.
+        let cx = Cx { deadline: Some(now + PATIENCE), times_unseen: true, ..Cx::new(file.cred.clone()) };
         let (fh, asked) = (inode.fh(), session.inodes.clock.now());
         let found = ask(session, &cx, File { fh: &fh, open: Some(file.open) }, now);
         if let Ok(Ok(attrs)) = tokio::time::timeout(PATIENCE, found).await {
