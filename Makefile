@@ -73,7 +73,7 @@ crashes-write: packages toolchain
 # The server with a journal under CRASHES kills, power cuts between any two writes of the journal, and CRASHES of an ext4.
 crashes-serve: packages toolchain
 	HITHER_CRASHES=$(CRASHES) $(CARGO) test -p hither --test serve journal_loses -- --ignored --nocapture
-	HITHER_CRASHES=$(CRASHES) $(CARGO) test -p hither-store --lib power_cut -- --include-ignored --nocapture
+	HITHER_CRASHES=$(CRASHES) $(CARGO) test -p hither-localfs --lib power_cut -- --include-ignored --nocapture
 
 # Side by side with the kernel's client; the table goes to bench/.
 bench: packages build
@@ -86,7 +86,7 @@ bench-meta: packages build
 
 # What the disk cache's policies find in caches of each size, played without a disk and checked with a real one; a minute and a few.
 bench-cache: packages build
-	$(CARGO) build --release -p hither-store --example sweep
+	$(CARGO) build --release -p hither-cache --example sweep
 	lab/bench.sh sweep
 
 # What all of it says of the papers' claims: bench/RESULTS.md of what is committed.

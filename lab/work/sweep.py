@@ -2,7 +2,7 @@
 
     sweep.py table FILE.jsonl               a table of each profile, for bench/cache-sweep.md
     sweep.py check HITHER SWEEP OUT.jsonl   plays a small Zipf profile through a mount with a real disk cache, for each policy and
-                                            some sizes, and beside it through the simulation (SWEEP: the example of hither-store)
+                                            some sizes, and beside it through the simulation (SWEEP: the example of hither-cache)
 
 `check` needs root. It serves a directory with `hither serve` and mounts it; each read is of a whole file, its pages are dropped from
 the kernel's cache after it, and the next waits until the cache has it on disk. Files are larger than those that the mount keeps in memory.

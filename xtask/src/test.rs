@@ -19,8 +19,10 @@ use std::time::Instant;
 use serde_json::Value;
 
 /// Packages and test programs that keep data safe: one failure there is a failure.
-const GATES: [&str; 10] = [
-    "-p hither-store ",
+const GATES: [&str; 12] = [
+    "-p hither-cache ",
+    "-p hither-localfs ",
+    "-p hither-writeback ",
     "-p hither-lease ",
     "-p hither-vfs ",
     "-p hither --test campaign ",
@@ -32,12 +34,14 @@ const GATES: [&str; 10] = [
     "-p hither --test semantics ",
 ];
 /// Programs that take the longest, in this order; the others follow.
-const LONGEST: [&str; 8] = [
+const LONGEST: [&str; 10] = [
     "-p hither --test nqnfs",
     "-p hither --test delegations",
     "-p hither --test campaign",
     "-p hither --test serve",
-    "-p hither-store --lib",
+    "-p hither-localfs --lib",
+    "-p hither-writeback --lib",
+    "-p hither-cache --lib",
     "-p hither --test options",
     "-p hither --test mounts",
     "-p hither-fuse --lib",
@@ -300,7 +304,7 @@ mod tests {
 
     #[test]
     fn tests_that_keep_data_safe_are_never_repeated() {
-        for gate in ["-p hither-store --lib", "-p hither --test crashes", "-p hither --test histories"] {
+        for gate in ["-p hither-writeback --lib", "-p hither --test crashes", "-p hither --test histories"] {
             assert!(repeatable(vec![ended(gate, &["a"])]).is_err(), "{gate}");
         }
         let top = program("-p hither --test top");

@@ -17,11 +17,15 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("crates/client", &["hither-lease", "hither-proto", "hither-rpc", "hither-vfs"]),
     ("crates/fuse", &["hither-vfs"]),
     ("crates/socket", &["hither-client", "hither-vfs"]),
-    ("crates/store", &["hither-vfs"]),
+    ("crates/cache", &["hither-vfs"]),
+    ("crates/localfs", &["hither-vfs"]),
+    ("crates/writeback", &["hither-vfs"]),
     ("crates/server", &["hither-lease", "hither-proto", "hither-rpc", "hither-vfs"]),
     (
         "crates/hither",
         &[
+            "hither-cache",
+            "hither-localfs",
             "hither-nfs",
             "hither-proto",
             "hither-fuse",
@@ -29,8 +33,8 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "hither-client",
             "hither-server",
             "hither-socket",
-            "hither-store",
             "hither-vfs",
+            "hither-writeback",
         ],
     ),
     ("bindings/c", &["hither-client"]),
@@ -48,7 +52,7 @@ const UNSAFE_IN: &[&str] = &[
     "crates/client/src/idmap",
     "bindings/rust/src/descriptor.rs",
     "crates/socket/src/sys.rs",
-    "crates/store/src/local/sys.rs",
+    "crates/localfs/src/local/sys.rs",
 ];
 
 /// The table of mount options, and the test that has a check of the effect of each.

@@ -13,7 +13,7 @@ use crate::exit::Failure;
 use crate::mountinfo;
 use crate::report::Counters;
 use crate::stat::{self, print, text::bytes};
-use hither_store::disk::{self, DiskPart};
+use hither_cache::disk::{self, DiskPart};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;

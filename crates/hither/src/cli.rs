@@ -612,7 +612,7 @@ pub struct TraceWhatIf {
     pub cache_sizes: Vec<u64>,
     /// What goes first when the cache is full: lru, s3-fifo, gdsf; all three unless given
     #[arg(long = "cache-policy", value_name = "LIST", value_delimiter = ',', value_parser = crate::trace::policy)]
-    pub policies: Vec<hither_store::policy::Policy>,
+    pub policies: Vec<hither_cache::policy::Policy>,
     /// Round trips in milliseconds
     #[arg(long = "rtt", value_name = "LIST", value_delimiter = ',', default_value = "1,10,50,200")]
     pub rtts_ms: Vec<f64>,

@@ -1,6 +1,6 @@
 //! `hither conflicts`: delayed writes of before a crash that could not be sent, and what becomes of them.
 //!
-//! They are files beside the journal (`hither_store::wal`), which are looked at and dropped here. Writing them is the daemon's work: it
+//! They are files beside the journal (`hither_writeback::wal`), which are looked at and dropped here. Writing them is the daemon's work: it
 //! knows the file by its handle, whatever its name is now, and writes as who wrote.
 
 use crate::cli::ConflictsCommand;
@@ -8,7 +8,7 @@ use crate::control::{self, Ask};
 use crate::exit::Failure;
 use crate::stack::journal::journals;
 use crate::stat::{self, print, text::bytes};
-use hither_store::wal::{About, Conflicts};
+use hither_writeback::wal::{About, Conflicts};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::fs::File;

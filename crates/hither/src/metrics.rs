@@ -8,8 +8,8 @@ pub mod endpoint;
 mod tests;
 
 use crate::report::{Connection, Counters, Latency, Operation, Report};
+use hither_localfs::local::JournalStats;
 use hither_server::DelegationCounts;
-use hither_store::local::JournalStats;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 

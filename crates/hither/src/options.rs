@@ -21,10 +21,10 @@ pub use subtrees::Subtree;
 pub use table::{Act, Arg, Def, GROUPS, Group, OPTIONS};
 
 use crate::metrics::endpoint::Place;
+use hither_cache::disk::Fill;
+use hither_cache::meta::INFERRED_MAX;
+use hither_cache::policy::Policy;
 use hither_nfs::{AttrCache, LookupCache, Recovery, Version};
-use hither_store::disk::Fill;
-use hither_store::meta::INFERRED_MAX;
-use hither_store::policy::Policy;
 use rustix::mount::MountFlags;
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -4,6 +4,7 @@
 mod cache;
 pub mod journal;
 mod parts;
+pub mod subtrees;
 mod why;
 
 use crate::control::{CacheAsk, TraceAsk};
@@ -13,15 +14,15 @@ use crate::mountstats;
 use crate::options::{Versions, Wanted};
 use crate::report::{Counters, MountPart, Report};
 use crate::trace::Trace;
+use hither_cache::disk::Disk;
 use hither_fuse::{CloseWaits, Record};
 use hither_nfs::v4::Delegated;
 use hither_nfs::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
 use hither_socket::Programs;
-use hither_store::ahead::{Ahead, AheadOptions};
-use hither_store::disk::Disk;
-use hither_store::removals::{Removals, RemovalsOptions};
-use hither_store::wal::Wal;
 use hither_vfs::{Cred, Cx, Env, Vfs};
+use hither_writeback::ahead::{Ahead, AheadOptions};
+use hither_writeback::removals::{Removals, RemovalsOptions};
+use hither_writeback::wal::Wal;
 use parts::{Below, Parts};
 use std::collections::BTreeMap;
 use std::fmt::Write;

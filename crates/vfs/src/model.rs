@@ -12,6 +12,7 @@ mod pages;
 mod state;
 #[cfg(test)]
 mod tests;
+pub mod wire;
 
 use crate::{
     Access, Along, Attrs, ChangeInfo, Create, Creation, Cx, Data, DirEntry, DirPage, Env, Error, Extra,

@@ -3,9 +3,9 @@
 //! A function returns the part of the error line after `option 'name=value': `.
 
 use super::{Consistency, Family, Versions, Wanted};
+use hither_cache::disk::Fill;
+use hither_cache::policy::Policy;
 use hither_nfs::{LookupCache, Recovery, Version};
-use hither_store::disk::Fill;
-use hither_store::policy::Policy;
 use rustix::mount::MountFlags;
 use std::str::FromStr;
 use std::time::Duration;

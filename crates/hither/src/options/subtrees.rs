@@ -4,8 +4,8 @@
 //! that what stands on a part is made of the same options as a whole mount.
 
 use super::{Consistency, Versions, Wanted};
+use crate::stack::subtrees::Rules;
 use hither_nfs::{AttrCache, LookupCache, Version};
-use hither_store::subtrees::Rules;
 use hither_vfs::Name;
 use std::fmt;
 

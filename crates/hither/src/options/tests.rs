@@ -1,8 +1,8 @@
 //! The table, the parser and the documentation agree.
 
 use super::*;
-use hither_store::disk::Fill;
-use hither_store::policy::Policy;
+use hither_cache::disk::Fill;
+use hither_cache::policy::Policy;
 
 fn parse(list: &str) -> Result<Wanted, String> {
     Wanted::parse(&[list.to_string()], false)

@@ -3,10 +3,10 @@
 use super::env;
 use crate::control::{CacheAsk, KeyDo};
 use crate::mount::Job;
+use hither_cache::disk::{Disk, DiskOptions, KeyAct};
+use hither_cache::meta::Meta;
+use hither_cache::policy::max_file_bytes;
 use hither_nfs::{Connected, Version};
-use hither_store::disk::{Disk, DiskOptions, KeyAct};
-use hither_store::meta::Meta;
-use hither_store::policy::max_file_bytes;
 use hither_vfs::{Cred, Cx, Fh, FileKind, Name, Node, Stop, Vfs, Want, Where};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -225,7 +225,7 @@ async fn find(disk: &Disk, cx: &Cx, path: &str) -> Result<Fh, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hither_store::meta::MetaOptions;
+    use hither_cache::meta::MetaOptions;
     use hither_vfs::SetAttr;
     use hither_vfs::model::Model;
 

@@ -1,14 +1,14 @@
-//! What stands above the client: a metadata cache with delayed writes, once, or with `subtree=` once for each mode (`hither_store::subtrees`).
+//! What stands above the client: a metadata cache with delayed writes, once, or with `subtree=` once for each mode (`crate::stack::subtrees`).
 
 use super::env;
 use crate::options::{Promise, Wanted};
+use crate::stack::subtrees::{Keep, Stack, Subtrees, Trunk};
+use hither_cache::disk::Disk;
+use hither_cache::meta::{KnownObject, Meta, MetaOptions, Prefetch};
 use hither_nfs::{Connected, LookupCache, Version};
-use hither_store::dirty::{Dirty, DirtyOptions, DirtyStats};
-use hither_store::disk::Disk;
-use hither_store::meta::{KnownObject, Meta, MetaOptions, Prefetch};
-use hither_store::subtrees::{Keep, Stack, Subtrees, Trunk};
-use hither_store::wal::Wal;
 use hither_vfs::{Asks, Fh, Name, Vfs};
+use hither_writeback::dirty::{Dirty, DirtyOptions, DirtyStats};
+use hither_writeback::wal::Wal;
 use std::sync::Arc;
 
 /// The layers of one mode.
@@ -188,9 +188,9 @@ fn meta_options(w: &Wanted, parts: u64, connected: &Connected) -> MetaOptions {
         prefetch: if w.prefetch { Prefetch::Small } else { Prefetch::Off },
         listing_bytes: if listings { MetaOptions::default().listing_bytes } else { 0 },
         lookup_cache: match (w.lookup_cache, connected.lookup_cache) {
-            (LookupCache::None, _) | (_, LookupCache::None) => hither_store::meta::LookupCache::None,
-            (_, LookupCache::Positive) => hither_store::meta::LookupCache::Positive,
-            (_, LookupCache::All) => hither_store::meta::LookupCache::All,
+            (LookupCache::None, _) | (_, LookupCache::None) => hither_cache::meta::LookupCache::None,
+            (_, LookupCache::Positive) => hither_cache::meta::LookupCache::Positive,
+            (_, LookupCache::All) => hither_cache::meta::LookupCache::All,
         },
         stateless_opens: v3,
         names_max: w.attr_cache.directory_max,

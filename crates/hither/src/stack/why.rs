@@ -5,9 +5,9 @@ use super::parts::Parts;
 use crate::options::{Promise, Subtree, Wanted};
 use crate::top::Since;
 use crate::why::{Asked, Cost, Explained, PastCall};
+use hither_cache::disk::{Disk, DiskRanges};
+use hither_cache::meta::KnownObject;
 use hither_fuse::{Mounted, RecentCall, RecentCalls};
-use hither_store::disk::{Disk, DiskRanges};
-use hither_store::meta::KnownObject;
 use hither_vfs::{Name, Question, Why};
 use std::time::Duration;
 

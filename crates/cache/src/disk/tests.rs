@@ -10,18 +10,15 @@ mod memo;
 mod own;
 mod scale;
 mod sim;
-#[path = "../meta/tests/wire.rs"]
-#[allow(dead_code, clippy::duplicate_mod, reason = "each of its users needs a part of it")]
-mod wire;
 
 use super::*;
 use bytes::Bytes;
 use hither_vfs::model::Model;
+use hither_vfs::model::wire::Wire;
 use hither_vfs::*;
 use sim::Sim;
 use std::time::SystemTime;
 use tokio::time::Instant;
-use wire::Wire;
 
 const VALID: Duration = Duration::from_secs(3);
 const MIB: u64 = 1 << 20;

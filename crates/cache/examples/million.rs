@@ -1,10 +1,10 @@
 //! Many cached names: memory per name, and how long look-ups take.
 //!
-//! `cargo run --release -p hither-store --example million [NAMES]`. The names are in directories of a thousand, one of them
+//! `cargo run --release -p hither-cache --example million [NAMES]`. The names are in directories of a thousand, one of them
 //! holds a tenth of all. Memory is what the process takes more than before (resident pages), beside the cache's own count.
 //! Before that, the same names one by one with room for few of them, each look-up timed.
 
-use hither_store::meta::{Meta, MetaOptions};
+use hither_cache::meta::{Meta, MetaOptions};
 use hither_vfs::model::Model;
 use hither_vfs::{Cred, Cx, Env, Fh, Name, SetAttr, Special, Stop, Vfs, Want, Where};
 use std::sync::Arc;

@@ -1,19 +1,19 @@
 //! How much a disk cache of each size finds, with each policy: the cleaner's own code over profiles of reads, without a disk.
 //!
-//! `cargo run --release -p hither-store --example sweep` plays P4's three profiles (caches of 5 KB to 5 MB), a Zipf profile
+//! `cargo run --release -p hither-cache --example sweep` plays P4's three profiles (caches of 5 KB to 5 MB), a Zipf profile
 //! over 100,000 files of 10 GB, and the same with a scan of everything between, and prints a line of JSON for each policy and size.
 //! `... --example sweep FILE` plays the reads in FILE (`name bytes` a line, each a file read from end to end) with the sizes and
 //! policies that follow: `FILE lru 16777216 gdsf 16777216`; `bench/sweep-check.py` compares that with a mount.
 //!
-//! What the disk cache does is done to numbers, by `hither_store::policy::model`.
+//! What the disk cache does is done to numbers, by `hither_cache::policy::model`.
 //!
 //! Beside the policies stand two that know the future. `belady` keeps what is read again soonest, whole files: a schedule that
 //! could be had, the best one if all files were of one size. `bound` is what no schedule exceeds (PFOO-L; Berger,
 //! Beckmann and Harchol-Balter, SIGMETRICS 2018): each stretch between two reads of a file takes its bytes × its length of the
 //! cache's bytes × all reads; the cheapest stretches are hits until that is used up. The best schedule is between the two.
 
-use hither_store::policy::Policy;
-use hither_store::policy::model::{
+use hither_cache::policy::Policy;
+use hither_cache::policy::model::{
     CALL_BYTES as CALL, ENTRY_BYTES as ENTRY, Model, P4_CALL_BYTES as P4_CALL, Score,
 };
 use std::collections::{BTreeSet, HashMap};

@@ -8,14 +8,13 @@ mod passing;
 mod promises;
 mod recall;
 mod tries;
-pub(crate) mod wire;
 
 use super::*;
 use hither_vfs::model::Model;
+use hither_vfs::model::wire::Wire;
 use hither_vfs::*;
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
-use wire::Wire;
 
 const VALID: Duration = Duration::from_secs(30);
 

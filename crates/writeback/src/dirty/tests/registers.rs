@@ -5,8 +5,8 @@
 //! answer may be any value that was the last one at some moment of the question.
 
 use super::*;
-use crate::meta::tests::wire::Wire;
-use crate::meta::{Meta, MetaOptions};
+use hither_cache::meta::{Meta, MetaOptions};
+use hither_vfs::model::wire::Wire;
 use hither_vfs::{Attr, Stop, Validity, Want};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;

@@ -18,7 +18,7 @@ mod rules;
 mod tests;
 mod vfs;
 
-pub use branch::{Branch, Keep, Trunk};
+pub use branch::{Keep, Trunk};
 pub use rules::Rules;
 
 use hither_vfs::{

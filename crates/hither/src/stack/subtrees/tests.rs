@@ -1,13 +1,13 @@
 //! Three modes over one server that another client changes: what each answers, and how often it asks.
 
 use super::*;
-use crate::ahead::tests::{cx, env, mode, name};
-use crate::meta::tests::wire::Wire;
-use crate::meta::{LookupCache, Meta, MetaOptions, Prefetch};
 use bytes::Bytes;
+use hither_cache::meta::{LookupCache, Meta, MetaOptions, Prefetch};
 use hither_vfs::model::Model;
+use hither_vfs::model::wire::Wire;
 use hither_vfs::*;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 const VALID: Duration = Duration::from_secs(30);
@@ -21,6 +21,27 @@ struct Lab {
     wire: Arc<Wire>,
     all: Arc<Subtrees>,
     root: Fh,
+}
+
+/// Wall clock that moves by a second at each look.
+fn env() -> Env {
+    let (random, wall) = (AtomicU64::new(1 << 40), AtomicU64::new(1_000_000));
+    Env {
+        random: Arc::new(move || random.fetch_add(1 << 33 | 1, Relaxed)),
+        wall: Arc::new(move || SystemTime::UNIX_EPOCH + Duration::from_secs(wall.fetch_add(1, Relaxed))),
+    }
+}
+
+fn cx() -> Cx {
+    Cx::new(Arc::new(Cred::root()))
+}
+
+fn name(name: &str) -> Name {
+    Name::new(name.as_bytes().to_vec()).unwrap()
+}
+
+fn mode(mode: u32) -> SetAttr {
+    SetAttr { mode: Some(mode), ..SetAttr::default() }
 }
 
 fn names(path: &str) -> Vec<Name> {

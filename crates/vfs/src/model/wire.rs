@@ -1,13 +1,14 @@
 //! A layer that counts the calls that pass, and can make each take its time on both ways, as a network does.
 
+use crate::*;
 use async_trait::async_trait;
 use bytes::Bytes;
-use hither_vfs::*;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+/// What stands between a layer and the server, in tests.
 pub struct Wire {
     below: Arc<dyn Vfs>,
     calls: Mutex<BTreeMap<&'static str, usize>>,
@@ -22,6 +23,7 @@ pub struct Wire {
     pub itself: Mutex<bool>,
     /// Opens that are refused a lease before one is granted.
     refused: Mutex<Option<usize>>,
+    /// What the layer above gave to hear of leases that end.
     pub upcalls: OnceLock<Arc<dyn Upcalls>>,
     /// Called when the layer below has answered and before the answer travels back.
     pub answered: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -38,6 +40,7 @@ pub struct Wire {
 }
 
 impl Wire {
+    /// Calls take no time.
     pub fn new(below: Arc<dyn Vfs>) -> Arc<Self> {
         Self::slow(below, None, Duration::ZERO)
     }
