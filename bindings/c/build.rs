@@ -1,4 +1,5 @@
-//! Names the shared library for the run-time linker: what a program was linked with is what it asks for.
+//! Names the shared library for the run-time linker: a program asks for the name that it was linked
+//! with.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

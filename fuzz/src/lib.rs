@@ -1,5 +1,5 @@
-//! What every decoder promises for arbitrary bytes: it returns, it does not panic, and what it
-//! accepts survives being encoded and decoded again.
+//! The promise of every decoder for arbitrary bytes: it returns, it does not panic, and an accepted
+//! value survives being encoded and decoded again.
 //!
 //! One function per fuzz target, and one table ([`TARGETS`]) that knows how to make seeds for each
 //! from sample values of the types. XDR has one encoding per value, so where a type has no leniency
@@ -279,7 +279,8 @@ fn nqnfs_proc(n: u8) -> u32 {
     if u32::from(n) == nqnfs::NqProc::HELLO.0 & 0xff { nqnfs::NqProc::HELLO.0 } else { u32::from(n) }
 }
 
-/// Arguments of NQNFS's procedures, EVICTED's included. Handles that were accepted and that the server made survive, too.
+/// Arguments of NQNFS's procedures, EVICTED's included. Accepted handles that the server made
+/// survive, too.
 pub fn nqnfs_call(data: &[u8]) {
     let Some((&[_, n], body)) = data.split_first_chunk::<2>() else { return };
     procedure!(nqnfs::NqCall, nqnfs::NqProc, nqnfs_proc(n), &Bytes::copy_from_slice(body));
@@ -335,8 +336,8 @@ fn nfs4_callback_seed(s: &mut Source<'_>) -> Vec<u8> {
     }
 }
 
-/// What is accepted survives the wire. Bytes may differ: bitmaps may have zero words too many, and
-/// what follows an unknown operation is dropped.
+/// An accepted value survives the wire. Bytes may differ: bitmaps may have zero words too many, and
+/// operations behind an unknown one are dropped.
 fn again<T: Xdr + PartialEq + Debug>(data: &[u8]) {
     let body = Bytes::copy_from_slice(data);
     if let Ok(value) = Dec::all::<T>(&body) {

@@ -1,6 +1,6 @@
-//! The server's disk fills up. Every way of writing says ENOSPC in the call that nfs(5) and close(2) promise (write,
-//! fsync or close), what fsync acknowledged before stays there and readable, and when there is space again the same
-//! descriptors and new files work without a new mount.
+//! The server's disk fills up. Every way of writing reports ENOSPC in the call that nfs(5) and
+//! close(2) promise (write, fsync or close). Data that fsync acknowledged before stays readable.
+//! When there is space again, the same descriptors and new files work without a new mount.
 
 use super::stage::{Job, Stage};
 use super::{EVERY, Scenario};
@@ -21,7 +21,7 @@ const FREE_MIB: u32 = 24;
 fn play(stage: &Stage<'_>) -> Res<()> {
     let disk = Disk::small(stage)?;
     let outcome = fill_and_free(stage, &disk);
-    // The next scenario finds the large disk, whatever happened.
+    // The next scenario finds the large disk in every case.
     disk.large_again().and(outcome)
 }
 
@@ -52,8 +52,8 @@ fn fill_and_free(stage: &Stage<'_>, disk: &Disk<'_>) -> Res<()> {
     fresh.umount()
 }
 
-/// The exported file system with little space: for ganesha a small one in memory over the exported directory, for
-/// knfsd a file that takes nearly all of its disk.
+/// The exported file system with little space: for ganesha a small one in memory over the exported
+/// directory, for knfsd a file that takes nearly all of its disk.
 struct Disk<'a> {
     stage: &'a Stage<'a>,
 }

@@ -1,5 +1,7 @@
-//! Two clients of one server, the Linux kernel's and ours, take turns in a random history: each opens what the other has closed, finds the names
-//! that it has given and taken, or has made more than a second before, and both agree with a model. `HITHER_SEED` repeats one, `HITHER_STEPS` makes it longer.
+//! Two clients of one server, the Linux kernel's and ours, take turns in a random history. Each
+//! opens files that the other has closed, and finds the names that the other made or removed, or
+//! made more than a second before. Both agree with a model. `HITHER_SEED` repeats a history,
+//! `HITHER_STEPS` makes it longer.
 
 use super::stage::{Job, Stage};
 use super::{EVERY, Scenario};
@@ -27,7 +29,8 @@ fn play(stage: &Stage<'_>) -> Res<()> {
         Client::Kernel if stage.vers == "3" => " careful",
         _ => "",
     };
-    // Close-to-open is about contents; who believes no name sees those at once as well.
+    // Close-to-open is about contents; a client that caches no names sees changed names at once as
+    // well.
     for (kind, opts) in [("contents", ""), ("names", "lookupcache=none"), ("newcomers", "")] {
         let (mine, theirs) = (stage.mount(0, opts)?, stage.mount_with(&other, stage.kind, 1, opts)?);
         let dir = stage.directory(&mine)?;

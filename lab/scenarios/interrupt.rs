@@ -1,7 +1,7 @@
-//! A dead server blocks only those who call it, and they can leave: Ctrl-C and kill end a process
-//! within seconds, whatever call it waits in. When the server is back, the mount works as before.
-//! (The kernel's client answers only to SIGKILL, and not even to that while it closes files that
-//! the killed process had open: it fails `read` and `write-fsync` here.)
+//! A dead server blocks only its callers, and they can be ended: Ctrl-C and kill end a process
+//! within seconds, in any call. When the server is back, the mount works as before. (The kernel's
+//! client reacts only to SIGKILL, and not even to that while it closes files of the killed process:
+//! it fails `read` and `write-fsync` here.)
 
 use super::stage::{Job, Stage};
 use super::{EVERY, Scenario};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 pub const SCENARIO: Scenario = Scenario { name: "interrupt", versions: EVERY, quick: true, play };
 
-/// A name, what comes before the fault, and a call that needs the server.
+/// A name, the preparation before the fault, and a call that needs the server.
 const CALLS: [(&str, &str, &str); 7] = [
     ("stat", "", "os.stat(d + '/never-seen-é')"),
     ("open", "", "open(d + '/file2')"),
@@ -36,15 +36,15 @@ fn play(stage: &Stage<'_>) -> Res<()> {
     let d = dir.display();
     let limit = Duration::from_secs(60);
     let signals: &[&str] = if mount.is_kernel() { &["KILL"] } else { &["INT", "TERM", "KILL"] };
-    // A directory for each: who waits in a call that changes a directory holds the kernel's lock on
-    // it, and nobody can be interrupted who waits for that.
+    // Each program has a directory of its own. A call that changes a directory holds the kernel's
+    // lock on it, and a program that waits for that lock cannot be interrupted.
     for (name, _, _) in CALLS {
         for signal in signals {
             let script = "mkdir sub && touch file2 file3 sub/x && head -c 2M /dev/zero >file1";
             mount.shell(&format!("mkdir {d}/{name}{signal} && cd {d}/{name}{signal} && {script}"), limit)?;
         }
     }
-    // Nothing may be answered from what the writing left in a cache.
+    // No call may be answered from a cache that the writing has filled.
     mount.umount()?;
     let mount = stage.mount(0, "")?;
     let mut waiting = vec![];

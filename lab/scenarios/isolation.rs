@@ -1,5 +1,5 @@
-//! A dead server is a matter between it and those who call it: the mount of another server is as
-//! fast as before while many processes hang in the first.
+//! A dead server blocks only its callers: the mount of another server is as fast as before while
+//! many processes hang in the first.
 
 use super::stage::{Job, Stage};
 use super::{EVERY, Scenario};
@@ -39,7 +39,7 @@ fn play(stage: &Stage<'_>) -> Res<()> {
     let hang = format!("for i in $(seq 40); do touch {}/n$i & done; wait", d.display());
     let hanging = Job::start(&dead, &hang);
     clock::pause(Duration::from_secs(3));
-    // Whatever else the machine does slows some rounds; a mount that is held up is slow in each.
+    // Other work of the machine slows some rounds; a mount that is held up is slow in each.
     let (mut during, mut rounds) = (timed()?, 1);
     while rounds < 10 && during > bound(before) {
         during = during.min(timed()?);

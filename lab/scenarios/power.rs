@@ -1,9 +1,10 @@
-//! The power of the client's machine fails, again and again, while its mount with a disk cache is read and its files are
-//! changed from both sides: what was not yet on the cache's disk is gone, the machine starts again with what is, and whatever is
-//! read afterwards is what the server has, to the byte. Some of it comes from the cache.
+//! The power of the client's machine fails, again and again, while its mount with a disk cache is
+//! read and its files change from both sides. Data that was not yet on the cache's disk is lost,
+//! and the machine starts again with the rest. Every byte read afterwards is the server's. Some of
+//! them come from the cache.
 //!
-//! The machine is the guest with the kernel's NFS client, which is the other side, too; the cache is on an ext4 of its
-//! own disk. `LAB_POWER_CUTS` says how often.
+//! The machine is the guest with the kernel's NFS client, which is the other side, too; the cache
+//! is on an ext4 of its own disk. `LAB_POWER_CUTS` says how often.
 
 use super::stage::{Job, Stage};
 use super::{EVERY, Scenario};
@@ -17,7 +18,7 @@ pub const SCENARIO: Scenario = Scenario { name: "power", versions: EVERY, quick:
 
 /// Cuts when the environment says nothing.
 const CUTS: u64 = 3;
-/// What the cache is on, in the guest.
+/// The file system of the cache, in the guest.
 const DISK: &str = "/run/cachedisk";
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -68,7 +69,8 @@ fn play(stage: &Stage<'_>) -> Res<()> {
         } else {
             cached.umount()?;
             plain.umount()?;
-            // It fails when something is damaged: bytes reach the disk before it is noted that they are there.
+            // It fails when something is damaged: bytes reach the disk before it is noted that they
+            // are there.
             run(&format!("{} cache check {DISK}/hither && umount {DISK}", binary(stage)))?;
             break;
         }

@@ -81,7 +81,8 @@ fn take_away(stage: &Stage<'_>, what: &str, busy: bool) -> Res<f64> {
     Ok(secs)
 }
 
-/// Processes that serve this mount point: those of this laboratory that name it in their command line.
+/// Processes that serve this mount point: those of this laboratory that name it in their command
+/// line.
 fn daemons(mount: &Arc<Mount>) -> Res<Vec<String>> {
     if mount.is_kernel() {
         return Ok(vec![]);

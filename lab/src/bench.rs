@@ -1,8 +1,9 @@
 //! Side by side: the same workload, the same server, the same relay, one client after the other.
 //!
-//! What is compared first is what passed the relay (RPCs, bytes), then round trips, then seconds.
-//! Results are JSON lines; [`table`] makes Markdown of them and [`plot`] pictures. [`overhead`] is
-//! the odd one out: the price of a system call that needs no server; [`reread`] that of bytes which the disk cache has.
+//! The traffic of the relay (RPCs, bytes) is compared first, then round trips, then seconds.
+//! Results are JSON lines; [`table`] makes Markdown of them and [`plot`] pictures. Two measurements
+//! differ: [`overhead`] is the price of a system call that needs no server, and [`reread`] the
+//! price of bytes in the disk cache.
 
 mod nqnfs;
 mod overhead;
@@ -51,8 +52,8 @@ const LIMIT_S: f64 = 3600.0;
 
 /// A server as it is configured for a measurement.
 struct Peer {
-    /// In results: the server's name, with `-nodeleg` when it grants no delegations, with `-deleg` when it grants those that it grants only when it
-    /// is asked to.
+    /// In results: the server's name, with `-nodeleg` when it grants no delegations, with `-deleg`
+    /// when it grants those that it grants only when it is asked to.
     name: String,
     kind: Kind,
     options: Options,
@@ -113,9 +114,11 @@ struct Plan {
     out: PathBuf,
 }
 
-/// `bench [WORKLOAD...] [--client kernel,hither] [--rtt 0,10] [--opts 'default;nocto;hither:prefetch=off'] [--out F.jsonl] [--append]
-/// [--table F.md] [--quick]`; `bench --table F.md --from A.jsonl,B.jsonl [--by-type 'knfsd: kernel 4.2']` or `bench --plot F.svg --from ...` for
-/// results that are already there (`--what serve` for those of servers, `--what sharing` for those of two clients); `bench overhead`; `bench reread`.
+/// `bench [WORKLOAD...] [--client kernel,hither] [--rtt 0,10] [--opts
+/// 'default;nocto;hither:prefetch=off'] [--out F.jsonl] [--append] [--table F.md] [--quick]`;
+/// `bench --table F.md --from A.jsonl,B.jsonl [--by-type 'knfsd: kernel 4.2']` or `bench --plot
+/// F.svg --from ...` for earlier results (`--what serve` for those of servers, `--what sharing` for
+/// those of two clients); `bench overhead`; `bench reread`.
 pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     if args.flag("reread") {
         return reread::main(lab, args);
@@ -305,7 +308,7 @@ impl Cell<'_> {
     fn run(&self) -> Res<Vec<String>> {
         let ask =
             Ask { sub: "bench/{work}", opts: self.opts, ..Ask::new(self.peer.kind.relayed(), self.vers) };
-        // The program mounts and unmounts by itself, because that is what makes it cold.
+        // The program mounts and unmounts by itself, because a fresh mount makes it cold.
         let (commands, place) = self.client.commands(self.lab, &ask)?;
         let tmp = place.scratch("bench")?;
         let meta = json!({"workload": self.workload, "server": self.peer.name, "client": self.client.name(),

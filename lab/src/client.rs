@@ -1,8 +1,8 @@
-//! Clients: who mounts a server, and where programs run that use the mount.
+//! Clients: the software that mounts a server, and the place where programs run on the mount.
 //!
 //! The kernel's client lives in a guest, so its programs run there; every other client is a command
-//! that mounts a directory on the host, inside the laboratory's namespaces. hither is the default of
-//! those; `--mount` and `--umount` name any other.
+//! that mounts a directory on the host, inside the laboratory's namespaces. hither is the default
+//! of those; `--mount` and `--umount` name any other.
 
 use crate::args::Args;
 use crate::clock;
@@ -31,7 +31,7 @@ pub struct Recipe {
 /// The kernel's client, as a [`Recipe`] says it.
 const KERNEL_MOUNT: &str = "mount.nfs {host}:{export}{sub} {mp} -o {opts}";
 
-/// Filled in: what [`Client::commands`] returns.
+/// The completed templates that [`Client::commands`] returns.
 pub struct Commands {
     /// Mounts.
     pub mount: String,
@@ -53,7 +53,8 @@ pub enum Client {
 }
 
 impl Client {
-    /// The clients named by `--client`, with `--hither`, `--mount` and `--umount` taken into account.
+    /// The clients named by `--client`, with `--hither`, `--mount` and `--umount` taken into
+    /// account.
     pub fn from_args(lab: &Lab, args: &mut Args, default: &[&str]) -> Res<Vec<Self>> {
         if let Some(binary) = args.value("--hither")? {
             lab.set_hither(PathBuf::from(binary));
@@ -117,8 +118,8 @@ impl Client {
         matches!(self, Self::Kernel | Self::GuestCommand(_))
     }
 
-    /// The commands that mount and unmount, for a program that does it by itself, and the place where
-    /// such a program runs. Nothing is mounted yet.
+    /// The commands that mount and unmount, for a program that does it by itself, and the place
+    /// where such a program runs. Nothing is mounted yet.
     pub fn commands(&self, lab: &Lab, ask: &Ask<'_>) -> Res<(Commands, Mount)> {
         let mp = self.mount_point(lab, ask)?;
         let commands = match self {
@@ -142,8 +143,8 @@ impl Client {
         let nth = if ask.nth == 0 { String::new() } else { (ask.nth + 1).to_string() };
         Ok(match self {
             Self::Kernel => PathBuf::from(format!("/mnt/nfs{nth}")),
-            // Short, because sockets in it have only 108 bytes for their whole path; /mnt is private
-            // to the laboratory.
+            // Short, because sockets in it have only 108 bytes for their whole path; /mnt is
+            // private to the laboratory.
             Self::Command(r) | Self::GuestCommand(r) => {
                 PathBuf::from(format!("/mnt/{}-{}-{}{nth}", r.name, ask.at.kind.name(), ask.vers))
             }
@@ -191,7 +192,7 @@ impl Client {
     }
 }
 
-/// What to mount, and how.
+/// The export to mount, and the way to mount it.
 pub struct Ask<'a> {
     /// The server, direct or through the relay.
     pub at: Endpoint,
@@ -249,8 +250,8 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// The names by which mount(8) calls hither (for a remount, say), in the laboratory's own `/sbin`:
-/// they follow the hither that is mounted, whatever was there when the namespace began.
+/// The names by which mount(8) calls hither (for a remount, say), in the laboratory's own `/sbin`.
+/// They follow the hither that is mounted, not the one that was there when the namespace began.
 fn install_helpers(lab: &Lab) -> Res<()> {
     let sbin = std::fs::canonicalize("/sbin")?;
     let ours = format!("overlay {} overlay", sbin.display());
@@ -274,7 +275,8 @@ fn mounted(mp: &Path) -> bool {
     std::fs::read_to_string("/proc/self/mounts").is_ok_and(|t| t.contains(&line))
 }
 
-/// A mounted server, shared by the threads that run programs on it. Dropping it does not unmount: say how it should end.
+/// A mounted server, shared by the threads that run programs on it. Dropping it does not unmount:
+/// say how it should end.
 pub struct Mount {
     client: Client,
     /// Where, as its programs see it.
@@ -342,7 +344,7 @@ impl Mount {
         }
     }
 
-    /// Takes the mount away whatever state it is in.
+    /// Takes the mount away, in every state.
     pub fn force_umount(&self) {
         let limit = Duration::from_secs(20);
         let _ = match &self.client {
@@ -355,7 +357,8 @@ impl Mount {
     }
 }
 
-/// Hands on the lines that are in a pipe, and keeps the beginning of the next one; false at its end.
+/// Hands on the lines that are in a pipe, and keeps the beginning of the next one; false at its
+/// end.
 fn drain(out: &mut impl Read, rest: &mut Vec<u8>, line: &mut dyn FnMut(&str)) -> Res<bool> {
     let mut buffer = [0; 1 << 16];
     loop {
@@ -385,8 +388,8 @@ fn run_here(script: &str, limit: Duration, line: &mut dyn FnMut(&str)) -> Res<i3
     rustix::io::ioctl_fionbio(&out, true)?;
     let mut rest = vec![];
     let end = clock::now() + limit;
-    // A daemon that the command leaves behind may keep its output open for ever, so the end of the command is what counts. All
-    // that it has said is in the pipe by then.
+    // A daemon that the command leaves behind may keep its output open for ever, so the end of the
+    // command counts. The pipe contains all its output by then.
     loop {
         let ended = child.try_wait()?.is_some();
         if !drain(&mut out, &mut rest, line)? || ended {

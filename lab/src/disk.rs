@@ -1,8 +1,12 @@
-//! An emulated hard disk: one file in a file system of its own, whose bytes are in memory or on a fast disk and whose head takes its time.
+//! An emulated hard disk: one file in a file system of its own, whose bytes are in memory or on a
+//! fast disk and whose head takes its time.
 //!
-//! A request that does not begin where the last one ended waits for a seek, a flush for the disk's cache; there is one head, so requests are
-//! served one after the other. It becomes a block device by losetup(8) with direct I/O, and a guest's disk by its path: what lies on it, ext4 with its log,
-//! is real. The bytes should be in memory (tmpfs): then nothing here waits for another disk, or, when memory is short, for itself. The head is all that is emulated: nothing is lost at the end of this process, and how far a seek goes does not matter.
+//! A request that does not begin where the last one ended waits for a seek, a flush for the disk's
+//! cache; there is one head, so requests are served one after the other. losetup(8) with direct I/O
+//! makes a block device of the file, and its path makes it a guest's disk. The ext4 on it, with its
+//! log, is real. The bytes should be in memory (tmpfs): then no request waits for another disk, or,
+//! when memory is short, for itself. Only the head is emulated: the end of this process loses no
+//! data, and the distance of a seek does not matter.
 
 use crate::args::Args;
 use crate::clock;
@@ -25,7 +29,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const NAME: &str = "disk";
 /// Its inode; the directory's is 1.
 const INODE: INodeNo = INodeNo(2);
-/// A file to which `on` and `off` are written: whether anything takes time. What is prepared need not.
+/// A file to which `on` and `off` are written: it switches the delays. Preparations take no time.
 const CONTROL: &str = "delays";
 const CONTROL_INODE: INodeNo = INodeNo(3);
 /// Nothing changes behind the kernel's back.
@@ -34,7 +38,7 @@ const VALIDITY: Duration = Duration::from_secs(3600);
 /// The commit record of an ext4 log begins so: jbd2's magic number, and its type.
 const COMMIT_RECORD: [u8; 8] = [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 2];
 
-/// What takes time.
+/// Requests with a delay.
 #[derive(Debug, Clone, Copy)]
 struct Delays {
     seek: Duration,
@@ -47,7 +51,8 @@ struct Disk {
     size_bytes: u64,
     delays: Delays,
     slow: AtomicBool,
-    /// User-mode Linux drops the flushes of its file systems. A log's commit record stands between two of them: they take place when it is written.
+    /// User-mode Linux drops the flushes of its file systems. A log's commit record stands between
+    /// two of them: they take place when it is written.
     flushes_by_record: bool,
     /// Where the last request ended.
     head: Mutex<u64>,
@@ -112,7 +117,7 @@ fn moved(head: &mut u64, offset: u64, len: usize) -> bool {
 
 impl Filesystem for Disk {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Larger than what a block device sends at once.
+        // Larger than any request of a block device.
         let _ = config.set_max_write(1 << 20);
         Ok(())
     }
@@ -129,7 +134,7 @@ impl Filesystem for Disk {
         reply.attr(&VALIDITY, &self.attr(ino));
     }
 
-    /// A shell empties what it writes to.
+    /// A shell truncates the file that it writes to.
     fn setattr(
         &self,
         _req: &Request,
@@ -152,7 +157,7 @@ impl Filesystem for Disk {
     }
 
     fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        // What is cached is cached above: every request is the disk's.
+        // Caches are above this disk: every request reaches it.
         reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
     }
 
@@ -214,8 +219,8 @@ impl Filesystem for Disk {
     }
 }
 
-/// `disk DIR --bytes-in FILE [--mib N] [--seek-ms N] [--flush-ms N] [--flush-by-record]`: DIR/disk, until DIR is unmounted. Nothing takes time before `on` is
-/// written to DIR/delays.
+/// `disk DIR --bytes-in FILE [--mib N] [--seek-ms N] [--flush-ms N] [--flush-by-record]`: DIR/disk,
+/// until DIR is unmounted. Nothing takes time before `on` is written to DIR/delays.
 pub fn main(args: &mut Args) -> Res<ExitCode> {
     let file = args.value("--bytes-in")?.ok_or_else(|| Fail("disk DIR --bytes-in FILE".into()))?;
     let size_bytes = (args.number("--mib")?.unwrap_or(4096.0) as u64) << 20;

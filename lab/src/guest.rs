@@ -23,7 +23,7 @@ const AGENT_PORT: u16 = 7000;
 /// Disk of the client's guest.
 const FSCACHE_BYTES: u64 = 1 << 30;
 
-/// What one guest is made of.
+/// The parts of one guest.
 pub struct Boot<'a> {
     /// Init script below `lab/guest`.
     pub init: &'a str,
@@ -72,7 +72,7 @@ impl Boot<'_> {
 }
 
 /// The library that makes the guests run on processors with large register sets: their kernel's
-/// buffer for ptrace's register sets is smaller than what the host's kernel wants to write.
+/// buffer for ptrace's register sets is smaller than the set that the host's kernel writes.
 fn shim(lab: &Lab) -> Res<PathBuf> {
     let so = lab.run.join("xstate_shim.so");
     let source = lab.file("guest/xstate_shim.c");

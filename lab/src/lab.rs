@@ -91,7 +91,7 @@ impl Lab {
         let _ = self.hither.set(file);
     }
 
-    /// The hither under test: `--hither`, `$HITHER`, or what `cargo build --release` made.
+    /// The hither under test: `--hither`, `$HITHER`, or the result of `cargo build --release`.
     pub fn hither(&self) -> PathBuf {
         let built = || {
             let target =
@@ -141,7 +141,7 @@ impl Lab {
 /// The repository this program was built from, or that of the working directory.
 fn repository() -> Res<PathBuf> {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf);
-    // Inside a new mount namespace, where we begin at its root, what counts is where the caller was.
+    // A new mount namespace begins at its root, so the caller's directory counts.
     let here = std::env::var_os(WD).map_or_else(std::env::current_dir, |wd| Ok(PathBuf::from(wd)))?;
     here.ancestors()
         .map(Path::to_path_buf)

@@ -1,11 +1,12 @@
 //! `hither-lab`: real kernels, real servers, counted RPCs.
 //!
-//! The laboratory starts what hither is judged against: nfs-ganesha, the kernel's own nfsd and the
-//! kernel's own NFS client (both in User-mode Linux guests), a relay that counts and delays every
-//! RPC between any of them, foreign test suites, fault scenarios and side-by-side measurements.
-//! It knows nothing of hither's insides: hither is a command that mounts a directory, as any other
-//! client would be. Everything runs as root in a network and mount namespace of the laboratory's
-//! own, so two laboratories, and the machine they run on, do not see each other.
+//! The laboratory starts the peers that hither is judged against: nfs-ganesha, the kernel's own
+//! nfsd and the kernel's own NFS client (both in User-mode Linux guests). A relay counts and delays
+//! every RPC between any of them. Foreign test suites, fault scenarios and side-by-side
+//! measurements run on them. The laboratory knows nothing of hither's insides: hither is a command
+//! that mounts a directory, as any other client would be. Everything runs as root in a network and
+//! mount namespace of the laboratory's own, so two laboratories, and the machine they run on, do
+//! not see each other.
 
 mod args;
 mod bench;
@@ -36,10 +37,10 @@ const USAGE: &str = "hither-lab [--name NAME] COMMAND
   guest exec -- CMD...           a command in the guest (booted when needed)
   guest run --script FILE        a bash script in the guest (booted when needed)
   link up|down guest|knfsd       the cable of a guest
-  relay [--fwd LISTEN=TARGET]... --ctl ADDR [--rtt-ms N]      the relay itself, in the foreground
+  relay [--fwd LISTEN=TARGET]... --ctl ADDR [--rtt-ms N]      the relay, in the foreground
   ctl COMMAND...                 a command to the running relay: snap reset rtt cut heal break ping
   disk DIR --bytes-in FILE [--mib N] [--seek-ms N] [--flush-ms N] [--flush-by-record]      an emulated hard disk: DIR/disk
-  tcp [--listen ADDR | --from ADDR] [--seconds N]    bytes a second of one TCP connection, without either on loopback
+  tcp [--listen ADDR | --from ADDR] [--seconds N]    bytes a second of one TCP connection; without options on loopback
   exec [-u USER] -- CMD...       a command inside the namespace
   suite NAME... | all            foreign suites; --quick, --server, --vers, --client, --verbose
   nfs41                          each operation of NFSv4.1 and 4.2 and its statuses; --server, --vers, --only, --at ADDRESS:PORT/PATH
@@ -47,7 +48,7 @@ const USAGE: &str = "hither-lab [--name NAME] COMMAND
   bench [WORKLOAD...]            kernel client and other clients side by side; --rtt, --out, --table
   list                           suites, scenarios and workloads
 
-Every command that tests ends with a line `N passed, N failed` and fails when one failed.";
+Every testing command ends with a line `N passed, N failed`, and fails if a case failed.";
 
 fn main() -> ExitCode {
     let mut args = Args::new(std::env::args().skip(1).collect());

@@ -85,7 +85,7 @@ pub fn down(lab: &Lab) -> Res<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Detaches whatever clients are still mounted below the run directory: their daemons then end.
+/// Detaches all clients that are still mounted below the run directory: their daemons then end.
 fn unmount_all(lab: &Lab) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let below = format!("{}/", lab.run.display());

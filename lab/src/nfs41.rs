@@ -1,9 +1,10 @@
 //! `hither-lab nfs41`: does a server answer each operation of NFSv4.1 and 4.2 as RFC 8881 says?
 //!
-//! A case is a compound, or a few, and the statuses that chapters 15 and 18 allow for its last operation; where they leave a
-//! choice, all are allowed. The client is neither Linux' nor ours: it says exactly what a case wants said. Cases that a server
-//! fails and why are in `suites/nfs41/expected.txt`; a failure that is not there fails the run, and so does a line that passes.
-//! A `!` before a case there says that the server does not survive it: it is not run.
+//! A case is a compound, or a few, and the statuses that chapters 15 and 18 allow for its last
+//! operation; where they leave a choice, all are allowed. The client is neither Linux' nor ours: it
+//! sends exactly the compounds of a case. `suites/nfs41/expected.txt` lists the cases that a server
+//! fails, with reasons. An unlisted failure fails the run, and so does a listed case that passes. A
+//! `!` before a case there means that the server does not survive it: it is not run.
 
 mod bench;
 mod files;
@@ -23,7 +24,7 @@ use std::process::ExitCode;
 /// Before a case in the list: it ends the server, and is not run.
 const DEADLY: char = '!';
 
-/// A case: `OPERATION STATUS`, with what tells it from others.
+/// A case: `OPERATION STATUS`, with a distinction from others.
 pub struct Case {
     name: &'static str,
     check: Box<dyn Fn(&mut Bench) -> Checked>,
@@ -46,7 +47,8 @@ fn cases(minor: u32) -> Vec<Case> {
     all
 }
 
-/// `nfs41 [--server hither,ganesha,knfsd] [--vers 4.2,4.1] [--only TEXT] [--verbose] [--at ADDRESS:PORT/PATH]`.
+/// `nfs41 [--server hither,ganesha,knfsd] [--vers 4.2,4.1] [--only TEXT] [--verbose] [--at
+/// ADDRESS:PORT/PATH]`.
 pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     let servers = args.list("--server", &["hither"])?;
     let versions = args.list("--vers", &["4.2", "4.1"])?;

@@ -2,7 +2,7 @@
 //!
 //! It sits in front of every server, so each client is counted by the same neutral eyes and pays
 //! the same delay. It decodes calls with hither's own decoders but forwards bytes, never messages:
-//! what it cannot decode it still carries.
+//! it also carries bytes that it cannot decode.
 //!
 //! Control protocol, one command per line, one JSON line back:
 //! `snap` counters; `reset` zero them; `rtt MS` delay, half in each direction; `cut [PORT]` nothing
@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// What all connections share.
+/// The state that all connections share.
 pub struct Shared {
     /// Half a round trip, microseconds.
     pub delay_us: AtomicU64,

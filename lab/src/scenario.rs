@@ -1,8 +1,9 @@
-//! Fault scenarios: what a client does when the server dies, freezes, comes back, or the cable is cut.
+//! Fault scenarios: the behaviour of a client when the server dies, freezes, comes back, or the
+//! cable is cut.
 //!
 //! Each scenario is one file of `lab/scenarios`: its doc comment is the promise it checks, and the
-//! versions it applies to stand beside it. It gets a [`Stage`] (a running server, a client, a
-//! relay between them) and does to it what the world does to servers.
+//! versions it applies to stand beside it. It gets a [`Stage`] (a running server, a client, a relay
+//! between them) and causes the faults there.
 
 mod stage;
 
@@ -50,7 +51,7 @@ pub struct Scenario {
     versions: &'static [&'static str],
     /// Part of `--quick`.
     quick: bool,
-    /// What happens.
+    /// The events of the scenario.
     play: fn(&Stage<'_>) -> Res<()>,
 }
 
@@ -109,7 +110,7 @@ fn play(lab: &Lab, s: &Scenario, client: &Client, kind: Kind, vers: &str, verbos
     let begun = clock::now();
     let stage = Stage::new(lab, client, kind, vers, s.name, verbose);
     let outcome = Server::new(lab, kind).start(&Options::default(), true).and_then(|()| (s.play)(&stage));
-    // Whatever happened, the next scenario finds the cables in and the servers running.
+    // In every case the next scenario finds the cables in and the servers running.
     let cleaned = stage.restore();
     let secs = begun.elapsed().as_secs_f64();
     let label = format!("{} {} {vers} {}", s.name, kind.name(), client.name());

@@ -1,7 +1,8 @@
-//! The NFS servers: nfs-ganesha and hither on the host's end of the bridge, and the kernel's nfsd in a guest.
+//! The NFS servers: nfs-ganesha and hither on the host's end of the bridge, and the kernel's nfsd
+//! in a guest.
 //!
-//! All keep what a restarted server must remember (client records, exported data) below the run
-//! directory, so that `kill9` followed by `start` is a real server restart.
+//! All keep the state that a restarted server must remember (client records, exported data) below
+//! the run directory, so that `kill9` followed by `start` is a real server restart.
 
 use crate::args::Args;
 use crate::clock;
@@ -108,8 +109,9 @@ pub struct Server<'a> {
 pub struct Options {
     /// knfsd: `sync` or `async` export.
     pub mode: String,
-    /// Delegations offered: "none", "R", "W", "RW", or "all" for those that a server grants only when it is asked to. knfsd knows only all or none, and FSAL_VFS of ganesha 4.3 grants
-    /// none whatever it is told.
+    /// Delegations offered: "none", "R", "W", "RW", or "all" for those that a server grants only
+    /// when it is asked to. knfsd knows only all or none, and FSAL_VFS of ganesha 4.3 grants none
+    /// in any case.
     pub delegations: String,
     /// knfsd: an ext4 image or disk to serve instead of its own, by its path; "" for its own.
     pub disk: String,
@@ -203,7 +205,8 @@ impl<'a> Server<'a> {
     pub fn freeze(&self, frozen: bool) -> Res<()> {
         let daemon = self.daemon();
         daemon.signal(if frozen { Signal::STOP } else { Signal::CONT })?;
-        // Until one of its threads has been scheduled to take the signal, the others go on answering.
+        // Until one of its threads has been scheduled to take the signal, the others go on
+        // answering.
         if frozen && !clock::wait_until(Duration::from_secs(60), || daemon.stopped()) {
             return Err(Fail(format!("{} does not stop", self.kind.name())));
         }

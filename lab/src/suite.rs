@@ -1,9 +1,10 @@
 //! Foreign suites: programs below `lab/suites`, run on every server, version and client asked for.
 //!
-//! A suite prints a line per case (`ok NAME`, `not ok NAME: why`; see `lab/suites/kit.py`). Failures
-//! are compared with the suite's list for that client, `expected-CLIENT.txt`: each line is a case
-//! (`*` at the end matches the rest), the servers and versions where it fails, and the reason. A
-//! failure that is not on the list is a failure, and so is a case on the list that passes.
+//! A suite prints a line per case (`ok NAME`, `not ok NAME: why`; see `lab/suites/kit.py`).
+//! Failures are compared with the suite's list for that client, `expected-CLIENT.txt`: each line is
+//! a case (`*` at the end matches the rest), the servers and versions where it fails, and the
+//! reason. A failure that is not on the list is a failure, and so is a case on the list that
+//! passes.
 
 use crate::args::Args;
 use crate::client::{Ask, Client, Mount};
@@ -37,7 +38,7 @@ pub fn names(lab: &Lab) -> Res<Vec<String>> {
     Ok(all)
 }
 
-/// What passed and what failed, over everything that ran.
+/// The passed and failed cases, over all runs.
 #[derive(Default)]
 pub struct Tally {
     /// Cases as they should be.
@@ -101,7 +102,7 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     Ok(tally.finish())
 }
 
-/// The words that are left, checked against what there is; "all" is all.
+/// The remaining words, checked against the list of names; "all" is all.
 pub fn chosen(args: &mut Args, all: &[String]) -> Res<Vec<String>> {
     args.no_more_options()?;
     let words = args.rest();
@@ -157,7 +158,7 @@ fn run_on(lab: &Lab, plan: &Plan, client: &Client, kind: Kind, vers: &str, tally
     }
 }
 
-/// What became of cases.
+/// The outcome of cases.
 pub struct Outcome {
     /// Passed.
     pub ok: usize,
@@ -179,7 +180,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn go(&self, mount: &Mount) -> Res<Outcome> {
         let list = self.expectations()?;
-        // A name of its own: what an earlier run left behind must not matter.
+        // A name of its own: files of an earlier run must not matter.
         let dir = mount.mp.join(format!("{}.{}", self.suite, std::process::id()));
         let tmp = mount.scratch(self.suite)?;
         let q = |p: &Path| quote(&p.display().to_string());
@@ -224,7 +225,7 @@ impl Run<'_> {
         }
     }
 
-    /// Everything it printed, for the person who looks into a failure.
+    /// All its output, for the person who examines a failure.
     fn keep_log(&self, ok: &[String], failed: &[String], rest: &[String]) -> Res<()> {
         let name = format!("{}-{}-{}-{}.log", self.suite, self.server, self.vers, self.client);
         let mut text = String::new();
@@ -286,8 +287,8 @@ pub fn parse(text: &str, server: &str, vers: &str) -> Res<Vec<Expected>> {
     Ok(all)
 }
 
-/// Compares what happened with the list. A `partial` run cannot tell which lines are obsolete
-/// because their cases did not run.
+/// Compares the results with the list. A `partial` run cannot tell which lines are obsolete because
+/// their cases did not run.
 pub fn judge(list: &[Expected], ok: &[String], failed: &[String], partial: bool) -> Outcome {
     let mut wrong = vec![];
     let mut used = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! What one TCP connection carries, the measure for anything that goes over one.
+//! The rate of one TCP connection, the measure for every transfer over one.
 
 use crate::args::Args;
 use crate::clock;
@@ -12,7 +12,8 @@ use std::time::Duration;
 /// Bytes of a write(2) and a read(2): the largest READ of NFS servers.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// `tcp`: both ends here, on loopback; `tcp --listen ADDR` sends to whoever connects, `tcp --from ADDR` is who does. Prints a JSON line.
+/// `tcp`: both ends here, on loopback; `tcp --listen ADDR` sends to its peer, `tcp --from ADDR` is
+/// that peer. Prints a JSON line.
 pub fn main(args: &mut Args) -> Res<ExitCode> {
     let limit = Duration::from_secs_f64(args.number("--seconds")?.unwrap_or(2.0).clamp(0.1, 600.0));
     let (listen, from) = (args.value("--listen")?, args.value("--from")?);

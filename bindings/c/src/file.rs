@@ -17,7 +17,8 @@ pub struct OpenFile {
 /// The flags of open(2) that have a meaning here.
 fn options(flags: c_int, mode: u32) -> io::Result<OpenOptions> {
     let others = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    // O_LARGEFILE, which some compilers' O_RDONLY is never without, is one more name for what holds anyway.
+    // O_LARGEFILE, which some compilers' O_RDONLY always contains, is one more name for the usual
+    // behaviour.
     if flags & !(libc::O_ACCMODE | others | libc::O_LARGEFILE) != 0 {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
@@ -58,7 +59,7 @@ pub unsafe extern "C" fn hither_open(
     })
 }
 
-/// What is too long for one answer.
+/// A length beyond one answer.
 fn room(len: usize) -> io::Result<usize> {
     isize::try_from(len).map(|_| len).map_err(|_| fail(libc::EINVAL))
 }
@@ -80,8 +81,8 @@ pub unsafe extern "C" fn hither_pread(f: *mut OpenFile, data: *mut c_void, len: 
     })
 }
 
-/// Reads until `len` bytes are there or the file ends: how many. The program's memory may never have been written to: it is read into
-/// memory of our own, a piece at a time.
+/// Reads until `len` bytes are there or the file ends: how many. The program's memory may never
+/// have been written to: it is read into memory of our own, a piece at a time.
 pub(crate) unsafe fn read_into(file: &File, data: *mut u8, len: usize, offset: u64) -> io::Result<usize> {
     let mut piece = vec![0; len.min(PIECE_BYTES)];
     let mut done = 0;
@@ -89,7 +90,8 @@ pub(crate) unsafe fn read_into(file: &File, data: *mut u8, len: usize, offset: u
         let want = piece.len().min(len - done);
         let at = offset.checked_add(done as u64).ok_or_else(|| fail(libc::EINVAL))?;
         let n = file.read_at(&mut piece[..want], at)?;
-        // SAFETY: `len` bytes of the program's, of which there is room for `want` behind what was read.
+        // SAFETY: `len` bytes of the program's, of which there is room for `want` behind the bytes
+        // already read.
         done += unsafe { many::fill(data.wrapping_add(done), want, &piece[..n]) }?;
         if n < want {
             break;

@@ -1,8 +1,10 @@
-//! libhither: the crate `hither-client` for C. What each function promises is in `include/hither.h`; here is only how.
+//! libhither: the crate `hither-client` for C. `include/hither.h` states the promise of each
+//! function; this crate has only the implementation.
 //!
-//! It knows no protocol. Handles are boxes that C sees as incomplete types. Every function goes through [`run`]: what fails becomes
-//! errno, a line for [`hither_error`] and the function's value for failure; a panic stops there, as it may not unwind into C.
-//! Safety is the header's: pointers are NULL, or what the header says they are.
+//! It knows no protocol. Handles are boxes that C sees as incomplete types. Every function goes
+//! through [`run`]: a failure becomes errno, a line for [`hither_error`] and the function's value
+//! for failure. A panic stops there, as it may not unwind into C. Safety is the header's: pointers
+//! are NULL, or as the header describes them.
 
 #![allow(clippy::missing_safety_doc, reason = "the header says what holds of pointers")]
 
@@ -122,7 +124,7 @@ fn fail(errno: c_int) -> io::Error {
     io::Error::from_raw_os_error(errno)
 }
 
-/// What a pointer of the program's leads to.
+/// The object behind a pointer of the program.
 fn given<T: ?Sized>(pointer: Option<&T>) -> io::Result<&T> {
     pointer.ok_or_else(|| fail(libc::EFAULT))
 }
@@ -150,7 +152,7 @@ fn run<T>(what: &str, path: Option<&Path>, failed: T, call: impl FnOnce() -> io:
     failed
 }
 
-/// Bytes as a string of C; what is behind a NUL is left out.
+/// Bytes as a string of C; bytes behind a NUL are left out.
 fn text(bytes: &[u8]) -> CString {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     CString::new(&bytes[..end]).unwrap_or_default()
@@ -166,7 +168,8 @@ unsafe fn path<'a>(path: *const c_char) -> Option<&'a Path> {
     Some(Path::new(OsStr::from_bytes(path.to_bytes())))
 }
 
-/// An array that the program gave; one without elements may be NULL. What no memory can hold, a count of -1 for instance, is `EINVAL`.
+/// An array that the program gave; one without elements may be NULL. A length that no memory can
+/// hold, a count of -1 for instance, is `EINVAL`.
 unsafe fn array<'a, T>(first: *const T, count: usize) -> io::Result<&'a [T]> {
     if count == 0 {
         return Ok(&[]);
@@ -186,7 +189,7 @@ unsafe fn put<T>(place: *mut T, value: T) -> io::Result<()> {
     if place.is_null() {
         return Err(fail(libc::EFAULT));
     }
-    // SAFETY: the program's place for one; what was there has no owner.
+    // SAFETY: the program's place for one; the old value there has no owner.
     unsafe { place.write(value) };
     Ok(())
 }
@@ -219,8 +222,9 @@ fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     out
 }
 
-/// Connects, from a thread of its own: the one that the library begins for replies is to get no signals, while the program's thread,
-/// which may wait long for a daemon that does not answer, is to get all.
+/// Connects, from a thread of its own: the one that the library begins for replies is to get no
+/// signals, while the program's thread, which may wait long for a daemon that does not answer, is
+/// to get all.
 fn connect(to: &Path) -> io::Result<Client> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("hither-connect".into());
@@ -268,7 +272,7 @@ pub unsafe extern "C" fn hither_dir(h: *const Hither) -> *const c_char {
     run("dir", None, std::ptr::null(), || Ok(given(h)?.dir.as_ptr()))
 }
 
-/// What is mounted.
+/// The mounted export.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hither_source(h: *const Hither) -> *const c_char {
     // SAFETY: as the header says.

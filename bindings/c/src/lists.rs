@@ -1,4 +1,4 @@
-//! Listings, walks, and what changes.
+//! Listings, walks, and changes.
 
 use crate::{CAttr, Hither, drop_handle, fail, given, many, outcome, path, put, run};
 use hither_client::{Changes, Client, DirEntry};

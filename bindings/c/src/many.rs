@@ -112,7 +112,8 @@ fn read_parts(client: &Client, parts: &mut [CPart]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads a part by an open of its own, so that its bytes are of one file. How many, and the file's length.
+/// Reads a part by an open of its own, so that its bytes are of one file. How many, and the file's
+/// length.
 fn read_long(client: &Client, path: &Path, part: &CPart) -> io::Result<(usize, u64)> {
     let file = OpenOptions::new().read(true).open(client, path)?;
     let size = file.stat()?.size;
@@ -152,7 +153,7 @@ pub unsafe extern "C" fn hither_read_files(
     }
 }
 
-/// Asks about many paths, and puts what each answer becomes into the program's array.
+/// Asks about many paths, and puts the result of each answer into the program's array.
 unsafe fn each<A, C>(
     what: &str,
     h: *mut Hither,
@@ -170,14 +171,15 @@ unsafe fn each<A, C>(
             return Err(fail(libc::EFAULT));
         }
         for (i, answer) in ask(client, &names)?.into_iter().enumerate() {
-            // SAFETY: the program's array, in which this one is; what was there has no owner.
+            // SAFETY: the program's array, which contains this element; the old value there has no
+            // owner.
             unsafe { to.add(i).write(told(answer)) };
         }
         Ok(0)
     })
 }
 
-/// Gives back what was read.
+/// Gives the read data back.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hither_free_contents(contents: *mut CContent, count: usize) {
     if contents.is_null() {

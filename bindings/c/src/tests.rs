@@ -1,5 +1,5 @@
-//! What needs no mount: the header against the code, and calls that fail before they ask. The rest is tested with real mounts
-//! (crates/hither/tests/bindings.rs).
+//! Tests without a mount: the header against the code, and calls that fail before they ask. Tests
+//! with real mounts are in crates/hither/tests/bindings.rs.
 
 use super::*;
 use crate::file::{OpenFile, hither_append, hither_close, hither_open, hither_pread, hither_pwrite};
@@ -77,7 +77,7 @@ fn the_header_has_the_layout_of_the_code() {
     compiles(&program);
 }
 
-/// What the reader is shown first is a program.
+/// The first example of the documentation is a program.
 #[test]
 fn the_readme_compiles() {
     let text = include_str!("../README.md");
@@ -98,7 +98,7 @@ fn compiles(program: &str) {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
 }
 
-/// What cannot be is told with errno and a line, and does not reach further.
+/// An impossible argument gives errno and a line, and reaches no further.
 #[test]
 fn what_cannot_be_is_told() {
     // SAFETY: NULL and constant strings.
@@ -128,7 +128,8 @@ fn what_cannot_be_is_told() {
     }
 }
 
-/// Lengths and counts that no memory has, `-1` for instance, are told before anything is made of them.
+/// Lengths and counts that no memory has, `-1` for instance, are told before anything is made of
+/// them.
 #[test]
 fn lengths_that_cannot_be_are_told() {
     let mut parts = [0_u8; 64];
@@ -157,7 +158,7 @@ fn lengths_that_cannot_be_are_told() {
             assert!(hither_watch(null_mut(), names, count).is_null());
             assert_eq!(said(), (libc::EINVAL, "watch: Invalid argument".into()));
         }
-        // The end of what is read or written has to be a number as well.
+        // The end of a read or written range has to be a number as well.
         assert_eq!(hither_pread(null_mut(), parts.as_mut_ptr().cast(), 64, u64::MAX - 63), -1);
         assert_eq!(said(), (libc::EINVAL, "pread: Invalid argument".into()));
         assert_eq!(hither_pwrite(null_mut(), parts.as_ptr().cast(), 64, u64::MAX - 63), -1);
@@ -165,7 +166,7 @@ fn lengths_that_cannot_be_are_told() {
     }
 }
 
-/// What failed once does not go on as if nothing had been.
+/// A stream that failed once does not continue as if nothing had happened.
 #[test]
 fn nothing_follows_an_entry_that_failed() {
     let walk = |names: &[&str]| {
@@ -221,7 +222,8 @@ fn blocked(thread: &str) -> u64 {
     u64::from_str_radix(mask, 16).unwrap()
 }
 
-/// A program that waits for a daemon that does not answer can be interrupted; the thread that waits for it takes no signals.
+/// A program that waits for a daemon that does not answer can be interrupted; the thread that waits
+/// for it takes no signals.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a test of threads waits in real time")]
 fn a_program_that_connects_takes_its_signals() {
@@ -259,7 +261,7 @@ fn a_program_that_connects_takes_its_signals() {
     assert!(program.join().unwrap());
 }
 
-/// What a directory's attributes look like to a program of C.
+/// A directory's attributes as a program of C sees them.
 #[test]
 fn attributes_are_those_of_stat() {
     let attr = Attr {

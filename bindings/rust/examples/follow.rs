@@ -1,4 +1,5 @@
-//! Prints what is appended to files of a mount, by whomever, as the mount finds out: `tail -f` without asking in a loop.
+//! Prints bytes that any program appends to files of a mount, as the mount notices them: `tail -f`
+//! without a polling loop.
 //!
 //!     cargo run --release -p hither-client --example follow -- /mnt/share/log /mnt/share/other
 
@@ -26,7 +27,7 @@ fn main() -> io::Result<()> {
             Err(e) if e.kind() == ErrorKind::NotFound => 0,
             Err(e) => return Err(e),
         };
-        // What was there before counts as seen; a file that became shorter begins anew.
+        // Earlier bytes count as seen; a file that became shorter begins anew.
         let from = seen[i].unwrap_or(size);
         let from = if size < from { 0 } else { from };
         if size > from {

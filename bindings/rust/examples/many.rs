@@ -1,4 +1,5 @@
-//! Reads all files below a directory of a mount, many in a round trip, and prints how many bytes each kind of name has.
+//! Reads all files below a directory of a mount, many in a round trip, and prints how many bytes
+//! each kind of name has.
 //!
 //!     cargo run --release -p hither-client --example many -- /mnt/share/src
 
@@ -24,7 +25,7 @@ fn main() -> io::Result<()> {
         }
     }
 
-    // Their bytes. Each file has its own outcome; a thousand at a time bound what lies in memory.
+    // Their bytes. Each file has its own outcome; requests of a thousand files bound the memory.
     let mut bytes: BTreeMap<String, usize> = BTreeMap::new();
     for some in files.chunks(1000) {
         for (path, read) in some.iter().zip(client.read_many(some)?) {

@@ -1,6 +1,8 @@
-//! Replaces a file of a mount so that whoever opens it finds the old bytes or the new ones, and after a crash, too.
+//! Replaces a file of a mount so that every open finds the old bytes or the new ones, also after a
+//! crash.
 //!
-//!     some-program | cargo run --release -p hither-client --example replace -- /mnt/share/state.json
+//!     some-program |
+//!         cargo run --release -p hither-client --example replace -- /mnt/share/state.json
 
 use hither_client::{Client, OpenOptions};
 use std::io::{self, Read};
@@ -18,7 +20,8 @@ fn main() -> io::Result<()> {
     let new = PathBuf::from(name);
     let file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&client, &new)?;
     let written = file.write_all_at(&bytes, 0);
-    // The end of a file is where errors of delayed writes are told: without it there is nothing to rename.
+    // The end of a file is where errors of delayed writes are told: without it there is nothing to
+    // rename.
     let stable = written.and(file.close());
     match stable.and_then(|()| client.rename(&new, &path)) {
         Ok(()) => Ok(()),

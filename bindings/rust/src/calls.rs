@@ -1,7 +1,8 @@
-//! Requests and their replies: one thread reads, whoever asked waits for his own.
+//! Requests and their replies: one thread reads, and each caller waits for its own reply.
 //!
-//! A request is sent whole or ends the connection: what came behind a part of one would be taken for the rest of it, the bytes of a file
-//! for instance. A child process has the same socket and not the thread: it is refused everything, before it waits for anything.
+//! A request is sent whole or ends the connection: later bytes would be taken for the rest of a
+//! partial one, for the bytes of a file for instance. A child process has the same socket and not
+//! the thread: every call of it is refused before it waits.
 
 use crate::descriptor::receive_exact;
 use crate::wire::{
@@ -17,7 +18,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Requests under way at a time; the daemon takes a few more.
 const REQUESTS_MAX: usize = 192;
-/// Of these, walks and watches, which a program may hold for ever: the others are for what ends by itself.
+/// Of these, walks and watches, which a program may hold for ever: the others are for requests that
+/// end by themselves.
 pub(crate) const HELD_MAX: usize = 128;
 
 /// A connection after the greeting.
@@ -37,7 +39,7 @@ struct Frame {
     fd: Option<OwnedFd>,
 }
 
-/// Who waits for a reply.
+/// The waiting callers.
 #[derive(Debug, Default)]
 struct Waiting {
     state: Mutex<State>,
@@ -54,7 +56,7 @@ struct State {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is under these locks is whole between two statements.
+    // The data under these locks is complete between two statements.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -92,7 +94,7 @@ impl Connection {
             }
             let mut state = lock(&told.state);
             state.over = true;
-            // Whoever waits learns it by the end of his channel.
+            // Each waiting caller learns it by the end of its channel.
             state.calls.clear();
             told.room.notify_all();
         })?;
@@ -114,7 +116,8 @@ impl Connection {
         self.start(request, false)
     }
 
-    /// The same of a request that the program may hold for ever: `WouldBlock` when there are too many of these.
+    /// The same of a request that the program may hold for ever: `WouldBlock` when there are too
+    /// many of these.
     pub fn begin_held(self: &Arc<Self>, request: &Request<'_>) -> io::Result<Call> {
         self.start(request, true)
     }
@@ -124,7 +127,7 @@ impl Connection {
         let (sender, replies) = channel();
         let id = self.waiting.add(sender, held)?;
         let mut call = Call { conn: self.clone(), id, replies, taken: 0, held, over: false };
-        // What the daemon never learns of is not to be cancelled, and nobody will answer it.
+        // A request that the daemon never received need not be cancelled, and gets no answer.
         let bytes = encoded(id, request).inspect_err(|_| {
             self.waiting.forget(id);
             call.over = true;
@@ -193,12 +196,12 @@ impl Waiting {
         self.room.notify_one();
     }
 
-    /// Hands a frame to who waits for it.
+    /// Hands a frame to its waiting caller.
     fn take(&self, frame: Frame) {
         let header = frame.header;
         let mut state = lock(&self.state);
         if let Some(sender) = state.calls.get(&header.id) {
-            // Who has gone does not want it.
+            // A caller that has gone does not need it.
             let _ = sender.send(frame);
         }
         if header.flags & FLAG_MORE == 0 {

@@ -1,4 +1,5 @@
-//! recvmsg(2), for descriptors that come with bytes: the standard library reads the bytes and drops the rest.
+//! recvmsg(2), for descriptors that come with bytes: the standard library reads the bytes and drops
+//! the rest.
 
 #![allow(unsafe_code)]
 
@@ -33,7 +34,8 @@ struct MsgHdr {
     flags: c_int,
 }
 
-/// A control message's header, and room for the one descriptor that a frame may have (two fit where lengths have 64 bits).
+/// A control message's header, and room for the one descriptor that a frame may have (two fit where
+/// lengths have 64 bits).
 #[repr(C)]
 struct Control {
     len: usize,
@@ -48,7 +50,8 @@ unsafe extern "C" {
     fn recvmsg(socket: c_int, message: *mut MsgHdr, flags: c_int) -> isize;
 }
 
-/// Fills `into`. The first descriptor that comes with its bytes goes to `fd`, closed on exec; others are closed.
+/// Fills `into`. The first descriptor that comes with its bytes goes to `fd`, closed on exec;
+/// others are closed.
 ///
 /// # Errors
 /// `UnexpectedEof` when the connection ends before, and those of recvmsg(2).
@@ -80,7 +83,8 @@ fn receive(stream: &UnixStream, into: &mut [u8], fd: &mut Option<OwnedFd>) -> io
         control_len: size_of::<Control>(),
         flags: 0,
     };
-    // SAFETY: all that the message points to lives until the call has returned, with the lengths that it says.
+    // SAFETY: all that the message points to lives until the call has returned, with the lengths
+    // that it says.
     let n = unsafe { recvmsg(stream.as_raw_fd(), &raw mut message, MSG_CMSG_CLOEXEC) };
     let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
     let filled = message.control_len.min(size_of::<Control>());

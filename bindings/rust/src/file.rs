@@ -28,7 +28,7 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// For nothing yet; permissions of what is created: 0644, whatever the umask.
+    /// Options for no access yet; permissions of new files: 0644, whatever the umask.
     pub fn new() -> Self {
         Self { flags: 0, mode: 0o644 }
     }
@@ -68,7 +68,7 @@ impl OpenOptions {
         self.set(NO_FOLLOW, on)
     }
 
-    /// Permissions of what is created.
+    /// Permissions of new files.
     pub fn mode(&mut self, mode: u32) -> &mut Self {
         self.mode = mode;
         self
@@ -87,7 +87,8 @@ impl OpenOptions {
     }
 }
 
-/// An open file. Dropped without [`File::close`], nobody is told whether what was written is stable.
+/// An open file. If it is dropped without [`File::close`], the program does not learn whether its
+/// writes are stable.
 #[derive(Debug)]
 pub struct File {
     client: Client,
@@ -134,7 +135,7 @@ impl File {
             buf[at..at + n].copy_from_slice(&data[..n]);
             done = at + n;
             if n < len as usize {
-                // The end; what was asked for behind it is not.
+                // The end; later ranges of the request do not exist.
                 for (.., call) in calls {
                     call.one()?;
                 }
@@ -162,16 +163,19 @@ impl File {
             }
             let Some((len, call)) = calls.pop_front() else { return Ok(()) };
             if Reader(&call.one()?).u32()? < len {
-                // The file's next request tells why, unless another one of ours has been told already.
+                // The file's next request tells why, unless another one of ours has been told
+                // already.
                 self.sync_all()?;
                 return Err(ErrorKind::WriteZero.into());
             }
         }
     }
 
-    /// Writes all of a buffer at the end of the file; returns the place behind it. What programs append through the same daemon, 1 MiB at
-    /// most at once, stays in one piece and is written over by none of them. Between clients of a server there is no such promise,
-    /// as with O_APPEND; but the daemon asks for the end each time, unless a delegation or lease says that it knows it.
+    /// Writes all of a buffer at the end of the file; returns the place behind it. Bytes that
+    /// programs append through the same daemon, 1 MiB at most at once, stay in one piece, and no
+    /// other append overwrites them. Between clients of a server there is no such promise, as with
+    /// O_APPEND; but the daemon asks for the end each time, unless it knows the end under a
+    /// delegation or lease.
     ///
     /// # Errors
     /// Those of write(2).
@@ -220,16 +224,17 @@ impl File {
         self.client.conn.call(&Request::SetLen(self.number, len)).map(drop)
     }
 
-    /// A descriptor for reading, with all bytes of the file: no request for what is read from it.
+    /// A descriptor for reading, with all bytes of the file: reads from it need no request.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` unless the mount is one with `cache,ro,consistency=frozen` and the file wholly on the local disk.
+    /// `EOPNOTSUPP` unless the mount is one with `cache,ro,consistency=frozen` and the file wholly
+    /// on the local disk.
     pub fn lend(&self) -> io::Result<std::fs::File> {
         let call = self.client.conn.begin(&Request::Lend(self.number))?;
         Ok(call.descriptor()?.into())
     }
 
-    /// Ends it: what was written is on stable storage, or the error says why not.
+    /// Closes the file: its writes are on stable storage, or the error says why not.
     ///
     /// # Errors
     /// Those of close(2).

@@ -1,9 +1,10 @@
 //! The files of a hither mount for programs, without the kernel in between.
 //!
-//! [`Client::connect`] takes the mount point (or the socket itself). Everything that a program of the mount sees is seen here, as
-//! promptly, with the same rights; what this adds is many files in few round trips ([`Client::read_many`],
-//! [`Client::stat_many`], [`Client::walk`]). A client is cheap to clone and may be used by many threads, whose
-//! requests travel side by side. Paths are relative to the mount's root, or absolute below the mount point.
+//! [`Client::connect`] takes the mount point (or the socket itself). A client sees the same data as
+//! a program of the mount, as promptly, with the same rights. It adds many files in few round trips
+//! ([`Client::read_many`], [`Client::stat_many`], [`Client::walk`]). A client is cheap to clone and
+//! may be used by many threads, whose requests travel side by side. Paths are relative to the
+//! mount's root, or absolute below the mount point.
 //!
 //! ```no_run
 //! let client = hither_client::Client::connect("/mnt/share")?;
@@ -52,8 +53,8 @@ impl Client {
     /// Connects to the mount that holds `path`, or to the socket that `path` is.
     ///
     /// # Errors
-    /// `NotFound` when nothing of hither is mounted there or it has no socket; `PermissionDenied` when the socket is not for this
-    /// user; `InvalidData` when what answers does not speak this protocol.
+    /// `NotFound` when no hither mount is there or it has no socket; `PermissionDenied` when the
+    /// socket is not for this user; `InvalidData` when the peer does not speak this protocol.
     pub fn connect(path: impl AsRef<Path>) -> io::Result<Self> {
         let stream = UnixStream::connect(find::socket(path.as_ref())?)?;
         Ok(Self { conn: Arc::new(Connection::greet(stream)?) })
@@ -64,7 +65,7 @@ impl Client {
         PathBuf::from(std::ffi::OsStr::from_bytes(&self.conn.hello.dir))
     }
 
-    /// What is mounted: `server:/path`.
+    /// The mounted export: `server:/path`.
     pub fn source(&self) -> String {
         String::from_utf8_lossy(&self.conn.hello.source).into_owned()
     }
@@ -131,8 +132,8 @@ impl Client {
         Ok(out)
     }
 
-    /// Parts (path, offset, at most so many bytes up to a megabyte) of many files. `take` gets each, in any order: which it is, and
-    /// the file's length and the bytes.
+    /// Parts (path, offset, at most so many bytes up to a megabyte) of many files. `take` gets
+    /// each, in any order: which it is, and the file's length and the bytes.
     ///
     /// # Errors
     /// When the connection is lost.
@@ -261,7 +262,7 @@ impl Client {
         self.conn.call(&Request::Remove(&path, 1)).map(drop)
     }
 
-    /// Renames; what has the new name goes.
+    /// Renames; an object with the new name is replaced.
     ///
     /// # Errors
     /// Those of rename(2).
@@ -310,7 +311,7 @@ fn sendable(path: &[u8]) -> io::Result<&[u8]> {
     }
 }
 
-/// Cuts what is asked into requests.
+/// Divides the questions into requests.
 fn batches<T>(all: &[T], bytes: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
     let mut rest = all;
     std::iter::from_fn(move || {

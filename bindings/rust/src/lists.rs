@@ -1,4 +1,4 @@
-//! Listings, walks, and what changes.
+//! Listings, walks, and changes.
 
 use crate::Client;
 use crate::calls::Call;
@@ -29,7 +29,7 @@ pub struct Walk {
     ready: VecDeque<DirEntry>,
 }
 
-/// What changes, as it is found out.
+/// Changes, as the mount notices them.
 #[derive(Debug)]
 pub struct Changes {
     call: Call,
@@ -49,24 +49,25 @@ impl Client {
         Walk { call: Some(call), ready: VecDeque::new() }.collect()
     }
 
-    /// Everything below a directory, at most so many levels deep, with attributes, in any order but each directory before
-    /// what is in it.
+    /// All objects below a directory, at most so many levels deep, with attributes, in any order
+    /// but each directory before its entries.
     ///
     /// # Errors
-    /// When the connection is lost, or `WouldBlock` while 128 walks and watches of this connection are held; others come with the
-    /// entries.
+    /// When the connection is lost, or `WouldBlock` while 128 walks and watches of this connection
+    /// are held; others come with the entries.
     pub fn walk(&self, dir: impl AsRef<Path>, depth: u32) -> io::Result<Walk> {
         let dir = self.relative(dir.as_ref())?;
         let call = self.conn.begin_held(&Request::Walk(&dir, depth))?;
         Ok(Walk { call: Some(call), ready: VecDeque::new() })
     }
 
-    /// Tells how paths are, and again when that has changed, as the mount finds out: by leases that are withdrawn and
-    /// answers whose time is over.
+    /// Tells how paths are, and again when that has changed, as the mount finds out: by leases that
+    /// are withdrawn and answers whose time is over.
     ///
     /// # Errors
-    /// `InvalidInput` for more than 1024 paths, or a megabyte of them; `WouldBlock` while 128 walks and watches of this connection are
-    /// held; when a path is too long, the connection is lost, or the connection's watches have too many paths together.
+    /// `InvalidInput` for more than 1024 paths, or a megabyte of them; `WouldBlock` while 128 walks
+    /// and watches of this connection are held; when a path is too long, the connection is lost, or
+    /// the connection's watches have too many paths together.
     pub fn watch(&self, paths: &[impl AsRef<Path>]) -> io::Result<Changes> {
         if paths.len() > WATCHED_MAX {
             let why = format!("more than {WATCHED_MAX} paths to watch");
@@ -104,7 +105,8 @@ impl Iterator for Walk {
 }
 
 impl Changes {
-    /// The next change: which path, and how it is now (`NotFound`: gone). Waits at most so long: then `TimedOut`.
+    /// The next change: which path, and how it is now (`NotFound`: gone). Waits at most so long:
+    /// then `TimedOut`.
     ///
     /// # Errors
     /// When the connection is lost.

@@ -1,13 +1,14 @@
-//! What needs no daemon, or one that answers to every request with nothing; the rest is tested with real mounts
-//! (crates/hither/tests/socket.rs).
+//! Tests without a daemon, or with one that answers every request with nothing. Tests with real
+//! mounts are in crates/hither/tests/socket.rs.
 
 use super::*;
 use std::io::{Read, Write};
 use std::thread::JoinHandle;
 use wire::{HEADER_BYTES, Header, Hello, op};
 
-/// A client, and who answers it as the daemon would: a request that is none ends the connection. Walks and
-/// watches are only answered when they are cancelled. In the end: which operations were asked for.
+/// A client, and a peer that answers as the daemon would: an invalid request ends the connection.
+/// Walks and watches are only answered when they are cancelled. The result lists the requested
+/// operations.
 fn strict() -> (Client, JoinHandle<Vec<u16>>) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let answers = std::thread::spawn(move || {
@@ -32,7 +33,7 @@ fn strict() -> (Client, JoinHandle<Vec<u16>>) {
                 Ok(_) => {}
             }
             let header = Header { len: out.len() as u32, id, op: header.op, flags: 0 };
-            // Who has gone wants no answer.
+            // A caller that has gone needs no answer.
             if theirs.write_all(&[&header.encode()[..], &out].concat()).is_err() {
                 break;
             }
@@ -58,7 +59,7 @@ fn greeted() -> (UnixStream, UnixStream) {
     (ours, theirs)
 }
 
-/// What was half sent is the last: whatever came behind it would be taken for its rest.
+/// A partly sent request is the last: later bytes would be taken for its rest.
 #[test]
 fn nothing_follows_a_request_that_was_half_sent() {
     let (ours, mut theirs) = greeted();
@@ -86,7 +87,7 @@ fn nothing_follows_a_request_that_was_half_sent() {
     }
 }
 
-/// A daemon that tells of what was not asked for leads no program out of its array.
+/// A daemon that reports an unrequested element leads no program out of its array.
 #[test]
 fn a_change_is_of_a_path_that_is_watched() {
     let (ours, mut theirs) = greeted();
@@ -141,7 +142,8 @@ fn a_path_that_cannot_be_sent_is_no_end_of_the_connection() {
 fn more_than_can_be_watched_is_told_and_takes_no_room() {
     let (client, answers) = strict();
     assert_eq!(client.watch(&vec!["f"; 1025]).unwrap_err().kind(), ErrorKind::InvalidInput);
-    // As many as may be, but more bytes than a request has; more often than requests may be under way.
+    // As many as may be, but more bytes than a request has; more often than requests may be under
+    // way.
     let long = vec!["x".repeat(1100); 1024];
     for _ in 0..200 {
         assert_eq!(client.watch(&long).unwrap_err().kind(), ErrorKind::InvalidInput);

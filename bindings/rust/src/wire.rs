@@ -1,8 +1,9 @@
-//! What is on the socket: frames, requests, replies. docs/SOCKET.md says the same in words.
+//! The bytes on the socket: frames, requests, replies. docs/SOCKET.md describes them in words.
 //!
-//! It knows nothing of connections. Numbers are little-endian. A frame is a header of twelve bytes (length of what follows, number
-//! of the request, operation, flags) and a body; byte strings carry their length in front. Both sides use this module, so that
-//! what one writes is what the other reads; whatever is longer than its bound is refused before memory is taken for it.
+//! It knows nothing of connections. Numbers are little-endian. A frame is a header of twelve bytes
+//! (length of the rest, number of the request, operation, flags) and a body; byte strings carry
+//! their length in front. Both sides use this module, so each reads exactly the form that the other
+//! writes. A length beyond its bound is refused before memory is taken for it.
 
 use std::fmt;
 
@@ -46,12 +47,12 @@ pub const NO_FOLLOW: u32 = 32;
 pub const WRITE_STABLE: u32 = 1;
 /// [`Request::Write`]: at the end that the file has then. The offset is [`APPEND_AT`].
 pub const WRITE_APPEND: u32 = 2;
-/// What stands for an offset with [`WRITE_APPEND`].
+/// Stands for an offset with [`WRITE_APPEND`].
 pub const APPEND_AT: u64 = u64::MAX;
 /// [`Request::Rename`]: the target must be missing.
 pub const RENAME_NOREPLACE: u32 = 1;
 
-/// What was received is not what was agreed.
+/// The received bytes do not follow the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
 
@@ -149,13 +150,16 @@ pub struct Part<'a> {
 pub enum Request<'a> {
     /// The first one: [`MAGIC`] and the highest version that the program speaks. Reply: [`Hello`].
     Hello(u16),
-    /// Opens `path` with `OPEN_*` flags, and permissions for a file that is created. Reply: [`Opened`].
+    /// Opens `path` with `OPEN_*` flags, and permissions for a file that is created. Reply:
+    /// [`Opened`].
     Open(&'a [u8], u32, u32),
-    /// Ends an open: what was written is stable, or the error says why not. Empty reply.
+    /// Ends an open: its writes are stable, or the error says why not. Empty reply.
     Close(u64),
-    /// Reads from an open file: offset, length. Reply: whether that is the end (u8), then the bytes.
+    /// Reads from an open file: offset, length. Reply: whether that is the end (u8), then the
+    /// bytes.
     Read(u64, u64, u32),
-    /// Writes to an open file: offset, flags, bytes. Reply: bytes written (u32), with [`WRITE_APPEND`] also where they begin (u64).
+    /// Writes to an open file: offset, flags, bytes. Reply: bytes written (u32), with
+    /// [`WRITE_APPEND`] also where they begin (u64).
     Write(u64, u64, u32, &'a [u8]),
     /// Returns when everything written to the file is stable. Empty reply.
     Sync(u64),
@@ -171,9 +175,11 @@ pub enum Request<'a> {
     ReadLink(&'a [u8]),
     /// A directory's entries with attributes. Reply: frames of [`Entry`].
     List(&'a [u8]),
-    /// A directory and everything below it, so many levels deep. Reply: frames of [`Entry`] whose names are paths below it.
+    /// A directory and everything below it, so many levels deep. Reply: frames of [`Entry`] whose
+    /// names are paths below it.
     Walk(&'a [u8], u32),
-    /// Tells of changes of these paths until it is cancelled. Reply: frames of [`Stated`], first of how each is.
+    /// Tells of changes of these paths until it is cancelled. Reply: frames of [`Stated`], first of
+    /// how each is.
     Watch(Vec<&'a [u8]>),
     /// Makes a directory with permissions. Empty reply.
     Mkdir(&'a [u8], u32),
@@ -183,7 +189,8 @@ pub enum Request<'a> {
     Rename(&'a [u8], &'a [u8], u32),
     /// Makes a symbolic link: target, path. Empty reply.
     Symlink(&'a [u8], &'a [u8]),
-    /// Asks for a descriptor with all bytes of an open file ([`FLAG_FD`]). Empty reply; `EOPNOTSUPP` when there is none.
+    /// Asks for a descriptor with all bytes of an open file ([`FLAG_FD`]). Empty reply;
+    /// `EOPNOTSUPP` when there is none.
     Lend(u64),
     /// Allows so many further frames of a reply. No reply.
     More(u32, u32),
@@ -261,7 +268,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Reads a body. How long paths are, how many there are, and what is in them, is for whoever serves the request to judge.
+    /// Reads a body. The code that serves the request judges the length, number and content of
+    /// paths.
     ///
     /// # Errors
     /// Anything but exactly a request of this version.
@@ -307,7 +315,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What the daemon says first.
+/// The first message of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
     /// The version that is spoken from now on.
@@ -316,7 +324,7 @@ pub struct Hello {
     pub read_only: bool,
     /// Where it is mounted; empty without a mount.
     pub dir: Vec<u8>,
-    /// What is mounted: `server:/path`.
+    /// The mounted export: `server:/path`.
     pub source: Vec<u8>,
 }
 

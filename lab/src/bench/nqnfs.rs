@@ -1,6 +1,8 @@
-//! The figures of "Not Quite NFS" (Macklem 1994) with our clients: `lab/bench-nqnfs.sh` measures, this draws.
+//! The figures of "Not Quite NFS" (Macklem 1994) with our clients: `lab/bench-nqnfs.sh` measures,
+//! this draws.
 //!
-//! A panel for each figure; Table 3 has one too, because it is a series. Where the paper has numbers (its Table 4), they are drawn beside ours, in grey.
+//! A panel for each figure; Table 3 has one too, because it is a series. Where the paper has
+//! numbers (its Table 4), they are drawn beside ours, in grey.
 
 use super::plot::{COLOURS, Drawn};
 use plotters::prelude::*;
@@ -22,7 +24,7 @@ struct Point {
     sd: f64,
 }
 
-/// What is drawn of a line.
+/// The values that are drawn of a line.
 #[derive(Debug, Clone, Copy)]
 enum Of {
     /// Seconds of a phase.
@@ -38,7 +40,7 @@ enum Of {
 struct Panel {
     title: &'static str,
     series: &'static str,
-    /// What is varied, its name in the lines and on the axis.
+    /// The parameter that varies, its name in the lines and on the axis.
     key: &'static str,
     axis: &'static str,
     unit: &'static str,
@@ -96,7 +98,8 @@ fn name_of(line: &Value) -> String {
     format!("{v}{}{opts}{granted}", word("vers"))
 }
 
-/// The median of repeated measurements and, of those that were not repeated, the deviation that the line has itself.
+/// The median of repeated measurements and, of those that were not repeated, the deviation that the
+/// line has itself.
 fn median(mut all: Vec<(f64, f64)>) -> Option<(f64, f64)> {
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
     let middle = *all.get(all.len() / 2)?;
@@ -105,7 +108,7 @@ fn median(mut all: Vec<(f64, f64)>) -> Option<(f64, f64)> {
     Some((middle.0, if all.len() > 1 { variance.sqrt() } else { middle.1 }))
 }
 
-/// What a run of all phases makes of one panel: value and deviation.
+/// One panel's share of a run of all phases: value and deviation.
 fn value(of: Of, phases: &[&Value]) -> Option<(f64, f64)> {
     let number = |v: &Value, key: &str| v[key].as_f64();
     let named = |name: &str| phases.iter().copied().find(|v| v["phase"] == name);
@@ -219,7 +222,8 @@ fn draw_panel(
         chart.draw_series(bars.map(|p| PathElement::new([(p.x, p.y - p.sd), (p.x, p.y + p.sd)], c)))?;
     }
     if panel.series == "delays" {
-        // Scaled to our own time with NFSv3 at the shortest delay: what is compared is how they grow.
+        // Scaled to our own time with NFSv3 at the shortest delay: the growth of the curves is
+        // compared.
         let ours = curves.iter().find(|(name, _)| name == "v3").and_then(|(_, points)| points.first());
         let scale = ours.map_or(0.0, |p| p.y / PAPER[0].1);
         for (label, pick) in [("NFS in the paper, scaled", 0), ("leases in the paper, scaled", 1)] {

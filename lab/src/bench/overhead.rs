@@ -1,9 +1,10 @@
-//! What a system call costs that needs no server: names and attributes that are cached, on a mount of hither, on a
-//! FUSE daemon that does nothing but FUSE (the in-memory model of `crates/vfs`), and on the local disk.
+//! The cost of a system call that needs no server: names and attributes that are cached, on a mount
+//! of hither, on a FUSE daemon without any further layer (the in-memory model of `crates/vfs`), and
+//! on the local disk.
 //!
-//! It runs on the host, where all three are, one thread, the same loop over the same thousand files; the best of
-//! many rounds counts, because everything else on the machine can only make a round slower. RPCs are counted, so that
-//! a zero is seen to be one.
+//! It runs on the host, where all three are, one thread, the same loop over the same thousand
+//! files; the best of many rounds counts, because everything else on the machine can only make a
+//! round slower. RPCs are counted, so that a zero is seen to be one.
 
 use crate::args::Args;
 use crate::bench::table::duration;
@@ -25,7 +26,7 @@ use std::time::Duration;
 const DIRS: usize = 10;
 const FILES_PER_DIR: usize = 100;
 
-/// A directory that is measured, and what must end afterwards.
+/// A measured directory, and the processes and mounts that must end afterwards.
 struct Place {
     name: String,
     dir: PathBuf,
@@ -40,11 +41,11 @@ struct Cost {
 
 type Operation = fn(&Path) -> Res<()>;
 
-/// Begins the name of an operation that is measured after the kernel has dropped its names and inodes, so that the
-/// daemon is asked again, or ext4 reads its buffers.
+/// Begins the name of an operation that is measured after the kernel has dropped its names and
+/// inodes, so that the daemon is asked again, or ext4 reads its buffers.
 const DROPPED: &str = "after a drop:";
 
-/// What is measured; on files, but `list` on directories.
+/// The measured calls; on files, but `list` on directories.
 const OPERATIONS: [(&str, Operation); 6] = [
     ("stat", |f| Ok(rustix::fs::stat(f).map(drop)?)),
     ("stat of an absent name", |f| match rustix::fs::stat(f.with_extension("absent")) {
@@ -70,7 +71,8 @@ fn open(file: &Path) -> Res<rustix::fd::OwnedFd> {
     Ok(rustix::fs::open(file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// `bench overhead [--server ganesha,knfsd] [--vers 4.2] [--rounds N] [--empty-fuse FILE] [--out F.jsonl] [--table F.md]`.
+/// `bench overhead [--server ganesha,knfsd] [--vers 4.2] [--rounds N] [--empty-fuse FILE] [--out
+/// F.jsonl] [--table F.md]`.
 pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     let servers = args.list("--server", &["ganesha", "knfsd"])?;
     let versions = args.list("--vers", &["4.2"])?;
@@ -121,7 +123,8 @@ impl EmptyFuse {
     fn start(binary: &Path) -> Res<Self> {
         let dir = PathBuf::from("/mnt/empty-fuse");
         fs::create_dir_all(&dir)?;
-        // Answers hold for an hour: the kernel asks only what it must ask any FUSE daemon.
+        // Answers hold for an hour: the kernel asks only the questions that it must ask any FUSE
+        // daemon.
         let child = Command::new(binary)
             .arg(&dir)
             .arg("3600000")
@@ -212,7 +215,7 @@ fn fill(top: &Path) -> Res<()> {
 
 /// The best round of each operation.
 fn measure(place: &Place, rounds: usize) -> Res<Vec<Cost>> {
-    // What was just written is not trusted as what is known for long.
+    // Attributes of a file that was just written are not trusted as those of an older one.
     clock::pause(Duration::from_secs(2));
     let (dirs, files) = (directories(&place.dir), files(&place.dir));
     let mut costs = vec![];

@@ -7,8 +7,8 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The kernel's client is grey; the others have colours that are told apart with any kind of eyes (Okabe and Ito,
-/// 2008).
+/// The kernel's client is grey; the others have colours that are told apart with any kind of eyes
+/// (Okabe and Ito, 2008).
 const GREYS: [RGBColor; 4] =
     [RGBColor(60, 60, 60), RGBColor(140, 140, 140), RGBColor(100, 100, 100), RGBColor(180, 180, 180)];
 pub(super) const COLOURS: [RGBColor; 6] = [
@@ -20,7 +20,8 @@ pub(super) const COLOURS: [RGBColor; 6] = [
     RGBColor(204, 121, 167),
 ];
 
-/// Draws `what` ("depth" or "rpcs") of the results with one server, a "sweep", servers side by side ("serve"), or the figures of "Not Quite NFS" ("nqnfs").
+/// Draws `what` ("depth" or "rpcs") of the results with one server, a "sweep", servers side by side
+/// ("serve"), or the figures of "Not Quite NFS" ("nqnfs").
 pub fn draw(file: &Path, what: &str, server: &str, lines: &[Value]) -> Res<()> {
     if what == "sweep" {
         return super::sweep::draw(file, lines).map_err(|e| Fail(format!("{}: {e}", file.display())));
@@ -64,8 +65,8 @@ fn colour(names: &[String], client: &str) -> RGBColor {
     if is_kernel(client) { GREYS[at % GREYS.len()] } else { COLOURS[at % COLOURS.len()] }
 }
 
-/// Round trips of one operation in one phase. Only results with the longest delay count, in which everything else
-/// is smallest.
+/// Round trips of one operation in one phase. Only results with the longest delay count, in which
+/// everything else is smallest.
 fn curves(lines: &[&Value], phase: &str) -> (f64, Curves) {
     let of_phase = || {
         lines.iter().filter(|v| v["workload"] == "opendepth" && v["phase"] == phase && v["depth"].is_u64())
@@ -239,7 +240,8 @@ fn is(line: &Value, row: &(&str, &str)) -> bool {
     line["workload"] == row.0 && line["phase"] == row.1
 }
 
-/// RPCs of one client in one row; from the run with the least delay, because timeouts run on during the others.
+/// RPCs of one client in one row; from the run with the least delay, because timeouts run on during
+/// the others.
 fn least_delay(lines: &[&Value], row: &(&str, &str), client: &str) -> Option<f64> {
     let mut all: Vec<(f64, f64)> = lines
         .iter()

@@ -1,10 +1,10 @@
-//! What reading again costs when the disk cache has the file, against the same bytes in a file of the same local file system; and
-//! what a first read costs beside the same mount without a cache.
+//! The cost of reading again when the disk cache has the file, against the same bytes in a file of
+//! the same local file system; and the cost of a first read beside the same mount without a cache.
 //!
-//! It runs on the host. All places are measured one after the other within each round, the first of them another one each
-//! time, so that whatever else the machine does hits all alike; a figure is a ratio of medians over the rounds. The state of
-//! memory before a measurement is one of [`STATES`]. Whether reads of the place that should be read by the kernel alone
-//! are, is looked up in the daemon's counters.
+//! It runs on the host. Each round measures all places one after the other, and begins with another
+//! one each time, so that other work of the machine hits all alike. A figure is a ratio of medians
+//! over the rounds. The state of memory before a measurement is one of [`STATES`]. The daemon's
+//! counters show whether the kernel alone read the place that it should read alone.
 
 use crate::args::Args;
 use crate::bench::on_server;
@@ -25,7 +25,7 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
-/// What is in memory before a file is read.
+/// The state of memory before a file is read.
 const STATES: [(&str, &str); 3] = [
     ("memory", "as the last reader left it"),
     ("daemon", "the local file and the cache's own, but no pages of the mount"),
@@ -42,7 +42,8 @@ struct Place {
     mount: Option<Mount>,
 }
 
-/// Options of the mounts that are read again: with the kernel reading by itself, and through the daemon.
+/// Options of the mounts that are read again: with the kernel reading by itself, and through the
+/// daemon.
 const AGAIN: [(&str, &str); 2] = [
     ("passthrough", "ro,consistency=frozen,cache-age=0,cache="),
     ("through the daemon", "cache-age=0,cache="),
@@ -58,7 +59,8 @@ struct Figure {
     rounds: Rounds,
 }
 
-/// `bench reread [--server ganesha] [--vers 4.2] [--rounds N] [--mib N] [--out F.jsonl] [--table F.md]`.
+/// `bench reread [--server ganesha] [--vers 4.2] [--rounds N] [--mib N] [--out F.jsonl] [--table
+/// F.md]`.
 pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     let server = args.value("--server")?.unwrap_or_else(|| "ganesha".into());
     let vers = args.value("--vers")?.unwrap_or_else(|| "4.2".into());
@@ -104,7 +106,8 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The local file, the mounts that are read again, and the two of which the first reads are compared.
+/// The local file, the mounts that are read again, and the two of which the first reads are
+/// compared.
 fn mounted(lab: &Lab, kind: Kind, vers: &str, dir: &Path, places: &mut Vec<Place>) -> Res<()> {
     let client = Client::hither(lab, false)?;
     let mut nth = 0;
@@ -169,7 +172,7 @@ fn told(state: &'static str, way: &'static str, place: &'static str, rounds: Rou
     Figure { state, way, place, rounds }
 }
 
-/// A part of what the daemon of a mount reports.
+/// A part of the daemon's report about a mount.
 fn report(lab: &Lab, place: &Place) -> Res<Value> {
     let Some(mount) = &place.mount else { return Err(Fail(format!("{}: no mount", place.name))) };
     let ask = format!("{} stat --json {}", quote(&lab.hither().display().to_string()), mount.mp.display());

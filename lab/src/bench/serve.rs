@@ -1,4 +1,5 @@
-//! Servers side by side (`lab/bench-serve.sh`): a table of everything, and a picture of response time against load (P3, figure 2).
+//! Servers side by side (`lab/bench-serve.sh`): a table of everything, and a picture of response
+//! time against load (P3, figure 2).
 
 use super::plot::{COLOURS, Drawn};
 use plotters::prelude::*;
@@ -7,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Servers in the order of columns and legends, with what they are.
+/// Servers in the order of columns and legends, with their descriptions.
 const SERVERS: [(&str, &str); 5] = [
     ("hither-journal", "hither, journal on a fast disk"),
     ("hither-journal-same", "hither, journal on the same disk"),
@@ -18,7 +19,7 @@ const SERVERS: [(&str, &str); 5] = [
 /// Disks, likewise.
 const DISKS: [(&str, &str); 2] =
     [("slow", "emulated hard disk, 8 ms a seek and a flush"), ("fast", "this machine's disk")];
-/// What is acceptable (P3).
+/// The acceptable response time (P3).
 const ACCEPTABLE_MS: f64 = 40.0;
 
 /// Lines of a measurement on a disk.
@@ -26,10 +27,10 @@ fn lines<'a>(all: &'a [Value], bench: &'a str, disk: &'a str) -> impl Iterator<I
     all.iter().filter(move |v| v["bench"] == bench && v["disk"] == disk)
 }
 
-/// A row of the table: by what it is sorted, and what it is called.
+/// A row of the table: its sort key and its name.
 type Row = (Vec<u64>, String);
 
-/// The runs of a cell, each with what it is sorted by and what it says; by row and server.
+/// The runs of a cell, each with its sort key and its text; by row and server.
 type Rows<'a> = BTreeMap<Row, BTreeMap<&'a str, Vec<(f64, String)>>>;
 
 /// Of several runs the median by `by`.
@@ -197,7 +198,8 @@ fn curves<'a>(all: &[Value], disk: &str, key: &str) -> Curves<'a> {
     SERVERS.iter().enumerate().filter_map(curve).collect()
 }
 
-/// Response time against offered load: a row for each disk, the mean and the 99th percentile side by side.
+/// Response time against offered load: a row for each disk, the mean and the 99th percentile side
+/// by side.
 pub fn draw(file: &Path, all: &[Value]) -> Drawn {
     let disks: Vec<_> = DISKS.iter().filter(|(disk, _)| !curves(all, disk, "mean_ms").is_empty()).collect();
     if disks.is_empty() {

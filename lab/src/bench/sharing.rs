@@ -3,14 +3,15 @@
 use serde_json::Value;
 use std::fmt::Write;
 
-/// What is shared, in the order of tables.
+/// The kinds of sharing, in the order of tables.
 const KINDS: [(&str, &str); 3] = [
     ("reads", "Both open and read a file that nobody writes"),
     ("sequential", "In turn each opens and reads what the other has just closed, then writes it"),
     ("tight", "Both keep the files open; each writes one and reads the other's"),
 ];
 
-/// The tables of everything that is there; a line of a label that was measured again counts for the older one.
+/// The tables of everything that is there; a line of a label that was measured again counts for the
+/// older one.
 pub fn render(all: &[Value]) -> String {
     let mut out = String::from("# Two clients that share a file\n");
     for (kind, title) in KINDS {

@@ -1,4 +1,5 @@
-//! The picture of a cache-size sweep: what each policy finds in caches of each size, beside what could be found at best.
+//! The picture of a cache-size sweep: the hits of each policy in caches of each size, beside the
+//! best possible.
 
 use super::plot::{COLOURS, Drawn};
 use plotters::prelude::*;
@@ -8,7 +9,7 @@ use std::path::Path;
 
 /// Policies in the order of the legend; the last two know the future.
 const POLICIES: [&str; 5] = ["lru", "s3-fifo", "gdsf", "belady", "bound"];
-/// What a panel shows of a line.
+/// The values that a panel shows of a line.
 const COLUMNS: [(&str, &str); 2] = [("hit_ratio", "files found"), ("byte_hit_ratio", "bytes found")];
 
 /// Profile, then policy: (bytes of the cache, ratio).

@@ -1,13 +1,14 @@
 //! Markdown tables of results: a table per workload, server and delay; a row per phase; a column
-//! per client and its options. A cell is "RPCs / round trips / time", or throughput for big files; medians over
-//! repetitions. Round trips are the time divided by the delay, so they appear only where there is one. Where a
-//! target is known (`lab/work/bounds.py`), a mark says whether the RPCs meet it.
+//! per client and its options. A cell is "RPCs / round trips / time", or throughput for big files;
+//! medians over repetitions. Round trips are the time divided by the delay, so they appear only
+//! where there is one. Where a target is known (`lab/work/bounds.py`), a mark says whether the RPCs
+//! meet it.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// What one client needed for one phase, once.
+/// One client's cost of one phase, once.
 struct Sample {
     rpcs: f64,
     secs: f64,

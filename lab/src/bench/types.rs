@@ -1,12 +1,14 @@
-//! Counts by type of message, as Table 1 of "Not Quite NFS" has them: a row per type, a column per server and client, all phases of a
-//! workload together. Messages of NFSv4 have several operations, so there the rows count operations, and only the total messages.
+//! Counts by type of message, as Table 1 of "Not Quite NFS" has them: a row per type, a column per
+//! server and client, all phases of a workload together. Messages of NFSv4 have several operations,
+//! so there the rows count operations, and only the total messages.
 
 use super::table::client_name;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// The rows: what is counted in each, by the names of procedures of all versions and operations of NFSv4. What is in none is `other`.
+/// The rows: the calls that each counts, by the names of procedures of all versions and operations
+/// of NFSv4. All other calls are `other`.
 const ROWS: [(&str, &[&str]); 9] = [
     ("lookup", &["LOOKUP", "LOOKUPP"]),
     ("getattr", &["GETATTR"]),
@@ -21,7 +23,7 @@ const ROWS: [(&str, &[&str]); 9] = [
         &["CREATE", "MKDIR", "MKNOD", "SYMLINK", "LINK", "REMOVE", "RMDIR", "RENAME", "SETATTR"],
     ),
 ];
-/// Operations that only say what others are about, or whose they are.
+/// Operations that only name the object or the caller of others.
 const FRAME: [&str; 8] =
     ["SEQUENCE", "PUTFH", "PUTROOTFH", "GETFH", "SAVEFH", "RESTOREFH", "VERIFY", "NVERIFY"];
 

@@ -1,4 +1,4 @@
-//! A client that says what a case wants said: a connection, a session, and objects to speak about.
+//! A client that sends the compounds of a case: a connection, a session, and objects to name.
 
 use crate::clock;
 use crate::lab::{Fail, Res};
@@ -13,7 +13,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// What a case found out.
+/// The result of a case.
 pub type Checked = Result<(), String>;
 /// Longest wait for a reply.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -302,7 +302,7 @@ pub fn open_args(owner: &[u8], access: u32, claim: OpenClaim) -> OpenArgs {
     }
 }
 
-/// What a case works with: a client, and a directory with an object of each kind.
+/// The fixture of a case: a client, and a directory with an object of each kind.
 pub struct Bench {
     addr: SocketAddr,
     pub client: Client,
@@ -368,7 +368,7 @@ impl Bench {
 }
 
 impl Drop for Bench {
-    /// Removes what is usually there; what else a case has made stays.
+    /// Removes the usual objects; other objects that a case has made stay.
     fn drop(&mut self) {
         let (dir, sub, parent) = (self.dir.clone(), self.sub.clone(), self.parent.clone());
         let of = |fh: &Fh, name: &[u8]| vec![Op::putfh(fh), Op::remove(name)];

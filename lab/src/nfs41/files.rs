@@ -8,9 +8,9 @@ use hither_proto::nfs4::{Nfsstat4 as S, *};
 
 /// A stateid that no server has given out.
 pub const NOBODYS: Stateid = Stateid { seqid: 1, other: [9; 12] };
-/// What is said of such a stateid.
+/// The allowed statuses for such a stateid.
 pub const UNKNOWN: [S; 3] = [S::BAD_STATEID, S::STALE_STATEID, S::EXPIRED];
-/// What cannot be read or written.
+/// The allowed statuses for an object that cannot be read or written.
 const WRONG: [S; 3] = [S::WRONG_TYPE, S::INVAL, S::SYMLINK];
 
 fn write(id: Stateid, offset: u64) -> Op {
@@ -86,7 +86,7 @@ fn reads() -> Vec<Case> {
             b.at(&b.file.clone(), vec![Op::read(Stateid::CURRENT, 0, 10)], &[S::BAD_STATEID])
         }),
         case("READ OPENMODE", |b| {
-            // A server may allow what clients need to complete pages.
+            // A server may allow the reads that clients need to complete pages.
             opened(b, SHARE_ACCESS_WRITE, |id| Op::read(id, 0, 10), &[S::OPENMODE, S::OK])
         }),
         case("READ LOCKED", |b| {

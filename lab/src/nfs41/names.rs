@@ -1,4 +1,5 @@
-//! Filehandles, names and attributes: RFC 8881 sections 18.1, 18.4, 18.7 to 18.9, 18.13 to 18.15, 18.19 to 18.31, 18.45.
+//! Filehandles, names and attributes: RFC 8881 sections 18.1, 18.4, 18.7 to 18.9, 18.13 to 18.15,
+//! 18.19 to 18.31, 18.45.
 
 use super::bench::{Bench, Checked, mode};
 use super::{Case, case};
@@ -18,7 +19,7 @@ fn readdir(cookie: u64, cookieverf: Verifier, maxcount: u32, attrs: &[u32]) -> O
     Op::Readdir(ReaddirArgs { cookie, cookieverf, dircount: maxcount, maxcount, attr_request })
 }
 
-/// SETATTR of what needs no stateid.
+/// SETATTR of attributes that need no stateid.
 fn set(attrs: Attrs) -> Vec<Op> {
     vec![Op::setattr(Stateid::ANONYMOUS, attrs)]
 }
@@ -55,7 +56,7 @@ fn handles() -> Vec<Case> {
         case("PUTFH STALE", |b| {
             let fh = b.client.make(&b.dir.clone(), CreateType::Dir, b"n")?;
             b.here(vec![Op::remove(b"n")], &[S::OK])?;
-            // Whether the handle or what is done with it fails is the server's choice.
+            // The server chooses whether the handle fails, or the operation on it.
             let results = b.client.run(vec![Op::putfh(&fh), Op::getattr(&Bitmap4::of(&[attr::SIZE]))])?;
             super::bench::is_one_of(results.status(), &[S::STALE, S::BADHANDLE])
         }),

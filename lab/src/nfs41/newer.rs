@@ -1,4 +1,4 @@
-//! What NFSv4.2 adds (RFC 7862 section 15, RFC 8276 section 8.4).
+//! The additions of NFSv4.2 (RFC 7862 section 15, RFC 8276 section 8.4).
 
 use super::bench::{Bench, Checked};
 use super::files::{NOBODYS, UNKNOWN};

@@ -1,4 +1,5 @@
-//! Compounds, clients and sessions: RFC 8881 sections 2.10, 16.2, 18.33 to 18.37, 18.46, 18.50, 18.51.
+//! Compounds, clients and sessions: RFC 8881 sections 2.10, 16.2, 18.33 to 18.37, 18.46, 18.50,
+//! 18.51.
 
 use super::bench::{Bench, Checked, channel, create_session, exchange, is_one_of, mode, new_owner};
 use super::{Case, case};
@@ -250,7 +251,8 @@ fn sequences() -> Vec<Case> {
             let ops = vec![Op::Sequence(b.client.sequence(true)), Op::putfh(&b.dir), make];
             let compound = Compound::new(b.client.minor, ops);
             let first = b.client.wire.call(&compound)?;
-            // On another connection, as after a loss of the first. The flags of SEQUENCE may be those of now.
+            // On another connection, as after a loss of the first. The flags of SEQUENCE may be
+            // those of now.
             let second = b.wire()?.call(&compound)?;
             let is_same = second.results.get(1..) == first.results.get(1..);
             match is_same && first.status == S::OK && second.status == S::OK {

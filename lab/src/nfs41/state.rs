@@ -1,4 +1,5 @@
-//! Opens, locks and stateids: RFC 8881 sections 18.2, 18.5, 18.6, 18.10 to 18.12, 18.16 to 18.18, 18.38, 18.48.
+//! Opens, locks and stateids: RFC 8881 sections 18.2, 18.5, 18.6, 18.10 to 18.12, 18.16 to 18.18,
+//! 18.38, 18.48.
 
 use super::bench::{Bench, Checked, Client, channel, is_one_of, mode, open_args};
 use super::files::{NOBODYS, UNKNOWN};
@@ -288,7 +289,7 @@ fn locks() -> Vec<Case> {
 }
 
 fn stateids() -> Vec<Case> {
-    /// What TEST_STATEID says of one.
+    /// The status that TEST_STATEID gives for one.
     fn tested(b: &mut Bench, id: Stateid, expected: &[S]) -> Checked {
         let mut r = b.client.ok(vec![Op::TestStateid(vec![id].into())])?;
         let said = r.test_stateid().map_err(|e| e.to_string())?;

@@ -31,7 +31,8 @@ pub struct Stats {
     rubbish: u64,
 }
 
-/// One procedure: calls and how many were answered, bytes of calls and replies, summed time from call to reply.
+/// One procedure: calls and how many were answered, bytes of calls and replies, summed time from
+/// call to reply.
 #[derive(Default)]
 struct Count {
     n: u64,
@@ -42,9 +43,9 @@ struct Count {
 }
 
 impl Stats {
-    /// All counters: `calls` by procedure (`n`, `answered`, bytes `req` and `rep`, `us` waited), `ops` by
-    /// NFSv4 operation, `sigs` by the list of operations in a compound, `deleg` by type granted,
-    /// `status4` by compound status, `rubbish` records that are no RPC message.
+    /// All counters: `calls` by procedure (`n`, `answered`, bytes `req` and `rep`, `us` waited),
+    /// `ops` by NFSv4 operation, `sigs` by the list of operations in a compound, `deleg` by type
+    /// granted, `status4` by compound status, `rubbish` records that are no RPC message.
     pub fn json(&self) -> Value {
         let calls: serde_json::Map<String, Value> = self
             .calls

@@ -1,8 +1,8 @@
-//! What a message says, in the words of hither's own decoders.
+//! The content of a message, in the words of hither's own decoders.
 //!
-//! Names of procedures and operations, a compound's operations, its status and the delegation that
-//! an OPEN was given. What cannot be decoded is "undecoded", never an error: the relay carries it
-//! all the same, and a count of such messages is a finding about the decoders.
+//! It names procedures and operations, a compound's operations, its status and the delegation that
+//! an OPEN was given. A message that cannot be decoded is "undecoded", never an error: the relay
+//! still carries it, and a count of such messages is a finding about the decoders.
 
 use bytes::Bytes;
 use hither_proto::nfs4::{

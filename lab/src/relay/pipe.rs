@@ -4,8 +4,8 @@
 //! go when its time has come. Without delay the reader writes itself: a hand-over between threads
 //! would cost more than the network it stands for.
 //!
-//! The server sees the client's port number: servers know a repeated NFSv3 call by it, and clients keep it when they connect
-//! again.
+//! The server sees the client's port number: servers know a repeated NFSv3 call by it, and clients
+//! keep it when they connect again.
 
 use super::count::Conversation;
 use super::{Shared, lock};
@@ -94,8 +94,9 @@ pub fn carry(client: TcpStream, line: &Arc<Line>, shared: &Arc<Shared>) -> std::
 /// Ports that only root binds; a server that exports with `secure` answers calls from these alone.
 const PRIVILEGED: u16 = 1024;
 
-/// Connects from the given source port, or, when that is in use towards the target (by another client, or by a connection
-/// of a moment ago that waits for its last packets), from another that servers trust as much.
+/// Connects from the given source port, or, when that is in use towards the target (by another
+/// client, or by a connection of a moment ago that waits for its last packets), from another that
+/// servers trust as much.
 fn connect_like(port: u16, target: &str) -> std::io::Result<TcpStream> {
     for port in alike(port) {
         match connect_from(port, target) {
@@ -172,7 +173,7 @@ fn direction(
         lock(&queue.state).closed = true;
         queue.changed.notify_all();
     });
-    // One side is gone: what the other says reaches nobody. A cut line does not tell.
+    // One side is closed: bytes of the other side are lost. A cut line shows neither.
     line.pass();
     let _ = from.shutdown(Shutdown::Read);
     let _ = to.shutdown(Shutdown::Write);
@@ -304,7 +305,8 @@ mod tests {
         assert_eq!(line.close_all(), 0);
     }
 
-    /// A client that comes back from its old port is known to the server by it, straight after a break.
+    /// A client that comes back from its old port is known to the server by it, straight after a
+    /// break.
     #[test]
     fn the_server_sees_the_port_of_the_client() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -330,7 +332,8 @@ mod tests {
         }
     }
 
-    /// Servers that export with `secure` look at the port: the second client of a port is no stranger to them.
+    /// Servers that export with `secure` look at the port: the second client of a port is no
+    /// stranger to them.
     #[test]
     fn who_calls_from_a_privileged_port_is_forwarded_from_one() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();

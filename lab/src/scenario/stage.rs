@@ -1,4 +1,4 @@
-//! What a scenario has in its hands: mounts, programs that run on them in the background, and faults.
+//! The tools of a scenario: mounts, programs that run on them in the background, and faults.
 
 use crate::client::{Ask, Client, Mount};
 use crate::clock;
@@ -47,7 +47,7 @@ impl<'a> Stage<'a> {
         Server::new(self.lab, self.kind)
     }
 
-    /// Tells what is going on, when asked to.
+    /// Reports progress, if asked to.
     pub fn say(&self, what: &str) {
         if self.verbose {
             println!("    {what}");

@@ -1,4 +1,4 @@
-//! What one side writes the other reads; everything else is refused.
+//! Each side reads the messages of the other; all other bytes are refused.
 
 use super::*;
 
