@@ -1,5 +1,5 @@
 //! Writes a packet capture with samples of every NFSv4 operation, result and callback, so that
-//! another implementation of the protocol can be asked what it reads in them:
+//! another implementation of the protocol can read them:
 //!
 //! ```text
 //! cargo run -p hither-proto --features sample --example nfs4_pcap -- all.pcap

@@ -1,4 +1,4 @@
-//! What is on the wire: XDR, ONC RPC, MOUNT, NFSv3, NFSv4 and NQNFS messages.
+//! The messages on the wire: XDR, ONC RPC, MOUNT, NFSv3, NFSv4 and NQNFS.
 //!
 //! Types only: no sockets, no runtime, no policy. Client and server use the same types, so every
 //! message can be encoded and decoded. Peers are not trusted: decoders are bounded by the bytes

@@ -1,7 +1,7 @@
 //! MOUNT version 3 (RFC 1813 appendix I): how a path of a server becomes NFSv3's first file handle.
 //!
-//! It knows nothing of NFS procedures. Version 1 has the same program and procedure numbers; its MNT
-//! returns handles of NFSv2 and is not here, its other procedures have the same messages.
+//! It knows nothing of NFS procedures. Version 1 has the same program and procedure numbers; its
+//! MNT returns handles of NFSv2 and is not here, its other procedures have the same messages.
 
 use crate::rpc::AuthFlavor;
 use crate::xdr::{Chain, List, Opaque};
@@ -33,21 +33,21 @@ rpc_program! {
     program 100005 version 3, MountProc, MountCall, MountReply {
         /// Does nothing.
         NULL = 0, Null(NullArgs) -> ();
-        /// A path becomes a handle, and the server remembers who asked.
+        /// A path becomes a handle, and the server remembers the client.
         MNT = 1, Mnt(MntArgs) -> MntRes;
-        /// Who mounted what, as far as the server remembers.
+        /// The clients and their mounts, as far as the server remembers them.
         DUMP = 2, Dump(DumpArgs) -> Chain<Mountbody, LIST_MAX>;
         /// The server may forget this mount.
         UMNT = 3, Umnt(UmntArgs) -> ();
         /// The server may forget all mounts of the caller.
         UMNTALL = 4, Umntall(UmntallArgs) -> ();
-        /// What may be mounted, and by whom.
+        /// The exports, and the clients that may mount them.
         EXPORT = 5, Export(ExportArgs) -> Chain<Exportnode, LIST_MAX>;
     }
 }
 
 xdr_enum! {
-    /// What became of MNT (`mountstat3`), without its prefix `MNT3ERR_`.
+    /// The status of MNT (`mountstat3`), without its prefix `MNT3ERR_`.
     pub enum Mountstat3 {
         OK = 0,
         PERM = 1,
@@ -82,7 +82,7 @@ xdr_struct! {
     pub struct MntOk {
         /// Handle of the path.
         pub fhandle: Opaque<FH_MAX_BYTES>,
-        /// How callers may prove who they are, in the server's order of preference.
+        /// How callers may authenticate, in the server's order of preference.
         pub auth_flavors: List<AuthFlavor, FLAVORS_MAX>,
     }
 
@@ -90,7 +90,7 @@ xdr_struct! {
     pub struct Mountbody {
         /// Whose.
         pub hostname: Name,
-        /// Of what.
+        /// The mounted directory.
         pub directory: Dirpath,
     }
 
@@ -98,13 +98,13 @@ xdr_struct! {
     pub struct Exportnode {
         /// Path.
         pub dir: Dirpath,
-        /// Who may mount it; nobody listed means everybody.
+        /// Clients that may mount it; an empty list means all clients.
         pub groups: Chain<Name, LIST_MAX>,
     }
 }
 
 xdr_union! {
-    /// What MNT answers (`mountres3`).
+    /// The result of MNT (`mountres3`).
     pub enum MntRes else Refused {
         /// The handle.
         Granted(MntOk) = Mountstat3::OK.0,

@@ -1,13 +1,13 @@
 //! NFS version 3 (RFC 1813): every procedure's arguments and results, in both directions.
 //!
-//! It knows nothing of connections, caching or file systems. This file has what procedures share
-//! (status, attributes, weak cache consistency data) and the table of procedures; [`args`] and
-//! [`res`] have the procedures themselves. Failure arms carry what the RFC gives them, because a
-//! failed call still says how the directory changed. Payloads of READ and WRITE are slices of the
-//! message.
+//! It knows nothing of connections, caching or file systems. This file has the common parts of
+//! procedures (status, attributes, weak cache consistency data) and the table of procedures;
+//! [`args`] and [`res`] have the procedures themselves. Failure arms carry the RFC's data, because
+//! a failed call still shows how the directory changed. Payloads of READ and WRITE are slices of
+//! the message.
 //!
 //! Names and paths have no bound in the RFC. Ours are [`NAME_MAX_BYTES`] and [`PATH_MAX_BYTES`]:
-//! what a kernel could ever be given.
+//! the longest that a kernel could ever be given.
 
 pub mod args;
 pub mod res;
@@ -37,8 +37,8 @@ pub const PATH_MAX_BYTES: usize = 4096;
 /// Longest READ or WRITE payload: no limit of its own, a record ends long before.
 pub const DATA_MAX_BYTES: usize = 1 << 30;
 
-/// Most entries of a READDIR or READDIRPLUS reply. So many entries with names of one byte would take
-/// 3.5 MiB, which no client asks for; in memory they are six times as large, so an end is set.
+/// Most entries of a READDIR or READDIRPLUS reply. So many entries with names of one byte would
+/// take 3.5 MiB, which no client asks for; in memory they are six times as large, so an end is set.
 pub const ENTRIES_MAX: usize = 1 << 17;
 
 /// File handle (`nfs_fh3`).
@@ -73,7 +73,7 @@ rpc_program! {
         SETATTR = 2, Setattr(SetattrArgs) -> SetattrRes;
         /// A name becomes a handle.
         LOOKUP = 3, Lookup(LookupArgs) -> LookupRes;
-        /// Asks what the caller may do.
+        /// Asks for the caller's rights.
         ACCESS = 4, Access(AccessArgs) -> AccessRes;
         /// Content of a symbolic link.
         READLINK = 5, Readlink(ReadlinkArgs) -> ReadlinkRes;
@@ -103,7 +103,7 @@ rpc_program! {
         READDIRPLUS = 17, Readdirplus(ReaddirplusArgs) -> ReaddirplusRes;
         /// How full the file system is.
         FSSTAT = 18, Fsstat(FsstatArgs) -> FsstatRes;
-        /// What the file system can do.
+        /// The abilities of the file system.
         FSINFO = 19, Fsinfo(FsinfoArgs) -> FsinfoRes;
         /// POSIX limits.
         PATHCONF = 20, Pathconf(PathconfArgs) -> PathconfRes;
@@ -113,7 +113,7 @@ rpc_program! {
 }
 
 xdr_enum! {
-    /// What became of a procedure (`nfsstat3`, RFC 1813 section 2.6), without its prefix `NFS3ERR_`.
+    /// The status of a procedure (`nfsstat3`, RFC 1813 section 2.6), without its prefix `NFS3ERR_`.
     pub enum Nfsstat3 {
         OK = 0,
         PERM = 1,
@@ -286,7 +286,7 @@ xdr_struct! {
 }
 
 xdr_union! {
-    /// What to do with a time (`set_atime`, `set_mtime`).
+    /// The change of a time (`set_atime`, `set_mtime`).
     #[derive(Copy, Hash, Default)]
     pub enum SetTime {
         /// Leave it.
@@ -321,7 +321,7 @@ impl<T, F> Res<T, F> {
     /// As a `std::result::Result`.
     ///
     /// # Errors
-    /// The status and what came with it.
+    /// The status and the data that came with it.
     pub fn into_result(self) -> std::result::Result<T, (Nfsstat3, F)> {
         match self {
             Self::Ok(v) => Ok(v),

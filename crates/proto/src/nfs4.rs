@@ -4,7 +4,7 @@
 //! It knows nothing of RPC, sessions' state or policy. Two tables list the operations
 //! ([`compound`], [`callback`]) and one the attributes ([`attrs`]); everything that depends on the
 //! whole list (numbers, names, encoding, typed results) comes from them. Minor versions share all
-//! types: what a minor version does not have, it does not send.
+//! types: a minor version does not send the types that it lacks.
 
 pub mod attr_types;
 pub mod attrs;

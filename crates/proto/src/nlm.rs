@@ -1,7 +1,8 @@
-//! NLM, the protocol by which clients of NFSv2 and NFSv3 lock (X/Open XNFS chapter 10): as much as a server needs that has no
-//! locks to give.
+//! NLM, the protocol by which clients of NFSv2 and NFSv3 lock (X/Open XNFS chapter 10): as much as
+//! a server needs that has no locks to give.
 //!
-//! Arguments begin with a cookie, which the result repeats; what follows it says which lock, and is not decoded.
+//! Arguments begin with a cookie, which the result repeats. The description of the lock behind it
+//! is not decoded.
 
 use crate::xdr::{Dec, Enc, Opaque, Result, Xdr};
 use crate::{xdr_enum, xdr_struct};
@@ -13,7 +14,7 @@ pub const VERSIONS: [u32; 3] = [1, 3, 4];
 /// Longest cookie (`MAXNETOBJ_SZ`).
 pub const COOKIE_MAX_BYTES: usize = 1024;
 
-/// What a client recognises its call by.
+/// A client's mark for its call.
 pub type Cookie = Opaque<COOKIE_MAX_BYTES>;
 
 xdr_enum! {
@@ -36,14 +37,14 @@ xdr_struct! {
     pub struct NlmRes {
         /// As in the call.
         pub cookie: Cookie,
-        /// What became of it.
+        /// The status.
         pub stat: NlmStat,
     }
     /// `nlm4_shareres`.
     pub struct NlmShareRes {
         /// As in the call.
         pub cookie: Cookie,
-        /// What became of it.
+        /// The status.
         pub stat: NlmStat,
         /// Of no use.
         pub sequence: u32,

@@ -1,16 +1,18 @@
-//! Not Quite NFS (R. Macklem, 1994, appendix "Protocol Details"): NFS version 2 (RFC 1094) with leases, 64-bit sizes and a
-//! few procedures more. Program 300105 version 1.
+//! Not Quite NFS (R. Macklem, 1994, appendix "Protocol Details"): NFS version 2 (RFC 1094) with
+//! leases, 64-bit sizes and a few procedures more. Program 300105 version 1.
 //!
-//! It knows nothing of connections or of what a lease means. This file has what procedures share and their table;
-//! [`args`] and [`res`] have the procedures. Every call but NULL and EVICTED begins with a request for a lease on the file
-//! it is about ([`Asking`]), every successful reply with the answer to that ([`Res`]); both are one word when no lease is
-//! asked for. EVICTED travels from the server to the client.
+//! It knows nothing of connections or of the meaning of a lease. This file has the common parts of
+//! procedures and their table; [`args`] and [`res`] have the procedures. Every call but NULL and
+//! EVICTED begins with a request for a lease on its file ([`Asking`]), every successful reply with
+//! the answer to that ([`Res`]); both are one word when no lease is asked for. EVICTED travels from
+//! the server to the client.
 //!
-//! Beyond the paper, and never used with peers that do not know it: HELLO, by which a client says that connections are its own
-//! and both say what they can take, and handles longer than 32 bytes ([`fh`]).
+//! Beyond the paper, and never used with peers that do not know them: HELLO, by which a client
+//! claims its connections and both sides state their limits, and handles longer than 32 bytes
+//! ([`fh`]).
 //!
-//! The paper leaves open whether VACATED, GETLEASE, READDIRLOOK and ACCESS carry the request, too. In 4.4BSD everything but
-//! EVICTED does, so it is so here; NULL has no arguments, as in RFC 1094.
+//! The paper leaves open whether VACATED, GETLEASE, READDIRLOOK and ACCESS carry the request, too.
+//! In 4.4BSD everything but EVICTED does, so it is so here; NULL has no arguments, as in RFC 1094.
 
 pub mod args;
 pub mod fh;
@@ -34,7 +36,8 @@ pub const FH_BYTES: usize = 32;
 pub const NAME_MAX_BYTES: usize = 255;
 /// Longest content of a symbolic link (`MAXPATHLEN`).
 pub const PATH_MAX_BYTES: usize = 1024;
-/// Longest READ or WRITE payload. NFS has 8192 bytes; NQNFS lifts that (section 6), and a record ends long before this.
+/// Longest READ or WRITE payload. NFS has 8192 bytes; NQNFS lifts that (section 6), and a record
+/// ends long before this.
 pub const DATA_MAX_BYTES: usize = 1 << 30;
 /// Payload that every peer takes, also over UDP (`MAXDATA`).
 pub const DATA_SAFE_BYTES: u32 = 8192;
@@ -101,15 +104,15 @@ rpc_program! {
         VACATED = 20, Vacated(Asking<VacatedArgs>) -> ();
         /// Server to client: a lease is to be given up.
         EVICTED = 21, Evicted(EvictedArgs) -> ();
-        /// Asks what the caller may do.
+        /// Asks for the caller's rights.
         ACCESS = 22, Access(Asking<AccessArgs>) -> Res<()>;
-        /// Extension: whose connection this is, and what both sides can take.
+        /// Extension: the client of this connection, and the limits of both sides.
         HELLO = 0x6869_7468, Hello(Asking<HelloArgs>) -> Res<HelloOk>;
     }
 }
 
 xdr_enum! {
-    /// What became of a procedure (`stat`), without its prefixes `NFSERR_` and `NQNFS_`.
+    /// The status of a procedure (`stat`), without its prefixes `NFSERR_` and `NQNFS_`.
     pub enum Stat {
         OK = 0,
         PERM = 1,
@@ -164,7 +167,7 @@ xdr_union! {
         Write(u32) = Cachetype::WRITE.0,
     }
 
-    /// What became of it (`getleaserequestres`).
+    /// The result of GETLEASE (`getleaserequestres`).
     #[derive(Copy, Default)]
     pub enum LeaseReply else Other {
         /// None was asked for, or given.
@@ -310,7 +313,8 @@ impl<A: Xdr> Xdr for Asking<A> {
     }
 }
 
-/// The results of a procedure: with the lease and `T` when it succeeded, nothing but the status when it failed.
+/// The results of a procedure: with the lease and `T` when it succeeded, nothing but the status
+/// when it failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Res<T> {
     /// It succeeded. The lease stands between status and results.

@@ -39,7 +39,7 @@ rpc_program! {
         NULL = 0, Null(PortmapNull) -> ();
         /// Registers; false if another one is registered.
         SET = 1, Set(PortmapSet) -> bool;
-        /// Ends the registrations of a program version, whatever protocol and port are said.
+        /// Ends the registrations of a program version, for every protocol and port.
         UNSET = 2, Unset(PortmapUnset) -> bool;
         /// Port of a program version and protocol (its own port is ignored); 0 if there is none.
         GETPORT = 3, Getport(PortmapGetport) -> u32;
@@ -93,7 +93,7 @@ xdr_struct! {
         pub netid: Text,
         /// Universal address.
         pub addr: Text,
-        /// Who registered it.
+        /// The owner of the registration.
         pub owner: Text,
     }
 

@@ -1,10 +1,10 @@
 //! Record marking (RFC 5531 section 11): where a message begins and ends on a byte stream.
 //!
-//! It knows neither sockets nor what a record contains. [`Reader`] hands out spare space in the
+//! It knows neither sockets nor the content of a record. [`Reader`] hands out spare space in the
 //! buffer that becomes the record, a socket reads into it, and [`Reader::next_record`] splits off
-//! what is complete. While a long fragment arrives, the space ends where the fragment ends: its
-//! payload is received in place, and only what came in the same read as the mark (at most
-//! [`READ_AHEAD_BYTES`]) moves when the buffer grows. The buffer holds the record so far followed by
+//! complete records. While a long fragment arrives, the space ends where the fragment ends: its
+//! payload is received in place. Only bytes that came in the same read as the mark (at most
+//! [`READ_AHEAD_BYTES`]) move when the buffer grows. The buffer holds the record so far followed by
 //! bytes not yet looked at; the gap that the mark of a further fragment leaves is closed, so that
 //! several fragments become one slice too.
 //!
@@ -29,7 +29,7 @@ pub const FRAGMENT_MAX_BYTES: usize = (1 << 31) - 1;
 const LAST: u32 = 1 << 31;
 const MARK_BYTES: usize = 4;
 
-/// What a peer may send.
+/// The limits of a peer's records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Longest record, all fragments together, without marks.
@@ -93,8 +93,8 @@ impl Reader {
         Self { limits, buf: BytesMut::new(), done: 0, next: 0, fragment: None, fragments: 0 }
     }
 
-    /// Where to put the next bytes of the stream, never without room. Call [`Reader::next_record`]
-    /// until it has no more before asking again: only then the space fits what is expected.
+    /// The space for the next bytes of the stream, never without room. Call [`Reader::next_record`]
+    /// until it has no more before asking again: only then the space fits the expected bytes.
     ///
     /// The space is uninitialised, which is why it is a `BufMut` and no slice: `read_buf` of a
     /// socket fills it with no clearing first.
@@ -105,8 +105,8 @@ impl Reader {
             let offer = missing.min(believable.max(READ_AHEAD_BYTES));
             (offer, offer)
         } else {
-            // A record that has not begun may be a small write: into what is left of a buffer it would come in two pieces, and be
-            // copied out of it.
+            // A record that has not begun may be a small write: in the rest of a buffer it would
+            // come in two pieces, and be copied out of it.
             let least = if self.buf.is_empty() { READ_AHEAD_BYTES / 4 * 3 } else { READ_AHEAD_BYTES / 4 };
             (missing.max(least), READ_AHEAD_BYTES)
         };
@@ -120,7 +120,7 @@ impl Reader {
     }
 
     /// The next complete record without its marks, or `None` when more bytes are needed. The record
-    /// shares its buffer with its neighbours: copy what is kept for long.
+    /// shares its buffer with its neighbours: copy the parts that are kept for long.
     ///
     /// # Errors
     /// The record exceeds a limit.
@@ -217,9 +217,9 @@ impl Reader {
         record
     }
 
-    /// Moves the unparsed bytes behind the record, so that what arrives next is in place. Done only
-    /// when all that came is parsed: a read full of tiny fragments moves its bytes once, not once
-    /// per fragment.
+    /// Moves the unparsed bytes behind the record, so that the next bytes arrive in place. Done
+    /// only when all received bytes are parsed: a read full of tiny fragments moves its bytes once,
+    /// not once per fragment.
     fn close_gap(&mut self) {
         if self.next > self.done {
             self.buf.copy_within(self.next.., self.done);
@@ -244,7 +244,8 @@ pub fn frame(message: Enc) -> Vec<Bytes> {
     frame_in(message, FRAGMENT_MAX_BYTES)
 }
 
-/// The beginning of a record of one fragment, after which `beyond_bytes` more are sent. `None`: no fragment is so long.
+/// The beginning of a record of one fragment, after which `beyond_bytes` more are sent. `None`: no
+/// fragment is so long.
 pub fn frame_beginning(message: Enc, beyond_bytes: usize) -> Option<Vec<Bytes>> {
     let len = message.len().checked_add(beyond_bytes).filter(|len| *len <= FRAGMENT_MAX_BYTES)?;
     let mut out = vec![Bytes::copy_from_slice(&(len as u32 | LAST).to_be_bytes())];

@@ -1,10 +1,10 @@
-//! ONC RPC version 2 (RFC 5531): what stands before the arguments of a call and before the results
+//! ONC RPC version 2 (RFC 5531): the headers before the arguments of a call and before the results
 //! of a reply.
 //!
 //! It knows nothing of the programs behind it, of transports, or of matching replies to calls. A
-//! message is split into its header and its body; the body is a slice of the received buffer, so
-//! whoever knows the procedure decodes it with no copy. Two authentication flavors are spoken here
-//! (AUTH_NONE, AUTH_SYS); others pass through as opaque bytes.
+//! message is split into its header and its body. The body is a slice of the received buffer, so
+//! code that knows the procedure decodes it without a copy. This module speaks two authentication
+//! flavors (AUTH_NONE, AUTH_SYS); others pass through as opaque bytes.
 
 mod program;
 
@@ -27,7 +27,7 @@ const CALL: u32 = 0;
 const REPLY: u32 = 1;
 
 xdr_enum! {
-    /// How a caller proves who it is (`auth_flavor`, RFC 5531 section 8.2 and the IANA registry).
+    /// How a caller authenticates (`auth_flavor`, RFC 5531 section 8.2 and the IANA registry).
     pub enum AuthFlavor {
         /// Nobody in particular.
         NONE = 0,
@@ -85,7 +85,7 @@ xdr_enum! {
 }
 
 xdr_struct! {
-    /// A credential or verifier: a flavor and what it needs (`opaque_auth`).
+    /// A credential or verifier: a flavor and its data (`opaque_auth`).
     pub struct OpaqueAuth {
         /// How to read the body.
         pub flavor: AuthFlavor,
@@ -118,15 +118,15 @@ xdr_struct! {
 
     /// The answer of a server that believed the caller (`accepted_reply`).
     pub struct AcceptedReply {
-        /// The server's proof of who it is.
+        /// The server's proof of its identity.
         pub verf: OpaqueAuth,
-        /// What became of the call.
+        /// The status of the call.
         pub stat: AcceptStat,
     }
 }
 
 xdr_union! {
-    /// What became of a call (`accept_stat` with its data). After `Success` the results follow.
+    /// The status of a call (`accept_stat` with its data). After `Success` the results follow.
     pub enum AcceptStat else Other {
         /// It was executed.
         Success = 0,
@@ -193,7 +193,7 @@ pub struct CallHeader {
     pub vers: u32,
     /// Procedure number.
     pub proc: u32,
-    /// Who calls.
+    /// The caller.
     pub cred: OpaqueAuth,
     /// Proof of it.
     pub verf: OpaqueAuth,
@@ -204,7 +204,7 @@ pub struct CallHeader {
 pub struct ReplyHeader {
     /// The call's.
     pub xid: u32,
-    /// What became of the call.
+    /// The status of the call.
     pub body: ReplyBody,
 }
 
@@ -226,7 +226,7 @@ pub enum Message {
 }
 
 impl CallHeader {
-    /// The arguments' bytes follow what this returns.
+    /// The arguments' bytes follow the returned header.
     pub fn begin(&self) -> Enc {
         Enc::of(self)
     }
@@ -273,7 +273,7 @@ impl Message {
         }
     }
 
-    /// The transaction id, whatever the message is.
+    /// The transaction id of any message.
     pub fn xid(&self) -> u32 {
         match self {
             Self::Call(h, _) => h.xid,

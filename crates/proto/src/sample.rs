@@ -1,9 +1,9 @@
 //! Sample values of wire types, for round-trip tests and fuzzing seeds.
 //!
-//! It knows nothing of any protocol. A [`Source`] turns a byte string into decisions; the macros
-//! `xdr_struct!`, `xdr_enum!` and `xdr_union!` derive [`Sample`] for what they declare and a test
-//! named after each type, so no type can be forgotten. An exhausted source answers zero, which is
-//! the smallest choice everywhere (no bytes, no elements, first arm): sampling always ends, and a
+//! It knows nothing of any protocol. A [`Source`] turns a byte string into decisions. The macros
+//! `xdr_struct!`, `xdr_enum!` and `xdr_union!` derive [`Sample`] and a test named after each
+//! declared type, so no type can be forgotten. An exhausted source answers zero, which is the
+//! smallest choice everywhere (no bytes, no elements, first arm): sampling always ends, and a
 //! shorter byte string is a simpler value, so a property test that shrinks the bytes shrinks the
 //! value.
 

@@ -154,8 +154,8 @@ impl Enc {
         self.head = other.head;
     }
 
-    /// Appends what `f` encodes as variable-length opaque data, its length before it. Everything in
-    /// it is copied, so this is for small structured items (attribute lists), not for payloads.
+    /// Appends the output of `f` as variable-length opaque data, its length before it. Everything
+    /// in it is copied, so this is for small structured items (attribute lists), not for payloads.
     pub fn counted(&mut self, f: impl FnOnce(&mut Self)) {
         let at = self.len();
         self.u32(0);
@@ -332,8 +332,8 @@ impl<'a> Dec<'a> {
         Ok(b)
     }
 
-    /// Its bytes should be zero (RFC 4506 section 3) and mean nothing: Linux 6.1's server leaves what was there before behind
-    /// the values of extended attributes.
+    /// Its bytes should be zero (RFC 4506 section 3) and mean nothing: Linux 6.1's server leaves
+    /// older bytes behind the values of extended attributes.
     fn padding(&mut self, len: usize) -> Result<()> {
         self.take(len.wrapping_neg() & 3).map(|_| ())
     }

@@ -1,4 +1,4 @@
-//! How fast the client is over loopback, and what counting costs.
+//! The speed of the client over loopback, and the cost of counting.
 //!
 //! `cargo run --release -p hither-rpc --example throughput [-- small|read|write ...]`
 //!
@@ -19,7 +19,8 @@ use tokio::time::Instant;
 const SMALL_BYTES: usize = 100;
 const LARGE_BYTES: usize = 1 << 20;
 
-/// Answers procedure 0 with 100 bytes, procedure 1 with 1 MiB, procedure 2 (a write) with 100 bytes.
+/// Answers procedure 0 with 100 bytes, procedure 1 with 1 MiB, procedure 2 (a write) with 100
+/// bytes.
 async fn respond(mut stream: TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let (small, large) = (Bytes::from(vec![1; SMALL_BYTES]), Bytes::from(vec![2; LARGE_BYTES]));
@@ -89,7 +90,7 @@ async fn rate(client: &Client, proc: u32, width: usize, payload: &Bytes, total: 
 }
 
 /// Round trips per second of the same bytes over a bare socket of the same runtime, one at a time:
-/// what the client is to be compared with.
+/// the measure for the client.
 async fn bare_rate(addr: std::net::SocketAddr, proc: u32, payload: &Bytes, total: usize) -> f64 {
     let mut stream = TcpStream::connect(addr).await.expect("the responder listens");
     stream.set_nodelay(true).expect("a TCP socket");

@@ -22,8 +22,8 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-/// A call counts at least this much against [`ClientConfig::max_queued_bytes`]: what it costs us in
-/// memory even when it is small.
+/// A call counts at least this much against [`ClientConfig::max_queued_bytes`]: its cost in memory
+/// even when it is small.
 const CALL_MIN_BYTES: usize = 1024;
 
 /// Major timeouts in a row after which the connection is dropped although other calls are answered
@@ -97,11 +97,12 @@ impl Client {
         &self.owner.0
     }
 
-    /// Connects now, once, and says precisely what went wrong. At mount time; without it the first
-    /// call connects, as patiently as the policy says. Does nothing when that has happened already.
+    /// Connects now, once, and reports errors precisely. At mount time; without it the first call
+    /// connects, as patiently as the policy says. Does nothing on a connected client.
     ///
     /// # Errors
-    /// [`CallError::Connect`] with the cause (refused, no route, timed out); [`CallError::Shutdown`].
+    /// [`CallError::Connect`] with the cause (refused, no route, timed out);
+    /// [`CallError::Shutdown`].
     pub async fn connect_now(&self) -> Result<(), CallError> {
         let shared = self.shared();
         if shared.started.load(Relaxed) {
@@ -128,8 +129,8 @@ impl Client {
         result
     }
 
-    /// Who answers calls that come from the server. Without a handler they are answered with
-    /// PROG_UNAVAIL. With one, idle connections are kept open.
+    /// The handler of calls from the server. Without one they are answered with PROG_UNAVAIL. With
+    /// one, idle connections are kept open.
     pub fn set_callback_handler(&self, handler: Arc<dyn CallbackHandler>) {
         *self.shared().callback.write() = Some(handler);
     }
@@ -162,7 +163,7 @@ impl Client {
     }
 }
 
-/// What callers and the connections' tasks share.
+/// The state that callers and the connections' tasks share.
 pub(crate) struct Shared {
     pub connect: Arc<dyn Connect>,
     pub cfg: ClientConfig,
@@ -308,7 +309,7 @@ impl<'a> Course<'a> {
             None => shared.pick(),
         };
         let mut flight = connection.begin();
-        // After entering the table: whoever shuts down fails the calls that it finds there.
+        // After entering the table: a shutdown fails the calls that it finds there.
         if shared.shutdown.is_cancelled() {
             return Err(CallError::Shutdown);
         }
@@ -337,7 +338,8 @@ impl<'a> Course<'a> {
         permit?.map_err(|_| CallError::Shutdown)
     }
 
-    /// Waits for `what`, the deadline, the caller's loss of interest, or what the policy says.
+    /// Waits for `what`, the deadline, the caller's loss of interest, or the end that the policy
+    /// sets.
     async fn wait<T>(&mut self, what: impl Future<Output = T>) -> Result<T, CallError> {
         tokio::pin!(what);
         let cancel = self.cancel.clone();
@@ -390,8 +392,8 @@ impl<'a> Course<'a> {
     }
 
     /// After a major timeout: drops the connection on which the call was sent that long ago, if
-    /// nothing came since, for perhaps it is dead; in the end also if other calls were answered, for
-    /// then the reply was lost. Either way the next time it takes longer.
+    /// nothing came since, for perhaps it is dead; in the end also if other calls were answered,
+    /// for then the reply was lost. Either way the next time it takes longer.
     fn leave_dead_link(&mut self) {
         let (Some(connection), Some(flight)) = (self.connection, &self.flight) else { return };
         let now = Instant::now();

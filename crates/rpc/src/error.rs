@@ -4,7 +4,7 @@ use crate::policy::Mode;
 use hither_proto::rpc::AuthStat;
 use std::io;
 
-/// Why a call has no result. Who is to blame: [`CallError::PeerMisbehaved`] and
+/// The reason why a call has no result. The blame differs: [`CallError::PeerMisbehaved`] and
 /// [`CallError::GarbageArgs`] are bugs of the server or of ours, `Denied` is configuration, the
 /// others are circumstances.
 #[derive(Debug, thiserror::Error)]

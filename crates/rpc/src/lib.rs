@@ -1,12 +1,12 @@
 //! How messages travel: ONC RPC (RFC 5531) over TCP and over a simulated network.
 //!
-//! It knows nothing of NFS: programs and procedures are numbers, arguments and results are bytes.
-//! A [`Client`] spreads calls over one or more connections. Each connection has a table of calls
-//! in flight, a writer task that sends queued calls with vectored writes, and a reader task that
-//! matches replies to calls by their xid, in whatever order they come. A connection that breaks is
-//! made again, and the calls that were in flight on it are sent again with the same xid, so that
-//! a server with a reply cache executes each of them once. [`RetryPolicy`] says when a caller is
-//! told that the server does not answer (nfs(5) `timeo`, `retrans`, `soft`, `softerr`, `hard`).
+//! It knows nothing of NFS: programs and procedures are numbers, arguments and results are bytes. A
+//! [`Client`] spreads calls over one or more connections. Each connection has a table of calls in
+//! flight, a writer task that sends queued calls with vectored writes, and a reader task that
+//! matches replies, in any order, to calls by their xid. A broken connection is made again. The
+//! calls that were in flight on it are sent again with the same xid, so that a server with a reply
+//! cache executes each of them once. [`RetryPolicy`] decides when a caller learns that the server
+//! does not answer (nfs(5) `timeo`, `retrans`, `soft`, `softerr`, `hard`).
 //!
 //! A [`server::Acceptor`] is the other side: it hands the calls of many clients to a service.
 //!

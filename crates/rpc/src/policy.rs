@@ -15,7 +15,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(600);
 /// Shortest `timeo`: nfs(5) counts in tenths of a second.
 const TIMEO_MIN: Duration = Duration::from_millis(100);
 
-/// What happens at the major timeout.
+/// The action at the major timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Never give up.
@@ -33,7 +33,7 @@ pub struct RetryPolicy {
     pub timeo: Duration,
     /// Retries before the major timeout.
     pub retrans: u32,
-    /// What happens then.
+    /// The action at the major timeout.
     pub mode: Mode,
 }
 
@@ -86,7 +86,7 @@ impl Timeouts {
         self.minor.min(self.major)
     }
 
-    /// What has passed, and moves on; `None` before [`Timeouts::next`].
+    /// The passed timeouts; moves on; `None` before [`Timeouts::next`].
     pub fn expire(&mut self, now: Instant) -> Option<Expiry> {
         if now >= self.major {
             *self = Self::new(self.policy, now);
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(events(5, 0, 2), [(5, Major), (10, Major)]);
     }
 
-    /// No timeout is longer than 600 s, whatever was configured.
+    /// No timeout is longer than 600 s, whatever the configuration.
     #[test]
     fn timeouts_are_capped() {
         use Expiry::*;

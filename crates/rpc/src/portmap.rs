@@ -28,15 +28,15 @@ pub enum PortmapError {
     /// rpcbind itself cannot be reached.
     #[error("rpcbind on {host} (port 111) cannot be reached: {cause}")]
     Unreachable {
-        /// Whom we asked.
+        /// The host that was asked.
         host: IpAddr,
-        /// What happened.
+        /// The cause.
         cause: CallError,
     },
     /// rpcbind answers, the program is not there.
     #[error("program {prog} version {vers} over TCP is not registered with rpcbind on {host}")]
     NotRegistered {
-        /// Whom we asked.
+        /// The host that was asked.
         host: IpAddr,
         /// Program number.
         prog: u32,
@@ -46,9 +46,9 @@ pub enum PortmapError {
     /// rpcbind answers nonsense, or refuses.
     #[error("rpcbind on {host}: {cause}")]
     Refused {
-        /// Whom we asked.
+        /// The host that was asked.
         host: IpAddr,
-        /// What it said.
+        /// Its answer.
         cause: CallError,
     },
 }

@@ -1,15 +1,17 @@
 //! The other side: a socket on which clients make calls.
 //!
-//! It knows no program: a [`Service`] names those it has and answers their calls. Each connection has a task that reads
-//! records and answers what waits for nothing, one that writes replies, and one for each call that is waiting; replies go out in whatever order they come.
-//! RPC's own errors (no such program, other versions, credentials that nobody can read) are answered here.
+//! It knows no program: a [`Service`] names its programs and answers their calls. Each connection
+//! has a task that reads records and answers calls that need not wait, one that writes replies, and
+//! one for each call that is waiting; replies are sent in any order. RPC's own errors (no such
+//! program, other versions, unreadable credentials) are answered here.
 //!
-//! A client may be slow or hostile. Records and their fragments are limited; a record that has begun must go on; a connection has
-//! so many calls at a time, and so have all connections of its address together, and no further call is read while replies wait for it to read; replies that it does not take end
-//! it. Memory for a call and its reply is acquired before it is received and executed (`budget`),
-//! and when it is short, connections end that make no progress. While clients recover from a
-//! restart calls can be taken at a [`Pace`]. The server calls its clients (NFSv4's backchannel) on
-//! the connections that they made ([`Peer::call`]).
+//! A client may be slow or hostile. Records and their fragments are limited; a record that has
+//! begun must go on; a connection has so many calls at a time, and so have all connections of its
+//! address together, and no further call is read while replies wait for it to read; replies that it
+//! does not take end it. Memory for a call and its reply is acquired before it is received and
+//! executed (`budget`), and when it is short, connections end that make no progress. While clients
+//! recover from a restart calls can be taken at a [`Pace`]. The server calls its clients (NFSv4's
+//! backchannel) on the connections that they made ([`Peer::call`]).
 
 mod budget;
 mod connection;
@@ -70,7 +72,7 @@ pub struct Program {
     pub high: u32,
 }
 
-/// Who calls, as far as the credential says.
+/// The caller, as far as the credential names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Caller {
     /// AUTH_NONE: nobody in particular.
@@ -90,7 +92,7 @@ pub struct Incoming {
     pub proc: u32,
     /// Transaction id: a call that is sent again has the same.
     pub xid: u32,
-    /// Who calls.
+    /// The caller.
     pub caller: Caller,
     /// Encoded arguments: a slice of the receive buffer.
     pub args: Bytes,
@@ -100,12 +102,12 @@ pub struct Incoming {
     pub room: Room,
 }
 
-/// What becomes of a call.
+/// The outcome of a call.
 #[derive(Debug)]
 pub enum Outcome {
     /// Executed; the results.
     Done(Enc),
-    /// Executed; the results up to a payload, that, and what follows.
+    /// Executed; the results up to a payload, the payload, and the rest.
     Piped(Enc, Box<dyn Piped>, Enc),
     /// There is no such procedure.
     ProcUnavail,
@@ -121,28 +123,29 @@ pub enum Outcome {
 
 /// Answers calls.
 pub trait Service: Send + Sync + 'static {
-    /// What is served.
+    /// The served programs.
     fn programs(&self) -> &[Program];
 
     /// How fast calls are taken now; `None`: as they come.
     fn pace(&self) -> Option<&Pace>;
 
-    /// Answers one call. Many run at a time. The future is not dropped when the connection ends: a call that came is executed.
+    /// Answers one call. Many run at a time. The future is not dropped when the connection ends: a
+    /// call that came is executed.
     fn call(self: Arc<Self>, call: Incoming) -> BoxFuture<'static, Outcome>;
 
     /// A connection has ended.
     fn closed(&self, peer: &Peer);
 }
 
-/// What clients may ask of this machine.
+/// The limits of clients on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerLimits {
     /// Longest call.
     pub record_max_bytes: usize,
     /// Calls of one connection at a time; more wait unread.
     pub calls_max: usize,
-    /// Calls of all connections of one address that are being answered, each for a second at most, so that many connections do not
-    /// get more than their part; more wait unread.
+    /// Calls of all connections of one address that are being answered, each for a second at most,
+    /// so that many connections do not get more than their part; more wait unread.
     pub host_calls_max: usize,
     /// Connections, of which one address has half at most; for more, those end that are idle
     /// longest.
@@ -151,7 +154,8 @@ pub struct ServerLimits {
     pub memory_max_bytes: usize,
     /// Bytes of replies that wait for one connection; no call is read meanwhile.
     pub queued_max_bytes: usize,
-    /// Longest time in which a connection takes nothing of what is sent to it, or sends nothing of a record that has begun.
+    /// Longest time in which a connection takes no bytes of its replies, or sends no bytes of a
+    /// record that has begun.
     pub stall: Duration,
 }
 
@@ -169,7 +173,7 @@ impl Default for ServerLimits {
     }
 }
 
-/// What all connections of a server share.
+/// The state that all connections of a server share.
 pub(crate) struct Global {
     pub service: Arc<dyn Service>,
     pub limits: ServerLimits,
@@ -185,7 +189,7 @@ pub(crate) struct Global {
     crowd_told: Mutex<Option<Instant>>,
 }
 
-/// What was logged of connections that were dropped.
+/// The logged entries about dropped connections.
 #[derive(Default)]
 struct Drops {
     /// When this minute began.
@@ -195,7 +199,8 @@ struct Drops {
     more: u64,
 }
 
-/// Accepts connections for a [`Service`]. Dropping it lets connections go on; [`Acceptor::shutdown`] ends them.
+/// Accepts connections for a [`Service`]. Dropping it lets connections go on;
+/// [`Acceptor::shutdown`] ends them.
 pub struct Acceptor {
     global: Arc<Global>,
     stop: CancellationToken,
@@ -299,7 +304,7 @@ impl Acceptor {
 }
 
 impl Global {
-    /// What the connections of an address share.
+    /// The state that the connections of an address share.
     fn host(&self, addr: IpAddr) -> Arc<Semaphore> {
         let mut hosts = self.hosts.lock();
         if let Some(host) = hosts.get(&addr).and_then(Weak::upgrade) {

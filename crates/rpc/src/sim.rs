@@ -2,17 +2,19 @@
 //!
 //! It knows nothing of RPC but the framing of records. A [`Net`] joins any number of clients (each
 //! made with [`Net::connector`]) to one server, an asynchronous function over the records of a
-//! [`Peer`]. Both directions of a connection are queues of chunks with a time of delivery on tokio's
-//! clock, so with `start_paused` a test of minutes runs in milliseconds, and equal seeds give equal
-//! runs. The network behaves as TCP does: bytes arrive in order or not at all; a lost packet is a
-//! delay of all that follows; different connections overtake each other.
+//! [`Peer`]. Both directions of a connection are queues of chunks with a time of delivery on
+//! tokio's clock, so with `start_paused` a test of minutes runs in milliseconds, and equal seeds
+//! give equal runs. The network behaves as TCP does: bytes arrive in order or not at all; a lost
+//! packet is a delay of all that follows; different connections overtake each other.
 //!
 //! ```
-//! # tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(async {
+//! # let mut runtime = tokio::runtime::Builder::new_current_thread();
+//! # runtime.enable_all().start_paused(true).build().unwrap().block_on(async {
 //! use hither_proto::{rpc, xdr::Enc};
 //! use hither_rpc::{sim, Client, ClientConfig, Stats};
 //! let net = sim::Net::new(1, sim::Conditions::default());
-//! net.answer(|_connection, call, _args| async move { Some(rpc::reply(call.xid, Enc::of(&7u32))) });
+//! let seven = || Enc::of(&7u32);
+//! net.answer(move |_connection, call, _args| async move { Some(rpc::reply(call.xid, seven())) });
 //! let client = Client::new(net.connector(), ClientConfig::default(), Stats::new().into());
 //! client.connect_now().await.unwrap();
 //! # });
@@ -38,7 +40,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{sleep, timeout};
 
-/// What the way between client and server is like.
+/// The conditions between client and server.
 #[derive(Debug, Clone, Copy)]
 pub struct Conditions {
     /// One way.
@@ -75,8 +77,8 @@ impl Default for Conditions {
 pub enum Cut {
     /// Both ends learn of it at once (RST).
     Reset,
-    /// Bytes vanish without notice until [`Net::heal`], after which TCP delivers what both ends
-    /// sent meanwhile. New connections are not answered.
+    /// Bytes vanish without notice until [`Net::heal`], after which TCP delivers the bytes that
+    /// both ends sent meanwhile. New connections are not answered.
     BlackHole,
 }
 
@@ -165,7 +167,7 @@ impl Net {
         Arc::new(self.clone())
     }
 
-    /// Changes the conditions for what is sent from now on.
+    /// Changes the conditions for bytes that are sent from now on.
     pub fn set_conditions(&self, conditions: Conditions) {
         self.state.lock().conditions = conditions;
     }

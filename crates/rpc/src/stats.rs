@@ -1,9 +1,9 @@
-//! What a mount counts: per operation and per connection.
+//! The counters of a mount: per operation and per connection.
 //!
 //! It knows nothing of where the numbers are shown. The terms are those of Linux'
-//! `/proc/self/mountstats` (statvers=1.1), so that tools that read it can read ours. An operation is
-//! counted once, when its call ends: one lock of that operation's own, held for a dozen additions
-//! and two histogram entries (about 120 ns on a busy machine, measured by the test
+//! `/proc/self/mountstats` (statvers=1.1), so that tools that read it can read ours. An operation
+//! is counted once, when its call ends: one lock of that operation's own, held for a dozen
+//! additions and two histogram entries (about 120 ns on a busy machine, measured by the test
 //! `cost_of_counting`). Connections count in atomics. A [`Snapshot`] is plain numbers.
 
 use hdrhistogram::Histogram;
@@ -282,7 +282,8 @@ pub struct OpSnapshot {
 }
 
 impl OpSnapshot {
-    /// The latency in microseconds that `percentile` (0 to 100) percent of the calls did not exceed.
+    /// The latency in microseconds that `percentile` (0 to 100) percent of the calls did not
+    /// exceed.
     pub fn latency_us(&self, percentile: f64) -> u64 {
         self.latency_us.value_at_percentile(percentile)
     }
@@ -297,7 +298,8 @@ impl OpSnapshot {
         self.latency_us.max()
     }
 
-    /// The round-trip time in microseconds that `percentile` (0 to 100) percent of the answered calls did not exceed.
+    /// The round-trip time in microseconds that `percentile` (0 to 100) percent of the answered
+    /// calls did not exceed.
     pub fn rtt_us(&self, percentile: f64) -> u64 {
         self.rtt_us.value_at_percentile(percentile)
     }
@@ -431,14 +433,15 @@ mod tests {
             let us = read.latency_us(p) as f64;
             assert!((us / (p * 1000.0) - 1.0).abs() < 0.011, "p{p} is {us}");
         }
-        // A millisecond of each call was waiting in line, all there was of the first, which has no round trip: 1 to 99 ms are left.
+        // A millisecond of each call was waiting in line, all there was of the first, which has no
+        // round trip: 1 to 99 ms are left.
         assert!((read.rtt_us(50.0) as f64 / 50_000.0 - 1.0).abs() < 0.011, "{}", read.rtt_us(50.0));
         assert!(read.rtt_max_us() <= read.latency_max_us());
         assert_eq!(read.latency_buckets().iter().map(|b| b.1).sum::<u64>(), 100);
         assert!(s.op("WRITE").is_none());
     }
 
-    /// What counting one call costs. `cargo test --release -p hither-rpc counting -- --ignored
+    /// The cost of counting one call. `cargo test --release -p hither-rpc counting -- --ignored
     /// --nocapture`
     #[test]
     #[ignore = "a measurement"]

@@ -1,9 +1,9 @@
 //! Connections over TCP.
 //!
-//! It knows nothing of messages. What makes a TCP connection fit for NFS: no Nagle delay, probes
-//! that notice a server that vanished, a bound on how long unacknowledged bytes may wait, a
-//! privileged source port where servers demand one, and the same source port again after a
-//! reconnect, because NFSv3 servers look up a retransmission in their reply cache by it.
+//! It knows nothing of messages. It sets the options that make a TCP connection fit for NFS: no
+//! Nagle delay, probes that notice a vanished server, a bound on the wait of unacknowledged bytes,
+//! and a privileged source port where servers demand one. A reconnect uses the same source port,
+//! because NFSv3 servers look up a retransmission in their reply cache by it.
 
 use crate::transport::{BoxFuture, Connect, Link};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
@@ -45,8 +45,8 @@ pub struct Endpoint {
     pub resvport: bool,
     /// Probe an idle connection, so that a server that vanished is noticed.
     pub keepalive: bool,
-    /// Longest time to establish a connection. A network that heals during an attempt may be noticed
-    /// only by the next one, so not longer than 10 s or so.
+    /// Longest time to establish a connection. A network that heals during an attempt may be
+    /// noticed only by the next one, so not longer than 10 s or so.
     pub connect_timeout: Duration,
 }
 
@@ -202,8 +202,9 @@ fn privileged_ports(start: u16) -> impl Iterator<Item = u16> {
 
 fn link(stream: TcpStream) -> io::Result<Link> {
     let local = stream.local_addr().ok();
-    // However it ends, also by SIGKILL, it ends abruptly (RST instead of FIN): calls that have not left are not executed after their
-    // caller is gone, and the port is free at once. Should it fail it ends in the ordinary way.
+    // However it ends, also by SIGKILL, it ends abruptly (RST instead of FIN): calls that have not
+    // left are not executed after their caller is gone, and the port is free at once. Should it
+    // fail it ends in the ordinary way.
     let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     let (reader, writer) = stream.into_split();
     Ok(Link { reader: Box::new(reader), writer: Box::new(writer), local })

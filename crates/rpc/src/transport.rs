@@ -1,4 +1,4 @@
-//! What a connection is made of, and who makes it.
+//! The parts of a connection, and their maker.
 //!
 //! It knows nothing of messages. A [`Connect`] makes [`Link`]s: two byte streams and the addresses
 //! at their ends. Everything above works on any pair of streams, which is where tests inject

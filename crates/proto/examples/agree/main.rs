@@ -1,8 +1,8 @@
 //! Compares our decoders with tshark on captured traffic: `agree CAPTURE [TCP-STREAM...]`.
 //!
 //! Every RPC message of every TCP connection (or of those named) is decoded here and by tshark; the
-//! named values of both, in order, per connection, direction and field, must be the same. Prints how
-//! many values agree, and the first difference of each field; any difference is a failure.
+//! named values of both, in order, per connection, direction and field, must be the same. Prints
+//! how many values agree, and the first difference of each field; any difference is a failure.
 
 #[path = "../decode/summary/mod.rs"]
 #[allow(dead_code, reason = "some of it is for decode only")]
@@ -109,7 +109,7 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     digits.chunks(2).map(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 16).ok()).collect()
 }
 
-/// What we read of a connection.
+/// Our reading of a connection.
 struct Ours {
     first: String,
     values: Values,
@@ -144,7 +144,7 @@ fn hex(message: &Bytes) -> String {
     message.iter().take(200).map(|b| format!("{b:02x}")).collect()
 }
 
-/// What tshark reads of the same fields of a connection.
+/// tshark's reading of the same fields of a connection.
 fn fields(capture: &str, stream: &str, ours: &Ours) -> Any<Values> {
     let names: BTreeSet<&str> = ours.values.keys().map(|(_, name)| name.as_str()).chain(TROUBLE).collect();
     // Linux asks for POSIX ACLs with a program of its own, on the same connection.

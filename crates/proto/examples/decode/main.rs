@@ -1,11 +1,12 @@
-//! Reads RPC messages in hexadecimal and prints what they say, one JSON object per line.
+//! Reads RPC messages in hexadecimal and prints their content, one JSON object per line.
 //!
 //! `decode [FILE]` reads one message per line, calls and replies mixed; replies are matched to the
-//! calls before them. `decode --stream [FILE]` reads the bytes of a TCP connection with record marks
-//! instead, each line a piece of it; lines that begin with a tab are the other direction. That is
-//! what `tshark -q -z follow,tcp,raw,0` prints, after its header.
+//! calls before them. `decode --stream [FILE]` reads the bytes of a TCP connection with record
+//! marks instead, each line a piece of it; lines that begin with a tab are the other direction.
+//! `tshark -q -z follow,tcp,raw,0` prints this form, after its header.
 //!
-//! `decode --pcap FILE` reads a capture (pcap, not pcapng: `tshark -F pcap -w FILE`) with any number of TCP connections.
+//! `decode --pcap FILE` reads a capture (pcap, not pcapng: `tshark -F pcap -w FILE`) with any
+//! number of TCP connections.
 //!
 //! The names of the values are those of Wireshark's fields, so that both can be compared.
 
@@ -52,7 +53,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// All RPC messages of a capture. A connection that began before it, or of which something is missing, ends where it cannot be read.
+/// All RPC messages of a capture. A connection that began before it, or of which something is
+/// missing, ends where it cannot be read.
 fn capture(file: &[u8]) -> Result<(), Box<dyn Error>> {
     let mut readers: HashMap<pcap::Flow, Reader> = HashMap::new();
     let mut streams: HashMap<pcap::Flow, Option<Records>> = HashMap::new();

@@ -1,7 +1,7 @@
 //! TCP segments of a capture in the pcap format, in the order of their sequence numbers.
 //!
-//! It knows nothing of RPC. Link layers: none (raw IP), Ethernet, Linux "cooked", BSD loopback. What was sent again is left out;
-//! what comes early waits until what is missing has come.
+//! It knows nothing of RPC. Link layers: none (raw IP), Ethernet, Linux "cooked", BSD loopback.
+//! Retransmissions are left out; an early segment waits until the missing ones have come.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -88,7 +88,7 @@ fn tcp(link: u32, packet: &[u8]) -> Option<(Flow, u32, bool, &[u8])> {
     Some((Flow((from, port(0)), (to, port(2))), seq, head[13] & SYN != 0, bytes))
 }
 
-/// What each flow waits for.
+/// The segment that each flow waits for.
 #[derive(Default)]
 struct Order {
     flows: HashMap<Flow, Waiting>,
@@ -111,7 +111,7 @@ impl Order {
         }
         let w = self.flows.entry(flow).or_insert_with(fresh);
         let ahead = first.wrapping_sub(w.next) as i32;
-        // What is there already is cut off.
+        // Bytes that are there already are cut off.
         let known = usize::try_from(-i64::from(ahead)).unwrap_or(0);
         let bytes = bytes.get(known..).filter(|b| !b.is_empty())?;
         let at = w.passed + u64::try_from(ahead).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What MOUNT messages promise: the bytes of RFC 1813 appendix I.
+//! The promises of MOUNT messages: the bytes of RFC 1813 appendix I.
 
 use super::*;
 use crate::rpc::Procedure;

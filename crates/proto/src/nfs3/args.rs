@@ -18,7 +18,7 @@ xdr_struct! {
     pub struct SetattrArgs {
         /// The file.
         pub object: Fh3,
-        /// What to set.
+        /// The attributes to set.
         pub new_attributes: Sattr3,
         /// Only if the file's ctime is this (`sattrguard3`).
         pub guard: Option<Nfstime3>,
@@ -72,7 +72,7 @@ xdr_struct! {
     pub struct CreateArgs {
         /// Directory and name.
         pub r#where: Diropargs3,
-        /// What if the name exists.
+        /// The behaviour if the name exists.
         pub how: Createhow3,
     }
 
@@ -90,7 +90,7 @@ xdr_struct! {
         pub r#where: Diropargs3,
         /// First attributes.
         pub symlink_attributes: Sattr3,
-        /// What it points to.
+        /// Its target.
         pub symlink_data: NewPath3,
     }
 
@@ -98,7 +98,7 @@ xdr_struct! {
     pub struct MknodArgs {
         /// Directory and name.
         pub r#where: Diropargs3,
-        /// What to create.
+        /// The object to create.
         pub what: Mknoddata3,
     }
 
@@ -195,7 +195,7 @@ xdr_struct! {
 }
 
 xdr_union! {
-    /// What CREATE does if the name exists (`createhow3`).
+    /// The behaviour of CREATE if the name exists (`createhow3`).
     #[derive(Copy)]
     pub enum Createhow3 {
         /// Sets the attributes of the existing file.
@@ -206,7 +206,7 @@ xdr_union! {
         Exclusive(Createverf3) = 2,
     }
 
-    /// What MKNOD creates (`mknoddata3`).
+    /// The object that MKNOD creates (`mknoddata3`).
     #[derive(Copy)]
     pub enum Mknoddata3 else Other {
         /// A block device.

@@ -63,7 +63,7 @@ xdr_struct! {
     pub struct ReadlinkOk {
         /// Attributes of the link.
         pub symlink_attributes: PostOpAttr,
-        /// What it points to.
+        /// Its target.
         pub data: Path3,
     }
 
@@ -86,7 +86,7 @@ xdr_struct! {
         pub file_wcc: WccData,
         /// Bytes written, possibly fewer than were sent.
         pub count: u32,
-        /// How durable they are, at least what was asked for.
+        /// How durable they are, at least as durable as the call asked.
         pub committed: StableHow,
         /// If COMMIT answers another one, unstable writes are lost.
         pub verf: Writeverf3,
@@ -102,7 +102,7 @@ xdr_struct! {
         pub dir_wcc: WccData,
     }
 
-    /// What RENAME says either way.
+    /// The data of RENAME, in success and failure.
     #[derive(Copy)]
     pub struct RenameWcc {
         /// The old directory before and after.
@@ -111,7 +111,7 @@ xdr_struct! {
         pub todir_wcc: WccData,
     }
 
-    /// What LINK says either way.
+    /// The data of LINK, in success and failure.
     #[derive(Copy)]
     pub struct LinkWcc {
         /// Attributes of the file.

@@ -1,4 +1,4 @@
-//! What NFSv3 messages promise: the bytes of RFC 1813, and that failures keep what they carry.
+//! The promises of NFSv3 messages: the bytes of RFC 1813, and failures that keep their data.
 
 use super::*;
 use crate::rpc::Procedure;

@@ -6,8 +6,8 @@
 //! system, an ACL and other rare ones are in a box ([`RareAttrs`]) so that a large directory does
 //! not pay for them. Every attribute also has a method of its name. One table declares all.
 //!
-//! Values of attributes that we do not know cannot be measured. Their numbers are greater than all
-//! that we know, so what remains after the last known value is theirs: it is kept as it came.
+//! Values of unknown attributes cannot be measured. Their numbers are greater than all known ones,
+//! so the bytes after the last known value are theirs: they are kept as they came.
 
 use super::attr_types::{
     Acl, Acl41, ChangePolicy, FsLocations, FsLocationsInfo, FsStatus, LayoutHint, LayoutTypes, MdsThreshold,
@@ -54,7 +54,7 @@ macro_rules! attr_table {
             $($(#[$om])* pub $of: Option<$ot>,)*
             /// The others.
             pub rare: Option<Box<RareAttrs>>,
-            /// What we do not know.
+            /// The unknown attributes.
             pub unknown: Option<UnknownAttrs>,
         }
 
@@ -268,13 +268,13 @@ attr_table! {
     74 rare MODE_SET_MASKED mode_set_masked: ModeMasked;
     /// Attributes that EXCLUSIVE4_1 may set.
     75 rare SUPPATTR_EXCLCREAT suppattr_exclcreat: Bitmap4;
-    /// What names may contain.
+    /// The allowed content of names.
     76 rare FS_CHARSET_CAP fs_charset_cap: u32;
     /// Alignment for CLONE.
     77 rare CLONE_BLKSIZE clone_blksize: u32;
     /// Bytes that removing the file frees.
     78 rare SPACE_FREED space_freed: u64;
-    /// What the change attribute promises.
+    /// The promise of the change attribute.
     79 rare CHANGE_ATTR_TYPE change_attr_type: ChangeAttrType;
     /// Security label.
     80 rare SEC_LABEL sec_label: SecLabel;

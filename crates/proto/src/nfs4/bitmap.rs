@@ -1,8 +1,8 @@
 //! `bitmap4`: a set of small numbers (attributes, operations, notifications).
 //!
-//! It knows nothing of what the numbers mean. At most 256 of them, in place, so that a bitmap is
-//! `Copy` and can be a constant. Words that are zero at the end are not sent, and do not count
-//! when they are received.
+//! It knows nothing of the meaning of the numbers. There are at most 256 of them, in place, so that
+//! a bitmap is `Copy` and can be a constant. Words that are zero at the end are not sent, and do
+//! not count when they are received.
 
 use crate::xdr::{Dec, Enc, Result, Xdr, XdrError};
 use std::fmt;
@@ -69,7 +69,7 @@ impl Bitmap4 {
         self.0.iter().map(|w| w.count_ones() as usize).sum()
     }
 
-    /// What is in either set.
+    /// The union of both sets.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         let mut out = self;
@@ -81,7 +81,7 @@ impl Bitmap4 {
         out
     }
 
-    /// What is in both sets.
+    /// The intersection of both sets.
     #[must_use]
     pub const fn intersection(self, other: Self) -> Self {
         let mut out = self;
@@ -93,7 +93,7 @@ impl Bitmap4 {
         out
     }
 
-    /// What is in this set and not in `other`.
+    /// The members of this set that are not in `other`.
     #[must_use]
     pub const fn difference(self, other: Self) -> Self {
         let mut out = self;

@@ -1,4 +1,4 @@
-//! CB_COMPOUND: what a server asks of its clients (RFC 7530 section 16.35, RFC 8881 section 20,
+//! CB_COMPOUND: the calls of a server to its clients (RFC 7530 section 16.35, RFC 8881 section 20,
 //! RFC 7862 section 16).
 //!
 //! It knows nothing of sessions or sockets. The client decodes [`CbCompound`] and encodes
@@ -120,9 +120,9 @@ xdr_struct! {
     }
     /// `notify_rename4`.
     pub struct NotifyRename {
-        /// What is gone.
+        /// The entry that is gone.
         pub old_entry: NotifyRemove,
-        /// What is new.
+        /// The new entry.
         pub new_entry: NotifyAdd,
     }
     /// `notify_verifier4`.
@@ -164,7 +164,7 @@ xdr_struct! {
         pub stateid: Stateid,
         /// The directory.
         pub fh: Fh,
-        /// What has changed.
+        /// The changes.
         pub changes: List<Notify, CB_LIST_MAX>,
     }
     /// Arguments of CB_PUSH_DELEG.
@@ -238,7 +238,7 @@ xdr_struct! {
     pub struct CbNotifyLockArgs {
         /// The file.
         pub fh: Fh,
-        /// Who may try again.
+        /// The owner that may try again.
         pub lock_owner: StateOwner,
     }
 }
@@ -277,7 +277,7 @@ op_table! {
     7 CB_PUSH_DELEG PushDeleg cb_push_deleg(CbPushDelegArgs) -> ();
     /// Wants back any delegations or layouts beyond a number.
     8 CB_RECALL_ANY RecallAny cb_recall_any(CbRecallAnyArgs) -> ();
-    /// What was refused for lack of resources can be had.
+    /// Objects that were refused for lack of resources are available.
     9 CB_RECALLABLE_OBJ_AVAIL RecallableObjAvail cb_recallable_obj_avail(CbRecallAnyArgs) -> ();
     /// The client should use fewer slots; the new greatest slot.
     10 CB_RECALL_SLOT RecallSlot cb_recall_slot(u32) -> ();

@@ -1,7 +1,7 @@
 //! COMPOUND: a list of operations in one call, and their results up to the first that failed.
 //!
-//! It knows nothing of what operations do. The table below is the only list of operations; types
-//! of arguments and results are in the modules by minor version.
+//! It knows nothing of the meaning of operations. The table below is the only list of operations;
+//! types of arguments and results are in the modules by minor version.
 
 use super::ops40::*;
 use super::ops41::*;
@@ -15,8 +15,8 @@ use super::{Attrs, Bitmap4, Nfsstat4, Results};
 use crate::xdr::{Dec, Enc, List, Result as XdrResult, Xdr};
 use crate::xdr_struct;
 
-/// Most operations of a compound that we decode or send. Of a longer one only the first are decoded:
-/// that is enough to answer `NFS4ERR_TOO_MANY_OPS`.
+/// Most operations of a compound that we decode or send. Of a longer one only the first are
+/// decoded: that is enough to answer `NFS4ERR_TOO_MANY_OPS`.
 pub const OPS_MAX: usize = 1024;
 
 op_table! {
@@ -29,7 +29,7 @@ op_table! {
     /// Each operation as a type, for [`Results::outcome`].
     markers op;
     illegal 10044;
-    /// What is the user allowed to do with the object?
+    /// Which rights to the object does the user have?
     3 ACCESS Access access(u32) -> AccessOk;
     /// Gives up an open.
     4 CLOSE Close close(CloseArgs) -> Stateid;
@@ -179,14 +179,15 @@ op_table! {
 
 /// `COMPOUND4args`.
 ///
-/// A number that is no operation ends decoding with [`Op::Illegal`] as the last operation: its
-/// arguments have an unknown length, so it and what follows are dropped, and the server answers
+/// A number that is no operation ends decoding with [`Op::Illegal`] as the last operation. Its
+/// arguments have an unknown length, so they and the rest are dropped, and the server answers
 /// `NFS4ERR_OP_ILLEGAL` when it comes to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compound {
     /// Comes back in the reply; for people.
     pub tag: Text,
-    /// 0, 1 or 2. Every minor version's operations are decoded; which are legal is the server's to say.
+    /// 0, 1 or 2. Every minor version's operations are decoded; which are legal is the server's to
+    /// say.
     pub minorversion: u32,
     /// The operations.
     pub ops: Vec<Op>,
@@ -214,7 +215,7 @@ impl Xdr for Compound {
     }
 }
 
-/// Reads operations until one is `last` or there are [`OPS_MAX`]; what follows that is dropped.
+/// Reads operations until one is `last` or there are [`OPS_MAX`]; later ones are dropped.
 pub(super) fn dec_ops<T: Xdr>(d: &mut Dec<'_>, last: impl Fn(&T) -> bool) -> XdrResult<Vec<T>> {
     let n = d.count(u32::MAX as usize, 4)?;
     let mut ops = Vec::with_capacity(n.min(16));

@@ -78,7 +78,7 @@ xdr_struct! {
     }
     /// Arguments of CREATE (everything but regular files). Current filehandle: the directory.
     pub struct CreateArgs {
-        /// What to create.
+        /// The object to create.
         pub objtype: CreateType,
         /// Its name.
         pub objname: Component,
@@ -103,7 +103,7 @@ xdr_struct! {
         pub offset: u64,
         /// Bytes; all ones is to the end.
         pub length: u64,
-        /// For whom.
+        /// The owner of the lock.
         pub locker: Locker,
     }
     /// `open_to_lock_owner4`: the first lock of this owner on this open.
@@ -136,7 +136,7 @@ xdr_struct! {
         /// Whose.
         pub owner: StateOwner,
     }
-    /// Arguments of LOCKT: who would be in the way?
+    /// Arguments of LOCKT: which lock would be in conflict?
     pub struct LocktArgs {
         /// Shared or exclusive.
         pub locktype: LockType,
@@ -144,7 +144,7 @@ xdr_struct! {
         pub offset: u64,
         /// Bytes; all ones is to the end.
         pub length: u64,
-        /// For whom.
+        /// The owner of the lock.
         pub owner: StateOwner,
     }
     /// Arguments of LOCKU.
@@ -169,11 +169,11 @@ xdr_struct! {
         pub share_access: u32,
         /// `open::SHARE_DENY_*`.
         pub share_deny: u32,
-        /// Who.
+        /// The open-owner.
         pub owner: StateOwner,
         /// Whether and how to create (`openflag4`).
         pub how: Option<CreateHow>,
-        /// By what right.
+        /// The claim that gives the right.
         pub claim: OpenClaim,
     }
     /// `creatverfattr`.
@@ -209,7 +209,7 @@ xdr_struct! {
         pub stateid: Stateid,
         /// It is being recalled already.
         pub recall: bool,
-        /// Who needs no ACCESS to open.
+        /// The users that need no ACCESS to open.
         pub permissions: Ace,
     }
     /// `open_write_delegation4`.
@@ -220,7 +220,7 @@ xdr_struct! {
         pub recall: bool,
         /// How much may stay unflushed at close.
         pub space_limit: SpaceLimit,
-        /// Who needs no ACCESS to open.
+        /// The users that need no ACCESS to open.
         pub permissions: Ace,
     }
     /// `nfs_modified_limit4`.
@@ -246,9 +246,9 @@ xdr_struct! {
         pub stateid: Stateid,
         /// 0 in NFSv4.1.
         pub seqid: u32,
-        /// What remains.
+        /// The remaining access.
         pub share_access: u32,
-        /// What remains.
+        /// The remaining denial.
         pub share_deny: u32,
     }
     /// Arguments of READ and READ_PLUS. Current filehandle: the file.
@@ -265,7 +265,7 @@ xdr_struct! {
     pub struct ReadOk {
         /// The end of the file has been reached.
         pub eof: bool,
-        /// What was there.
+        /// The bytes of the file.
         pub data: Data,
     }
     /// Arguments of READDIR. Current filehandle: the directory.
@@ -273,7 +273,7 @@ xdr_struct! {
     pub struct ReaddirArgs {
         /// 0, or the cookie of the last entry seen.
         pub cookie: u64,
-        /// 0, or what the first reply gave.
+        /// 0, or the verifier of the first reply.
         pub cookieverf: Verifier,
         /// Bytes of names and cookies; a hint.
         pub dircount: u32,
@@ -288,7 +288,7 @@ xdr_struct! {
         pub cookie: u64,
         /// The name.
         pub name: Component,
-        /// What was asked for.
+        /// The requested attributes.
         pub attrs: Attrs,
     }
     /// Result of READDIR.
@@ -358,7 +358,7 @@ xdr_struct! {
         pub offset: u64,
         /// How durable.
         pub stable: StableHow,
-        /// What to write.
+        /// The bytes to write.
         pub data: Data,
     }
     /// Result of WRITE.
@@ -474,7 +474,7 @@ xdr_union! {
     }
 }
 
-/// Result of SECINFO and SECINFO_NO_NAME: what the client may use, best first.
+/// Result of SECINFO and SECINFO_NO_NAME: the flavors that the client may use, best first.
 pub type SecinfoOk = List<Secinfo, SECINFO_MAX>;
 
 fail_arm! {
@@ -487,7 +487,7 @@ fail_arm! {
 fail_arm! {
     /// Failure of SETCLIENTID.
     pub enum SetclientidFail {
-        /// `NFS4ERR_CLID_INUSE`: who uses the name.
+        /// `NFS4ERR_CLID_INUSE`: the user of the name.
         InUse(Netaddr) = CLID_INUSE
     }
 }

@@ -59,9 +59,9 @@ pub mod seq4_status {
 }
 
 xdr_enum! {
-    /// `channel_dir_from_client4`: what the client wants the connection to be.
+    /// `channel_dir_from_client4`: the directions that the client wants for the connection.
     pub enum ChannelDirFromClient { FORE = 1, BACK = 2, FORE_OR_BOTH = 3, BACK_OR_BOTH = 7 }
-    /// `channel_dir_from_server4`: what it is.
+    /// `channel_dir_from_server4`: its directions.
     pub enum ChannelDirFromServer { FORE = 1, BACK = 2, BOTH = 3 }
     /// `secinfo_style4`, the argument of SECINFO_NO_NAME.
     pub enum SecinfoStyle { CURRENT_FH = 0, PARENT = 1 }
@@ -146,9 +146,9 @@ xdr_struct! {
         pub clientowner: ClientOwner,
         /// `exchgid::*`.
         pub flags: u32,
-        /// Who may change the client's state.
+        /// The protection of the client's state.
         pub state_protect: StateProtectArgs,
-        /// Who wrote the client.
+        /// The implementation of the client.
         pub impl_id: Option<ImplId>,
     }
     /// Result of EXCHANGE_ID.
@@ -159,13 +159,13 @@ xdr_struct! {
         pub sequenceid: u32,
         /// `exchgid::*`.
         pub flags: u32,
-        /// Who may change the client's state.
+        /// The protection of the client's state.
         pub state_protect: StateProtectOk,
         /// The server; equal ones may share sessions.
         pub server_owner: ServerOwner,
         /// Servers with the same scope share filehandles and state.
         pub server_scope: Opaque<OPAQUE_MAX_BYTES>,
-        /// Who wrote the server.
+        /// The implementation of the server.
         pub impl_id: Option<ImplId>,
     }
     /// `channel_attrs4`.
@@ -194,9 +194,9 @@ xdr_struct! {
         pub sequence: u32,
         /// `create_session::*`.
         pub flags: u32,
-        /// What the client wants of its calls.
+        /// The client's wish for its calls.
         pub fore_chan_attrs: ChannelAttrs,
-        /// What it takes of callbacks.
+        /// Its limits for callbacks.
         pub back_chan_attrs: ChannelAttrs,
         /// Program number of callbacks.
         pub cb_program: u32,
@@ -288,7 +288,7 @@ xdr_struct! {
     pub struct WantDelegationArgs {
         /// `open::WANT_*`.
         pub want: u32,
-        /// By what right.
+        /// The claim that gives the right.
         pub claim: DelegClaim,
     }
 }

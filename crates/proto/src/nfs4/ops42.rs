@@ -94,7 +94,7 @@ xdr_struct! {
     pub struct CopyNotifyArgs {
         /// Of the source.
         pub src_stateid: Stateid,
-        /// Who will read it.
+        /// The server that will read it.
         pub destination_server: Netloc,
     }
     /// Result of COPY_NOTIFY.
@@ -155,7 +155,7 @@ xdr_struct! {
         pub stateid: Stateid,
         /// Where to begin.
         pub offset: u64,
-        /// What to look for.
+        /// The content to look for.
         pub what: DataContent,
     }
     /// Result of SEEK.
@@ -189,7 +189,7 @@ xdr_struct! {
         pub stateid: Stateid,
         /// How durable.
         pub stable: StableHow,
-        /// What.
+        /// The block.
         pub adb: AppDataBlock,
     }
     /// Arguments of CLONE. Saved filehandle: source; current: destination.
@@ -256,7 +256,7 @@ xdr_union! {
 fail_arm! {
     /// Failure of COPY.
     pub enum CopyFail {
-        /// `NFS4ERR_OFFLOAD_NO_REQS`: what the server could do instead.
+        /// `NFS4ERR_OFFLOAD_NO_REQS`: the requirements that the server could meet.
         NoReqs(CopyRequirements) = OFFLOAD_NO_REQS
     }
 }

@@ -43,7 +43,7 @@ xdr_struct! {
     pub struct LayoutUpdate {
         /// Whose structure the body has.
         pub layout_type: LayoutType,
-        /// What has changed.
+        /// The changes.
         pub body: Body,
     }
     /// `layoutreturn_file4`.
@@ -85,7 +85,7 @@ xdr_struct! {
         pub maxdevices: u32,
         /// 0, or where to go on.
         pub cookie: u64,
-        /// 0, or what the first reply gave.
+        /// 0, or the verifier of the first reply.
         pub cookieverf: Verifier,
     }
     /// Result of GETDEVICELIST.
@@ -113,7 +113,7 @@ xdr_struct! {
         pub last_write_offset: Option<u64>,
         /// Wish for the time of the last change.
         pub time_modify: Option<Time>,
-        /// What has changed.
+        /// The changes of the layout.
         pub layoutupdate: LayoutUpdate,
     }
     /// Arguments of LAYOUTGET.
@@ -161,7 +161,7 @@ xdr_struct! {
     pub struct DeviceError {
         /// The device.
         pub deviceid: Deviceid,
-        /// What it said.
+        /// Its status.
         pub status: Nfsstat4,
         /// To which operation.
         pub opnum: NfsOpnum4,
@@ -174,7 +174,7 @@ xdr_struct! {
         pub length: u64,
         /// The layout.
         pub stateid: Stateid,
-        /// What went wrong.
+        /// The errors.
         pub errors: List<DeviceError, LAYOUTS_MAX>,
     }
     /// `io_info4`.
@@ -193,9 +193,9 @@ xdr_struct! {
         pub length: u64,
         /// The layout.
         pub stateid: Stateid,
-        /// What was read.
+        /// The reads.
         pub read: IoInfo,
-        /// What was written.
+        /// The writes.
         pub write: IoInfo,
         /// The device.
         pub deviceid: Deviceid,

@@ -19,7 +19,7 @@
 use super::table::{AnyResult, Operation};
 use super::{Fail, NfsOpnum4, Nfsstat4};
 
-/// Why a result is not what the caller asked for.
+/// The difference between a result and the operation that the caller asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OpError<N = NfsOpnum4> {
     /// The operation failed, or the peer stopped before it.
@@ -37,9 +37,9 @@ pub enum OpError<N = NfsOpnum4> {
     Mismatch {
         /// Its place in the compound, from 0.
         index: usize,
-        /// What was asked.
+        /// The requested operation.
         expected: N,
-        /// What was answered.
+        /// The answered operation.
         found: N,
     },
     /// The peer misbehaved: it says that all is well but has left out results.
@@ -47,7 +47,7 @@ pub enum OpError<N = NfsOpnum4> {
     Missing {
         /// Its place in the compound, from 0.
         index: usize,
-        /// What was asked.
+        /// The requested operation.
         expected: N,
     },
     /// The peer misbehaved: it has more results than there were operations.
@@ -68,7 +68,7 @@ impl<N> OpError<N> {
     }
 }
 
-/// What an operation returned, unless the peer misbehaved.
+/// The result of an operation, unless the peer misbehaved.
 pub type Outcome<O, R> =
     Result<Result<<O as Operation>::Ok, <O as Operation>::Fail>, OpError<<R as AnyResult>::Number>>;
 
@@ -111,15 +111,15 @@ impl<R: AnyResult> Results<R> {
         self.peek().map(AnyResult::number)
     }
 
-    /// The next result, whatever it is.
+    /// The next result, of any operation.
     pub fn take_any(&mut self) -> Option<R> {
         let r = self.rest.next();
         self.index += usize::from(r.is_some());
         r
     }
 
-    /// The next result, which must be of operation `O`; what its failure says beside the status
-    /// (the lock in the way) is kept.
+    /// The next result, which must be of operation `O`; the data of a failure beside the status
+    /// (the lock in conflict) is kept.
     pub fn outcome<O: Operation<Res = R>>(&mut self) -> Outcome<O, R> {
         let (index, expected) = (self.index, O::NUMBER);
         let Some(res) = self.take_any() else {

@@ -55,15 +55,15 @@ impl fmt::Display for Nfsstat4 {
     }
 }
 
-/// What a failed operation says beside its status: nothing for most, in which case the status
+/// The data of a failed operation beside its status: nothing for most, in which case the status
 /// itself is the failure. A result is `Result<T, F>` with `F: Fail`; on the wire it is a union on
 /// the status, so a failure never carries [`Nfsstat4::OK`].
 pub trait Fail: Sized {
     /// The status; never [`Nfsstat4::OK`].
     fn status(&self) -> Nfsstat4;
-    /// Appends what follows the status.
+    /// Appends the data behind the status.
     fn enc_arm(&self, e: &mut Enc);
-    /// Reads what follows `status`.
+    /// Reads the data behind `status`.
     fn dec_arm(status: Nfsstat4, d: &mut Dec<'_>) -> xdr::Result<Self>;
 }
 

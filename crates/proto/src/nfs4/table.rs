@@ -10,9 +10,9 @@ use super::{Fail, Nfsstat4};
 
 /// An operation as a type, for [`super::Results::outcome`].
 pub trait Operation {
-    /// What a success returns.
+    /// The data of a success.
     type Ok;
-    /// What a failure returns.
+    /// The data of a failure.
     type Fail: Fail;
     /// The enum of results that it belongs to.
     type Res: AnyResult;
@@ -53,7 +53,7 @@ macro_rules! op_table {
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub enum $call {
             $($(#[$m])* $v $(($arg))?,)*
-            /// A number that is no operation: what follows cannot be read, so it is the last one.
+            /// A number that is no operation: the rest cannot be read, so it is the last one.
             Illegal(u32),
         }
 

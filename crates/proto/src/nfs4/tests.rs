@@ -1,5 +1,5 @@
-//! What NFSv4 messages promise: the bytes of the RFCs, that nothing unknown is lost, that a reply is
-//! not believed blindly, and that no message makes us panic or allocate without end.
+//! The promises of NFSv4 messages: the bytes of the RFCs, nothing unknown is lost, no reply is
+//! believed blindly, and no message makes us panic or allocate without end.
 
 use super::*;
 use crate::sample::{Sample, Source, check, round_trip};
@@ -210,8 +210,8 @@ fn payloads_are_not_copied() {
     assert!(wire.as_ptr_range().contains(&read.data.as_ptr()));
 }
 
-/// The memory of a decoded message is at most its bytes times a small factor: what grows with a
-/// peer's counts is lists, and each element costs at least some bytes on the wire.
+/// The memory of a decoded message is at most its bytes times a small factor: only lists grow with
+/// a peer's counts, and each element costs at least some bytes on the wire.
 #[test]
 fn memory_is_bounded_by_the_message() {
     fn factor<T>(wire_bytes: usize) -> usize {
@@ -235,7 +235,7 @@ mod garbage {
     use super::*;
     use proptest::prelude::*;
 
-    /// Whatever a message is, if we can read it then what we write says the same.
+    /// Every message that we can read is written again with the same content.
     fn stable<T: Xdr + PartialEq + std::fmt::Debug>(bytes: &Bytes) {
         if let Ok(value) = Dec::all::<T>(bytes) {
             let again = Enc::of(&value).to_bytes();

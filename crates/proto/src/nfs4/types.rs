@@ -1,7 +1,7 @@
 //! Types that many NFSv4 operations share: handles, names, times, state identifiers, owners.
 //!
 //! It knows nothing of operations. Names are those of RFC 8881 section 3 without the `4`.
-//! Identifiers are `Copy` values or slices of the received message: whoever keeps a name, handle
+//! Identifiers are `Copy` values or slices of the received message: code that keeps a name, handle
 //! or owner for long should copy it, or it keeps the whole message alive.
 
 use crate::xdr::{List, Opaque};
@@ -29,7 +29,7 @@ pub const BODY_MAX_BYTES: usize = 1 << 20;
 pub type Fh = Opaque<FH_MAX_BYTES>;
 /// `component4`: one name, bytes without an encoding.
 pub type Component = Opaque<NAME_MAX_BYTES>;
-/// `linktext4`: what a symbolic link holds.
+/// `linktext4`: the target of a symbolic link.
 pub type Linktext = Opaque<LINKTEXT_MAX_BYTES>;
 /// The text of a symbolic link to be made, which may be longer than any link.
 pub type NewLinktext = Opaque<NAME_MAX_BYTES>;
@@ -72,9 +72,9 @@ xdr_enum! {
     }
     /// `layoutiomode4`.
     pub enum LayoutIomode { READ = 1, RW = 2, ANY = 3 }
-    /// `data_content4`: what SEEK looks for and READ_PLUS returns.
+    /// `data_content4`: the content that SEEK looks for and READ_PLUS returns.
     pub enum DataContent { DATA = 0, HOLE = 1 }
-    /// `change_attr_type4`: what the change attribute promises.
+    /// `change_attr_type4`: the promise of the change attribute.
     pub enum ChangeAttrType {
         MONOTONIC_INCR = 0, VERSION_COUNTER = 1, VERSION_COUNTER_NOPNFS = 2, TIME_METADATA = 3,
         UNDEFINED = 4,
@@ -131,7 +131,7 @@ xdr_struct! {
         /// `h1.h2.h3.h4.p1.p2` for IPv4.
         pub addr: Text,
     }
-    /// `state_owner4`: who holds an open or a lock.
+    /// `state_owner4`: the holder of an open or a lock.
     #[derive(Hash)]
     pub struct StateOwner {
         /// The client; 0 in NFSv4.1, where the session says it.
@@ -168,9 +168,9 @@ xdr_struct! {
         pub ace_type: u32,
         /// Inheritance and audit flags.
         pub flag: u32,
-        /// What it is about.
+        /// The rights.
         pub access_mask: u32,
-        /// Who.
+        /// The user or group.
         pub who: OwnerName,
     }
 }
@@ -209,7 +209,7 @@ impl Stateid {
         self.other == [0; 12] || self.other == [0xff; 12]
     }
 
-    /// The same state, whatever its seqid (NFSv4.1: "the current one").
+    /// The same state, with any seqid (NFSv4.1: "the current one").
     #[must_use]
     pub fn any_seqid(self) -> Self {
         Self { seqid: 0, ..self }

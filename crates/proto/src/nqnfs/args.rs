@@ -1,4 +1,5 @@
-//! Arguments of the NQNFS procedures, in the order of their numbers. Field names are those of RFC 1094 and of the paper.
+//! Arguments of the NQNFS procedures, in the order of their numbers. Field names are those of RFC
+//! 1094 and of the paper.
 
 use super::*;
 
@@ -17,7 +18,7 @@ xdr_struct! {
     pub struct SetattrArgs {
         /// The file.
         pub file: Fh,
-        /// What to set.
+        /// The attributes to set.
         pub attributes: Sattr,
     }
 
@@ -27,7 +28,7 @@ xdr_struct! {
 
     /// LOOKUP (`lookup_diropargs`).
     pub struct LookupArgs {
-        /// Seconds of the lease to get for what is found; 0 for none.
+        /// Seconds of the lease for the found objects; 0 for none.
         pub duration: u32,
         /// The directory.
         pub dir: Fh,
@@ -99,7 +100,7 @@ xdr_struct! {
     pub struct SymlinkArgs {
         /// Directory and name.
         pub from: Diropargs,
-        /// What it points to.
+        /// Its target.
         pub to: Path,
         /// First attributes.
         pub attributes: Sattr,
@@ -183,8 +184,9 @@ xdr_struct! {
     /// HELLO. Without it a connection is a client of its own.
     #[derive(Copy)]
     pub struct HelloArgs {
-        /// One incarnation of a client, by a number made at random: all connections from one address with the same number are
-        /// its own, those that take the place of lost ones included.
+        /// One incarnation of a client, by a number made at random: all connections from one
+        /// address with the same number are its own, those that take the place of lost ones
+        /// included.
         pub client: u64,
         /// Longest handle that it takes, in bytes on the wire: 32 or 64.
         pub fh_max: u32,

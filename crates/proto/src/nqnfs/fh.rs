@@ -1,9 +1,11 @@
-//! File handles: 32 bytes that only their server understands, and the extension that makes longer ones.
+//! File handles: 32 bytes that only their server understands, and the extension that makes longer
+//! ones.
 //!
-//! RFC 1094 has room for 32 bytes. A server whose own handles are shorter than that puts them in front, zeros behind and the
-//! length in the last byte ([`Fh::pack`]). One whose handles are longer may send two such fields, one behind the other, to
-//! clients that have said in HELLO that they know it: the first ends in [`MORE`], by which a reader knows that another follows.
-//! A handle of a server that knows nothing of this ends like that by chance once in 2^40.
+//! RFC 1094 has room for 32 bytes. A server whose own handles are shorter than that puts them in
+//! front, zeros behind and the length in the last byte ([`Fh::pack`]). One whose handles are longer
+//! may send two such fields, one behind the other, to clients that have said in HELLO that they
+//! know it: the first ends in [`MORE`], by which a reader knows that another follows. A handle of a
+//! server that knows nothing of this ends like that by chance once in 2^40.
 
 use super::FH_BYTES;
 use crate::xdr::{Dec, Enc, Result, Xdr};
@@ -71,12 +73,12 @@ impl Fh {
         if self.is_long() { 2 * FH_BYTES } else { FH_BYTES }
     }
 
-    /// All bytes of it, for those who must not look inside.
+    /// All bytes of it, for callers that must not look inside.
     pub fn bytes(&self) -> Vec<u8> {
         [&self.first[..], self.second.as_ref().map_or(&[], |s| &s[..])].concat()
     }
 
-    /// What [`Fh::bytes`] gave.
+    /// The bytes that [`Fh::bytes`] gave.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (first, rest) = bytes.split_first_chunk()?;
         match (first.ends_with(&MORE), rest) {

@@ -1,5 +1,5 @@
-//! MNT of MOUNT version 1 (RFC 1094 appendix A): how a path becomes the first handle. The other procedures of version 1 have the
-//! messages of version 3 ([`crate::mount`]).
+//! MNT of MOUNT version 1 (RFC 1094 appendix A): how a path becomes the first handle. The other
+//! procedures of version 1 have the messages of version 3 ([`crate::mount`]).
 
 use super::Fh;
 use crate::mount::{Dirpath, PROGRAM};
@@ -25,10 +25,10 @@ xdr_struct! {
 }
 
 xdr_union! {
-    /// What became of it (`fhstatus`): a handle, or an errno.
+    /// The result of MNT (`fhstatus`): a handle, or an errno.
     #[derive(Copy)]
     pub enum Fhstatus else Refused {
-        /// The root of what was mounted.
+        /// The root of the mount.
         Granted(Fh) = 0,
     }
 }

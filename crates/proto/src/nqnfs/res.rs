@@ -6,7 +6,7 @@ use crate::xdr::Chain;
 xdr_struct! {
     /// LOOKUP succeeded (`lookup_diropok`).
     pub struct LookupOk {
-        /// The lease on what was found.
+        /// The lease on the found object.
         pub lookup_lease: LeaseReply,
         /// Its handle.
         pub file: Fh,

@@ -1,4 +1,4 @@
-//! What NQNFS messages promise: the bytes of the paper's appendix.
+//! The promises of NQNFS messages: the bytes of the paper's appendix.
 
 use super::*;
 use crate::rpc::Procedure;

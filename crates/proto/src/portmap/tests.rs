@@ -1,4 +1,5 @@
-//! What portmap and rpcbind messages promise: the bytes of RFC 1833 and the addresses of RFC 5665.
+//! The promises of portmap and rpcbind messages: the bytes of RFC 1833 and the addresses of RFC
+//! 5665.
 
 use super::*;
 use crate::rpc::Procedure;

@@ -1,5 +1,5 @@
-//! What record marking promises: any cutting of the stream gives the same records, payloads stay in
-//! place, and no peer can make the reader grow or loop without end.
+//! The promises of record marking: any cutting of the stream gives the same records, payloads stay
+//! in place, and no peer can make the reader grow or loop without end.
 
 use super::*;
 use proptest::prelude::*;

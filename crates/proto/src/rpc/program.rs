@@ -6,7 +6,7 @@
 
 use crate::xdr::Xdr;
 
-/// The arguments of one procedure, which say what is called and what comes back.
+/// The arguments of one procedure, which name the procedure and its results.
 pub trait Procedure: Xdr {
     /// Program number.
     const PROG: u32;
@@ -60,7 +60,7 @@ macro_rules! rpc_program {
             pub fn procedure(&self) -> $proc {
                 match self { $(Self::$v(_) => $proc::$name),* }
             }
-            /// Reads what belongs to `procedure` from the whole of `body`; `None` when there is no
+            /// Reads the arguments of `procedure` from the whole of `body`; `None` when there is no
             /// such procedure.
             ///
             /// # Errors

@@ -1,4 +1,4 @@
-//! What RPC headers promise: the bytes of RFC 5531, and that nothing a peer sends is lost.
+//! The promises of RPC headers: the bytes of RFC 5531, and no loss of a peer's bytes.
 
 use super::*;
 

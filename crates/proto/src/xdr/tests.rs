@@ -1,4 +1,4 @@
-//! What the codec promises: round trips, bounds before allocation, payloads without copies.
+//! The promises of the codec: round trips, bounds before allocation, payloads without copies.
 
 use super::*;
 use proptest::prelude::*;

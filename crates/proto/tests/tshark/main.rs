@@ -1,10 +1,10 @@
-//! Another reader of the same bytes must see the same values: Wireshark's dissectors judge what we
-//! encode, for every procedure, operation and callback.
+//! Another reader of the same bytes must see the same values: Wireshark's dissectors judge our
+//! encoding, for every procedure, operation and callback.
 //!
-//! Sample messages go through `tshark` and through our own decoder, and the named values of both are
-//! compared message by message. A message that tshark calls malformed, or of which it leaves bytes
-//! unread, is a failure, too. What tshark 4.0 cannot read is skipped, with the reason next to it.
-//! Without tshark on the machine nothing is compared, and the test says so.
+//! Sample messages go through `tshark` and through our own decoder, and the named values of both
+//! are compared message by message. A message that tshark calls malformed, or of which it leaves
+//! bytes unread, is a failure, too. Messages that tshark 4.0 cannot read are skipped, with the
+//! reason next to them. Without tshark on the machine nothing is compared, and the test says so.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -70,7 +70,7 @@ impl Traffic {
     }
 }
 
-/// What tshark reads of one message: field name to values.
+/// tshark's reading of one message: field name to values.
 type Seen = BTreeMap<String, Vec<String>>;
 
 /// Fields that say that tshark could not read all of a message.

@@ -1,4 +1,4 @@
-//! What callers are promised, on a simulated network and virtual time.
+//! The promises to callers, on a simulated network and virtual time.
 
 mod callbacks;
 mod chaos;
@@ -76,8 +76,8 @@ pub(super) fn spawn(client: &Client, c: Call) -> tokio::task::JoinHandle<Result<
     tokio::spawn(async move { client.call(c).await })
 }
 
-/// Replies find their callers whatever their order, and all calls are in flight together: the
-/// server answers none before it has all of them, last one first.
+/// Replies find their callers in any order, and all calls are in flight together: the server
+/// answers none before it has all of them, last one first.
 #[tokio::test(start_paused = true)]
 async fn calls_interleave_and_replies_come_in_any_order() {
     const CALLS: u32 = 100;
@@ -370,7 +370,7 @@ async fn deadlines() {
     assert_eq!(client.shared().connections[0].load(), 0);
 }
 
-/// Bytes in flight are bounded; who waits for room gets it in turn, and can be cancelled.
+/// Bytes in flight are bounded; a call that waits for room gets it in turn, and can be cancelled.
 #[tokio::test(start_paused = true)]
 async fn room_in_flight_is_bounded() {
     let net = net();
@@ -410,7 +410,7 @@ async fn room_in_flight_is_bounded() {
     assert_eq!(client.shared().room.available_permits(), 64 << 10);
 }
 
-/// What does not fit into a record is refused before it is sent.
+/// A call that does not fit into a record is refused before it is sent.
 #[tokio::test(start_paused = true)]
 async fn too_large_a_call() {
     let net = net();
@@ -423,7 +423,7 @@ async fn too_large_a_call() {
     assert_eq!(net.attempts(), 0);
 }
 
-/// The first connection says at once and precisely what is wrong.
+/// The first connection reports faults at once and precisely.
 #[tokio::test(start_paused = true)]
 async fn connect_now_is_precise() {
     let net = net();

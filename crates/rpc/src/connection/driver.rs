@@ -1,10 +1,10 @@
 //! Keeps a connection's link alive: connects, reads, writes, and connects again.
 //!
 //! One task per connection establishes a link and watches over two more: a writer that takes
-//! batches from the queue, and a reader that gives records to calls. Whatever goes wrong with a link
-//! (an error, the end of the stream, nonsense from the peer, a call that finds it silent) ends both
+//! batches from the queue, and a reader that gives records to calls. Every fault of a link (an
+//! error, the end of the stream, nonsense from the peer, a call that finds it silent) ends both
 //! tasks, and the connection is made again: at once if it had worked, else after a delay that
-//! doubles up to 10 s. A connection that nobody needs and that carries no backchannel stays closed
+//! doubles up to 10 s. A connection without waiting calls and without a backchannel stays closed
 //! until the next call.
 
 use super::{Batch, Connection};
@@ -43,8 +43,8 @@ const RECONNECT_MAX: Duration = Duration::from_secs(10);
 /// backchannel that the session grants them.
 const CALLBACKS_MAX: usize = 64;
 
-/// Records up to this length are copied out of the shared receive buffer: what is kept of them
-/// (filehandles in caches) then holds no neighbours in memory, and the buffer is used again.
+/// Records up to this length are copied out of the shared receive buffer. The parts that are kept
+/// (filehandles in caches) then hold no neighbours in memory, and the buffer is used again.
 const COPY_MAX_BYTES: usize = 2048;
 
 /// Runs until the client is shut down. `first` is a link that exists already.
@@ -195,7 +195,7 @@ impl fmt::Display for Ended {
     }
 }
 
-/// What arrives on one link.
+/// The records that arrive on one link.
 struct Inbound {
     shared: Arc<Shared>,
     connection: Arc<Connection>,
@@ -291,7 +291,7 @@ impl Inbound {
 
 const TOO_MANY_CALLS: &str = "makes too many calls at once";
 
-/// A reply's header says what became of the call.
+/// A reply's header gives the status of the call.
 fn outcome(reply: ReplyBody, results: Bytes) -> Result<Bytes, CallError> {
     let stat = match reply {
         ReplyBody::Accepted(AcceptedReply { stat, .. }) => stat,
@@ -386,8 +386,8 @@ fn same_error(e: &io::Error) -> io::Error {
 mod tests {
     use super::*;
 
-    /// Clients that lose a server at the same moment do not come back at the same moment: those that it was away from for some attempts
-    /// are spread over half of their pause.
+    /// Clients that lose a server at the same moment do not come back at the same moment: those
+    /// that it was away from for some attempts are spread over half of their pause.
     #[tokio::test(start_paused = true)]
     async fn who_lost_a_server_together_comes_back_one_by_one() {
         const CLIENTS: usize = 500;

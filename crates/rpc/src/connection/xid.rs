@@ -53,7 +53,7 @@ impl Xids {
 mod tests {
     use super::*;
 
-    /// Connections never share an id, whatever the seed, and ids go on past the wrap.
+    /// Connections never share an id, with any seed, and ids go on past the wrap.
     #[test]
     fn unique_and_recognised() {
         let seed = 0xdead_beef_ffff_fffe;

@@ -1,4 +1,5 @@
-//! Registers programs with the rpcbind of this machine (RFC 1833, rpcbind(8)), by its local socket, where it knows who asks.
+//! Registers programs with the rpcbind of this machine (RFC 1833, rpcbind(8)), by its local socket,
+//! where it knows the caller's user.
 
 use super::{PortmapError, ask, misbehaved};
 use crate::call::{Call, Credential, Retransmit};
@@ -29,7 +30,8 @@ pub struct Registration {
     pub prog: u32,
     /// Its version.
     pub vers: u32,
-    /// Where it listens. An unspecified address (`0.0.0.0`, `::`) is answered as the one that the asker came to.
+    /// Where it listens. An unspecified address (`0.0.0.0`, `::`) is answered as the one that the
+    /// asker came to.
     pub addr: SocketAddr,
     /// For datagrams.
     pub udp: bool,
@@ -45,7 +47,7 @@ impl Registration {
     }
 }
 
-/// What became of a [`Registration`].
+/// The outcome of a [`Registration`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Registered {
     /// It is there.
@@ -69,7 +71,8 @@ impl std::fmt::Debug for Rpcbind {
 }
 
 impl Rpcbind {
-    /// The one behind a socket ([`RPCBIND_SOCKET`]). Nothing is asked yet; all calls together end within `timeout`.
+    /// The one behind a socket ([`RPCBIND_SOCKET`]). Nothing is asked yet; all calls together end
+    /// within `timeout`.
     pub fn local(socket: &Path, timeout: Duration) -> Self {
         let cfg = ClientConfig {
             policy: RetryPolicy { timeo: timeout, retrans: 0, mode: Mode::Soft },
@@ -82,7 +85,8 @@ impl Rpcbind {
         Self { client, deadline: Instant::now() + timeout }
     }
 
-    /// Registers a program. What a process left behind that listened on the very port is replaced: whoever asks for this listens there now.
+    /// Registers a program. The stale entry of an earlier process on the same port is replaced: the
+    /// caller listens there now.
     ///
     /// # Errors
     /// See [`PortmapError`].
@@ -98,7 +102,8 @@ impl Rpcbind {
         Ok(if self.set(what).await? { Registered::Done } else { Registered::Refused })
     }
 
-    /// Ends a registration; false: there was none, or not one of this user, or another server has registered itself since.
+    /// Ends a registration; false: there was none, or not one of this user, or another server has
+    /// registered itself since.
     ///
     /// # Errors
     /// See [`PortmapError`].

@@ -23,7 +23,7 @@ pub(super) const SMALL_BYTES: usize = 4 << 10;
 /// Calls beyond that may not use the last part of the memory.
 const LARGE_BYTES: usize = 64 << 10;
 const RESERVE_PART: usize = 8;
-/// A connection with other calls under way gets this part of what is free, at least this many
+/// A connection with other calls under way gets this part of the free memory, at least this many
 /// bytes.
 const SHARE_PART: usize = 8;
 const SHARE_MIN_BYTES: usize = 256 << 10;
@@ -50,15 +50,15 @@ struct Waiter {
     granted: oneshot::Sender<Grant>,
 }
 
-/// What a call asks for.
+/// The request of a call.
 #[derive(Clone, Copy)]
 struct Wish {
     bytes: usize,
-    /// What the call has already.
+    /// The memory that the call has already.
     own: usize,
 }
 
-/// What one connection uses.
+/// The memory that one connection uses.
 pub(super) struct Account {
     host: IpAddr,
     used: AtomicUsize,
@@ -94,7 +94,7 @@ impl Grant {
         self.bytes
     }
 
-    /// Gives back what is not needed.
+    /// Gives unneeded memory back.
     pub fn shrink_to(&mut self, bytes: usize) {
         let surplus = self.bytes.saturating_sub(bytes);
         self.bytes -= surplus;
@@ -223,7 +223,7 @@ impl Budget {
     }
 }
 
-/// What a call may use, beyond the connection's: memory for its reply, and its address's turn.
+/// The resources of a call, beyond the connection's: memory for its reply, and its address's turn.
 #[derive(Clone)]
 pub struct Room(Arc<Mutex<Held>>, Arc<super::Global>);
 

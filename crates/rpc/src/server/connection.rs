@@ -1,8 +1,9 @@
-//! One connection of a server: what was read, what is being answered, what waits to be written.
+//! One connection of a server: bytes read, calls being answered, replies that wait to be written.
 //!
-//! It knows neither listeners nor programs. The permit for a call travels with its reply and comes back when that is written, so
-//! that a client that does not read its replies soon has no permits left. Locks: the queue's and the table of calls to the
-//! client are leaves, never held across an await.
+//! It knows neither listeners nor programs. The permit for a call travels with its reply and comes
+//! back when that is written, so that a client that does not read its replies soon has no permits
+//! left. Locks: the queue's and the table of calls to the client are leaves, never held across an
+//! await.
 
 use super::budget::{Grant, SMALL_BYTES};
 use super::piped::{Piped, Sink, read_all, send_more, send_piped};
@@ -68,7 +69,8 @@ pub struct CallBack {
 }
 
 impl Peer {
-    /// Calls the client on its own connection (RFC 8881 section 2.10.3.1). The results, or why there are none within `within`.
+    /// Calls the client on its own connection (RFC 8881 section 2.10.3.1). The results, or why
+    /// there are none within `within`.
     ///
     /// # Errors
     /// The connection has ended, or the client refuses the call or does not answer in time.
@@ -134,7 +136,7 @@ struct Queue {
 
 struct Outgoing {
     segments: Vec<Bytes>,
-    /// A payload behind them, and what is behind that.
+    /// A payload behind them, and the segments behind that.
     piped: Option<(Box<dyn Piped>, Vec<Bytes>)>,
     bytes: usize,
     /// Comes back when the message is written.
@@ -142,7 +144,7 @@ struct Outgoing {
     permit: Option<Permit>,
 }
 
-/// What a call has until its reply is written.
+/// The resources of a call until its reply is written.
 struct Permit {
     #[expect(dead_code, reason = "held, not used")]
     call: OwnedSemaphorePermit,
@@ -177,7 +179,8 @@ impl Shared {
             written: Notify::new(),
             ended: stop.child_token(),
             calls: Mutex::default(),
-            // Calls and replies are told apart by their type, so these xids need not differ from the client's.
+            // Calls and replies are told apart by their type, so these xids need not differ from
+            // the client's.
             next_xid: AtomicU32::new(1),
         }
     }
@@ -287,7 +290,7 @@ enum Ended {
     Misbehaved(&'static str),
 }
 
-/// What arrives.
+/// The calls that arrive.
 struct Inbound {
     global: Arc<Global>,
     shared: Arc<Shared>,
@@ -322,8 +325,8 @@ impl Inbound {
             let announced = records.announced_bytes();
             let is_new = memory.as_ref().is_none_or(|(upto, _)| *upto < announced);
             if announced > record::READ_AHEAD_BYTES && is_new {
-                // First what it has: two that wait for the rest of each other's would wait for
-                // ever.
+                // The memory that it has comes first: two calls that wait for the rest of each
+                // other's would wait for ever.
                 drop(memory.take());
                 memory = Some((announced, self.memory(announced + SMALL_BYTES).await));
             }
@@ -355,7 +358,7 @@ impl Inbound {
         match Message::decode(&record) {
             Ok(Message::Call(header, args)) => self.call(header, args, (record.len(), memory)).await,
             Ok(Message::Reply(header, body)) => {
-                // Late answers have nobody who waits.
+                // Late answers have no waiting caller.
                 if let Some(waiting) = self.shared.calls.lock().remove(&header.xid) {
                     let _ = waiting.send(results(header.body, body));
                 }
@@ -411,7 +414,7 @@ impl Inbound {
                 return Ok(());
             }
         };
-        // What is behind this call waits unread with the client.
+        // The calls behind this one wait unread with the client.
         if let Some(pace) = self.global.service.pace() {
             pace.turn().await;
         }
@@ -436,14 +439,15 @@ impl Inbound {
         let shared = self.shared.clone();
         let mut failure = OnFailure { shared, xid: header.xid, permit: Some(permit), room: room.clone() };
         let mut answer = self.global.service.clone().call(incoming);
-        // Much of what is asked for is in memory, and answered sooner than a task is made for it.
+        // Much of the requested data is in memory, and answered sooner than a task is made for it.
         if let Some(outcome) = now(&mut answer).await {
             failure.answer(outcome);
             return Ok(());
         }
         tokio::spawn(async move {
-            // Until it is answered, not until the reply is written: whoever does not read holds up himself only. And no longer than
-            // a call should take: what waits for a disk or a lock must not keep the address's other connections out.
+            // Until it is answered, not until the reply is written: a client that does not read
+            // delays only itself. And no longer than a call should take: a call that waits for a
+            // disk or a lock must not keep the address's other connections out.
             let soon = timeout(HOST_TURN, &mut answer).await;
             room.end_turn();
             let outcome = match soon {
@@ -469,7 +473,7 @@ async fn now(answer: &mut BoxFuture<'static, Outcome>) -> Option<Outcome> {
     }
 }
 
-/// Who calls.
+/// The caller.
 fn caller(cred: &OpaqueAuth, proc: u32) -> Result<Caller, AuthStat> {
     match cred.flavor {
         AuthFlavor::NONE => Ok(Caller::Nobody),
@@ -477,7 +481,8 @@ fn caller(cred: &OpaqueAuth, proc: u32) -> Result<Caller, AuthStat> {
             Ok(Some(sys)) => Ok(Caller::Sys(sys)),
             _ => Err(AuthStat::BADCRED),
         },
-        // A probe for TLS: an answer without its verifier says that there is none (RFC 9289 section 4.1).
+        // A probe for TLS: an answer without its verifier says that there is none (RFC 9289 section
+        // 4.1).
         AuthFlavor::TLS if proc == 0 => Ok(Caller::Nobody),
         AuthFlavor::SHORT => Err(AuthStat::REJECTEDCRED),
         _ => Err(AuthStat::TOOWEAK),
@@ -637,7 +642,7 @@ async fn write_piped(
     Ok(())
 }
 
-/// What the client made of our call.
+/// The client's answer to our call.
 fn results(reply: ReplyBody, body: Bytes) -> Result<Bytes, CallError> {
     match reply {
         ReplyBody::Accepted(accepted) => match accepted.stat {

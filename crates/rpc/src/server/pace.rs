@@ -1,12 +1,14 @@
-//! How fast calls are taken while clients recover from a restart: so many a second of all connections together.
+//! How fast calls are taken while clients recover from a restart: so many a second of all
+//! connections together.
 //!
-//! It knows neither connections nor programs. Whoever reads calls from a connection waits here for its turn, one call at a time, and
-//! reads no further meanwhile: the calls behind wait with the client, and nothing is refused. Turns are given in the order in which they
-//! were asked for, so of N connections that have calls each gets every Nth, however many it has.
+//! It knows neither connections nor programs. The reader of a connection's calls waits here for its
+//! turn, one call at a time, and reads no further meanwhile: later calls wait with the client, and
+//! nothing is refused. Turns are given in the order in which they were asked for, so of N
+//! connections that have calls each gets every Nth, however many it has.
 //!
-//! What a server ends because nobody was heard of for some time it must not end as long as calls wait here ([`Pace::holds_up`],
-//! [`Pace::since_held_up`]). So that nobody can keep it from ending anything by calling all the time, that is over with
-//! [`Pace::new`]'s `most`, and no call waits from then on.
+//! State that a server ends after a time of silence must not end as long as calls wait here
+//! ([`Pace::holds_up`], [`Pace::since_held_up`]). A client that calls all the time could prevent
+//! every end. So that is over after the `most` of [`Pace::new`], and no call waits from then on.
 
 use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
@@ -16,9 +18,11 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 
-/// A call that waited is followed by the client's next one within this time: the round trip, and what the client does before.
+/// A call that waited is followed by the client's next one within this time: the round trip, and
+/// the client's own time before.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(5);
-/// Calls that come together after a silence are taken together as far as they make up this part of a second.
+/// Calls that come together after a silence are taken together as far as they make up this part of
+/// a second.
 const BURST_PART: u32 = 10;
 
 /// A rate of calls.
@@ -31,7 +35,8 @@ pub struct Pace {
     began: Instant,
     end: Instant,
     over: AtomicBool,
-    /// When the next call is due, if calls come evenly. Whoever waits for its turn has this, or waits for it.
+    /// When the next call is due, if calls come evenly. A caller that waits for its turn has this,
+    /// or waits for it.
     due: Mutex<Instant>,
     waiting: AtomicUsize,
     /// When the last wait ended, in milliseconds since it began, plus one; 0: nobody has waited.
@@ -41,7 +46,7 @@ pub struct Pace {
     longest_ms: AtomicU64,
 }
 
-/// What has become of calls.
+/// The counters of calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Paced {
     /// Calls that were taken.
@@ -73,7 +78,7 @@ impl Pace {
         }
     }
 
-    /// Waits until one more call may be taken. Whoever goes away meanwhile takes nobody's turn.
+    /// Waits until one more call may be taken. A cancelled wait takes no other caller's turn.
     pub async fn turn(&self) {
         if self.is_over() {
             return;
@@ -102,7 +107,8 @@ impl Pace {
         due.max(Instant::now()) + self.interval
     }
 
-    /// Whether calls wait, or have waited just now: clients may have something to say that has not been read.
+    /// Whether calls wait, or have waited just now: clients may have something to say that has not
+    /// been read.
     pub fn holds_up(&self) -> bool {
         self.since_held_up() < FOLLOWED_WITHIN
     }
@@ -122,7 +128,8 @@ impl Pace {
         }
     }
 
-    /// Calls are taken as they come from now on, after those that wait. What has become of them; `None` when that is known already.
+    /// Calls are taken as they come from now on, after those that wait. Returns the counters;
+    /// `None` when they were returned already.
     pub fn finish(&self) -> Option<Paced> {
         let first = !self.over.swap(true, Relaxed);
         first.then(|| Paced {
@@ -170,7 +177,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    /// Connections that make so many calls each, one after the other; the moments of each, in milliseconds.
+    /// Connections that make so many calls each, one after the other; the moments of each, in
+    /// milliseconds.
     async fn connections(pace: &Arc<Pace>, calls: &[usize]) -> Vec<Vec<u64>> {
         let began = Instant::now();
         let mut tasks = Vec::new();
@@ -207,7 +215,7 @@ mod tests {
         assert!(most_within(at.clone(), 100) <= 21, "{}", most_within(at.clone(), 100));
         let end = *at.iter().max().unwrap();
         assert!((7_850..=7_950).contains(&end), "it is used, too: {end}");
-        // After a silence there is one burst and not what was not used.
+        // After a silence there is one burst and not the unused rest.
         tokio::time::advance(LONG / 2).await;
         let at = connections(&pace, &[40; 20]).await.concat();
         assert!(most_within(at, 1000) <= 111);

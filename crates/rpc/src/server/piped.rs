@@ -1,6 +1,7 @@
 //! Payloads of replies that nobody has read: they wait in a pipe and go from there to the socket.
 //!
-//! The kernel moves pages and copies nothing. Where the connection is no socket, the bytes are read out of the pipe and written.
+//! The kernel moves pages and copies nothing. Where the connection is no socket, the bytes are read
+//! out of the pipe and written.
 
 use std::fmt;
 use std::io;
@@ -35,7 +36,7 @@ impl Sink for OwnedWriteHalf {
     }
 }
 
-/// What is no socket, or not known to be one.
+/// A descriptor that is no socket, or not known to be one.
 pub(crate) struct Other<W>(pub W);
 
 impl<W: AsyncWrite + Send + Unpin + 'static> Sink for Other<W> {
@@ -80,7 +81,7 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for Other<W> {
     }
 }
 
-/// Sends one piece of what more is to follow.
+/// Sends one piece, to be followed by `more`.
 pub(crate) async fn send_more(socket: &TcpStream, slices: &[io::IoSlice<'_>]) -> io::Result<usize> {
     let send = || socket2::SockRef::from(socket).send_vectored_with_flags(slices, MSG_MORE);
     socket.async_io(Interest::WRITABLE, send).await

@@ -12,8 +12,9 @@ use tokio::sync::Notify;
 
 const PROG: u32 = 400_000;
 
-/// 0: nothing. 1: waits until 2 is called. 2: lets go. 3: panics. 4: so many bytes as the argument says. 5: calls back. 6: takes
-/// a millisecond of the only one who works. 7: so many bytes, out of a pipe, and a word behind them.
+/// 0: nothing. 1: waits until 2 is called. 2: lets go. 3: panics. 4: as many bytes as the argument
+/// says. 5: calls back. 6: takes a millisecond of the only worker. 7: as many bytes, out of a pipe,
+/// and a word behind them.
 #[derive(Default)]
 struct Echo {
     work: tokio::sync::Mutex<()>,
@@ -234,7 +235,8 @@ async fn who_misbehaves_is_disconnected() {
     assert_eq!(acceptor.connections(), 0);
 }
 
-/// A client that calls and does not read has a few replies waiting and no more calls executed, and goes in the end.
+/// A client that calls and does not read has a few replies waiting and no more calls executed, and
+/// goes in the end.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_does_not_read_is_held_up_and_dropped() {
     let limits = ServerLimits { calls_max: 4, queued_max_bytes: 1 << 20, ..ServerLimits::default() };
@@ -351,7 +353,8 @@ async fn oldest_idle_connection_gives_way() {
     assert!(connect("192.0.2.1:9").is_none());
 }
 
-/// Many connections of one address get its part, not theirs each: a call from elsewhere waits for that part only.
+/// Many connections of one address get its part, not theirs each: a call from elsewhere waits for
+/// that part only.
 /// Promise: S7
 #[tokio::test(start_paused = true)]
 async fn many_connections_of_one_address_leave_room_for_others() {
@@ -401,7 +404,8 @@ async fn slow_calls_give_their_turn_back() {
     assert!(begun.elapsed() <= 3 * HOST_TURN, "{:?}", begun.elapsed());
 }
 
-/// At a pace, a connection with many calls has its turn as often as one with few, and every call is answered.
+/// At a pace, a connection with many calls has its turn as often as one with few, and every call is
+/// answered.
 /// Promise: S12
 #[tokio::test(start_paused = true)]
 async fn a_pace_is_shared_by_connections() {

@@ -57,7 +57,7 @@ impl Pipe {
         s.wake();
     }
 
-    /// Holds everything back, or lets go: what was held arrives from now on.
+    /// Holds all bytes back, or lets go: held bytes arrive from now on.
     pub fn hold(&self, held: bool) {
         let mut s = self.state.lock();
         s.held = held;
@@ -87,7 +87,7 @@ impl PipeReader {
     }
 }
 
-/// What a reader finds.
+/// The state that a reader finds.
 enum Found {
     Bytes,
     End,

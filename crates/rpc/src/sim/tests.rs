@@ -1,11 +1,11 @@
-//! The simulated network is itself what it says.
+//! The simulated network behaves as documented.
 
 use super::*;
 use tokio::time::Instant;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// A server that sends back what it gets.
+/// A server that echoes its input.
 fn echo(net: &Net) {
     net.serve(|mut peer| async move {
         while let Some(record) = peer.recv().await {
@@ -45,7 +45,7 @@ async fn latency_and_bandwidth() {
     assert_eq!(started.elapsed().as_millis(), 1100);
 }
 
-/// Bytes of one connection stay in order whatever the jitter and loss; loss costs time.
+/// Bytes of one connection stay in order at any jitter and loss; loss costs time.
 #[tokio::test(start_paused = true)]
 async fn order_is_kept() {
     let net = Net::new(3, Conditions { jitter: 100 * MS, loss: 0.3, ..Conditions::default() });

@@ -108,7 +108,7 @@ async fn messages_of_all_sizes() {
 }
 
 /// A connection that the server resets is made again, from the same port, so that the server's
-/// reply cache recognises what is sent again.
+/// reply cache recognises repeated calls.
 #[tokio::test]
 async fn reconnects_from_the_same_port() {
     let (addr, mut peers) = server(3).await;
@@ -126,7 +126,8 @@ async fn reconnects_from_the_same_port() {
     }
 }
 
-/// What has not left yet when a connection is given up is not executed later: the server meets an error, and not the rest.
+/// Bytes that have not left when a connection is given up are not executed later: the server meets
+/// an error, and not the rest.
 #[tokio::test]
 async fn what_was_not_sent_dies_with_its_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,4 +1,4 @@
-//! What a message says, as a flat list of named values, in the order of the wire.
+//! The content of a message, as a flat list of named values, in the order of the wire.
 //!
 //! The names are those of Wireshark's fields, so that two readers of the same bytes can be compared
 //! value by value. Numbers are decimal, flags are 0 or 1, opaque values are hexadecimal, texts are
@@ -21,7 +21,7 @@ use std::fmt::Display;
 /// Callback program numbers are the client's choice; Linux takes the first of the transient range.
 const CB_PROGRAMS: std::ops::RangeInclusive<u32> = 0x4000_0000..=0x5fff_ffff;
 
-/// Wireshark shows eight bits of what may be accessed.
+/// Wireshark shows eight bits of the access rights.
 const ACCESS_SHOWN: u32 = 0xff;
 
 /// One message.
@@ -35,7 +35,7 @@ pub struct Summary {
     pub proc: (u32, u32, u32),
     /// The procedure's name.
     pub name: &'static str,
-    /// What it says.
+    /// Its content.
     pub fields: Fields,
 }
 
@@ -70,7 +70,7 @@ impl Fields {
     }
 }
 
-/// Remembers calls, because replies do not say what they answer.
+/// Remembers calls, because replies do not name their call.
 #[derive(Debug, Default)]
 pub struct Reader {
     calls: HashMap<u32, (u32, u32, u32)>,

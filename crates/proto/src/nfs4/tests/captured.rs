@@ -1,5 +1,5 @@
-//! Replies that the Linux kernel's server (6.1) and nfs-ganesha (4.3) gave to the kernel's client, and
-//! what tshark 4.0 reads in them.
+//! Replies of the Linux kernel's server (6.1) and of nfs-ganesha (4.3) to the kernel's client. The
+//! expected values are tshark 4.0's.
 
 use super::*;
 

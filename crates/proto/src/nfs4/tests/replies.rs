@@ -1,4 +1,4 @@
-//! Replies are checked against what was asked.
+//! Replies are checked against the calls.
 
 use super::*;
 

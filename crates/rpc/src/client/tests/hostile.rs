@@ -1,4 +1,4 @@
-//! Peers that send what no peer should: the connection ends, nothing else does.
+//! Peers that send forbidden bytes: the connection ends, nothing else does.
 
 use super::*;
 use crate::sim::Peer;
@@ -136,7 +136,7 @@ async fn answer_given_twice() {
     assert_eq!(client.stats().snapshot().transports[0].bad_xids, 10);
 }
 
-/// Whatever bytes come, nothing panics and the client still works afterwards.
+/// For all bytes that come, nothing panics and the client still works afterwards.
 #[tokio::test(start_paused = true)]
 async fn random_bytes() {
     use rand::{Rng, SeedableRng};
