@@ -1,4 +1,5 @@
-//! What a table takes, by counting allocations: `cargo run --release -p hither-lease --example memory [LEASES]`.
+//! The memory of a table, by counting allocations: `cargo run --release -p hither-lease --example
+//! memory [LEASES]`.
 
 use hither_lease::{Access, Boot, ClientId, Config, Decision, FileKey, Kind, Op, Table, Term, Want};
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -5,7 +5,8 @@ use crate::Ms;
 /// Settings of a [`Table`](crate::Table).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Term of a lease when the client names none. The paper measured 30 s as about optimal on a local network.
+    /// Term of a lease when the client names none. The paper measured 30 s as about optimal on a
+    /// local network.
     pub term_ms: u32,
     /// Longest term that is granted; the paper's is twice the default.
     pub term_max_ms: u32,
@@ -14,20 +15,23 @@ pub struct Config {
     /// For how long no write may have come before a write lease counts as ended. Several times the
     /// interval at which clients repeat their calls.
     pub write_slack_ms: u32,
-    /// After this a first unanswered eviction is sent again; the interval doubles, to eight times at most.
+    /// After this a first unanswered eviction is sent again; the interval doubles, to eight times
+    /// at most.
     pub evict_retry_ms: u32,
-    /// After this a lease without an end of its own is revoked if it was recalled and did not come back.
+    /// After this a lease without an end of its own is revoked if it was recalled and did not come
+    /// back.
     pub recall_timeout_ms: u32,
-    /// A write lease that is being evicted ends after this at the latest, whatever its holder still sends.
+    /// A write lease that is being evicted ends after this at the latest, whatever its holder still
+    /// sends.
     pub flush_max_ms: u32,
-    /// For how long a file that was just taken from somebody is given to nobody; doubles with each further
-    /// eviction, to `quiet_max_ms`. Not applied to a first eviction.
+    /// For how long a file that was just taken from somebody is given to nobody; doubles with each
+    /// further eviction, to `quiet_max_ms`. Not applied to a first eviction.
     pub quiet_ms: u32,
     /// Longest time for which a file is given to nobody.
     pub quiet_max_ms: u32,
-    /// For how long a file is kept free for somebody who was told to try later.
+    /// For how long a file is kept free for a client that had to try later.
     pub retry_hold_ms: u32,
-    /// What "try later" names when nothing better is known.
+    /// The time that "try later" names when nothing better is known.
     pub try_later_ms: u32,
     /// Most lease records.
     pub leases_max: u32,
@@ -35,8 +39,9 @@ pub struct Config {
     pub files_max: u32,
     /// Most operations that wait.
     pub waiters_max: u32,
-    /// Operations other than writes under a lease that are let in each second while the server recovers from
-    /// a restart and for `settle_ms` after; the others are told to try later. 0: no limit.
+    /// Operations other than writes under a lease that are let in each second while the server
+    /// recovers from a restart and for `settle_ms` after; the others are told to try later. 0: no
+    /// limit.
     pub recovery_rate_per_s: u32,
     /// For how long after recovery that limit holds.
     pub settle_ms: u32,
@@ -71,16 +76,17 @@ impl Default for Config {
     }
 }
 
-/// What a server knows of its past when it starts. No lease is ever stored.
+/// A server's knowledge of its past when it starts. No lease is ever stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Boot {
     /// The last [`Action::Reserve`](crate::Action::Reserve) that became durable; 0 the first time.
     pub reserved_end: u64,
     /// The epoch that came with it; 0 the first time.
     pub epoch: u32,
-    /// For how long leases that were granted before may still be held: 0 when nothing was exported before or
-    /// the table was empty at shutdown, [`Config::term_max_ms`] (or the longest term ever granted) otherwise,
-    /// and for leases without an end of their own the longest time for which their clients were trusted.
+    /// For how long leases that were granted before may still be held: 0 when nothing was exported
+    /// before or the table was empty at shutdown, [`Config::term_max_ms`] (or the longest term ever
+    /// granted) otherwise, and for leases without an end of their own the longest time for which
+    /// their clients were trusted.
     pub outstanding_ms: u32,
 }
 
@@ -96,8 +102,8 @@ pub struct HolderConfig {
     pub term_ms: u32,
     /// A lease in use is renewed when less than this is left.
     pub renew_before_ms: u32,
-    /// Delayed writes are pushed when less than this is left and the lease was not renewed; nothing is
-    /// delayed any more from then on.
+    /// Delayed writes are pushed when less than this is left and the lease was not renewed; nothing
+    /// is delayed any more from then on.
     pub push_before_ms: u32,
     /// An unanswered renewal is repeated after this.
     pub renew_retry_ms: Ms,

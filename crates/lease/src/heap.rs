@@ -1,5 +1,5 @@
-//! Which record is due next: a binary heap of indices whose records know their place in it, so that a deadline can be
-//! changed or removed without a search. Four bytes a record.
+//! Which record is due next: a binary heap of indices whose records know their place in it, so that
+//! a deadline can be changed or removed without a search. Four bytes a record.
 
 use crate::Ms;
 use crate::slab::Slab;

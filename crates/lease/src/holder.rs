@@ -1,52 +1,55 @@
-//! The client's half: what may be served from the cache, when delayed writes must be pushed, what is answered to an
-//! eviction, and what to ask for.
+//! The client's half: the data that may be served from the cache, the time when delayed writes must
+//! be pushed, the answer to an eviction, and the lease to ask for.
 //!
-//! It keeps rights, not data: the caller has the data, and tells what became of it. Terms count from the moment a
-//! request was *sent*, on this client's clock, so that a lease ends here before it ends at the server; a grant whose
-//! request was sent before an eviction arrived is void, because the server may have meant just that lease. Delayed
-//! writes that outlived their lease are pushed, or given up when the server says so, before another lease is asked for.
+//! It keeps rights, not data: the caller has the data, and reports its state. Terms count from the
+//! moment a request was *sent*, on this client's clock, so that a lease ends here before it ends at
+//! the server. A grant whose request was sent before an eviction arrived is void, because the
+//! server may have meant just that lease. Delayed writes that outlived their lease are pushed, or
+//! given up when the server says so, before another lease is asked for.
 
 use crate::rules::HolderRules;
 use crate::{ClientId, FileKey, Grant, HolderConfig, Kind, Ms, Op, Term, Want};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// What the caller has to do.
+/// The caller's tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HolderAction {
     /// Ask for the lease again ([`Holder::request`], [`Op::Lease`]).
     Renew {
-        /// On what.
+        /// The file.
         file: FileKey,
-        /// For what.
+        /// The kind of lease.
         kind: Kind,
     },
-    /// Write all delayed data of this file to the server ([`Op::Push`]), then call [`Holder::pushed`]. Given
-    /// once; the caller repeats it until there is an answer.
+    /// Write all delayed data of this file to the server ([`Op::Push`]), then call
+    /// [`Holder::pushed`]. Given once; the caller repeats it until there is an answer.
     Push {
         /// Which.
         file: FileKey,
     },
-    /// Tell the server that the lease is given up (Vacated, DELEGRETURN), then call [`Holder::vacated`].
+    /// Tell the server that the lease is given up (Vacated, DELEGRETURN), then call
+    /// [`Holder::vacated`].
     Vacate {
-        /// On what.
+        /// The file.
         file: FileKey,
         /// Which lease.
         seq: u64,
     },
-    /// Forget what is cached.
+    /// Forget the cached data.
     Invalidate {
-        /// Of what.
+        /// The file.
         file: FileKey,
     },
-    /// A lease has ended by itself, and nothing was delayed under it: what is cached is as good as its revision.
+    /// A lease has ended by itself, and nothing was delayed under it: cached data is as good as its
+    /// revision.
     Ended {
-        /// On what.
+        /// The file.
         file: FileKey,
     },
-    /// Delayed writes cannot be pushed any more: the lease is gone and others may have changed the file. They must be
-    /// reported, and kept apart if at all.
+    /// Delayed writes cannot be pushed any more: the lease is gone and others may have changed the
+    /// file. They must be reported, and kept apart if at all.
     Lost {
-        /// Of what.
+        /// The file.
         file: FileKey,
     },
 }
@@ -54,9 +57,9 @@ pub enum HolderAction {
 /// A request under way, to be given back with its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Request {
-    /// On what.
+    /// The file.
     pub file: FileKey,
-    /// What to ask for; `None` when no lease is asked for.
+    /// The lease to ask for; `None` when no lease is asked for.
     pub want: Option<Want>,
     /// The lease for writing that is held, so that a write may be an [`Op::Push`].
     pub claim: Option<u64>,
@@ -80,7 +83,8 @@ struct Held {
 #[derive(Debug, Clone, Default)]
 struct Entry {
     lease: Option<Held>,
-    /// Data of this modify revision is cached; 0 when none is, [`OWN`] when it is ahead of the server.
+    /// Data of this modify revision is cached; 0 when none is, [`OWN`] when it is ahead of the
+    /// server.
     revision: u64,
     dirty: bool,
     /// The lease under which writes were delayed.
@@ -94,7 +98,7 @@ struct Entry {
     renewed_ms: Option<Ms>,
     /// Requests with another number are void.
     voided: u64,
-    /// Changes with every write that is sent: what was read meanwhile is not cached.
+    /// Changes with every write that is sent: data read meanwhile is not cached.
     written: u64,
     /// Writes without an answer.
     writing: u32,
@@ -109,7 +113,8 @@ pub struct Holder {
     rules: HolderRules,
     files: BTreeMap<FileKey, Entry>,
     timers: BTreeSet<(Ms, FileKey)>,
-    /// Source of numbers for [`Entry::voided`] and [`Entry::written`], which must not repeat when a file was forgotten.
+    /// Source of numbers for [`Entry::voided`] and [`Entry::written`], which must not repeat when a
+    /// file was forgotten.
     numbers: u64,
     /// Leases without an end of their own hold until then.
     alive_until_ms: Ms,
@@ -136,7 +141,7 @@ impl Holder {
         Self { rules, ..Self::new(config) }
     }
 
-    /// What is to be done next. To be called until there is nothing left after every other call.
+    /// The next task. To be called until there is nothing left after every other call.
     pub fn poll_action(&mut self) -> Option<HolderAction> {
         self.actions.pop_front()
     }
@@ -169,7 +174,7 @@ impl Holder {
         self.files.get(&file).is_some_and(|e| e.pushing)
     }
 
-    /// What is held and in force: the kind, and whether it is a caching lease.
+    /// The lease that is held and in force: its kind, and whether it is a caching lease.
     pub fn lease(&self, now: Ms, file: FileKey) -> Option<(Kind, bool)> {
         let e = self.files.get(&file)?;
         let l = e.lease.filter(|l| self.lives(now, l))?;
@@ -182,7 +187,7 @@ impl Holder {
         self.settle(now, file);
     }
 
-    /// What was cached of a file is gone (no room).
+    /// The cached data of a file is gone (no room).
     pub fn dropped(&mut self, now: Ms, file: FileKey) {
         let e = self.entry(file);
         if !e.dirty {
@@ -191,8 +196,9 @@ impl Holder {
         self.settle(now, file);
     }
 
-    /// A call about the file is about to be sent first (retransmissions do not count): what to ask for along with it.
-    /// `held` asks for a lease without an end of its own. For a write, [`Holder::wrote`] follows the answer.
+    /// A call about the file is about to be sent first (retransmissions do not count): returns the
+    /// lease to ask for with it. `held` asks for a lease without an end of its own. For a write,
+    /// [`Holder::wrote`] follows the answer.
     pub fn request(&mut self, now: Ms, file: FileKey, kind: Kind, op: Op, held: bool) -> Request {
         let (rules, term_ms) = (self.rules, self.config.term_ms);
         let renew_ms = u64::from(self.config.renew_before_ms);
@@ -216,10 +222,10 @@ impl Holder {
         Request { file, want, claim, sent_ms: now, voided: e.voided, written: e.written }
     }
 
-    /// A request was answered. `grant` is the lease that came with it. `revision` is the file's when the call was
-    /// executed ([`Go::revision`](crate::Go::revision) of a read, what [`Table::finish`](crate::Table::finish)
-    /// returned for a write); `has_data` says that the whole of what is cached is now of that revision. True when it
-    /// may be kept in the cache.
+    /// A request was answered. `grant` is the lease that came with it. `revision` is the file's
+    /// when the call was executed ([`Go::revision`](crate::Go::revision) of a read, the result of
+    /// [`Table::finish`](crate::Table::finish) for a write); `has_data` says that all cached data
+    /// is now of that revision. True when it may be kept in the cache.
     pub fn answered(
         &mut self,
         now: Ms,
@@ -245,7 +251,7 @@ impl Holder {
         keep
     }
 
-    /// Takes a lease. True when what is cached is of another revision.
+    /// Takes a lease. True when the cached data is of another revision.
     fn granted(&mut self, now: Ms, request: Request, grant: Grant, revision: u64) -> bool {
         let (rules, file) = (self.rules, request.file);
         let end = self.end_of(file);
@@ -269,15 +275,16 @@ impl Holder {
             Some(Term::Held) => Ms::MAX,
             _ => from + u64::from(grant.term_ms),
         };
-        // Without a gap: what is cached is as good as it was.
+        // Without a gap: cached data is as good as it was.
         let continues =
             e.lease.is_some_and(|l| l.cachable && l.seq == grant.seq) && request.sent_ms < end && now < end;
         e.lease = Some(Held { kind: grant.kind, cachable: true, expiry_ms, seq: grant.seq });
         !continues && !e.dirty && e.revision != 0 && e.revision != revision && rules.revision
     }
 
-    /// A write that [`request`](Self::request) was called for was answered, whether it was executed or not. To be
-    /// called before [`answered`](Self::answered), which says whether what was written may be cached.
+    /// A write that [`request`](Self::request) was called for was answered, whether it was executed
+    /// or not. To be called before [`answered`](Self::answered), which says whether the written
+    /// data may be cached.
     pub fn wrote(&mut self, request: Request) {
         let e = self.entry(request.file);
         e.writing -= 1;
@@ -286,7 +293,8 @@ impl Holder {
         }
     }
 
-    /// A write was delayed: [`may_delay`](Self::may_delay) has said yes. The cache has the whole of the data.
+    /// A write was delayed: [`may_delay`](Self::may_delay) has said yes. The cache has the whole of
+    /// the data.
     pub fn delayed(&mut self, now: Ms, file: FileKey) {
         let e = self.entry(file);
         (e.dirty, e.revision) = (true, OWN);
@@ -308,8 +316,8 @@ impl Holder {
         }
     }
 
-    /// The delayed writes were pushed, which gave the file this modify revision; `more` have been delayed since. To be
-    /// called after [`wrote`](Self::wrote).
+    /// The delayed writes were pushed, which gave the file this modify revision; `more` have been
+    /// delayed since. To be called after [`wrote`](Self::wrote).
     pub fn pushed(&mut self, now: Ms, file: FileKey, revision: u64, more: bool) {
         let end = self.end_of(file);
         let e = self.entry(file);
@@ -343,8 +351,9 @@ impl Holder {
         self.settle(now, file);
     }
 
-    /// The server calls a lease back; `seq` tells which, 0 when the protocol does not. It is answered even if there is
-    /// none: the server may have granted one whose answer is still under way, and that one will be void.
+    /// The server calls a lease back; `seq` tells which, 0 when the protocol does not. It is
+    /// answered even if there is none: the server may have granted one whose answer is still under
+    /// way, and that one will be void.
     pub fn evicted(&mut self, now: Ms, file: FileKey, seq: u64) {
         let rules = self.rules;
         let number = self.number();
@@ -380,15 +389,15 @@ impl Holder {
         self.settle(now, file);
     }
 
-    /// The server has heard of this client: the call was sent at `sent_ms`. Leases without an end of their own hold for
-    /// `term_ms` from then. What the same answer says about leases that were revoked comes first ([`Holder::evicted`]),
-    /// and the grant in it last.
+    /// The server has heard of this client: the call was sent at `sent_ms`. Leases without an end
+    /// of their own hold for `term_ms` from then. Revoked leases in the same answer come first
+    /// ([`Holder::evicted`]), and the grant in it last.
     pub fn renewed(&mut self, sent_ms: Ms, term_ms: u32) {
         self.alive_until_ms = self.alive_until_ms.max(sent_ms + u64::from(term_ms));
     }
 
-    /// The server has forgotten this client: leases without an end of their own are gone. Delayed writes are pushed
-    /// while the server recovers.
+    /// The server has forgotten this client: leases without an end of their own are gone. Delayed
+    /// writes are pushed while the server recovers.
     pub fn server_restarted(&mut self, now: Ms) {
         let held = |e: &Entry| e.lease.is_some_and(|l| l.expiry_ms == Ms::MAX);
         let files: Vec<FileKey> = self.files.iter().filter(|(_, e)| held(e)).map(|(&f, _)| f).collect();
@@ -484,7 +493,8 @@ impl Holder {
         self.numbers
     }
 
-    /// After a change: sets the timer of a file, and forgets a file of which there is nothing to know.
+    /// After a change: sets the timer of a file, and forgets a file of which there is nothing to
+    /// know.
     fn settle(&mut self, now: Ms, file: FileKey) {
         let Some(e) = self.files.get(&file) else { return };
         let next = self.next(now, e);
@@ -534,7 +544,8 @@ impl Holder {
         }
     }
 
-    /// How a request stands to what happened since: whether it is void, and whether its data was overtaken.
+    /// The state of a request after later events: whether it is void, and whether its data was
+    /// overtaken.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn standing(&self, r: &Request) -> [u64; 2] {
         let e = self.files.get(&r.file);
@@ -551,7 +562,8 @@ impl Request {
         self.sent_ms
     }
 
-    /// The operation as the table sees it: a write becomes a push when a lease covers it and no other is asked for.
+    /// The operation as the table sees it: a write becomes a push when a lease covers it and no
+    /// other is asked for.
     pub fn access(&self, client: ClientId, op: Op) -> crate::Access {
         let op = match op {
             Op::Write if self.claim.is_some() && self.want.is_none() => Op::Push,

@@ -1,16 +1,16 @@
-//! Who may cache what, and until when: the lease [`Table`] of a server and the lease [`Holder`] of a
+//! The right to cache, and its end: the lease [`Table`] of a server and the lease [`Holder`] of a
 //! client (R. Macklem, "Not Quite NFS", 1994; C. Gray and D. Cheriton, "Leases", 1989).
 //!
 //! Pure state machines: no sockets, no runtime, no clock, no storage, no knowledge of RPC or of any
 //! version of NFS. Time comes in as an argument, in milliseconds of a clock that never goes back;
-//! what is to be done comes out as actions that the caller fetches ([`Table::poll_action`],
-//! [`Holder::poll_action`]). The same table serves leases that end by themselves (NQNFS), leases that
-//! last as long as their client is heard of (NFSv4 delegations), and accesses by those who hold no
-//! lease at all (NFSv3, local processes).
+//! tasks come out as actions that the caller fetches ([`Table::poll_action`],
+//! [`Holder::poll_action`]). The same table serves leases that end by themselves (NQNFS), leases
+//! that last while their client is heard of (NFSv4 delegations), and accesses without any lease
+//! (NFSv3, local processes).
 //!
-//! The rule that everything follows from: **an operation waits until nobody else may be caching what
-//! it contradicts**. A read contradicts another client's write lease; a write contradicts every
-//! other client's lease.
+//! The rule that everything follows from: **an operation waits until no other client can have
+//! cached state that it contradicts**. A read contradicts another client's write lease; a write
+//! contradicts every other client's lease.
 
 #![forbid(unsafe_code)]
 
@@ -36,8 +36,8 @@ pub use table::{
 /// Milliseconds of a monotone clock: the table's is the server's, the holder's is the client's.
 pub type Ms = u64;
 
-/// A file or directory, by a number that the caller gives: unique among all objects, the same for as
-/// long as the object exists. A file system and inode number, or a 128-bit hash of a filehandle.
+/// A file or directory, by a number that the caller gives: unique among all objects, the same for
+/// as long as the object exists. A file system and inode number, or a 128-bit hash of a filehandle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileKey(pub [u64; 2]);
 
@@ -45,10 +45,10 @@ pub struct FileKey(pub [u64; 2]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u32);
 
-/// What a lease allows.
+/// The right that a lease gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// To cache what was read; many clients may hold it at once.
+    /// To cache read data; many clients may hold it at once.
     Read,
     /// To cache reads and to delay writes; one client at a time.
     Write,

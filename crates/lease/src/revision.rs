@@ -1,10 +1,11 @@
 //! Modify revisions: numbers that grow and are never given out twice, not even after a crash.
 //!
-//! One counter serves all files; a file's revision is the counter's value at its last change. Before numbers are given
-//! out, the end of the range they come from is made durable ([`Revisions::reserve`], [`Revisions::reserved`]); a restart
-//! continues behind the last durable end. With steps of 2^32 that costs one durable write per four thousand million
-//! changes. A file of which nothing is remembered has the [`floor`](Revisions::floor): the highest revision of all that
-//! was forgotten. So a revision may grow without a change, but never stays the same with one.
+//! One counter serves all files; a file's revision is the counter's value at its last change.
+//! Before numbers are given out, the end of the range they come from is made durable
+//! ([`Revisions::reserve`], [`Revisions::reserved`]); a restart continues behind the last durable
+//! end. With steps of 2^32 that costs one durable write per four thousand million changes. A file
+//! of which nothing is remembered has the [`floor`](Revisions::floor): the highest revision of all
+//! that was forgotten. So a revision may grow without a change, but never stays the same with one.
 
 /// The counter.
 #[derive(Debug, Clone)]
@@ -19,7 +20,8 @@ pub struct Revisions {
 }
 
 impl Revisions {
-    /// Continues behind `reserved_end`, the last end that became durable (0 the first time), in steps of `step`.
+    /// Continues behind `reserved_end`, the last end that became durable (0 the first time), in
+    /// steps of `step`.
     pub fn new(reserved_end: u64, step: u64) -> Self {
         // A revision is never zero.
         let start = reserved_end.max(1);

@@ -1,5 +1,6 @@
-//! The rules of the protocol as switches, so that tests can show that each of them is needed: with any one off, the
-//! model checker or the simulation must find a wrong history. Outside tests all are on and cannot be changed.
+//! The rules of the protocol as switches, so that tests can show that each of them is needed: with
+//! any one off, the model checker or the simulation must find a wrong history. Outside tests all
+//! are on and cannot be changed.
 
 /// Rules of the [`Table`](crate::Table).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +27,8 @@ pub struct Rules {
     pub revision_durable: bool,
     /// Nobody gets a lease while another's write is being executed.
     pub in_flight: bool,
-    /// What is being evicted is not renewed, and what is waited for is not granted.
+    /// A lease that is being evicted is not renewed, and a file that an operation waits for is not
+    /// leased.
     pub no_renewal_when_wanted: bool,
     /// A write that claims a lease which is gone is refused.
     pub expired: bool,

@@ -1,4 +1,5 @@
-//! Records in one growing array, addressed by their index. It grows by an eighth, so little of it is unused.
+//! Records in one growing array, addressed by their index. It grows by an eighth, so little of it
+//! is unused.
 
 /// An array of records with a list of those that are free.
 #[derive(Debug, Clone)]

@@ -1,16 +1,20 @@
-//! The server's half: which client holds which lease on which file, and who has to wait for it.
+//! The server's half: which client holds which lease on which file, and which operations have to
+//! wait for it.
 //!
-//! A caller brackets every operation: [`Table::begin`] says whether it may go ahead, must wait, or should be tried
-//! later, and at the same time grants the lease that came with it; an operation that changes something ends with
-//! [`Table::finish`]. Conflicting leases are called back ([`Action::Evict`]); a lease ends when its holder gives it up
-//! ([`Table::vacated`]), or, if nothing is heard, when it has surely expired (`due.rs`). Then those who waited go
-//! ahead, first come first ([`Action::Ready`]).
+//! A caller brackets every operation. [`Table::begin`] says whether it may go ahead, must wait, or
+//! should be tried later, and at the same time grants the lease that came with it; an operation
+//! that changes something ends with [`Table::finish`]. Conflicting leases are called back
+//! ([`Action::Evict`]). A lease ends when its holder gives it up ([`Table::vacated`]), or, if
+//! nothing is heard, when it has surely expired (`due.rs`). Then the waiting operations go ahead,
+//! first come first ([`Action::Ready`]).
 //!
-//! Files that are write-shared are not cached by anybody: each client then has a *non-caching* lease, which says only
-//! that it uses the file. As long as such leases of several clients contradict each other, and for a growing time after
-//! leases were taken back and forth, no caching lease is granted.
+//! Files that are write-shared are not cached by anybody: each client then has a *non-caching*
+//! lease, which says only that it uses the file. As long as such leases of several clients
+//! contradict each other, and for a growing time after leases were taken back and forth, no caching
+//! lease is granted.
 //!
-//! Records: one of 64 bytes per lease, one of 64 per file, one per client; all in arrays, linked by index (`record.rs`).
+//! Records: one of 64 bytes per lease, one of 64 per file, one per client; all in arrays, linked by
+//! index (`record.rs`).
 
 mod act;
 #[cfg(any(test, feature = "sim"))]
@@ -33,18 +37,20 @@ use record::{ClientRec, FileRec, LeaseRec, NONE, Quiet, Waiter};
 use recovery::Recovery;
 use std::collections::{HashMap, VecDeque};
 
-/// What a client wants to do.
+/// A client's operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Nothing but have the lease that [`Access::lease`] names.
     Lease,
     /// Read data or attributes, or list a directory.
     Read,
-    /// Change the file (data, attributes, entries), or open it for that. The client claims no lease for it.
+    /// Change the file (data, attributes, entries), or open it for that. The client claims no lease
+    /// for it.
     Write,
-    /// Change the file under a lease that the client claims to hold: a delayed write, or a write through under a
-    /// non-caching lease. It goes ahead of those who wait, and even in recovery; it is refused when the lease is
-    /// gone, because others may have changed the file since.
+    /// Change the file under a lease that the client claims to hold: a delayed write, or a write
+    /// through under a non-caching lease. It overtakes waiting operations, and goes ahead even in
+    /// recovery. It is refused when the lease is gone, because other clients may have changed the
+    /// file since.
     Push,
 }
 
@@ -60,7 +66,7 @@ pub enum Term {
 /// A request for a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Want {
-    /// For what.
+    /// The kind of lease.
     pub kind: Kind,
     /// For how long.
     pub term: Term,
@@ -71,30 +77,32 @@ pub struct Want {
 /// An operation and the lease asked for with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Access {
-    /// Who; `None` for those who never hold leases (NFSv3 clients, local processes).
+    /// The client; `None` for callers that never hold leases (NFSv3 clients, local processes).
     pub client: Option<ClientId>,
-    /// On what.
+    /// The file.
     pub file: FileKey,
     /// The operation.
     pub op: Op,
     /// The lease that is asked for.
     pub lease: Option<Want>,
-    /// Of an [`Op::Push`]: [`Grant::seq`] of the lease that is claimed, if the protocol carries it. Without it a
-    /// delayed write whose lease ended long ago is accepted when the server happens to recover from a restart.
+    /// Of an [`Op::Push`]: [`Grant::seq`] of the lease that is claimed, if the protocol carries it.
+    /// Without it a delayed write whose lease ended long ago is accepted when the server happens to
+    /// recover from a restart.
     pub claim: Option<u64>,
 }
 
 /// A lease that was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Grant {
-    /// For what.
+    /// The kind of lease.
     pub kind: Kind,
-    /// False for a non-caching lease: nothing may be cached and no write delayed. To the holder of a caching
-    /// lease it is as good as an eviction.
+    /// False for a non-caching lease: nothing may be cached and no write delayed. To the holder of
+    /// a caching lease it is as good as an eviction.
     pub cachable: bool,
     /// From the grant on; 0 when it lasts as long as the client is heard of.
     pub term_ms: u32,
-    /// Tells it from earlier leases of the same client on the same file, also from those before a restart.
+    /// Tells it from earlier leases of the same client on the same file, also from those before a
+    /// restart.
     pub seq: u64,
 }
 
@@ -112,7 +120,7 @@ pub struct Go {
     pub permit: Option<Permit>,
     /// The lease, if one was asked for and granted.
     pub grant: Option<Grant>,
-    /// The file's modify revision before the operation: what is read now is at least as new.
+    /// The file's modify revision before the operation: data read now is at least as new.
     pub revision: u64,
 }
 
@@ -123,13 +131,13 @@ pub struct Ticket {
     number: u32,
 }
 
-/// What becomes of an operation.
+/// The decision about an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Decision {
     /// It goes ahead.
     Go(Go),
-    /// Leases of others are in its way, or lease records have run out: [`Action::Ready`] follows, unless the
-    /// caller answers "try later" of its own and [cancels](Table::cancel).
+    /// Leases of others are in its way, or lease records have run out: [`Action::Ready`] follows,
+    /// unless the caller answers "try later" of its own and [cancels](Table::cancel).
     Wait(Ticket),
     /// The client should ask again after about this time.
     TryLater {
@@ -149,18 +157,18 @@ pub enum Ended {
     Overdue,
 }
 
-/// What the caller has to do.
+/// The caller's tasks.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Call back a lease (Evicted, CB_RECALL). Repeated until it ends.
     Evict {
         /// Whose.
         client: ClientId,
-        /// On what.
+        /// The file.
         file: FileKey,
         /// Which.
         seq: u64,
-        /// Of what kind.
+        /// The kind of lease.
         kind: Kind,
         /// 0 the first time.
         attempt: u8,
@@ -169,39 +177,40 @@ pub enum Action {
     Ready {
         /// Which.
         ticket: Ticket,
-        /// What becomes of it.
+        /// The decision about it.
         decision: Decision,
     },
-    /// A lease without an end of its own did not come back in time, or its client was not heard of. From now on every
-    /// reply to the client says so (NFSv4.1: a flag of SEQUENCE) until it has given the lease up; a client that is not
-    /// heard of stops using it by itself.
+    /// A lease without an end of its own did not come back in time, or its client was not heard of.
+    /// From now on every reply to the client says so (NFSv4.1: a flag of SEQUENCE) until it has
+    /// given the lease up; a client that is not heard of stops using it by itself.
     Revoked {
         /// Whose.
         client: ClientId,
-        /// On what.
+        /// The file.
         file: FileKey,
         /// Which.
         seq: u64,
     },
-    /// A caching lease ended without being given back. If it was for writing, its holder may come back with delayed
-    /// writes, which are refused. A server that wants that even if it restarts in between makes client, file and lease
-    /// durable before it carries out any later action, and hands them to [`Table::fence`] at the start, until the client
-    /// was told ([`Decision::Expired`]) or got another lease.
+    /// A caching lease ended without being given back. If it was for writing, its holder may come
+    /// back with delayed writes, which are refused. A server that wants that even if it restarts in
+    /// between makes client, file and lease durable before it carries out any later action, and
+    /// hands them to [`Table::fence`] at the start, until the client was told
+    /// ([`Decision::Expired`]) or got another lease.
     Ended {
         /// Whose.
         client: ClientId,
-        /// On what.
+        /// The file.
         file: FileKey,
         /// Which.
         seq: u64,
-        /// Of what kind.
+        /// The kind of lease.
         kind: Kind,
         /// How.
         how: Ended,
     },
-    /// Make these numbers durable, then call [`Table::reserved`] with them. They are those of [`Boot`] at the next
-    /// start. The first come with the start and with the end of recovery, and what depends on them is not served
-    /// before they are carried out.
+    /// Make these numbers durable, then call [`Table::reserved`] with them. They are those of
+    /// [`Boot`] at the next start. The first come with the start and with the end of recovery, and
+    /// operations that depend on them are not served before they are carried out.
     Reserve {
         /// [`Boot::reserved_end`].
         end: u64,
@@ -234,7 +243,7 @@ pub struct Table {
     recovery: Option<Recovery>,
     /// Tells this lifetime of the server from others; 0 as long as nothing says so durably.
     epoch: u32,
-    /// What is to be durable: the last lifetime's until recovery ends.
+    /// The numbers to make durable: the last lifetime's until recovery ends.
     asked_epoch: u32,
     last_epoch: u32,
     /// Whose delayed writes come too late even in recovery.
@@ -309,12 +318,13 @@ impl Table {
         &self.config
     }
 
-    /// What is to be done next. To be called until there is nothing left after every other call.
+    /// The next task. To be called until there is nothing left after every other call.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called; it may be called at any other time, too.
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called; it may be called at any other
+    /// time, too.
     pub fn poll_timeout(&self) -> Option<Ms> {
         let lease = self.timers.first().map(|i| self.leases[i].deadline_ms);
         let recovery = self.recovery.as_ref().map(|r| self.recovery_end(r).saturating_add(1));
@@ -327,13 +337,13 @@ impl Table {
         self.run_due(now);
     }
 
-    /// Whether a worker waits for work, so that no call that has arrived is still unserved. As long as none does, no
-    /// write lease counts as ended: what is queued may be its last writes.
+    /// Whether a worker waits for work, so that no call that has arrived is still unserved. As long
+    /// as none does, no write lease counts as ended: queued calls may be its last writes.
     pub fn set_idle(&mut self, idle: bool) {
         self.idle_workers = idle;
     }
 
-    /// Asks to do something. What comes back is to be obeyed; when it is [`Decision::Go`] with a
+    /// Asks for permission. The decision is to be obeyed; when it is [`Decision::Go`] with a
     /// [`Permit`], the operation is under way until [`finish`](Self::finish).
     pub fn begin(&mut self, now: Ms, access: Access) -> Decision {
         self.handle_timeout(now);
@@ -372,13 +382,14 @@ impl Table {
         }
     }
 
-    /// Whether there is a record for a client's lease on a file. Without one, an operation that asks for a lease waits for room.
+    /// Whether there is a record for a client's lease on a file. Without one, an operation that
+    /// asks for a lease waits for room.
     pub fn has_room(&self, client: ClientId, file: FileKey) -> bool {
         !self.leases.is_full() || self.lease_of(client, file).is_some()
     }
 
-    /// An operation is done. `changed` says whether the file was changed; if so it gets a new modify revision, which
-    /// is returned.
+    /// An operation is done. `changed` says whether the file was changed; if so it gets a new
+    /// modify revision, which is returned.
     pub fn finish(&mut self, now: Ms, permit: Permit, changed: bool) -> u64 {
         self.writes_in_flight -= 1;
         let f = permit.file;
@@ -394,10 +405,11 @@ impl Table {
         revision
     }
 
-    /// A client gave a lease back, asked or not (Vacated, DELEGRETURN, FREE_STATEID). `seq` is the one of its
-    /// [`Grant`], `None` when the protocol cannot tell: then the caller must not deliver a Vacated twice, and the
-    /// client must not ask for a lease before its Vacated is answered. `in_use`: it goes on using the file, as far
-    /// as is known, and is one of those who share it until its lease would have expired.
+    /// A client gave a lease back, asked or not (Vacated, DELEGRETURN, FREE_STATEID). `seq` is the
+    /// one of its [`Grant`], `None` when the protocol cannot tell: then the caller must not deliver
+    /// a Vacated twice, and the client must not ask for a lease before its Vacated is answered.
+    /// `in_use`: it goes on using the file, as far as is known, and counts as sharing it until its
+    /// lease would have expired.
     pub fn vacated(&mut self, now: Ms, client: ClientId, file: FileKey, seq: Option<u64>, in_use: bool) {
         self.handle_timeout(now);
         let Some(i) = self.lease_of(client, file) else { return };
@@ -408,8 +420,8 @@ impl Table {
         self.end_caching(now, i, in_use);
     }
 
-    /// A client was heard of. Its leases without an end of their own last `term_ms` from now on, except those that
-    /// were revoked.
+    /// A client was heard of. Its leases without an end of their own last `term_ms` from now on,
+    /// except those that were revoked.
     pub fn renew(&mut self, now: Ms, client: ClientId, term_ms: u32) {
         self.handle_timeout(now);
         let Some(c) = self.client_or_insert(client) else { return };
@@ -417,7 +429,8 @@ impl Table {
         (c.known, c.renewed_ms, c.term_ms) = (true, now, term_ms);
     }
 
-    /// A client is gone for good (it restarted, or its state was discarded): all it held ends at once.
+    /// A client is gone for good (it restarted, or its state was discarded): all it held ends at
+    /// once.
     pub fn forget(&mut self, now: Ms, client: ClientId) {
         self.handle_timeout(now);
         let Some(c) = self.client(client) else { return };
@@ -436,8 +449,8 @@ impl Table {
         self.drop_client_if_unused(c);
     }
 
-    /// Somebody changed a file behind the table's back (a process on the server, seen afterwards): it has a new
-    /// modify revision, and whoever caches it is evicted.
+    /// A file changed behind the table's back (a process on the server, seen afterwards): it has a
+    /// new modify revision, and clients that cache it are evicted.
     pub fn changed(&mut self, now: Ms, file: FileKey) {
         self.handle_timeout(now);
         if !self.revisions.has(u64::from(self.writes_in_flight) + 1) {
@@ -461,7 +474,8 @@ impl Table {
         self.file(file).map_or(self.revisions.floor(), |f| self.files[f].revision)
     }
 
-    /// No file has a higher modify revision than this now: one that has a higher one later was changed in between, or forgotten.
+    /// No file has a higher modify revision than this now: one that has a higher one later was
+    /// changed in between, or forgotten.
     pub fn last_revision(&self) -> u64 {
         self.revisions.last()
     }
@@ -471,7 +485,7 @@ impl Table {
         self.file(file).is_some_and(|f| self.files[f].in_flight > 0)
     }
 
-    /// Calls back what a client holds on a file and may cache, although nobody wants the file.
+    /// Calls back a client's caching lease on a file, although no operation waits for the file.
     pub fn recall(&mut self, now: Ms, client: ClientId, file: FileKey) {
         self.handle_timeout(now);
         if let Some(i) = self.lease_of(client, file).filter(|&i| self.leases[i].cachable) {
@@ -487,7 +501,7 @@ impl Table {
         }
     }
 
-    /// What a client holds on a file and may cache.
+    /// A client's caching lease on a file.
     pub fn held(&self, client: ClientId, file: FileKey) -> Option<Kind> {
         let lease = &self.leases[self.lease_of(client, file)?];
         lease.cachable.then_some(lease.kind)
@@ -498,8 +512,9 @@ impl Table {
         !self.conflicts(&Access { client, file, op: Op::Read, lease: None, claim: None })
     }
 
-    /// True when nobody holds a caching lease: a server that stops now needs no recovery. (Who has given one up and goes on using the
-    /// file still has a record, until the term ends.)
+    /// True when no client holds a caching lease: a server that stops now needs no recovery. (A
+    /// client that has given one up and goes on using the file still has a record, until the term
+    /// ends.)
     pub fn is_vacant(&self) -> bool {
         self.leases.used().all(|lease| !lease.cachable)
     }
@@ -524,7 +539,7 @@ impl Table {
     }
 }
 
-/// What comes of one look at an operation.
+/// The result of one look at an operation.
 enum Attempt {
     Done(Decision),
     /// Leases of others are in the way.

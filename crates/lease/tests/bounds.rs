@@ -1,4 +1,5 @@
-//! However long somebody goes on writing, recovery ends, and so does a lease that others wait for; but not under a write.
+//! However long somebody goes on writing, recovery ends, and so does a lease that others wait for;
+//! but not under a write.
 
 use hither_lease::{
     Access, Action, Boot, ClientId, Config, Decision, Ended, FileKey, Go, Kind, Op, Permit, Table, Term, Want,
@@ -8,7 +9,7 @@ const FILE: FileKey = FileKey([1, 2]);
 const WRITER: ClientId = ClientId(1);
 const OTHER: ClientId = ClientId(2);
 
-/// Carries out what the table wants; how leases ended.
+/// Carries out the table's actions; returns how leases ended.
 fn settle(t: &mut Table) -> Vec<Ended> {
     let mut ended = Vec::new();
     while let Some(action) = t.poll_action() {
@@ -65,7 +66,8 @@ fn recovery_ends_however_long_somebody_writes() {
     }
 }
 
-/// The holder of a lease that somebody waits for, at `now`, when it has gone on writing for as long as it may.
+/// The holder of a lease that somebody waits for, at `now`, when it has gone on writing for as long
+/// as it may.
 fn overdue(config: &Config) -> (Table, u64, Permit) {
     let mut t = Table::new(config.clone(), Boot::FIRST, 0);
     settle(&mut t);

@@ -1,5 +1,5 @@
-//! Every state of small configurations: reads are never stale, writes never lost, everything ends. With a rule broken, a
-//! wrong state is found.
+//! Every state of small configurations: reads are never stale, writes never lost, everything ends.
+//! With a rule broken, a wrong state is found.
 
 use hither_lease::sim::model::{Setup, explore};
 use hither_lease::{HolderRules, Rules};

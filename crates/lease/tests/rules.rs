@@ -1,12 +1,13 @@
-//! Each rule is needed: with any one of them broken the judges find a wrong history, a lost write, or somebody who waits
-//! too long, in the same worlds in which nothing is wrong when it is kept.
+//! Each rule is needed: with any one of them broken the judges find a wrong history, a lost write,
+//! or an operation that waits too long, in the same worlds in which nothing is wrong when it is
+//! kept.
 
 use hither_lease::sim::world::{Faults, Report, Setup, run};
 use hither_lease::{HolderRules, Rules};
 
 const SEEDS: u64 = 16;
 
-/// What is wrong with a world, if anything.
+/// The fault of a world, if there is one.
 fn wrong(setup: &Setup, also: fn(&Setup, &Report) -> Option<String>) -> Option<String> {
     match run(setup) {
         Err(e) => Some(e),
@@ -14,7 +15,7 @@ fn wrong(setup: &Setup, also: fn(&Setup, &Report) -> Option<String>) -> Option<S
     }
 }
 
-/// Nothing is lost but what died with its client.
+/// Nothing is lost but the data of clients that died.
 fn losses(_: &Setup, r: &Report) -> Option<String> {
     (r.lost > 0).then(|| format!("{} writes lost", r.lost))
 }

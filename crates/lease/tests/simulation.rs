@@ -1,9 +1,10 @@
-//! Random histories on virtual time: what programs see is linearizable, file by file, whatever the network, the clocks and
-//! the machines do; nothing is lost within the bounds, and beyond them nothing without being reported.
+//! Random histories on virtual time. The programs' view is linearizable, file by file, whatever the
+//! network, the clocks and the machines do. Nothing is lost within the bounds, and nothing beyond
+//! them without a report.
 
 use hither_lease::sim::world::{Faults, Report, Setup, run};
 
-/// Plays worlds of `setup` with seeds from `first` on; the sum of what happened in them.
+/// Plays worlds of `setup` with seeds from `first` on; returns the sum of their events.
 fn play(first: u64, seeds: u64, setup: impl Fn(u64) -> Setup) -> Report {
     let mut sum = Report::default();
     for seed in first..first + seeds {
@@ -69,7 +70,8 @@ fn few_records_make_clients_wait_but_nothing_worse() {
     assert_eq!(sum.lost, 0);
 }
 
-/// `SEED=1 SEEDS=20 STEPS=5000000 cargo test --release -p hither-lease --test simulation -- --ignored --nocapture`
+/// `SEED=1 SEEDS=20 STEPS=5000000 cargo test --release -p hither-lease --test simulation --
+/// --ignored --nocapture`
 #[test]
 #[ignore = "plays for hours if asked to"]
 fn long() {

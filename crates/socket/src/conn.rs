@@ -1,9 +1,11 @@
-//! One connection: greets, reads requests, gives each a task, closes in the end what is open.
+//! One connection: greets, reads requests, gives each a task, and closes all open files in the end.
 //!
-//! Everything that a program can make this side keep is bounded: requests under way, open files, watched paths, bytes. Beyond, a
-//! request fails with `EAGAIN` (`EMFILE` for files; `E2BIG` for what is too much at any time), and bytes wait, as do replies that nobody reads, which stops the reading of further
-//! requests. Anything malformed ends the connection, after an error that says so. A program that hangs up ends all that it asked
-//! for, but for what changes something: that runs to its end, or the mount could not be shown it.
+//! Everything that a program can make this side keep is bounded: requests under way, open files,
+//! watched paths, bytes. Beyond, a request fails with `EAGAIN` (`EMFILE` for files; `E2BIG` for a
+//! request that is always too large). Bytes wait, as do unread replies, which stops the reading of
+//! further requests. Anything malformed ends the connection, after an error that says so. A program
+//! that hangs up ends all its requests, except changes: a change runs to its end, or the mount
+//! could not be shown it.
 
 use crate::file::OpenFile;
 use crate::frames::{self, ALLOWANCE_BYTES, QUEUE_FRAMES, Reply, gone};
@@ -74,7 +76,7 @@ enum Last {
     None,
 }
 
-/// What a request holds: until it is done, and until its reply is on its way.
+/// The resources of a request: until it is done, and until its reply is on its way.
 struct Admitted {
     taken: OwnedSemaphorePermit,
     slot: OwnedSemaphorePermit,
@@ -158,7 +160,8 @@ impl Reading<'_> {
         Err(e)
     }
 
-    /// Reads a request and begins it; false when there is none. Errors with the request's number and operation.
+    /// Reads a request and begins it; false when there is none. Errors with the request's number
+    /// and operation.
     async fn next(&mut self) -> std::result::Result<bool, (u32, u16, io::Error)> {
         let header = frames::read_header(self.stream).await.map_err(|e| (0, 0, e))?;
         let Some(header) = header else { return Ok(false) };
@@ -229,7 +232,7 @@ impl Connection {
         calls.spawn(async move {
             let outcome = conn.call(&reply, &body).await;
             drop((body, taken));
-            // Before the last frame: who has read that may use the number again.
+            // Before the last frame: a program that has read it may use the number again.
             conn.running.lock().remove(&reply.id);
             match outcome {
                 Ok(Last::Body(parts, allowance)) => reply.answer(parts, allowance).await,
@@ -266,12 +269,13 @@ impl Connection {
             self.running.lock().remove(&reply.id);
             return Ok(None);
         };
-        // Fewer are under way, so when there is none left, another's reply waits for the program to read.
+        // Fewer are under way, so when there is none left, another's reply waits for the program to
+        // read.
         let slot = self.slots.clone().acquire_owned().await.ok();
         Ok(slot.map(|slot| Admitted { taken, slot }))
     }
 
-    /// Whoever takes a number twice could not tell the answers apart.
+    /// A program that uses a number twice could not tell the answers apart.
     fn unused(&self, reply: &Reply) -> std::result::Result<(), Malformed> {
         match self.running.lock().contains_key(&reply.id) {
             true => Err(Malformed("a request's number that is in use")),
@@ -296,7 +300,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Serves one request: what is left to be sent as its last frame.
+    /// Serves one request; returns the rest, to be sent as its last frame.
     async fn call(self: &Arc<Self>, reply: &Reply, body: &Bytes) -> Result<Last> {
         let request = Request::decode(reply.op, body).map_err(|e| Error::because(libc::EPROTO, e.0))?;
         let cx = self.cx(reply, changes(&request));
@@ -347,7 +351,8 @@ impl Connection {
         })
     }
 
-    /// Nobody cancels what changes something but the end of the mount: until it has ended, the mount's kernel may not keep what it sees.
+    /// Only the end of the mount cancels a change: until it has ended, the mount's kernel may not
+    /// keep its view.
     fn cx(&self, reply: &Reply, changes: bool) -> Cx {
         let cancel = if changes { self.shared.ending.clone() } else { reply.over.clone() };
         Cx { cancel, ..Cx::new(self.cred.clone()) }

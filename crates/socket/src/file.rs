@@ -29,13 +29,14 @@ const TRIES: usize = 4;
 /// First bytes to bring along with a name that is opened for reading.
 pub(crate) const FIRST_BYTES: u32 = 64 << 10;
 
-/// Ends of opens that nobody waits for, of one connection; who adds to more waits.
+/// Ends of opens without a waiting program, of one connection; a program that adds to more waits.
 const CLOSING_MOST: usize = 1024;
 
-/// Locks for appends. Files share them out: one append waits for another to a file with the same lock.
+/// Locks for appends. Files share them out: one append waits for another to a file with the same
+/// lock.
 const APPENDING: usize = 64;
 
-/// A lock for each file, held by whoever appends.
+/// A lock for each file, held by the appending program.
 pub(crate) struct Appending {
     locks: [tokio::sync::Mutex<()>; APPENDING],
     hashed: RandomState,
@@ -264,7 +265,8 @@ impl Connection {
         Ok((n, offset))
     }
 
-    /// Where a file ends now. The server is asked unless that is known for sure: what other clients have appended is not written over.
+    /// The present end of a file. The server is asked unless it is known for sure: other clients'
+    /// appends are not overwritten.
     async fn end_of(&self, cx: &Cx, file: &OpenFile) -> Result<u64> {
         let asking = Cx { times_unseen: true, ..cx.fresh(Instant::now()) };
         self.shared.vfs.getattr(&asking, file.at()).await.map(|attrs| attrs.attr.size_bytes)
@@ -300,7 +302,8 @@ impl Connection {
     pub async fn stat_file(&self, cx: &Cx, number: u64) -> Result<wire::Attr> {
         let file = self.file(number)?;
         let _using = file.using.read().await;
-        // By its handle: the times are to be those that stay, as for stat(2) on a mount, and who names an open is about to read.
+        // By its handle: the times are to be those that stay, as for stat(2) on a mount, and a
+        // caller that names an open is about to read.
         let at = File { open: None, ..file.at() };
         self.shared.vfs.getattr(cx, at).await.map(|attrs| told(&attrs.attr))
     }
@@ -320,7 +323,8 @@ impl Connection {
         file.check()
     }
 
-    /// Ends an open for reading, which has nothing to tell: the server is told of several such ends together, and that takes its time.
+    /// Ends an open for reading, which has nothing to tell: the server is told of several such ends
+    /// together, and that takes its time.
     pub(crate) async fn close_aside(&self, cx: &Cx, fh: &Fh, open: OpenId) {
         let (vfs, cx, fh) = (self.shared.vfs.clone(), Cx::new(cx.cred.clone()), fh.clone());
         let close = async move {
@@ -363,7 +367,8 @@ impl Connection {
         let none =
             || Error::because(libc::EOPNOTSUPP, "the file is not wholly on the local disk, or may change");
         let backing = file.backing.as_ref().ok_or_else(none)?;
-        // Our own descriptor can be written to. This one cannot, and opening it again needs rights on the cache's directory.
+        // Our own descriptor can be written to. This one cannot, and opening it again needs rights
+        // on the cache's directory.
         let path = format!("/proc/self/fd/{}", backing.0.as_raw_fd());
         std::fs::File::open(path).map_err(|e| Error::new(e.raw_os_error().unwrap_or(libc::EIO)))
     }

@@ -1,8 +1,9 @@
 //! Frames on their way to a program.
 //!
-//! A reply takes its bytes out of its connection's allowance before they are there, and gives them back when they are written:
-//! what a program does not read is bounded. Replies of many frames wait for the program's word ([`Request::More`]) before that, so that
-//! one that nobody reads on keeps nothing from the others.
+//! A reply takes its bytes out of its connection's allowance before they are there, and gives them
+//! back when they are written: unread data is bounded. Replies of many frames wait for the
+//! program's word ([`Request::More`]) before that, so that an unread one keeps nothing from the
+//! others.
 //!
 //! [`Request::More`]: hither_client::wire::Request::More
 
@@ -23,9 +24,10 @@ use tokio_util::sync::CancellationToken;
 
 /// How long a program may take to read a frame.
 const SEND_WITHIN: Duration = Duration::from_secs(60);
-/// How long it may take to read what is left when its connection ends.
+/// How long reading the rest may take when its connection ends.
 const LAST_WITHIN: Duration = Duration::from_secs(2);
-/// How long a program may take to send the body of a request, and any part of its header but the first.
+/// How long a program may take to send the body of a request, and any part of its header but the
+/// first.
 const RECEIVE_WITHIN: Duration = Duration::from_secs(60);
 /// Bytes on their way to and from one program.
 pub(crate) const ALLOWANCE_BYTES: usize = 16 << 20;
@@ -64,9 +66,11 @@ pub(crate) struct Turn {
 }
 
 impl Reply {
-    /// Waits until the program is ready for a frame, and then until so many bytes may be on their way.
+    /// Waits until the program is ready for a frame, and then until so many bytes may be on their
+    /// way.
     pub async fn turn(&self, bytes: usize) -> Result<Turn> {
-        // In this order: what a program never asks for must not keep room from the rest.
+        // The order matters: a reply that a program never asks on for must not keep room from the
+        // others.
         let credit = tokio::select! {
             credit = self.credit.clone().acquire_owned() => credit.map_err(|_| gone())?,
             () = self.over.cancelled() => return Err(gone()),
@@ -142,7 +146,7 @@ impl<'a> Collected<'a> {
         if self.body.len() >= FULL_BYTES { self.flush().await } else { Ok(()) }
     }
 
-    /// Sends what there is.
+    /// Sends the available frames.
     pub async fn flush(&mut self) -> Result<()> {
         if self.body.is_empty() {
             return Ok(());
@@ -154,7 +158,8 @@ impl<'a> Collected<'a> {
     }
 }
 
-/// Writes frames until there will be no more, or the program does not read. Once the connection is over there is little time.
+/// Writes frames until there will be no more, or the program does not read. Once the connection is
+/// over there is little time.
 pub(crate) async fn write_all(
     stream: &UnixStream,
     mut frames: mpsc::Receiver<Frame>,

@@ -1,10 +1,11 @@
 //! A Vfs becomes a socket for programs: docs/SOCKET.md, served.
 //!
-//! It knows the [`Vfs`](hither_vfs::Vfs) interface and the library's wire format, and nothing of mounts or NFS. From the bottom:
-//! `sys` is who is at the other end, `conn` one connection with its limits, `frames` what it is sent, `path` whole paths,
-//! `file` open files, `many` questions about many files, `tree` listings and walks, `watch` what changes, `names` what changes names.
-//! Each request is a task with the identity that the kernel tells of the program; a program that does not read its replies,
-//! or asks for too much at a time, holds up itself alone.
+//! It knows the [`Vfs`](hither_vfs::Vfs) interface and the library's wire format, and nothing of
+//! mounts or NFS. From the bottom: `sys` identifies the peer, `conn` is one connection with its
+//! limits, `frames` its replies, `path` whole paths, `file` open files, `many` questions about many
+//! files, `tree` listings and walks, `watch` changes of watched paths, `names` calls that change
+//! names. Each request is a task with the identity that the kernel gives for the program. A program
+//! that does not read its replies, or asks for too much at a time, delays only itself.
 
 #![deny(unsafe_code)]
 
@@ -42,24 +43,25 @@ use tokio_util::task::TaskTracker;
 const CONNECTIONS_MAX: usize = 256;
 const CONNECTIONS_EACH: usize = 64;
 
-/// What programs are offered.
+/// The services offered to programs.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Where the same stack is mounted: absolute symbolic links are followed below it.
     pub dir: PathBuf,
-    /// What is mounted: `server:/path`.
+    /// The mounted export: `server:/path`.
     pub source: String,
     /// Nothing can be changed.
     pub read_only: bool,
-    /// An open sees what was closed elsewhere before it, whatever still holds here.
+    /// An open shows data that other clients closed before it, whatever cached state still holds.
     pub close_to_open: bool,
     /// Largest read and write of the stack, in bytes.
     pub max_io_bytes: u32,
-    /// Descriptors of files that are wholly on the local disk are lent: only where nothing ever changes.
+    /// Descriptors of files that are wholly on the local disk are lent: only where nothing ever
+    /// changes.
     pub lends: bool,
 }
 
-/// What all connections share.
+/// The state that all connections share.
 struct Shared {
     vfs: Arc<dyn Vfs>,
     beside: Option<Arc<dyn Beside>>,
@@ -104,7 +106,8 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Serves `vfs` to the programs that connect, and asks it nothing before. `beside` is told of what they change. Inside a tokio runtime.
+    /// Serves `vfs` to the programs that connect, and asks it nothing before. `beside` learns of
+    /// their changes. Inside a tokio runtime.
     ///
     /// # Errors
     /// None at present.
@@ -130,12 +133,12 @@ impl Programs {
         Ok(Self { shared, alive: channel::Sender::new(()) })
     }
 
-    /// What was asked so far.
+    /// The counters so far.
     pub fn stats(&self) -> SocketStats {
         self.shared.stats.snapshot()
     }
 
-    /// Ends all connections; what they have open is closed, within that time.
+    /// Ends all connections; their open files are closed, within that time.
     pub async fn end(&self, within: Duration) {
         self.shared.ending.cancel();
         self.shared.tasks.close();

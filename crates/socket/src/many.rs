@@ -1,9 +1,10 @@
 //! Questions about many files: names by their directory, contents by messages that are filled.
 //!
-//! Paths are dealt by directory. What is known and new enough is taken from memory; where more than a few names of a
-//! directory are not, the directory is listed once, and what the listing does not show is looked up name by name. Small files are
-//! then read many to a message; whatever is not simple (large, a symbolic link, just being written, an error) goes the way of
-//! a single open, read and close, which also finds the error to tell.
+//! Paths are dealt by directory. Known state that is new enough is taken from memory. Where more
+//! than a few names of a directory are unknown, the directory is listed once, and names that the
+//! listing does not show are looked up one by one. Small files are then read many to a message. All
+//! others (large, a symbolic link, just being written, an error) take the way of a single open,
+//! read and close, which also finds the error to report.
 
 use crate::conn::{Connection, told};
 use crate::file::read_on;
@@ -32,7 +33,7 @@ const ENTRIES_EACH: usize = 64;
 const ENTRIES_MIN: usize = 2048;
 /// Files up to these lengths go together, and how many at most.
 const CLASSES: [(u32, usize); 3] = [(4 << 10, 512), (16 << 10, 256), (64 << 10, 64)];
-/// Bytes that go together: what fits in a frame.
+/// Bytes of one group: as many as fit in a frame.
 const TOGETHER_BYTES: usize = 1 << 20;
 /// Such frames that are asked for side by side.
 const TOGETHER_AT_ONCE: usize = 4;
@@ -73,8 +74,8 @@ fn batches(classes: [Vec<Small>; CLASSES.len()]) -> Vec<(u32, usize, Vec<Small>)
     out
 }
 
-/// Runs futures, some at a time, and gathers what they return. Once one fails none begins, but those under way run to their end: a
-/// file that was opened is closed.
+/// Runs futures, some at a time, and gathers their results. Once one fails none begins, but those
+/// under way run to their end: a file that was opened is closed.
 async fn all<F, T>(at_once: usize, mut tasks: impl Iterator<Item = F>) -> Result<Vec<T>>
 where
     F: Future<Output = Result<Vec<T>>> + Send + 'static,
@@ -101,10 +102,11 @@ where
     }
 }
 
-/// Names by the path of their directory, with what they stand for.
+/// Names by the path of their directory, with their objects.
 type Groups<'a, T> = BTreeMap<&'a [u8], Vec<(Name, T)>>;
 
-/// Paths by the directory they are in; those that end in no plain name, or cannot be paths, stand alone.
+/// Paths by the directory they are in; those that end in no plain name, or cannot be paths, stand
+/// alone.
 fn by_directory<'a, T>(items: impl Iterator<Item = (&'a [u8], T)>) -> (Groups<'a, T>, Vec<T>) {
     let (mut groups, mut alone) = (Groups::new(), Vec::new());
     for (path, item) in items {
@@ -162,7 +164,7 @@ impl Connection {
         out.flush().await
     }
 
-    /// What names in a directory lead to, links themselves, and the directory.
+    /// The objects of names in a directory, links themselves, and the directory.
     async fn nodes<T>(
         &self,
         cx: &Cx,
@@ -175,7 +177,8 @@ impl Connection {
             Ok(node) => node.fh,
             Err(e) => return names.into_iter().map(|(_, t)| (t, Err(e.clone()), None)).collect(),
         };
-        // Who may list a directory may not look names up for that, and memory answers only to whom it knows to be allowed to.
+        // A caller with the right to list a directory may lack the right to look names up, and
+        // memory answers only callers whose rights are known.
         let searched = match self.searches(cx, &dir).await {
             Ok(true) => Ok(()),
             Ok(false) => Err(Error::new(libc::EACCES)),
@@ -218,7 +221,7 @@ impl Connection {
         let (mut cookie, mut verifier, mut seen) = (0, [0; 8], 0);
         while !wanted.is_empty() && seen < most {
             let page = self.shared.vfs.readdir(cx, dir, cookie, verifier, PAGE_BYTES, true).await;
-            // Who may not list it may still look names up.
+            // A caller that may not list it may still look names up.
             let Ok(page) = page else { break };
             seen += page.entries.len();
             for entry in page.entries {
@@ -287,7 +290,8 @@ impl Connection {
         all(AT_ONCE, singly).await.map(drop)
     }
 
-    /// A part of a small file that memory holds as new as it is wanted, to a caller who is known to be allowed to read it.
+    /// A part of a small file that memory holds as new as it is wanted, for a caller with a known
+    /// right to read it.
     async fn held(&self, cx: &Cx, dir: &Fh, wanted: &Wanted, node: &Node) -> Option<(Bytes, u64)> {
         let (_, name) = split(&wanted.path);
         let name = Name::new(Bytes::copy_from_slice(name)).ok()?;
@@ -411,7 +415,7 @@ async fn send(
     reply.part(turn, parts).await;
 }
 
-/// What is wanted of the start of a file.
+/// The extras wanted of the start of a file.
 fn cut(data: Bytes, wanted: &Wanted) -> Bytes {
     let start = usize::try_from(wanted.offset).unwrap_or(usize::MAX).min(data.len());
     let end = start.saturating_add(wanted.len as usize).min(data.len());

@@ -1,4 +1,4 @@
-//! What changes names.
+//! Calls that change names.
 
 use crate::conn::Connection;
 use crate::file::created;
@@ -97,7 +97,7 @@ impl Connection {
         self.shared.place(cx, path).await
     }
 
-    /// What a name leads to, links themselves.
+    /// The object of a name, links themselves.
     async fn child(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<Option<Node>> {
         let trail = self.shared.vfs.walk(cx, Where::name(dir, name), Want::default()).await?;
         match (trail.stop, trail.steps.into_iter().next()) {
@@ -108,7 +108,7 @@ impl Connection {
     }
 }
 
-/// What cannot be made because it is there always: the root, `.`, `..`.
+/// Names that cannot be made because they always exist: the root, `.`, `..`.
 fn exists(e: Error) -> Error {
     if e.errno == libc::EBUSY { Error::new(libc::EEXIST) } else { e }
 }

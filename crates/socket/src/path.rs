@@ -1,8 +1,8 @@
 //! Whole paths, as a program has them: names, `.`, `..`, symbolic links.
 //!
-//! Runs of names are walked at once; only a symbolic link or `..` behind a name ends a run. Links are followed as the kernel does
-//! it, but for what leads out of the mount: an absolute target is followed below the mount point, any other is `EXDEV`, as
-//! is `..` above the root.
+//! Runs of names are walked at once; only a symbolic link or `..` behind a name ends a run. Links
+//! are followed as in the kernel, except out of the mount: an absolute target is followed below the
+//! mount point, any other is `EXDEV`, as is `..` above the root.
 
 use crate::Shared;
 use bytes::Bytes;
@@ -49,7 +49,7 @@ impl Found {
 struct Follow<'a> {
     shared: &'a Shared,
     cx: &'a Cx,
-    /// Names passed, with what they led to.
+    /// Names passed, with their objects.
     passed: Vec<(Name, Node)>,
     root: Fh,
     rest: VecDeque<Part>,
@@ -60,7 +60,7 @@ struct Follow<'a> {
 }
 
 impl Shared {
-    /// Follows a path; what is wished for of its end is kept by the layers below.
+    /// Follows a path; the layers below keep the extras wanted of its end.
     ///
     /// # Errors
     /// Those of [`fits`], and of looking names up.
@@ -79,7 +79,7 @@ impl Shared {
         follower.run(follow || wants_directory(path), want).await
     }
 
-    /// A directory and a name in it that need not exist: what changes names needs.
+    /// A directory and a name in it that need not exist, for calls that change names.
     pub async fn place(&self, cx: &Cx, path: &[u8]) -> Result<(Fh, Name)> {
         fits(path)?;
         let end = path.iter().rposition(|b| *b != b'/').map_or(0, |last| last + 1);
@@ -96,7 +96,7 @@ impl Shared {
     }
 }
 
-/// Whether bytes can be a path, or what a symbolic link leads to.
+/// Whether bytes can be a path, or the target of a symbolic link.
 ///
 /// # Errors
 /// `ENAMETOOLONG`, or `EINVAL` for a NUL.
@@ -221,7 +221,7 @@ impl Follow<'_> {
         Ok(())
     }
 
-    /// Puts what the last name leads to, a symbolic link, in its place.
+    /// Replaces the last name, a symbolic link, by its target.
     async fn follow_link(&mut self) -> Result<()> {
         self.links += 1;
         if self.links > LINKS_MAX {

@@ -1,4 +1,4 @@
-//! What the socket counts.
+//! The counters of the socket.
 
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ pub(crate) struct Stats {
     pub pieces_held: AtomicU64,
 }
 
-/// What programs did on the socket.
+/// The programs' calls on the socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct SocketStats {
     /// Connections so far.

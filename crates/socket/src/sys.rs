@@ -1,4 +1,4 @@
-//! Who is at the other end of a socket: what the kernel noted when it connected.
+//! The peer of a socket: its identity as the kernel noted it at connect.
 
 use hither_vfs::Cred;
 use smallvec::SmallVec;
@@ -21,7 +21,8 @@ fn groups(socket: BorrowedFd<'_>) -> io::Result<SmallVec<[u32; 8]>> {
         let mut groups = vec![0_u32; room];
         let mut bytes = (room * size_of::<u32>()) as libc::socklen_t;
         let (fd, at) = (socket.as_raw_fd(), groups.as_mut_ptr());
-        // SAFETY: the kernel writes at most `bytes` bytes to `groups`, which has as many, and the number written to `bytes`.
+        // SAFETY: the kernel writes at most `bytes` bytes to `groups`, which has as many, and the
+        // number written to `bytes`.
         let r =
             unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERGROUPS, at.cast(), &raw mut bytes) };
         if r == 0 {

@@ -1,4 +1,4 @@
-//! The socket over the model: what no test with a real server can be sure to meet.
+//! The socket over the model: events that no test with a real server can be sure to meet.
 
 #[path = "../../fuse/tests/common/gate.rs"]
 #[allow(dead_code, missing_docs)]
@@ -148,7 +148,8 @@ impl Program {
     }
 }
 
-/// Who may list a directory but not look names up in it is told names and nothing else, by whatever request.
+/// A caller with the right to list a directory but not to look names up in it gets names and
+/// nothing else, by every request.
 #[tokio::test]
 async fn a_listing_is_no_right_to_look_names_up() {
     let (model, shared) = shared().await;
@@ -228,7 +229,8 @@ async fn requests_under_way_are_bounded() {
     assert_eq!(program.call(&many).await, Err(libc::EAGAIN), "with those that are watched");
 }
 
-/// What is too long or too much fails by itself, each of many paths by itself too, and the connection goes on.
+/// A path that is too long, or one path too many, fails by itself, also among many, and the
+/// connection goes on.
 #[tokio::test]
 async fn what_is_too_much_is_no_end_of_the_connection() {
     let (model, shared) = shared().await;
@@ -280,12 +282,12 @@ async fn what_is_too_much_is_no_end_of_the_connection() {
         let op = request.op();
         assert_eq!(program.call(&request).await, Err(libc::E2BIG), "operation {op}");
     }
-    // As much as may be is served, and nothing of what was refused is counted.
+    // As much as allowed is served, and refused requests are not counted.
     program.send(&Request::Watch(vec![b"d"; 1024])).await;
     assert_eq!(program.frame().await.0.flags, FLAG_MORE);
 }
 
-/// What must happen soon.
+/// Events that must happen soon.
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), future).await.unwrap_or_else(|_| panic!("{what}"))
 }
@@ -301,7 +303,7 @@ async fn pour(stream: &mut UnixStream, frame: impl Fn(u32) -> Vec<u8>, most: u32
     most
 }
 
-/// A program that sends and does not read is not listened to for ever: what waits for it is bounded.
+/// A program that sends and does not read is not listened to for ever: its waiting data is bounded.
 #[tokio::test]
 async fn who_does_not_read_is_not_heard() {
     let (_, shared) = shared().await;
@@ -319,7 +321,8 @@ async fn who_does_not_read_is_not_heard() {
     }
 }
 
-/// A program that hangs up ends its connection, whatever is under way: watches, replies that it did not ask on for.
+/// A program that hangs up ends its connection, with everything under way: watches, replies that it
+/// did not ask on for.
 #[tokio::test]
 async fn who_hangs_up_is_gone() {
     let (model, shared) = shared().await;
@@ -334,7 +337,7 @@ async fn who_hangs_up_is_gone() {
     drop(stream);
     soon("the end of the connection", server).await.unwrap();
     assert_eq!(model.open_count(), 0);
-    // What is malformed is said to be, and ends it as well.
+    // A malformed message is reported as such, and ends it as well.
     let mut program = Program::new(&shared, 0).await;
     program.send(&Request::Watch(vec![b"d/f"])).await;
     assert_eq!(program.frame().await.0.flags, FLAG_MORE);
@@ -344,7 +347,8 @@ async fn who_hangs_up_is_gone() {
     soon("the end of the connection", program.server).await.unwrap();
 }
 
-/// A program that stops in the middle of a request, or of reading, does not hold up the end of the mount.
+/// A program that stops in the middle of a request, or of reading, does not hold up the end of the
+/// mount.
 #[tokio::test]
 async fn who_stops_does_not_hold_up_the_end() {
     let (model, shared) = shared().await;
@@ -364,7 +368,7 @@ async fn who_stops_does_not_hold_up_the_end() {
     assert_eq!(model.open_count(), 0);
 }
 
-/// Files that are being read for somebody who does not want them any more are closed.
+/// Files that are being read for a program that has gone are closed.
 #[tokio::test]
 async fn files_read_for_nobody_are_closed() {
     let model = model(64 << 20);
@@ -374,7 +378,8 @@ async fn files_read_for_nobody_are_closed() {
     let mut program = Program::new(&shared, 0).await;
     let part = Part { path: b"d/f", offset: 0, len: 1 << 20 };
     gate.shut("read");
-    // Together they want more than may be on its way: some wait for that, the others for the server.
+    // Together they want more than may be on its way: some wait for that, the others for the
+    // server.
     program.send(&Request::ReadMany(vec![part; 10])).await;
     let second = program.send(&Request::ReadMany(vec![part; 16])).await;
     soon("open files", async {
@@ -440,7 +445,8 @@ async fn the_root_is_asked_for_when_it_is_wanted() {
     assert_eq!(gate.calls("root"), 1);
 }
 
-/// Who has only read does not wait until the server knows that he is done; the end of the connection does.
+/// A program that has only read does not wait until the server knows of its close; the end of the
+/// connection does.
 #[tokio::test]
 async fn the_end_of_reading_is_not_waited_for() {
     let model = model(64 << 20);
@@ -481,7 +487,8 @@ async fn questions_are_bounded() {
     gate.open_all();
 }
 
-/// Appends of several programs at a time: each is in one piece at the end that the file has then, also what somebody else has put there.
+/// Appends of several programs at a time: each is in one piece at the end that the file has then,
+/// also after another client's append.
 #[tokio::test]
 async fn appends_write_over_nothing() {
     let model = model(64 << 20);
@@ -494,7 +501,7 @@ async fn appends_write_over_nothing() {
         let opened = program.call(&Request::Open(b"d/f", wire::OPEN_WRITE, 0)).await.unwrap();
         programs.push((program, Opened::decode(&opened).unwrap().file));
     }
-    // Longer than what the model takes at once, so that another's could come in between.
+    // Longer than the model's largest write, so that another's could come in between.
     let body = |p: usize, round: u8| vec![b'a' + p as u8 * 8 + round; 10_000];
     gate.shut_answers("write");
     for round in 0..5 {
@@ -535,7 +542,7 @@ async fn appends_write_over_nothing() {
     }
 }
 
-/// An error in the middle of a write is told by what comes next.
+/// The next call reports an error in the middle of a write.
 #[tokio::test]
 async fn an_error_in_the_middle_of_a_write_is_told() {
     let model = model(64 << 20);
@@ -572,7 +579,8 @@ async fn an_error_in_the_middle_of_a_write_is_told() {
     assert_eq!(model.open_count(), 0);
 }
 
-/// A path that ends with a slash, or with a slash and a dot, is one of a directory, as system calls have it; how many slashes does not count.
+/// A path that ends with a slash, or with a slash and a dot, is one of a directory, as system calls
+/// have it; how many slashes does not count.
 #[tokio::test]
 async fn what_ends_with_a_slash_is_a_directory() {
     let (model, shared) = shared().await;
@@ -615,7 +623,7 @@ async fn what_ends_with_a_slash_is_a_directory() {
     assert_eq!(names, ["f", "l", "s2", "s3"]);
 }
 
-/// What no system call could ask for is refused before anything below has to make something of it.
+/// A request that no system call could make is refused before any layer below has to handle it.
 #[tokio::test]
 async fn numbers_that_no_file_has_are_refused() {
     let (model, shared) = shared().await;

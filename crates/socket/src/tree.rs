@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 const PAGE_BYTES: u32 = 128 << 10;
 /// Directories listed side by side.
 const AT_ONCE: usize = 8;
-/// What a directory that waits to be listed counts besides its path, in bytes.
+/// The bytes of a directory that waits to be listed, besides its path.
 const WAITING_BYTES: usize = 256;
 
 /// A directory that waits to be listed.
@@ -29,7 +29,8 @@ impl Connection {
         self.entries(cx, reply, &dir, b"", false).await.map(drop)
     }
 
-    /// Everything below a directory. What cannot be listed below it is told as an entry with an error behind its own.
+    /// All objects below a directory. A directory that cannot be listed is reported as an entry
+    /// with an error behind its own.
     pub async fn walk(self: &Arc<Self>, cx: &Cx, reply: &Reply, path: &[u8], depth: u32) -> Result<()> {
         let root = self.directory(cx, path).await?;
         let mut waiting = vec![(self.waiting(Vec::new(), root)?, 1)];
@@ -92,7 +93,7 @@ impl Connection {
     ) -> Result<Vec<Waiting>> {
         let mut out = Collected::new(reply);
         let mut dirs = Vec::new();
-        // Who may list it need not be allowed to know more than names.
+        // A caller that may list it may lack the right to see more than names.
         let searches = self.searches(cx, dir).await?;
         let (mut cookie, mut verifier) = (0, [0; 8]);
         loop {

@@ -1,8 +1,9 @@
-//! What changes at watched paths, as the stack below finds out.
+//! Changes at watched paths, as the stack below notices them.
 //!
-//! NFS tells nobody of changes. What it has are answers that hold for a time, or under a lease until it is withdrawn: a watched path is
-//! looked at when its answer has ceased to hold, and its watcher is told when another answer came. While the stack may answer
-//! from memory, that costs nothing at the server.
+//! NFS reports no changes. It has answers that hold for a time, or under a lease until it is
+//! withdrawn. A watched path is looked at when its answer has ceased to hold, and its watcher is
+//! notified when another answer came. While the stack may answer from memory, that costs nothing at
+//! the server.
 
 use crate::conn::{Connection, told};
 use crate::frames::{Collected, Reply};
@@ -87,7 +88,8 @@ struct Counted<'a>(&'a AtomicUsize, usize);
 
 impl<'a> Counted<'a> {
     /// # Errors
-    /// `EAGAIN` when there are too many beside those that are watched, `E2BIG` when there would be without them.
+    /// `EAGAIN` when there are too many beside those that are watched, `E2BIG` when there would be
+    /// without them.
     fn take(watched: &'a AtomicUsize, n: usize) -> Result<Self> {
         if n > PATHS_MAX {
             let why = format!("more than {PATHS_MAX} paths to watch");

@@ -1,8 +1,9 @@
-//! What a call cost: the questions that were sent to the server for it, and why they were needed.
+//! The cost of a call: the questions that were sent to the server for it, and their reasons.
 //!
-//! A frontend that wants to know gives a call an [`Account`] in its [`Cx`]. The layer that decides to ask says why
-//! ([`Cx::because`]); the one that asks says what it sent ([`Cx::asked`]). Nobody waits for an account and nothing is decided
-//! by it; calls that were not given one cost nothing. Its lock is held for a few stores.
+//! A frontend that wants the cost of a call gives it an [`Account`] in its [`Cx`]. The layer that
+//! decides to ask gives the reason ([`Cx::because`]); the one that asks reports the question
+//! ([`Cx::asked`]). No call waits for an account and no decision depends on it; calls without one
+//! cost nothing. Its lock is held for a few stores.
 
 use crate::Cx;
 use parking_lot::Mutex;
@@ -15,14 +16,15 @@ const QUESTIONS_MAX: usize = 8;
 /// Why the server had to be asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Why {
-    /// Nobody said: the question itself says what it is for (bytes, a change, an open).
+    /// No reason was given: the question's own purpose counts (bytes, a change, an open).
     #[default]
     Unsaid,
     /// Nothing was known.
     Unknown,
     /// It was known, and its time was over; asked so long before.
     Expired(Duration),
-    /// It was known and held, but the call needs an answer as new as itself (close-to-open); asked so long before.
+    /// It was known and held, but the call needs an answer as new as itself (close-to-open); asked
+    /// so long before.
     Fresh(Duration),
     /// A change of this client's own made it unknown.
     Changed,
@@ -30,14 +32,14 @@ pub enum Why {
     Rights,
     /// The bytes were not here.
     Contents,
-    /// For what is likely to be wanted next.
+    /// For data that is likely to be wanted next.
     Ahead,
 }
 
 /// One question to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Question {
-    /// What it was sent as: the label of the statistics.
+    /// Its operation: the label of the statistics.
     pub op: &'static str,
     /// Why.
     pub why: Why,
@@ -45,7 +47,7 @@ pub struct Question {
     pub took: Duration,
 }
 
-/// What one call cost so far.
+/// The cost of one call so far.
 #[derive(Debug, Default)]
 pub struct Account(Mutex<Entries>);
 

@@ -9,7 +9,7 @@ const ENTRY_BYTES: usize = 8;
 /// The number of those that have none.
 const NO_ID: u32 = u32::MAX;
 
-/// Whom an entry is about.
+/// The subject of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AclWho {
     /// The owner.
@@ -29,7 +29,7 @@ pub enum AclWho {
 /// A POSIX ACL: permissions (4 read, 2 write, 1 execute) in the order of [`AclWho`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PosixAcl {
-    /// Who may do what.
+    /// The rights of users and groups.
     pub entries: Vec<(AclWho, u8)>,
 }
 
@@ -38,12 +38,12 @@ pub struct PosixAcl {
 pub struct PosixAcls {
     /// That of the object; `None`: its mode says all.
     pub access: Option<PosixAcl>,
-    /// What new objects in a directory begin with.
+    /// The ACL that new objects in a directory begin with.
     pub default: Option<PosixAcl>,
 }
 
 impl PosixAcl {
-    /// What a mode says.
+    /// The ACL of a mode.
     pub fn of_mode(mode: u32) -> Self {
         let bits = |shift: u32| (mode >> shift & 7) as u8;
         let entries = vec![(AclWho::Owner, bits(6)), (AclWho::OwnerGroup, bits(3)), (AclWho::Other, bits(0))];

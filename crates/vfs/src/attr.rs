@@ -1,4 +1,4 @@
-//! What is known about an object, and how long it holds.
+//! The known attributes of an object, and their lifetime.
 
 use crate::Fh;
 use tokio::time::Instant;
@@ -64,7 +64,8 @@ pub struct Attr {
     pub change: u64,
 }
 
-/// Values of [`Attr::change`] with these bits are a server's own, for what its file system does not know: no file system has them.
+/// Values of [`Attr::change`] with these bits are a server's own, for changes that its file system
+/// does not show: no file system has them.
 pub const CHANGE_OF_SERVER: u64 = 3 << 62;
 
 /// How long an answer may be used without asking again.
@@ -74,7 +75,8 @@ pub enum Validity {
     Once,
     /// Until that moment.
     Until(Instant),
-    /// Until the layer that answered withdraws it ([`Upcalls::withdraw`](crate::Upcalls::withdraw)): a delegation or lease.
+    /// Until the layer that answered withdraws it
+    /// ([`Upcalls::withdraw`](crate::Upcalls::withdraw)): a delegation or lease.
     Lease,
 }
 
@@ -96,13 +98,13 @@ pub struct Attrs {
     pub attr: Attr,
     /// How long they hold.
     pub valid: Validity,
-    /// When the question was sent: they are at least as new as that. Freshness ([`Cx::fresh_since`](crate::Cx)) is
-    /// judged by it.
+    /// When the question was sent: they are at least as new as that. Freshness
+    /// ([`Cx::fresh_since`](crate::Cx)) is judged by it.
     pub asked: Instant,
 }
 
-/// `change` of a directory around an operation in it (RFC 8881 section 3.3.4). When `atomic` and `before`
-/// equals what was known, nobody else changed the directory.
+/// `change` of a directory around an operation in it (RFC 8881 section 3.3.4). When `atomic` and
+/// `before` equals the known value, no other client changed the directory.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ChangeInfo {
     /// Whether `before` and `after` were taken atomically with the operation.
@@ -116,20 +118,22 @@ pub struct ChangeInfo {
 }
 
 impl ChangeInfo {
-    /// Whether the server said anything of the directory: one that did not leaves open who else changed it.
+    /// Whether the server said anything of the directory: otherwise other clients may have changed
+    /// it.
     pub fn is_told(&self) -> bool {
         self.atomic || self.before != 0 || self.after != 0
     }
 }
 
-/// What a rename did.
+/// The outcome of a rename.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Moved {
     /// Change of the directory that the name was in.
     pub from: ChangeInfo,
     /// Change of the directory that the name is in.
     pub to: ChangeInfo,
-    /// The object that has the new name now; `None` when it may be another one than was known by the old name.
+    /// The object that has the new name now; `None` when it may be another one than was known by
+    /// the old name.
     pub object: Option<Fh>,
     /// Its attributes afterwards, when they came along.
     pub attrs: Option<Attrs>,
@@ -180,8 +184,8 @@ pub struct FsStat {
     pub name_max_bytes: u32,
 }
 
-/// Whether having been given bytes by handle proves the right to read: servers give them to the owner whatever the mode says, and to whoever
-/// may execute the file (RFC 1813 section 4.4).
+/// Whether bytes that a server gave by handle prove the right to read: servers give them to the
+/// owner whatever the mode, and to users with the right to execute the file (RFC 1813 section 4.4).
 pub fn bytes_prove_reading(mode: u32) -> bool {
     let (read, execute) = (mode >> 2 & 0o111, mode & 0o111);
     read & 0o100 != 0 && execute & !read == 0

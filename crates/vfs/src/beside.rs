@@ -1,19 +1,19 @@
-//! How one frontend of a stack tells another what it does.
+//! How one frontend of a stack reports its changes to another.
 //!
-//! Two frontends over one stack see each other's changes by asking it. What one of them has given away for longer (a kernel's
-//! caches) has to be taken back when the other changes it.
+//! Two frontends over one stack see each other's changes by asking it. State that one of them has
+//! given away for longer (a kernel's caches) has to be taken back when the other changes it.
 
 use crate::{Fh, Name};
 use async_trait::async_trait;
 use std::future::Future;
 use std::pin::Pin;
 
-/// What a call changes.
+/// The object that a call changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Touched {
     /// The contents of a file.
     Contents(Fh),
-    /// What a name in a directory leads to, and the directory. The object as far as it is known.
+    /// The target of a name in a directory, and the directory. The object as far as it is known.
     Name(Fh, Name, Option<Fh>),
 }
 
@@ -23,7 +23,8 @@ pub type Work<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 /// A frontend that has given answers away.
 #[async_trait]
 pub trait Beside: Send + Sync + 'static {
-    /// Runs a call of another frontend that changes something. When this returns, nothing older than the end of `work` is
-    /// shown by this frontend. Dropped before, it is as if `work` were still under way.
+    /// Runs a call of another frontend that changes something. When this returns, nothing older
+    /// than the end of `work` is shown by this frontend. Dropped before, it is as if `work` were
+    /// still under way.
     async fn around<'a>(&self, touched: &[Touched], work: Work<'a>);
 }

@@ -1,4 +1,4 @@
-//! Who asks, until when, and how the answer stops being wanted.
+//! The caller, its deadline, and the end of its interest in the answer.
 
 use crate::{Account, Fh};
 use bytes::Bytes;
@@ -36,31 +36,35 @@ pub struct Cx {
     /// Cancelled when the caller was interrupted. A call that changes something runs to its end
     /// all the same; waiting (for locks, for a dead server) ends with `EINTR`.
     pub cancel: CancellationToken,
-    /// Close-to-open: what is answered must have been asked of the server at or after this moment, or hold under a
-    /// lease. `None`: what is known will do as long as its validity lasts.
+    /// Close-to-open: the answer must have been asked of the server at or after this moment, or
+    /// hold under a lease. `None`: cached state will do as long as its validity lasts.
     pub fresh_since: Option<Instant>,
-    /// What the call costs is noted here.
+    /// The cost of the call is noted here.
     pub account: Option<Arc<Account>>,
-    /// What tells the call from all others, also after a restart: at most [`CALL_MAX_BYTES`]. A layer with a journal keeps it with what the
-    /// call changed ([`Answered`]). To be given to one change only: the last one that a client's call makes.
+    /// Distinguishes the call from all others, also after a restart: at most [`CALL_MAX_BYTES`]. A
+    /// layer with a journal keeps it with the call's change ([`Answered`]). To be given to one
+    /// change only: the last one that a client's call makes.
     pub call: Option<Bytes>,
-    /// Nobody is shown the times in the answer, as when the kernel asks for a length before it reads: those of this machine do.
+    /// Nobody is shown the times in the answer, as when the kernel asks for a length before it
+    /// reads: those of this machine do.
     pub times_unseen: bool,
-    /// A write that is right only while others are kept from the file (`Vfs::may_delay`): what comes after that fails with `EAGAIN`, and writes
-    /// nothing. Only where the layer that is asked says that it heeds it.
+    /// A write that is right only while other clients are kept from the file (`Vfs::may_delay`):
+    /// otherwise it fails with `EAGAIN`, and writes nothing. Only where the layer below says that
+    /// it heeds it.
     pub only_held: bool,
-    /// The call makes the last name of its path, and the server decides whether it can. An absence that
-    /// was not confirmed lately is good enough for the look-up before it.
+    /// The call makes the last name of its path, and the server decides whether it can. An absence
+    /// that was not confirmed lately is good enough for the look-up before it.
     pub makes_last: bool,
-    /// No program has the object open whose name is removed or replaced: opens of it at the layer that is asked are of layers above, and it
-    /// need not stay readable for them.
+    /// No program has the object open whose name is removed or replaced: opens of it at the layer
+    /// that is asked are of layers above, and it need not stay readable for them.
     pub target_unused: bool,
 }
 
 /// Longest [`Cx::call`].
 pub const CALL_MAX_BYTES: usize = 64;
 
-/// A call that was made, and is durable: one that is repeated after a restart is answered by this and not made again.
+/// A call that was made, and is durable: one that is repeated after a restart is answered by this
+/// and not made again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answered {
     /// [`Cx::call`].
@@ -95,8 +99,8 @@ impl Cx {
     }
 }
 
-/// What logic may not ask the machine for: randomness and the wall clock. (Monotonic time is
-/// tokio's clock, which tests pause.)
+/// The inputs that logic may not ask the machine for: randomness and the wall clock. (Monotonic
+/// time is tokio's clock, which tests pause.)
 #[derive(Clone)]
 pub struct Env {
     /// Random 64-bit numbers: verifiers, xids, owners.

@@ -11,7 +11,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub struct Error {
     /// The errno the program sees.
     pub errno: i32,
-    /// What happened, for the log; `None` when the errno says all.
+    /// The cause, for the log; `None` when the errno says all.
     pub why: Option<Cow<'static, str>>,
 }
 

@@ -1,4 +1,4 @@
-//! What a file system of a machine offers to a server beyond [`Vfs`](crate::Vfs).
+//! Services of a machine's file system for a server, beyond [`Vfs`](crate::Vfs).
 
 use crate::{Attrs, Cx, Fh, File, PosixAcls, Result};
 use async_trait::async_trait;
@@ -19,7 +19,7 @@ pub trait Pipe: Debug + Send + Sync {
     }
 }
 
-/// What was read, in a pipe.
+/// The read bytes, in a pipe.
 #[derive(Debug)]
 pub struct ReadPiped {
     /// The bytes, at least one.
@@ -28,19 +28,22 @@ pub struct ReadPiped {
     pub eof: bool,
 }
 
-/// What servers are asked for and mounts are not. It belongs to a [`Vfs`](crate::Vfs) and takes that one's handles and opens; there are
-/// no default methods, as there.
+/// Calls that servers need and mounts do not. It belongs to a [`Vfs`](crate::Vfs) and takes that
+/// one's handles and opens; there are no default methods, as there.
 #[async_trait]
 pub trait Extra: Send + Sync + 'static {
-    /// What offsets and lengths of [`Extra::clone_range`] must be multiples of, in bytes; `None`: this file system shares no blocks.
+    /// The alignment of offsets and lengths of [`Extra::clone_range`], in bytes; `None`: this file
+    /// system shares no blocks.
     fn clone_block_bytes(&self) -> Option<u32>;
 
-    /// Makes a range of a file share the blocks of another one's, or of another range of the same (FICLONERANGE): all of it or
-    /// nothing, and durable when answered. A length of 0 is to the end of the source.
+    /// Makes a range of a file share the blocks of another one's, or of another range of the same
+    /// (FICLONERANGE): all of it or nothing, and durable when answered. A length of 0 is to the end
+    /// of the source.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: the file system shares no blocks; `EXDEV`: these two files have not the same one; `EINVAL`: not at block boundaries
-    /// (only the end of the source may be anywhere, to become the end of the target), beyond the source's end, or overlapping.
+    /// `EOPNOTSUPP`: the file system shares no blocks; `EXDEV`: these two files have not the same
+    /// one; `EINVAL`: not at block boundaries (only the end of the source may be anywhere, to
+    /// become the end of the target), beyond the source's end, or overlapping.
     async fn clone_range(
         &self,
         cx: &Cx,
@@ -51,23 +54,25 @@ pub trait Extra: Send + Sync + 'static {
         len_bytes: u64,
     ) -> Result<()>;
 
-    /// What [`Vfs::read`](crate::Vfs::read) would return, without a copy. `None`: it would have to wait, or it is not worth while; then the bytes are to be
-    /// read. What is written meanwhile may show in them until they are taken out of the pipe.
+    /// The result of [`Vfs::read`](crate::Vfs::read), without a copy. `None`: it would have to
+    /// wait, or it is not worth while; then the bytes are to be read. Writes meanwhile may show in
+    /// them until they are taken out of the pipe.
     fn read_piped(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Option<ReadPiped>;
 
     /// Whether objects can have ACLs.
     fn has_acls(&self) -> bool;
 
-    /// The ACLs of an object, for whoever may ask for its attributes.
+    /// The ACLs of an object, for every caller with the right to its attributes.
     ///
     /// # Errors
     /// `EOPNOTSUPP`: such objects have none (symbolic links).
     async fn acls(&self, cx: &Cx, fh: &Fh) -> Result<PosixAcls>;
 
-    /// Sets the ACL of an object, and the mode with it, and that for what is new in a directory (`None` removes it). Durable when
-    /// answered. Returns the attributes then.
+    /// Sets the ACL of an object, and the mode with it, and the default ACL for new objects in a
+    /// directory (`None` removes it). Durable when answered. Returns the attributes then.
     ///
     /// # Errors
-    /// `EPERM`: the caller is not the owner; `EOPNOTSUPP`: such objects have none; `EINVAL`: it is none; those of the disk.
+    /// `EPERM`: the caller is not the owner; `EOPNOTSUPP`: such objects have none; `EINVAL`: it is
+    /// none; those of the disk.
     async fn set_acls(&self, cx: &Cx, fh: &Fh, acls: &PosixAcls) -> Result<Attrs>;
 }

@@ -5,8 +5,8 @@ use bytes::Bytes;
 use std::fmt;
 
 /// Opaque filehandle of the layer below: at most 128 bytes, cheap to clone, equal when the bytes
-/// are equal. Two different handles may still name one file (RFC 8881 section 4.1); a layer that cares compares
-/// `(fsid, fileid)`.
+/// are equal. Two different handles may still name one file (RFC 8881 section 4.1); a layer that
+/// cares compares `(fsid, fileid)`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fh(pub Bytes);
 
@@ -53,9 +53,10 @@ impl Name {
         names.map(|name| Self::new(name.as_bytes().to_vec())).collect()
     }
 
-    /// Whether servers may find an object under this name although no listing shows it: the snapshots of several file systems
-    /// are hidden, and names beyond ASCII may be found in another normal form. The absence of such a name shows when it is looked
-    /// up. (File systems without regard to case are another matter.)
+    /// Whether servers may find an object under this name although no listing shows it: the
+    /// snapshots of several file systems are hidden, and names beyond ASCII may be found in another
+    /// normal form. The absence of such a name shows when it is looked up. (File systems without
+    /// regard to case are another matter.)
     pub fn may_be_unlisted(&self) -> bool {
         const HIDDEN: [&[u8]; 7] =
             [b".snapshot", b".snapshots", b"~snapshot", b".zfs", b".snap", b".snaps", b".ckpt"];

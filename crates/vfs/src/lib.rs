@@ -1,9 +1,9 @@
 //! The one file-system interface that every part of hither stacks on, and its words.
 //!
-//! [`Vfs`] is implemented by an NFS client (`hither-nfs`), and later
-//! by caches and local disks; it is consumed by the FUSE frontend (`hither-fuse`) and later by
-//! servers. The path is in the address ([`Where`]), every answer carries attributes and how long they
-//! hold ([`Validity`]), and the caller's identity, deadline and cancellation travel in [`Cx`].
+//! [`Vfs`] is implemented by an NFS client (`hither-nfs`), and later by caches and local disks; it
+//! is consumed by the FUSE frontend (`hither-fuse`) and later by servers. The path is in the
+//! address ([`Where`]), every answer carries attributes and how long they hold ([`Validity`]), and
+//! the caller's identity, deadline and cancellation travel in [`Cx`].
 //!
 //! Architecture Invariant: this crate knows neither NFS nor FUSE, and does no I/O.
 

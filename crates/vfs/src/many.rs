@@ -12,13 +12,13 @@ const AT_ONCE: usize = 16;
 pub struct Creation {
     /// Its name.
     pub name: Name,
-    /// What it is to be.
+    /// The kind of object.
     pub kind: NewKind,
     /// Mode and times of a file, mode of a directory, times of a symbolic link.
     pub set: SetAttr,
 }
 
-/// What is to be created.
+/// The object to create.
 #[derive(Debug, Clone)]
 pub enum NewKind {
     /// A regular file with all its bytes, no more than one WRITE takes.
@@ -50,7 +50,8 @@ impl Creation {
     }
 }
 
-/// [`Vfs::create_many`] by the layer's own calls, some side by side: for those that have nothing better.
+/// [`Vfs::create_many`] by the layer's own calls, some side by side: for those that have nothing
+/// better.
 pub async fn create_many_in_steps(
     vfs: &(impl Vfs + ?Sized),
     cx: &Cx,

@@ -1,10 +1,11 @@
 //! A file system in memory with the semantics of POSIX: the reference that other implementations of
 //! [`Vfs`] are compared with, and a server-less stand-in for tests of frontends.
 //!
-//! It knows nothing of disks, NFS or FUSE. All objects live in one table under one lock; each call takes
-//! the lock, checks permissions against the caller's uid, gid and groups exactly as a server would (the superuser
-//! passes), changes the tree and returns fresh attributes. Only waiting for byte-range locks awaits. Anybody who holds
-//! the [`Model`] may call it directly, which plays "another client changed the server".
+//! It knows nothing of disks, NFS or FUSE. All objects live in one table under one lock. Each call
+//! takes the lock, checks permissions against the caller's uid, gid and groups exactly as a server
+//! would (the superuser passes), changes the tree and returns fresh attributes. Only waiting for
+//! byte-range locks awaits. A test that holds the [`Model`] may call it directly, which plays
+//! "another client changed the server".
 
 mod locks;
 mod object;
@@ -32,9 +33,9 @@ use tokio::time::Instant;
 
 /// Largest extended attribute, in bytes (`XATTR_SIZE_MAX`).
 const XATTR_MAX_BYTES: usize = 65536;
-/// What clones are aligned to, in bytes.
+/// The alignment of clones, in bytes.
 const CLONE_BLOCK_BYTES: u32 = 4096;
-/// What one directory entry is taken to cost in a page, besides its name, in bytes.
+/// The assumed size of a directory entry in a page, besides its name, in bytes.
 const ENTRY_BYTES: usize = 32;
 /// The same with handle and attributes.
 const NODE_ENTRY_BYTES: usize = 160;
@@ -54,8 +55,8 @@ impl std::fmt::Debug for Model {
 }
 
 impl Model {
-    /// An empty file system of `capacity_bytes` whose root is 0755 and belongs to the superuser. Answers hold for
-    /// `validity` (zero: [`Validity::Once`]).
+    /// An empty file system of `capacity_bytes` whose root is 0755 and belongs to the superuser.
+    /// Answers hold for `validity` (zero: [`Validity::Once`]).
     pub fn new(env: Env, validity: Duration, capacity_bytes: u64) -> Self {
         let now = wall(&env);
         Self { state: Mutex::new(State::new(capacity_bytes, now)), env, validity, unlocked: Notify::new() }
@@ -789,8 +790,8 @@ impl Extra for Model {
     }
 }
 
-/// Only the name spaces a server may have are accepted: `user.` (RFC 8276) here, to meet `EOPNOTSUPP` in
-/// the others.
+/// Only the name spaces a server may have are accepted: `user.` (RFC 8276) here, to meet
+/// `EOPNOTSUPP` in the others.
 fn check_xattr_name(name: &[u8]) -> Result<()> {
     match name {
         n if n.len() > Name::MAX_BYTES => Err(Error::new(libc::ERANGE)),

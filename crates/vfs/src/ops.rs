@@ -25,7 +25,7 @@ pub struct Trail {
     pub steps: Vec<Node>,
     /// Why the walk ended.
     pub stop: Stop,
-    /// What came along.
+    /// The extras of the reply.
     pub along: Along,
 }
 
@@ -36,30 +36,33 @@ impl Trail {
     }
 }
 
-/// What else to bring from a walk. Wishes, not orders: a layer leaves out what would cost a round trip more.
+/// The extras to fetch with a walk. Wishes, not orders: a layer leaves out those that would cost a
+/// round trip more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Want {
-    /// At most so many bytes of a listing with nodes of the directory that holds the last name; 0: none. It
-    /// comes even when the last name is absent.
+    /// At most so many bytes of a listing with nodes of the directory that holds the last name; 0:
+    /// none. It comes even when the last name is absent.
     pub listing_bytes: u32,
-    /// At most so many first bytes of the last object, when it is a regular file that the caller may read; 0: none.
+    /// At most so many first bytes of the last object, when it is a regular file that the caller
+    /// may read; 0: none.
     pub read_bytes: u32,
     /// Rights on the last object to ask for.
     pub access: Access,
 }
 
-/// What came along with a walk ([`Want`]).
+/// The extras that came with a walk ([`Want`]).
 #[derive(Debug, Clone, Default)]
 pub struct Along {
-    /// The listing from its start: of the base for a path of one name, else of the last step but one (or
-    /// the last, when the last name is absent).
+    /// The listing from its start: of the base for a path of one name, else of the last step but
+    /// one (or the last, when the last name is absent).
     pub listing: Option<DirPage>,
-    /// The first bytes of the last step; `eof` when that is all of it. They belong to that step's attributes.
+    /// The first bytes of the last step; `eof` when that is all of it. They belong to that step's
+    /// attributes.
     pub first: Option<Read>,
     /// The rights asked for that the caller has on the last step.
     pub access: Option<Access>,
-    /// Attributes of the base of a path that is not empty, from no later than the names below it were looked up:
-    /// what was found in the base holds as long as its `change` stays.
+    /// Attributes of the base of a path that is not empty, from no later than the lookups below it:
+    /// names found in the base hold as long as its `change` stays.
     pub base: Option<Attrs>,
 }
 
@@ -77,8 +80,9 @@ pub struct Fetched {
 pub struct Starts {
     /// Each file's.
     pub files: Vec<Result<Fetched>>,
-    /// Attributes of the directory that was named as their holder, asked for when all the files had been looked at (and leases
-    /// granted): names found in it under this `change` led to the files then. `None` where that would cost a round trip.
+    /// Attributes of the directory that was named as their holder, asked for when all the files had
+    /// been looked at (and leases granted): names found in it under this `change` led to the files
+    /// then. `None` where that would cost a round trip.
     pub holder: Option<Attrs>,
 }
 
@@ -113,7 +117,7 @@ pub struct File<'a> {
 }
 
 bitflags! {
-    /// What an open file may be used for.
+    /// The access of an open file.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct OpenAccess: u8 {
         /// Reading.
@@ -149,7 +153,7 @@ bitflags! {
     }
 }
 
-/// What to do about existence when opening by name.
+/// The behaviour about existence when opening by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Create {
     /// The file must exist.
@@ -171,11 +175,13 @@ pub struct OpenHow {
     pub truncate: bool,
     /// The open is for execve(2): the right to execute is needed instead of the right to read.
     pub execute: bool,
-    /// At most so many first bytes to bring along from an existing file opened for reading; 0: none. A wish.
+    /// At most so many first bytes to bring along from an existing file opened for reading; 0:
+    /// none. A wish.
     pub first_bytes: u32,
-    /// The caller holds attributes of the file that are fresh enough for this open, and the server has allowed this credential
-    /// to read it (or execute, for `execute`): a layer that holds all of it as of exactly these attributes need not ask
-    /// anybody. Only for opens by handle for reading. A permission, not an order.
+    /// The caller holds attributes of the file that are fresh enough for this open, and the server
+    /// has allowed this credential to read it (or execute, for `execute`): a layer that holds all
+    /// of it as of exactly these attributes need not ask anybody. Only for opens by handle for
+    /// reading. A permission, not an order.
     pub known: Option<Attrs>,
 }
 
@@ -203,8 +209,8 @@ pub struct Opened {
     pub backing: Option<Backing>,
 }
 
-/// A local file with the bytes of a remote one, from its first to its last. What is in it never changes and is never cut while
-/// this is held, even when the layer that made it has no more use for it.
+/// A local file with the bytes of a remote one, from its first to its last. Its bytes never change
+/// and are never cut while this is held, even when the layer that made it has no more use for it.
 #[derive(Debug, Clone)]
 pub struct Backing(pub Arc<std::fs::File>);
 
@@ -241,7 +247,7 @@ pub struct Read {
     pub eof: bool,
 }
 
-/// What a write must have reached before it is acknowledged.
+/// The storage that a write must have reached before it is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stability {
     /// The server; [`Vfs::commit`] makes it stable. The layer keeps the bytes until then and sends
@@ -263,9 +269,10 @@ pub struct Wrote {
 /// Outcome of [`Vfs::finish`].
 #[derive(Debug, Clone)]
 pub struct Finished {
-    /// What was written of the piece, and the attributes after everything.
+    /// The written bytes of the piece, and the attributes after everything.
     pub wrote: Wrote,
-    /// Whether the attributes were set; with an error, or when fewer bytes than all were written, they were not.
+    /// Whether the attributes were set; with an error, or when fewer bytes than all were written,
+    /// they were not.
     pub set: Result<()>,
 }
 
@@ -286,7 +293,8 @@ pub async fn resolve(vfs: &(impl Vfs + ?Sized), cx: &Cx, path: &[Name]) -> Resul
     Ok(at)
 }
 
-/// [`Vfs::finish`] step by step, by the layer's own `write` and `setattr`: for those that have nothing better.
+/// [`Vfs::finish`] step by step, by the layer's own `write` and `setattr`: for those that have
+/// nothing better.
 ///
 /// # Errors
 /// As [`Vfs::finish`].
@@ -314,7 +322,8 @@ pub async fn finish_in_steps(
     }
 }
 
-/// [`Vfs::create_whole`] step by step, by the layer's own `open`, `finish` and `close`: for those that have nothing better.
+/// [`Vfs::create_whole`] step by step, by the layer's own `open`, `finish` and `close`: for those
+/// that have nothing better.
 ///
 /// # Errors
 /// As [`Vfs::create_whole`].
@@ -423,7 +432,7 @@ pub struct DirPage {
     pub eof: bool,
 }
 
-/// What lseek(2) looks for.
+/// The target of lseek(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seek {
     /// `SEEK_DATA`.
@@ -453,18 +462,20 @@ pub trait Vfs: Send + Sync + 'static {
     /// The root directory.
     async fn root(&self, cx: &Cx) -> Result<Node>;
 
-    /// The answer to [`Vfs::walk`] (with an empty path: the attributes of the base) when it is known here: never
-    /// waits. `None` when somebody has to be asked.
+    /// The answer to [`Vfs::walk`] (with an empty path: the attributes of the base) when it is
+    /// known here: never waits. `None` when somebody has to be asked.
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail>;
 
-    /// Up to which length in bytes a file may be left unsent when it is closed, because nobody else is shown it before
-    /// [`Upcalls::withdraw`] of it has ended: a delegation for writing, and its limit (RFC 8881 sections 10.4 and 18.16.3). Never waits.
+    /// Up to which length in bytes a file may be left unsent when it is closed, because nobody else
+    /// is shown it before [`Upcalls::withdraw`] of it has ended: a delegation for writing, and its
+    /// limit (RFC 8881 sections 10.4 and 18.16.3). Never waits.
     fn delegated_bytes(&self, _fh: &Fh) -> Option<u64> {
         None
     }
 
-    /// Whether what is written to a file may wait above before it is written here, where others would have to be kept from the file
-    /// meanwhile; it is noted that something waits, so that [`Upcalls::settle`] asks for it in time. Never waits.
+    /// Whether writes to a file may be delayed above before they are written here, where other
+    /// clients would have to be kept from the file meanwhile. The layer notes that writes are
+    /// delayed, so that [`Upcalls::settle`] asks for them in time. Never waits.
     fn may_delay(&self, _fh: &Fh) -> bool {
         true
     }
@@ -474,7 +485,8 @@ pub trait Vfs: Send + Sync + 'static {
         true
     }
 
-    /// Whether others use the file so that nobody may keep anything of it: each read and write has to come here. Never waits.
+    /// Whether others use the file so that nobody may keep anything of it: each read and write has
+    /// to come here. Never waits.
     fn is_shared(&self, _fh: &Fh) -> bool {
         false
     }
@@ -484,7 +496,8 @@ pub trait Vfs: Send + Sync + 'static {
         Realm::default()
     }
 
-    /// Looks up a path. Stopping early is an answer, not an error; `Err` means that nothing was learnt.
+    /// Looks up a path. Stopping early is an answer, not an error; `Err` means that nothing was
+    /// learnt.
     async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail>;
 
     /// The directory that holds `dir`. The caller needs the right to search `dir`. `ENOENT` for the
@@ -497,20 +510,23 @@ pub trait Vfs: Send + Sync + 'static {
     /// Attributes of many objects in as few round trips as possible, in order.
     async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>>;
 
-    /// Attributes of many objects, always the authority's, with the rights in `want` that the caller has on each, in as few round
-    /// trips as possible, in order.
+    /// Attributes of many objects, always the authority's, with the rights in `want` that the
+    /// caller has on each, in as few round trips as possible, in order.
     async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>>;
 
-    /// At most `max_bytes` of the start of each of many regular files in as few round trips as possible, in order, and
-    /// then attributes of `holder`, a directory that all of them are in. With 0 bytes it only proves that the caller may read
-    /// each, and brings its attributes, under a lease where there are leases.
+    /// At most `max_bytes` of the start of each of many regular files in as few round trips as
+    /// possible, in order, and then attributes of `holder`, a directory that all of them are in.
+    /// With 0 bytes it only proves that the caller may read each, and brings its attributes, under
+    /// a lease where there are leases.
     async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts;
 
-    /// The first pages with nodes, at most about `max_bytes` each, of many directories in as few round trips as possible,
-    /// with the directories' own attributes from the same moment, in order.
+    /// The first pages with nodes, at most about `max_bytes` each, of many directories in as few
+    /// round trips as possible, with the directories' own attributes from the same moment, in
+    /// order.
     async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>>;
 
-    /// Changes attributes; with a size, `file.open` should be an open for writing where the caller has one.
+    /// Changes attributes; with a size, `file.open` should be an open for writing where the caller
+    /// has one.
     async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs>;
 
     /// Which of the rights in `want` the caller has.
@@ -522,8 +538,8 @@ pub trait Vfs: Send + Sync + 'static {
     /// Opens a file by handle (`at.path` empty) or by name, creating it as `how` says.
     async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened>;
 
-    /// Ends an open. Whatever was written is stable before, or its error is returned; the open is gone in
-    /// either case.
+    /// Ends an open. All written data is stable before, or its error is returned; the open is gone
+    /// in either case.
     async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()>;
 
     /// Reads up to `len_bytes` at `offset_bytes`.
@@ -539,9 +555,10 @@ pub trait Vfs: Send + Sync + 'static {
         stability: Stability,
     ) -> Result<Wrote>;
 
-    /// Writes `piece` (offset in bytes, bytes) to stable storage, and then sets `set`, which has no length: the end of writing a
-    /// file, in as few round trips as possible. Without a piece it only sets. Fails when nothing is known to be written; see
-    /// [`Finished`] for the rest. (One piece: servers write wrong bytes of a second WRITE in a message, and several in messages of
+    /// Writes `piece` (offset in bytes, bytes) to stable storage, and then sets `set`, which has no
+    /// length: the end of writing a file, in as few round trips as possible. Without a piece it
+    /// only sets. Fails when nothing is known to be written; see [`Finished`] for the rest. (One
+    /// piece: servers write wrong bytes of a second WRITE in a message, and several in messages of
     /// their own go faster unstable, side by side, with one [`Vfs::commit`].)
     async fn finish(
         &self,
@@ -551,17 +568,19 @@ pub trait Vfs: Send + Sync + 'static {
         set: &SetAttr,
     ) -> Result<Finished>;
 
-    /// Returns when everything written to the file before the call, through any open of this layer, is on
-    /// stable storage; reports errors of earlier unstable writes.
+    /// Returns when everything written to the file before the call, through any open of this layer,
+    /// is on stable storage; reports errors of earlier unstable writes.
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()>;
 
-    /// Creates a regular file with all its bytes (no more than one WRITE takes), mode and times, in as few round trips as possible;
-    /// everything is on stable storage then, and nothing is left open. `EEXIST` when the name exists; after another error the file
-    /// may be there without its bytes.
+    /// Creates a regular file with all its bytes (no more than one WRITE takes), mode and times, in
+    /// as few round trips as possible; everything is on stable storage then, and nothing is left
+    /// open. `EEXIST` when the name exists; after another error the file may be there without its
+    /// bytes.
     async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made>;
 
-    /// Creates several objects in a directory in as few round trips as possible, in no particular order: what
-    /// [`Vfs::create_whole`] and its like say of one holds for each, whatever becomes of the others. Outcomes in the order of `new`.
+    /// Creates several objects in a directory in as few round trips as possible, in no particular
+    /// order: the promises of [`Vfs::create_whole`] and its like hold for each, whatever the
+    /// outcome of the others. Outcomes in the order of `new`.
     async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>>;
 
     /// Creates a directory.
@@ -576,19 +595,21 @@ pub trait Vfs: Send + Sync + 'static {
     /// Creates a hard link to `fh`; returns its attributes afterwards.
     async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made>;
 
-    /// Removes a name that is no directory. `target` is the object when the caller knows it: a file that is
-    /// open here stays readable and writable until its last close.
+    /// Removes a name that is no directory. `target` is the object when the caller knows it: a file
+    /// that is open here stays readable and writable until its last close.
     async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo>;
 
     /// Removes an empty directory.
     async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo>;
 
-    /// Removes several names of a directory in as few round trips as possible, one after the other: what [`Vfs::unlink`] and [`Vfs::rmdir`] say of
-    /// one holds for each, whatever becomes of the others. Outcomes in the order of `gone`.
+    /// Removes several names of a directory in as few round trips as possible, one after the other:
+    /// the promises of [`Vfs::unlink`] and [`Vfs::rmdir`] hold for each, whatever the outcome of
+    /// the others. Outcomes in the order of `gone`.
     async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>>;
 
-    /// Renames. `replaced` is the object at the target when the caller knows it, as for [`Vfs::unlink`].
-    /// Which object is renamed is the server's to say: another one may have the name than was known.
+    /// Renames. `replaced` is the object at the target when the caller knows it, as for
+    /// [`Vfs::unlink`]. Which object is renamed is the server's to say: another one may have the
+    /// name than was known.
     async fn rename(
         &self,
         cx: &Cx,
@@ -598,9 +619,10 @@ pub trait Vfs: Send + Sync + 'static {
         flags: RenameFlags,
     ) -> Result<Moved>;
 
-    /// Lists a directory after `cookie` (0: from the start, with a zero verifier): at most about `max_bytes` of
-    /// names and attributes. With `nodes`, handles and attributes come along where the server gives them and no question more is needed.
-    /// A page that is not `eof` has at least one entry.
+    /// Lists a directory after `cookie` (0: from the start, with a zero verifier): at most about
+    /// `max_bytes` of names and attributes. With `nodes`, handles and attributes come along where
+    /// the server gives them and no question more is needed. A page that is not `eof` has at least
+    /// one entry.
     async fn readdir(
         &self,
         cx: &Cx,
@@ -614,8 +636,8 @@ pub trait Vfs: Send + Sync + 'static {
     /// Space of the file system that holds `fh`.
     async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat>;
 
-    /// Value of an extended attribute, by its full Linux name (`user.x`, `system.nfs4_acl`); `ENODATA` when there is
-    /// none, `EOPNOTSUPP` when the server or name space has none.
+    /// Value of an extended attribute, by its full Linux name (`user.x`, `system.nfs4_acl`);
+    /// `ENODATA` when there is none, `EOPNOTSUPP` when the server or name space has none.
     async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes>;
 
     /// Sets an extended attribute.
@@ -660,8 +682,8 @@ pub trait Vfs: Send + Sync + 'static {
     /// Makes a hole; the length stays.
     async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()>;
 
-    /// Copies bytes on the server; returns how many, which may be fewer. `EOPNOTSUPP` when the caller has to
-    /// copy itself, `ENOSYS` when that will always be so.
+    /// Copies bytes on the server; returns how many, which may be fewer. `EOPNOTSUPP` when the
+    /// caller has to copy itself, `ENOSYS` when that will always be so.
     async fn copy(
         &self,
         cx: &Cx,
@@ -672,14 +694,15 @@ pub trait Vfs: Send + Sync + 'static {
         len_bytes: u64,
     ) -> Result<u64>;
 
-    /// Names the layer above, to be told when answers stop holding before their time. Once, before the first call.
+    /// Names the layer above, to be told when answers stop holding before their time. Once, before
+    /// the first call.
     fn subscribe(&self, upcalls: Arc<dyn Upcalls>);
 
     /// Ends the use of this layer: flushes, gives up all state at the server, within `cx.deadline`.
     async fn shutdown(&self, cx: &Cx) -> Result<()>;
 }
 
-/// What of a file waits in layers above ([`Upcalls::unsent`]).
+/// The data of a file that waits in layers above ([`Upcalls::unsent`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsent {
     /// Nothing that a program was told is done.
@@ -694,7 +717,7 @@ pub enum Unsent {
 }
 
 impl Unsent {
-    /// What waits in two places.
+    /// The sum of the data that waits in two places.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
@@ -707,14 +730,15 @@ impl Unsent {
     }
 }
 
-/// What a layer is told from below. Calls return at once and wait for nobody.
+/// The calls of a layer to the one above. Calls return at once and wait for nothing.
 pub trait Upcalls: Send + Sync + 'static {
-    /// Nothing that was answered about an object's attributes and contents holds any more. What is returned ends when
-    /// everything above has let go of it; it may be dropped.
+    /// Earlier answers about an object's attributes and contents hold no longer. The returned
+    /// future ends when all layers above have dropped them; it may be dropped.
     fn withdraw(&self, fh: &Fh) -> BoxFuture<()>;
 
-    /// Leases on these objects have ended by themselves: what was answered about them holds no longer than it would have without.
-    /// Nobody is known to have changed anything, so contents of the version that the next attributes tell may be used on.
+    /// Leases on these objects have ended by themselves: answers about them hold no longer than
+    /// they would have without. No change is known, so contents of the version that the next
+    /// attributes show may be used on.
     fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
         let withdrawn: Vec<_> = files.iter().map(|fh| self.withdraw(fh)).collect();
         Box::pin(async move {
@@ -724,17 +748,19 @@ pub trait Upcalls: Send + Sync + 'static {
         })
     }
 
-    /// What waits above to be written to an object is wanted ([`Vfs::may_delay`]). What is returned ends when it was written, or could not be.
+    /// The delayed data of an object is wanted ([`Vfs::may_delay`]). The returned future ends when
+    /// it was written, or could not be.
     fn settle(&self, _fh: &Fh) -> BoxFuture<()> {
         Box::pin(std::future::ready(()))
     }
 
-    /// What of a file waits above to be written, at this moment. Never waits.
+    /// The delayed data of a file above, at this moment. Never waits.
     fn unsent(&self, _fh: &Fh) -> Unsent {
         Unsent::More
     }
 
-    /// As [`Upcalls::withdraw`], for everything under [`Validity::Lease`](crate::Validity): all leases are lost.
+    /// As [`Upcalls::withdraw`], for everything under [`Validity::Lease`](crate::Validity): all
+    /// leases are lost.
     fn withdraw_all(&self) -> BoxFuture<()>;
 }
 

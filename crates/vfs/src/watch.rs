@@ -3,20 +3,25 @@
 use crate::{BoxFuture, Fh};
 use std::sync::Arc;
 
-/// Watches files that others may change behind a [`Vfs`](crate::Vfs): local programs, where it stands for a directory.
+/// Watches files that others may change behind a [`Vfs`](crate::Vfs): local programs, where it
+/// stands for a directory.
 pub trait Watch: Send + Sync + 'static {
-    /// Watches a regular file or a directory until the result is dropped. From the moment this ends, whoever else wants to change the contents is
-    /// held up, where the system can do that, until it is dropped; other changes (attributes, names) are told as they happen. `None`
-    /// when that cannot be promised, also for the moment: somebody has the file open for writing. Of a directory, whose contents are its
-    /// names, all changes are told as they happen. Changes that are made through the
-    /// `Vfs` count as well: the caller stops watching before it makes one.
+    /// Watches a regular file or a directory until the result is dropped. From the moment this
+    /// ends, every other program that wants to change the contents is held up, where the system can
+    /// do that, until it is dropped; other changes (attributes, names) are reported as they happen.
+    /// `None` when that cannot be promised, also for the moment: a program has the file open for
+    /// writing. Of a directory, whose contents are its names, all changes are reported as they
+    /// happen. Changes that are made through the `Vfs` count as well: the caller stops watching
+    /// before it makes one.
     ///
-    /// `alone`: whoever else wants to look at the contents is held up and told of, too, and the caller may change them through the
-    /// `Vfs` while it watches (other changes of its own are told as if they were somebody else's). `None` also when somebody
-    /// else has the file open.
+    /// `alone`: every other program that wants to look at the contents is held up and reported,
+    /// too. The caller may change the contents through the `Vfs` while it watches. Other changes of
+    /// its own are reported as if they were another program's. `None` also when another program has
+    /// the file open.
     fn watch(&self, fh: &Fh, alone: bool) -> BoxFuture<Option<Watched>>;
 
-    /// Names who is told of the handles of files that others want to change or have changed; the last one named counts.
+    /// Names the receiver of the handles of files that other programs want to change or have
+    /// changed; the last one named counts.
     fn tell(&self, told: Arc<Told>);
 }
 

@@ -1,22 +1,24 @@
-//! Whether what programs saw of a file could have happened on one copy of it: linearizability of a register.
+//! Whether the programs' view of a file could have happened on one copy of it: linearizability of a
+//! register.
 //!
-//! Every write writes another value, so each read says which write it saw. Then the question can be answered in
-//! O(n log n) (P. Gibbons and E. Korach, "Testing shared memories", 1997): all operations on one value form a cluster; a
-//! cluster that contains operations that do not overlap must occupy the whole time between them (*forward zone*),
-//! others can be shrunk to a point (*backward zone*). The history is linearizable exactly if no read ends before its
-//! write begins, no two forward zones overlap, and no backward zone lies inside a forward zone. The tests compare this
-//! with a search over all orders.
+//! Every write writes another value, so each read says which write it saw. Then the question can be
+//! answered in O(n log n) (P. Gibbons and E. Korach, "Testing shared memories", 1997): all
+//! operations on one value form a cluster; a cluster that contains operations that do not overlap
+//! must occupy the whole time between them (*forward zone*), others can be shrunk to a point
+//! (*backward zone*). The history is linearizable exactly if no read ends before its write begins,
+//! no two forward zones overlap, and no backward zone lies inside a forward zone. The tests compare
+//! this with a search over all orders.
 
 use std::collections::{HashMap, HashSet};
 
 /// One operation of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
-    /// Who; another number after a crash.
+    /// The client; another number after a crash.
     pub client: u32,
     /// A write, not a read.
     pub write: bool,
-    /// What was written or read; 0 is what the file had at the beginning.
+    /// The value written or read; 0 is the file's value at the beginning.
     pub value: u64,
     /// When it began, in an order of all events.
     pub start: u64,
@@ -24,9 +26,9 @@ pub struct Event {
     pub end: Option<u64>,
 }
 
-/// Leaves out what the model of delayed writes allows to vanish: writes that their client lost with its memory or its
-/// lease before the server had them, along with what that client itself read of them. A lost value that anybody else
-/// saw was not lost, and stays.
+/// Leaves out writes that the model of delayed writes allows to vanish: those that their client
+/// lost with its memory or its lease before the server had them, with that client's own reads of
+/// them. A lost value that another client saw was not lost, and stays.
 pub fn without_lost(events: &[Event], lost: &HashSet<u64>) -> Vec<Event> {
     let mut writer = HashMap::new();
     events.iter().filter(|e| e.write).for_each(|e| {
@@ -57,7 +59,8 @@ pub fn check(events: &[Event]) -> Result<(), String> {
     let read: HashSet<u64> = events.iter().filter(|e| !e.write && e.end.is_some()).map(|e| e.value).collect();
     zones.insert(0, Zone { write: Some((0, 0)), first_end: 0, last_start: 0, value: 0 });
     for e in events {
-        // Reads without an answer say nothing, and writes without one count only if somebody saw them.
+        // Reads without an answer say nothing, and writes without one count only if somebody saw
+        // them.
         if e.end.is_none() && (!e.write || !read.contains(&e.value)) {
             continue;
         }
@@ -113,7 +116,8 @@ mod tests {
     use super::super::random::Random;
     use super::*;
 
-    /// Tries all orders (Wing and Gong), remembering which sets of operations were tried with which value.
+    /// Tries all orders (Wing and Gong), remembering which sets of operations were tried with which
+    /// value.
     fn search(events: &[Event]) -> bool {
         fn go(events: &[Event], done: u32, value: u64, tried: &mut HashSet<(u32, u64)>) -> bool {
             let open = |i: usize| done & (1 << i) == 0;

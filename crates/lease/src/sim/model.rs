@@ -1,12 +1,14 @@
 //! Every state that a small configuration can reach.
 //!
-//! A few clients do a few operations on one or two files. What can happen next (an operation begins, a message arrives, an
-//! operation is executed, the clock ticks while any of the clients' clocks stands still, an eviction is lost, the server
-//! crashes) is tried in every order, breadth first; states that differ only in absolute times and numbers are the same.
-//! Messages take at most one tick. In every state:
+//! A few clients do a few operations on one or two files. Possible next events are tried in every
+//! order, breadth first: an operation begins, a message arrives, an operation is executed, the
+//! clock ticks while any of the clients' clocks stands still, an eviction is lost, the server
+//! crashes. States that differ only in absolute times and numbers are the same. Messages take at
+//! most one tick. In every state:
 //! - a read returns the latest completed write, wherever that is, in a cache or at the server;
 //! - no acknowledged write is given up as lost;
-//! - if from now on everything goes well, every operation ends, and a file that only one client writes is cached by it.
+//! - if from now on everything goes well, every operation ends, and a file that only one client
+//!   writes is cached by it.
 
 use super::random::Random;
 use crate::table::Canonical;
@@ -19,7 +21,7 @@ use std::collections::{HashSet, VecDeque};
 /// Moments further apart than this are not told from each other.
 const WINDOW: Ms = 14;
 
-/// What is explored.
+/// The bounds of the exploration.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// Clients.
@@ -59,7 +61,7 @@ impl Setup {
     }
 }
 
-/// What was explored.
+/// The extent of the exploration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Explored {
     /// States.
@@ -253,7 +255,7 @@ impl State {
         self.now - self.clients[c].lag
     }
 
-    /// What can happen next.
+    /// The possible next events.
     fn steps(&self, setup: &Setup) -> Vec<Step> {
         let mut steps = Vec::new();
         for c in 0..self.clients.len() {
@@ -344,7 +346,7 @@ impl State {
         self.running.clear();
         self.waiting.clear();
         self.drain();
-        // Clients repeat what is not answered.
+        // Clients repeat unanswered calls.
         let calls: Vec<Call> = self.clients.iter().flat_map(|c| c.calls.clone()).collect();
         for call in calls {
             let on_the_way = self.net.iter().any(|(m, _)| match m {
@@ -627,7 +629,7 @@ impl State {
             c.plain.extend([file, u64::from(write.is_some())]);
             client.calls.iter().for_each(|k| self.canonical_call(k, &mut c, &mut values));
         }
-        // What is under way, in the order of whose and which it is.
+        // The messages under way, in the order of their clients and kinds.
         let mut net: Vec<_> = self.net.iter().collect();
         net.sort_by_key(|(m, t)| match m {
             Message::Call(k) => (0, k.client as u64, k.xid, *t),

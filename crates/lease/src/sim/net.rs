@@ -1,9 +1,9 @@
-//! Messages, and what may happen to them.
+//! Messages, and their fates.
 
 use super::random::Random;
 use crate::{Access, ClientId, FileKey, Grant, Ms};
 
-/// What may go wrong. All bounds are in milliseconds of the server's clock.
+/// The possible faults. All bounds are in milliseconds of the server's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Faults {
     /// Messages lost, of a thousand; never more than three copies of a call in a row.
@@ -49,7 +49,8 @@ impl Faults {
         every_ms: 20_000,
     };
 
-    /// Everything within the bounds that the protocol is made for: nothing may be lost but what dies with its client.
+    /// Everything within the bounds that the protocol is made for: nothing may be lost but the data
+    /// of a client that dies.
     pub const BOUNDED: Self = Self {
         loss: 80,
         duplicates: 80,
@@ -65,15 +66,15 @@ impl Faults {
         every_ms: 20_000,
     };
 
-    /// Partitions longer than any lease, too: what a client could not send in time is reported as lost, and nothing else
-    /// may go wrong.
+    /// Partitions longer than any lease, too: data that a client could not send in time is reported
+    /// as lost, and nothing else may go wrong.
     pub const UNBOUNDED: Self = Self { partition_max_ms: 15_000, ..Self::BOUNDED };
 }
 
 /// A call's arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Body {
-    /// An operation; `value` is what a write writes.
+    /// An operation; `value` is the value of a write.
     Access { access: Access, value: u64 },
     /// A lease is given up.
     Vacated { file: FileKey, seq: u64 },
@@ -93,7 +94,7 @@ pub struct Call {
     pub boot: u32,
 }
 
-/// What a call comes back with.
+/// The result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     Done {
@@ -108,11 +109,11 @@ pub enum Answer {
     Restarted(u32),
 }
 
-/// What travels to a client.
+/// The messages to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToClient {
-    /// Every reply says which delegations are revoked, until their client has given them up.
-    /// It says that the client was heard of only if the client knows this incarnation of the server.
+    /// Every reply says which delegations are revoked, until their client has given them up. It
+    /// says that the client was heard of only if the client knows this incarnation of the server.
     Reply {
         xid: u64,
         answer: Answer,

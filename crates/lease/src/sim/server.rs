@@ -1,7 +1,7 @@
 //! A server around a [`Table`]: a queue of calls, a store of values, and the replies it remembers.
 //!
-//! What it has applied is durable, and so are the replies it remembers: a retransmitted call is executed once. Leases are
-//! not durable.
+//! Applied operations are durable, and so are the remembered replies: a retransmitted call is
+//! executed once. Leases are not durable.
 
 use super::net::{Answer, Body, Call};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 };
 use std::collections::{HashMap, VecDeque};
 
-/// What it wants done.
+/// The server's requests to the world.
 #[derive(Debug)]
 pub enum Effect {
     Reply(Call, Answer),
@@ -193,7 +193,8 @@ impl Server {
 
     fn refuse(&mut self, call: Call, answer: Answer) {
         self.in_progress.remove(&(call.from, call.xid));
-        // Remembered: had a refused write been overtaken by its own repetition, it would be executed later.
+        // Remembered: had a refused write been overtaken by its own repetition, it would be
+        // executed later.
         self.replies.insert((call.from, call.xid), (self.boot, answer));
         self.effects.push(Effect::Reply(call, answer));
         if let (Answer::Expired, Body::Access { access, .. }) = (answer, call.body) {
@@ -201,7 +202,8 @@ impl Server {
         }
     }
 
-    /// Carries out an operation that may go ahead. Applying it and remembering the reply is one step.
+    /// Carries out an operation that may go ahead. Applying it and remembering the reply is one
+    /// step.
     pub fn execute(&mut self, now: Ms, number: u64) {
         let Some(Running { call, go, value_before }) = self.running.remove(&number) else { return };
         let Body::Access { access, value } = call.body else { return };
@@ -238,7 +240,7 @@ impl Server {
         self.drain(now);
     }
 
-    /// What a client has to be told with every reply.
+    /// The news that a client gets with every reply.
     pub fn revoked(&self, client: ClientId) -> Vec<(FileKey, u64)> {
         self.revoked.get(&client).cloned().unwrap_or_default()
     }
@@ -272,7 +274,8 @@ impl Server {
     }
 }
 
-/// A lease of an earlier incarnation is none, unless it ends by itself: then its holder counts from the call.
+/// A lease of an earlier incarnation is none, unless it ends by itself: then its holder counts from
+/// the call.
 fn without_old_grant(answer: Answer, same: bool) -> Answer {
     match answer {
         Answer::Done { grant: Some(g), revision, value } if !same && g.term_ms == 0 => {

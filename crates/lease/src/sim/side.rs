@@ -1,5 +1,5 @@
-//! A client around a [`Holder`]: one program that reads and writes whole files, a cache, and calls that are repeated until
-//! they are answered.
+//! A client around a [`Holder`]: one program that reads and writes whole files, a cache, and calls
+//! that are repeated until they are answered.
 
 use super::net::{Answer, Body, Call, ToClient};
 use crate::{
@@ -10,11 +10,11 @@ use std::collections::HashMap;
 /// Repetition of unanswered calls.
 pub const RETRANSMIT_MS: Ms = 100;
 
-/// What the world has to do for it.
+/// The client's requests to the world.
 #[derive(Debug)]
 pub enum Wish {
     Send(Call),
-    /// The program's operation is over; what it read or wrote.
+    /// The program's operation is over; the value that it read or wrote.
     Finished(u64),
     /// Try the program's operation again after this time.
     Again(Ms),
@@ -49,7 +49,7 @@ pub struct Operation {
     pub file: FileKey,
     /// `None` reads.
     pub write: Option<u64>,
-    /// Asks first whether what is cached still holds.
+    /// Asks first whether the cached data still holds.
     pub asks: bool,
 }
 
@@ -123,7 +123,7 @@ impl Side {
             let value = self.cached.get(&file).copied().expect("the holder knows what is cached");
             return self.finished(value);
         }
-        // What was delayed goes first: a write through must not be overtaken by it.
+        // Delayed data is sent first: a write through must not be overtaken by it.
         if self.holder.is_dirty(file) {
             self.holder.push(now, file);
             self.follow(now);
@@ -299,7 +299,7 @@ impl Side {
         }
     }
 
-    /// Does what the holder wants.
+    /// Carries out the holder's actions.
     fn follow(&mut self, now: Ms) {
         while let Some(action) = self.holder.poll_action() {
             match action {

@@ -1,8 +1,9 @@
 //! Long random histories on virtual time.
 //!
-//! Programs on several clients read and write whole files while the network, the clocks and the machines do what
-//! [`Faults`] allows. Every operation is recorded; at the end the faults stop, everything must come to rest, and the
-//! histories must be linearizable, file by file. The same seed gives the same world.
+//! Programs on several clients read and write whole files while the network, the clocks and the
+//! machines behave as [`Faults`] allows. Every operation is recorded. At the end the faults stop,
+//! everything must come to rest, and the histories must be linearizable, file by file. The same
+//! seed gives the same world.
 
 use super::history::{self, Event};
 pub use super::net::Faults;
@@ -14,7 +15,7 @@ use crate::{ClientId, Config, FileKey, HolderConfig, HolderRules, Ms, Rules};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
-/// What a world consists of.
+/// The parts of a world.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// Decides everything that is left to chance.
@@ -33,16 +34,17 @@ pub struct Setup {
     pub locality: u32,
     /// Longest pause of a program between operations.
     pub think_max_ms: Ms,
-    /// Leases without an end of their own, for clients that are heard of within this time; 0: leases with an end.
+    /// Leases without an end of their own, for clients that are heard of within this time; 0:
+    /// leases with an end.
     pub heard_ms: u32,
-    /// The wire of 1994, which has no numbers for leases: neither evictions, nor answers to them, nor delayed writes say
-    /// which they mean.
+    /// The wire of 1994, which has no numbers for leases: neither evictions, nor answers to them,
+    /// nor delayed writes say which they mean.
     pub bare_wire: bool,
     /// The table's settings.
     pub table: Config,
     /// The clients' settings.
     pub holder: HolderConfig,
-    /// What may go wrong.
+    /// The possible faults.
     pub faults: Faults,
     /// Rules of the table in force.
     pub rules: Rules,
@@ -97,7 +99,7 @@ impl Setup {
     }
 }
 
-/// What became of it.
+/// The report of a world.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     /// Events.
@@ -178,7 +180,7 @@ struct World {
 /// Plays a world to its end.
 ///
 /// # Errors
-/// Something went wrong that must not: says what.
+/// A forbidden event: its description.
 pub fn run(setup: &Setup) -> Result<Report, String> {
     let mut w = World::new(setup.clone());
     w.play();
@@ -414,7 +416,7 @@ impl World {
         }
     }
 
-    /// Carries out what the server wants.
+    /// Carries out the server's requests.
     fn effects(&mut self) {
         for effect in std::mem::take(&mut self.server.effects) {
             match effect {
@@ -477,7 +479,7 @@ impl World {
         }
     }
 
-    /// Carries out what a client wants.
+    /// Carries out a client's requests.
     fn wishes(&mut self, slot: usize) {
         let id = self.slots[slot].side.id;
         for wish in std::mem::take(&mut self.slots[slot].side.wishes) {

@@ -1,4 +1,4 @@
-//! What is in the way of an operation, and what happens when nothing is.
+//! The obstacles of an operation, and its execution without any.
 
 use super::grant::Granted;
 use super::record::{MANY, NONE};
@@ -18,7 +18,7 @@ impl Access {
 }
 
 impl Table {
-    /// Whether somebody else may be caching what the operation contradicts.
+    /// Whether another client may have cached state that the operation contradicts.
     pub(super) fn conflicts(&self, a: &Access) -> bool {
         let Some(f) = self.file(a.file) else { return false };
         let own = a.client.and_then(|id| self.client(id)).and_then(|c| self.lease_at(c, f));
@@ -62,8 +62,8 @@ impl Table {
         Go { permit: None, grant, revision: self.revision(a.file) }
     }
 
-    /// Whether the client holds the lease for writing that it claims, caching or not; during recovery, whether it can
-    /// have held it right before the restart.
+    /// Whether the client holds the lease for writing that it claims, caching or not; during
+    /// recovery, whether it can have held it right before the restart.
     fn may_push(&self, a: &Access) -> bool {
         let Some(client) = a.client else { return false };
         if self.recovery.is_some() {
@@ -96,7 +96,7 @@ impl Table {
         Some(Permit { file: f })
     }
 
-    /// Calls back what is in the way of an operation.
+    /// Calls back the leases that an operation contradicts.
     pub(super) fn evict_for(&mut self, now: Ms, a: &Access) {
         let Some(f) = self.file(a.file) else { return };
         let own = a.client.and_then(|id| self.client(id)).and_then(|c| self.lease_at(c, f));
@@ -174,7 +174,8 @@ impl Table {
         self.actions.push_back(Action::Evict { client, file, seq, kind, attempt });
     }
 
-    /// A file was taken from its holders: if that happens again and again, it is given to nobody for a while.
+    /// A file was taken from its holders: if that happens again and again, it is given to nobody
+    /// for a while.
     fn count_taking(&mut self, now: Ms, f: u32, by_leaseless: bool) {
         let c = &self.config;
         let (unit, max) = (u64::from(c.quiet_ms), u64::from(c.quiet_max_ms));
@@ -182,7 +183,8 @@ impl Table {
         if now.saturating_sub(q.taken_ms) > max {
             q.times = 0;
         }
-        // Those without leases will not show up among those who share the file, so they count twice.
+        // Callers without leases will not show up among the clients that share the file, so they
+        // count twice.
         q.times = (q.times + 1 + u8::from(by_leaseless)).min(32);
         q.taken_ms = now;
         if q.times > 1 {

@@ -1,11 +1,11 @@
-//! The table's state in a form in which equal states are equal: no indices, no absolute times, no absolute numbers.
-//! A model checker tells by it whether it has been somewhere before.
+//! The table's state in a form in which equal states are equal: no indices, no absolute times, no
+//! absolute numbers. A model checker tells by it whether it has been somewhere before.
 
 use super::Table;
 use super::record::{NEVER, NONE};
 use crate::Ms;
 
-/// What a state consists of.
+/// The parts of a state.
 #[derive(Debug, Clone, Default)]
 pub struct Canonical {
     /// Plain values.
@@ -17,7 +17,7 @@ pub struct Canonical {
 }
 
 impl Canonical {
-    /// A moment, as what is left until then or has passed since, within `window`.
+    /// A moment, as the time until then or since then, within `window`.
     pub fn time(&mut self, now: Ms, t: Ms, window: Ms) {
         self.plain.push(match t {
             NEVER => u64::MAX,

@@ -1,17 +1,20 @@
-//! When leases end by themselves, and what happens when they end.
+//! The times at which leases end by themselves, and the effects of their ends.
 //!
-//! A read lease has ended when its term and the clock skew have passed. A write lease has not, because its holder may
-//! just be sending what it delayed; the paper's three conditions (section 5) are:
+//! A read lease has ended when its term and the clock skew have passed. A write lease has not,
+//! because its holder may just be sending delayed writes; the paper's three conditions (section 5)
+//! are:
 //! 1. the clock is past expiry plus clock skew;
 //! 2. a server worker waits for work, so that no write that has arrived is still unserved;
 //! 3. no write came for the file within the write slack after the corrected expiry.
 //!
-//! A write lease that is being evicted ends after [`Config::flush_max_ms`](crate::Config::flush_max_ms) in any case: no further
-//! write of its holder begins then, and it ends with the last of those under way.
+//! A write lease that is being evicted ends after
+//! [`Config::flush_max_ms`](crate::Config::flush_max_ms) in any case: no further write of its
+//! holder begins then, and it ends with the last of those under way.
 //!
-//! A lease without an end of its own (a delegation) expires when its client was not heard of for the client's term. One
-//! that was recalled and did not come back is revoked: from then on hearing of the client does not prolong it, and it
-//! expires like the others. A client that is still there is told with the next answer.
+//! A lease without an end of its own (a delegation) expires when its client was not heard of for
+//! the client's term. One that was recalled and did not come back is revoked: from then on hearing
+//! of the client does not prolong it, and it expires like the others. A client that is still there
+//! is told with the next answer.
 
 use super::record::{LeaseState, NEVER};
 use super::{Access, Action, Ended, Table};
@@ -111,14 +114,16 @@ impl Table {
         (idle && !writing && now >= self.slack_end(i)).then_some(Ended::Expired)
     }
 
-    /// Whether an evicted write lease has gone on for too long. The caller has seen that it is past its expiry.
+    /// Whether an evicted write lease has gone on for too long. The caller has seen that it is past
+    /// its expiry.
     fn is_overdue(&self, now: Ms, i: u32) -> bool {
         let lease = &self.leases[i];
         let evicting = lease.state.has(LeaseState::EVICTING);
         evicting && now >= lease.evict_ms + u64::from(self.config.flush_max_ms)
     }
 
-    /// Whether a change comes from somebody whose lease ends as soon as his changes under way have ended.
+    /// Whether a change comes from somebody whose lease ends as soon as his changes under way have
+    /// ended.
     pub(super) fn comes_overdue(&self, now: Ms, a: &Access) -> bool {
         let own = a.client.and_then(|client| self.lease_of(client, a.file));
         own.is_some_and(|i| {
@@ -186,7 +191,7 @@ impl Table {
         next
     }
 
-    /// A caching lease has ended. If its holder goes on using the file it is one of those who share it.
+    /// A caching lease has ended. If its holder goes on using the file, it counts as sharing it.
     pub(super) fn end_caching(&mut self, now: Ms, i: u32, in_use: bool) {
         let lease = &self.leases[i];
         let f = lease.file;

@@ -4,7 +4,7 @@ use super::record::{LeaseRec, LeaseState, NEVER, NONE};
 use super::{Access, Grant, Op, Table, Term, Want};
 use crate::{ClientId, FileKey, Kind, Ms};
 
-/// What becomes of a request for a lease.
+/// The decision about a request for a lease.
 pub(super) enum Granted {
     Yes(Grant),
     /// The client goes without.
@@ -14,7 +14,8 @@ pub(super) enum Granted {
 }
 
 impl Table {
-    /// Answers a request for a lease. No caching lease of others contradicts the operation that it came with.
+    /// Answers a request for a lease. No caching lease of others contradicts the operation that it
+    /// came with.
     pub(super) fn grant(&mut self, now: Ms, client: ClientId, key: FileKey, want: Want) -> Granted {
         let full = if want.optional { Granted::No } else { Granted::NoRoom };
         let Some(f) = self.file_or_insert(key) else { return full };
@@ -36,7 +37,8 @@ impl Table {
         granted
     }
 
-    /// A client claims a lease that it held before a restart (CLAIM_PREVIOUS). Only during recovery.
+    /// A client claims a lease that it held before a restart (CLAIM_PREVIOUS). Only during
+    /// recovery.
     pub fn reclaim(&mut self, now: Ms, client: ClientId, file: FileKey, want: Want) -> Option<Grant> {
         self.handle_timeout(now);
         self.recovery.as_ref()?;
@@ -116,13 +118,14 @@ impl Table {
         let expiry = now + u64::from(term_ms);
         let i = match own {
             Some(i) if self.leases[i].cachable => {
-                // What it holds must come back first. The answer says so as well as the eviction.
+                // Its present lease must come back first. The answer says so as well as the
+                // eviction.
                 if want.kind == Kind::Write {
                     self.leases[i].state.set(LeaseState::WRITES);
                 }
                 self.evict(now, i);
-                // It covers nothing beyond this operation: as long as the caching lease is on record, others wait
-                // for that, and once it is gone they may cache.
+                // It covers nothing beyond this operation: as long as the caching lease is on
+                // record, others wait for that, and once it is gone they may cache.
                 let seq = self.seq_of(i);
                 return Some(Granted::Yes(Grant { kind: want.kind, cachable: false, term_ms: 0, seq }));
             }

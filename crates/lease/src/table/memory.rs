@@ -1,4 +1,4 @@
-//! What the table takes.
+//! The memory of the table.
 
 use super::record::{ClientRec, FileRec, LeaseRec, Waiter};
 use super::{Action, Table};
@@ -16,7 +16,7 @@ pub struct Sizes {
     pub waiter: usize,
 }
 
-/// What is in use.
+/// The memory in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
     /// Leases, caching or not.
@@ -40,7 +40,8 @@ impl Table {
         waiter: size_of::<Waiter>(),
     };
 
-    /// What is in use. The bytes are computed from capacities; the example `memory` counts allocations instead.
+    /// The memory in use. The bytes are computed from capacities; the example `memory` counts
+    /// allocations instead.
     pub fn usage(&self) -> Usage {
         Usage {
             leases: self.leases.len(),

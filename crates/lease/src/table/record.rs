@@ -1,8 +1,9 @@
 //! The records and how they hang together.
 //!
-//! A lease is found by client and file through one hash table, and hangs in two lists: those of its file, and those of
-//! its client. A file counts its leases by kind, so that whether an operation is in conflict is known without a look at
-//! them; nothing walks a list except to do something to each of its elements.
+//! A lease is found by client and file through one hash table, and hangs in two lists: those of its
+//! file, and those of its client. A file counts its leases by kind, so that whether an operation is
+//! in conflict is known without a look at them; nothing walks a list except to do something to each
+//! of its elements.
 
 use super::{Access, Table, Ticket};
 use crate::heap::{OUT, Timed};
@@ -10,7 +11,7 @@ use crate::{ClientId, FileKey, Kind, Ms};
 
 /// No record.
 pub(super) const NONE: u32 = u32::MAX;
-/// Deadline of what has none.
+/// The deadline of a record without one.
 pub(super) const NEVER: Ms = Ms::MAX;
 
 /// One lease of one client on one file, caching or not.
@@ -37,7 +38,7 @@ pub(super) struct LeaseRec {
     pub attempts: u8,
 }
 
-/// What is going on with a lease.
+/// The state of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct LeaseState(u8);
 
@@ -80,7 +81,7 @@ pub(super) struct FileRec {
     pub last_write_ms: Ms,
     /// First lease; of an idle file, the next idle one.
     pub leases: u32,
-    /// Last of those who wait, in a ring; of an idle file, the previous idle one.
+    /// Last of the waiting operations, in a ring; of an idle file, the previous idle one.
     pub waiters: u32,
     /// The caching write lease.
     pub writer: u32,
@@ -276,7 +277,8 @@ impl Table {
         self.drop_client_if_unused(l.client);
     }
 
-    /// Adds a lease to the counts of its file, or subtracts it. To be called around every change of its kind.
+    /// Adds a lease to the counts of its file, or subtracts it. To be called around every change of
+    /// its kind.
     pub(super) fn count(&mut self, i: u32, add: bool) {
         let l = &self.leases[i];
         let f = &mut self.files[l.file];
@@ -311,7 +313,8 @@ impl Table {
         }
     }
 
-    /// A file that nobody needs any more goes to the idle ones, which keep its modify revision as long as there is room.
+    /// A file that nobody needs any more goes to the idle ones, which keep its modify revision as
+    /// long as there is room.
     pub(super) fn rest(&mut self, f: u32) {
         let file = &self.files[f];
         let needed = file.leases != NONE || file.waiters != NONE || file.in_flight > 0;

@@ -1,10 +1,11 @@
 //! After a restart: no lease is remembered, so all that may be out are waited for.
 //!
-//! Until the longest of them is over, clock skew included, and no write came for the write slack, only writes under a
-//! lease are served: delayed ones, and those of clients that know that a file is shared. Everything else is told to try
-//! later (section 4.1 of the paper). A write for which no lease is claimed is refused as well: it could be overtaken by
-//! an older, delayed one. Writes prolong this by [`Config::flush_max_ms`](crate::Config::flush_max_ms) at most: whoever has not
-//! sent what he delayed by then is told to try later, and finds his lease gone.
+//! Until the longest of them is over, clock skew included, and no write came for the write slack,
+//! only writes under a lease are served: delayed ones, and those of clients that know that a file
+//! is shared. All other calls have to try later (section 4.1 of the paper). A write for which no
+//! lease is claimed is refused as well: it could be overtaken by an older, delayed one. Writes
+//! prolong this by [`Config::flush_max_ms`](crate::Config::flush_max_ms) at most. A client with
+//! delayed writes after that has to try later, and finds its lease gone.
 
 use super::due::RECHECK_MS;
 use super::{Access, Decision, Op, Table};
@@ -27,8 +28,9 @@ impl Table {
         self.recovery.is_some()
     }
 
-    /// This client's write lease ended without being given back before the restart ([`Action::Ended`](super::Action)):
-    /// others may have seen the file without what it delayed.
+    /// This client's write lease ended without being given back before the restart
+    /// ([`Action::Ended`](super::Action)): other clients may have seen the file without its delayed
+    /// writes.
     pub fn fence(&mut self, client: crate::ClientId, file: crate::FileKey, seq: u64) {
         if self.recovery.is_some() {
             self.fenced.insert((client, file), seq);

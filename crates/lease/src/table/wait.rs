@@ -1,12 +1,12 @@
-//! Those who wait: in a ring per file, first come first served.
+//! Waiting operations: in a ring per file, first come first served.
 
 use super::record::{NONE, Waiter};
 use super::{Access, Action, Attempt, Decision, Op, Table, Ticket};
 use crate::Ms;
 
 impl Table {
-    /// Puts an operation in the queue of its file (which has leases, or there would be nothing to wait for), or in that
-    /// of those who wait for a record.
+    /// Puts an operation in the queue of its file (which has leases, or there would be nothing to
+    /// wait for), or in the queue for a record.
     pub(super) fn enqueue(&mut self, access: &Access) -> Decision {
         self.next_ticket = self.next_ticket.wrapping_add(1);
         let file = self.file(access.file).filter(|&f| !self.files[f].idle).unwrap_or(NONE);
@@ -44,8 +44,8 @@ impl Table {
         self.waiters.remove(slot);
     }
 
-    /// The operation does not wait any more: its client was told to try later, or is gone. The file is kept free for it
-    /// for a while, so that it finds it free when it comes back.
+    /// The operation does not wait any more: its client was told to try later, or is gone. The file
+    /// is kept free for it for a while, so that it finds it free when it comes back.
     pub fn cancel(&mut self, now: Ms, ticket: Ticket) {
         let Some(waiter) = self.waiter(ticket) else { return };
         let file = waiter.file;
@@ -62,13 +62,14 @@ impl Table {
         self.waiters.get(ticket.slot).filter(|w| w.live && w.number == ticket.number)
     }
 
-    /// Lets those go ahead who have nothing in their way any more.
+    /// Lets operations without obstacles go ahead.
     pub(super) fn wake(&mut self, now: Ms, f: u32) {
         let last = self.files[f].waiters;
         if last == NONE {
             return;
         }
-        // With a writer, or several readers, nobody who waits can go: each is in conflict with at least one.
+        // With a writer, or several readers, no waiting operation can go: each is in conflict with
+        // at least one.
         let file = &self.files[f];
         if file.readers > 1 {
             return;
@@ -103,7 +104,7 @@ impl Table {
         self.actions.push_back(Action::Ready { ticket, decision });
     }
 
-    /// A lease record is free: the first of those who wait for one gets it.
+    /// A lease record is free: the first operation that waits for one gets it.
     pub(super) fn wake_for_room(&mut self, now: Ms) {
         while let Some(ticket) = self.no_room.pop_front() {
             let Some(waiter) = self.waiter(ticket) else { continue };

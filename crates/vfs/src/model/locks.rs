@@ -28,13 +28,14 @@ impl Locks {
             .map(|h| LockConflict { kind: h.kind, range: h.range, pid: 0 })
     }
 
-    /// Takes a lock that [`Locks::conflict`] allowed; replaces what the owner held in the range.
+    /// Takes a lock that [`Locks::conflict`] allowed; replaces the owner's locks in the range.
     pub fn take(&mut self, owner: LockOwner, kind: LockKind, range: FileRange) {
         self.release(owner, range);
         self.held.push(Held { owner, kind, range });
     }
 
-    /// Gives up what `owner` holds in `range`, splitting locks at its edges. Returns whether there was any.
+    /// Gives up the locks of `owner` in `range`, splitting locks at its edges. Returns whether
+    /// there was any.
     pub fn release(&mut self, owner: LockOwner, range: FileRange) -> bool {
         let mut rest = Vec::new();
         let before = self.held.len();

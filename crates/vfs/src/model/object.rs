@@ -115,7 +115,7 @@ impl Object {
     pub fn bits(&self, cred: &Cred) -> u32 {
         let a = &self.attr;
         if cred.uid == 0 {
-            // The superuser may execute only what somebody may execute.
+            // The superuser may execute only files that some user may execute.
             let x = if self.is_dir() || a.mode & 0o111 != 0 { 1 } else { 0 };
             return 6 | x;
         }

@@ -1,4 +1,5 @@
-//! The tree of the model: all objects, their names, and the rules of creating, removing and renaming.
+//! The tree of the model: all objects, their names, and the rules of creating, removing and
+//! renaming.
 
 use super::object::{Body, Dir, Object, in_group};
 use crate::{
@@ -112,7 +113,7 @@ impl State {
         attr.change = change;
     }
 
-    /// Looks `name` up for `cred`, who needs the right to search.
+    /// Looks `name` up for `cred`, which needs the right to search.
     pub fn lookup(&self, cred: &Cred, dir: u64, name: &Name) -> Result<Option<u64>> {
         let object = self.object(dir);
         let entries = object.dir()?;
@@ -154,7 +155,8 @@ impl State {
         ino
     }
 
-    /// Creates an object in a directory on behalf of `cred`: group and set-gid bit as the directory says.
+    /// Creates an object in a directory on behalf of `cred`: group and set-gid bit as the directory
+    /// says.
     pub fn create(
         &mut self,
         cred: &Cred,

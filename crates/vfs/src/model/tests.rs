@@ -206,7 +206,7 @@ async fn a_full_disk_says_so() {
     let file = File { fh: &f.node.fh, open: Some(f.open) };
     let data = Bytes::from(vec![7; 2 << 20]);
     assert_eq!(errno(m.write(&cx, file, 0, data.into(), Stability::Stable).await), libc::ENOSPC);
-    // What is given back can be used again.
+    // Freed space can be used again.
     for _ in 0..10 {
         let most = Bytes::from(vec![7; 1 << 20]);
         m.write(&cx, file, 0, most.into(), Stability::Stable).await.unwrap();
