@@ -8,6 +8,9 @@
 //! removal that a program asks for next can overtake it. A handle that was flushed and not used
 //! since is probably being released, unless the program has a second descriptor of it. A removal
 //! waits a moment for handles like that.
+//!
+//! The layer below gives a file that loses its name while it is open a hidden one, and removes that
+//! in the close. The removal of the directory waits for such closes.
 
 use crate::handles::OpenFile;
 use crate::inode::Inode;
@@ -15,6 +18,7 @@ use crate::session::Session;
 use hither_vfs::{Cred, Cx, OpenAccess, OpenHow, Result, Where};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
@@ -22,8 +26,12 @@ use std::time::Duration;
 use tokio::sync::{Notify, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::time::{Instant, timeout_at};
 
-/// How long a removal waits for the release of handles that were flushed.
+/// How long the removal of a file's name waits for the release of handles that were flushed, and
+/// the removal of a directory for those of files that were in it.
 const RELEASE_WAIT: Duration = Duration::from_millis(100);
+const EMPTY_WAIT: Duration = Duration::from_secs(1);
+/// How long the removal of a directory waits for closes that have begun.
+const CLOSE_WAIT: Duration = Duration::from_secs(30);
 
 /// Opens and handles of a file.
 #[derive(Debug, Default)]
@@ -39,10 +47,16 @@ struct Handles {
     open: usize,
     /// Those that may be closed already.
     quiet: usize,
+    /// Handles that the layer below is closing.
+    closing: usize,
     /// Directories from which a name was removed while one was open; below there may be a hidden
     /// name instead.
     left: SmallVec<[u64; 1]>,
 }
+
+/// Files that lost a name while a handle was there, by the directory of the name.
+#[derive(Debug, Default)]
+pub(crate) struct Removed(Mutex<HashMap<u64, Vec<Arc<Inode>>>>);
 
 /// Whether the kernel's release of a handle may be under way.
 #[derive(Debug)]
@@ -61,7 +75,7 @@ impl InUse {
     /// A name is about to be removed: waits for opens under way, and keeps others waiting until
     /// this is dropped.
     pub async fn removing(&self) -> RwLockWriteGuard<'_, ()> {
-        self.wait_for_releases(Instant::now() + RELEASE_WAIT).await;
+        self.wait_for_releases(RELEASE_WAIT).await;
         self.gate.write().await
     }
 
@@ -70,40 +84,32 @@ impl InUse {
         drop(self.gate.write().await);
     }
 
-    /// Waits until no handle is left, or one is in use for certain.
-    pub async fn wait_for_releases(&self, until: Instant) {
+    /// Waits until no handle is left, or one is in use for certain. False when neither is so in
+    /// time.
+    async fn wait_for_releases(&self, most: Duration) -> bool {
+        self.when(most, |handles| handles.open == 0 || handles.quiet < handles.open).await
+    }
+
+    /// Waits until the layer below has closed all handles. False when one may be in use.
+    pub async fn closes_end(&self) -> bool {
+        self.wait_for_releases(EMPTY_WAIT).await
+            && self.when(CLOSE_WAIT, |handles| handles.open > 0 || handles.closing == 0).await
+            && self.handles.lock().open == 0
+    }
+
+    async fn when(&self, most: Duration, is_so: impl Fn(&Handles) -> bool) -> bool {
+        let until = Instant::now() + most;
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            {
-                let handles = self.handles.lock();
-                if handles.open == 0 || handles.quiet < handles.open {
-                    return;
-                }
+            if is_so(&self.handles.lock()) {
+                return true;
             }
             if timeout_at(until, changed).await.is_err() {
-                return;
+                return false;
             }
         }
-    }
-
-    /// A name in directory `dir` was removed.
-    pub fn removed_from(&self, dir: u64) {
-        let mut handles = self.handles.lock();
-        if handles.open > 0 && !handles.left.contains(&dir) {
-            handles.left.push(dir);
-        }
-    }
-
-    /// Whether any name was removed while it was open.
-    pub fn was_removed(&self) -> bool {
-        !self.handles.lock().left.is_empty()
-    }
-
-    /// Whether a name in directory `dir` was removed while it was open.
-    pub fn was_removed_from(&self, dir: u64) -> bool {
-        self.handles.lock().left.contains(&dir)
     }
 
     /// A handle is there. `told`: the kernel flushes it at each close.
@@ -129,7 +135,11 @@ impl InUse {
     /// The layer below has begun to close the handle.
     pub fn released(&self, handle: &Quiet) {
         self.set(handle, false);
-        self.handles.lock().open -= 1;
+        {
+            let mut handles = self.handles.lock();
+            handles.open -= 1;
+            handles.closing += 1;
+        }
         self.changed.notify_waiters();
     }
 
@@ -145,6 +155,40 @@ impl InUse {
     }
 }
 
+impl Removed {
+    /// A name in directory `dir` was removed from a file.
+    pub fn add(&self, file: &Arc<Inode>, dir: u64) {
+        let mut handles = file.in_use.handles.lock();
+        if handles.open + handles.closing > 0 && !handles.left.contains(&dir) {
+            handles.left.push(dir);
+            self.0.lock().entry(dir).or_default().push(file.clone());
+        }
+    }
+
+    /// Files that lost a name in this directory and were not closed since.
+    pub fn of(&self, dir: u64) -> Vec<Arc<Inode>> {
+        self.0.lock().get(&dir).cloned().unwrap_or_default()
+    }
+
+    /// The layer below has closed a handle of a file.
+    fn closed(&self, file: &Inode) {
+        let mut handles = file.in_use.handles.lock();
+        handles.closing -= 1;
+        if handles.open + handles.closing == 0 {
+            let mut removed = self.0.lock();
+            for dir in handles.left.drain(..) {
+                let Some(files) = removed.get_mut(&dir) else { continue };
+                files.retain(|f| f.id != file.id);
+                if files.is_empty() {
+                    removed.remove(&dir);
+                }
+            }
+        }
+        drop(handles);
+        file.in_use.changed.notify_waiters();
+    }
+}
+
 impl Session {
     /// Ends an open that was taken out of the table. Removals of the file's names wait until the
     /// layer below knows that the open ends, and no longer.
@@ -157,9 +201,7 @@ impl Session {
             Poll::Ready(closed) => closed,
             Poll::Pending => close.await,
         };
-        if file.inode.in_use.was_removed() {
-            self.removed_closed.fetch_add(1, Ordering::Relaxed);
-        }
+        self.removed.closed(&file.inode);
         closed
     }
 
@@ -171,11 +213,14 @@ impl Session {
             let how = OpenHow::existing(access);
             let Ok(opened) = self.vfs.open(&cx, Where::fh(&fh), &how).await else { continue };
             let (session, inode) = (self.clone(), inode.clone());
+            let quiet = inode.in_use.opened(false);
             self.aside(async move {
                 session.sent_back.expected(inode.id).await;
                 // The open that has come is done.
                 inode.in_use.opens_end().await;
+                inode.in_use.released(&quiet);
                 let _ = session.vfs.close(&cx, &fh, opened.open).await;
+                session.removed.closed(&inode);
             });
             return;
         }
@@ -216,6 +261,26 @@ mod tests {
         assert_eq!(removal_ms(&file).await, 100);
         file.released(&untold);
         assert_eq!(removal_ms(&file).await, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn empty_directory_waits_for_closes() {
+        let file = InUse::default();
+        assert!(file.closes_end().await);
+        let (closed, used) = (file.opened(true), file.opened(true));
+        file.flushed(&closed);
+        file.released(&closed);
+        assert!(!file.closes_end().await, "the other one is in use");
+        file.flushed(&used);
+        let (began, late) = (Instant::now(), Duration::from_secs(20));
+        let close = async {
+            file.released(&used);
+            tokio::time::sleep(late).await;
+            file.handles.lock().closing -= 2;
+            file.changed.notify_waiters();
+        };
+        assert!(tokio::join!(file.closes_end(), close).0);
+        assert_eq!(began.elapsed(), late);
     }
 
     #[tokio::test(start_paused = true)]

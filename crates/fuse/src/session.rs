@@ -13,6 +13,7 @@ use crate::cred::Creds;
 use crate::device::{Buffer, BufferPool, Delivery, Device};
 use crate::handles::{Handles, OpenDir, OpenFile, Unread};
 use crate::hint::{self, Hints};
+use crate::in_use::Removed;
 use crate::inode::{Ident, Inode, Inodes};
 use crate::lease::Leases;
 use crate::mount::Config;
@@ -84,8 +85,8 @@ pub(crate) struct Session {
     pub passthrough: Arc<Passthrough>,
     /// Another frontend has changed the contents of a file.
     pub written_beside: AtomicBool,
-    /// Closes of files that were removed while they were open.
-    pub removed_closed: AtomicU64,
+    /// Files that were removed while they were open.
+    pub removed: Removed,
     /// Reads of files that others use at the same time.
     pub shared_reads: AtomicU32,
     /// The server has no file capabilities; known after the first question.
@@ -164,7 +165,7 @@ impl Session {
             doubtful: Doubtful::default(),
             hints: Hints::new(if config.hints { config.threads.max(2) - 1 } else { 0 }, at),
             written_beside: AtomicBool::new(false),
-            removed_closed: AtomicU64::new(0),
+            removed: Removed::default(),
             shared_reads: AtomicU32::new(0),
             no_capabilities: AtomicBool::new(false),
             last_root,

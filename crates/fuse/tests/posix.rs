@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Mount, mounted, mounted_with};
+use common::{Mount, eventually, mounted, mounted_with};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, SeekFrom, Timestamps, XattrFlags,
     copy_file_range, fallocate, mknodat, openat, renameat_with, seek, utimensat,
@@ -466,5 +466,27 @@ fn what_is_never_served_is_asked_for_once() {
     assert!(m.requests("COPY_FILE_RANGE") <= 1 && m.requests("COPY_FILE_RANGE_64") <= 1);
     assert_ne!(m.requests("COPY_FILE_RANGE") + m.requests("COPY_FILE_RANGE_64"), 0);
     assert_eq!((m.gate.calls("getxattr"), m.gate.calls("copy")), (0, 0));
+    m.end();
+}
+
+/// The layer below keeps the hidden name of a removed file until it has closed the file: the directory is removed
+/// after that, however late the close begins.
+/// Promise: 13
+#[test]
+fn directory_is_removed_after_close_of_removed_file() {
+    let Some(m) = mounted(60_000) else { return };
+    fs::create_dir(m.path("d")).unwrap();
+    let file = File::create(m.path("d/f")).unwrap();
+    fs::remove_file(m.path("d/f")).unwrap();
+    m.gate.shut("close");
+    m.gate.fail("rmdir", libc::ENOTEMPTY);
+    drop(file);
+    eventually("it is being closed", || m.gate.waiting("close") == 1);
+    let dir = m.path("d");
+    let remover = std::thread::spawn(move || fs::remove_dir(dir));
+    eventually("the directory is not empty", || m.gate.calls("rmdir") == 1);
+    m.gate.fail("rmdir", 0);
+    m.gate.open_all();
+    remover.join().unwrap().unwrap();
     m.end();
 }

@@ -6,13 +6,8 @@ use crate::inode::Inode;
 use bytes::Bytes;
 use hither_vfs::{Error, FileKind, Made, Name, RenameFlags, Result, SetAttr, Special, Where};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
 use tokio::sync::RwLockWriteGuard;
 use tokio::time::Instant;
-
-/// How long the removal of a directory waits for the release of files that were in it.
-const RELEASE_WAIT: Duration = Duration::from_secs(1);
 
 impl Call {
     pub(super) async fn mkdir(&self, name: Name, mode: u32) -> Result<Answer> {
@@ -81,7 +76,7 @@ impl Call {
         self.session.vfs.unlink(&self.cx(), &dir.fh(), &name, fh.as_ref()).await?;
         self.session.inodes.unbind(dir.id, &name);
         if let Some(target) = &target {
-            target.in_use.removed_from(dir.id);
+            self.session.removed.add(target, dir.id);
         }
         Ok(Answer::empty())
     }
@@ -89,31 +84,18 @@ impl Call {
     pub(super) async fn rmdir(&self, name: Name) -> Result<Answer> {
         let dir = self.inode()?;
         let _changing = self.changing(&dir);
-        let closed = self.session.removed_closed.load(Ordering::Relaxed);
+        // Seen before: when it fails for one of them, that one may be closed already.
+        let removed =
+            self.session.inodes.child(dir.id, &name).map(|emptied| self.session.removed.of(emptied.id));
+        let removed = removed.unwrap_or_default();
         match self.session.vfs.rmdir(&self.cx(), &dir.fh(), &name).await {
-            Err(e) if e.errno == libc::ENOTEMPTY && self.hidden_names_go(&dir, &name, closed).await => {
+            Err(e) if e.errno == libc::ENOTEMPTY && hidden_names_go(&removed).await => {
                 self.session.vfs.rmdir(&self.cx(), &dir.fh(), &name).await?
             }
             removed => removed?,
         };
         self.session.inodes.unbind(dir.id, &name);
         Ok(Answer::empty())
-    }
-
-    /// Waits for the release of files that were removed from a directory while they were open, and
-    /// are closed since. Whether there were any, or more than `closed` files like that are closed
-    /// by now.
-    async fn hidden_names_go(&self, dir: &Inode, name: &Name, closed: u64) -> bool {
-        let Some(emptied) = self.session.inodes.child(dir.id, name) else { return false };
-        let until = Instant::now() + RELEASE_WAIT;
-        let mut any = false;
-        for file in self.session.files.all() {
-            if file.inode.in_use.was_removed_from(emptied.id) {
-                file.inode.in_use.wait_for_releases(until).await;
-                any = true;
-            }
-        }
-        any || self.session.removed_closed.load(Ordering::Relaxed) != closed
     }
 
     pub(super) async fn rename(&self, from: Name, new_dir: u64, to: Name, flags: u32) -> Result<Answer> {
@@ -148,7 +130,7 @@ impl Call {
         let [moved_id, replaced_id] = [&known, &replaced].map(|i| i.as_ref().map(|i| i.id));
         inodes.rename((dir.id, &from), (to_dir.id, &to), (moved_id, replaced_id), exchange);
         if let (Some(replaced), false) = (&replaced, exchange) {
-            replaced.in_use.removed_from(to_dir.id);
+            self.session.removed.add(replaced, to_dir.id);
         }
         // The kernel takes it for the object that it knew by the old name.
         if moved.object.is_none() || moved.object != known.as_ref().map(|i| i.fh()) {
@@ -186,4 +168,13 @@ impl Call {
     fn changing<'a>(&'a self, inode: &'a Inode) -> crate::inode::Changing<'a> {
         inode.changing(&self.session.inodes.clock)
     }
+}
+
+/// Waits for closes of files that were removed while they were open. Whether there were any.
+async fn hidden_names_go(removed: &[Arc<Inode>]) -> bool {
+    let mut any = false;
+    for file in removed {
+        any |= file.in_use.closes_end().await;
+    }
+    any
 }
