@@ -55,6 +55,9 @@ struct Away {
     sent: Instant,
     /// The file that its last look-up found, and the thread's identity.
     found: Option<(u64, Arc<Cred>)>,
+    /// The name that its last look-up did not find. The kernel looks such a name up a second time
+    /// when it has known it before.
+    missing: Option<(u64, Name)>,
 }
 
 impl Away {
@@ -73,19 +76,27 @@ impl SentBack {
         }
         let room = threads.len() < THREADS_MAX;
         if room {
-            threads.insert(tid, Away { since, sent: now, found: None });
+            threads.insert(tid, Away { since, sent: now, found: None, missing: None });
         }
         self.count.store(threads.len(), Ordering::Relaxed);
         room
     }
 
-    /// How new answers to a thread must be, when it was sent back.
-    pub fn since(&self, tid: u32, now: Instant) -> Option<Instant> {
+    /// How new the answer to a look-up must be, when its thread was sent back.
+    pub fn since(&self, tid: u32, at: (u64, &Name), now: Instant) -> Option<Instant> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        let threads = self.threads.lock();
-        threads.get(&tid).filter(|away| away.is_expected(now)).map(|away| away.since)
+        let mut threads = self.threads.lock();
+        let away = threads.get_mut(&tid).filter(|away| away.is_expected(now))?;
+        if let Some((dir, name)) = &away.missing {
+            if (*dir, name) != at {
+                return None;
+            }
+            // It may be another call.
+            away.since = now;
+        }
+        Some(away.since)
     }
 
     /// A look-up of the thread that came at `began` has been answered: however long that took, it goes on from there.
@@ -95,6 +106,7 @@ impl SentBack {
         }
         if let Some(away) = self.threads.lock().get_mut(&tid)
             && away.is_expected(began)
+            && away.missing.is_none()
         {
             away.sent = now;
         }
@@ -105,6 +117,18 @@ impl SentBack {
     pub fn found(&self, tid: u32, file: Option<u64>, cred: &Arc<Cred>) {
         if let Some(away) = self.threads.lock().get_mut(&tid) {
             away.found = file.map(|file| (file, cred.clone()));
+            away.missing = None;
+        }
+        self.back.notify_waiters();
+    }
+
+    /// The thread is about to be told that there is no such name, or that the look-up failed.
+    pub fn missed(&self, tid: u32, at: (u64, &Name)) {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        if let Some(away) = self.threads.lock().get_mut(&tid) {
+            (away.found, away.missing) = (None, Some((at.0, at.1.clone())));
         }
         self.back.notify_waiters();
     }
@@ -144,6 +168,7 @@ impl SentBack {
         drop(threads);
         self.back.notify_waiters();
         match now.saturating_duration_since(away.sent) {
+            _ if away.missing.is_some() => None,
             time if time < AWAY_MAX => Some(Back::Since(away.since)),
             time if time < LATE_MAX => Some(Back::Late),
             _ => None,
@@ -231,6 +256,10 @@ impl Doubtful {
 mod tests {
     use super::*;
 
+    fn looks_up(back: &SentBack, tid: u32, now: Instant) -> Option<Instant> {
+        back.since(tid, (1, &Name::of_path("f").unwrap()[0]), now)
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_rename_is_sent_back_until_it_begins_again() {
         let names = Name::of_path("old/new").unwrap();
@@ -256,11 +285,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_thread_comes_back_once_and_in_time() {
         let (back, since) = (SentBack::default(), Instant::now());
-        assert_eq!(back.since(1, since), None);
+        assert_eq!(looks_up(&back, 1, since), None);
         tokio::time::advance(Duration::from_secs(1)).await;
         assert!(back.send(1, since, Instant::now()));
-        assert_eq!(back.since(1, Instant::now()), Some(since));
-        assert_eq!(back.since(2, Instant::now()), None);
+        assert_eq!(looks_up(&back, 1, Instant::now()), Some(since));
+        assert_eq!(looks_up(&back, 2, Instant::now()), None);
         assert_eq!(back.over(1, Instant::now()), Some(Back::Since(since)));
         assert_eq!(back.over(1, Instant::now()), None);
         for tid in 0..THREADS_MAX as u32 {
@@ -268,7 +297,7 @@ mod tests {
         }
         assert!(!back.send(u32::MAX, since, Instant::now()), "no room");
         tokio::time::advance(AWAY_MAX).await;
-        assert_eq!(back.since(3, Instant::now()), None, "too late");
+        assert_eq!(looks_up(&back, 3, Instant::now()), None, "too late");
         assert!(back.send(u32::MAX, since, Instant::now()));
         assert_eq!(back.threads.lock().len(), 1, "those who never came are forgotten");
     }
@@ -306,7 +335,7 @@ mod tests {
             let began = Instant::now();
             tokio::time::advance(AWAY_MAX * 5).await;
             back.looked_up(1, began, Instant::now());
-            assert_eq!(back.since(1, Instant::now()), Some(since), "the next one is to be as new");
+            assert_eq!(looks_up(&back, 1, Instant::now()), Some(since), "the next one is to be as new");
         }
         assert_eq!(back.over(1, Instant::now()), Some(Back::Since(since)));
         assert_eq!(back.over(2, Instant::now()), Some(Back::Late), "not sent again");
@@ -314,5 +343,25 @@ mod tests {
         tokio::time::advance(LATE_MAX).await;
         back.looked_up(3, Instant::now(), Instant::now());
         assert_eq!(back.over(3, Instant::now()), None, "too late for anything");
+    }
+
+    /// The kernel looks a name up again that it has known and that is missing.
+    #[tokio::test(start_paused = true)]
+    async fn missing_name_is_looked_up_twice() {
+        let names = Name::of_path("f/g").unwrap();
+        let (back, cred, began) = (SentBack::default(), Arc::new(Cred::root()), Instant::now());
+        let (f, g) = ((1, &names[0]), (1, &names[1]));
+        for tid in 1..=3 {
+            assert!(back.send(tid, began, began));
+            back.missed(tid, f);
+        }
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let now = Instant::now();
+        assert_eq!(back.since(1, f, now), Some(now), "perhaps it is the next call");
+        back.found(1, Some(7), &cred);
+        assert_eq!(back.over(1, now), Some(Back::Since(now)));
+        assert_eq!(back.since(2, g, now), None, "it is the next call");
+        assert_eq!(back.over(2, now), None);
+        assert_eq!(back.over(3, now), None, "nothing was found that it could open");
     }
 }

@@ -314,6 +314,31 @@ fn an_open_that_is_looked_up_again_for_long_gets_its_file() {
     m.end();
 }
 
+/// A file that is replaced a second time, while the path of an open that was sent back is looked up, is not opened
+/// under its old handle: a second ESTALE would reach the program.
+/// Promise: 13
+#[test]
+fn replaced_file_is_looked_up_after_its_directory() {
+    let Some(m) = mounted(LONG) else { return };
+    m.foreign_dirs("d");
+    let replace = |text| {
+        m.foreign_unlink("d/f");
+        m.foreign_write("d/f", 0, text);
+    };
+    m.foreign_write("d/f", 0, b"first");
+    assert_eq!(fs::read(m.path("d/f")).unwrap(), b"first");
+    eventually("it is closed", || m.model.open_count() == 0);
+    replace(b"second");
+    m.gate.shut_answers("walk");
+    let path = m.path("d/f");
+    let reader = std::thread::spawn(move || fs::read(path));
+    eventually("the path is looked up again", || m.gate.answers_waiting("walk") > 0);
+    replace(b"third");
+    m.gate.open_all();
+    assert_eq!(reader.join().unwrap().unwrap(), b"third");
+    m.end();
+}
+
 #[test]
 fn attributes_after_a_write_come_with_it() {
     let Some(m) = mounted(LONG) else { return };

@@ -23,9 +23,9 @@ impl Call {
     pub(super) async fn lookup(&self, name: Name) -> Result<Answer> {
         let dir = self.inode()?;
         let (hints, tid) = (&self.session.hints, self.head.tid);
-        let mut found = match self.session.sent_back.since(tid, self.pending.started) {
-            None => self.look_up(&dir, &name).await,
-            Some(_) => self.look_up_to_open(&dir, &name).await,
+        let mut found = match self.session.sent_back.since(tid, (dir.id, &name), self.pending.started) {
+            None => self.look_up(&dir, &name, None).await,
+            Some(since) => self.look_up_to_open(&dir, &name, since).await,
         };
         if let Err(e) = &found
             && !matches!(e.errno, libc::ENOENT | libc::ENOTDIR)
@@ -46,20 +46,26 @@ impl Call {
             Err(_) => hints.over(tid),
         }
         if !matches!(&found, Ok((_, Some(_)))) {
-            // The path ends here: no open comes back.
-            self.session.sent_back.over(tid, Instant::now());
+            self.session.sent_back.missed(tid, (dir.id, &name));
         }
         self.session.sent_back.looked_up(tid, self.pending.started, Instant::now());
         found.map(|(answer, _)| answer)
     }
 
     /// The same for a thread that was sent back: a file that it is told of counts as open from now
-    /// on. The name must not have been taken from that file meanwhile.
-    async fn look_up_to_open(&self, dir: &Inode, name: &Name) -> Result<(Answer, Option<u64>)> {
+    /// on. The name must not have been taken from that file meanwhile: removals of the file wait,
+    /// and the server is asked after the last of them.
+    async fn look_up_to_open(
+        &self,
+        dir: &Inode,
+        name: &Name,
+        since: Instant,
+    ) -> Result<(Answer, Option<u64>)> {
         let (session, tid) = (&self.session, self.head.tid);
         let is_file = |inode: &Arc<Inode>| inode.kind == FileKind::Regular;
+        let mut likely = session.inodes.child(dir.id, name).filter(is_file);
+        let mut known = Undo::Nothing;
         for round in 0..LOOK_UPS_MAX {
-            let likely = session.inodes.child(dir.id, name).filter(is_file);
             let opening = match &likely {
                 None => None,
                 Some(file) if round == 0 => Some(file.in_use.opening().await),
@@ -68,23 +74,35 @@ impl Call {
                 Some(file) => tokio::time::timeout(REMOVAL_WAIT, file.in_use.opening()).await.ok(),
             };
             let held = likely.as_ref().filter(|_| opening.is_some()).map(|file| file.id);
-            let (answer, found) = self.look_up(dir, name).await?;
-            let file = found.filter(|id| session.inodes.find(*id).as_ref().is_some_and(is_file));
-            if file.is_none() || file == held {
-                session.sent_back.found(tid, file, &self.cred());
+            let since = if held.is_some() { Instant::now() } else { since };
+            let looked_up = self.look_up(dir, name, Some(since)).await;
+            // Until now, so that the file did not become another inode.
+            session.undo(known).await;
+            let (answer, found) = looked_up?;
+            let file = found.and_then(|id| session.inodes.find(id)).filter(is_file);
+            let id = file.as_ref().map(|file| file.id);
+            if id.is_none() || id == held {
+                session.sent_back.found(tid, id, &self.cred());
                 return Ok((answer, found));
             }
-            session.undo(answer.undo).await;
+            drop(opening);
+            (likely, known) = (file, answer.undo);
         }
-        self.look_up(dir, name).await
+        session.undo(known).await;
+        self.look_up(dir, name, Some(since)).await
     }
 
-    /// The answer, and the inode it names.
-    async fn look_up(&self, dir: &Inode, name: &Name) -> Result<(Answer, Option<u64>)> {
+    /// The answer, as new as `since`, and the inode it names.
+    async fn look_up(
+        &self,
+        dir: &Inode,
+        name: &Name,
+        since: Option<Instant>,
+    ) -> Result<(Answer, Option<u64>)> {
         let (vfs, hints, tid) = (&self.session.vfs, &self.session.hints, self.head.tid);
         let (fh, asked, mut cx) = (dir.fh(), self.asked(), self.cx());
-        if let Some(since) = self.session.sent_back.since(tid, self.pending.started) {
-            cx.fresh_since = Some(since);
+        if since.is_some() {
+            cx.fresh_since = since;
         }
         if let Some(since) = self.session.doubtful.looks_up(tid, (dir.id, name), self.pending.started) {
             cx.fresh_since = cx.fresh_since.max(Some(since));
@@ -101,10 +119,12 @@ impl Call {
         let expected = hints.expected(tid, dir.id, name, &cx.cred);
         if let Some(hint) = &expected {
             // What this very call asked for is good enough for it, however short it holds.
-            if let Some(trail) = vfs.peek(&cx.fresh(hint.began), at) {
+            let began = since.map_or(hint.began, |since| since.max(hint.began));
+            if let Some(trail) = vfs.peek(&cx.fresh(began), at) {
                 return self.found(dir, name, &trail, asked).await;
             }
             if let Some((known, asked)) = &hint.known
+                && since.is_none_or(|since| hint.began >= since)
                 && !self.changed_here(dir, known, *asked)
             {
                 return match known {
