@@ -28,12 +28,24 @@ pub(crate) struct OpenFile {
     /// Owners of fcntl(2) locks taken through this open. A process gives its locks up with FLUSH; what is left at the
     /// release belongs to the open itself (F_OFD_SETLK), and the kernel does not name it there.
     pub lockers: Mutex<HashSet<LockOwner>>,
-    /// First bytes that came along, and the change value they belong to, until they were read.
-    pub first: Mutex<Option<(u64, Read)>>,
+    /// First bytes that came along, until they were read.
+    pub first: Mutex<Option<First>>,
     /// So many writes of the file were made stable when somebody asked through this open, or before it: each open has to be told of errors.
     pub committed: AtomicU64,
     /// Where its reads go, in mounts where they may go elsewhere; until the kernel has given it up.
     pub noted: Mutex<Option<Noted>>,
+}
+
+/// First bytes of a file that came along with an answer.
+#[derive(Debug, Clone)]
+pub(crate) struct First {
+    /// The change value they belong to.
+    pub change: u64,
+    /// When the answer was asked for. Two states of a file can have one change value, where the
+    /// server's clock is coarse.
+    pub asked: Moment,
+    /// The bytes.
+    pub read: Read,
 }
 
 impl OpenFile {
@@ -41,9 +53,9 @@ impl OpenFile {
     pub fn take_first(&self, offset: u64, size: usize) -> (Data, bool) {
         let mut first = self.first.lock();
         let none = (Data::default(), false);
-        let Some((change, read)) = first.as_ref() else { return none };
+        let Some(First { change, asked, read }) = first.as_ref() else { return none };
         let (len, from) = (read.data.len(), usize::try_from(offset).unwrap_or(usize::MAX));
-        if !self.inode.holds(*change) || from >= len {
+        if !self.inode.holds(*change, *asked) || from >= len {
             *first = None;
             return none;
         }

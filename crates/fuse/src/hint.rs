@@ -21,11 +21,12 @@ pub(crate) mod path;
 pub(crate) mod record;
 pub(crate) mod uses;
 
+use crate::handles::First;
 use crate::inode::{Inode, Inodes, Moment};
 use bytes::Bytes;
 use caller::{Caller, SystemCall};
 use calls::Purpose;
-use hither_vfs::{Access, Cred, Name, Read, Trail, Want};
+use hither_vfs::{Access, Cred, Name, Trail, Want};
 use parking_lot::Mutex;
 use path::Path;
 use record::{Known, Record, Track};
@@ -151,8 +152,8 @@ impl Hint {
 pub(crate) struct Opening {
     /// When the call's first look-up came.
     pub began: Instant,
-    /// First bytes of the file that came with its name, and the change value they belong to.
-    pub first: Option<(u64, Read)>,
+    /// First bytes of the file that came with its name.
+    pub first: Option<First>,
 }
 
 /// Reads hints and remembers the calls they came from.

@@ -573,10 +573,10 @@ impl Inode {
         s.opened && !s.empty && s.pages.is_some()
     }
 
-    /// Whether contents that belong to `change` are still those of the file, as far as is known here.
-    pub fn holds(&self, change: u64) -> bool {
+    /// Whether contents that belong to `change`, and were asked for then, are still those of the file, as far as is known here.
+    pub fn holds(&self, change: u64, asked: Moment) -> bool {
         let s = self.state.lock();
-        s.modifying == 0 && s.pages == Some(change)
+        s.modifying == 0 && s.modified <= asked && s.pages == Some(change)
     }
 
     /// Notes that nothing answered before holds any more, and that the kernel is being told to drop it. True when it is open, and

@@ -3,8 +3,9 @@
 use super::caller::SystemCall;
 use super::path::Path;
 use super::{Hint, Intent, PAUSE_MAX};
+use crate::handles::First;
 use crate::inode::{Inode, Moment};
-use hither_vfs::{Attrs, Cred, Name, Node, Read, Stop, Trail, Validity};
+use hither_vfs::{Attrs, Cred, Name, Node, Stop, Trail, Validity};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -69,8 +70,8 @@ pub(crate) struct Track {
     early: usize,
     /// When that was asked for.
     pub asked: Moment,
-    /// First bytes of the last object, and its change value.
-    pub first: Option<(u64, Read)>,
+    /// First bytes of the last object.
+    pub first: Option<First>,
 }
 
 impl Track {
@@ -89,7 +90,8 @@ impl Track {
         }
         self.early = self.ahead.len().saturating_sub(1);
         let change = trail.steps.last().map(|node| node.attrs.attr.change);
-        self.first = change.zip(trail.along.first.clone());
+        let first = change.zip(trail.along.first.clone());
+        self.first = first.map(|(change, read)| First { change, asked, read });
     }
 
     /// Whether a look-up of `name` in `dir` is the next step.

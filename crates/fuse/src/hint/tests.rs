@@ -85,7 +85,7 @@ fn a_call_is_followed_from_its_first_name_to_its_open() {
     let want = hint.want(100);
     assert_eq!((want.read_bytes, want.listing_bytes, want.access), (100, 0, Access::empty()));
     let mut trail = Trail::new(vec![node(7), node(8), node(9)], Stop::Complete);
-    trail.along.first = Some(Read { data: Default::default(), eof: true });
+    trail.along.first = Some(hither_vfs::Read { data: Default::default(), eof: true });
     hints.walked(w.tid, 1, &cred, hint, &trail, asked);
     hints.advance(w.tid, 1, &dir, 70);
     // Another directory, another name, another identity: not what comes next.

@@ -235,3 +235,21 @@ fn numbers_of_other_file_systems_do_not_meet_the_roots() {
     assert_ne!(other, Ident { fsid: (2, 1), fileid: 77, realm: 0 }.ino(root));
     assert_eq!(Ident { fsid: (1, 1), fileid: 0, realm: 0 }.ino(root), 1, "0 would hide the entry");
 }
+
+/// Where the server's clock is coarse, a write of this mount can leave the change value as it was. Bytes that
+/// were asked for before do not hold after it: an empty file would stay empty.
+#[test]
+fn first_bytes_end_with_a_write() {
+    let t = inodes();
+    let clock = &t.clock;
+    let empty = node("f", 5, FileKind::Regular);
+    let file = t.remember(None, &empty).unwrap();
+    let asked = clock.now();
+    file.opened(&changed(&empty, 7, 0), asked);
+    assert!(file.holds(7, asked));
+    drop(file.modify(clock));
+    let asked_after = clock.now();
+    file.opened(&changed(&empty, 7, 4000), asked_after);
+    assert!(!file.holds(7, asked));
+    assert!(file.holds(7, asked_after));
+}

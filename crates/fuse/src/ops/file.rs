@@ -6,14 +6,14 @@ use crate::abi::{
     fopen, open_out,
 };
 use crate::call::{Answer, Body, Undo};
-use crate::handles::OpenFile;
+use crate::handles::{First, OpenFile};
 use crate::inode::{Inode, Moment, Named, OnExec, OnOpen};
 use crate::mount::CloseWaits;
 use crate::sent_back::Back;
 use bytes::Bytes;
 use hither_vfs::{
-    Attrs, Create, Cx, Data, Error, File, FileRange, LockOwner, Name, OpenAccess, OpenHow, Opened, Read,
-    Result, SetAttr, Stability, Validity, Where,
+    Attrs, Create, Cx, Data, Error, File, FileRange, LockOwner, Name, OpenAccess, OpenHow, Opened, Result,
+    SetAttr, Stability, Validity, Where,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl Call {
         }
         drop(modifying);
         let on_open = self.on_open(&inode, &opened.node.attrs, asked);
-        let (id, backing_id) = match self.add_open(inode.clone(), &opened, flags, brought) {
+        let (id, backing_id) = match self.add_open((inode.clone(), asked), &opened, flags, brought) {
             Ok(added) => added,
             Err(e) => {
                 let _ = self.session.vfs.close(&cx, &opened.node.fh, opened.open).await;
@@ -159,7 +159,7 @@ impl Call {
     }
 
     /// How to open, with what the call's own look-ups brought: first bytes, and the moment since when they are new.
-    fn prepare_open(&self, inode: &Inode, flags: u32) -> (OpenHow, Cx, Option<(u64, Read)>) {
+    fn prepare_open(&self, inode: &Inode, flags: u32) -> (OpenHow, Cx, Option<First>) {
         let (mut how, mut cx, config) = (how(flags, Create::No), self.cx(), &self.session.config);
         let (strict, opens_ask) = (self.session.is_strict(inode), self.session.opens_ask(inode));
         let opening = self.session.hints.opening(self.head.tid, inode, &cx.cred);
@@ -208,7 +208,7 @@ impl Call {
         }
         self.saw(&inode, &opened.node.attrs, asked).await;
         let on_open = self.on_open(&inode, &opened.node.attrs, asked);
-        let (id, backing_id) = match self.add_open(inode.clone(), &opened, flags, None) {
+        let (id, backing_id) = match self.add_open((inode.clone(), asked), &opened, flags, None) {
             Ok(added) => added,
             Err(e) => {
                 let _ = self.session.vfs.close(&self.cx(), &opened.node.fh, opened.open).await;
@@ -225,17 +225,17 @@ impl Call {
 
     fn add_open(
         &self,
-        inode: Arc<Inode>,
+        (inode, asked): (Arc<Inode>, Moment),
         opened: &Opened,
         flags: u32,
-        brought: Option<(u64, Read)>,
+        brought: Option<First>,
     ) -> Result<(u64, Option<u32>)> {
         let access = access(flags);
         let noted = self.session.passthrough.open(inode.id, access, opened.backing.clone())?;
         let backing_id = noted.as_ref().and_then(|noted| noted.backing_id);
         let change = opened.node.attrs.attr.change;
-        let first = opened.first.clone().map(|first| (change, first));
-        let first = Mutex::new(first.or(brought.filter(|(known, _)| *known == change)));
+        let first = opened.first.clone().map(|read| First { change, asked, read });
+        let first = Mutex::new(first.or(brought.filter(|first| first.change == change)));
         let (open, cred, locking) = (opened.open, self.cred(), Arc::default());
         let lockers = Default::default();
         let committed = AtomicU64::new(inode.writes().1);
