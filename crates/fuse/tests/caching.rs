@@ -339,6 +339,23 @@ fn replaced_file_is_looked_up_after_its_directory() {
     m.end();
 }
 
+/// Servers that fail an open in another way, because its file is being removed: the name is looked up again, once.
+/// Promise: 13
+#[test]
+fn open_that_the_server_fails_is_looked_up_again() {
+    let Some(m) = mounted(LONG) else { return };
+    m.foreign_write("f", 0, b"text");
+    assert_eq!(fs::read(m.path("f")).unwrap(), b"text");
+    eventually("it is closed", || m.model.open_count() == 0);
+    let (gate, failing) = (m.gate.clone(), || m.gate.fail("open", libc::EREMOTEIO));
+    failing();
+    assert_eq!(fs::read(m.path("f")).unwrap_err().raw_os_error(), Some(libc::EREMOTEIO));
+    m.gate.at_peek(move |_| gate.fail("open", 0));
+    failing();
+    assert_eq!(fs::read(m.path("f")).unwrap(), b"text");
+    m.end();
+}
+
 #[test]
 fn attributes_after_a_write_come_with_it() {
     let Some(m) = mounted(LONG) else { return };

@@ -128,10 +128,12 @@ impl Call {
         // A second time the kernel would not look it up again.
         let late = back == Some(Back::Late);
         let believed = async || {
-            let opened = by_handle(cx).await.inspect_err(|e| {
+            let opened = by_handle(cx).await.map_err(|e| {
                 // The file was replaced or removed since its name was looked up.
-                if e.errno == libc::ESTALE && !late {
-                    session.sent_back.send(tid, Instant::now(), Instant::now());
+                let again = may_be_gone(&e) && !late;
+                match again && session.sent_back.send(tid, Instant::now(), Instant::now()) {
+                    true => Error::new(libc::ESTALE),
+                    false => e,
                 }
             });
             Ok((opened?, late))
@@ -477,7 +479,13 @@ impl Call {
 fn may_be_another(e: &Error) -> bool {
     let another = [libc::ENOENT, libc::ENOTDIR, libc::EISDIR, libc::ELOOP, libc::ENXIO, libc::EINVAL];
     // The directory may not be searched any more: that matters to a path, and not to a name in /proc/self/fd.
-    another.contains(&e.errno) || matches!(e.errno, libc::ESTALE | libc::EACCES)
+    another.contains(&e.errno) || e.errno == libc::EACCES || may_be_gone(e)
+}
+
+/// Whether an open may fail so because its file is gone. nfs-ganesha 4.3 answers a file that is
+/// removed beside the call with NFS4ERR_SERVERFAULT. (The kernel cuts a file after its open.)
+fn may_be_gone(e: &Error) -> bool {
+    matches!(e.errno, libc::ESTALE | libc::EREMOTEIO)
 }
 
 /// What open(2)'s flags ask for.
