@@ -25,25 +25,19 @@ const FILE_BYTES: usize = 4000;
 const WRITERS: u64 = 4;
 const READERS: u64 = 4;
 
-/// A server and a version.
-type Case = (&'static str, &'static str);
-
-const ALL: &[Case] =
+/// Servers and versions.
+const CASES: &[(&str, &str)] =
     &[("nfs-ganesha", "3"), ("hither serve", "3"), ("nfs-ganesha", "4.2"), ("hither serve", "4.2")];
-/// The cases of a short run without known faults. In the others about 1 of 1,000 calls fails still:
-/// with NFSv3 an open beside a rename is refused as stale, or a hidden name outlives the close for a
-/// moment. nfs-ganesha 4.3 answers NFS4ERR_SERVERFAULT or NFS3ERR_IO for a file that is removed
-/// beside the call.
-const SURE: &[Case] = &[("hither serve", "4.2")];
+/// Time of each case in a short run.
+const SHORT: Duration = Duration::from_millis(300);
 
-/// Runs `test` on a mount of each case; in a long run on all cases, with each option.
-fn for_each_mount(short: &[Case], test: impl Fn(&str, &Path)) {
+/// Runs `test` on a mount of each case; in a long run with each option.
+fn for_each_mount(test: impl Fn(&str, &Path)) {
     let ganesha = Ganesha::start();
     let mut serve = Serve::of_directory();
     serve.serve();
-    let (cases, options): (_, &[&str]) =
-        if long().is_some() { (ALL, &["", ",noac", ",nocto"]) } else { (short, &[""]) };
-    for (server, version) in cases {
+    let options: &[&str] = if long().is_some() { &["", ",noac", ",nocto"] } else { &[""] };
+    for (server, version) in CASES {
         for options in options {
             let options = format!("vers={version}{options}");
             let mnt = if *server == "nfs-ganesha" { ganesha.mnt() } else { serve.mnt("mnt") };
@@ -181,8 +175,8 @@ fn map(file: &File, len: usize) -> io::Result<Vec<u8>> {
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn file_is_replaced_under_readers() {
-    let time = long().unwrap_or(Duration::from_millis(700));
-    for_each_mount(SURE, |mount, mnt| {
+    let time = long().unwrap_or(SHORT);
+    for_each_mount(|mount, mnt| {
         for way in [Way::Rename, Way::UnlinkAndCreate, Way::LinkAndRename] {
             let (dir, faults) = (mnt.join(format!("{way:?}")), Faults::default());
             fs::create_dir(&dir).unwrap();
@@ -198,8 +192,8 @@ fn file_is_replaced_under_readers() {
             };
             let (at, noted, during) = (&dir, &faults, &during);
             let write = |w| move || during(&|n| replace(at, way, w, w + n * WRITERS, noted));
-            // The length of a file that is just being written can be shown as 0 for a moment, which
-            // about 1 of 50,000 maps meets: in long runs only.
+            // A map of a file that is just being written can meet length 0 (promise 13): in long
+            // runs only.
             let maps = way != Way::UnlinkAndCreate || long().is_some();
             let read = |r| move || during(&|_| look(at, way, maps && r % 2 == 1, noted));
             let (replaced, opened): (u64, u64) = std::thread::scope(|s| {
@@ -221,9 +215,9 @@ fn file_is_replaced_under_readers() {
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn program_is_replaced_while_started() {
-    let time = long().unwrap_or(Duration::from_millis(700));
+    let time = long().unwrap_or(SHORT);
     own_files();
-    for_each_mount(ALL, |mount, mnt| {
+    for_each_mount(|mount, mnt| {
         let (dir, faults) = (mnt.join("programs"), Faults::default());
         fs::create_dir(&dir).unwrap();
         // A process of its own: no child of the starters has its descriptors.
@@ -292,8 +286,8 @@ fn use_and_remove(dir: &Path, kind: u64) -> io::Result<()> {
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn directory_is_empty_after_last_close() {
-    let time = long().unwrap_or(Duration::from_millis(700));
-    for_each_mount(SURE, |mount, mnt| {
+    let time = long().unwrap_or(SHORT);
+    for_each_mount(|mount, mnt| {
         let (top, faults) = (mnt.join("emptied"), Faults::default());
         fs::create_dir(&top).unwrap();
         let until = Instant::now() + time;
@@ -324,7 +318,7 @@ fn directory_is_empty_after_last_close() {
 #[ignore = "needs root and nfs-ganesha"]
 fn trees_are_removed_side_by_side() {
     let until = Instant::now() + long().unwrap_or(Duration::ZERO);
-    for_each_mount(ALL, |mount, mnt| {
+    for_each_mount(|mount, mnt| {
         let mut random = Random(1);
         loop {
             let top = mnt.join(format!("trees{}", random.next()));
