@@ -95,7 +95,7 @@ fn main() -> std::io::Result<()> {
             let res = seeds.sample(|res: &OpRes| res.number() == number);
             let call = Enc::of(&Compound::new(2, vec![op]));
             let status = res.status();
-            let reply = CompoundReply { status, tag: Text::default(), results: vec![res].into() };
+            let reply = CompoundReply { status, tag: Tag::default(), results: vec![res].into() };
             let none = OpaqueAuth::none();
             capture.send(false, rpc::call(xid, PROGRAM, VERSION, Proc4::COMPOUND.0, &none, call))?;
             capture.send(true, rpc::reply(xid, Enc::of(&reply)))?;
@@ -118,7 +118,7 @@ fn main() -> std::io::Result<()> {
             xid += 1;
             let op = seeds.sample(|op: &CbOp| op.number() == number);
             let res = seeds.sample(|res: &CbRes| res.number() == number);
-            let tag = Text::default();
+            let tag = Tag::default();
             let call = CbCompound { tag: tag.clone(), minorversion: 2, callback_ident: 0, ops: vec![op] };
             let reply = CbCompoundReply { status: res.status(), tag, results: vec![res].into() };
             let none = OpaqueAuth::none();

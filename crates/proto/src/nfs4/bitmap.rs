@@ -3,11 +3,16 @@
 //! It knows nothing of the meaning of the numbers. There are at most 256 of them, in place, so that
 //! a bitmap is `Copy` and can be a constant. Words that are zero at the end are not sent, and do
 //! not count when they are received.
+//!
+//! RFC 8881 limits no bitmap. A peer's numbers from 255 on are received as [`Bitmap4::BEYOND`],
+//! which nothing has: so they are ignored or refused as other unknown numbers are.
 
-use crate::xdr::{Dec, Enc, Result, Xdr, XdrError};
+use crate::xdr::{Dec, Enc, Result, Xdr};
 use std::fmt;
 
 const WORDS: usize = 8;
+/// Most words that are received. Longer bitmaps are refused.
+const WORDS_MAX: usize = 256;
 
 /// A set of numbers below [`Bitmap4::BITS`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -16,8 +21,10 @@ pub struct Bitmap4([u32; WORDS]);
 impl Bitmap4 {
     /// No number.
     pub const EMPTY: Self = Self([0; WORDS]);
-    /// Numbers are below this; a longer bitmap from a peer is refused.
+    /// Numbers are below this.
     pub const BITS: u32 = 32 * WORDS as u32;
+    /// Stands for all numbers that are not below it.
+    pub const BEYOND: u32 = Self::BITS - 1;
 
     /// The set of `numbers`, which are below [`Bitmap4::BITS`].
     pub const fn of(numbers: &[u32]) -> Self {
@@ -141,14 +148,13 @@ impl Xdr for Bitmap4 {
         self.0[..words].iter().for_each(|w| e.u32(*w));
     }
     fn dec(d: &mut Dec<'_>) -> Result<Self> {
-        // Zero words past the end say nothing, but a peer that sends many of them is not sane.
-        let n = d.count(2 * WORDS, 4)?;
+        let n = d.count(WORDS_MAX, 4)?;
         let mut out = Self::EMPTY;
         for i in 0..n {
             match (d.u32()?, out.0.get_mut(i)) {
                 (word, Some(slot)) => *slot = word,
                 (0, None) => {}
-                (word, None) => return Err(XdrError::Invalid(word)),
+                (_, None) => out.insert(Self::BEYOND),
             }
         }
         Ok(out)

@@ -9,8 +9,7 @@ use super::ops40::OpenDelegation;
 use super::ops42::CbOffloadArgs;
 use super::table::op_table;
 use super::types::{
-    Component, Deviceid, Fh, Fsid, LayoutIomode, LayoutType, OPAQUE_MAX_BYTES, Sessionid, StateOwner,
-    Stateid, Text, Verifier,
+    Component, Deviceid, Fh, Fsid, LayoutIomode, LayoutType, Sessionid, StateOwner, Stateid, Tag, Verifier,
 };
 use super::{Attrs, Bitmap4, Nfsstat4, Results};
 use crate::xdr::{Dec, Enc, List, Opaque, Result as XdrResult, Xdr};
@@ -297,7 +296,7 @@ op_table! {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CbCompound {
     /// Comes back in the reply; for people.
-    pub tag: Text,
+    pub tag: Tag,
     /// 0, 1 or 2.
     pub minorversion: u32,
     /// From SETCLIENTID (NFSv4.0 only).
@@ -315,7 +314,7 @@ impl Xdr for CbCompound {
         self.ops.iter().for_each(|op| op.enc(e));
     }
     fn dec(d: &mut Dec<'_>) -> XdrResult<Self> {
-        let tag = Opaque::<OPAQUE_MAX_BYTES>::dec(d)?;
+        let tag = Tag::dec(d)?;
         let (minorversion, callback_ident) = (d.u32()?, d.u32()?);
         let ops = dec_ops(d, |op| matches!(op, CbOp::Illegal(_)))?;
         Ok(Self { tag, minorversion, callback_ident, ops })
@@ -328,7 +327,7 @@ xdr_struct! {
         /// Status of the last result, or why there is none.
         pub status: Nfsstat4,
         /// As in the call.
-        pub tag: Text,
+        pub tag: Tag,
         /// The results.
         pub results: List<CbRes, OPS_MAX>,
     }

@@ -9,7 +9,7 @@ use super::ops42::*;
 use super::pnfs::*;
 use super::table::op_table;
 use super::types::{
-    ChangeInfo, Clientid, Component, Fh, Linktext, Sessionid, StateOwner, Stateid, Text, Verifier,
+    ChangeInfo, Clientid, Component, Fh, Linktext, Sessionid, StateOwner, Stateid, Tag, Verifier,
 };
 use super::{Attrs, Bitmap4, Nfsstat4, Results};
 use crate::xdr::{Dec, Enc, List, Result as XdrResult, Xdr};
@@ -185,7 +185,7 @@ op_table! {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compound {
     /// Comes back in the reply; for people.
-    pub tag: Text,
+    pub tag: Tag,
     /// 0, 1 or 2. Every minor version's operations are decoded; which are legal is the server's to
     /// say.
     pub minorversion: u32,
@@ -196,7 +196,7 @@ pub struct Compound {
 impl Compound {
     /// A compound without a tag.
     pub fn new(minorversion: u32, ops: Vec<Op>) -> Self {
-        Self { tag: Text::default(), minorversion, ops }
+        Self { tag: Tag::default(), minorversion, ops }
     }
 }
 
@@ -208,7 +208,7 @@ impl Xdr for Compound {
         self.ops.iter().for_each(|op| op.enc(e));
     }
     fn dec(d: &mut Dec<'_>) -> XdrResult<Self> {
-        let tag = Text::dec(d)?;
+        let tag = Tag::dec(d)?;
         let minorversion = d.u32()?;
         let ops = dec_ops(d, |op| matches!(op, Op::Illegal(_)))?;
         Ok(Self { tag, minorversion, ops })
@@ -235,7 +235,7 @@ xdr_struct! {
         /// Status of the last result, or why there is none.
         pub status: Nfsstat4,
         /// As in the call.
-        pub tag: Text,
+        pub tag: Tag,
         /// The results.
         pub results: List<OpRes, OPS_MAX>,
     }

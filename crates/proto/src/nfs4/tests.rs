@@ -123,9 +123,32 @@ fn bitmaps_ignore_empty_words_at_the_end() {
     assert_eq!(Dec::all::<Bitmap4>(&padded), Ok(Bitmap4::of(&[0])));
     assert_eq!(Enc::of(&Bitmap4::of(&[0])).to_bytes(), wire![1u32, 1u32]);
     assert_eq!(Enc::of(&Bitmap4::EMPTY).to_bytes(), wire![0u32]);
-    assert_eq!(Dec::all::<Bitmap4>(&wire![17u32, [0u8; 68]]), Err(XdrError::TooLong { len: 17, max: 16 }));
-    let far = wire![9u32, [0u8; 32], 5u32];
-    assert_eq!(Dec::all::<Bitmap4>(&far), Err(XdrError::Invalid(5)));
+    let long = Err(XdrError::TooLong { len: 257, max: 256 });
+    assert_eq!(Dec::all::<Bitmap4>(&wire![257u32, [0u8; 4 * 257]]), long);
+}
+
+/// RFC 8881 limits no bitmap: numbers that are too great are unknown, and refused only with values.
+/// Promise: S13
+#[test]
+fn numbers_beyond_a_bitmap_are_unknown() {
+    let far = wire![9u32, 0x10u32, [0u8; 28], 5u32];
+    assert_eq!(Dec::all::<Bitmap4>(&far), Ok(Bitmap4::of(&[attr::SIZE, Bitmap4::BEYOND])));
+    let values = wire![9u32, 0x10u32, [0u8; 28], 5u32, 12u32, 7u64, 9u32];
+    let attrs: Attrs = Dec::all(&values).unwrap();
+    assert_eq!(attrs.size, Some(7));
+    assert_eq!(attrs.unknown.as_ref().unwrap().vals.len(), 4);
+}
+
+/// RFC 8881 limits no tag.
+/// Promise: S13
+#[test]
+fn long_tags_are_received() {
+    let tag = |len: usize| Compound { tag: Tag::copy(&vec![b't'; len]), ..Compound::new(2, vec![]) };
+    let decoded = |len: usize| Dec::all::<Compound>(&Enc::of(&tag(len)).to_bytes());
+    assert_eq!(decoded(TAG_MAX_BYTES), Ok(tag(TAG_MAX_BYTES)));
+    let max = TAG_MAX_BYTES as u64;
+    let long = wire![TAG_MAX_BYTES as u32 + 1, [b't'; TAG_MAX_BYTES + 4], 2u32, 0u32];
+    assert_eq!(Dec::all::<Compound>(&long), Err(XdrError::TooLong { len: max + 1, max }));
 }
 
 #[test]
@@ -202,7 +225,7 @@ fn payloads_are_not_copied() {
 
     let reply = CompoundReply {
         status: Nfsstat4::OK,
-        tag: Text::default(),
+        tag: Tag::default(),
         results: vec![OpRes::Read(Ok(ReadOk { eof: true, data: data.into() }))].into(),
     };
     let wire = Enc::of(&reply).to_bytes();

@@ -9,10 +9,12 @@ use crate::{xdr_enum, xdr_struct, xdr_union};
 
 /// Most bytes of a filehandle (`NFS4_FHSIZE`).
 pub const FH_MAX_BYTES: usize = 128;
-/// Most bytes of owners, identifiers and tags (`NFS4_OPAQUE_LIMIT`).
+/// Most bytes of owners and identifiers (`NFS4_OPAQUE_LIMIT`).
 pub const OPAQUE_MAX_BYTES: usize = 1024;
 /// Most bytes of a user's or a group's name that we take.
 pub const OWNER_MAX_BYTES: usize = 1 << 16;
+/// Most bytes of a compound's tag that we take.
+pub const TAG_MAX_BYTES: usize = 1 << 16;
 /// Most bytes of one name that we take. The protocol has no limit and file systems stop at 255, but
 /// a server has to read a longer name to answer `NFS4ERR_NAMETOOLONG`.
 pub const NAME_MAX_BYTES: usize = 1 << 20;
@@ -38,8 +40,10 @@ pub type Pathname = List<Component, PATH_MAX_COMPONENTS>;
 /// `utf8str_mixed` of users and groups: `name@domain` or a decimal number. The protocol has no
 /// limit; a longer one is `NFS4ERR_BADOWNER`.
 pub type OwnerName = Opaque<OWNER_MAX_BYTES>;
-/// Other strings (tags, domains, server names).
+/// Other strings (domains, server names).
 pub type Text = Opaque<OPAQUE_MAX_BYTES>;
+/// Tag of a compound. The protocol has no limit, and a server returns the tag in its reply.
+pub type Tag = Opaque<TAG_MAX_BYTES>;
 /// Payload of READ and WRITE.
 pub type Data = Opaque<IO_MAX_BYTES>;
 /// Opaque body of a layout, device address or hint.

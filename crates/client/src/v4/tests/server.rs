@@ -301,7 +301,7 @@ impl State {
     fn compound(&mut self, call: &Compound) -> (Bytes, Option<(Sessionid, u32)>) {
         let mut cur = Cur::default();
         let encode = |status, results: Vec<OpRes>| {
-            Enc::of(&CompoundReply { status, tag: Text::default(), results: results.into() }).to_bytes()
+            Enc::of(&CompoundReply { status, tag: Tag::default(), results: results.into() }).to_bytes()
         };
         let mut results = Vec::new();
         let mut slot = None;

@@ -42,7 +42,7 @@ fn root_attributes() {
     };
     let results =
         vec![OpRes::Putrootfh(Ok(())), OpRes::Getfh(Ok(Fh::copy(b"rootfh"))), OpRes::Getattr(Ok(attrs))];
-    let reply = CompoundReply { status: Nfsstat4::OK, tag: Text::default(), results: results.into() };
+    let reply = CompoundReply { status: Nfsstat4::OK, tag: Tag::default(), results: results.into() };
     let head = wire![0u32, "", 3u32, 24u32, 0u32, 10u32, 0u32, "rootfh"];
     let tail = wire![9u32, 0u32, 2u32, 0x1au32, 2u32, 24u32, 2u32, 1u32, 2u32, 4096u64, 0o755u32];
     both_ways(&reply, &[head, tail].concat().into());
@@ -292,7 +292,7 @@ fn a_recall_on_the_backchannel() {
     };
     let recall = CbRecallArgs { stateid: STATEID, truncate: false, fh: Fh::copy(b"file") };
     let call = CbCompound {
-        tag: Text::default(),
+        tag: Tag::default(),
         minorversion: 1,
         callback_ident: 0,
         ops: vec![CbOp::Sequence(sequence), CbOp::Recall(recall)],
@@ -310,7 +310,7 @@ fn a_recall_on_the_backchannel() {
     };
     let reply = CbCompoundReply {
         status: Nfsstat4::OK,
-        tag: Text::default(),
+        tag: Tag::default(),
         results: vec![CbRes::Sequence(Ok(ok)), CbRes::Recall(Ok(()))].into(),
     };
     let bytes = wire![0u32, "", 2u32, 11u32, 0u32, SESSION, 1u32, 0u32, 3u32, 3u32, 4u32, 0u32];

@@ -3,7 +3,7 @@
 use super::*;
 
 fn reply(status: Nfsstat4, results: Vec<OpRes>) -> Results<OpRes> {
-    CompoundReply { status, tag: Text::default(), results: results.into() }.results()
+    CompoundReply { status, tag: Tag::default(), results: results.into() }.results()
 }
 
 #[test]
@@ -77,8 +77,7 @@ fn the_lock_in_the_way_is_kept() {
 #[test]
 fn callbacks_name_their_own_operations() {
     let results = vec![CbRes::Recall(Err(Nfsstat4::BADHANDLE))];
-    let reply =
-        CbCompoundReply { status: Nfsstat4::BADHANDLE, tag: Text::default(), results: results.into() };
+    let reply = CbCompoundReply { status: Nfsstat4::BADHANDLE, tag: Tag::default(), results: results.into() };
     let e = reply.results().cb_recall().unwrap_err();
     assert_eq!(e.to_string(), "CB_RECALL (operation 0): NFS4ERR_BADHANDLE");
 }

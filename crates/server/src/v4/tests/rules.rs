@@ -5,6 +5,7 @@ use super::*;
 use crate::access::{Rights, Squash};
 use crate::table::{ExportSpec, Table};
 use hither_proto::nfs3;
+use hither_proto::rpc::Procedure;
 use hither_rpc::server::{Acceptor, ServerLimits};
 use hither_vfs::{Create, Cred, Cx, Name, OpenAccess, OpenHow, SetAttr, Where};
 
@@ -66,6 +67,48 @@ async fn long_values_have_statuses() {
     assert_eq!(r.test_stateid().unwrap_err().status(), Some(Nfsstat4::REP_TOO_BIG_TO_CACHE));
     assert_eq!(status(&mut c, vec![Op::TestStateid(vec![id; 5000].into())]).await, Nfsstat4::OK);
     assert_eq!(status(&mut c, vec![Op::Putrootfh; 2000]).await, Nfsstat4::TOO_MANY_OPS);
+}
+
+/// Bitmaps and tags have no limit in RFC 8881. Attributes with too great numbers are unknown: ignored in a question, refused in a
+/// change; a tag comes back.
+/// Promise: S13
+#[tokio::test]
+async fn long_bitmaps_and_tags_are_taken() {
+    let lab = Lab::new(&model(), "/", 2, None);
+    let mut c = client(&lab, "a").await;
+    let (id, fh) = c.open("f", "x", RW, 0).await.unwrap();
+    let tag = Tag::copy(&[b't'; 5000]);
+    let cases = [
+        // The size, and one that does not exist.
+        (Op::Getattr(Bitmap4::of(&[attr::SIZE])), 2, vec![], Nfsstat4::OK),
+        (
+            Op::setattr(id, Attrs { size: Some(2), ..Attrs::default() }),
+            5,
+            vec![12, 0, 2, 9],
+            Nfsstat4::ATTRNOTSUPP,
+        ),
+    ];
+    for (op, words_replaced, values, expected) in cases {
+        c.seq += 1;
+        let ops = vec![c.sequence(false), Op::putfh(&fh), op];
+        let compound = Compound { tag: tag.clone(), minorversion: 2, ops };
+        let short = Enc::of(&compound).to_bytes();
+        let mut args = Enc::new();
+        short[..short.len() - 4 * words_replaced]
+            .chunks(4)
+            .for_each(|w| args.u32(u32::from_be_bytes(w.try_into().unwrap())));
+        let bitmap = [20, 1 << attr::SIZE].into_iter().chain([0; 18]).chain([1]);
+        bitmap.chain(values).for_each(|word| args.u32(word));
+        c.wire.send(Compound::PROG, Compound::VERS, Compound::PROC, args).await;
+        let reply: CompoundReply = Dec::all(&c.wire.receive().await).unwrap();
+        assert_eq!((reply.status, &reply.tag), (expected, &tag));
+        if expected == Nfsstat4::OK {
+            let mut results = reply.results();
+            results.sequence().unwrap();
+            results.putfh().unwrap();
+            assert_eq!(results.getattr().unwrap().mask(), Bitmap4::of(&[attr::SIZE]));
+        }
+    }
 }
 
 /// The same of NFSv3.

@@ -44,7 +44,7 @@ impl Server {
                 referring_call_lists: Vec::new().into(),
             };
             let call = CbCompound {
-                tag: Text::default(),
+                tag: Tag::default(),
                 minorversion: 2,
                 callback_ident: 0,
                 ops: vec![CbOp::Sequence(seq), op],
