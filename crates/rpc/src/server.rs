@@ -19,6 +19,7 @@ mod pace;
 mod piped;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use crate::tcp::break_after;
 use crate::transport::BoxFuture;
@@ -40,9 +41,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use turns::Turns;
 
 /// Pause after a failure to accept a connection (no descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -144,8 +145,8 @@ pub struct ServerLimits {
     pub record_max_bytes: usize,
     /// Calls of one connection at a time; more wait unread.
     pub calls_max: usize,
-    /// Calls of all connections of one address that are being answered, each for a second at most,
-    /// so that many connections do not get more than their part; more wait unread.
+    /// Calls of all connections of one address that are being answered, each for a second at most, so that many connections do not
+    /// get more than their part; more wait unread. An eighth is left to connections that took little time of late.
     pub host_calls_max: usize,
     /// Connections, of which one address has half at most; for more, those end that are idle
     /// longest.
@@ -183,7 +184,7 @@ pub(crate) struct Global {
     next_id: AtomicU64,
     peers: Mutex<HashMap<u64, Arc<Shared>>>,
     /// For each address with connections, the calls that may be answered at a time.
-    hosts: Mutex<HashMap<IpAddr, Weak<Semaphore>>>,
+    hosts: Mutex<HashMap<IpAddr, Weak<Turns>>>,
     drops: Mutex<Drops>,
     /// When the log last heard that there are too many connections.
     crowd_told: Mutex<Option<Instant>>,
@@ -304,8 +305,8 @@ impl Acceptor {
 }
 
 impl Global {
-    /// The state that the connections of an address share.
-    fn host(&self, addr: IpAddr) -> Arc<Semaphore> {
+    /// What the connections of an address share.
+    fn host(&self, addr: IpAddr) -> Arc<Turns> {
         let mut hosts = self.hosts.lock();
         if let Some(host) = hosts.get(&addr).and_then(Weak::upgrade) {
             return host;
@@ -314,13 +315,13 @@ impl Global {
         if hosts.len() >= self.limits.connections_max {
             hosts.retain(|_, host| host.strong_count() > 0);
         }
-        let host = Arc::new(Semaphore::new(self.limits.host_calls_max.max(1)));
+        let host = Turns::new(self.limits.host_calls_max);
         hosts.insert(addr, Arc::downgrade(&host));
         host
     }
 
     /// A connection of an address has ended.
-    fn left(&self, addr: IpAddr, host: Arc<Semaphore>) {
+    fn left(&self, addr: IpAddr, host: Arc<Turns>) {
         let mut hosts = self.hosts.lock();
         drop(host);
         if hosts.get(&addr).is_some_and(|host| host.strong_count() == 0) {

@@ -3,25 +3,27 @@
 //!
 //! Three limits hold at a time. A connection that has other calls under way gets a part of the
 //! memory that is free, so that its part shrinks as memory does. Large calls of one address leave a
-//! quarter to other addresses. Large calls of all leave an eighth to small calls. A call that is
-//! over a limit waits; others go past it.
+//! quarter to other addresses. The last eighth is left to small calls of connections that have no
+//! other call under way. A call that is over a limit waits; others go past it.
 //!
 //! Memory that a client holds because it does not read is not waited for: while calls wait,
 //! connections end that make no progress (`Global::relieve`), the largest first.
 
+use super::turns::Turn;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 /// A call with a reply of so many bytes is small, and has them when it is taken.
 pub(super) const SMALL_BYTES: usize = 4 << 10;
-/// Calls beyond that may not use the last part of the memory.
+/// Calls beyond that are large.
 const LARGE_BYTES: usize = 64 << 10;
+/// Part of the memory for small calls of connections without others.
 const RESERVE_PART: usize = 8;
 /// A connection with other calls under way gets this part of the free memory, at least this many
 /// bytes.
@@ -179,7 +181,8 @@ impl Budget {
         let free = self.total.saturating_sub(state.used);
         let others = account.used().saturating_sub(own);
         let is_large = bytes > LARGE_BYTES;
-        let free = if is_large { free.saturating_sub(self.total / RESERVE_PART) } else { free };
+        let takes_last = !is_large && others == 0;
+        let free = if takes_last { free } else { free.saturating_sub(self.total / RESERVE_PART) };
         let share = self.connection_max.min((free / SHARE_PART).max(SHARE_MIN_BYTES));
         let hosts = state.hosts.get(&account.host).copied().unwrap_or(0);
         bytes <= free
@@ -229,7 +232,7 @@ pub struct Room(Arc<Mutex<Held>>, Arc<super::Global>);
 
 struct Held {
     grant: Option<Grant>,
-    turn: Option<OwnedSemaphorePermit>,
+    turn: Option<Turn>,
 }
 
 impl std::fmt::Debug for Room {
@@ -239,7 +242,7 @@ impl std::fmt::Debug for Room {
 }
 
 impl Room {
-    pub(super) fn new(global: &Arc<super::Global>, grant: Grant, turn: OwnedSemaphorePermit) -> Self {
+    pub(super) fn new(global: &Arc<super::Global>, grant: Grant, turn: Turn) -> Self {
         Self(Arc::new(Mutex::new(Held { grant: Some(grant), turn: Some(turn) })), global.clone())
     }
 

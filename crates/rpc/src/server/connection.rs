@@ -7,6 +7,7 @@
 
 use super::budget::{Grant, SMALL_BYTES};
 use super::piped::{Piped, Sink, read_all, send_more, send_piped};
+use super::turns::{Turns, Usage};
 use super::{Account, Caller, Global, HOST_TURN, Incoming, Mismatch, Outcome, Room};
 use crate::error::CallError;
 use crate::transport::BoxFuture;
@@ -251,6 +252,7 @@ where
     let inbound = Inbound {
         calls: Arc::new(Semaphore::new(global.limits.calls_max.max(1))),
         host: host.clone(),
+        usage: Usage::new(),
         global: global.clone(),
         shared: shared.clone(),
         peer: peer.clone(),
@@ -298,7 +300,8 @@ struct Inbound {
     /// Calls at a time.
     calls: Arc<Semaphore>,
     /// Those that are being answered, of all connections of the address.
-    host: Arc<Semaphore>,
+    host: Arc<Turns>,
+    usage: Arc<Usage>,
 }
 
 impl Inbound {
@@ -424,7 +427,7 @@ impl Inbound {
             Some(memory) => memory,
             None => self.memory(bytes + SMALL_BYTES).await,
         };
-        let turn = self.host.clone().acquire_owned().await.map_err(|_| Ended::Closed)?;
+        let turn = self.host.take(&self.usage).await;
         let room = Room::new(&self.global, memory, turn);
         let incoming = Incoming {
             prog: header.prog,

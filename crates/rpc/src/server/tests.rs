@@ -404,8 +404,68 @@ async fn slow_calls_give_their_turn_back() {
     assert!(begun.elapsed() <= 3 * HOST_TURN, "{:?}", begun.elapsed());
 }
 
-/// At a pace, a connection with many calls has its turn as often as one with few, and every call is
-/// answered.
+/// A neighbour at the address of a program with many connections and slow calls is answered at once: a part of the turns is left to
+/// connections that take little time.
+/// Promise: S7
+#[tokio::test(start_paused = true)]
+async fn a_neighbour_of_slow_calls_is_answered_at_once() {
+    let limits = ServerLimits { host_calls_max: 64, ..ServerLimits::default() };
+    let (acceptor, _) = acceptor(limits);
+    let mut near = Wire::new(&acceptor);
+    let mut ask = async |count: u32| {
+        let mut worst = Duration::ZERO;
+        for xid in 0..count {
+            let begun = Instant::now();
+            near.ask(xid, 3, 0, &[]).await;
+            assert_eq!(near.stat().await, AcceptStat::Success);
+            worst = worst.max(begun.elapsed());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        worst
+    };
+    let alone = ask(40).await;
+    let mut flood = Vec::new();
+    for _ in 0..500 {
+        let mut wire = Wire::new(&acceptor);
+        for xid in 0..16 {
+            wire.ask(xid, 3, 1, &[]).await;
+        }
+        flood.push(wire);
+    }
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let worst = ask(400).await;
+    println!("the neighbour waited {alone:?} alone, {worst:?} with others");
+    assert!(worst <= alone * 2, "{worst:?}");
+}
+
+/// Small calls on many connections of one address leave memory to a neighbour that has no other call under way.
+/// Promise: S7
+#[tokio::test(start_paused = true)]
+async fn small_calls_leave_memory_to_a_neighbour() {
+    let limits =
+        ServerLimits { memory_max_bytes: 4 << 20, host_calls_max: 1 << 20, ..ServerLimits::default() };
+    let (acceptor, service) = acceptor(limits);
+    let mut flood = Vec::new();
+    for _ in 0..100 {
+        let mut wire = Wire::new(&acceptor);
+        for xid in 0..64 {
+            wire.ask(xid, 3, 1, &[]).await;
+        }
+        flood.push(wire);
+    }
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let mut near = Wire::new(&acceptor);
+    let begun = Instant::now();
+    for xid in 0..20 {
+        near.ask(xid, 3, 0, &[]).await;
+        let answered = tokio::time::timeout(Duration::from_secs(60), near.stat()).await;
+        assert_eq!(answered.ok(), Some(AcceptStat::Success), "after {:?}", begun.elapsed());
+    }
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    assert!(service.running.load(Relaxed) > 100 && acceptor.memory_bytes() <= 4 << 20);
+}
+
+/// At a pace, a connection with many calls has its turn as often as one with few, and every call is answered.
 /// Promise: S12
 #[tokio::test(start_paused = true)]
 async fn a_pace_is_shared_by_connections() {
