@@ -196,7 +196,6 @@ fn make_server(
         lease: Duration::from_secs(args.lease),
         grace: Duration::from_secs(args.grace.unwrap_or(args.lease)),
         recovery_rate: args.recovery_rate,
-        opens_max: what::descriptors_max(),
         delegations_max: descriptors(args.max_delegations as usize),
         nqnfs: args.nqnfs.then(|| nqnfs(args)),
         state_dir,

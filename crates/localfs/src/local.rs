@@ -178,10 +178,9 @@ struct Inner {
     failed: AtomicBool,
 }
 
-/// An open file.
-#[derive(Clone)]
+/// An open file, whose object is in the table of descriptors or is opened again by its handle.
 struct Open {
-    object: Arc<Object>,
+    fh: Fh,
     access: OpenAccess,
 }
 
@@ -303,7 +302,8 @@ impl Inner {
         };
         let settled = journal.as_ref().map_or_else(Default::default, Journaled::settled);
         let log = journal.as_ref().map(|journal| Arc::downgrade(&journal.log)).unwrap_or_default();
-        let objects = Objects::new(options.known_max, settled, options.descriptors.clone());
+        let reopens = table.is_none() && handles::can_be_opened(top.as_fd());
+        let objects = Objects::new(options.known_max, settled, options.descriptors.clone(), reopens);
         let path =
             rustix::fs::openat(&top, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         let path = path.map_err(os)?;
@@ -355,6 +355,8 @@ impl Inner {
             return Ok(object);
         }
         let handle = self.sealer.open(fh)?;
+        // Without room, the call takes one of the descriptors that are left for calls under way.
+        let _ = self.room();
         worker.root(|| {
             let fd = self.open_handle(&handle, libc::O_PATH | libc::O_NOFOLLOW);
             let fd = fd.map_err(|e| match e.errno {
@@ -382,7 +384,7 @@ impl Inner {
     fn attrs_since(&self, object: &Arc<Object>, asked: tokio::time::Instant) -> Result<Attrs> {
         let attrs = self.attributer.attrs_since(object, asked)?;
         self.renew(object)?;
-        if attrs.attr.nlink == 0 && object.opens.load(Ordering::SeqCst) == 0 {
+        if attrs.attr.nlink == 0 && !object.is_open() {
             self.objects.forget(object);
             return Err(Error::new(libc::ESTALE));
         }
@@ -399,12 +401,24 @@ impl Inner {
         Ok(Node { fh: object.fh.clone(), attrs: self.attributer.attrs(object)? })
     }
 
-    /// The open of a call; `EBADF` unless it is one of this file for this use.
-    fn find_open(&self, fh: &Fh, open: OpenId, access: OpenAccess) -> Result<Arc<Object>> {
+    /// `EBADF` unless an open is one of this file for this use.
+    fn check_open(&self, fh: &Fh, open: OpenId, access: OpenAccess) -> Result<()> {
         match self.opens.lock().get(&open.0) {
-            Some(open) if open.object.fh == *fh && open.access.contains(access) => Ok(open.object.clone()),
+            Some(open) if open.fh == *fh && open.access.contains(access) => Ok(()),
             _ => Err(Error::new(libc::EBADF)),
         }
+    }
+
+    /// The object of an open; `EBADF` unless it is one of this file for this use.
+    fn find_open(
+        &self,
+        worker: &mut Worker,
+        fh: &Fh,
+        open: OpenId,
+        access: OpenAccess,
+    ) -> Result<Arc<Object>> {
+        self.check_open(fh, open, access)?;
+        self.resolve(worker, fh)
     }
 
     /// Makes changes of objects stable, the last one touched last.
@@ -486,6 +500,15 @@ impl Inner {
         {
             self.disk_failed(&os(e));
         }
+    }
+
+    /// Sees to it that there is a descriptor for one more file.
+    ///
+    /// # Errors
+    /// `EMFILE`: there is none, and no other file can do without its own.
+    fn room(&self) -> Result<()> {
+        self.make_room();
+        self.objects.room()
     }
 
     /// Closes descriptors of other files when there are none for one more: who has a file open goes on using it.

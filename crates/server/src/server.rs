@@ -40,11 +40,8 @@ pub struct Options {
     pub courtesy: Duration,
     /// Most clients of NFSv4.
     pub clients_max: usize,
-    /// Most opens and locks of all clients of NFSv4.
+    /// Most opens and locks of all clients of NFSv4. One client has seven eighths of them at most.
     pub states_max: usize,
-    /// Files that can be open at a time, as far as it is known. One client has seven eighths of
-    /// these and of `states_max` at most.
-    pub opens_max: usize,
     /// Most files delegated to clients of NFSv4; 0: none.
     pub delegations_max: usize,
     /// NQNFS is offered, in this way.
@@ -72,7 +69,6 @@ impl Options {
             courtesy: Duration::from_secs(24 * 3600),
             clients_max: 16_384,
             states_max: 1 << 20,
-            opens_max: usize::MAX,
             delegations_max: 1 << 16,
             nqnfs: None,
             state_dir: None,

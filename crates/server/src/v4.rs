@@ -147,7 +147,7 @@ impl Nfs4 {
             lease: options.lease,
             courtesy: options.courtesy,
             clients_max: options.clients_max,
-            states_of_client_max: options.states_max.min(options.opens_max) / 8 * 7,
+            states_of_client_max: options.states_max / 8 * 7,
             generation: AtomicU64::new(wall.as_nanos() as u64),
         })
     }

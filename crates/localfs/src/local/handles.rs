@@ -46,6 +46,12 @@ pub(super) fn mount_of(fd: BorrowedFd<'_>) -> Result<i32> {
     Ok(stat.stx_mnt_id as i32)
 }
 
+/// Whether this process may open what it knows by the kernel's handle alone.
+pub(super) fn can_be_opened(top: BorrowedFd<'_>) -> bool {
+    let handle = sys::name_to_handle(top, c"");
+    handle.is_ok_and(|(handle, _)| sys::open_by_handle(top, &handle, libc::O_PATH).is_ok())
+}
+
 fn number_of(handle: &KernelHandle) -> Option<u64> {
     let bytes = (handle.kind() == TABLE_KIND).then(|| handle.bytes().try_into().ok()).flatten();
     bytes.map(u64::from_le_bytes)

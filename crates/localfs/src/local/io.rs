@@ -33,7 +33,7 @@ impl Inner {
         access: OpenAccess,
     ) -> Result<(Arc<Object>, Arc<Counted>)> {
         let object = match open {
-            Some(open) => self.find_open(fh, *open, access)?,
+            Some(open) => self.find_open(worker, fh, *open, access)?,
             None => {
                 let object = self.resolve(worker, fh)?;
                 object.need_regular()?;
@@ -155,7 +155,7 @@ impl Inner {
 
     pub(super) fn commit(&self, worker: &mut Worker, (fh, open): &FileAt) -> Result<()> {
         let object = match open {
-            Some(open) => self.find_open(fh, *open, OpenAccess::empty())?,
+            Some(open) => self.find_open(worker, fh, *open, OpenAccess::empty())?,
             None => self.resolve(worker, fh)?,
         };
         object.need_regular()?;

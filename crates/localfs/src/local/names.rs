@@ -342,6 +342,16 @@ impl Inner {
         self.sealer.seal(&handle)
     }
 
+    /// An open object whose name goes gets its descriptor first: the kernel opens none without a name by its handle.
+    fn hold_open(&self, worker: &mut Worker, fh: Option<&Fh>) -> Result<Option<Arc<Object>>> {
+        let Some(fh) = fh.filter(|fh| self.objects.is_to_be_held(fh)) else { return Ok(None) };
+        match self.resolve(worker, fh) {
+            // A local program was faster, or moved it out: the removal tells.
+            Err(e) if e.errno == libc::ESTALE => Ok(None),
+            held => held.map(Some),
+        }
+    }
+
     pub(super) fn remove(
         &self,
         worker: &mut Worker,
@@ -355,6 +365,7 @@ impl Inner {
         let before = self.attributer.before(&dir)?;
         let victim = self.fh_at(worker, &dir, name);
         self.need_no_mount_point(victim.as_ref())?;
+        let _held = self.hold_open(worker, victim.as_ref())?;
         let last = self.is_last(&dir, &c_name(name)?);
         let object = victim.clone();
         let change = victim.clone().map(|victim| Change::Remove {
@@ -396,6 +407,7 @@ impl Inner {
         let replaced = self.fh_at(worker, &to_dir, to.1);
         self.need_no_mount_point(moved.as_ref())?;
         self.need_no_mount_point(replaced.as_ref())?;
+        let _held = self.hold_open(worker, replaced.as_ref())?;
         let last = moved != replaced && self.is_last(&to_dir, &c_name(to.1)?);
         // Between two names of one file nothing happens.
         let plain = !flags.contains(RenameFlags::EXCHANGE) && moved != replaced;

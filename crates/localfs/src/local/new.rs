@@ -76,7 +76,7 @@ impl Inner {
                 None => set,
             },
         };
-        self.objects.room()?;
+        self.room()?;
         self.begin(worker, (dir, name), (Kind::File, set), waits)
     }
 

@@ -6,9 +6,10 @@
 //! for each use. Attributes and contents are asked of the kernel each time, so that what others do to the directory is seen at once; what is
 //! remembered of names is in `known`.
 //!
-//! Open objects stay until their last close, also when their last name is gone; of the others the ones that were not used
-//! for the longest time go (CLOCK). Files with unsynced or journaled writes stay until they are synced: an error of the disk is reported only to
-//! those who had the file open when it happened.
+//! The objects that were not used for the longest time go (CLOCK). Open objects go only when descriptors are scarce: the table
+//! keeps the number of their opens, and the next call opens them by their handle. Open objects without a name stay until their last
+//! close, because the kernel opens no handle of theirs. Files with unsynced or journaled writes stay until they are synced: an error
+//! of the disk is reported only to those who had the file open when it happened.
 
 use super::descriptors::{Counted, Descriptors};
 use super::known::Known;
@@ -17,6 +18,7 @@ use hither_vfs::{Error, Fh, FileKind, Result};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 use std::sync::Arc;
@@ -26,6 +28,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 const SHARDS: usize = 16;
 /// Objects looked at to find one that may go.
 const TRIES: usize = 16;
+/// Objects that go for one that comes.
+const DROPPED_MAX: usize = 2;
 /// So many times as many are looked at now and then when descriptors are scarce.
 const SCARCE_TIMES: usize = 64;
 
@@ -40,8 +44,8 @@ pub(super) struct Object {
     pub kind: FileKind,
     path: Counted,
     io: Mutex<Io>,
-    /// Opens that were not closed.
-    pub opens: AtomicU32,
+    /// Opens that were not closed. Changed under the lock of the table's shard.
+    opens: AtomicU32,
     /// Changes begun and ended through us: attributes that were taken while one was going on may be older than the data.
     pub changes: Changes,
     /// Changes of the owner or the permissions among them.
@@ -109,6 +113,11 @@ impl Drop for Changing<'_> {
 }
 
 impl Object {
+    /// Whether there are opens that were not closed.
+    pub fn is_open(&self) -> bool {
+        self.opens.load(Ordering::SeqCst) > 0
+    }
+
     /// Attributes as the kernel has them now.
     pub fn stat(&self) -> Result<Statx> {
         stat(self.path.as_fd())
@@ -215,6 +224,12 @@ impl Object {
         sys::access(self.path.as_fd(), bits)
     }
 
+    /// Whether this open object can do without a descriptor for a while. One that is watched alone cannot, nor one without a name.
+    fn can_be_reopened(&self) -> bool {
+        let watched = self.alone.load(Ordering::SeqCst);
+        self.kind == FileKind::Regular && !watched && self.stat().is_ok_and(|stat| stat.stx_nlink > 0)
+    }
+
     /// Closes the descriptor for writing; false when somebody is at work with it, or there are writes that were not synced.
     pub fn stop_writing(&self) -> bool {
         if self.unsynced.load(Ordering::SeqCst) {
@@ -245,7 +260,7 @@ impl Object {
         if self.unsynced.load(Ordering::SeqCst) {
             return;
         }
-        if self.opens.load(Ordering::SeqCst) > 0 {
+        if self.is_open() {
             if self.path.among().are_scarce() && !std::mem::take(&mut self.io.lock().used) {
                 self.close_idle();
             }
@@ -305,20 +320,25 @@ pub(super) struct Objects {
     /// The last record of the journal that is where it belongs.
     settled: Arc<AtomicU64>,
     descriptors: Arc<Descriptors>,
+    /// Whether this process can open an object with a name by its handle alone, wherever it was moved.
+    reopens: bool,
 }
 
 #[derive(Default)]
 struct Shard {
     known: HashMap<Fh, Arc<Object>, Scatter>,
+    /// The number of opens of each open object that is not in `known`.
+    away: HashMap<Fh, u32, Scatter>,
     /// All of `known`, and some that went already, from the longest known on.
     ring: VecDeque<Fh>,
 }
 
 impl Objects {
     /// At most about so many objects that are not open.
-    pub fn new(max: usize, settled: Arc<AtomicU64>, descriptors: Arc<Descriptors>) -> Self {
+    pub fn new(max: usize, settled: Arc<AtomicU64>, descriptors: Arc<Descriptors>, reopens: bool) -> Self {
         let max = max.min(descriptors.max() / 4);
-        Self { shards: Default::default(), shard_max: (max / SHARDS).max(4), settled, descriptors }
+        let shard_max = (max / SHARDS).max(4);
+        Self { shards: Default::default(), shard_max, settled, descriptors, reopens }
     }
 
     /// Another file is to be opened, or held for another reason.
@@ -330,7 +350,7 @@ impl Objects {
             if !self.descriptors.are_gone() {
                 return Ok(());
             }
-            let dropped = shard.lock().evict(self.settled.load(Ordering::SeqCst));
+            let dropped = shard.lock().evict(self.settled.load(Ordering::SeqCst), self.gives_back());
             drop(dropped);
         }
         if self.descriptors.are_gone() { Err(Error::new(libc::EMFILE)) } else { Ok(()) }
@@ -339,6 +359,16 @@ impl Objects {
     /// Whether there are none for one more use.
     pub fn are_used_up(&self) -> bool {
         self.descriptors.are_gone()
+    }
+
+    /// Whether idle open objects give their descriptors back.
+    fn gives_back(&self) -> bool {
+        self.reopens && self.are_scarce()
+    }
+
+    /// Whether those that can be opened again are to be closed.
+    pub fn are_scarce(&self) -> bool {
+        self.descriptors.are_scarce()
     }
 
     /// Some of the objects, others each time.
@@ -379,8 +409,9 @@ impl Objects {
                 drop(shard);
                 return Ok(object);
             }
-            while shard.known.len() >= self.shard_max {
-                match shard.evict(self.settled.load(Ordering::SeqCst)) {
+            // More than one new, lest open objects of before the scarcity stay.
+            while shard.known.len() >= self.shard_max && dropped.len() < DROPPED_MAX {
+                match shard.evict(self.settled.load(Ordering::SeqCst), self.gives_back()) {
                     Some(object) => dropped.push(object),
                     None => break,
                 }
@@ -390,7 +421,7 @@ impl Objects {
                 kind,
                 path: self.counted(fd),
                 io: Mutex::default(),
-                opens: AtomicU32::new(0),
+                opens: AtomicU32::new(shard.away.remove(&fh).unwrap_or(0)),
                 changes: Changes::default(),
                 modes: Changes::default(),
                 unsynced: AtomicBool::new(false),
@@ -412,7 +443,7 @@ impl Objects {
         Ok(object)
     }
 
-    /// Counts an open. From then on the object stays known.
+    /// Counts an open, until [`Objects::close`].
     pub fn open(&self, object: &Arc<Object>) -> Arc<Object> {
         let mut shard = self.shard(&object.fh).lock();
         // It may have gone between being found and being opened.
@@ -428,6 +459,37 @@ impl Objects {
         known
     }
 
+    /// Counts a close, and forgets an object that has no names.
+    pub fn close(&self, fh: &Fh) {
+        let closed = {
+            let mut shard = self.shard(fh).lock();
+            match shard.known.get(fh) {
+                Some(object) => (object.opens.fetch_sub(1, Ordering::SeqCst) == 1).then(|| object.clone()),
+                None => {
+                    if let Entry::Occupied(mut away) = shard.away.entry(fh.clone()) {
+                        *away.get_mut() -= 1;
+                        if *away.get() == 0 {
+                            away.remove();
+                        }
+                    }
+                    None
+                }
+            }
+        };
+        if let Some(object) = closed {
+            self.forget_if_gone(&object);
+        }
+    }
+
+    /// Whether removing a name may take an object from its opens unless its descriptor is held meanwhile.
+    pub fn is_to_be_held(&self, fh: &Fh) -> bool {
+        if self.gives_back() {
+            return true;
+        }
+        let shard = self.shard(fh).lock();
+        shard.away.contains_key(fh) || shard.known.get(fh).is_some_and(|object| object.is_open())
+    }
+
     /// Forgets an object without names, unless it is open.
     pub fn forget_if_gone(&self, object: &Arc<Object>) {
         if object.stat().is_ok_and(|s| s.stx_nlink == 0) {
@@ -438,7 +500,7 @@ impl Objects {
     /// Forgets an object unless it is open.
     pub fn forget(&self, object: &Arc<Object>) {
         let mut shard = self.shard(&object.fh).lock();
-        if object.opens.load(Ordering::SeqCst) > 0 {
+        if object.is_open() {
             return;
         }
         let same = shard.known.get(&object.fh).is_some_and(|known| Arc::ptr_eq(known, object));
@@ -461,7 +523,7 @@ impl Objects {
     /// to be synced.
     pub fn tidy(&self, each_max: usize) -> Vec<Arc<Object>> {
         let mut unsynced = Vec::new();
-        let each_max = if self.descriptors.are_scarce() { each_max * SCARCE_TIMES } else { each_max };
+        let each_max = if self.are_scarce() { each_max * SCARCE_TIMES } else { each_max };
         for shard in &self.shards {
             let some: Vec<Arc<Object>> = {
                 let mut shard = shard.lock();
@@ -473,7 +535,7 @@ impl Objects {
                 object.forget_unused();
                 if object.unsynced.load(Ordering::SeqCst) && !object.used.swap(false, Ordering::Relaxed) {
                     unsynced.push(object);
-                } else if object.opens.load(Ordering::SeqCst) == 0 {
+                } else if !object.is_open() {
                     self.forget_if_gone(&object);
                 }
             }
@@ -491,7 +553,8 @@ impl Shard {
         Some(object)
     }
 
-    fn evict(&mut self, settled: u64) -> Option<Arc<Object>> {
+    /// Takes out an object that is not in use; with `open_ones`, also an open one that can be opened by its handle.
+    fn evict(&mut self, settled: u64, open_ones: bool) -> Option<Arc<Object>> {
         for _ in 0..TRIES {
             if self.ring.is_empty() {
                 return None;
@@ -499,11 +562,18 @@ impl Shard {
             let Some(object) = self.turn() else { continue };
             let used = object.used.swap(false, Ordering::Relaxed);
             // Two here: the table's and this one. Whoever else has it is at work with it.
-            let busy = Arc::strong_count(&object) > 2 || object.opens.load(Ordering::SeqCst) > 0;
+            let busy = Arc::strong_count(&object) > 2 || object.is_open() && !open_ones;
             // Who has records is told of when the file is synced otherwise.
             let recorded = object.journaled.load(Ordering::SeqCst) > settled;
             if used || busy || recorded || object.unsynced.load(Ordering::SeqCst) {
                 continue;
+            }
+            let opens = object.opens.load(Ordering::SeqCst);
+            if opens > 0 {
+                if !object.can_be_reopened() {
+                    continue;
+                }
+                self.away.insert(object.fh.clone(), opens);
             }
             self.ring.pop_back();
             return self.known.remove(&object.fh);

@@ -62,14 +62,14 @@ impl Inner {
             bits |= 2;
         }
         worker.caller(|| object.access(bits))?;
-        if object.opens.load(Ordering::SeqCst) == 0 {
-            self.objects.room()?;
+        if !object.is_open() {
+            self.room()?;
         }
         let object = self.objects.open(object);
         // From here on the open is counted: it is taken back when anything fails.
         let opened = self.opened(worker, &object, how, writes);
         if opened.is_err() {
-            object.opens.fetch_sub(1, Ordering::SeqCst);
+            self.objects.close(&object.fh);
         }
         opened
     }
@@ -110,7 +110,7 @@ impl Inner {
     ) -> Result<Opened> {
         self.need_uncovered(dir)?;
         self.check_new(worker.cred(), set)?;
-        self.objects.room()?;
+        self.room()?;
         let mut unsynced = self.unsynced();
         let before = self.attributer.before(dir)?;
         let mode = Mode::from_raw_mode(set.mode.unwrap_or(0o666) & 0o7777);
@@ -149,7 +149,7 @@ impl Inner {
                 Ok(Opened { node, open, created: true, dir: Some(dir), first: None, backing: None })
             }
             Err(e) => {
-                object.opens.fetch_sub(1, Ordering::SeqCst);
+                self.objects.close(&object.fh);
                 Err(e)
             }
         }
@@ -174,26 +174,22 @@ impl Inner {
 
     pub(super) fn add_open(&self, object: &Arc<Object>, access: OpenAccess) -> OpenId {
         let id = self.next_open.fetch_add(1, Ordering::Relaxed);
-        self.opens.lock().insert(id, Open { object: object.clone(), access });
+        self.opens.lock().insert(id, Open { fh: object.fh.clone(), access });
         OpenId(id)
     }
 
     pub(super) fn close(&self, worker: &mut Worker, fh: &Fh, id: OpenId) -> Result<()> {
-        let open = {
-            let mut opens = self.opens.lock();
-            if opens.get(&id.0).is_none_or(|open| open.object.fh != *fh) {
-                return Err(Error::new(libc::EBADF));
-            }
-            opens.remove(&id.0)
-        };
-        let object = open.ok_or_else(|| Error::new(libc::EBADF))?.object;
-        let synced = match self.options.stable && object.unsynced.load(Ordering::SeqCst) {
-            true => self.commit_object(worker, &object),
-            false => Ok(()),
-        };
-        if object.opens.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.objects.forget_if_gone(&object);
+        self.check_open(fh, id, OpenAccess::empty())?;
+        if self.opens.lock().remove(&id.0).is_none() {
+            return Err(Error::new(libc::EBADF));
         }
+        // An object that is not known was synced before it went.
+        let unsynced = self.objects.find(fh).filter(|object| object.unsynced.load(Ordering::SeqCst));
+        let synced = match unsynced.filter(|_| self.options.stable) {
+            Some(object) => self.commit_object(worker, &object),
+            None => Ok(()),
+        };
+        self.objects.close(fh);
         synced
     }
 

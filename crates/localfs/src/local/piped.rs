@@ -141,7 +141,8 @@ impl Inner {
     /// The file of a call, when it is settled that the caller may read it: by an open, or because it is his own.
     pub(super) fn readable_now(&self, cred: &Cred, (fh, open): &FileAt) -> Option<Arc<Object>> {
         if let Some(open) = open {
-            return self.find_open(fh, *open, OpenAccess::READ).ok();
+            self.check_open(fh, *open, OpenAccess::READ).ok()?;
+            return self.objects.find(fh);
         }
         let object = self.objects.find(fh).filter(|object| object.kind == FileKind::Regular)?;
         let his = cred.uid == 0 || object.stat().ok()?.stx_uid == cred.uid;

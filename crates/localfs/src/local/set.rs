@@ -21,7 +21,7 @@ impl Inner {
     ) -> Result<Attrs> {
         let object = self.resolve(worker, fh)?;
         self.need_uncovered(&object)?;
-        let may_write = open.is_some_and(|open| self.find_open(fh, open, OpenAccess::WRITE).is_ok());
+        let may_write = open.is_some_and(|open| self.check_open(fh, open, OpenAccess::WRITE).is_ok());
         if set.size_bytes.is_some() {
             self.check_size(worker, &object, set, may_write)?;
         }

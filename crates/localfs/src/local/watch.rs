@@ -12,6 +12,8 @@
 //!
 //! Directories have no such lease: of their names and attributes the kernel tells after the fact, and nobody is held up.
 //!
+//! Nothing more is watched while descriptors are scarce.
+//!
 //! One thread for each directory takes both. The signal is sent to that thread alone, which has it blocked, so no other
 //! thread or program ever meets it. When the queue of either overflows everything that is watched counts as changed.
 
@@ -75,9 +77,7 @@ struct Only {
 impl Drop for Only {
     fn drop(&mut self) {
         self.object.alone.store(false, Ordering::SeqCst);
-        if self.object.opens.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.inner.objects.forget_if_gone(&self.object);
-        }
+        self.inner.objects.close(&self.object.fh);
     }
 }
 
@@ -86,6 +86,9 @@ impl Watch for Local {
         let (inner, fh) = (self.inner.clone(), fh.clone());
         Box::pin(async move {
             let watcher = inner.watcher.get()?.clone();
+            if inner.objects.are_scarce() {
+                return None;
+            }
             let (of, handle) = (inner.clone(), fh.clone());
             let job = move |worker: &mut Worker| match alone {
                 true => of.only_descriptor(worker, &handle),

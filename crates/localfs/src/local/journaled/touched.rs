@@ -211,7 +211,7 @@ impl Touched {
         let mut begun = false;
         for (at, (object, fd)) in listed.iter().enumerate() {
             // What has no name and is not open is of no use to anybody, once it surely has none.
-            if object.opens.load(Ordering::SeqCst) == 0 && object.stat().map_err(plain)?.stx_nlink == 0 {
+            if !object.is_open() && object.stat().map_err(plain)?.stx_nlink == 0 {
                 continue;
             }
             if !self.write_back_one(object, fd, Instant::now() + UNHURRIED)? && !begun && self.is_pressed() {

@@ -13,24 +13,25 @@ async fn text_of(l: &Local, f: &Opened) -> Bytes {
     l.read(&root(), file, 0, 100).await.unwrap().data.into_bytes()
 }
 
+/// Opens without a name keep their descriptors. When there is none for one more, nothing more is opened.
 /// Promise: S7a
 #[tokio::test]
-async fn an_open_file_has_one_when_they_are_scarce() {
+async fn an_open_file_without_a_name_takes_a_descriptor() {
     let dir = Dir::new();
     let (l, descriptors) = scarce(&dir, 100);
     let (cx, top) = (root(), top(&l).await);
     let mut files = Vec::new();
     let refused = loop {
-        match create(&l, &cx, &top, &format!("f{}", files.len()), 0o600).await {
+        let n = files.len();
+        match create(&l, &cx, &top, &format!("f{n}"), 0o600).await {
             Ok(file) => files.push(file),
             Err(e) => break e.errno,
         }
+        l.unlink(&cx, &top, &name(&format!("f{n}")), None).await.unwrap();
     };
     assert_eq!(refused, libc::EMFILE);
     assert!(files.len() > 60, "{} files were opened", files.len());
     assert!(!dir.path(&format!("f{}", files.len())).exists(), "what could not be opened was not made");
-    // Bytes are those of the file, whose name may be gone, by whomever its permissions were taken away.
-    std::fs::remove_file(dir.path("f70")).unwrap();
     for file in &files {
         put(&l, &cx, file, 0, b"text").await.unwrap();
         assert_eq!(text_of(&l, file).await, "text");
@@ -53,6 +54,103 @@ async fn an_open_file_has_one_when_they_are_scarce() {
     for file in files {
         l.close(&cx, &file.node.fh, file.open).await.unwrap();
     }
+    drop(l);
+    assert_eq!(descriptors.held(), 0, "none is left");
+}
+
+/// A file with its bytes and its opens, as they should be.
+struct Kept {
+    fh: Fh,
+    opens: Vec<OpenId>,
+    bytes: Vec<u8>,
+    name: Option<String>,
+}
+
+/// Ten times as many files are open as there are descriptors. Each can be read, written, cut, renamed, and removed by clients.
+/// `HITHER_OPENS` is the number of opens, with a fifth of as many descriptors.
+/// Promise: S7a
+#[tokio::test]
+async fn idle_opens_give_descriptors_back() {
+    let long: Option<usize> = std::env::var("HITHER_OPENS").ok().map(|n| n.parse().unwrap());
+    let (count, max) = long.map_or((1_000, 100), |n| (n, n / 5));
+    let dir = Dir::new();
+    let (l, descriptors) = scarce(&dir, max);
+    let (cx, top) = (root(), top(&l).await);
+    let mut files = Vec::new();
+    for n in 0..count {
+        let name = format!("f{n}");
+        let file = create(&l, &cx, &top, &name, 0o600).await.unwrap();
+        let bytes = format!("text of {n}").into_bytes();
+        let at = File { fh: &file.node.fh, open: Some(file.open) };
+        l.write(&cx, at, 0, Bytes::from(bytes.clone()).into(), Stability::Unstable).await.unwrap();
+        files.push(Kept { fh: file.node.fh, opens: vec![file.open], bytes, name: Some(name) });
+        assert!(descriptors.held() <= max + 2, "{} are held", descriptors.held());
+    }
+    let mut state = 1u64;
+    let mut random = move |below: usize| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as usize % below
+    };
+    let mut nameless = 0;
+    for step in 0..count * 3 {
+        let file = &mut files[random(count)];
+        let kept = File { fh: &file.fh, open: file.opens.last().copied() };
+        match random(8) {
+            0 => {
+                let text = format!("step {step}").into_bytes();
+                let at = random(20);
+                file.bytes.resize(file.bytes.len().max(at + text.len()), 0);
+                file.bytes[at..at + text.len()].copy_from_slice(&text);
+                l.write(&cx, kept, at as u64, Bytes::from(text).into(), Stability::Unstable).await.unwrap();
+            }
+            1 => {
+                let size = random(20);
+                file.bytes.resize(size, 0);
+                let set = SetAttr { size_bytes: Some(size as u64), ..Default::default() };
+                l.setattr(&cx, kept, &set).await.unwrap();
+            }
+            2 if step % 16 == 0 => l.commit(&cx, kept).await.unwrap(),
+            3 => {
+                let opened = l.open(&cx, Where::fh(&file.fh), &how(both(), Create::No)).await.unwrap();
+                file.opens.push(opened.open);
+            }
+            4 if file.opens.len() > 1 => l.close(&cx, &file.fh, file.opens.swap_remove(0)).await.unwrap(),
+            5 if nameless < max / 5 => {
+                if let Some(old) = file.name.take() {
+                    l.unlink(&cx, &top, &name(&old), None).await.unwrap();
+                    nameless += 1;
+                }
+            }
+            6 => {
+                if let Some(old) = file.name.replace(format!("g{step}")) {
+                    std::fs::rename(dir.path(&old), dir.path(&format!("g{step}"))).unwrap();
+                } else {
+                    file.name = None;
+                }
+            }
+            _ => {
+                let read = l.read(&cx, kept, 0, 100).await.unwrap();
+                assert_eq!(read.data.into_bytes(), file.bytes, "step {step}");
+            }
+        }
+        assert!(descriptors.held() <= max + 2, "{} are held", descriptors.held());
+    }
+    // One takes the place of another.
+    let (moved, replaced) = (files.iter().rposition(|f| f.name.is_some()).unwrap(), 0);
+    let to = files[replaced].name.clone().unwrap_or("h".into());
+    let from = files[moved].name.take().unwrap();
+    l.rename(&cx, (&top, &name(&from)), (&top, &name(&to)), None, RenameFlags::empty()).await.unwrap();
+    for file in &files {
+        let kept = File { fh: &file.fh, open: file.opens.last().copied() };
+        assert_eq!(l.read(&cx, kept, 0, 100).await.unwrap().data.into_bytes(), file.bytes);
+        assert_eq!(l.getattr(&cx, kept).await.unwrap().attr.size_bytes, file.bytes.len() as u64);
+    }
+    for file in &files {
+        for open in &file.opens {
+            l.close(&cx, &file.fh, *open).await.unwrap();
+        }
+    }
+    assert_eq!(l.open_count(), 0);
     drop(l);
     assert_eq!(descriptors.held(), 0, "none is left");
 }
