@@ -106,6 +106,58 @@ fn nothing_is_asked_while_nobody_changes_anything() {
     }
 }
 
+/// Recalls that a mount was sent.
+fn recalls(mnt: &Path) -> u64 {
+    let said = run(Command::new(HITHER).arg("stat").arg("--json").arg(mnt)).ok();
+    let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    json["layers"]["leases"]["recalls"].as_u64().unwrap()
+}
+
+/// A client that has a file delegated for reading opens and writes it without a recall. What others do, here and on the server,
+/// recalls it as before.
+/// Promise: S10
+#[test]
+#[ignore = "needs root"]
+fn own_delegation_is_not_recalled_by_own_open() {
+    let two = Two::mount(["vers=4.2,acregmin=60,acregmax=60,acdirmax=60", "vers=4.2"]);
+    let mut times = Vec::new();
+    let count = 8;
+    for n in 0..count {
+        fs::write(two.server.export(&format!("f{n}")), "old").unwrap();
+    }
+    let f = |n: u32| two.a.join(format!("f{n}"));
+    // A client that can be called has files delegated; what was changed just now is not.
+    until_delegated(&two.a, &two.a.join("first"), &two.server.export("first"));
+    std::thread::sleep(Duration::from_millis(100));
+    for n in 0..count {
+        assert_eq!(read(&f(n)), "old");
+    }
+    let before = recalls(&two.a);
+    for n in 0..count {
+        let begun = Instant::now();
+        let file = File::options().write(true).open(f(n)).unwrap();
+        times.push(begun.elapsed());
+        file.write_all_at(b"new", 0).unwrap();
+        file.sync_all().unwrap();
+    }
+    times.sort();
+    println!(
+        "{} recalls, opens took {:?} to {:?}",
+        recalls(&two.a) - before,
+        times[0],
+        times[times.len() - 1]
+    );
+    assert_eq!(recalls(&two.a), before, "{times:?}");
+    // Somebody else reads what was written, and a local program writes.
+    assert_eq!(read(&two.b.join("f0")), "new");
+    fs::write(two.server.export("f1"), "local").unwrap();
+    assert_eq!(read(&f(1)), "local");
+    fs::write(two.b.join("f2"), "other").unwrap();
+    assert_eq!(read(&f(2)), "other");
+    assert!(recalls(&two.a) > before);
+    two.unmount();
+}
+
 /// Whoever changes a file that others have delegated, by NFSv4, by NFSv3 or on the server, is not done before nobody
 /// shows the old one any more: not to open(2), not to stat(2), not in a descriptor that was there before.
 /// Promise: S10

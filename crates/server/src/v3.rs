@@ -236,7 +236,7 @@ impl At {
             return Err(Nfsstat3::JUKEBOX);
         }
         let at = (&*self.export, &self.cx, &self.fh);
-        v4.leases.change_name(None, at, name, PATIENCE_V3).await.map_err(|_| Nfsstat3::JUKEBOX)
+        v4.leases.change_name(None, at, (name, true), PATIENCE_V3).await.map_err(|_| Nfsstat3::JUKEBOX)
     }
 
     fn file(&self) -> File<'_> {

@@ -44,4 +44,4 @@ pub use ops::{
     create_in_steps, finish_in_steps, resolve,
 };
 pub use realm::{Asks, Realm};
-pub use watch::{Told, Watch, Watched};
+pub use watch::{Told, Watch, Watched, WatchedAlone};

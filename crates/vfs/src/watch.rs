@@ -1,6 +1,7 @@
 //! How a layer says that files are changed by others than its callers.
 
 use crate::{BoxFuture, Fh};
+use std::any::Any;
 use std::sync::Arc;
 
 /// Watches files that others may change behind a [`Vfs`](crate::Vfs): local programs, where it
@@ -20,8 +21,11 @@ pub trait Watch: Send + Sync + 'static {
     /// the file open.
     fn watch(&self, fh: &Fh, alone: bool) -> BoxFuture<Option<Watched>>;
 
-    /// Names the receiver of the handles of files that other programs want to change or have
-    /// changed; the last one named counts.
+    /// Watches a file alone that was watched in company, for a caller that is about to change it through the `Vfs`. The error has
+    /// the file as it was watched before; or nothing, when somebody else opened or changed it meanwhile.
+    fn watch_alone(&self, fh: &Fh, watched: Watched) -> BoxFuture<WatchedAlone>;
+
+    /// Names who is told of the handles of files that others want to change or have changed; the last one named counts.
     fn tell(&self, told: Arc<Told>);
 }
 
@@ -29,4 +33,7 @@ pub trait Watch: Send + Sync + 'static {
 pub type Told = dyn Fn(&Fh) + Send + Sync;
 
 /// A file is watched as long as this is not dropped.
-pub type Watched = Box<dyn Send + Sync>;
+pub type Watched = Box<dyn Any + Send + Sync>;
+
+/// See [`Watch::watch_alone`].
+pub type WatchedAlone = Result<Watched, Option<Watched>>;

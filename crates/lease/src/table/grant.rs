@@ -52,6 +52,13 @@ impl Table {
         }
     }
 
+    /// Whether a client's caching lease for reading can become one for writing now, and nobody is called back.
+    pub fn may_write_too(&self, now: Ms, client: ClientId, file: FileKey) -> bool {
+        let Some((c, f)) = self.client(client).zip(self.file(file)) else { return false };
+        let own = self.lease_at(c, f).filter(|&i| self.leases[i].cachable);
+        own.is_some() && !self.is_shared(now, f, own, client, Kind::Write)
+    }
+
     /// Whether a lease of this kind would contradict how others use the file, or will soon.
     fn is_shared(&self, now: Ms, f: u32, own: Option<u32>, client: ClientId, kind: Kind) -> bool {
         let file = &self.files[f];

@@ -230,6 +230,18 @@ impl Object {
         self.kind == FileKind::Regular && !watched && self.stat().is_ok_and(|stat| stat.stx_nlink > 0)
     }
 
+    /// Closes the descriptors for reading and writing. False when somebody is at work with one.
+    pub fn close_io(&self) -> bool {
+        let mut io = self.io.lock();
+        // Looked at with the lock: who writes has the descriptor before he says that it is unsynced.
+        let at_work = |fd: &Option<Arc<Counted>>| fd.as_ref().is_some_and(|fd| Arc::strong_count(fd) > 1);
+        if at_work(&io.read) || at_work(&io.write) || self.unsynced.load(Ordering::SeqCst) {
+            return false;
+        }
+        *io = Io::default();
+        true
+    }
+
     /// Closes the descriptor for writing; false when somebody is at work with it, or there are writes that were not synced.
     pub fn stop_writing(&self) -> bool {
         if self.unsynced.load(Ordering::SeqCst) {
@@ -275,14 +287,8 @@ impl Object {
     /// Closes descriptors for reading and writing that nobody is at work with. Not of who has written what was not synced, and is to
     /// be told of errors of the disk; what has records is synced by the journal, and by descriptors of its own.
     pub fn close_idle(&self) {
-        if self.alone.load(Ordering::SeqCst) {
-            return;
-        }
-        let mut io = self.io.lock();
-        // Looked at with the lock: who writes has the descriptor before he says that it is unsynced.
-        let at_work = |fd: &Option<Arc<Counted>>| fd.as_ref().is_some_and(|fd| Arc::strong_count(fd) > 1);
-        if !at_work(&io.read) && !at_work(&io.write) && !self.unsynced.load(Ordering::SeqCst) {
-            *io = Io::default();
+        if !self.alone.load(Ordering::SeqCst) {
+            self.close_io();
         }
     }
 }

@@ -24,7 +24,7 @@ use super::descriptors::Counted;
 use super::object::Object;
 use super::pool::Worker;
 use super::{Inner, Local, sys};
-use hither_vfs::{BoxFuture, Cred, Error, Fh, Result, Told, Watch, Watched};
+use hither_vfs::{BoxFuture, Cred, Error, Fh, Result, Told, Watch, Watched, WatchedAlone};
 use parking_lot::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -55,7 +55,7 @@ struct Held {
     mark: Option<Mark>,
     leased: bool,
     /// When it is watched alone.
-    _only: Option<Only>,
+    only: Option<Only>,
 }
 
 /// How something is watched.
@@ -100,6 +100,24 @@ impl Watch for Local {
         })
     }
 
+    fn watch_alone(&self, fh: &Fh, watched: Watched) -> BoxFuture<WatchedAlone> {
+        let (inner, fh) = (self.inner.clone(), fh.clone());
+        Box::pin(async move {
+            let held = match watched.downcast::<Held>() {
+                Ok(held) if held.only.is_none() => held,
+                Ok(held) => return WatchedAlone::Ok(held),
+                Err(other) => return WatchedAlone::Err(Some(other)),
+            };
+            let (of, handle) = (inner.clone(), fh.clone());
+            let found = inner.pool.run(Arc::new(Cred::root()), move |worker| of.resolve(worker, &handle));
+            match found.await {
+                // On this thread, as above, and at once: nobody is held up from one lease to the other.
+                Ok(object) => inner.hold_alone(&object, held),
+                Err(_) => Err(Some(held)),
+            }
+        })
+    }
+
     fn tell(&self, told: Arc<Told>) {
         match self.inner.watcher.get() {
             Some(watcher) => *watcher.told.write() = told,
@@ -137,10 +155,38 @@ impl Inner {
     ) -> Result<Option<(Arc<Counted>, How)>> {
         let object = self.resolve(worker, fh)?;
         object.need_regular()?;
-        let only = Only { inner: self.clone(), object: self.objects.open(&object) };
-        only.object.alone.store(true, Ordering::SeqCst);
+        let only = self.only(&object);
         let fd = worker.root(|| only.object.io(self.proc_fd.as_fd(), true))?;
         Ok(only.object.stop_reading().then_some((fd, How::Alone(only))))
+    }
+
+    fn only(self: &Arc<Self>, object: &Arc<Object>) -> Only {
+        let only = Only { inner: self.clone(), object: self.objects.open(object) };
+        only.object.alone.store(true, Ordering::SeqCst);
+        only
+    }
+
+    /// Takes a lease for writing in place of one for reading. In between, a local program can open the file: then there is no lease,
+    /// or `change` is another one.
+    fn hold_alone(self: &Arc<Self>, object: &Arc<Object>, held: Box<Held>) -> WatchedAlone {
+        let watcher = held.watcher.clone();
+        let change = || self.attrs(object).ok().map(|attrs| attrs.attr.change);
+        let before = change();
+        // A time of change of just now does not tell changes apart.
+        if before.is_none() || before != change() {
+            return Err(Some(held));
+        }
+        let only = self.only(object);
+        // The lease for reading becomes one for writing only when nobody else has the file open.
+        if !object.close_io() || sys::take_lease(held.fd.as_fd(), watcher.thread, true).is_err() {
+            return Err(Some(held));
+        }
+        drop(held);
+        let Ok(fd) = object.io(self.proc_fd.as_fd(), true) else { return Err(None) };
+        match watcher.hold(fd, How::Alone(only), &object.fh) {
+            Some(alone) if change() == before => Ok(Box::new(alone)),
+            _ => Err(None),
+        }
     }
 }
 
@@ -180,7 +226,7 @@ impl Watcher {
         self.by_descriptor.lock().insert(fd.as_raw_fd(), fh.clone());
         let only = if let How::Alone(only) = how { Some(only) } else { None };
         let (leased, alone) = (of != Of::Names, only.is_some());
-        let mut held = Held { watcher: self.clone(), fd, mark: None, leased, _only: only };
+        let mut held = Held { watcher: self.clone(), fd, mark: None, leased, only };
         if leased {
             sys::take_lease(held.fd.as_fd(), self.thread, alone).ok()?;
         }

@@ -1,9 +1,10 @@
 //! Delegations: files of which clients keep what they read without asking, or delay what they write (RFC 8881 section 10.4), and
 //! directories of which they keep the names (section 10.9), from the one lease table.
 //!
-//! It knows nothing of operations on the wire. A delegation for reading says that nobody changes the file, its attributes or its
-//! names, neither through this server (by NFSv3, by NFSv4, the holder himself included) nor, where the files can be watched
-//! ([`Watch`](hither_vfs::Watch)), by a local program. So every operation that changes a file asks first ([`Leases::change`]): what is
+//! It knows nothing of operations on the wire. A delegation for reading says that nobody else changes the file, its attributes or its
+//! names, neither through this server (by NFSv3, by NFSv4) nor, where the files can be watched
+//! ([`Watch`](hither_vfs::Watch)), by a local program. The holder itself may change the file, as long as it can still be watched
+//! then ([`change`]), but a name that it removes recalls its own delegation. So every operation that changes a file asks first ([`Leases::change`]): what is
 //! delegated is recalled, and the operation waits a moment for it to come back, then its client is told to try later. A delegation
 //! for writing says that nobody else has the file open or looks at its bytes or attributes: whoever reads asks first as well
 //! ([`Leases::read`]), but for whoever wants nothing but attributes: for him the holder is asked, and keeps it ([`ask`]).
@@ -18,6 +19,7 @@
 //! files are watched no longer, then those who waited go on.
 
 mod ask;
+mod change;
 mod give;
 
 pub use ask::DelegationCounts;
@@ -30,17 +32,16 @@ use super::clients::Client;
 use super::state::{Registry, State};
 use crate::handle;
 use crate::nqnfs::leases::{Numbers, Short};
-use crate::table::Export;
 use hither_lease::{
     Access, Action, Boot, ClientId, Config, Decision, FileKey, Grant, Kind, Op, Permit, Table, Ticket,
 };
 use hither_proto::nfs4::{CbOp, CbRecallArgs, CbRes, Nfsstat4, Stateid};
 use hither_rpc::server::Pace;
-use hither_vfs::{Cx, Env, Fh, FileKind, Name, Watched, Where};
+use hither_vfs::{Env, Fh, Watch, Watched};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
@@ -66,8 +67,12 @@ pub(crate) struct Delegation {
     pub client: Arc<Client>,
     /// Export and handle.
     pub file: (u32, Fh),
-    /// For reading, or also for writing.
-    pub kind: Kind,
+    /// For reading, or also for writing; as it was granted first.
+    granted: Kind,
+    /// It was for reading, and is for writing as well.
+    writes_too: AtomicBool,
+    /// The client was told that.
+    seqid: AtomicU32,
     /// Of a directory.
     pub directory: bool,
     key: FileKey,
@@ -79,6 +84,10 @@ pub(crate) struct Delegation {
     /// A recall is on its way.
     calling: AtomicBool,
     watched: Mutex<Option<Watched>>,
+    /// How the file is watched, if others can change it.
+    watch: Option<Arc<dyn Watch>>,
+    /// Nobody else uses the file, so that the holder may change it. Held while that is found out.
+    alone: tokio::sync::Mutex<bool>,
     /// What the holder is asked for.
     asking: Asking,
 }
@@ -93,7 +102,12 @@ enum Life {
 
 impl Delegation {
     pub fn stateid(&self) -> Stateid {
-        Stateid { seqid: 1, other: self.other }
+        Stateid { seqid: self.seqid.load(SeqCst), other: self.other }
+    }
+
+    /// For reading, or also for writing.
+    pub fn kind(&self) -> Kind {
+        if self.writes_too.load(SeqCst) { Kind::Write } else { self.granted }
     }
 
     /// It was taken away; the client has to say that it knows (FREE_STATEID).
@@ -526,81 +540,6 @@ impl Leases {
         }
     }
 
-    /// Whoever calls is about to change a file: waits until nobody caches it, for at most `patience`.
-    ///
-    /// # Errors
-    /// Somebody still does: the client should come back.
-    pub async fn change(
-        self: &Arc<Self>,
-        client: Option<&Arc<Client>>,
-        fh: &Fh,
-        patience: Duration,
-    ) -> Result<Changing, Nfsstat4> {
-        if self.most == 0 && self.short.is_none() {
-            return Ok(Changing { leases: self.clone(), permit: None });
-        }
-        let key = key(fh);
-        let access = |inner: &Inner| {
-            // What the holder changes himself makes his own delegation for reading end as well: it says that nobody has the
-            // file open for writing. That of a directory says nothing of the kind, and the reply tells him whether others changed it.
-            let reads = |id| inner.held.get(&(id, key)).is_some_and(|d| d.kind == Kind::Read && !d.directory);
-            let client = client.map(|c| id(c)).filter(|id| !reads(*id));
-            Ok(Access { client, file: key, op: Op::Write, lease: None, claim: None })
-        };
-        let going = self.begin_with(patience, access).await;
-        going.map(|going| going.changing).map_err(|_| Nfsstat4::DELAY)
-    }
-
-    /// The same for whoever changes names in a directory. Leases of NQNFS are of files only.
-    ///
-    /// # Errors
-    /// As [`Leases::change`].
-    pub async fn change_entries(
-        self: &Arc<Self>,
-        client: Option<&Arc<Client>>,
-        dir: &Fh,
-        patience: Duration,
-    ) -> Result<Changing, Nfsstat4> {
-        match self.most {
-            0 => Ok(Changing { leases: self.clone(), permit: None }),
-            _ => self.change(client, dir, patience).await,
-        }
-    }
-
-    /// Whoever calls is about to remove a name or to open it for writing: waits until nobody caches the file or directory that it
-    /// leads to.
-    ///
-    /// # Errors
-    /// As [`Leases::change`].
-    pub async fn change_name(
-        self: &Arc<Self>,
-        client: Option<&Arc<Client>>,
-        dir: (&Export, &Cx, &Fh),
-        name: &Name,
-        patience: Duration,
-    ) -> Result<Naming, Nfsstat4> {
-        let mut naming = self.naming();
-        let (export, cx, dir) = dir;
-        if !self.any() {
-            return Ok(naming);
-        }
-        // What cannot be looked up has its failure from the operation itself.
-        let trail = export.vfs.walk(cx, Where::name(dir, name), hither_vfs::Want::default()).await;
-        let found = trail.ok().and_then(|t| t.steps.into_iter().next());
-        let is_delegated = |kind| matches!(kind, FileKind::Regular | FileKind::Directory);
-        if let Some(node) = found.filter(|n| is_delegated(n.attrs.attr.kind)) {
-            let changing = self.change(client, &node.fh, patience).await?;
-            naming.file = Some((node.fh, changing));
-        }
-        Ok(naming)
-    }
-
-    /// Names are about to lead elsewhere: nobody gets a delegation of anything until the result is dropped.
-    pub(crate) fn naming(self: &Arc<Self>) -> Naming {
-        self.naming.fetch_add(1, SeqCst);
-        Naming { leases: self.clone(), file: None }
-    }
-
     /// A client was heard of.
     pub fn heard(self: &Arc<Self>, client: &Client) {
         if client.delegations.load(SeqCst) > 0 {
@@ -637,7 +576,7 @@ impl Leases {
 
     fn count(&self, d: &Delegation) {
         self.count.fetch_add(1, SeqCst);
-        if d.kind == Kind::Write {
+        if d.kind() == Kind::Write {
             self.writers.fetch_add(1, SeqCst);
         }
         if d.directory {
@@ -647,7 +586,7 @@ impl Leases {
     }
 
     fn uncount(&self, d: &Delegation) {
-        if d.kind == Kind::Write {
+        if d.kind() == Kind::Write {
             self.writers.fetch_sub(1, SeqCst);
         }
         if d.directory {
@@ -659,8 +598,9 @@ impl Leases {
 
     /// The table has ended a delegation.
     fn lapse(&self, d: &Arc<Delegation>) {
-        drop(d.watched.lock().take());
+        // Before: what turns up to be watched later is dropped.
         d.revoke();
+        drop(d.watched.lock().take());
         self.uncount(d);
     }
 

@@ -368,12 +368,12 @@ impl<'a> Exec<'a> {
     }
 
     /// The same for the file that a name leads to, which is about to lose the name, to get another one, or to be opened for writing.
-    pub async fn for_change_of(&self, dir: &Object, name: &Name) -> Result<Naming, Nfsstat4> {
+    pub async fn for_change_of(&self, dir: &Object, name: &Name, removes: bool) -> Result<Naming, Nfsstat4> {
         if self.nfs.may_be_delegated() {
             return Err(Nfsstat4::GRACE);
         }
         let at = (&*dir.export, &dir.cx, &dir.fh);
-        self.nfs.leases.change_name(self.client.as_ref(), at, name, PATIENCE_V4).await
+        self.nfs.leases.change_name(self.client.as_ref(), at, (name, removes), PATIENCE_V4).await
     }
 
     /// Goes to another filehandle.

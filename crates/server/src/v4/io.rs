@@ -37,7 +37,7 @@ impl Exec<'_> {
         let open = match &state {
             State::Delegation(d) if d.is_revoked() => return Err(Nfsstat4::DELEG_REVOKED),
             State::Delegation(d) if d.file != o.key() => return Err(Nfsstat4::BAD_STATEID),
-            State::Delegation(d) if need.contains(OpenAccess::WRITE) && d.kind == Kind::Read => {
+            State::Delegation(d) if need.contains(OpenAccess::WRITE) && d.kind() == Kind::Read => {
                 return Err(Nfsstat4::OPENMODE);
             }
             // The client has checked who may open the file, and uses it as whoever did.

@@ -222,7 +222,7 @@ impl Exec<'_> {
         let name = name(wanted)?;
         let vfs = &dir.export.vfs;
         let _entries = self.for_entries(&dir).await?;
-        let naming = self.for_change_of(&dir, &name).await?;
+        let naming = self.for_change_of(&dir, &name, true).await?;
         let cx = self.named(&dir.cx);
         let change = match vfs.unlink(&cx, &dir.fh, &name, None).await {
             Err(e) if e.errno == libc::EISDIR => {
@@ -249,7 +249,8 @@ impl Exec<'_> {
         let vfs = &to.export.vfs;
         let flags = RenameFlags::empty();
         let _entries = (self.for_entries(&from).await?, self.for_entries(&to).await?);
-        let _naming = (self.for_change_of(&from, &old).await?, self.for_change_of(&to, &new).await?);
+        let _naming =
+            (self.for_change_of(&from, &old, true).await?, self.for_change_of(&to, &new, true).await?);
         let result = vfs.rename(&self.named(&to.cx), (&from.fh, &old), (&to.fh, &new), None, flags).await;
         self.changed();
         let moved = result.map_err(|e| stat4(&e))?;

@@ -115,7 +115,7 @@ impl Exec<'_> {
         let mut changing = match &a.claim {
             _ if !writes => Held::default(),
             OpenClaim::Null(n) => {
-                Held { naming: Some(self.for_change_of(&at, &name(n)?).await?), itself: None }
+                Held { naming: Some(self.for_change_of(&at, &name(n)?, false).await?), itself: None }
             }
             // Whoever takes back an open for writing had it, so nobody had the file delegated.
             OpenClaim::Previous(_) => Held { naming: None, itself: Some(self.for_change(&at, true).await?) },

@@ -3,6 +3,8 @@
 use super::*;
 use hither_vfs::{Told, Watch, Watched};
 use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::AtomicBool;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// A directory whose watched files are told.
@@ -222,4 +224,111 @@ async fn changes_of_directories_are_told() {
     fs::write(at("d/unseen"), "").unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(told.try_recv().is_err(), "it is watched no longer");
+}
+
+/// Who watches alone, turned from company: the own open for writing waits for nobody, and local programs wait as before.
+/// Promise: S10a
+#[tokio::test]
+async fn own_writes_go_on_while_a_file_is_watched() {
+    let dir = Dir::new();
+    let l = local(&dir);
+    let mut told = told(&l);
+    for reads in [false, true] {
+        let n = format!("f{reads}");
+        let fh = file(&l, &n).await;
+        let opened = l.open(&root(), Where::fh(&fh), &how(OpenAccess::READ, Create::No)).await.unwrap();
+        let watched = until_alone(&l, &fh).await;
+        let opened_too = l.open(&root(), Where::fh(&fh), &how(both(), Create::No)).await.unwrap();
+        put(&l, &root(), &opened_too, 0, b"own").await.unwrap();
+        assert_eq!(read_all(&l, &root(), &fh).await.unwrap(), "own");
+        assert!(told.try_recv().is_err(), "nothing is told of own changes");
+        let path = dir.path(&n);
+        let other = tokio::task::spawn_blocking(move || match reads {
+            true => fs::read(path).map(|bytes| assert_eq!(bytes, b"own")),
+            false => fs::write(path, b"new"),
+        });
+        assert_eq!(told.recv().await.unwrap(), fh);
+        assert!(!other.is_finished());
+        drop(watched);
+        other.await.unwrap().unwrap();
+        for opened in [opened, opened_too] {
+            l.close(&root(), &fh, opened.open).await.unwrap();
+        }
+        while told.try_recv().is_ok() {}
+    }
+}
+
+/// Watches a file in company, then alone; a time of change of just now is in the way.
+async fn until_alone(l: &Local, fh: &Fh) -> Watched {
+    let mut watched = watch(l, fh).await;
+    for _ in 0..6000 {
+        watched = match l.watch_alone(fh, watched).await {
+            Ok(alone) => return alone,
+            Err(before) => before.expect("nobody else uses it"),
+        };
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("it cannot be watched alone")
+}
+
+/// A file that a local program reads is watched as before.
+/// Promise: S10a
+#[tokio::test]
+async fn a_reader_keeps_others_from_watching_alone() {
+    let dir = Dir::new();
+    let l = local(&dir);
+    let mut told = told(&l);
+    let fh = file(&l, "f").await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let watched = watch(&l, &fh).await;
+    let reader = fs::File::open(dir.path("f")).unwrap();
+    let watched = l.watch_alone(&fh, watched).await.err().unwrap().expect("still watched");
+    assert!(told.try_recv().is_err());
+    let path = dir.path("f");
+    let writer = tokio::task::spawn_blocking(move || fs::write(path, b"new"));
+    assert_eq!(told.recv().await.unwrap(), fh);
+    assert!(!writer.is_finished());
+    drop((watched, reader));
+    writer.await.unwrap().unwrap();
+}
+
+/// Local programs write again and again while a file turns from being watched in company to alone: no write is missed.
+/// Promise: S10a
+#[tokio::test]
+async fn no_local_write_is_missed_between_two_leases() {
+    let dir = Dir::new();
+    let l = local(&dir);
+    let mut told = told(&l);
+    let fh = file(&l, "f").await;
+    let (path, over) = (dir.path("f"), Arc::new(AtomicBool::new(false)));
+    let stop = over.clone();
+    let writer = std::thread::spawn(move || {
+        let mut n = 0u64;
+        while !stop.load(Ordering::SeqCst) {
+            // As whoever would not wait: while there is a lease, it is told and the open fails.
+            let file = fs::File::options().write(true).custom_flags(libc::O_NONBLOCK).open(&path);
+            if let Ok(file) = file {
+                n += 1;
+                file.write_all_at(&n.to_ne_bytes(), 0).unwrap();
+            }
+            std::thread::sleep(Duration::from_micros(n % 300));
+        }
+        n
+    });
+    let (mut alone, mut noticed) = (0, 0);
+    for _ in 0..300 {
+        let Some(watched) = l.watch(&fh, false).await else { continue };
+        let before = read_all(&l, &root(), &fh).await.unwrap();
+        match l.watch_alone(&fh, watched).await {
+            Ok(watched) => {
+                alone += 1;
+                assert_eq!(read_all(&l, &root(), &fh).await.unwrap(), before, "no byte changes unseen");
+                drop(watched);
+            }
+            Err(_) => noticed += 1,
+        }
+        while told.try_recv().is_ok() {}
+    }
+    over.store(true, Ordering::SeqCst);
+    println!("{} writes, {alone} times alone, {noticed} times not", writer.join().unwrap());
 }

@@ -5,7 +5,7 @@ use crate::nqnfs::leases::Held;
 use crate::v4::delegation::key;
 use hither_lease::{Boot, Config, Decision, Table as LeaseTable};
 use hither_proto::nfs3;
-use hither_vfs::{BoxFuture, Data, Fh, Told, Watched};
+use hither_vfs::{BoxFuture, Data, Fh, Told, Watched, WatchedAlone};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
@@ -89,6 +89,10 @@ impl Watch for Watcher {
             Box::new(Counted(self.watched.clone())) as Watched
         });
         Box::pin(async move { watched })
+    }
+
+    fn watch_alone(&self, _: &Fh, watched: Watched) -> BoxFuture<WatchedAlone> {
+        Box::pin(async move { Ok(watched) })
     }
 
     fn tell(&self, _: Arc<Told>) {}

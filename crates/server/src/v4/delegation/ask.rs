@@ -214,6 +214,13 @@ impl Leases {
     }
 }
 
+impl Asking {
+    /// Whatever the holder would answer, the file is recalled instead.
+    pub fn ask_never(&self) {
+        self.in_vain.store(true, SeqCst);
+    }
+}
+
 impl Delegation {
     fn may_be_asked(&self) -> bool {
         let asking = &self.asking;

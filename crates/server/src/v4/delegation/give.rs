@@ -8,12 +8,12 @@ use super::{Delegation, Leases, Life, id, key};
 use crate::table::{Export, Others};
 use crate::v4::clients::Client;
 use crate::v4::state::{Registry, State};
-use hither_lease::{Access, Decision, Kind, Op, Term, Want};
+use hither_lease::{Access, Decision, Grant, Kind, Op, Term, Want};
 use hither_proto::nfs4::open;
 use hither_vfs::Fh;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
 /// A delegation that is asked for.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +50,12 @@ impl Leases {
                 return refused("the client has not answered a call yet");
             }
         }
+        if let Some(own) = self.held_for_reading(client, key(fh)) {
+            return match wish.kind {
+                Kind::Read => refused("it is delegated to the client"),
+                Kind::Write => self.upgrade(registry, own).await,
+            };
+        }
         let d = self.reserve(registry.other(), client, export, fh, wish);
         let Some(d) = d else { return refused("others use the file, or it is delegated to the client") };
         // From here on whoever wants to open the file has to wait for us, if that is in the way; those who have it open already are
@@ -84,6 +90,46 @@ impl Leases {
         Some(d)
     }
 
+    /// Makes a delegation for reading one for writing, with a new sequence number in its stateid, when nobody else uses the file.
+    async fn upgrade(self: &Arc<Self>, registry: &Registry, d: Arc<Delegation>) -> Option<Arc<Delegation>> {
+        if !d.watch_alone().await {
+            return refused("local programs use the file");
+        }
+        let (holder, key) = (d.holder(), d.key);
+        let want = Want { kind: Kind::Write, term: Term::Held, optional: true };
+        let access =
+            Access { client: Some(holder), file: key, op: Op::Lease, lease: Some(want), claim: None };
+        let may_write = self.act(|inner, now| {
+            if d.is_recalled() || !inner.table.may_write_too(now, holder, key) {
+                return false;
+            }
+            let Decision::Go(go) = inner.table.begin(now, access) else { return false };
+            let same = |g: &Grant| g.cachable && g.kind == Kind::Write && g.seq == d.seq;
+            let granted = go.grant.is_some_and(|g| same(&g));
+            if granted {
+                self.uncount(&d);
+                d.writes_too.store(true, SeqCst);
+                self.count(&d);
+                inner.writing.insert(key, d.clone());
+                // The `change` that the holder was told first is one of before its writes.
+                d.asking.ask_never();
+            }
+            granted
+        });
+        if !may_write {
+            return refused("others use the file");
+        }
+        let file = registry.file(&d.file);
+        let used = file.is_some_and(|f| f.opens.lock().iter().any(|o| o.client.id != d.client.id));
+        if used || self.naming.load(SeqCst) > 0 {
+            // The holder does not know of it.
+            self.act(|inner, now| inner.table.recall(now, holder, key));
+            return refused("it is open, or names change");
+        }
+        d.seqid.fetch_add(1, SeqCst);
+        Some(d)
+    }
+
     fn reserve(
         self: &Arc<Self>,
         other: [u8; 12],
@@ -108,7 +154,9 @@ impl Leases {
                 other,
                 client: client.clone(),
                 file: (export.number, fh.clone()),
-                kind: wish.kind,
+                granted: wish.kind,
+                writes_too: AtomicBool::new(false),
+                seqid: AtomicU32::new(1),
                 directory: wish.directory,
                 key,
                 seq: grant.seq,
@@ -117,6 +165,11 @@ impl Leases {
                 life: Mutex::new(Life::Held),
                 calling: AtomicBool::new(false),
                 watched: Mutex::new(None),
+                watch: match &export.others {
+                    Others::Watched(watch) => Some(watch.clone()),
+                    _ => None,
+                },
+                alone: tokio::sync::Mutex::new(wish.kind == Kind::Write),
                 asking: Asking::default(),
             });
             inner.held.insert((holder, key), d.clone());

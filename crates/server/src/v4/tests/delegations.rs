@@ -9,7 +9,7 @@ use crate::table::Others;
 use crate::tests::env;
 use hither_proto::nfs3;
 use hither_vfs::model::Model;
-use hither_vfs::{BoxFuture, Fh as VfsFh, Told, Watch, Watched};
+use hither_vfs::{BoxFuture, Fh as VfsFh, Told, Watch, Watched, WatchedAlone};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 const READ: u32 = bits::SHARE_ACCESS_READ;
@@ -240,11 +240,82 @@ async fn the_holder_himself() {
     assert_eq!(under.unwrap().delegation, OpenDelegation::None);
     let claim = Op::Open(open_args("o2", READ, 0, OpenClaim::DelegCurFh(id), false));
     a.run(vec![Op::putfh(&fh), claim.clone()]).await.putfh().unwrap();
-    assert_eq!(a.open_as("f", RW, None).await.unwrap_err(), Nfsstat4::DELAY);
+    assert_eq!(a.status(vec![Op::Putrootfh, Op::remove(b"f")]).await, Nfsstat4::DELAY);
     assert_eq!(a.wire.recalls(), [id]);
     a.give_back(&fh, id).await.unwrap();
     a.open_as("f", RW, None).await.unwrap();
     assert_eq!(a.status(vec![Op::putfh(&fh), claim]).await, Nfsstat4::BAD_STATEID);
+}
+
+/// A client opens and writes a file that it has delegated for reading: nothing is recalled and nobody waits, also while others
+/// read it. Who else writes it recalls the delegation.
+/// Promise: S10
+#[tokio::test(start_paused = true)]
+async fn own_delegation_for_reading_is_kept() {
+    let (lab, fh) = lab().await;
+    let mut a = callable(&lab, "a").await;
+    let mut b = callable(&lab, "b").await;
+    let (id, other) = (a.delegation("f").await.unwrap(), b.delegation("f").await.unwrap());
+    // B's is in the way.
+    assert_eq!(a.open_as("f", RW, None).await.unwrap_err(), Nfsstat4::DELAY);
+    b.wire.listening(Duration::from_millis(50)).await;
+    assert_eq!(b.wire.recalls(), [other]);
+    b.give_back(&fh, other).await.unwrap();
+    let begun = tokio::time::Instant::now();
+    let opened = a.open_as("f", RW, None).await.unwrap();
+    assert_eq!(opened.delegation, OpenDelegation::None, "b reads");
+    let write = Op::write(opened.stateid, 0, StableHow::FILE_SYNC, Bytes::from_static(b"new"));
+    a.run(vec![Op::putfh(&fh), write]).await.putfh().unwrap();
+    let cut = Attrs { size: Some(2), ..Attrs::default() };
+    assert_eq!(a.status(vec![Op::putfh(&fh), Op::setattr(opened.stateid, cut)]).await, Nfsstat4::OK);
+    assert_eq!(begun.elapsed(), Duration::ZERO, "nobody waits");
+    assert_eq!(a.test(id).await, Nfsstat4::OK);
+    assert_eq!(a.wire.recalls(), []);
+    // Nobody else caches meanwhile.
+    assert_eq!(b.delegation("f").await, None);
+    assert_eq!(b.open_as("f", RW, None).await.unwrap_err(), Nfsstat4::DELAY);
+    a.wire.listening(Duration::from_millis(50)).await;
+    assert_eq!(a.wire.recalls(), [id]);
+}
+
+/// A delegation for reading becomes one for writing when its holder opens the file for writing and nobody else uses it.
+/// Promise: S10
+#[tokio::test(start_paused = true)]
+async fn own_delegation_becomes_one_for_writing() {
+    let (lab, fh) = lab().await;
+    let mut a = callable(&lab, "a").await;
+    let mut b = callable(&lab, "b").await;
+    let id = a.delegation("f").await.unwrap();
+    let opened = a.open_as("f", RW, None).await.unwrap();
+    let OpenDelegation::Write(now) = opened.delegation else { panic!("{:?}", opened.delegation) };
+    assert_eq!(now.stateid, Stateid { seqid: id.seqid + 1, other: id.other });
+    assert_eq!(a.wire.recalls(), []);
+    assert_eq!(a.test(id).await, Nfsstat4::OLD_STATEID);
+    // Who looks has to wait: what the holder was told first is not what it may have made of the file since.
+    assert_eq!(b.open_as("f", READ, None).await.unwrap_err(), Nfsstat4::DELAY);
+    a.wire.listening(Duration::from_millis(50)).await;
+    assert_eq!(a.wire.recalls(), [now.stateid]);
+    a.give_back(&fh, now.stateid).await.unwrap();
+    b.open_as("f", READ, None).await.unwrap();
+}
+
+/// A file that a local program has open cannot be watched any more when its holder changes it: the delegation is recalled first.
+/// Promise: S10a
+#[tokio::test(start_paused = true)]
+async fn own_delegation_is_kept_while_the_file_is_watched() {
+    for alone in [false, true] {
+        let watcher = Arc::new(Watcher { told: Mutex::default(), can: true, alone, watched: Arc::default() });
+        let lab = Lab::beside(&model(), "/", 2, None, Others::Watched(watcher.clone()));
+        let fh = begin(&lab).await;
+        let mut a = callable(&lab, "a").await;
+        let id = a.delegation("f").await.unwrap();
+        let opened = a.open_as("f", bits::SHARE_ACCESS_WRITE, None).await;
+        assert_eq!(opened.map(drop), if alone { Ok(()) } else { Err(Nfsstat4::DELAY) });
+        assert_eq!(a.wire.recalls(), if alone { vec![] } else { vec![id] });
+        assert_eq!(watcher.watched.load(SeqCst), 1);
+        a.give_back(&fh, Stateid { seqid: 0, ..id }).await.unwrap();
+        assert_eq!(watcher.watched.load(SeqCst), 0);
+    }
 }
 
 /// Who is silent loses his delegations when his lease has surely ended, not before; who is there and returns nothing loses them,
@@ -342,6 +413,8 @@ async fn a_restart_gives_delegations_back() {
 struct Watcher {
     told: Mutex<Option<Arc<Told>>>,
     can: bool,
+    /// Whether nobody else uses the files.
+    alone: bool,
     watched: Arc<AtomicUsize>,
 }
 
@@ -362,6 +435,11 @@ impl Watch for Watcher {
         Box::pin(async move { watched })
     }
 
+    fn watch_alone(&self, _: &VfsFh, watched: Watched) -> BoxFuture<WatchedAlone> {
+        let turned = if self.alone { Ok(watched) } else { Err(Some(watched)) };
+        Box::pin(async move { turned })
+    }
+
     fn tell(&self, told: Arc<Told>) {
         *self.told.lock() = Some(told);
     }
@@ -373,7 +451,7 @@ impl Watch for Watcher {
 async fn local_programs_recall() {
     for can in [false, true] {
         let model = model();
-        let watcher = Arc::new(Watcher { told: Mutex::default(), can, watched: Arc::default() });
+        let watcher = Arc::new(Watcher { told: Mutex::default(), can, alone: true, watched: Arc::default() });
         let lab = Lab::beside(&model, "/", 2, None, Others::Watched(watcher.clone()));
         let fh = begin(&lab).await;
         let mut holder = callable(&lab, "holder").await;

@@ -311,7 +311,7 @@ async fn a_restart_ends_those_of_directories() {
 #[tokio::test(start_paused = true)]
 async fn local_changes_of_a_directory_recall() {
     for can in [false, true] {
-        let watcher = Arc::new(Watcher { told: Mutex::default(), can, watched: Arc::default() });
+        let watcher = Arc::new(Watcher { told: Mutex::default(), can, alone: true, watched: Arc::default() });
         let lab = Lab::beside(&model(), "/", 2, None, Others::Watched(watcher.clone()));
         begin(&lab).await;
         let mut holder = callable(&lab, "holder").await;

@@ -450,7 +450,8 @@ async fn nothing_that_is_delayed_is_missed() {
     for _ in 0..12 {
         let model: Arc<Model> = model();
         let watched: Arc<AtomicUsize> = Arc::default();
-        let watcher = Arc::new(Watcher { told: Mutex::default(), can: true, watched: watched.clone() });
+        let watcher =
+            Arc::new(Watcher { told: Mutex::default(), can: true, alone: true, watched: watched.clone() });
         let lab = Lab::beside(&model, "/", (random)(), None, Others::Watched(watcher.clone()));
         let fh = begin(&lab).await;
         let told = watcher.told.lock().clone().unwrap();
