@@ -1,5 +1,5 @@
-//! Mounts the in-memory reference file system: `mount_model DIR [validity in ms] [threads]`. Ends when it is
-//! unmounted; for trying the frontend, and test suites, without a server.
+//! Mounts the in-memory reference file system: `mount_model DIR [validity in ms] [threads]`. Ends
+//! when it is unmounted; for trying the frontend, and test suites, without a server.
 
 use hither_fuse::{Config, mount};
 use hither_vfs::{Env, model::Model};

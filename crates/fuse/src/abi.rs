@@ -1,8 +1,8 @@
 //! The kernel's FUSE protocol, version 7.34 to 7.45: numbers, layouts and nothing else.
 //!
-//! It knows nothing of file systems. Requests are parsed once, here, from a buffer that the kernel filled, into
-//! [`Op`] values whose names and payloads are slices of that buffer; replies are built as bytes. All
-//! integers are in the machine's own byte order. A request that is shorter than its
+//! It knows nothing of file systems. Requests are parsed once, here, from a buffer that the kernel
+//! filled, into [`Op`] values whose names and payloads are slices of that buffer; replies are built
+//! as bytes. All integers are in the machine's own byte order. A request that is shorter than its
 //! layout says is an error, never a panic. (Source: the kernel's `include/uapi/linux/fuse.h`.)
 
 mod init;
@@ -186,7 +186,7 @@ pub(crate) mod notify {
     pub const INVAL_ENTRY: i32 = 3;
     /// All names are out of date (7.44).
     pub const INC_EPOCH: i32 = 8;
-    /// In `INVAL_ENTRY`: look the name up again, but keep what hangs on it.
+    /// In `INVAL_ENTRY`: look the name up again, but keep the mounts and caches below it.
     pub const EXPIRE_ONLY: u32 = 1;
 }
 
@@ -201,7 +201,8 @@ pub(crate) const WRITE_LOCKOWNER: u32 = 2;
 /// In a WRITE request: the caller is not one whose writes leave set-id bits alone.
 pub(crate) const WRITE_KILL_PRIV: u32 = 4;
 
-/// READ flag: a caller who waits for these bytes, and whose locks are named, asks. Pages are filled without.
+/// READ flag: the read of a waiting caller, with its lock owner. Reads that fill pages come without
+/// it.
 pub(crate) const READ_LOCKOWNER: u32 = 2;
 /// In a RELEASE request: give up flock(2) locks.
 pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;

@@ -1,13 +1,15 @@
-//! What another frontend of the same stack does, and what the kernel drops for it.
+//! Changes by another frontend of the same stack, and the kernel caches that are dropped for them.
 //!
-//! A change from beside is a modification of the mount's own: what was asked for before or meanwhile proves nothing afterwards
-//! ([`crate::inode`]). Then the kernel is made to drop what it has of the objects. It asks again at once, which is
-//! answered by the stack that the change went through. What the kernel comes to know while the change is under way may be from
-//! before it, so objects are looked for again in the end.
+//! A change from beside is a modification of the mount's own: questions asked before or meanwhile
+//! prove nothing afterwards ([`crate::inode`]). Then the kernel is made to drop its caches of the
+//! objects. It asks again at once, and the stack that made the change answers. Answers that the
+//! kernel gets while the change is under way may be from before it, so objects are looked for again
+//! in the end.
 //!
-//! Dropping a page that a program has stored to through a map writes it back first, whole: done behind the change alone, that would
-//! put old bytes over the new ones around the store. So pages are dropped before the change as well, and what was stored until
-//! then lies below it. Stores while the change is under way still win with their whole page.
+//! The kernel writes a page back, whole, before it drops the page, if a program has stored to it
+//! through a map. Done only after the change, that would put old bytes over the new ones around the
+//! store. So pages are dropped before the change as well, and earlier stores lie below it. Stores
+//! while the change is under way still win with their whole page.
 
 use crate::inode::Inode;
 use crate::session::Session;

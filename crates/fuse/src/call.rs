@@ -1,11 +1,12 @@
-//! A request on its way: from the kernel to an answer, or to the moment when nobody wants one any more.
+//! A request on its way: from the kernel to an answer, or to the moment when its caller has gone.
 //!
-//! The kernel sends an interrupt for any signal to a waiting caller, also for timers that the program handles. Disturbing calls
-//! for those would make programs fail that work on a local disk, so an interrupted call is answered `EINTR` only
-//! when its caller is about to die, when it waits for a lock, or when somebody asked the program to stop
-//! (SIGINT, SIGTERM, SIGQUIT, SIGHUP with a handler) and the call has been waiting for seconds. The
-//! kernel tells of the first signal only, so [`Calls::sweep`] looks again later. The work below
-//! goes on to its end; what it brings is undone when nobody takes it ([`Undo`]).
+//! The kernel sends an interrupt for any signal to a waiting caller, also for timers that the
+//! program handles. Disturbing calls for those would make programs fail that work on a local disk.
+//! So an interrupted call is answered `EINTR` in three cases only: its caller is about to die; it
+//! waits for a lock; or the program was asked to stop (SIGINT, SIGTERM, SIGQUIT, SIGHUP with a
+//! handler) and the call has been waiting for seconds. The kernel reports the first signal only, so
+//! [`Calls::sweep`] looks again later. The work below goes on to its end; a result without a taker
+//! is undone ([`Undo`]).
 
 use crate::abi::{Header, opcode};
 use crate::cred;
@@ -23,13 +24,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 const SHARDS: usize = 16;
-/// A call waiting longer than this is looked at by the sweep even without an interrupt: a dying process closes its files
-/// without being interruptible, and nobody is to hang because word of his signal did not come.
+/// The sweep looks at a call that waits longer than this even without an interrupt. A dying process
+/// closes its files without being interruptible, and no program may hang because word of its signal
+/// did not come.
 const EXITING_CHECK: Duration = Duration::from_secs(1);
 /// Most buffers passed to one writev(2), below `IOV_MAX`.
 const PARTS_MAX: usize = 1000;
 
-/// What a call brings.
+/// The result of a call.
 #[derive(Debug)]
 pub(crate) enum Body {
     /// Success without contents.
@@ -40,7 +42,7 @@ pub(crate) enum Body {
     Data(Data),
 }
 
-/// What to take back when nobody takes the answer.
+/// The action that undoes an answer without a taker.
 #[derive(Debug)]
 pub(crate) enum Undo {
     /// Nothing.
@@ -55,7 +57,7 @@ pub(crate) enum Undo {
     Unlock { file: Arc<OpenFile>, owner: LockOwner, range: FileRange, held: OwnedRwLockReadGuard<()> },
 }
 
-/// Answer of a call with what to do if it is not wanted.
+/// Answer of a call with its undo action.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub body: Body,
@@ -175,7 +177,8 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// `patience`: how long a call waits when its program was asked to stop but handles that itself.
+    /// `patience`: how long a call waits when its program was asked to stop but handles that
+    /// itself.
     pub fn new(patience: Duration) -> Self {
         Self { shards: Default::default(), patience, turn: AtomicUsize::new(0) }
     }
@@ -207,7 +210,8 @@ impl Calls {
         self.shard(unique).lock().remove(&unique);
     }
 
-    /// The kernel says that the caller of `unique` got a signal. False when there is no such call here (yet).
+    /// The kernel says that the caller of `unique` got a signal. False when there is no such call
+    /// here (yet).
     pub fn interrupted(&self, unique: u64) -> bool {
         let Some(pending) = self.shard(unique).lock().get(&unique).cloned() else { return false };
         pending.interrupted.store(true, Ordering::Release);
@@ -215,8 +219,9 @@ impl Calls {
         true
     }
 
-    /// Looks again at calls whose callers got signals, and at closes that wait long; at others that wait long a part at a
-    /// time, since a dead server may have thousands of them. Returns the number of calls under way.
+    /// Looks again at calls whose callers got signals, and at closes that wait long; at others that
+    /// wait long a part at a time, since a dead server may have thousands of them. Returns the
+    /// number of calls under way.
     pub fn sweep(&self) -> usize {
         let now = Instant::now();
         let mut under_way = 0;
@@ -234,8 +239,8 @@ impl Calls {
         under_way
     }
 
-    /// The mount is gone, and with it everybody who waits. Calls that keep a promise about data, or give something back,
-    /// go on unless `all`; returns how many are left of those.
+    /// The mount is gone, and with it all waiting callers. Calls that keep a promise about data, or
+    /// give something back, go on unless `all`; returns the number of those that are left.
     pub fn abandon(&self, all: bool) -> usize {
         let mut left = 0;
         for shard in &self.shards {
@@ -261,8 +266,8 @@ impl Pending {
         matches!(self.opcode, opcode::RELEASE | opcode::FLUSH | opcode::FSYNC | opcode::WRITE)
     }
 
-    /// Whether the very thread that the kernel names waits for the answer, and nobody else does. Pages are read and written for
-    /// many.
+    /// Whether the very thread that the kernel names waits for the answer, and no other. Pages are
+    /// read and written for many.
     fn is_its_callers(&self) -> bool {
         matches!(
             self.opcode,
@@ -312,8 +317,9 @@ mod tests {
         child
     }
 
-    /// Word of a signal can get lost: who waits for seconds is looked at all the same. What the page cache asks for is not
-    /// his alone, and nothing is known of those who cannot be seen.
+    /// Word of a signal can get lost: callers that wait for seconds are checked in any case. A
+    /// request of the page cache does not belong to one caller, and the state of invisible
+    /// processes is unknown.
     #[tokio::test(start_paused = true)]
     async fn a_killed_caller_without_an_interrupt_is_found() {
         let mut child = doomed();

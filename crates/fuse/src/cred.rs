@@ -1,7 +1,7 @@
-//! Who asks: supplementary groups and pending signals of the calling thread, from `/proc`.
+//! The caller: supplementary groups and pending signals of the calling thread, from `/proc`.
 //!
-//! FUSE tells user, group and thread of a caller, but not its groups. The caller waits in the kernel
-//! while its request is served, so what `/proc/TID` says is about that call.
+//! FUSE reports user, group and thread of a caller, but not its groups. The caller waits in the
+//! kernel while its request is served, so `/proc/TID` describes that call.
 
 use crate::abi::Header;
 use hither_vfs::Cred;
@@ -14,9 +14,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long the groups of a thread are remembered: a path walk or a short-lived compiler asks many times in that time, and
-/// reading them costs more than the rest of a request. A process changes its groups as the superuser or together
-/// with its user or group id, which both lead to another entry.
+/// How long the groups of a thread are remembered: a path walk or a short-lived compiler asks many
+/// times in that time, and reading them costs more than the rest of a request. A process changes
+/// its groups as the superuser or together with its user or group id, which both lead to another
+/// entry.
 const REMEMBER: Duration = Duration::from_millis(100);
 /// Identities remembered.
 const REMEMBER_MAX: usize = 1024;
@@ -31,8 +32,8 @@ pub(crate) struct Creds {
 type Caller = (u32, u32, u32);
 
 impl Creds {
-    /// The caller's identity. Groups are read for everybody but the superuser; a caller in a process namespace
-    /// that is not visible from here has those the kernel sent along, if any.
+    /// The caller's identity. Groups are read for all callers but the superuser; a caller in a
+    /// process namespace that is not visible from here has the groups that the kernel sent, if any.
     pub fn of(&self, head: &Header) -> Arc<Cred> {
         if head.uid == 0 || head.tid == 0 {
             let groups = head.groups.iter().copied().collect();
@@ -117,8 +118,8 @@ fn parse_groups(status: &[u8]) -> SmallVec<[u32; 8]> {
         .collect()
 }
 
-/// A signal that ends the process arrives at each of its threads as SIGKILL; the ones people send to stop a program
-/// that has a handler for them stay as they are.
+/// A signal that ends the process arrives at each of its threads as SIGKILL; the ones people send
+/// to stop a program that has a handler for them stay as they are.
 fn parse_signals(status: &[u8]) -> Signals {
     let mask = |name: &[u8]| -> u64 {
         let hex = field(status, name).unwrap_or_default().trim_ascii();
@@ -135,8 +136,8 @@ fn parse_signals(status: &[u8]) -> Signals {
     }
 }
 
-/// A thread that dies of a signal closes its files on the way out, when no signal is pending any more: its exit
-/// code (the last field but none of `/proc/TID/stat`) has the signal by then.
+/// A thread that dies of a signal closes its files on the way out, when no signal is pending any
+/// more: its exit code (the last field but none of `/proc/TID/stat`) has the signal by then.
 fn killed_and_exiting(tid: u32) -> bool {
     const PF_EXITING: u64 = 4;
     let Some(stat) = read_proc(tid, "stat") else { return true };

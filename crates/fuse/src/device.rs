@@ -1,8 +1,9 @@
 //! `/dev/fuse`: reading requests, writing replies and notifications.
 //!
-//! It knows the framing of messages and nothing of their meaning. Every clone has its own queue of requests under way in
-//! the kernel, so a reply must be written to the descriptor that its request was read from. Request
-//! buffers come from a bounded pool; their WRITE payload starts on a page boundary.
+//! It knows the framing of messages and nothing of their meaning. Every clone has its own queue of
+//! requests under way in the kernel, so a reply must be written to the descriptor that its request
+//! was read from. Request buffers come from a bounded pool; their WRITE payload starts on a page
+//! boundary.
 
 use crate::abi::{OUT_HEADER_BYTES, WRITE_HEAD_BYTES};
 use bytes::Bytes;
@@ -22,12 +23,12 @@ pub(crate) struct Device {
     fd: OwnedFd,
 }
 
-/// What became of a reply.
+/// The outcome of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Delivery {
     /// The kernel took it.
     Delivered,
-    /// Nobody waits for it any more.
+    /// Its caller has gone.
     Unwanted,
 }
 
@@ -79,7 +80,8 @@ impl Device {
         self.fd.as_raw_fd()
     }
 
-    /// Reads one request into `buf`; blocks. `ENODEV` when the mount is gone, `ECONNABORTED` when it was aborted.
+    /// Reads one request into `buf`; blocks. `ENODEV` when the mount is gone, `ECONNABORTED` when
+    /// it was aborted.
     pub fn read(&self, buf: &mut Buffer) -> io::Result<usize> {
         let space = buf.space();
         // SAFETY: `space` is valid for writes of its length for the duration of the call.
@@ -90,7 +92,7 @@ impl Device {
     /// Answers a request: `error` is 0 or an errno (positive), `body` only follows when it is 0.
     ///
     /// # Errors
-    /// What the kernel thinks of the reply's form, which is a mistake of ours.
+    /// The kernel's objection to the reply's form, which is a mistake of ours.
     pub fn reply(&self, unique: u64, error: i32, body: &[IoSlice<'_>]) -> io::Result<Delivery> {
         match self.send(unique, -error, body) {
             Ok(()) => Ok(Delivery::Delivered),
@@ -104,7 +106,8 @@ impl Device {
         }
     }
 
-    /// Sends a notification. Some wait for locks inside the kernel: not from a thread that answers requests.
+    /// Sends a notification. Some wait for locks inside the kernel: not from a thread that answers
+    /// requests.
     pub fn notify(&self, code: i32, body: &[IoSlice<'_>]) -> io::Result<()> {
         self.send(0, code, body)
     }
@@ -124,7 +127,8 @@ impl Device {
     }
 }
 
-/// Memory for one request of the largest size. Its contents start so that the payload of a WRITE is page-aligned.
+/// Memory for one request of the largest size. Its contents start so that the payload of a WRITE is
+/// page-aligned.
 pub(crate) struct Buffer {
     memory: NonNull<u8>,
     layout: Layout,
@@ -142,7 +146,8 @@ impl Buffer {
 
     fn space(&mut self) -> &mut [u8] {
         let len = self.layout.size() - Self::START;
-        // SAFETY: START + len is the size of the zero-initialized allocation, and `self` is borrowed mutably.
+        // SAFETY: START + len is the size of the zero-initialized allocation, and `self` is
+        // borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(Self::START), len) }
     }
 
@@ -151,7 +156,8 @@ impl Buffer {
         &self.as_ref()[..len]
     }
 
-    /// The bytes last read, with the buffer behind them; it goes back to the pool with the last reference.
+    /// The bytes last read, with the buffer behind them; it goes back to the pool with the last
+    /// reference.
     pub fn into_bytes(self, len: usize) -> Bytes {
         Bytes::from_owner(Lent(Some(self))).slice(..len)
     }
@@ -193,8 +199,8 @@ impl Drop for Lent {
     }
 }
 
-/// Buffers for requests. Those in use are bounded by the kernel, which has a caller or a background slot waiting
-/// behind each; at most `spare_max` unused ones are kept.
+/// Buffers for requests. Those in use are bounded by the kernel, which has a caller or a background
+/// slot waiting behind each; at most `spare_max` unused ones are kept.
 #[derive(Clone)]
 pub(crate) struct BufferPool {
     spare: Arc<Mutex<Vec<Buffer>>>,

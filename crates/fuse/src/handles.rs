@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
 
-/// An open file. Data goes through it with the identity of who opened it, as NFS does.
+/// An open file. Data moves through it with the identity of its opener, as NFS does.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     /// The file.
@@ -21,12 +21,14 @@ pub(crate) struct OpenFile {
     pub access: OpenAccess,
     /// Whether it may be closed already.
     pub quiet: Quiet,
-    /// Who opened it.
+    /// The opener.
     pub cred: Arc<Cred>,
-    /// Held for reading by calls that take locks, until a lock that nobody waits for any more is given back; closing waits for them.
+    /// Held for reading by calls that take locks, until an abandoned lock is given back; closing
+    /// waits for them.
     pub locking: Arc<tokio::sync::RwLock<()>>,
-    /// Owners of fcntl(2) locks taken through this open. A process gives its locks up with FLUSH; what is left at the
-    /// release belongs to the open itself (F_OFD_SETLK), and the kernel does not name it there.
+    /// Owners of fcntl(2) locks taken through this open. A process gives its locks up with FLUSH.
+    /// Locks left at the release belong to the open itself (F_OFD_SETLK), and the kernel does not
+    /// name it there.
     pub lockers: Mutex<HashSet<LockOwner>>,
     /// First bytes that came along, until they were read.
     pub first: Mutex<Option<First>>,
@@ -49,7 +51,8 @@ pub(crate) struct First {
 }
 
 impl OpenFile {
-    /// Bytes at `offset` that came along with the open, at most `size`, and whether the file ends with them.
+    /// Bytes at `offset` that came along with the open, at most `size`, and whether the file ends
+    /// with them.
     pub fn take_first(&self, offset: u64, size: usize) -> (Data, bool) {
         let mut first = self.first.lock();
         let none = (Data::default(), false);
@@ -76,12 +79,14 @@ impl OpenFile {
     }
 }
 
-/// Opens whose first bytes came along and were not read yet, the oldest first: files may be open for long without being read.
+/// Opens whose first bytes came along and were not read yet, the oldest first: files may be open
+/// for long without being read.
 #[derive(Debug, Default)]
 pub(crate) struct Unread(Mutex<VecDeque<u64>>);
 
 impl Unread {
-    /// Takes note of one more; returns the one that has to give its bytes up for it when there are `most`.
+    /// Takes note of one more; returns the one that has to give its bytes up for it when there are
+    /// `most`.
     pub fn add(&self, id: u64, most: usize) -> Option<u64> {
         let mut ids = self.0.lock();
         ids.push_back(id);
@@ -94,11 +99,11 @@ impl Unread {
 pub(crate) struct OpenDir {
     /// The directory.
     pub inode: Arc<Inode>,
-    /// Who opened it.
+    /// The opener.
     pub cred: Arc<Cred>,
     /// The kernel may answer from its cache through it.
     pub cached: bool,
-    /// What was read last. Readers of one descriptor take turns.
+    /// The page read last. Readers of one descriptor take turns.
     pub page: tokio::sync::Mutex<Page>,
 }
 
@@ -111,7 +116,7 @@ pub(crate) struct Page {
     pub entries: Vec<DirEntry>,
     /// Where the last piece ended.
     pub next: usize,
-    /// Cookie of the last entry given: a reader who asks for another one has sought.
+    /// Cookie of the last entry given: a reader that asks for another one has sought.
     pub given: u64,
     /// Entries of a piece at most.
     pub piece_max: usize,
@@ -123,9 +128,11 @@ pub(crate) struct Page {
     pub verifier: [u8; 8],
     /// When it was asked for.
     pub asked: Moment,
-    /// Until when all objects given to the kernel since the start hold; `None` when some did not come along.
+    /// Until when all objects given to the kernel since the start hold; `None` when some were
+    /// missing.
     pub hold: Option<Instant>,
-    /// When the start was asked for, and the change value of what the kernel had cached then.
+    /// When the start was asked for, and the change value of the listing that the kernel had cached
+    /// then.
     pub began: Moment,
     pub base: Option<u64>,
     /// Until when all entries given since the start hold.
@@ -134,7 +141,8 @@ pub(crate) struct Page {
     pub leased: bool,
     /// Bytes to ask for next time.
     pub ask_bytes: u32,
-    /// Pages since the start, and a cookie seen on the way: meeting it again means that the server runs in a circle.
+    /// Pages since the start, and a cookie seen on the way: meeting it again means that the server
+    /// runs in a circle.
     pub pages: u64,
     pub milestone: Option<u64>,
 }

@@ -1,18 +1,19 @@
-//! Path hints: the whole path of a caller who asks for one name after another.
+//! Path hints: the whole path of a caller that asks for one name after another.
 //!
-//! The kernel looks names up one at a time, and each could cost a round trip. But the caller waits in its system call:
-//! which call that is, its arguments and the path they point to can be read from outside ([`caller`], [`calls`]). So a
-//! look-up that cannot be answered here becomes one walk of all names that follow in the path ([`path`]), with what the
-//! call will want at its end; the look-ups of the same call that come next find their answers in the layer below
-//! or, when that keeps nothing, in the record of the thread ([`record`]).
+//! The kernel looks names up one at a time, and each could cost a round trip. But the caller waits
+//! in its system call. The call, its arguments and the path that they point to can be read from
+//! outside ([`caller`], [`calls`]). So a lookup that cannot be answered here becomes one walk of
+//! all following names of the path ([`path`]), with the objects that the call will need at its end.
+//! The next lookups of the same call find their answers in the layer below or, when that keeps
+//! nothing, in the record of the thread ([`record`]).
 //!
-//! A hint is never trusted: it says only which names to ask for ahead, with the caller's own identity, below the
-//! directory that the kernel asked about. One that is missing, wrong or forged leads to the same answers. Memory of
-//! another program can make its reader wait (its pages may lie on a file system that does not answer): at most all but
-//! one of the threads that read requests may be in such a read, and one that does not come back is written off
-//! and replaced.
+//! A hint is never trusted: it says only which names to ask for ahead, with the caller's own
+//! identity, below the directory that the kernel asked about. One that is missing, wrong or forged
+//! leads to the same answers. Memory of another program can make its reader wait (its pages may lie
+//! on a file system that does not answer): at most all but one of the threads that read requests
+//! may be in such a read, and one that does not come back is written off and replaced.
 //!
-//! It knows the kernel's calls and paths, and nothing of what answers them.
+//! It knows the kernel's calls and paths, and nothing of the layers that answer them.
 
 #[allow(unsafe_code)]
 pub(crate) mod caller;
@@ -41,7 +42,8 @@ use tokio::time::Instant;
 
 /// Threads remembered.
 const RECORDS_MAX: usize = 1024;
-/// From an answer to its thread's next request: longer, and the request is taken to belong to another call.
+/// From an answer to its thread's next request: longer, and the request is taken to belong to
+/// another call.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// A hint that takes so long to read has met memory that does not come.
@@ -71,7 +73,7 @@ pub(crate) enum Missed {
 const MISSED: [&str; 8] =
     ["unseen", "unreadable", "running", "other-call", "no-path", "no-match", "moved-on", "busy"];
 
-/// What became of path hints since the mount began.
+/// The outcomes of path hints since the mount began.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 pub struct HintStats {
     /// Look-ups that had to ask and had a hint.
@@ -80,13 +82,14 @@ pub struct HintStats {
     pub ahead: u64,
     /// Look-ups answered from names asked for ahead.
     pub answered: u64,
-    /// Hints with names ahead of which none was looked up: the kernel knew them, or the hint was wrong.
+    /// Hints with names ahead of which none was looked up: the kernel knew them, or the hint was
+    /// wrong.
     pub wrong: u64,
     /// Look-ups that had to ask without a hint, by reason.
     pub missed: std::collections::BTreeMap<&'static str, u64>,
 }
 
-/// What a call will want of the last name.
+/// The needs of a call at its last name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Intent {
     /// A file is opened for reading, by its contents.
@@ -99,7 +102,7 @@ pub(crate) struct Intent {
     pub makes_last: bool,
 }
 
-/// What to ask for instead of one name.
+/// The question to ask instead of one name.
 #[derive(Debug, Clone)]
 pub(crate) struct Hint {
     /// The call.
@@ -112,13 +115,14 @@ pub(crate) struct Hint {
     paths: SmallVec<[Path; 2]>,
     which: usize,
     at: usize,
-    /// What for.
+    /// The purpose of the call.
     pub intent: Intent,
     /// The name itself and those behind it.
     pub names: Vec<Name>,
     /// They end the path.
     pub whole: bool,
-    /// What an earlier walk of the same call found under the name, and when it was asked.
+    /// The object that an earlier walk of the same call found under the name, and when it was
+    /// asked.
     pub known: Option<(Known, Moment)>,
 }
 
@@ -134,7 +138,7 @@ impl Hint {
         self.whole && self.intent.makes_last && self.which + 1 == self.paths.len()
     }
 
-    /// What to bring from the end of the walk.
+    /// The extras to fetch at the end of the walk.
     pub fn want(&self, first_bytes: u32) -> Want {
         if !self.whole {
             return Want::default();
@@ -259,7 +263,8 @@ impl Hints {
             whole: false,
             known: None,
         };
-        // A call under way goes on, perhaps behind symbolic links. The same call made again begins anew.
+        // A call under way goes on, perhaps behind symbolic links. The same call made again begins
+        // anew.
         if let Some(record) = self.records.lock().get(&tid).filter(|r| r.is_made_of(&hint, now)) {
             let mut tracks = record.tracks.iter().enumerate();
             if let Some((which, at)) = tracks.find_map(|(i, t)| Some((i, place(&t.path, t.at)?))) {
@@ -293,7 +298,8 @@ impl Hints {
         reading.iter_mut().filter(stuck).map(|u| u.written_off = true).count()
     }
 
-    /// The last parts of the paths of the call that thread `tid` is in, as they were given: one for an open, two for a rename.
+    /// The last parts of the paths of the call that thread `tid` is in, as they were given: one for
+    /// an open, two for a rename.
     pub fn last_parts(&self, tid: u32) -> SmallVec<[Bytes; 2]> {
         self.try_last_parts(tid).unwrap_or_default()
     }
@@ -309,7 +315,7 @@ impl Hints {
         paths.iter().map(|path| path.parts.last().cloned().ok_or(Missed::NoPath)).collect()
     }
 
-    /// Takes note of what the walk of a hint found, asked at `asked`; before its look-up is answered.
+    /// Notes the results of a hint's walk, asked at `asked`; before its lookup is answered.
     pub fn walked(&self, tid: u32, dir: u64, cred: &Arc<Cred>, hint: Hint, trail: &Trail, asked: Moment) {
         self.ahead.fetch_add(hint.names.len() as u64 - 1, Ordering::Relaxed);
         let now = Instant::now();
@@ -489,7 +495,7 @@ pub(crate) fn written_off() -> bool {
     WRITTEN_OFF.take()
 }
 
-/// The paths of a call, and what it wants.
+/// The paths of a call, and its purpose.
 fn read_paths(tid: u32, call: &SystemCall) -> Result<(SmallVec<[Path; 2]>, Intent), Missed> {
     let shape = calls::shape(call.number).filter(|_| !call.is_narrow()).ok_or(Missed::OtherCall)?;
     let arg = |i: usize| call.args.get(i).copied().unwrap_or(0);
@@ -527,7 +533,8 @@ impl Intent {
         Self { reads, opens, rights, makes_last: has(libc::O_CREAT) }
     }
 
-    /// Of access(2): before the object's type is known, the right to execute may be the right to search.
+    /// Of access(2): before the object's type is known, the right to execute may be the right to
+    /// search.
     fn rights(mask: u64) -> Access {
         let has = |bit: i32| mask as i32 & bit != 0;
         let mut rights = Access::empty();

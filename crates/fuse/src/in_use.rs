@@ -4,7 +4,7 @@
 //! handle is booked. The removal of a name (unlink(2), or rename(2) to it) holds the gate alone: it
 //! sees an open or comes before it.
 //!
-//! The kernel releases a handle just before close(2) returns, but nobody waits for the answer: the
+//! The kernel releases a handle just before close(2) returns, but does not wait for the answer: the
 //! removal that a program asks for next can overtake it. A handle that was flushed and not used
 //! since is probably being released, unless the program has a second descriptor of it. A removal
 //! waits a moment for handles like that.
@@ -205,8 +205,8 @@ impl Session {
         closed
     }
 
-    /// Holds a file open until the thread that was told of it, whose identity is `cred`, has opened
-    /// it.
+    /// Holds a file open until the thread that got it as an answer, whose identity is `cred`, has
+    /// opened it.
     pub async fn keep_open(self: &Arc<Self>, inode: &Arc<Inode>, cred: Arc<Cred>) {
         let (fh, cx) = (inode.fh(), Cx::new(cred));
         for access in [OpenAccess::READ, OpenAccess::WRITE] {

@@ -1,15 +1,16 @@
-//! Inodes: the kernel's numbers for objects, and what the kernel was told about them.
+//! Inodes: the kernel's numbers for objects, and the attributes that the kernel was given.
 //!
-//! One number per object identity `(fsid, fileid)`, so that hard links share pages and locks in the kernel; numbers are
-//! never used twice. An inode lives while the kernel counts look-ups of it (LOOKUP and its kin add,
-//! FORGET subtracts) or something is open.
+//! One number per object identity `(fsid, fileid)`, so that hard links share pages and locks in the
+//! kernel; numbers are never used twice. An inode lives while the kernel counts look-ups of it
+//! (LOOKUP and its kin add, FORGET subtracts) or something is open.
 //!
-//! What the kernel caches of a file's contents is right for one value of the change attribute, remembered in
-//! `pages`. The mount's own modifications make it unknown, because an answer cannot tell whether somebody
-//! else wrote in between; a different value with no modification of ours in flight or since is somebody else's change, and then
-//! the kernel's pages must go ([`Seen::pages_stale`]). To order answers and modifications there is
-//! one counter for the mount ([`Clock`]): a call samples it before it asks, each modification moves it at
-//! its beginning and end.
+//! The kernel's pages of a file are right for one value of the change attribute, remembered in
+//! `pages`. The mount's own modifications make that value unknown, because an answer cannot tell
+//! whether another client wrote in between. A different value with no modification of ours in
+//! flight or since is another client's change, and then the kernel's pages must be dropped
+//! ([`Seen::pages_stale`]). To order answers and modifications there is one counter for the mount
+//! ([`Clock`]): a call samples it before it asks, each modification moves it at its beginning and
+//! end.
 
 mod table;
 
@@ -29,7 +30,8 @@ pub(crate) use table::{Ambiguous, Inodes, Named};
 const SENT_BACK: Duration = Duration::from_secs(2);
 /// Threads sent back at a time.
 const SENT_BACK_MAX: usize = 64;
-/// How long before its time is over an open file is looked at, at most: what the kernel shows must not be older.
+/// Longest time before its expiry at which an open file is revalidated: the kernel must not show
+/// older data.
 pub(crate) const LEAD_MAX: Duration = Duration::from_millis(200);
 /// How often an open file is looked at whose attributes do not hold.
 const LOOK_UNKNOWN: Duration = Duration::from_secs(1);
@@ -43,7 +45,8 @@ const ABSENT_MAX: usize = 4096;
 /// Further handles accepted for one object.
 const ALIASES_MAX: usize = 4;
 
-/// Identity of an object: numbers that the server gives it, and the part of the mount in which it was found.
+/// Identity of an object: numbers that the server gives it, and the part of the mount in which it
+/// was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ident {
     fsid: (u64, u64),
@@ -67,8 +70,9 @@ impl Ident {
         Self { fileid, ..self }
     }
 
-    /// Number to show as `st_ino` in a mount whose root is in file system `root`: the server's own number
-    /// there; mixed with the file system's number elsewhere, so that numbers of two do not meet.
+    /// Number to show as `st_ino` in a mount whose root is in file system `root`: the server's own
+    /// number there; mixed with the file system's number elsewhere, so that numbers of two do not
+    /// meet.
     pub fn ino(self, root: Ident) -> u64 {
         if self.fsid == root.fsid {
             return self.fileid.max(1);
@@ -114,7 +118,8 @@ pub(crate) enum OnExec {
 #[derive(Debug, Default)]
 pub(crate) struct Clock(AtomicU64);
 
-/// A moment of a [`Clock`]. Withdrawals of leases move the clock too: whether an answer is older than one is told by when it was asked for.
+/// A moment of a [`Clock`]. Withdrawals of leases move the clock too: the moment of its question
+/// shows whether an answer is older than one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct Moment(u64);
 
@@ -159,8 +164,8 @@ struct State {
     told_set_id: bool,
     /// Change value for which the kernel's pages are right; `None` when unknown.
     pages: Option<u64>,
-    /// Change value last seen with no modification of ours since: a foundation less firm than `pages`, but a different
-    /// value later is somebody else's change all the same.
+    /// Change value last seen with no modification of ours since: a foundation less firm than
+    /// `pages`, but a different value later is still another client's change.
     seen: Option<u64>,
     /// Whether the kernel can have pages at all.
     opened: bool,
@@ -168,8 +173,8 @@ struct State {
     empty: bool,
     /// A read or write has gone through the kernel's pages.
     filled: bool,
-    /// Length the kernel takes the file to have; `None` when it has to ask. (Attributes that arrive together with
-    /// an invalidation are ignored by the kernel.)
+    /// Length the kernel takes the file to have; `None` when it has to ask. (Attributes that arrive
+    /// together with an invalidation are ignored by the kernel.)
     told_size: Option<u64>,
     /// Change value of the attributes the kernel has; `None` when it asks again anyway.
     told_change: Option<u64>,
@@ -185,41 +190,42 @@ struct State {
     lock_owners: HashSet<LockOwner>,
     /// Threads whose opens for appending were sent back to look the file up again, and when.
     sent_back: SmallVec<[(u32, Instant); 1]>,
-    /// Until when the kernel's attributes and pages hold; `None` when they are to be looked at. A lease only once it was passed on,
-    /// so that its withdrawal finds it.
+    /// Until when the kernel's attributes and pages hold; `None` when they are to be looked at. A
+    /// lease only once it was passed on, so that its withdrawal finds it.
     valid: Option<Validity>,
     /// When an open file is to be looked at again.
     look: Instant,
-    /// When it is going to be; `None` when nobody has it open.
+    /// When it is going to be; `None` when no program has it open.
     queued: Option<Instant>,
     /// Until when looks were put off.
     postponed: Option<Instant>,
-    /// Attributes last seen, with nothing of ours happening to the object since. Never under a lease: nobody withdraws it here.
+    /// Attributes last seen, with nothing of ours happening to the object since. Never under a
+    /// lease: no withdrawal would end it here.
     known: Option<Attrs>,
-    /// What a symbolic link was last read to lead to.
+    /// The last target read of a symbolic link.
     target: Option<Bytes>,
     /// Until when the objects hold that came along with the last whole listing of this directory.
     listed: Option<Instant>,
     /// Until when the entries of this directory hold that the kernel may have in its cache.
     entries: Option<Instant>,
-    /// Absent names of this directory that the kernel was told under a lease.
+    /// Absent names of this directory that the kernel got under a lease.
     absent: HashSet<Name>,
     /// An error of written bytes that no program has been told yet.
     error: Option<Error>,
 }
 
-/// What an observation of attributes means for the kernel's caches.
+/// The effect of observed attributes on the kernel's caches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// Somebody else changed the contents: cached pages must go before the answer is given.
+    /// Another client changed the contents: cached pages must go before the answer is given.
     pub pages_stale: bool,
-    /// A directory is no longer searchable by everybody: cached names in it must not be used.
+    /// A directory is no longer searchable by all users: cached names in it must not be used.
     pub search_lost: bool,
     /// It is open, and to be looked at sooner than planned.
     pub sooner: bool,
 }
 
-/// What an open means for the kernel's caches.
+/// The effect of an open on the kernel's caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OnOpen {
     /// The pages cached before are right.
@@ -250,7 +256,7 @@ impl Drop for Modifying<'_> {
     fn drop(&mut self) {
         let mut s = self.inode.state.lock();
         s.modifying -= 1;
-        // Of modifications side by side nobody knows which attributes are the later ones.
+        // The order of the attributes of simultaneous modifications is unknown.
         s.known = if s.modified == self.began { self.attrs.take().filter(unleased) } else { None };
         s.seen = s.known.as_ref().map(|a| a.attr.change);
         s.modified = self.clock.tick();
@@ -337,7 +343,7 @@ impl Inode {
         s.fh == *fh || s.aliases.contains(fh)
     }
 
-    /// Whether everybody may look names up here: only then may the kernel do it without asking.
+    /// Whether all users may look names up here: only then may the kernel do it without asking.
     pub fn world_searchable(&self) -> bool {
         self.state.lock().mode & 0o111 == 0o111
     }
@@ -395,7 +401,8 @@ impl Inode {
         self.state.lock().target.clone()
     }
 
-    /// Notes that a write up to `end` succeeded; the kernel extends the length likewise. Returns the number of writes until now.
+    /// Notes that a write up to `end` succeeded; the kernel extends the length likewise. Returns
+    /// the number of writes until now.
     pub fn wrote(&self, end: u64, stable: bool) -> u64 {
         let mut s = self.state.lock();
         s.told_size = s.told_size.map(|size| size.max(end));
@@ -451,7 +458,8 @@ impl Inode {
         if s.modifying > 0 || s.modified > asked {
             s.told_rights = None;
             s.told_set_id |= rights.is_set_id();
-            // The kernel ignores these attributes too: it orders by its own counter in the same way.
+            // The kernel ignores these attributes too: it orders by its own counter in the same
+            // way.
             s.told_change = None;
             let sooner = s.hold(None);
             return Seen { pages_stale: false, search_lost, sooner };
@@ -472,7 +480,8 @@ impl Inode {
         Seen { pages_stale, search_lost, sooner }
     }
 
-    /// Notes that the kernel's pages were dropped after attributes with `change`, asked for at `asked`, were seen.
+    /// Notes that the kernel's pages were dropped after attributes with `change`, asked for at
+    /// `asked`, were seen.
     pub fn pages_dropped(&self, change: u64, asked: Moment) {
         let mut s = self.state.lock();
         s.told_size = None;
@@ -483,7 +492,8 @@ impl Inode {
         }
     }
 
-    /// Takes note of an open that returned `attr` and was begun at `asked`: what the kernel may keep.
+    /// Notes an open that returned `attr` and was begun at `asked`: the kernel caches that may
+    /// stay.
     pub fn opened(&self, attrs: &Attrs, asked: Moment) -> OnOpen {
         self.paged();
         self.opened_past_pages(attrs, asked)
@@ -501,8 +511,8 @@ impl Inode {
         }
         let size_differs =
             self.kind == FileKind::Regular && s.told_size.is_some_and(|t| t != attr.size_bytes);
-        // What the kernel was told is only known when it is noted: in doubt it asks again, or it would end reads
-        // at an old length.
+        // The kernel's attributes are only known when they are noted: in doubt it asks again, or it
+        // would end reads at an old length.
         let attrs_stale = s.told_size != Some(attr.size_bytes) || s.told_change != Some(attr.change);
         let keep = s.pages == Some(attr.change) && !size_differs;
         s.empty |= !keep;
@@ -510,7 +520,7 @@ impl Inode {
         OnOpen { keep, attrs_stale, size_unknown: s.told_size != Some(attr.size_bytes) }
     }
 
-    /// Notes that the kernel is told mode and owners, which it may ignore.
+    /// Notes that the kernel gets mode and owners, which it may ignore.
     pub fn observe_rights(&self, attr: &Attr) {
         let mut s = self.state.lock();
         s.told_rights = None;
@@ -539,7 +549,7 @@ impl Inode {
         (s.mode, s.uid)
     }
 
-    /// Notes that the kernel was told to ask for the attributes again.
+    /// Notes that the kernel has to ask for the attributes again.
     pub fn attrs_dropped(&self) {
         let mut s = self.state.lock();
         s.known = None;
@@ -552,7 +562,7 @@ impl Inode {
         self.state.lock().opened = true;
     }
 
-    /// Notes that a read or write goes through the kernel's pages.
+    /// Notes a read or write through the kernel's pages.
     pub fn fills(&self) {
         self.state.lock().filled = true;
     }
@@ -579,8 +589,8 @@ impl Inode {
         s.modifying == 0 && s.modified <= asked && s.pages == Some(change)
     }
 
-    /// Notes that nothing answered before holds any more, and that the kernel is being told to drop it. True when it is open, and
-    /// to be looked at sooner than planned.
+    /// Notes that nothing answered before holds any more, and that the kernel is being told to drop
+    /// it. True when it is open, and to be looked at sooner than planned.
     pub fn withdrawn(&self) -> bool {
         let mut s = self.state.lock();
         (s.known, s.listed) = (None, None);
@@ -588,8 +598,8 @@ impl Inode {
         s.hold(None)
     }
 
-    /// Notes that attributes do not hold under a lease any more, and that the kernel is being told to ask for them again. True as
-    /// [`Inode::withdrawn`] is.
+    /// Notes that attributes do not hold under a lease any more, and that the kernel is being told
+    /// to ask for them again. True as [`Inode::withdrawn`] is.
     pub fn lapsed(&self) -> bool {
         let mut s = self.state.lock();
         (s.known, s.listed) = (None, None);
@@ -603,7 +613,7 @@ impl Inode {
         (s.valid, s.look) = (Some(Validity::Lease), Instant::now() + LOOK_CEILING);
     }
 
-    /// What the kernel was told last about how long the attributes hold.
+    /// The lifetime of attributes that the kernel was given last.
     pub fn valid(&self) -> Validity {
         self.state.lock().valid.unwrap_or(Validity::Once)
     }
@@ -631,15 +641,15 @@ impl Inode {
         self.state.lock().names_forgotten = true;
     }
 
-    /// Notes that this directory was listed to its end with all its objects, which hold until then; `None`
-    /// when some did not come along.
-    /// The directory has to be the one (`base`) that the kernel's cache was begun with.
+    /// Notes that this directory was listed to its end with all its objects, which hold until then;
+    /// `None` when some were missing. The directory has to be the one (`base`) that the kernel's
+    /// cache was begun with.
     pub fn listed(&self, until: Option<Instant>, asked: Moment, base: Option<u64>) {
         let mut s = self.state.lock();
         s.listed = until.filter(|_| s.modified <= asked && s.pages == base);
     }
 
-    /// Change value for which what the kernel has cached is right, as far as that is known.
+    /// Change value for which the kernel's caches are right, as far as that is known.
     pub fn pages(&self) -> Option<u64> {
         self.state.lock().pages
     }
@@ -650,7 +660,8 @@ impl Inode {
         s.entries = Some(s.entries.map_or(until, |e| e.min(until)));
     }
 
-    /// Notes until when all entries hold that the kernel has in its cache; `None` when there are none.
+    /// Notes until when all entries hold that the kernel has in its cache; `None` when there are
+    /// none.
     pub fn entries_hold(&self, until: Option<Instant>) {
         self.state.lock().entries = until;
     }
@@ -660,8 +671,7 @@ impl Inode {
         self.state.lock().entries
     }
 
-    /// Takes note of a name that the kernel is told to be absent under a lease; false when there are
-    /// too many.
+    /// Notes a name that the kernel gets as absent under a lease; false when there are too many.
     pub fn leases_absent(&self, name: &Name) -> bool {
         let mut s = self.state.lock();
         let room = s.absent.contains(name) || s.absent.len() < ABSENT_MAX;
@@ -676,13 +686,14 @@ impl Inode {
         self.state.lock().absent.drain().collect()
     }
 
-    /// Whether the kernel can do with the listing it has cached: the objects on it still hold. When they do not, a new
-    /// listing brings all of them at once, while a cached one would be followed by a look-up of each.
+    /// Whether the kernel can do with the listing it has cached: the objects on it still hold. When
+    /// they do not, a new listing brings all of them at once, while a cached one would be followed
+    /// by a look-up of each.
     pub fn listing_holds(&self, now: Instant) -> bool {
         self.state.lock().listed.is_some_and(|until| now < until)
     }
 
-    /// Whether what the kernel has cached of an open file is due for a look at the server.
+    /// Whether the kernel's caches of an open file are due for revalidation.
     pub fn is_due(&self, now: Instant) -> bool {
         let s = self.state.lock();
         s.opened && s.modifying == 0 && s.look <= now
@@ -714,12 +725,12 @@ impl Inode {
         off
     }
 
-    /// Notes that nobody has it open any more.
+    /// Notes that no program has it open any more.
     pub fn plan_nothing(&self) {
         self.state.lock().queued = None;
     }
 
-    /// Keeps an error until a program can be told.
+    /// Keeps an error until a program can get it.
     pub fn keep_error(&self, error: Error) {
         self.state.lock().error.get_or_insert(error);
     }
@@ -729,7 +740,8 @@ impl Inode {
         self.state.lock().error.take()
     }
 
-    /// Sends an open for appending by thread `tid` back to look the file up again; false when there are too many.
+    /// Sends an open for appending by thread `tid` back to look the file up again; false when there
+    /// are too many.
     pub fn send_back(&self, tid: u32, now: Instant) -> bool {
         let mut s = self.state.lock();
         let room = s.sent_back.len() < SENT_BACK_MAX;
@@ -749,7 +761,8 @@ impl Inode {
 }
 
 impl State {
-    /// Notes how long the kernel's attributes and pages hold; true when that is looked at sooner than planned. A lease says nothing yet.
+    /// Notes how long the kernel's attributes and pages hold; true when that is looked at sooner
+    /// than planned. A lease says nothing yet.
     fn hold(&mut self, valid: Option<Validity>) -> bool {
         let now = Instant::now();
         let look = match valid {

@@ -1,12 +1,15 @@
-//! What the kernel keeps under leases, and how it is taken back.
+//! The kernel's caches under leases, and their withdrawal.
 //!
-//! An answer under a lease holds until the layer below withdraws it, so the kernel is told a long time and
-//! reminded in the end ([`Upcalls`]). Between an answer of the layer below and the kernel's taking it the lease may be
-//! withdrawn: whoever asks notes the moment before, keeps it with the answer however long that is kept, gives leases only while
-//! none was withdrawn since that moment, and holds a withdrawal up from that look until its reply is written, a moment without
-//! waiting. What was answered without that holds for the call only.
+//! An answer under a lease holds until the layer below withdraws it, so the kernel gets a long
+//! lifetime and an invalidation in the end ([`Upcalls`]). The lease may be withdrawn between the
+//! answer of the layer below and the moment when the kernel takes it. So each question notes the
+//! moment before it, and keeps that moment with the answer for as long as the answer is kept. A
+//! lease is passed on only while none was withdrawn since that moment. From that check until the
+//! reply is written, a moment without waiting, withdrawals are held up. Answers without this
+//! protocol hold for the call only.
 //!
-//! It knows nothing of servers. Invalidating pages waits for reads of them, so it happens on threads that may block.
+//! It knows nothing of servers. Invalidating pages waits for reads of them, so it happens on
+//! threads that may block.
 
 use crate::inode::{Clock, Moment};
 use crate::session::Session;
@@ -18,7 +21,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
-/// How long the kernel may keep what holds under a lease before it asks again.
+/// Longest time for which the kernel may keep state under a lease before it asks again.
 pub(crate) const LEASE_TIME: Duration = Duration::from_secs(3600);
 
 /// Leases passed on to the kernel.
@@ -37,7 +40,8 @@ pub(crate) struct Leases {
 pub(crate) type Grant = OwnedRwLockReadGuard<()>;
 
 impl Leases {
-    /// The right to pass on leases that were asked for at `asked`; `None` when one was withdrawn since.
+    /// The right to pass on leases that were asked for at `asked`; `None` when one was withdrawn
+    /// since.
     pub fn grant(&self, asked: Moment) -> Option<Grant> {
         let grant = self.gate.clone().try_read_owned().ok()?;
         self.none_since(asked).then_some(grant)
@@ -61,8 +65,8 @@ impl Leases {
         }
     }
 
-    /// Notes a withdrawal, after the last call that passes leases on has written its reply, and takes back what was noted of
-    /// leases before the next one passes any on.
+    /// Notes a withdrawal, after the last call that passes leases on has written its reply, and
+    /// takes back the noted leases before the next call passes any on.
     pub async fn withdraw<T>(&self, clock: &Clock, take_back: impl FnOnce() -> T) -> T {
         let gate = self.gate.write().await;
         self.withdrawals.fetch_add(1, Ordering::SeqCst);
@@ -83,7 +87,7 @@ impl Leases {
     }
 }
 
-/// What the layer below calls. It exists before the session does.
+/// The calls of the layer below. It exists before the session does.
 #[derive(Debug, Default)]
 pub(crate) struct Withdrawer {
     session: OnceLock<Weak<Session>>,
@@ -95,7 +99,7 @@ impl Withdrawer {
         let _ = self.session.set(Arc::downgrade(session));
     }
 
-    /// Does something with the session, also when nobody waits for it.
+    /// Does something with the session, also without a waiting caller.
     fn start<F>(&self, work: impl FnOnce(Arc<Session>) -> F) -> BoxFuture<()>
     where
         F: Future<Output = ()> + Send + 'static,

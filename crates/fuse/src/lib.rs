@@ -1,13 +1,15 @@
-//! A Vfs becomes a mount: the `/dev/fuse` layer and the frontend that maps the kernel's requests onto
-//! [`Vfs`](hither_vfs::Vfs) calls.
+//! A Vfs becomes a mount: the `/dev/fuse` layer and the frontend that maps the kernel's requests
+//! onto [`Vfs`](hither_vfs::Vfs) calls.
 //!
-//! It knows the kernel's protocol and the [`Vfs`](hither_vfs::Vfs) interface, and nothing of NFS or caches. From the bottom:
-//! `abi` are the protocol's bytes, `device` reads and writes them, `call` is one request until its answer
-//! (with interrupts), `hint` is the caller's whole path, `inode` and `handles` are what the kernel's numbers mean and what it has cached,
-//! `lease` is what may be taken back, `beside` is what another frontend does, `ops` serves each request, `session` runs the threads, `mount` begins and ends it all.
+//! It knows the kernel's protocol and the [`Vfs`](hither_vfs::Vfs) interface, and nothing of NFS or
+//! caches. From the bottom: `abi` has the protocol's bytes, and `device` reads and writes them.
+//! `call` is one request until its answer (with interrupts), and `hint` the caller's whole path.
+//! `inode` and `handles` map the kernel's numbers and know its caches. `lease` has the state that
+//! may be withdrawn. `beside` handles changes by another frontend. `ops` serves each request,
+//! `session` runs the threads, `mount` begins and ends it all.
 //!
-//! Lock order: `Inodes`' table, then one `Inode`'s state; nothing else is locked while they are held, and neither is held
-//! across an await.
+//! Lock order: `Inodes`' table, then one `Inode`'s state; nothing else is locked while they are
+//! held, and neither is held across an await.
 
 #![deny(unsafe_code)]
 

@@ -23,17 +23,19 @@ const FS_TYPE: &str = "fuse.hither";
 /// How to mount.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// What is shown as the mount's source: `server:/export`.
+    /// The mount's source as shown: `server:/export`.
     pub source: String,
-    /// mount(2) flags: `MS_RDONLY`, `MS_NOSUID`, `MS_NODEV`, `MS_NOEXEC`, `MS_NOATIME`, `MS_SYNCHRONOUS`, `MS_DIRSYNC`, …
+    /// mount(2) flags: `MS_RDONLY`, `MS_NOSUID`, `MS_NODEV`, `MS_NOEXEC`, `MS_NOATIME`,
+    /// `MS_SYNCHRONOUS`, `MS_DIRSYNC`, …
     pub mount_flags: libc::c_ulong,
-    /// Users other than the one who mounts may use the mount.
+    /// Users other than the mounting one may use the mount.
     pub allow_other: bool,
     /// The kernel's read-ahead, in KiB; `None` leaves its default.
     pub read_ahead_kb: Option<u32>,
     /// Threads that read requests.
     pub threads: usize,
-    /// flock(2) and fcntl(2) locks go to the server; else they are between processes of this machine only.
+    /// flock(2) and fcntl(2) locks go to the server; else they are between processes of this
+    /// machine only.
     pub server_locks: bool,
     /// There are extended attributes; when there are none for any file, the kernel asks once.
     pub xattrs: bool,
@@ -45,29 +47,40 @@ pub struct Config {
     pub max_background: u16,
     /// Read the whole path of a caller whose look-up has to ask, and ask for all of it at once.
     pub hints: bool,
-    /// First bytes of a file to bring along with its name or its open, when it is opened for reading.
+    /// First bytes of a file to bring along with its name or its open, when it is opened for
+    /// reading.
     pub first_bytes: u32,
-    /// An open sees what was closed elsewhere before it, whatever still holds here.
+    /// An open shows data that other clients closed before it, whatever cached state still holds.
     pub close_to_open: bool,
-    /// read(2) and write(2) of all files come here, past the kernel's pages, and an append goes to the end that the file has then. What holds
-    /// for one call only is then told to no other: the kernel looks up each name of a path for each call.
+    /// read(2) and write(2) of all files come here, past the kernel's pages, and an append writes
+    /// at the end that the file has then. State that holds for one call only is not shared with
+    /// others: the kernel looks up each name of a path for each call.
     pub strict: bool,
-    /// The same holds for files of which the layer below says so ([`Vfs::realm`](hither_vfs::Vfs::realm)), if it ever does.
+    /// The same holds for files of which the layer below says so
+    /// ([`Vfs::realm`](hither_vfs::Vfs::realm)), if it ever does.
     pub strict_parts: bool,
-    /// Others may begin to use a file so that nothing of it may be kept ([`Vfs::is_shared`](hither_vfs::Vfs::is_shared)), also while it is open:
-    /// the kernel asks for attributes before each read(2) of what does not hold, and drops a file's pages when its times have changed.
+    /// Other clients may begin to use a file so that nothing of it may be kept
+    /// ([`Vfs::is_shared`](hither_vfs::Vfs::is_shared)), also while it is open. The kernel then
+    /// asks for attributes before each read(2) without valid ones, and drops a file's pages when
+    /// its times have changed.
     pub may_be_shared: bool,
-    /// The kernel may keep names as long as they hold; otherwise it looks each of them up for each call.
+    /// The kernel may keep names as long as they hold; otherwise it looks each of them up for each
+    /// call.
     pub keeps_names: bool,
-    /// What is done to names can be answered before it is on stable storage: fsync(2) of a directory asks for that.
+    /// Changes of names can be answered before they are on stable storage: fsync(2) of a directory
+    /// asks for that.
     pub names_wait: bool,
-    /// Nothing ever changes: files that are wholly on the local disk are read by the kernel itself, where it knows how.
+    /// Nothing ever changes: files that are wholly on the local disk are read by the kernel itself,
+    /// where it knows how.
     pub passthrough: bool,
-    /// Which close(2) returns when what was written is on stable storage, or says why it is not.
+    /// The kinds of close(2) that return when the written data is on stable storage, or report why
+    /// it is not.
     pub close_waits: CloseWaits,
-    /// What an fsync found stable stays so: without a write since then the next one asks nobody.
+    /// Data that an fsync found stable stays stable: without a write since then, the next fsync
+    /// asks nothing.
     pub commits_last: bool,
-    /// How long an interrupted call goes on waiting when its program handles the signal (SIGINT and the like) itself.
+    /// How long an interrupted call goes on waiting when its program handles the signal (SIGINT and
+    /// the like) itself.
     pub interrupt_patience: Duration,
 }
 
@@ -76,7 +89,8 @@ pub struct Config {
 pub enum CloseWaits {
     /// All.
     Always,
-    /// Those of files that others may look at meanwhile ([`Vfs::delegated_bytes`](hither_vfs::Vfs::delegated_bytes)).
+    /// Those of files that others may look at meanwhile
+    /// ([`Vfs::delegated_bytes`](hither_vfs::Vfs::delegated_bytes)).
     UnlessDelegated,
     /// None.
     Never,
@@ -158,8 +172,8 @@ impl std::fmt::Debug for Mounted {
 /// Mounts `vfs` on `dir`; returns when programs can use it. Must run inside a tokio runtime with
 /// time enabled, which then serves the mount.
 ///
-/// When the mount has ended ([`Mounted::wait`]), every open of `vfs` was closed; [`Vfs::shutdown`] is left to
-/// the caller.
+/// When the mount has ended ([`Mounted::wait`]), every open of `vfs` was closed; [`Vfs::shutdown`]
+/// is left to the caller.
 ///
 /// # Errors
 /// See [`MountError`]; nothing is left mounted.
@@ -206,8 +220,8 @@ async fn blocking<T: Send + 'static>(
 }
 
 impl Mounted {
-    /// Major and minor number of the mount's device, as in `/proc/self/mountinfo` and `st_dev`. The minor number
-    /// names the connection in `/sys/fs/fuse/connections`.
+    /// Major and minor number of the mount's device, as in `/proc/self/mountinfo` and `st_dev`. The
+    /// minor number names the connection in `/sys/fs/fuse/connections`.
     pub fn device(&self) -> (u32, u32) {
         self.device
     }
@@ -229,8 +243,8 @@ impl Mounted {
         self.unmounted.store(true, Ordering::Release);
     }
 
-    /// Unmounts; `lazy` detaches at once and ends when the last user is gone. Blocks while dirty pages are
-    /// written: not to be called on a thread of the runtime that serves the mount.
+    /// Unmounts; `lazy` detaches at once and ends when the last user is gone. Blocks while dirty
+    /// pages are written: not to be called on a thread of the runtime that serves the mount.
     ///
     /// # Errors
     /// `EBUSY` while something is in use, unless `lazy`.
@@ -265,7 +279,8 @@ impl Mounted {
         self.session.leases.counts()
     }
 
-    /// Who is to be told what another frontend of the same stack changes, so that the kernel shows it at once.
+    /// The receiver of changes by another frontend of the same stack, so that the kernel shows them
+    /// at once.
     pub fn beside(&self) -> Arc<dyn hither_vfs::Beside> {
         Arc::new(crate::beside::Kernel(self.session.clone()))
     }
@@ -275,7 +290,8 @@ impl Mounted {
         self.session.inodes.root()
     }
 
-    /// The last calls, newest first, that asked the server about an object, or about one of some names in directories.
+    /// The last calls, newest first, that asked the server about an object, or about one of some
+    /// names in directories.
     pub fn recent(&self, object: Option<&Fh>, names: &[(Fh, Name)]) -> Vec<RecentCall> {
         self.session.recent.about(object, names)
     }
@@ -294,12 +310,13 @@ impl Mounted {
         RecentCalls { next, lost, calls: found.collect() }
     }
 
-    /// Begins to note, for process `by`, what process `below` and its children do, or everybody. `false` when another process does so.
+    /// Begins to record, for process `by`, the calls of process `below` and its children, or of all
+    /// processes. `false` when another process does so.
     pub fn trace(&self, by: u32, below: Option<u32>, record: Record) -> bool {
         self.session.tracer.start(by, below, record)
     }
 
-    /// Ends what process `by` began.
+    /// Ends the recording of process `by`.
     pub fn end_trace(&self, by: u32) -> Option<Traced> {
         self.session.tracer.stop(by)
     }
@@ -327,12 +344,12 @@ fn attach(dir: &Path, config: &Config) -> Result<(Device, PathBuf), MountError> 
     let dir = dir.canonicalize().map_err(|e| match e.raw_os_error() {
         Some(libc::ENOENT) => MountError::NoSuchDirectory(dir.to_owned()),
         Some(libc::ENOTDIR) => MountError::NotDirectory(dir.to_owned()),
-        _ => MountError::Os("cannot look at the mount point", e),
+        _ => MountError::Os("cannot examine the mount point", e),
     })?;
     match dir.metadata() {
         Ok(m) if m.is_dir() => {}
         Ok(_) => return Err(MountError::NotDirectory(dir)),
-        Err(e) => return Err(MountError::Os("cannot look at the mount point", e)),
+        Err(e) => return Err(MountError::Os("cannot examine the mount point", e)),
     }
     let mut options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.raw());
     options.push_str(&format!(",max_read={}", config.max_io_bytes));
@@ -366,7 +383,7 @@ fn detach(dir: &Path, lazy: bool) -> io::Result<()> {
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Device number of the mounted root, from what the kernel knows without asking.
+/// Device number of the mounted root, from the kernel's own data, without a question.
 fn device_number(dir: &Path) -> io::Result<(u32, u32)> {
     use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
     let flags = AtFlags::from_bits_retain(libc::AT_STATX_DONT_SYNC as u32);

@@ -1,8 +1,8 @@
 //! Mounts that lie inside this one, in any mount namespace.
 //!
-//! Whatever makes the kernel invalidate a name detaches the mounts on it and below it, in every
-//! namespace. So the places are looked up before that is done: by listmount(2) and statmount(2) in
-//! all namespaces, and where the kernel does not have these calls, in the daemon's own namespace.
+//! Every invalidation of a name in the kernel detaches the mounts on it and below it, in every
+//! namespace. So the places of mounts are looked up before: by listmount(2) and statmount(2) in all
+//! namespaces, and where the kernel does not have these calls, in the daemon's own namespace.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -169,7 +169,8 @@ fn mounts_of(namespace: u64) -> io::Result<Vec<Mount>> {
     loop {
         let mut ids = [0u64; 256];
         let request = Request { size: REQUEST_BYTES, spare: 0, mount: ROOT, param: last, namespace };
-        // SAFETY: the kernel writes at most the given number of elements; both live across the call.
+        // SAFETY: the kernel writes at most the given number of elements; both live across the
+        // call.
         let n = unsafe { libc::syscall(SYS_LISTMOUNT, &raw const request, ids.as_mut_ptr(), ids.len(), 0) };
         let n = match usize::try_from(n) {
             Ok(n) => n.min(ids.len()),
@@ -187,7 +188,7 @@ fn mounts_of(namespace: u64) -> io::Result<Vec<Mount>> {
     }
 }
 
-/// What statmount(2) tells of a mount; `None` when it has just ended.
+/// The answer of statmount(2) about a mount; `None` when it has just ended.
 fn mount(namespace: u64, id: u64) -> io::Result<Option<Mount>> {
     const SB_BASIC: u64 = 1;
     const MNT_BASIC: u64 = 2;

@@ -1,4 +1,4 @@
-//! What each request means on a [`Vfs`](hither_vfs::Vfs), one module per family.
+//! The meaning of each request on a [`Vfs`](hither_vfs::Vfs), one module per family.
 
 mod attr;
 mod dir;
@@ -39,7 +39,7 @@ pub(crate) struct Call {
     pub contents: Option<(u64, u64, u64)>,
     /// See [`Op::changed_names`].
     pub names: SmallVec<[(u64, Name); 1]>,
-    /// What it costs.
+    /// The cost of the call.
     account: OnceLock<Arc<Account>>,
     /// Held from passing a lease on to the end of the reply.
     grant: OnceLock<Option<Grant>>,
@@ -137,13 +137,13 @@ impl Call {
         self.cx_of(self.cred())
     }
 
-    /// Context on behalf of somebody else, the one who opened a file.
+    /// Context on behalf of another user, the opener of a file.
     fn cx_of(&self, cred: Arc<Cred>) -> Cx {
         let account = self.account.get_or_init(Arc::default).clone();
         Cx { cancel: self.pending.cancel.clone(), account: Some(account), ..Cx::new(cred) }
     }
 
-    /// What it has cost, when it asked anybody.
+    /// Its cost, if it asked the server.
     pub fn account(&self) -> Option<&Account> {
         self.account.get().map(|account| &**account).filter(|account| !account.is_empty())
     }
@@ -168,13 +168,13 @@ impl Call {
         self.session.dirs.find(fh).ok_or_else(|| Error::new(libc::EBADF))
     }
 
-    /// The present moment of the mount's modifications and of withdrawals, to be taken before asking the layer below.
+    /// The present moment of the mount's modifications and of withdrawals, to be taken before
+    /// asking the layer below.
     fn asked(&self) -> Moment {
         self.session.inodes.clock.now()
     }
 
-    /// The moment of a name that the mount itself has just made: later than whatever was asked for
-    /// before.
+    /// The moment of a name that the mount itself has just made: later than all earlier questions.
     fn now_named(&self) -> Moment {
         self.session.inodes.clock.tick()
     }
@@ -206,10 +206,10 @@ impl Call {
                 Ok(inode) => return Ok(inode),
                 Err(crate::inode::Ambiguous(known)) => known,
             };
-            // Another handle for a known identity: an alias while the old handle is good, else a new
-            // object whose number was used before.
+            // Another handle for a known identity: an alias while the old handle is good, else a
+            // new object whose number was used before.
             let fh = known.fh();
-            // What is known of the old one is from when it was good.
+            // The cached attributes of the old one are from when it was good.
             let cx = self.cx().fresh(Instant::now());
             match self.session.vfs.getattr(&cx, File { fh: &fh, open: None }).await {
                 Ok(a) if known.ident.is_of(&a.attr) && a.attr.kind == known.kind => {
@@ -220,17 +220,18 @@ impl Call {
                 Err(e) => return Err(e),
             }
         }
-        Err(Error::because(libc::EIO, "the server gives one object ever new handles"))
+        Err(Error::because(libc::EIO, "the server keeps changing the filehandle of one object"))
     }
 
-    /// How long the kernel may use names in `dir` that hold for `valid`: it does not check search permission on
-    /// names it has cached, so it may keep only those that everybody may look up.
+    /// How long the kernel may use names in `dir` that hold for `valid`: it does not check search
+    /// permission on names it has cached, so it may keep only names that all users may look up.
     fn name_valid(&self, dir: &Inode, valid: Duration) -> Duration {
         if self.session.config.keeps_names && dir.world_searchable() { valid } else { Duration::ZERO }
     }
 
-    /// How long the kernel may keep a name in `dir` and the attributes of the object it leads to. To be asked when
-    /// nothing is waited for any more: a lease passed on holds its withdrawal up until the reply is written.
+    /// How long the kernel may keep a name in `dir` and the attributes of the object it leads to.
+    /// To be asked when nothing is waited for any more: a lease passed on holds its withdrawal up
+    /// until the reply is written.
     fn times(
         &self,
         (dir, name): (&Inode, &Name),
@@ -248,8 +249,9 @@ impl Call {
         (if keeps { self.name_valid(dir, holds) } else { Duration::ZERO }, attr_valid)
     }
 
-    /// How long a name holds that leads to something under a lease: as long as the lease on its directory, if it was found under that
-    /// one, which is not withdrawn before the reply is written.
+    /// How long a name holds that leads to something under a lease: as long as the lease on its
+    /// directory, if it was found under that one, which is not withdrawn before the reply is
+    /// written.
     fn name_left(&self, dir: &Inode, name: &Name, inode: &Inode) -> Duration {
         let fh = dir.fh();
         let known = self.session.vfs.peek(&self.cx(), hither_vfs::Where::name(&fh, name));
@@ -264,7 +266,7 @@ impl Call {
         }
     }
 
-    /// How long the kernel may keep it that there is no such name, as it was told at `asked`.
+    /// How long the kernel may keep the absence of a name that was asked for at `asked`.
     fn absent_valid(&self, (dir, name): (&Inode, &Name), valid: Validity, asked: Moment) -> Duration {
         let left = match valid {
             Validity::Lease if self.may_pass_on(asked) && dir.leases_absent(name) => self.leased_names(),
@@ -274,16 +276,18 @@ impl Call {
         self.name_valid(dir, left)
     }
 
-    /// How long the kernel may keep names under a lease on their directory: not at all where it cannot be made to forget them before the lease
-    /// is given back.
+    /// How long the kernel may keep names under a lease on their directory: not at all where it
+    /// cannot be made to forget them before the lease is given back.
     fn leased_names(&self) -> Duration {
         if self.session.can_distrust_names() { LEASE_TIME } else { Duration::ZERO }
     }
 
-    /// Whether a lease may be passed on that was asked for at `asked`; none is withdrawn from then on until the reply is written.
+    /// Whether a lease may be passed on that was asked for at `asked`; none is withdrawn from then
+    /// on until the reply is written.
     fn may_pass_on(&self, asked: Moment) -> bool {
         let leases = &self.session.leases;
-        // With a grant in hand none is withdrawn, but what is passed on may have been asked for before the grant was.
+        // With a grant in hand none is withdrawn, but the answer to pass on may have been asked for
+        // before the grant was.
         self.grant.get_or_init(|| leases.grant(asked)).is_some() && leases.none_since(asked)
     }
 

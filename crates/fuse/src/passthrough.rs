@@ -1,13 +1,17 @@
 //! Reads that the kernel answers itself, from a local file with all the bytes of a remote one.
 //!
-//! The kernel has rules: all opens of an inode at a time go through the same local file or none does, and the local file cannot be
-//! taken away while one of them lives. Elsewhere an open file shows what others write when its attributes run out or its lease is
-//! withdrawn, and what this machine writes at once: a local file that cannot be taken away would go on showing the old bytes, and an open of
-//! the new version beside it fails, or maps the old bytes. So this is for mounts on which nothing changes, read-only ones whose contents are
-//! taken to be frozen ([`Config::passthrough`](crate::Config)); there each open is noted here, and what would change a file
-//! that is lent (after `mount -o remount,rw`: an open for writing, a cut) is refused with `ETXTBSY` before anything is done.
+//! The kernel has rules: all opens of an inode at a time use the same local file or none does, and
+//! the local file cannot be taken away while one of them lives. Elsewhere an open file shows other
+//! clients' writes when its attributes expire or its lease is withdrawn, and this machine's writes
+//! at once. A local file that cannot be taken away would go on showing the old bytes, and an open
+//! of the new version beside it fails, or maps the old bytes. So passthrough is for mounts on which
+//! nothing changes, read-only ones whose contents are taken to be frozen
+//! ([`Config::passthrough`](crate::Config)). There each open is noted here, and a call that would
+//! change a lent file (after `mount -o remount,rw`: an open for writing, a cut) is refused with
+//! `ETXTBSY` before anything is done.
 //!
-//! It knows nothing of where local files come from. A kernel or file system that cannot do it is found out by trying, once.
+//! It knows nothing of where local files come from. A kernel or file system that cannot do it is
+//! found out by trying, once.
 
 use crate::device::Device;
 use hither_vfs::{Backing, Error, OpenAccess, Result};
@@ -58,7 +62,8 @@ impl Passthrough {
         self.opens.load(Ordering::Relaxed)
     }
 
-    /// Notes an open, or for as long as it lasts a change of the length; `None` when nothing is ever lent in this mount.
+    /// Notes an open, or for as long as it lasts a change of the length; `None` when nothing is
+    /// ever lent in this mount.
     ///
     /// # Errors
     /// `ETXTBSY` for an open for writing while the file is lent.
@@ -101,8 +106,8 @@ impl Passthrough {
         match self.device.lend(&file.0) {
             Ok(id) => Some((id, file)),
             Err(e) => {
-                // What one file cannot, no file of the same disk can.
-                tracing::info!("the kernel does not read from the local disk by itself: {e}");
+                // If one file cannot be lent, no file of the same disk can.
+                tracing::info!("the kernel refuses to read from the local disk by itself: {e}");
                 self.on.store(false, Ordering::Release);
                 None
             }
@@ -122,7 +127,7 @@ impl Drop for Noted {
         if let Some(Mode::Lent { id, .. }) = modes.remove(&self.inode)
             && let Err(e) = self.all.device.take_back(id)
         {
-            tracing::debug!("a lent file was not taken back: {e}");
+            tracing::debug!("a file lent to the kernel could not be taken back: {e}");
         }
     }
 }

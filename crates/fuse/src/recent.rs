@@ -1,7 +1,8 @@
-//! The last calls that had to ask the server: who made them, about what, and what they cost.
+//! The last calls that had to ask the server: their callers, their objects, and their cost.
 //!
-//! Calls that were answered here leave no trace and cost nothing. One that asked took a round trip at least; noting it takes a
-//! lock for one store, and once a second for each thread a look at its name in /proc. The ring is bounded; nobody waits for it.
+//! Calls that were answered here leave no trace and cost nothing. One that asked took a round trip
+//! at least; noting it takes a lock for one store, and once a second for each thread a look at its
+//! name in /proc. The ring is bounded; no call waits for it.
 
 use crate::abi::opcode;
 use crate::cred;
@@ -39,7 +40,7 @@ pub struct RecentCall {
     pub took: Duration,
     /// The error it ended with, or 0.
     pub errno: i32,
-    /// What was asked, and how many questions more.
+    /// The questions, and the number of further ones.
     pub questions: SmallVec<[Question; 2]>,
     /// See `questions`.
     pub more: u32,
@@ -52,11 +53,12 @@ pub struct RecentCalls {
     pub next: u64,
     /// How many in between are forgotten.
     pub lost: u64,
-    /// The calls in order, with the path below the mount point of what each was about, as far as that is known.
+    /// The calls in order, with the path of each object below the mount point, as far as that is
+    /// known.
     pub calls: Vec<(Option<Vec<Name>>, RecentCall)>,
 }
 
-/// A call with the handle of what it was about.
+/// A call with the handle of its object.
 type OfObject = (Option<Fh>, RecentCall);
 
 /// The ring.
@@ -144,7 +146,8 @@ impl Recent {
 }
 
 impl Recent {
-    /// The calls from number `from` on, with their objects; before them the number of the next, and how many are forgotten.
+    /// The calls from number `from` on, with their objects; before them the number of the next, and
+    /// how many are forgotten.
     pub fn since(&self, from: u64) -> (u64, u64, Vec<OfObject>) {
         let now = Instant::now();
         let ring = self.calls.lock();

@@ -1,15 +1,16 @@
 //! Threads whose open was sent back: they look their path up again and come once more.
 //!
-//! The kernel opens the file that it has in mind under a name. When the name turns out to belong to
-//! another file by now, the open fails with ESTALE, and the kernel walks the same path once more
-//! with fresh look-ups and opens what they find (`do_filp_open` with `LOOKUP_REVAL`). A second
-//! ESTALE would reach the program: so the look-ups that come next must not be answered from before,
-//! and the open after them is believed. The file that the last of them found counts as open until
-//! that open has come: removed or replaced in between, it would be stale a second time. It knows
-//! nothing of names.
+//! The kernel opens the file that it has cached under a name. When the name turns out to belong to
+//! another file by now, the open fails with ESTALE. The kernel walks the same path once more with
+//! fresh lookups and opens the files that they find (`do_filp_open` with `LOOKUP_REVAL`). A second
+//! ESTALE would reach the program. So the next lookups must not be answered from older state, and
+//! the open after them is believed. The file that the last of them found counts as open until that
+//! open has come: removed or replaced in between, it would be stale a second time. This module
+//! knows nothing of names.
 //!
-//! Renames are another such case. The kernel answers rename(2) by itself when it takes both names for one object, and it looks the old one up first: that
-//! belief may be older than what the look-up of the new name finds. Such a look-up fails with ESTALE, and the kernel begins again with both.
+//! Renames are another such case. The kernel answers rename(2) by itself when it takes both names
+//! for one object. It looks the old name up first, and that cached answer may be older than the
+//! lookup of the new name. Such a lookup fails with ESTALE, and the kernel begins again with both.
 
 use hither_vfs::{Cred, Name};
 use parking_lot::Mutex;
@@ -24,8 +25,8 @@ use tokio::time::{Instant, timeout_at};
 const THREADS_MAX: usize = 1024;
 /// The kernel comes back at once, and goes on at once when a look-up is answered.
 const AWAY_MAX: Duration = Duration::from_secs(10);
-/// Longer than that it may wait for others that change the directory, and those for the server: who comes so late is believed nothing, but
-/// is not sent again.
+/// Longest wait for other calls that change the directory, and for the server. A later thread gets
+/// no belief, but is not sent back again.
 const LATE_MAX: Duration = Duration::from_secs(600);
 
 /// How a thread comes back.
@@ -41,7 +42,7 @@ pub(crate) enum Back {
 #[derive(Debug, Default)]
 pub(crate) struct SentBack {
     threads: Mutex<HashMap<u32, Away>>,
-    /// Their number, for those who need not look.
+    /// Their number, for a check without a lock.
     count: AtomicUsize,
     /// A thread has come back.
     back: Notify,
@@ -67,8 +68,8 @@ impl Away {
 }
 
 impl SentBack {
-    /// Thread `tid` is about to be sent back; what it is answered from now on must be as new as `since`. False when there
-    /// is no room: then it must not be sent.
+    /// Thread `tid` is about to be sent back; its answers from now on must be as new as `since`.
+    /// False when there is no room: then it must not be sent.
     pub fn send(&self, tid: u32, since: Instant, now: Instant) -> bool {
         let mut threads = self.threads.lock();
         if threads.len() >= THREADS_MAX {
@@ -99,7 +100,8 @@ impl SentBack {
         Some(away.since)
     }
 
-    /// A look-up of the thread that came at `began` has been answered: however long that took, it goes on from there.
+    /// A look-up of the thread that came at `began` has been answered: however long that took, it
+    /// goes on from there.
     pub fn looked_up(&self, tid: u32, began: Instant, now: Instant) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
@@ -112,7 +114,7 @@ impl SentBack {
         }
     }
 
-    /// The thread, whose identity is `cred`, is about to be told of this file, or of something
+    /// The thread, whose identity is `cred`, is about to get this file as an answer, or something
     /// else.
     pub fn found(&self, tid: u32, file: Option<u64>, cred: &Arc<Cred>) {
         if let Some(away) = self.threads.lock().get_mut(&tid) {
@@ -133,7 +135,7 @@ impl SentBack {
         self.back.notify_waiters();
     }
 
-    /// The identity of a thread that was told of this file and is expected to open it.
+    /// The identity of a thread that got this file as an answer and is expected to open it.
     pub fn expects(&self, file: u64, now: Instant) -> Option<Arc<Cred>> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
@@ -210,8 +212,9 @@ impl Doubtful {
         Some(doubt.since)
     }
 
-    /// Whether a look-up of this name by thread `tid`, which came at `since`, is to fail. That it is `doubtful` counts unless the thread has begun again
-    /// or there is no room for it. (The kernel asks a second time before it believes that a name that it has known fails.)
+    /// Whether a look-up of this name by thread `tid`, which came at `since`, is to fail. That it
+    /// is `doubtful` counts unless the thread has begun again or there is no room for it. (The
+    /// kernel asks a second time before it believes that a name that it has known fails.)
     pub fn send(&self, tid: u32, at: (u64, &Name), since: Instant, doubtful: impl FnOnce() -> bool) -> bool {
         let known = match self.count.load(Ordering::Relaxed) {
             0 => None,
@@ -326,7 +329,8 @@ mod tests {
         assert!(!expects(8));
     }
 
-    /// Look-ups that wait for a server behind a link that is cut do not make a thread one that has not been sent.
+    /// Look-ups that wait for a server behind a link that is cut do not make a thread one that has
+    /// not been sent.
     #[tokio::test(start_paused = true)]
     async fn a_thread_may_look_up_for_long() {
         let (back, since) = (SentBack::default(), Instant::now());

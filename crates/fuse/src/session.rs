@@ -1,9 +1,9 @@
-//! A mount at work: threads that read requests, and what they share.
+//! A mount at work: threads that read requests, and their shared state.
 //!
-//! Each thread reads one descriptor of `/dev/fuse`. A request that needs no waiting is answered on that thread: its future is
-//! polled once, and only if it has to wait does it move to the runtime. So threads always come back to
-//! read, interrupts and forgets are never stuck behind a slow server, and what the layer below has at hand costs
-//! no change of thread.
+//! Each thread reads one descriptor of `/dev/fuse`. A request that needs no waiting is answered on
+//! that thread: its future is polled once, and only if it has to wait does it move to the runtime.
+//! So threads always come back to read, and interrupts and forgets are never stuck behind a slow
+//! server. An answer that the layer below has at hand costs no change of thread.
 
 mod names;
 
@@ -40,7 +40,8 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, watch as channel};
 use tokio::time::Instant;
 
-/// WRITE requests larger than this keep the buffer they were read into; smaller ones are copied out of it.
+/// WRITE requests larger than this keep the buffer they were read into; smaller ones are copied out
+/// of it.
 const OWN_BUFFER_BYTES: usize = 32 << 10;
 /// Unused request buffers kept.
 const SPARE_BUFFERS: usize = 16;
@@ -53,12 +54,13 @@ const IDLE_SWEEPS: u32 = 25;
 const END_PATIENCE: Duration = Duration::from_secs(5);
 /// How often it looks.
 const END_POLL: Duration = Duration::from_millis(5);
-/// Calls that drop ranges of pages at a time. Each may wait for a read on a thread that reads may need.
+/// Calls that drop ranges of pages at a time. Each may wait for a read on a thread that reads may
+/// need.
 const RANGE_DROPS: usize = 64;
 /// First bytes of files that were opened and not read yet, at most.
 const UNREAD_MAX_BYTES: usize = 64 << 20;
 
-/// What all threads and calls of a mount share.
+/// The state that all threads and calls of a mount share.
 pub(crate) struct Session {
     pub vfs: Arc<dyn Vfs>,
     pub config: Config,
@@ -69,16 +71,16 @@ pub(crate) struct Session {
     pub stats: Stats,
     /// Calls that asked the server.
     pub recent: Recent,
-    /// Who records which files are opened.
+    /// The recorder of opened files.
     pub tracer: Tracer,
     pub creds: Creds,
     pub hints: Hints,
     /// Opens that came by a name which leads elsewhere by now.
     pub sent_back: SentBack,
-    /// Renames to a name that leads to what another name has led to.
+    /// Renames to a name whose object another name has led to.
     pub doubtful: Doubtful,
     pub leases: Leases,
-    /// What is open, and when it is looked at.
+    /// Open files, and the times of their revalidation.
     pub watch: Watch,
     unread: Unread,
     range_drops: Semaphore,
@@ -91,10 +93,10 @@ pub(crate) struct Session {
     pub shared_reads: AtomicU32,
     /// The server has no file capabilities; known after the first question.
     pub no_capabilities: AtomicBool,
-    /// What the mount point and its file system looked like last.
+    /// The last attributes of the mount point and its file system.
     pub last_root: Mutex<Option<Attrs>>,
     pub last_statfs: Mutex<Option<FsStat>>,
-    /// What the machine protects in sticky directories.
+    /// The machine's protections in sticky directories.
     pub settings: KnownSettings,
     /// Device number of the mount, once it is known.
     pub number: OnceLock<(u32, u32)>,
@@ -135,7 +137,7 @@ pub(crate) enum Phase {
 }
 
 impl Session {
-    /// A session over a freshly opened device that mount(2) was told of, with the root and where it is mounted.
+    /// A session over a freshly opened device that mount(2) has, with the root and its mount point.
     pub fn new(
         device: Device,
         config: Config,
@@ -262,11 +264,11 @@ impl Session {
         }
     }
 
-    /// Readers that a program's memory keeps are replaced: requests have to be read, and the end of the mount must not
-    /// wait for them.
+    /// Readers that a program's memory keeps are replaced: requests have to be read, and the end of
+    /// the mount must not wait for them.
     fn replace_stuck_readers(self: &Arc<Self>) {
         for _ in 0..self.hints.write_off() {
-            tracing::warn!("the memory of a program cannot be read: its path hint is given up");
+            tracing::warn!("the memory of a program cannot be read: path hints of it are not used");
             let begun = self.device.duplicate().and_then(|device| {
                 let device = Arc::new(device);
                 self.devices.lock().push(device.clone());
@@ -307,8 +309,8 @@ impl Session {
         }
     }
 
-    /// An interrupt that overtakes its request is sent back until the request is known; the descriptor that
-    /// fetched the request is not known either, and the others take no notice.
+    /// An interrupt that overtakes its request is sent back until the request is known; the
+    /// descriptor that fetched the request is not known either, and the others take no notice.
     fn interrupt(&self, own: u64, target: u64) {
         if !self.calls.interrupted(target) {
             for device in self.devices.lock().iter() {
@@ -327,8 +329,8 @@ impl Session {
             let result = call.serve(op).await;
             call.session.clone().finish(&call, result).await;
         });
-        // The first poll runs here. A future that is not ready is polled again by the runtime at once, so nothing is lost
-        // by a waker that does nothing.
+        // The first poll runs here. A future that is not ready is polled again by the runtime at
+        // once, so nothing is lost by a waker that does nothing.
         let polled =
             catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(&mut Context::from_waker(Waker::noop()))));
         if let Ok(Poll::Pending) = polled {
@@ -371,7 +373,7 @@ impl Session {
                 if error.errno == libc::ESTALE
                     && let Some(inode) = self.inodes.find(call.head.nodeid)
                 {
-                    // The kernel looks its name up again, and must not be told the same again.
+                    // The kernel looks its name up again, and must not get the same answer.
                     inode.attrs_dropped();
                 }
                 let op = opcode::name(call.head.opcode);
@@ -392,7 +394,7 @@ impl Session {
         }
     }
 
-    /// Takes back what nobody took.
+    /// Undoes an answer without a taker.
     pub async fn undo(&self, undo: Undo) {
         match undo {
             Undo::Nothing => {}
@@ -406,7 +408,7 @@ impl Session {
                 }
             }
             Undo::CloseDir { dir } => {
-                // The kernel did not take the answer, nor drop what it was to drop.
+                // The kernel neither took the answer nor dropped its listing.
                 if let Some(dir) = self.take_dir(dir).filter(|dir| dir.cached) {
                     self.drop_pages(dir.inode.id).await;
                 }
@@ -420,8 +422,8 @@ impl Session {
         }
     }
 
-    /// Closes an open that the kernel is not told of. Nobody waits for that: layers below may keep a CLOSE back for others
-    /// that go with it.
+    /// Closes an open that the kernel does not know. No call waits for that: layers below may keep
+    /// a CLOSE back to send several together.
     pub fn close_aside(self: &Arc<Self>, id: u64) {
         let Some(file) = self.take_file(id) else { return };
         drop(file.noted.lock().take());
@@ -429,7 +431,7 @@ impl Session {
         self.aside(async move { session.close(&file).await });
     }
 
-    /// Runs what no call waits for.
+    /// Runs work that no call waits for.
     pub fn aside(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.rt.spawn(task);
     }
@@ -448,7 +450,8 @@ impl Session {
         Some(dir)
     }
 
-    /// Takes note that an open keeps its first bytes. When many do, the oldest reads them later as all others.
+    /// Takes note that an open keeps its first bytes. When many do, the oldest reads them later as
+    /// all others.
     pub fn keep_first(&self, id: u64) {
         let most = UNREAD_MAX_BYTES / (self.config.first_bytes as usize).max(1);
         if let Some(oldest) = self.unread.add(id, most).and_then(|oldest| self.files.find(oldest)) {
@@ -465,11 +468,12 @@ impl Session {
 
     async fn close(&self, file: &OpenFile) {
         if let Err(error) = self.close_below(&Cx::new(file.cred.clone()), file).await {
-            tracing::warn!(%error, "closing a file that its program does not wait for");
+            tracing::warn!(%error, "closing a file without a waiting program");
         }
     }
 
-    /// The last reader ended: the mount is gone. What the kernel did not release is closed here.
+    /// The last reader ended: the mount is gone. Files that the kernel did not release are closed
+    /// here.
     async fn end(self: Arc<Self>) {
         let patience = Instant::now() + END_PATIENCE;
         while self.calls.abandon(false) > 0 && Instant::now() < patience {
@@ -515,7 +519,7 @@ impl Session {
         }
     }
 
-    /// Takes back what was answered about an object; ends when the kernel has dropped it.
+    /// Takes back the answers about an object; ends when the kernel has dropped it.
     pub async fn withdraw(&self, fh: &Fh) {
         let mut directory = None;
         let take_back = || {
@@ -537,8 +541,8 @@ impl Session {
         }
     }
 
-    /// Has the kernel ask for the attributes of these objects again. Its pages stay: whether they are of the version that is told then
-    /// shows as for any other file.
+    /// Has the kernel ask for the attributes of these objects again. Its pages stay: the next
+    /// attributes show, as for any other file, whether the pages are of that version.
     pub async fn lapse(&self, files: &[Fh]) {
         let take_back = || {
             let inodes = files.iter().filter_map(|fh| self.inodes.by_fh(fh));
@@ -584,7 +588,7 @@ impl Session {
         if offer.major != MAJOR || offer.minor < MINOR_OLDEST {
             let _ = device.reply(unique, libc::EPROTO, &[]);
             let why = format!(
-                "the kernel speaks FUSE {}.{}, 7.34 is needed (Linux 5.15)",
+                "the kernel has FUSE {}.{}: use Linux 5.15 or later (FUSE 7.34)",
                 offer.major, offer.minor
             );
             self.phase.send_replace(Phase::Refused(why));
@@ -602,11 +606,11 @@ impl Session {
         if flags & init_flags::PASSTHROUGH != 0 {
             self.passthrough.start();
         }
-        tracing::debug!(minor = offer.minor, offered = offer.flags, flags, "greeted the kernel");
+        tracing::debug!(minor = offer.minor, offered = offer.flags, flags, "negotiated with the kernel");
         match device.reply(unique, 0, &[IoSlice::new(&out.encode())]) {
             Ok(_) => self.phase.send_replace(Phase::Running),
             Err(e) => {
-                self.phase.send_replace(Phase::Refused(format!("the kernel refused the greeting: {e}")))
+                self.phase.send_replace(Phase::Refused(format!("the kernel refused the negotiation: {e}")))
             }
         };
     }
@@ -636,8 +640,9 @@ impl Session {
         ident.ino(self.inodes.root_ident())
     }
 
-    /// Makes the kernel drop an inode's pages and attributes, and waits for it: pages that are being read
-    /// or written back hold it up, so this never runs on a thread that reads requests. False when it failed.
+    /// Makes the kernel drop an inode's pages and attributes, and waits for it: pages that are
+    /// being read or written back hold it up, so this never runs on a thread that reads requests.
+    /// False when it failed.
     pub async fn drop_pages(&self, inode: u64) -> bool {
         let device = self.device.clone();
         let done = tokio::task::spawn_blocking(move || inval_inode(&device, inode, 0, 0)).await;
@@ -674,7 +679,8 @@ impl Session {
     }
 }
 
-/// Drops attributes, and with `offset` 0 or more the pages of `len` bytes from there; 0 is to the end.
+/// Drops attributes, and with `offset` 0 or more the pages of `len` bytes from there; 0 is to the
+/// end.
 fn inval_inode(device: &Device, inode: u64, offset: i64, len: i64) -> bool {
     let mut body = crate::abi::Out::with_capacity(24);
     body.u64(inode).u64(offset as u64).u64(len as u64);
@@ -696,12 +702,14 @@ fn take_request(buffer: Buffer, len: usize) -> (Bytes, Option<Buffer>) {
 
 /// Capabilities this side can use.
 ///
-/// Not among them: WRITEBACK_CACHE, which would make the kernel the authority for length and times, hide what other
-/// clients write, and exclude passthrough; AUTO_INVAL_DATA, which drops a file's pages after each own write because
-/// the time of modification moved and is for mounts that need its question before each read(2) (EXPLICIT_INVAL_DATA leaves the decision here, where the change attribute is known; but the kernel
-/// ignores attributes that come together with our word about the pages, and strict mounts need those more than pages);
-/// ATOMIC_O_TRUNC, with which the kernel checks only after the cut whether the file is a running program, and an
-/// `O_RDONLY | O_TRUNC` would cut it; POSIX_ACL, which NFSv4 does not have; DONT_MASK, as the kernel applies the umask.
+/// These flags are left out. WRITEBACK_CACHE would make the kernel the authority for length and
+/// times, hide other clients' writes, and exclude passthrough. AUTO_INVAL_DATA drops a file's pages
+/// after each own write, because the modification time moved; it is for mounts that need its
+/// question before each read(2). (EXPLICIT_INVAL_DATA leaves the decision here, where the change
+/// attribute is known; but the kernel ignores attributes that arrive together with our invalidation
+/// of pages, and strict mounts need those more than pages.) With ATOMIC_O_TRUNC the kernel checks
+/// only after the cut whether the file is a running program, and an `O_RDONLY | O_TRUNC` would cut
+/// it. POSIX_ACL does not exist in NFSv4. DONT_MASK is not needed, as the kernel applies the umask.
 fn wanted_flags(config: &Config) -> u64 {
     use init_flags::*;
     let mut flags = ASYNC_READ

@@ -1,9 +1,11 @@
-//! Which files were opened, in the order in which that first happened, or each request of the kernel: of all programs, or of one and its
-//! children.
+//! Which files were opened, in the order in which that first happened, or each request of the
+//! kernel: of all programs, or of one and its children.
 //!
-//! It is off unless somebody records. Each request is looked at while its caller still waits, so the caller and those above it are there in
-//! /proc; what the kernel does by itself (read-ahead, writing back, RELEASE) is nobody's, and counts where everybody does. A recorder that is
-//! killed is replaced by the next. Everything is bounded; what does not fit is counted.
+//! It is off unless a process records. Each request is looked at while its caller still waits, so
+//! the caller and its parents are there in /proc. Requests by the kernel itself (read-ahead,
+//! writing back, RELEASE) have no caller, and count only when all processes are recorded. A
+//! recorder that is killed is replaced by the next. Everything is bounded; requests beyond the
+//! bounds are counted.
 
 use crate::cred;
 use hither_vfs::{Account, Name};
@@ -54,20 +56,21 @@ pub struct TracedCall {
     pub asked_for: Duration,
 }
 
-/// What was recorded.
+/// The recorded files or calls.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Traced {
     /// In the order in which they were first opened.
     pub files: Vec<TracedFile>,
     /// In the order of their answers, if calls were asked for.
     pub calls: Vec<TracedCall>,
-    /// The paths below the mount point of what these name, as far as they are known.
+    /// The paths below the mount point of these objects, as far as they are known.
     pub objects: Vec<Option<Vec<Name>>>,
-    /// Files of which no name is known, and files and calls that came when there was no room any more.
+    /// Files of which no name is known, and files and calls that came when there was no room any
+    /// more.
     pub lost: u64,
 }
 
-/// What is to be recorded.
+/// The kind of record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record {
     /// Which files are opened.
@@ -109,7 +112,8 @@ struct Recording {
 }
 
 impl Tracer {
-    /// Begins for process `by`, noting what `below` and its children do, or everybody. `false`: another process records.
+    /// Begins for process `by`, noting the calls of `below` and its children, or of all processes.
+    /// `false`: another process records.
     pub fn start(&self, by: u32, below: Option<u32>, record: Record) -> bool {
         let mut recording = self.recording.lock();
         if recording.as_ref().is_some_and(|r| r.by != by && cred::process(r.by).is_some()) {
@@ -131,7 +135,7 @@ impl Tracer {
         true
     }
 
-    /// Ends what process `by` began; what was recorded.
+    /// Ends the recording of process `by`; returns the record.
     pub fn stop(&self, by: u32) -> Option<Traced> {
         let mut recording = self.recording.lock();
         let ended = recording.take_if(|r| r.by == by);
@@ -246,12 +250,12 @@ impl Recording {
     }
 }
 
-/// What the names of a path take.
+/// The bytes that the names of a path take.
 fn bytes_of(path: &Option<Vec<Name>>) -> usize {
     path.iter().flatten().map(|name| name.as_bytes().len() + size_of::<Name>()).sum()
 }
 
-/// Whether a thread's process is `above` or a child of it, at whatever distance.
+/// Whether a thread's process is `above` or a descendant of it.
 fn is_below(tid: u32, above: u32) -> bool {
     let Some((mut pid, _)) = cred::process(tid) else { return false };
     for _ in 0..ABOVE_MAX {

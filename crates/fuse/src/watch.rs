@@ -1,10 +1,12 @@
-//! What is open, and when what the kernel has cached of it is looked at again.
+//! Open files, and the times at which the kernel's caches of them are revalidated.
 //!
-//! The kernel asks nobody when it reads from its page cache, nor when it lists a directory from its cache through a descriptor
-//! that was opened before. So that what is held open shows what other clients did within the validity of its attributes, each
-//! open object stands in a queue ordered by when that is over. A file is looked at a moment before, and its pages go when
-//! it was changed; the cached listing of a directory goes when its time is over, without a question: the next
-//! reader from its start asks. Some are looked at side by side, the longest due first; nothing happens while nothing is due.
+//! The kernel asks no question when it reads from its page cache, nor when it lists a directory
+//! from its cache through an earlier descriptor. An open file must show other clients' changes
+//! within the lifetime of its attributes. So each open object stands in a queue ordered by the end
+//! of that time. A file is looked at a moment before, and its pages are dropped when it was
+//! changed. The cached listing of a directory is dropped when its time is over, without a question:
+//! the next reader from its start asks. Some are looked at side by side, the longest due first;
+//! nothing happens while nothing is due.
 //!
 //! It knows nothing of how long things hold: that is the inodes' ([`crate::inode`]).
 
@@ -26,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How long nothing happens, at most.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
-/// What is open.
+/// The open objects.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     queue: Mutex<Queue>,
@@ -107,7 +109,7 @@ impl Watch {
         }
     }
 
-    /// Takes what is longest due from the queue.
+    /// Takes the longest due from the queue.
     fn pop(&self, now: Instant) -> Option<Due> {
         let mut q = self.queue.lock();
         loop {
@@ -123,7 +125,7 @@ impl Watch {
         }
     }
 
-    /// When the first is due; whoever is due earlier from now on says so.
+    /// When the first is due; an object that is due earlier from now on wakes the sleeper.
     fn next(&self, now: Instant) -> Instant {
         let mut q = self.queue.lock();
         let next = q.order.first().map_or(now + SLEEP_MAX, |(due, _)| *due);
@@ -133,7 +135,7 @@ impl Watch {
 }
 
 impl Queue {
-    /// Puts it into the queue, or further ahead; true when that is before anybody looks.
+    /// Puts it into the queue, or further ahead; true when that is before the next look.
     fn put(&mut self, id: u64, due: Instant) -> bool {
         let Some(entry) = self.open.get_mut(&id) else { return false };
         match entry.due {
@@ -158,7 +160,7 @@ fn planned(inode: &Inode) -> Option<Instant> {
     }
 }
 
-/// Looks at what is due until the mount ends.
+/// Looks at due objects until the mount ends.
 pub(crate) async fn run(session: Arc<Session>) {
     let (mut phase, mut looks) = (session.phase(), JoinSet::new());
     loop {
@@ -187,7 +189,8 @@ async fn look(session: &Session, due: &Due) {
             session.drop_pages(inode.id).await;
         }
     } else if session.vfs.is_shared(&inode.fh()) && inode.postpone(now) {
-        // The kernel asks before each read(2), and a look would take the file from who writes it: mappings alone need it.
+        // The kernel asks before each read(2), and a look would take the file from its writer:
+        // mappings alone need it.
     } else if inode.is_due(now)
         && let Some(file) = session.files.find(due.handle)
     {

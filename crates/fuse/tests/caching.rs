@@ -1,5 +1,5 @@
-//! What other clients do is seen: at the next open at once, otherwise when attributes run out. What nobody did
-//! is not asked for again.
+//! Other clients' changes are seen: at the next open at once, otherwise when attributes expire.
+//! Unchanged state is not asked for again.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -67,13 +67,13 @@ fn an_append_goes_to_the_end_another_client_made() {
     m.end();
 }
 
-/// The kernel is sent to look the path up again with the length it did not know: what was opened for that is closed while the
-/// program goes on.
+/// The kernel is sent to look the path up again with the length it did not know: the file opened
+/// for that is closed while the program goes on.
 #[test]
 fn an_append_to_what_another_client_made_longer_waits_for_no_close() {
     let Some(m) = mounted(LONG) else { return };
     fs::write(m.path("log"), b"one\n").unwrap();
-    // Its end brings what the length is then.
+    // Its end brings the present length.
     eventually("the first open is closed", || m.gate.calls("close") == 1);
     let end = m.foreign_read("log").len() as u64;
     m.foreign_write("log", end, b"theirs\n");
@@ -139,7 +139,7 @@ fn a_mapping_shows_changes_and_keeps_its_own() {
         at.cast::<u8>()
     };
     let (shared, private) = (map(MapFlags::SHARED), map(MapFlags::PRIVATE));
-    // SAFETY: inside the mappings, which nobody else in this process touches.
+    // SAFETY: inside the mappings, which no other code in this process touches.
     let get = |at: *mut u8, i: usize| unsafe { at.add(i).read_volatile() };
     // SAFETY: likewise.
     let put = |at: *mut u8, i: usize, v: u8| unsafe { at.add(i).write_volatile(v) };
@@ -178,7 +178,8 @@ fn an_absent_name_is_remembered_for_its_time_only() {
     m.end();
 }
 
-/// A rename that the server executes again after it was restarted finds its work done; the new name was known to be absent.
+/// A rename that the server executes again after it was restarted finds its work done; the new name
+/// was known to be absent.
 #[test]
 fn a_rename_that_was_executed_twice_leaves_no_absent_name() {
     let Some(m) = mounted(LONG) else { return };
@@ -251,7 +252,8 @@ fn a_listing_brings_attributes_again_when_they_have_run_out() {
 fn a_private_directory_is_not_asked_about_every_time() {
     use std::os::unix::fs::PermissionsExt;
     let Some(m) = mounted(LONG) else { return };
-    // The kernel asks each time, as it does not know who may search; the layer below is peeked at.
+    // The kernel asks each time, as it does not know the right to search; the test peeks at the
+    // layer below.
     m.gate.remember_names();
     fs::create_dir(m.path("home")).unwrap();
     fs::set_permissions(m.path("home"), fs::Permissions::from_mode(0o700)).unwrap();
@@ -284,7 +286,8 @@ fn a_file_replaced_elsewhere_is_found_under_its_name() {
     eventually("it is closed", || m.model.open_count() == 0);
     m.foreign_unlink("f");
     m.foreign_write("f", 0, b"second");
-    // The kernel still knows the old file by that name; opening it is ESTALE, and the name is looked up again.
+    // The kernel still knows the old file by that name; opening it is ESTALE, and the name is
+    // looked up again.
     assert_eq!(fs::read(m.path("f")).unwrap(), b"second");
     eventually("it is closed", || m.model.open_count() == 0);
     m.foreign_unlink("f");
@@ -292,8 +295,8 @@ fn a_file_replaced_elsewhere_is_found_under_its_name() {
     m.end();
 }
 
-/// However long the look-ups of an open wait that was sent back to look its path up again, the program gets its file: a second ESTALE
-/// would reach it.
+/// However long the look-ups of an open wait that was sent back to look its path up again, the
+/// program gets its file: a second ESTALE would reach it.
 #[test]
 fn an_open_that_is_looked_up_again_for_long_gets_its_file() {
     let Some(m) = mounted(LONG) else { return };
@@ -303,7 +306,8 @@ fn an_open_that_is_looked_up_again_for_long_gets_its_file() {
     assert_eq!(fs::read(m.path("a/f")).unwrap(), b"text");
     fs::hard_link(m.path("a/f"), m.path("b/f")).unwrap();
     assert_eq!(fs::read(m.path("b/f")).unwrap(), b"text");
-    // Which of its names is meant is not known here: the kernel is to look it up, behind a link that is cut.
+    // Which of its names is meant is not known here: the kernel is to look it up, behind a link
+    // that is cut.
     m.gate.shut("walk");
     let path = m.path("a/f");
     let reader = std::thread::spawn(move || fs::read(path));
@@ -381,7 +385,8 @@ fn seeking_to_the_end_finds_the_servers_end_after_an_open() {
     m.end();
 }
 
-/// Each descriptor asks for what became of the writes: an error is told to all that were open, not only to the first that asks.
+/// Each descriptor asks for the outcome of the writes: an error is reported to all that were open,
+/// not only to the first that asks.
 #[test]
 fn each_open_asks_what_became_of_writes() {
     let Some(m) = mounted(0) else { return };
@@ -493,7 +498,7 @@ fn a_cached_listing_is_not_used_after_its_time_by_who_opened_before() {
     m.end();
 }
 
-/// First bytes that come along with opens are kept for the youngest opens only.
+/// First bytes that came with opens are kept for the youngest opens only.
 #[test]
 fn files_that_are_open_and_never_read_keep_few_bytes() {
     let Some(m) = mounted_with(LONG, |c| c.first_bytes = 4 << 20) else { return };

@@ -1,4 +1,5 @@
-//! Listings: large ones, odd cookies, seeking, changes under way, and servers that never come to an end.
+//! Listings: large ones, odd cookies, seeking, changes under way, and servers that never come to an
+//! end.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -195,8 +196,9 @@ impl Drop for Stream {
     }
 }
 
-/// A program that asks where it is and goes there for each entry costs a bounded number of entries each time, however large the
-/// directory, forwards, backwards, and across pages; each place leads to its entry.
+/// A program that asks where it is and goes there for each entry costs a bounded number of entries
+/// each time, however large the directory, forwards, backwards, and across pages; each place leads
+/// to its entry.
 #[test]
 fn seeking_costs_the_same_in_large_directories() {
     for validity in [0, 600_000] {

@@ -1,4 +1,5 @@
-//! Path hints: one walk for a whole path, and right answers when there is no hint, a wrong one or a forged one.
+//! Path hints: one walk for a whole path, and right answers when there is no hint, a wrong one or a
+//! forged one.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -21,7 +22,7 @@ thread_local! {
     static LATE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What is walked, on a machine that does nothing else. Answers are compared by assertions.
+/// The walks, on an otherwise idle machine. Answers are compared by assertions.
 macro_rules! walked {
     ($seen:expr, $wanted:expr $(, $($what:tt)+)?) => {{
         let (seen, wanted) = (&$seen, &$wanted);
@@ -33,8 +34,9 @@ macro_rules! walked {
     }};
 }
 
-/// A test of what is walked, on a new mount each time that something was in its way: a caller that is not seen to rest has no hint, and
-/// one that comes back late counts as another call. What is walked then is not judged, what is answered always is.
+/// A test of walks, on a new mount after each disturbance. A caller that is not seen to rest has no
+/// hint, and one that comes back late counts as another call. The walks are not judged then, the
+/// answers always are.
 fn undisturbed(begin: impl Fn() -> Option<Mount>, test: impl Fn(&Mount)) {
     for _ in 0..10 {
         OTHERS.take();
@@ -74,7 +76,8 @@ fn walks(m: &Mount, call: impl FnOnce()) -> Vec<String> {
     m.gate.walks().into_iter().map(|w| w.path).collect()
 }
 
-/// Notes when a call takes so long that its look-ups may count as those of several, or their answers run out on the way.
+/// Notes when a call takes so long that its look-ups may count as those of several, or their
+/// answers run out on the way.
 fn on_time(call: impl FnOnce()) {
     if common::seconds(call) > 0.05 {
         LATE.set(true);
@@ -86,7 +89,8 @@ type Raw = fn(*const c_char) -> i64;
 
 /// A system call as it is.
 fn sys(number: libc::c_long, args: [usize; 5]) -> i64 {
-    // SAFETY: callers pass NUL-terminated paths and buffers that are large enough and live across the call.
+    // SAFETY: callers pass NUL-terminated paths and buffers that are large enough and live across
+    // the call.
     unsafe { libc::syscall(number, args[0], args[1], args[2], args[3], args[4]) }
 }
 
@@ -596,7 +600,8 @@ fn without_close_to_open_validity_decides() {
 fn what_this_mount_changes_meanwhile_is_not_answered_from_the_walk() {
     let Some(m) = mounted(0) else { return };
     tree(&m, "a");
-    // Between the first look-up and the last, a program of this machine writes, removes and makes names.
+    // Between the first look-up and the last, a program of this machine writes, removes and makes
+    // names.
     let (dir, path) = (m.path("a/b/c/d/e/f/g"), m.path("a/b/c/d/e/f/g/h"));
     let held = std::os::fd::OwnedFd::from(fs::File::open(&dir).unwrap());
     let held = std::sync::Arc::new(held);
@@ -619,7 +624,8 @@ fn what_this_mount_changes_meanwhile_is_not_answered_from_the_walk() {
         let (busy, done) = (busy.0, std::sync::Mutex::new(done.1));
         let started = std::sync::Mutex::new(busy);
         m.gate.at_peek(move |name| {
-            // The look-up of the last but one: the worker's own need the other thread that reads requests.
+            // The look-up of the last but one: the worker's own need the other thread that reads
+            // requests.
             if name == "f" && !once.swap(true, std::sync::atomic::Ordering::SeqCst) {
                 started.lock().unwrap().send(()).unwrap();
                 done.lock().unwrap().recv().unwrap();
@@ -656,7 +662,8 @@ fn io_uring_has_no_hint_and_right_answers() {
 #[test]
 fn what_a_hint_costs() {
     use rustix::fs::{AtFlags, statat};
-    // What is fast of it: what else the machine does makes calls slow now and then, a hint makes each of them slow.
+    // The fast part of it: other work of the machine makes calls slow now and then, a hint makes
+    // each of them slow.
     let cost = |hints: bool| {
         let m = mounted_with(0, |c| c.hints = hints)?;
         m.foreign_dirs("a");

@@ -1,4 +1,5 @@
-//! Callers whose paths cannot be read, change under the reader, or keep it waiting: hints may be lost, answers never.
+//! Callers whose paths cannot be read, change under the reader, or keep it waiting: hints may be
+//! lost, answers never.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -32,7 +33,7 @@ impl Memory {
         bytes.push(0);
         assert!(bytes.len() <= 4096);
         for (i, byte) in bytes.into_iter().enumerate() {
-            // SAFETY: inside the mapping; who reads it meanwhile expects anything.
+            // SAFETY: inside the mapping; a concurrent reader of it expects any value.
             unsafe { (self.0 as *mut u8).add(i).write_volatile(byte) };
         }
     }
@@ -50,12 +51,12 @@ impl Memory {
     }
 
     fn advise(self, what: i32) {
-        // SAFETY: both pages of the mapping; their contents are nobody's but this test's.
+        // SAFETY: both pages of the mapping; only this test uses their contents.
         assert_eq!(unsafe { libc::madvise(self.0 as *mut _, 8192, what) }, 0);
     }
 
     fn protect(self, protection: i32) {
-        // SAFETY: as above; nobody in this program touches them until they are readable again.
+        // SAFETY: as above; no code in this program touches them until they are readable again.
         assert_eq!(unsafe { libc::mprotect(self.0 as *mut _, 8192, protection) }, 0);
     }
 }
@@ -150,12 +151,14 @@ fn a_path_that_is_gone_is_walked_name_by_name() {
     m.end();
 }
 
-/// A region whose missing pages nobody brings until it is closed (userfaultfd(2)); `None` where that is not allowed.
+/// A region whose missing pages are not supplied until it is closed (userfaultfd(2)); `None` where
+/// that is not allowed.
 fn unanswered(memory: Memory) -> Option<std::fs::File> {
     use std::os::fd::FromRawFd;
     const UFFDIO_API: u64 = 0xc018_aa3f;
     const UFFDIO_REGISTER: u64 = 0xc020_aa00;
-    // SAFETY: the two ioctls read and write structures of 3 and 4 words, which live across the calls.
+    // SAFETY: the two ioctls read and write structures of 3 and 4 words, which live across the
+    // calls.
     unsafe {
         let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as i32;
         if fd < 0 {

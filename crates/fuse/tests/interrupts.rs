@@ -1,5 +1,5 @@
-//! A dead server blocks only those who wait for it, and they can be killed; signals that a program handles do not
-//! disturb it; unmounting always works.
+//! A dead server blocks only its waiting callers, and they can be killed; signals that a program
+//! handles do not disturb it; unmounting always works.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -20,7 +20,7 @@ fn start(m: &Mount, what: &str, path: &str) -> Child {
     c.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// What the program printed about its call: `ok` or `errno N`, after how many signals.
+/// The program's report about its call: `ok` or `errno N`, after how many signals.
 fn outcome(mut child: Child) -> String {
     let mut text = String::new();
     child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
@@ -33,7 +33,8 @@ fn signal(child: &Child, signal: i32) {
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }
 
-/// Sends a signal to the very thread that waits in the kernel for its call, once it does: its request was seen before it sleeps.
+/// Sends a signal to the very thread that waits in the kernel for its call, once it does: its
+/// request was seen before it sleeps.
 fn signal_waiter(child: &Child, signal: i32) {
     let tasks = format!("/proc/{}/task", child.id());
     let mut waiter = None;
@@ -71,8 +72,8 @@ fn child() {
     let Ok(what) = std::env::var("CHILD") else { return };
     let path = std::env::var("CHILD_PATH").unwrap();
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // What nohup(1) and the like ignore is inherited.
-        // SAFETY: no handler, only the default.
+        // Signals that nohup(1) and similar programs ignore are inherited. SAFETY: no handler, only
+        // the default.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     for part in what.split_whitespace() {
@@ -130,7 +131,8 @@ fn storm(path: &str) -> std::io::Result<()> {
 fn a_storm_of_signals_loses_no_call() {
     let Some(m) = mounted(0) else { return };
     fs::write(m.path("f"), b"x").unwrap();
-    // How many signals come while a call waits is the scheduler's affair: until there were enough of them.
+    // How many signals come while a call waits is the scheduler's affair: until there were enough
+    // of them.
     let mut interrupts = 0;
     for _ in 0..100 {
         let children: Vec<_> = (0..3).map(|_| start(&m, "storm", "f")).collect();
@@ -146,7 +148,8 @@ fn a_storm_of_signals_loses_no_call() {
     m.end();
 }
 
-/// Seconds until a program has ended by a signal. The child of the test harness runs its test on a thread: the call waits there.
+/// Seconds until a program has ended by a signal. The child of the test harness runs its test on a
+/// thread: the call waits there.
 fn ends_by(mut child: Child, wanted: i32) -> f64 {
     signal(&child, wanted);
     let mut status = None;
@@ -245,7 +248,7 @@ fn what_comes_too_late_is_taken_back() {
     ends_by(child, libc::SIGKILL);
     assert_eq!(m.model.open_count(), 0);
     m.gate.open_all();
-    // The file was created, as the server does not know better; nobody has it open.
+    // The file was created, as the server does not know better; no program has it open.
     eventually("it is there", || m.path("late").exists());
     eventually("it is closed", || m.model.open_count() == 0 && m.mounted().counts().2 == 0);
     m.end();

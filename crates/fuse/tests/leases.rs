@@ -1,4 +1,4 @@
-//! What holds under a lease is not asked for again until it is withdrawn, and not used a moment longer.
+//! State under a lease is not asked for again until it is withdrawn, and not used a moment longer.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -60,7 +60,8 @@ fn pages_of_an_open_file_go_with_the_lease() {
     m.end();
 }
 
-/// When a lease has ended by itself the attributes are asked for again, and pages stay if the file is the same.
+/// When a lease has ended by itself the attributes are asked for again, and pages stay if the file
+/// is the same.
 /// Promise: 8a'
 #[test]
 fn a_lease_that_lapses_keeps_the_pages_of_what_did_not_change() {
@@ -171,7 +172,8 @@ fn withdrawing_what_nobody_knows_is_nothing() {
     m.end();
 }
 
-/// The kernel takes a page of a listing in pieces, and goes on with it however long ago the page was read.
+/// The kernel takes a page of a listing in pieces, and goes on with it however long ago the page
+/// was read.
 /// Promise: 8a
 #[test]
 fn a_page_read_before_a_withdrawal_passes_no_lease_on() {
@@ -192,7 +194,8 @@ fn a_page_read_before_a_withdrawal_passes_no_lease_on() {
             break name;
         }
     };
-    // Attributes that came with the listing were used: the kernel asks for them with the next piece too.
+    // Attributes that came with the listing were used: the kernel asks for them with the next piece
+    // too.
     assert_eq!(fs::metadata(m.path(&first)).unwrap().len(), 3);
     let pages = m.gate.calls("readdir");
     for f in &files {
@@ -240,7 +243,8 @@ fn attributes_that_a_write_brings_from_before_a_withdrawal_are_not_kept() {
 fn names_found_ahead_before_a_withdrawal_pass_no_lease_on() {
     let Some(m) = mounted(600_000) else { return };
     m.gate.give_leases();
-    // (A caller that is not seen to rest, on a machine where it is not scheduled, has nothing found ahead.)
+    // (A caller that is not seen to rest, on a machine where it is not scheduled, has nothing found
+    // ahead.)
     let mut others = (0..20).map(|n| format!("d{n}"));
     let ahead = others.any(|dir| {
         let name = format!("{dir}/f");

@@ -180,7 +180,7 @@ fn a_lock_shows_what_was_written_under_the_last_one() {
         f.read_exact_at(&mut buf, 100).unwrap();
         assert_eq!(buf, [b'0' + i; 10]);
         assert_eq!(f.metadata().unwrap().len(), 8193 + u64::from(i));
-        // What is written under the lock is at the server when it is given up.
+        // Data written under the lock is at the server when it is given up.
         let commits = m.gate.calls("commit");
         f.write_all_at(&[b'A' + i], 50).unwrap();
         fcntl_lock(&f, FlockOperation::Unlock).unwrap();

@@ -1,4 +1,4 @@
-//! Mounting and what the system shows of it; every failure has its own line.
+//! Mounting and the system's view of it; every failure has its own line.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 

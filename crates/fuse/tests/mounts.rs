@@ -1,4 +1,4 @@
-//! Mounts inside a mount stay, whatever becomes of the names on their way.
+//! Mounts inside a mount stay, whatever happens to the names on their way.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 

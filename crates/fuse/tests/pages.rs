@@ -48,7 +48,7 @@ const CHANGES: [(&str, &str); 8] = [
     ("buffered", "write"),
 ];
 
-/// Does it; what the file holds then.
+/// Makes the change; returns the file's contents afterwards.
 fn change(path: &Path, how: &str) -> u8 {
     let open = |flags| OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap();
     let buffer = Aligned([b'z'; LEN]);
@@ -274,7 +274,7 @@ fn a_change_that_fails_half_way_shows() {
     }
 }
 
-/// A write that failed may have been carried out: what the server has shows soon.
+/// A write that failed may have been carried out: the server's bytes show soon.
 /// Promise: 5
 #[test]
 fn a_failed_write_shows_what_the_server_has() {

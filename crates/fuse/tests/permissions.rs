@@ -1,5 +1,5 @@
-//! The server decides who may do what, with the caller's user, group and supplementary groups, also where the
-//! kernel has names cached.
+//! The server decides about rights, with the caller's user, group and supplementary groups, also
+//! where the kernel has names cached.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -115,7 +115,8 @@ fn an_open_file_keeps_the_rights_of_its_opener() {
 #[test]
 fn executing_needs_the_right_to_execute_and_nothing_else() {
     let Some(m) = mounted(1000) else { return };
-    // Not by this process: a child of another test would have it open for writing until its own exec.
+    // Not by this process: a child of another test would have it open for writing until its own
+    // exec.
     m.foreign_write("true", 0, &fs::read("/bin/true").unwrap());
     mode(&m, "true", 0o644);
     assert!(!user_can(&m.dir, B, B, &[], "$M/true"));
@@ -125,7 +126,8 @@ fn executing_needs_the_right_to_execute_and_nothing_else() {
     m.end();
 }
 
-/// A server may let the owner of a file set its length whatever its permissions are, so who may not write is not to get there.
+/// A server may let the owner of a file set its length whatever its permissions, so a caller
+/// without the right to write must not get there.
 /// Promise: 19
 #[test]
 fn the_owner_of_a_read_only_file_may_not_cut_it() {
@@ -141,7 +143,7 @@ fn the_owner_of_a_read_only_file_may_not_cut_it() {
     mode(&m, "f", 0o644);
     assert!(user_can(&m.dir, A, A, &[], "perl -e 'truncate(\"$ENV{M}/f\", 2) or exit 1'"));
     assert_eq!(m.foreign_read("f"), b"te");
-    // Who has just opened it for writing is not asked about.
+    // A caller that has just opened it for writing is not asked about.
     let before = m.gate.calls("access");
     assert!(user_can(&m.dir, A, A, &[], "echo text > $M/f"));
     assert_eq!((m.gate.calls("access"), &m.foreign_read("f")[..]), (before, &b"text\n"[..]));
@@ -172,23 +174,25 @@ fn set_id_bits_go_when_somebody_else_writes() {
     m.end();
 }
 
-/// A program that says whose rights it has, set-user-id of the superuser and writable for group `B`.
+/// A program that says whose rights it has, set-user-id of the superuser and writable for group
+/// `B`.
 fn set_id_program(m: &Mount) {
-    // Not by this process: a child of another test would have it open for writing until its own exec.
+    // Not by this process: a child of another test would have it open for writing until its own
+    // exec.
     m.foreign_write("id", 0, &fs::read("/usr/bin/id").unwrap());
     chown(m.path("id"), Some(0), Some(B)).unwrap();
     mode(m, "id", 0o4775);
 }
 
-/// Who the program runs as when user `B` runs it.
+/// The user that the program runs as when user `B` runs it.
 fn runs_as(m: &Mount, how: &str) -> String {
     let out = as_user(&m.dir, B, B, &[], how);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if out.status.success() { text(&out.stdout) } else { text(&out.stderr) }
 }
 
-/// The kernel takes the identity of a program from attributes that it has: they are as new as the
-/// open, whoever has changed the file, and however it is run.
+/// The kernel takes the identity of a program from cached attributes: they are as new as the open,
+/// for every kind of change and of start.
 /// Promise: 19a
 #[test]
 fn set_id_programs_run_with_fresh_rights() {
@@ -214,7 +218,7 @@ fn set_id_programs_run_with_fresh_rights() {
     }
 }
 
-/// The same after a change by who may write the file and is not its owner.
+/// The same after a change by a user that may write the file and does not own it.
 /// Promise: 19a
 #[test]
 fn set_id_bits_do_not_survive_a_write_here() {
@@ -255,7 +259,8 @@ fn unchanged_programs_are_opened_once() {
     m.end();
 }
 
-/// Switches a protection of the machine on for the mounts of this thread, by a file that is mounted over the setting.
+/// Switches a protection of the machine on for the mounts of this thread, by a file that is mounted
+/// over the setting.
 fn protect(name: &str, value: &str) {
     let file = std::env::temp_dir().join(format!("hither-fuse-{}-{name}", std::process::id()));
     fs::write(&file, value).unwrap();
@@ -265,8 +270,8 @@ fn protect(name: &str, value: &str) {
     fs::remove_file(&file).unwrap();
 }
 
-/// Names that others make in sticky directories where everybody may write lead nobody astray. The owners of link and
-/// directory are no others, and names are seen, read and removed as ever.
+/// Other users' names in sticky directories that all users may write to mislead no program. The
+/// owners of link and directory are no other users, and names are seen, read and removed as ever.
 /// Promise: 19b
 #[test]
 fn sticky_directories_protect_who_uses_them() {
@@ -296,7 +301,7 @@ fn sticky_directories_protect_who_uses_them() {
     for used in uses {
         for again in 0..2 {
             assert!(!user_can(&m.dir, B, B, &[], used), "{used}");
-            // The superuser is who these protections are for.
+            // These protections are for the superuser.
             assert!(!user_can(&m.dir, 0, 0, &[], used) || used.contains("1<>"), "{used}, {again}");
         }
         assert!(user_can(&m.dir, A, A, &[], used), "{used}");
@@ -319,7 +324,7 @@ fn sticky_directories_protect_who_uses_them() {
     m.end();
 }
 
-/// The kernel asks nobody before it opens a fifo or a device, or connects to a socket.
+/// The kernel asks for no right before it opens a fifo or a device, or connects to a socket.
 /// Promise: 19b
 #[test]
 fn special_files_need_the_rights_that_they_have() {
@@ -347,8 +352,8 @@ fn special_files_need_the_rights_that_they_have() {
     m.end();
 }
 
-/// Who may not read and write a file of somebody else makes no hard link to it where the machine
-/// protects hard links.
+/// A user without the right to read and write another user's file makes no hard link to it where
+/// the machine protects hard links.
 /// Promise: 19b
 #[test]
 fn hard_links_to_unwritable_files_are_protected() {

@@ -1,4 +1,5 @@
-//! Programs see a POSIX file system: what they do through the mount arrives at the server, and the other way round.
+//! Programs see a POSIX file system: their changes through the mount arrive at the server, and the
+//! other way round.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -164,7 +165,8 @@ fn extended_attributes() {
     assert_eq!(setxattr(&f, "user.b", b"x", XattrFlags::REPLACE), Err(Errno::NODATA));
     let mut buf = [0; 100];
     let path = std::ffi::CString::new(f.as_os_str().as_bytes()).unwrap();
-    // SAFETY: two strings that end in NUL, and no buffer: the length is asked for. (rustix hides it.)
+    // SAFETY: two strings that end in NUL, and no buffer: the length is asked for. (rustix hides
+    // it.)
     let len = unsafe { libc::getxattr(path.as_ptr(), c"user.a".as_ptr(), std::ptr::null_mut(), 0) };
     assert_eq!(len, 5);
     assert_eq!(getxattr(&f, "user.a", &mut buf[..3]), Err(Errno::RANGE));
@@ -326,7 +328,7 @@ fn errors_of_the_server_reach_the_program() {
     f.write_all_at(b"x", 0).unwrap();
     m.gate.fail("commit", libc::EDQUOT);
     assert_eq!(errno(f.sync_all()), libc::EDQUOT);
-    // What is left to do, and what has been told, is for the layer below to know: it is asked again.
+    // The layer below knows the remaining work and the reported errors: it is asked again.
     assert_eq!(errno(f.sync_all()), libc::EDQUOT);
     m.gate.fail("commit", 0);
     f.sync_all().unwrap();
@@ -369,7 +371,7 @@ fn close_and_fsync_wait_for_stable_storage_only_when_something_was_written() {
     m.end();
 }
 
-/// Where what is below may have been refused since it was stable, every fsync and close asks.
+/// Where the server may have refused data since it was stable, every fsync and close asks.
 /// Promise: 6e
 #[test]
 fn fsync_asks_again_where_commits_do_not_last() {

@@ -1,4 +1,5 @@
-//! The kernel answers rename(2) by itself when it takes both names for one object. That they are is never a belief of before.
+//! The kernel answers rename(2) by itself when it takes both names for one object. That they are is
+//! never a belief of before.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -21,7 +22,7 @@ fn moved_elsewhere(m: &common::Mount, old: &str, new: &str) {
 #[test]
 fn an_old_name_is_what_it_is_when_the_new_one_is_known() {
     let Some(m) = mounted(LONG) else { return };
-    // What this client knows of the new name, and what it does with it before the rename.
+    // This client's cached state of the new name, and its use of it before the rename.
     let before: [fn(&common::Mount, &str); 6] = [
         |_, _| (),
         |m, new| drop(fs::metadata(m.path(new)).unwrap_err()),
@@ -62,7 +63,7 @@ fn a_directory_is_the_one_that_has_the_old_name() {
     m.end();
 }
 
-/// Two names of one file: POSIX says that nothing happens. Nobody is told ESTALE.
+/// Two names of one file: POSIX says that nothing happens. No program gets ESTALE.
 /// Promise: 12
 #[test]
 fn names_of_one_file_stay() {
@@ -115,7 +116,8 @@ fn names_that_are_not_kept_are_looked_up_for_each_call() {
     }
 }
 
-/// However many names a file has, each call that takes one is seen in its link count, and what is open stays readable.
+/// However many names a file has, its link count shows each call that removes one, and the open
+/// file stays readable.
 #[test]
 fn many_names_are_counted() {
     let Some(m) = mounted(LONG) else { return };
@@ -143,7 +145,8 @@ fn many_names_are_counted() {
     m.end();
 }
 
-/// A name that is remembered no more, because the file has so many, is not taken for another name of the file by a rename.
+/// A name that is remembered no more, because the file has so many, is not taken for another name
+/// of the file by a rename.
 #[test]
 fn forgotten_name_is_looked_up_again() {
     let Some(m) = mounted(LONG) else { return };

@@ -1,4 +1,5 @@
-//! Strict mounts: no read, length, name or link is answered from what the kernel keeps, and what is written is below when it returns.
+//! Strict mounts: no read, length, name or link is answered from the kernel's caches, and written
+//! data is below when the call returns.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -85,8 +86,8 @@ fn an_append_goes_to_the_end_of_now() {
     m.end();
 }
 
-/// A mapping that is made now shows what is there now; one that is there already shows a change a moment later, and reads are right
-/// meanwhile.
+/// A new mapping shows the present bytes; an earlier one shows a change a moment later, and reads
+/// are right meanwhile.
 /// Promise: 8d
 #[test]
 fn mappings_begin_anew_and_follow() {

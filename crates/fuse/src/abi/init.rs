@@ -1,4 +1,4 @@
-//! INIT: what both sides can do.
+//! INIT: the abilities of both sides.
 
 use super::parse::Dec;
 use super::reply::Out;

@@ -5,8 +5,8 @@ use bytes::Bytes;
 use hither_vfs::Name;
 use smallvec::SmallVec;
 
-/// Reads integers and byte strings off the front of a buffer. Errors are errnos: `EINVAL` for a request that
-/// is too short.
+/// Reads integers and byte strings off the front of a buffer. Errors are errnos: `EINVAL` for a
+/// request that is too short.
 pub(crate) struct Dec {
     buf: Bytes,
 }
@@ -57,7 +57,7 @@ impl Dec {
     }
 }
 
-/// What every request starts with.
+/// The head of every request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
     /// Operation code.
@@ -91,7 +91,8 @@ pub(crate) struct SetattrIn {
     pub gid: u32,
 }
 
-/// GETLK, SETLK, SETLKW. `end` is inclusive, as in the kernel; `kind` is `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
+/// GETLK, SETLK, SETLKW. `end` is inclusive, as in the kernel; `kind` is `F_RDLCK`, `F_WRLCK` or
+/// `F_UNLCK`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub(crate) struct LockCall {
@@ -299,7 +300,8 @@ impl Op {
         }
     }
 
-    /// The object whose contents the request about object `node` changes, the first byte and the number of bytes.
+    /// The object whose contents the request about object `node` changes, the first byte and the
+    /// number of bytes.
     pub fn contents(&self, node: u64) -> Option<(u64, u64, u64)> {
         match self {
             // The kernel's pages have these bytes already.
@@ -335,7 +337,8 @@ impl Op {
 
     /// Parses the body of a request. `setxattr_ext` as negotiated.
     ///
-    /// Errors are the errno to answer with: `EINVAL` for a malformed request, `ENAMETOOLONG` for a long name.
+    /// Errors are the errno to answer with: `EINVAL` for a malformed request, `ENAMETOOLONG` for a
+    /// long name.
     pub fn parse(opcode: u32, mut d: Dec, setxattr_ext: bool) -> Result<Self, i32> {
         let d = &mut d;
         Ok(match opcode {

@@ -86,13 +86,14 @@ fn rdev((major, minor): (u32, u32)) -> u32 {
     (minor & 0xff) | (major & 0xfff) << 8 | (minor & !0xff) << 12
 }
 
-/// Whole seconds and nanoseconds; a very long time is cut to what the kernel can add to its clock.
+/// Whole seconds and nanoseconds; a very long time is cut to a length that the kernel can add to
+/// its clock.
 fn valid(d: Duration) -> (u64, u32) {
     (d.as_secs().min(u64::from(u32::MAX)), d.subsec_nanos())
 }
 
-/// Preferred size of reads and writes, shown as `st_blksize`: what stdio and cp(1) hand over in one call, and every
-/// call is a request of its own.
+/// Preferred size of reads and writes, shown as `st_blksize`: stdio and cp(1) hand over so much in
+/// one call, and every call is a request of its own.
 const BLOCK_BYTES: u32 = 256 << 10;
 
 fn attr(o: &mut Out, ino: u64, a: &Attr) {

@@ -1,4 +1,4 @@
-//! The kernel's messages: what is parsed, what is refused, and that nothing panics.
+//! The kernel's messages: accepted and refused ones, and no panics.
 
 use super::*;
 use bytes::Bytes;
@@ -98,7 +98,7 @@ fn reply_bodies_have_the_sizes_the_kernel_expects() {
 }
 
 proptest! {
-    /// The kernel is trusted, its bytes are not: whatever they are, parsing ends without a panic.
+    /// The kernel is trusted, its bytes are not: parsing ends without a panic for all of them.
     #[test]
     fn no_bytes_panic_the_parser(code in 0u32..64, body in prop::collection::vec(any::<u8>(), 0..200), ext: bool) {
         let ext_bytes = if ext { body.len() / 8 * 8 } else { 0 };

@@ -1,8 +1,9 @@
 //! The caller of a request, seen from outside: which system call its thread is in, and its memory.
 //!
-//! The thread waits in the kernel for the answer to the request, so `/proc/TID/syscall` tells its call, and
-//! process_vm_readv(2) reads what the arguments point to. Other threads of the program may change or unmap that memory
-//! meanwhile; what is read here is a guess about what the program wants, and no more.
+//! The thread waits in the kernel for the answer to the request, so `/proc/TID/syscall` shows its
+//! call, and process_vm_readv(2) reads the memory behind the arguments. Other threads of the
+//! program may change or unmap that memory meanwhile. The result is a guess about the program's
+//! intention, and no more.
 
 use super::Missed;
 use std::ffi::c_void;
@@ -11,10 +12,12 @@ use std::os::unix::fs::FileExt;
 /// Longest path, with its NUL (`PATH_MAX`).
 pub(crate) const PATH_MAX_BYTES: usize = 4096;
 const PAGE_BYTES: u64 = 4096;
-/// A thread that has just sent its request may still be on its way to sleep: so often it is looked at again.
+/// A thread that has just sent its request may still be on its way to sleep: so often it is looked
+/// at again.
 const TRIES: usize = 4;
 
-/// A system call under way. Two that are equal are the same one, unless a thread makes the same call in a loop.
+/// A system call under way. Two that are equal are the same one, unless a thread makes the same
+/// call in a loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SystemCall {
     /// Number on this machine.
@@ -62,7 +65,8 @@ impl SystemCall {
         Caller::open(tid)?.call()
     }
 
-    /// Parses a line of `/proc/TID/syscall` (proc(5)): `number arg0 … arg5 sp pc`, or `-1 sp pc` outside of any call.
+    /// Parses a line of `/proc/TID/syscall` (proc(5)): `number arg0 … arg5 sp pc`, or `-1 sp pc`
+    /// outside of any call.
     pub fn parse(line: &[u8]) -> Option<Self> {
         let mut words = line.split(|b| b.is_ascii_whitespace()).filter(|w| !w.is_empty());
         let number = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
@@ -77,20 +81,21 @@ impl SystemCall {
         Some(Self { number, args, at: (hex()?, hex()?) })
     }
 
-    /// Whether it comes from a 32-bit program, whose numbers mean other calls: stack and code are then below 4 GiB.
+    /// Whether it comes from a 32-bit program, whose numbers mean other calls: stack and code are
+    /// then below 4 GiB.
     pub fn is_narrow(&self) -> bool {
         self.at.0 >> 32 == 0 && self.at.1 >> 32 == 0
     }
 }
 
-/// Bytes of the NUL-terminated string at `address` in the memory of thread `tid`; `None` when it is not readable or
-/// longer than a path may be.
+/// Bytes of the NUL-terminated string at `address` in the memory of thread `tid`; `None` when it is
+/// not readable or longer than a path may be.
 pub(crate) fn string(tid: u32, address: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut buf = [0; PAGE_BYTES as usize];
     while bytes.len() < PATH_MAX_BYTES {
         let from = address.checked_add(bytes.len() as u64)?;
-        // Never across a page: what follows the string may not be there.
+        // Never across a page: the memory behind the string may not exist.
         let piece = &mut buf[..(PAGE_BYTES - from % PAGE_BYTES) as usize];
         let read = memory(tid, from, piece)?;
         if let Some(end) = piece[..read].iter().position(|&b| b == 0) {
@@ -114,8 +119,8 @@ pub(crate) fn number(tid: u32, address: u64) -> Option<u64> {
 fn memory(tid: u32, address: u64, buf: &mut [u8]) -> Option<usize> {
     let local = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
     let remote = libc::iovec { iov_base: address as usize as *mut c_void, iov_len: buf.len() };
-    // SAFETY: `local` describes `buf`, which is borrowed mutably across the call; `remote` is an address of another
-    // process, which the kernel checks.
+    // SAFETY: `local` describes `buf`, which is borrowed mutably across the call; `remote` is an
+    // address of another process, which the kernel checks.
     let n = unsafe { libc::process_vm_readv(tid as libc::pid_t, &local, 1, &remote, 1, 0) };
     usize::try_from(n).ok().filter(|&n| n > 0)
 }
@@ -162,7 +167,7 @@ mod tests {
         let text = |at: usize| string(me, base as u64 + at as u64);
         put(100, b"a/b\0");
         assert_eq!(text(100).unwrap(), b"a/b");
-        // Across a page, and up to the very end of what can be read.
+        // Across a page, and up to the very end of readable memory.
         put(4090, b"0123456789\0");
         assert_eq!(text(4090).unwrap(), b"0123456789");
         put(3 * 4096 - 4, b"end\0");

@@ -1,9 +1,10 @@
-//! System calls that take paths: where the path is among the arguments, and what the call is for.
+//! System calls that take paths: the position of the path among the arguments, and the purpose of
+//! the call.
 //!
 //! Numbers of x86_64 and of aarch64 (the generic table), from the kernel's `syscall_64.tbl` and
-//! `asm-generic/unistd.h`. Mount and quota calls are left out: nobody waits for those.
+//! `asm-generic/unistd.h`. Mount and quota calls are left out: their speed does not matter.
 
-/// What a system call does with its path, as far as it says what else will be asked.
+/// A system call's use of its path, as far as it predicts further questions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// open(2) with flags in this argument.
@@ -20,7 +21,8 @@ pub(crate) enum Purpose {
     Other,
 }
 
-/// Where the paths of a call are: argument numbers of the first and, for renaming and linking, of the second.
+/// Where the paths of a call are: argument numbers of the first and, for renaming and linking, of
+/// the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub paths: (usize, Option<usize>),
@@ -46,10 +48,11 @@ pub(crate) fn shape(number: u64) -> Option<Shape> {
     }
 }
 
-/// Whether a call makes the last name of its last path, by what it is; open(2) says so in its flags.
+/// Whether the kind of call makes the last name of its last path; open(2) says so in its flags.
 pub(crate) fn makes_last(number: u64) -> bool {
     if cfg!(target_arch = "x86_64") {
-        // rename, mkdir, creat, link, symlink, mknod, mkdirat, mknodat, renameat, linkat, symlinkat, renameat2
+        // rename, mkdir, creat, link, symlink, mknod, mkdirat, mknodat, renameat, linkat,
+        // symlinkat, renameat2
         matches!(number, 82 | 83 | 85 | 86 | 88 | 133 | 258 | 259 | 264..=266 | 316)
     } else {
         // mknodat, mkdirat, symlinkat, linkat, renameat, renameat2
@@ -91,7 +94,8 @@ pub(crate) fn x86_64(number: u64) -> Option<Shape> {
         4 | 6 | 76 | 83 | 84 | 85 | 87 | 89 => one(0, Purpose::Other),
         // chmod, chown, lchown, utime, mknod, statfs
         90 | 92 | 94 | 132 | 133 | 137 => one(0, Purpose::Other),
-        // setxattr, lsetxattr, getxattr, lgetxattr, listxattr, llistxattr, removexattr, lremovexattr, utimes
+        // setxattr, lsetxattr, getxattr, lgetxattr, listxattr, llistxattr, removexattr,
+        // lremovexattr, utimes
         188 | 189 | 191 | 192 | 194 | 195 | 197 | 198 | 235 => one(0, Purpose::Other),
         // symlink, inotify_add_watch, mkdirat, mknodat, fchownat, futimesat, newfstatat, unlinkat
         88 | 254 | 258..=263 => one(1, Purpose::Other),
@@ -118,7 +122,8 @@ pub(crate) fn aarch64(number: u64) -> Option<Shape> {
         49 | 51 => one(0, Purpose::Enter),
         // linkat, renameat, renameat2
         37 | 38 | 276 => two(1, 3),
-        // setxattr, lsetxattr, getxattr, lgetxattr, listxattr, llistxattr, removexattr, lremovexattr, statfs, truncate
+        // setxattr, lsetxattr, getxattr, lgetxattr, listxattr, llistxattr, removexattr,
+        // lremovexattr, statfs, truncate
         5 | 6 | 8 | 9 | 11 | 12 | 14 | 15 | 43 | 45 => one(0, Purpose::Other),
         // inotify_add_watch, mknodat, mkdirat, unlinkat, fchmodat, fchownat, readlinkat, newfstatat
         27 | 33 | 34 | 35 | 53 | 54 | 78 | 79 => one(1, Purpose::Other),

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use hither_vfs::Name;
 use std::sync::Arc;
 
-/// Names of one path taken at most; what is behind them is asked for when the kernel gets there.
+/// Names of one path taken at most; names behind them are asked for when the kernel gets there.
 const NAMES_MAX: usize = 64;
 
 /// A path cut at its slashes, without empty parts and `.`; `..` stays.
@@ -25,7 +25,8 @@ impl Path {
         Self { parts: parts.map(|part| text.slice_ref(part)).collect(), absolute }
     }
 
-    /// The path that a walk goes on with when the part before `rest` is a symbolic link with this target.
+    /// The path that a walk goes on with when the part before `rest` is a symbolic link with this
+    /// target.
     pub fn through_link(&self, target: &[u8], rest: usize) -> Self {
         let target = Path::new(target.to_vec());
         let behind = self.parts.get(rest..).unwrap_or_default();
@@ -42,9 +43,10 @@ impl Path {
         (names, whole)
     }
 
-    /// Which part, from part `from` on, is being looked up: one equal to `name`. When several are, the parts before
-    /// them are compared with where the directory is known to be: `above` tells how many of these, from the
-    /// last backwards, agree with its names, and whether one contradicts.
+    /// Which part, from part `from` on, is being looked up: one equal to `name`. When several are,
+    /// the parts before them are compared with where the directory is known to be: `above` tells
+    /// how many of these, from the last backwards, agree with its names, and whether one
+    /// contradicts.
     pub fn find(&self, name: &[u8], from: usize, above: impl Fn(&[Bytes]) -> Agreement) -> Option<usize> {
         let parts = self.parts.iter().enumerate().skip(from);
         let mut all = parts.filter(|(_, part)| &part[..] == name).map(|(i, _)| i);
@@ -52,7 +54,8 @@ impl Path {
         let Some(second) = all.next() else { return Some(first) };
         let all = [first, second].into_iter().chain(all);
         let judged = all.map(|i| (i, above(&self.parts[..i]))).filter(|(_, a)| !a.contradicts);
-        // An absolute path goes through everything above the directory; a relative one may begin in it.
+        // An absolute path passes through all directories above this one; a relative one may begin
+        // in it.
         let best = match self.absolute {
             true => judged.max_by_key(|(i, a)| (a.parts, std::cmp::Reverse(*i))),
             false => judged.min_by_key(|(i, _)| *i),
@@ -82,7 +85,7 @@ mod tests {
         names.iter().map(|n| String::from_utf8_lossy(n.as_bytes())).collect::<Vec<_>>().join(" ")
     }
 
-    /// What `Inodes` says about a directory whose path from the root is `dir`.
+    /// The answer of `Inodes` about a directory whose path from the root is `dir`.
     fn in_dir(dir: &'static str) -> impl Fn(&[Bytes]) -> Agreement {
         move |parts| {
             let names: Vec<&str> = dir.split('/').filter(|n| !n.is_empty()).collect();

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// What a walk found under a name.
+/// The object that a walk found under a name.
 #[derive(Debug, Clone)]
 pub(crate) enum Known {
     /// This object.
@@ -33,7 +33,7 @@ pub(crate) struct Record {
     pub began: Instant,
     /// When the last was answered.
     pub last: Instant,
-    /// What it wants.
+    /// Its purpose.
     pub intent: Intent,
     /// Its paths.
     pub tracks: SmallVec<[Track; 2]>,
@@ -64,7 +64,7 @@ pub(crate) struct Track {
     here: u64,
     /// The directory in which that was found.
     above: u64,
-    /// What is known of the next parts.
+    /// The known next parts.
     pub ahead: VecDeque<Known>,
     /// Entries of `ahead` that were asked for before they were looked up.
     early: usize,
@@ -78,7 +78,8 @@ impl Track {
     /// A walk from part `at` in directory `dir`.
     pub fn begin(&mut self, at: usize, dir: u64, trail: &Trail, asked: Moment) {
         (self.at, self.here, self.above, self.asked) = (at, dir, 0, asked);
-        // A lease could be withdrawn until a step is used: it holds for this call, as any answer does.
+        // A lease could be withdrawn until a step is used: it holds for this call, as any answer
+        // does.
         let once = |valid| if valid == Validity::Lease { Validity::Once } else { valid };
         let known = |node: &Node| {
             let attrs = Attrs { valid: once(node.attrs.valid), ..node.attrs.clone() };
@@ -119,8 +120,8 @@ impl Track {
         self.here == inode && self.here != 0
     }
 
-    /// Whether the path ends at `inode`: it has come there, or knows what comes. (The kernel does not look up what it
-    /// has cached.)
+    /// Whether the path ends at `inode`: it has come there, or the next part is known. (The kernel
+    /// does not look up names that it has cached.)
     pub fn ends_at(&self, inode: &Inode) -> bool {
         let left = self.path.parts.len().saturating_sub(self.at);
         match self.ahead.back() {

@@ -33,7 +33,8 @@ fn root() -> Arc<Cred> {
     Arc::new(Cred::root())
 }
 
-/// A thread that waits in openat2(2)'s place: in a call with a path that does not return. (Opening a FIFO.)
+/// A thread that waits in openat2(2)'s place: in a call with a path that does not return. (Opening
+/// a FIFO.)
 struct Waiting {
     tid: u32,
     fifo: std::path::PathBuf,
@@ -88,7 +89,7 @@ fn a_call_is_followed_from_its_first_name_to_its_open() {
     trail.along.first = Some(hither_vfs::Read { data: Default::default(), eof: true });
     hints.walked(w.tid, 1, &cred, hint, &trail, asked);
     hints.advance(w.tid, 1, &dir, 70);
-    // Another directory, another name, another identity: not what comes next.
+    // Another directory, another name, another identity: not the next lookup.
     let other = Cred { uid: 5, ..Cred::root() };
     assert!(hints.expected(w.tid, 1, &name("b"), &cred).is_none());
     assert!(hints.expected(w.tid, 70, &name("f"), &cred).is_none());

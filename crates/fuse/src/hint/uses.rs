@@ -1,10 +1,10 @@
-//! What a system call does with the object that its path ends at: whether it opens it, and whether it
+//! A system call's use of the object at the end of its path: whether it opens it, and whether it
 //! follows a symbolic link there.
 
 use super::caller::{self, SystemCall};
 use super::calls::{Purpose, shape};
 
-/// What a caller does with the last name of its path.
+/// A caller's use of the last name of its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Use {
     /// open(2)'s flags, of a call that opens.

@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Names remembered per object, at most: they are hints. Attributes of an object that has more are asked for each time.
+/// Names remembered per object, at most: they are hints. Attributes of an object that has more are
+/// asked for each time.
 const NAMES_MAX: usize = 16;
 
 /// Names of a path that is shown, at most.
@@ -30,8 +31,8 @@ struct Table {
     by_id: HashMap<u64, Entry>,
     by_ident: HashMap<Ident, u64>,
     by_fh: HashMap<Fh, u64>,
-    /// What names were last seen to be, and when that was asked for, or made so by the mount
-    /// itself.
+    /// The objects that names were last seen to lead to, and when each was asked for, or made so by
+    /// the mount itself.
     children: HashMap<u64, HashMap<Name, (u64, Moment)>>,
     next: u64,
     /// Last change of ours to an object that was forgotten since.
@@ -50,14 +51,14 @@ struct Entry {
 pub(crate) enum Named {
     /// This one, in the directory with this handle.
     By(Fh, Name),
-    /// One of several: nobody knows which.
+    /// One of several, and unknown which.
     ByOneOf,
     /// It was not found by a name, or the name is gone.
     No,
 }
 
-/// Another handle carries the identity of an object known here: is it the same object, or a new one whose
-/// number was used before? Only the server can tell.
+/// Another handle carries the identity of an object known here: is it the same object, or a new one
+/// whose number was used before? Only the server can tell.
 #[derive(Debug)]
 pub(crate) struct Ambiguous(pub Arc<Inode>);
 
@@ -102,9 +103,9 @@ impl Inodes {
         self.table.lock().by_id.get(&id).map(|e| e.inode.clone())
     }
 
-    /// Inode of the object, made if new, with one look-up more. `at` is the name that led to it,
-    /// and when the name was asked for: a look-up that was overtaken by a change of the mount's own
-    /// does not undo what is known of the name.
+    /// Inode of the object, made if new, with one lookup more. `at` is the name that led to it, and
+    /// when the name was asked for: a lookup that was overtaken by a change of the mount's own does
+    /// not undo newer knowledge of the name.
     pub fn remember(&self, at: Option<(u64, &Name, Moment)>, node: &Node) -> Result<Arc<Inode>, Ambiguous> {
         let realm = self.realm(&node.fh);
         let mut table = self.table.lock();
@@ -153,7 +154,8 @@ impl Inodes {
         }
     }
 
-    /// Takes the identity away from an inode whose object is gone, so that a new object may have it.
+    /// Takes the identity away from an inode whose object is gone, so that a new object may have
+    /// it.
     pub fn retire(&self, inode: &Inode) {
         let mut t = self.table.lock();
         if t.by_ident.get(&inode.ident) == Some(&inode.id) {
@@ -203,7 +205,7 @@ impl Inodes {
         (here == self.root.id).then_some(path)
     }
 
-    /// What a name was last seen to be.
+    /// The object that a name was last seen to lead to.
     pub fn child(&self, dir: u64, name: &Name) -> Option<Arc<Inode>> {
         let t = self.table.lock();
         let (child, _) = t.children.get(&dir)?.get(name)?;
@@ -217,9 +219,9 @@ impl Inodes {
         inode.map_or(t.lost > asked, |inode| inode.changed_since(asked))
     }
 
-    /// How the last of `parts` compare with the names of directory `dir` and those above it, up to the root and on in
-    /// `mount`, the parts of the mount point's path. (What is above the root may be another name for a program:
-    /// that contradicts nothing.)
+    /// How the last of `parts` compare with the names of directory `dir` and those above it, up to
+    /// the root and on in `mount`, the parts of the mount point's path. (The path above the root
+    /// may have another name for a program: that contradicts nothing.)
     pub fn agreement(&self, dir: u64, parts: &[Bytes], mount: &[Bytes]) -> Agreement {
         let t = self.table.lock();
         let mut agreement = Agreement::default();
@@ -277,9 +279,9 @@ impl Inodes {
         }
     }
 
-    /// Moves names as a rename did. `moved` and `replaced` are what the old and the new name led to
-    /// when it began: look-ups that came to the moved object by its new name may have taken the old
-    /// one from it since.
+    /// Moves names as a rename did. `moved` and `replaced` are the objects of the old and the new
+    /// name at its beginning: lookups that came to the moved object by its new name may have taken
+    /// the old one from it since.
     pub fn rename(
         &self,
         from: (u64, &Name),
@@ -288,7 +290,7 @@ impl Inodes {
         exchange: bool,
     ) {
         let mut t = self.table.lock();
-        // Later than whatever was asked for before this rename was done.
+        // Later than all questions asked before this rename was done.
         let now = self.clock.tick();
         for at in [from, to] {
             if let Some((id, _)) = t.children.get(&at.0).and_then(|c| c.get(at.1)).copied() {
@@ -303,8 +305,8 @@ impl Inodes {
         }
     }
 
-    /// The name by which the kernel came to an inode: where several are known, the only one that is `last`, the last part of the
-    /// caller's path.
+    /// The name by which the kernel came to an inode: where several are known, the only one that is
+    /// `last`, the last part of the caller's path.
     pub fn named(&self, id: u64, last: impl FnOnce() -> Option<Bytes>) -> Named {
         let names = match self.table.lock().by_id.get(&id) {
             Some(entry) => entry.names.clone(),

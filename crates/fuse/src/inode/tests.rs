@@ -56,7 +56,7 @@ fn one_object_has_one_number_until_it_is_forgotten() {
     assert!(t.find(a.id).is_none() && t.child(1, &name("a")).is_none());
     let again = t.remember(None, &f).unwrap();
     assert_ne!(again.id, a.id, "numbers are not used twice");
-    // More than was given, and of nobody: not our mistake, not our end.
+    // More than was given: not our mistake, not our end.
     t.forget(again.id, 100);
     t.forget(777, 1);
     t.forget(1, 1);
@@ -71,7 +71,8 @@ fn another_handle_is_an_alias_or_a_new_object() {
     let Err(Ambiguous(known)) = t.remember(None, &alias) else { panic!() };
     t.add_alias(&known, &alias.fh);
     assert_eq!(t.remember(None, &alias).unwrap().id, old.id);
-    // The old object is gone: its number goes to the new one, while the old inode keeps its handle.
+    // The old object is gone: its number belongs to the new one, while the old inode keeps its
+    // handle.
     let reborn = node("h", 5, FileKind::Regular);
     assert!(t.remember(None, &reborn).is_err());
     t.retire(&old);
@@ -133,7 +134,7 @@ fn pages_are_kept_only_for_the_change_they_were_read_under() {
     let on_open = i.opened(&theirs, t.clock.now());
     assert_eq!(on_open, OnOpen { keep: false, attrs_stale: true, size_unknown: false });
     assert!(i.opened(&theirs, t.clock.now()).keep);
-    // An own write makes it unknown, whatever the value says; so does one that runs meanwhile.
+    // An own write makes it unknown for every value; so does one that runs meanwhile.
     drop(i.modify(&t.clock));
     assert!(!i.opened(&theirs, t.clock.now()).keep);
     let asked = t.clock.now();
@@ -161,7 +162,7 @@ fn a_foreign_change_is_told_from_an_own_one() {
     drop(m);
     assert!(!i.observe(&changed(&f, 3, 15), asked).pages_stale);
     assert!(!i.observe(&changed(&f, 3, 20), t.clock.now()).pages_stale);
-    // Longer than we made it: somebody else.
+    // Longer than we made it: another client's change.
     drop(i.modify(&t.clock));
     assert!(i.observe(&changed(&f, 4, 21), t.clock.now()).pages_stale);
 }

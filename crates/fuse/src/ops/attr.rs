@@ -16,8 +16,8 @@ use tokio::time::Instant;
 /// Unit of the counts in a STATFS reply.
 const STATFS_BLOCK_BYTES: u64 = 4096;
 
-/// How long questions about the mount point itself wait for the server before what was last seen has to do.
-/// umount(8) asks them first, and must work when the server is dead.
+/// How long questions about the mount point itself wait for the server before the last known answer
+/// is used. umount(8) asks them first, and must work when the server is dead.
 const ROOT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Nanoseconds of a second.
@@ -38,7 +38,8 @@ impl Call {
         let open = fh.and_then(|fh| self.session.files.find(fh));
         let file = File { fh: &handle, open: open.as_ref().map(|f| f.open) };
         let cx = open.as_ref().map_or_else(|| self.cx(), |f| self.cx_of(f.cred.clone()));
-        // The kernel names an open file before it reads or seeks in it, for the length, and not for stat(2).
+        // The kernel names an open file before it reads or seeks in it, for the length, and not for
+        // stat(2).
         let cx = Cx { times_unseen: fh.is_some(), ..cx };
         let call = self.session.vfs.getattr(&cx, file);
         let attrs = match self.head.nodeid {
@@ -48,9 +49,10 @@ impl Call {
         self.attr_answer(&inode, &attrs, asked).await
     }
 
-    /// The kernel is about to read a file from its pages of which nobody may keep anything (it names an open file then, and not for stat(2)).
-    /// It drops the pages itself when the times have changed, so it is told times that it was not told before; no other way
-    /// leaves it the length that comes along. They hold for this call: who wants to know them asks.
+    /// The kernel is about to read from its pages a file of which nothing may be kept (it names an
+    /// open file then, and not for stat(2)). It drops the pages itself when the times have changed,
+    /// so it gets times that it was not given before; no other way leaves it the length of the same
+    /// answer. The times hold for this call: stat(2) asks for the real ones.
     async fn before_shared_read(&self, inode: &Inode, fh: u64) -> Result<Answer> {
         let file = self.file(fh)?;
         let (handle, asked) = (inode.fh(), self.asked());
@@ -61,7 +63,8 @@ impl Call {
             return Err(Error::new(libc::ESTALE));
         }
         if inode.changed_since(asked) {
-            // What changes here meanwhile makes the kernel ignore the answer: the pages go in the other way, and it asks again for the length.
+            // Changes meanwhile make the kernel ignore the answer: its pages are dropped in the
+            // other way, and it asks again for the length.
             self.session.drop_pages(inode.id).await;
         }
         inode.observe_rights(&attr);
@@ -102,9 +105,10 @@ impl Call {
         if let (Some(_), None) = (wanted.size_bytes, &open)
             && !self.session.files.any(writes)
         {
-            // truncate(2) needs the right to write, and so does O_TRUNC, for which the kernel names no open (one for writing has just
-            // shown the right). SETATTR does not: servers let the owner of a file set its length whatever its permissions
-            // say, because they do not know of descriptors.
+            // truncate(2) needs the right to write, and so does O_TRUNC, for which the kernel names
+            // no open (an open for writing has just shown the right). SETATTR does not: servers let
+            // the owner of a file set its length whatever its permissions, because they do not know
+            // of descriptors.
             let have = vfs.access(&self.cx(), &handle, Access::MODIFY).await?;
             if !have.contains(Access::MODIFY) {
                 return Err(Error::new(libc::EACCES));
@@ -137,8 +141,8 @@ impl Call {
         if seen.sooner {
             self.session.watch.hasten(&inode);
         }
-        // No pages are dropped here, whatever was seen: while it truncates, the kernel writes none back, and dropping
-        // dirty ones would wait for this answer.
+        // No pages are dropped here, even if they are stale: while it truncates, the kernel writes
+        // none back, and dropping dirty ones would wait for this answer.
         Ok(self.attr_body(&inode, &attrs, asked))
     }
 
@@ -211,7 +215,7 @@ fn rights(mask: u32, kind: FileKind) -> Access {
     want
 }
 
-/// What a SETATTR asks for.
+/// The attributes that a SETATTR sets.
 fn wanted(set: &SetattrIn) -> SetAttr {
     let has = |bit: u32| set.valid & bit != 0;
     let time = |given: u32, now: u32, (secs, nanos): (i64, u32)| match (has(given), has(now)) {
@@ -238,7 +242,7 @@ mod tests {
     async fn the_mount_point_answers_without_its_server() {
         let last = Mutex::new(None);
         let began = Instant::now();
-        // Nothing seen yet: what is made up for that case, after the time a server has.
+        // Nothing seen yet: these values are made up for that case, after the time a server has.
         assert_eq!(patiently(&last, Some(1), pending()).await, Ok(1));
         assert_eq!(began.elapsed(), ROOT_PATIENCE);
         assert_eq!(*last.lock(), None, "what is made up is not remembered");

@@ -1,8 +1,8 @@
 //! OPENDIR, READDIR and READDIRPLUS.
 //!
-//! The offset after an entry is the server's cookie, so that seekdir(3) works without any memory here: only `.`
-//! and `..` take the offsets 1 and 2, which NFSv4 servers never use, and the cookies 1 and 2 of
-//! an NFSv3 server move to the end of the range.
+//! The offset after an entry is the server's cookie, so that seekdir(3) works without any memory
+//! here: only `.` and `..` take the offsets 1 and 2, which NFSv4 servers never use, and the cookies
+//! 1 and 2 of an NFSv3 server move to the end of the range.
 
 use super::Call;
 use crate::abi::{
@@ -24,8 +24,9 @@ const AFTER_DOT_DOT: u64 = 2;
 const LOW_COOKIES: u64 = i64::MAX as u64 - 3;
 /// Bytes asked for with the first page; doubles with every page.
 const FIRST_PAGE_BYTES: u32 = 32 << 10;
-/// Entries of the piece that is read first after seekdir(3); doubles with every piece. The C library drops what it has
-/// read ahead at each seek, so a program that seeks for each entry would have the rest of the directory made anew each time.
+/// Entries of the first piece read after seekdir(3); doubles with every piece. The C library drops
+/// its read-ahead at each seek, so a program that seeks for each entry would have the rest of the
+/// directory made anew each time.
 const SOUGHT_ENTRIES: usize = 4;
 
 /// A listing without entries holds as long as the directory does; something finite to start from.
@@ -50,7 +51,8 @@ impl Call {
             let fh = self.inode()?.fh();
             self.session.vfs.commit(&self.cx(), File { fh: &fh, open: None }).await?;
         }
-        // Otherwise changes of directories are on stable storage when they are answered (RFC 1813, RFC 8881).
+        // Otherwise changes of directories are on stable storage when they are answered (RFC 1813,
+        // RFC 8881).
         Ok(Answer::empty())
     }
 
@@ -66,8 +68,8 @@ impl Call {
             if keep {
                 flags |= fopen::KEEP_CACHE;
             }
-            // What the kernel keeps is what the directory is now; otherwise it begins anew.
-            // What is kept does not hold longer than it did: an equal directory may not prove its names.
+            // The kernel's listing is the present one; otherwise it begins anew. The kept listing
+            // does not hold longer than before: an equal directory may not prove its names.
             let until = inode.entries_until().map_or(now + left, |until| until.min(now + left));
             inode.entries_hold(keep.then_some(until));
         }
@@ -100,8 +102,8 @@ impl Call {
         Ok(Answer::bytes(out.into_vec()).or(Undo::CloseDir { dir }))
     }
 
-    /// Attributes of a directory that the caller may list. A listing from the kernel's cache is not checked by the
-    /// server: the right to it is checked here.
+    /// Attributes of a directory that the caller may list. A listing from the kernel's cache is not
+    /// checked by the server: the right to it is checked here.
     async fn dir_attrs(&self, inode: &Inode) -> Result<(Attrs, Moment)> {
         let (vfs, fh, cx, asked) = (&self.session.vfs, inode.fh(), self.cx(), self.asked());
         let known = inode.known(Instant::now());
@@ -176,8 +178,9 @@ impl Call {
         }
     }
 
-    /// The answer with a piece of a page, which the kernel may cache. It uses what it has cached from the answer on that has no entries
-    /// any more, through any descriptor and whenever that goes back to the start: when its time is over it is taken away.
+    /// The answer with a piece of a page, which the kernel may cache. The kernel uses its cached
+    /// listing from the answer without further entries on, through any descriptor and at any
+    /// rewind. So it is taken away when its time is over.
     fn piece(&self, dir: &OpenDir, page: &Page, list: List) -> Answer {
         if dir.cached {
             let withdrawn = page.leased && !self.may_pass_on(page.began);
@@ -214,8 +217,9 @@ impl Call {
         let before = before.left(Instant::now()).min(LEASE_TIME);
         let until = (!before.is_zero()).then(|| Instant::now() + before);
         let new = vfs.readdir(&cx, &fh, cookie, verifier, page.ask_bytes, nodes).await?;
-        // What was remembered below holds as long as the directory was known to; what was asked for, as it is known to now.
-        // (It may be from before a lease that is there now.)
+        // An answer from the cache below holds as long as the directory was known to; an answer
+        // from the server, as it is known to now. (It may be from before a lease that is there
+        // now.)
         let until = until.unwrap_or_else(|| match self.dir_valid(&dir.inode) {
             Validity::Until(end) => end,
             Validity::Once | Validity::Lease => Instant::now(),
@@ -238,8 +242,8 @@ impl Call {
         Ok(())
     }
 
-    /// Adds an entry; `None` when it does not fit. Its object comes along when the page is as good as new, and then the
-    /// answer is until when it holds.
+    /// Adds an entry; `None` when it does not fit. The entry has its object when the page is as
+    /// good as new, and then the answer is until when it holds.
     async fn add_entry(
         &self,
         list: &mut List,
@@ -304,7 +308,7 @@ impl Call {
     }
 }
 
-/// An entry whose object does not come along.
+/// An entry without its object.
 const NOBODY: EntryReply<'static> =
     EntryReply { nodeid: 0, ino: 0, entry_valid: Duration::ZERO, attr_valid: Duration::ZERO, attr: None };
 
@@ -321,13 +325,14 @@ impl Page {
         sought
     }
 
-    /// Reads on from somewhere else than where the last page ended: that a cookie comes again is no circle.
+    /// Reads on from somewhere else than where the last page ended: that a cookie comes again is no
+    /// circle.
     fn begin_at_seek(&mut self) {
         self.ask_bytes = FIRST_PAGE_BYTES;
         (self.pages, self.milestone) = (0, None);
     }
 
-    /// Goes to the entry after `cookie`; false when it has to be read.
+    /// Moves to the entry after `cookie`; false when it has to be read.
     fn seek(&mut self, cookie: u64) -> bool {
         if !self.filled {
             return false;

@@ -63,9 +63,9 @@ impl Call {
             self.check_exec(&inode, &opened, came_back).inspect_err(|_| self.session.close_aside(id))?;
         }
         if appends && !came_back && on_open.size_unknown && inode.send_back(self.head.tid, Instant::now()) {
-            // The kernel appends at the length it knows, which may be wrong by now. ESTALE makes it look the path up
-            // again, with fresh attributes, and open once more. Attributes that come together with an
-            // invalidation are ignored, so what has to go goes before.
+            // The kernel appends at the length it knows, which may be wrong by now. ESTALE makes it
+            // look the path up again, with fresh attributes, and open once more. Attributes that
+            // arrive together with an invalidation are ignored, so the invalidation comes first.
             self.session.sent_back.send(self.head.tid, self.pending.started, Instant::now());
             self.session.close_aside(id);
             if !on_open.keep && self.session.drop_pages(inode.id).await {
@@ -91,8 +91,8 @@ impl Call {
         Ok(Answer::bytes(out.into_vec()).or(undo))
     }
 
-    /// Has the kernel look the file up again before it runs a program whose set-id bits or owner are
-    /// others by now: it takes them from its own attributes after this open, without asking.
+    /// Has the kernel look the file up again before it runs a program whose set-id bits or owner
+    /// are others by now: it takes them from its own attributes after this open, without asking.
     fn check_exec(&self, inode: &Inode, opened: &Opened, came_back: bool) -> Result<()> {
         let on_exec = inode.on_exec(&opened.node.attrs.attr);
         let (tid, now) = (self.head.tid, Instant::now());
@@ -114,9 +114,10 @@ impl Call {
         Err(Error::new(libc::ESTALE))
     }
 
-    /// Opens the file by the name under which the kernel has it, as far as close-to-open matters: elsewhere the name may have been
-    /// given to another file meanwhile, and that one is meant. Then, and when one of several names may be meant, the
-    /// kernel has to look the path up again. True when it has just done that.
+    /// Opens the file by the name under which the kernel has it, as far as close-to-open matters:
+    /// elsewhere the name may have been given to another file meanwhile, and that one is meant.
+    /// Then, and when one of several names may be meant, the kernel has to look the path up again.
+    /// True when it has just done that.
     async fn open_named(&self, inode: &Inode, cx: &Cx, how: &OpenHow) -> Result<(Opened, bool)> {
         let (session, tid, fh) = (&self.session, self.head.tid, inode.fh());
         let by_handle = async |cx: &Cx| session.vfs.open(cx, Where::fh(&fh), how).await;
@@ -165,7 +166,7 @@ impl Call {
         let (mut how, mut cx, config) = (how(flags, Create::No), self.cx(), &self.session.config);
         let (strict, opens_ask) = (self.session.is_strict(inode), self.session.opens_ask(inode));
         let opening = self.session.hints.opening(self.head.tid, inode, &cx.cred);
-        // An open for writing goes to the server anyway.
+        // An open for writing asks the server anyway.
         let opening = opening.filter(|_| how.access == OpenAccess::READ && !how.truncate && !strict);
         if opens_ask {
             cx.fresh_since = Some(opening.as_ref().map_or(self.pending.started, |o| o.began));
@@ -266,11 +267,11 @@ impl Call {
     fn open_flags(&self, flags: u32, inode: &Inode, keep: bool, backing_id: Option<u32>) -> u32 {
         let mut out = 0;
         if backing_id.is_some() {
-            // All of its opens, whatever else they asked for.
+            // All of its opens, whatever flags they asked for.
             return fopen::PASSTHROUGH;
         }
         if self.session.is_strict(inode) || self.session.vfs.is_shared(&inode.fh()) {
-            // What a mapping has brought into the kernel is no older than the open.
+            // Pages that a mapping has brought into the kernel are no older than the open.
             out |= fopen::DIRECT_IO;
         } else if keep {
             out |= fopen::KEEP_CACHE;
@@ -317,7 +318,7 @@ impl Call {
             }
         }
         if data.len() > size as usize {
-            return Err(Error::because(libc::EIO, "more bytes than asked for"));
+            return Err(Error::because(libc::EIO, "more bytes than were asked for"));
         }
         Ok(Answer { body: Body::Data(data), undo: Undo::Nothing })
     }
@@ -343,7 +344,7 @@ impl Call {
         let cx = self.cx_of(file.cred.clone());
         let appends = flags & O_APPEND != 0 && write_flags & WRITE_CACHE == 0;
         let offset = match self.session.is_strict(&file.inode) && appends {
-            // The kernel goes by the length it was told last.
+            // The kernel uses the length it got last.
             true => self.session.vfs.getattr(&cx.fresh(self.pending.started), at).await?.attr.size_bytes,
             false => offset,
         };
@@ -355,8 +356,8 @@ impl Call {
         let len = data.len() as u64;
         let wrote = self.session.vfs.write(&cx, at, offset, data.into(), stability).await?;
         if past_pages {
-            // As long as the modification lasts, attributes that the kernel ignores for this are not
-            // taken for known to it.
+            // As long as the modification lasts, attributes that the kernel ignores for this are
+            // not taken for known to it.
             self.drop_filled(&file.inode, offset, len).await;
         }
         if kills {
@@ -379,8 +380,8 @@ impl Call {
         Ok(Answer { body, undo: Undo::Nothing })
     }
 
-    /// Answers a write to a file of which nobody may keep anything, and has the kernel drop the pages that it went through: what it
-    /// is told side by side with a write it ignores ([`Call::getattr`]).
+    /// Answers a write to a file of which nothing may be kept, and has the kernel drop the pages of
+    /// the range: it ignores an invalidation beside the write ([`Call::getattr`]).
     async fn answer_and_drop_shared(&self, inode: &Inode, body: &Body) {
         if self.session.config.may_be_shared && self.session.vfs.is_shared(&inode.fh()) {
             self.pending.answer(Ok(body));
@@ -415,15 +416,16 @@ impl Call {
         self.commit(&file).await.map(|()| Answer::empty())
     }
 
-    /// Makes what was written stable, if anything was written since the last time.
+    /// Makes written data stable, if anything was written since the last time.
     pub(super) async fn commit(&self, file: &OpenFile) -> Result<()> {
         if let Some(error) = file.inode.take_error() {
             return Err(error);
         }
         let (writes, _) = file.inode.writes();
-        // Where closes do not wait, the kernel may have forgotten the file, and with it our count, before everything was sent; where
-        // the local disk is what fsync waits for, the server may have refused it since. What was written from beside before the
-        // kernel knew the file was never counted.
+        // Where closes do not wait, the kernel may have forgotten the file, and with it our count,
+        // before everything was sent. Where fsync waits for the local disk only, the server may
+        // have refused the data since. Writes from beside, before the kernel knew the file, were
+        // never counted.
         let counted =
             self.session.config.commits_last && !self.session.written_beside.load(Ordering::Relaxed);
         if counted && file.committed.load(Ordering::Relaxed) >= writes {
@@ -432,7 +434,7 @@ impl Call {
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
         let result = self.session.vfs.commit(&self.cx_of(file.cred.clone()), at).await;
-        // After an error the layer below knows what is left to do: it is asked again.
+        // After an error the layer below knows the remaining work: it is asked again.
         if result.is_ok() {
             file.inode.committed(writes);
             file.committed.fetch_max(writes, Ordering::Relaxed);
@@ -449,10 +451,11 @@ impl Call {
 
     pub(super) async fn release(&self, fh: u64, release_flags: u32, lock_owner: u64) -> Result<Answer> {
         let Some(file) = self.session.take_file(fh) else { return Err(Error::new(libc::EBADF)) };
-        // At once: the close below may take its time, and the next open of the file may be one that the kernel can read by itself.
+        // At once: the close below may take its time, and the next open of the file may be one that
+        // the kernel can read by itself.
         drop(file.noted.lock().take());
-        // Nobody waits for the answer, but until it comes the kernel keeps the inode, and with it, when the file was
-        // removed, `mount -o remount,ro` busy.
+        // The kernel does not wait for the answer, but until it comes it keeps the inode. When the
+        // file was removed, `mount -o remount,ro` is busy for as long.
         self.pending.answer(Ok(&Body::Empty));
         let _no_lock_calls = file.locking.write().await;
         let owner = LockOwner { id: lock_owner, flock: true };
@@ -488,7 +491,7 @@ fn may_be_gone(e: &Error) -> bool {
     matches!(e.errno, libc::ESTALE | libc::EREMOTEIO)
 }
 
-/// What open(2)'s flags ask for.
+/// The access that open(2)'s flags ask for.
 fn access(flags: u32) -> OpenAccess {
     match (flags & O_ACCMODE) as i32 {
         libc::O_RDONLY => OpenAccess::READ,

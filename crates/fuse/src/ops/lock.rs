@@ -13,8 +13,8 @@ fn range(call: &LockCall) -> FileRange {
     FileRange { start_bytes: call.start, end_bytes }
 }
 
-/// First and last byte of a lock as the kernel wants them: it makes EIO of an offset beyond its greatest, and of an end
-/// before the beginning, whatever other clients have locked.
+/// First and last byte of a lock as the kernel wants them: it makes EIO of an offset beyond its
+/// greatest, and of an end before the beginning, whatever the lock of the other client.
 fn first_and_last(range: FileRange) -> (u64, u64) {
     let first = range.start_bytes.min(OFFSET_MAX);
     (first, range.end_bytes.saturating_sub(1).clamp(first, OFFSET_MAX))
@@ -58,7 +58,7 @@ impl Call {
         let cx = self.cx_of(file.cred.clone());
         let (owner, range) = (owner(&call), range(&call));
         if call.kind as i32 == libc::F_UNLCK {
-            // Others may read what was written under the lock, once it is gone.
+            // Other clients may read the data written under the lock once it is released.
             if let Err(error) = self.commit(&file).await {
                 file.inode.keep_error(error);
             }
@@ -72,7 +72,8 @@ impl Call {
             file.lockers.lock().insert(owner);
         }
         self.session.vfs.lock(&cx, at, owner, kind(&call)?, range, wait).await?;
-        // A lock promises to see what its former holders wrote (nfs(5), "Using file locks with NFS").
+        // A lock promises to show the writes of its former holders (nfs(5), "Using file locks with
+        // NFS").
         let asked = self.asked();
         if let Ok(attrs) = self.session.vfs.getattr(&cx, at).await {
             self.saw_under_lock(&file.inode, &attrs, asked).await;
@@ -80,7 +81,8 @@ impl Call {
         Ok(Answer::empty().or(Undo::Unlock { file, owner, range, held }))
     }
 
-    /// Brings the kernel's caches in line with the file as its lock found it: unless every page is known to be right, all go.
+    /// Brings the kernel's caches in line with the file as its lock found it: unless every page is
+    /// known to be right, all go.
     async fn saw_under_lock(
         &self,
         inode: &crate::inode::Inode,
@@ -101,7 +103,7 @@ impl Call {
 mod tests {
     use super::*;
 
-    /// Of every range that a layer below can tell the kernel is told one that it takes.
+    /// Every range of a layer below becomes a range that the kernel accepts.
     #[test]
     fn conflicts_fit_the_kernel() {
         let edges = [0, 1, 4096, OFFSET_MAX - 1, OFFSET_MAX, OFFSET_MAX + 1, 1 << 63, u64::MAX - 1, u64::MAX];

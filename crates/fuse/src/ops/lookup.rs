@@ -32,7 +32,7 @@ impl Call {
             && self.session.inodes.child(dir.id, &name).is_some()
             && self.session.is_mounted_on(&dir.fh(), &name).await
         {
-            // The kernel detaches the mount for any other error, whoever's call it is.
+            // The kernel detaches the mount for any other error, in any caller's lookup.
             found = Err(Error::new(libc::ENOMEM));
         }
         match &found {
@@ -69,8 +69,7 @@ impl Call {
             let opening = match &likely {
                 None => None,
                 Some(file) if round == 0 => Some(file.in_use.opening().await),
-                // Bounded, because what an earlier round was granted may be what the removal waits
-                // for.
+                // Bounded, because the removal may wait for a grant of an earlier round.
                 Some(file) => tokio::time::timeout(REMOVAL_WAIT, file.in_use.opening()).await.ok(),
             };
             let held = likely.as_ref().filter(|_| opening.is_some()).map(|file| file.id);
@@ -112,7 +111,7 @@ impl Call {
             return self.found(dir, name, &trail, asked).await;
         }
         if self.session.is_strict(dir) {
-            // A thread that makes one call twice cannot be told from one that is in it still.
+            // A thread that makes one call twice looks like one that is still in it.
             let trail = vfs.walk(&cx, at, Want::default()).await?;
             return self.found(dir, name, &trail, asked).await;
         }
@@ -146,7 +145,7 @@ impl Call {
         self.found(dir, name, &trail, asked).await
     }
 
-    /// Whether a modification of the mount's own came between what a walk found and now.
+    /// Whether a modification of the mount's own came between a walk's answer and now.
     fn changed_here(&self, dir: &Inode, known: &Known, asked: Moment) -> bool {
         let inodes = &self.session.inodes;
         let changed = |node: &Node| inodes.changed_since(inodes.ident(&node.fh, &node.attrs.attr), asked);
@@ -169,7 +168,7 @@ impl Call {
             Stop::Failed(e) => Err(e.clone()),
             Stop::NotDirectory | Stop::Symlink => Err(Error::new(libc::ENOTDIR)),
             Stop::Complete | Stop::Limit => {
-                Err(Error::because(libc::EIO, "a walk of one name brought nothing"))
+                Err(Error::because(libc::EIO, "a walk of one name returned nothing"))
             }
         }
     }
@@ -189,22 +188,24 @@ impl Call {
         Ok((answer, Some(inode)))
     }
 
-    /// Whether a rename has to begin again, because the kernel may take both of its names for one object where the old one is another by
-    /// now.
+    /// Whether a rename has to begin again, because the kernel may take both of its names for one
+    /// object where the old one is another by now.
     async fn is_doubtful(&self, dir: &Inode, name: &Name, node: &Node) -> bool {
         let (session, tid) = (&self.session, self.head.tid);
         let others = self.doubt_others(dir, name, node).await;
         // The old name may be one that was forgotten.
         let many = session.inodes.by_fh(&node.fh).is_some_and(|inode| inode.has_forgotten_names());
         session.doubtful.send(tid, (dir.id, name), self.pending.started, || {
-            // The kernel looks up the old name first. Of two names that are spelled alike in two directories nobody knows here which it is.
+            // The kernel looks up the old name first. Of two names that are spelled alike in two
+            // directories, the one meant is unknown here.
             let is_old = |old: &Bytes| many || others.iter().any(|(_, name)| name.bytes() == old);
             (many || !others.is_empty())
                 && matches!(&session.hints.last_parts(tid)[..], [old, new] if old != new && new == name.bytes() && is_old(old))
         })
     }
 
-    /// Names besides this one by which the object was last seen. When it has only this one, they are looked up again.
+    /// Names besides this one by which the object was last seen. When it has only this one, they
+    /// are looked up again.
     pub(super) async fn doubt_others(
         &self,
         dir: &Inode,

@@ -101,7 +101,7 @@ impl Call {
     pub(super) async fn rename(&self, from: Name, new_dir: u64, to: Name, flags: u32) -> Result<Answer> {
         let flags = match RenameFlags::from_bits(flags) {
             Some(flags) => flags,
-            // RENAME_WHITEOUT and what may come.
+            // RENAME_WHITEOUT and unknown flags.
             None => return Err(Error::new(libc::EINVAL)),
         };
         self.session.doubtful.over(self.head.tid);
@@ -118,8 +118,9 @@ impl Call {
         let moved = match renamed {
             Ok(moved) => moved,
             Err(e) => {
-                // A rename that is executed twice fails the second time, and the new name that the kernel has known to be absent is
-                // there; it doubts the old one by itself, and new ones that it has known to be there.
+                // A rename that is executed twice fails the second time, and the new name that the
+                // kernel has known to be absent is there; it doubts the old one by itself, and new
+                // ones that it has known to be there.
                 if matches!(e.errno, libc::ENOENT | libc::EEXIST | libc::EINTR | libc::EIO) {
                     self.session.doubt_name(to_dir.id, &to).await;
                 }
@@ -152,8 +153,8 @@ impl Call {
         })
     }
 
-    /// Keeps opens of a file waiting while a name is taken from it. What a thread that was sent
-    /// back is about to open is kept open.
+    /// Keeps opens of a file waiting while a name is taken from it. A file that a sent-back thread
+    /// is about to open is kept open.
     async fn alone_with<'a>(&self, target: Option<&'a Arc<Inode>>) -> Option<RwLockWriteGuard<'a, ()>> {
         let target = target.filter(|target| target.kind == FileKind::Regular)?;
         let alone = target.in_use.removing().await;
@@ -163,8 +164,8 @@ impl Call {
         Some(alone)
     }
 
-    /// Marks an object's attributes as changing while a call on it runs: answers that were asked for before or meanwhile
-    /// are not to be trusted.
+    /// Marks an object's attributes as changing while a call on it runs: answers that were asked
+    /// for before or meanwhile are not to be trusted.
     fn changing<'a>(&'a self, inode: &'a Inode) -> crate::inode::Changing<'a> {
         inode.changing(&self.session.inodes.clock)
     }

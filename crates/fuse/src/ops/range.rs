@@ -26,7 +26,8 @@ impl Call {
         const ZERO_KEEP: i32 = ZERO | KEEP;
         let mode = mode as i32;
         if mode == KEEP || mode == ZERO_KEEP {
-            // The protocol's ALLOCATE always grows the file: keeping its length works only inside it.
+            // The protocol's ALLOCATE always grows the file: keeping its length works only inside
+            // it.
             let size = vfs.getattr(&cx, at).await?.attr.size_bytes;
             if end_bytes > size {
                 return Err(Error::new(libc::EOPNOTSUPP));
@@ -106,7 +107,7 @@ impl Call {
         let to_file = File { fh: &target_fh, open: Some(target.open) };
         let _modifying = target.inode.modify(&self.session.inodes.clock);
         let cx = self.cx_of(target.cred.clone());
-        // The server copies what it has.
+        // The server copies the bytes that it has.
         self.commit(&source).await?;
         let copied = self.session.vfs.copy(&cx, from_file, from, to_file, to, length).await?;
         target.inode.wrote(to.saturating_add(copied), false);

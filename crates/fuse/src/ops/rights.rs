@@ -1,9 +1,9 @@
 //! Rights that the kernel decides from attributes, and that it cannot decide right by itself.
 //!
-//! Without `default_permissions` the kernel asks nobody for the rights to a file before it does what
-//! a local file system would refuse, and it takes no notice of sticky bits. With it, modes would
-//! decide where the server goes by access control lists and squashed identities. So the checks are
-//! made here: at the look-up of the name, as the kernel opens special files and follows links
+//! Without `default_permissions` the kernel does not ask for the rights to a file before an action
+//! that a local file system would refuse, and it ignores sticky bits. With it, mode bits would
+//! decide where the server uses access control lists and squashed identities. So the checks are
+//! made here: at the lookup of the name, as the kernel opens special files and follows links
 //! without another request. Such names are looked up for each call ([`Call::keeps_name`]), and the
 //! caller's system call tells the use ([`uses`]).
 
@@ -89,9 +89,9 @@ impl Call {
         }
     }
 
-    /// Whether the caller may link the file, with `fs.protected_hardlinks` (proc_sys_fs(5)): a file
-    /// of somebody else has to be one that the caller may read and write. That it is a regular file
-    /// without set-id bits is the kernel's to check.
+    /// Whether the caller may link the file, with `fs.protected_hardlinks` (proc_sys_fs(5)):
+    /// another user's file has to be one that the caller may read and write. The kernel itself
+    /// checks that it is a regular file without set-id bits.
     pub(super) async fn may_link(&self, inode: &Inode) -> Result<()> {
         let (uid, (_, owner)) = (self.cred().uid, inode.mode_and_owner());
         let protected =
@@ -145,7 +145,7 @@ impl Call {
             want if want.is_empty() || uid == 0 => Ok(()),
             want => {
                 let have = self.session.vfs.access(&self.cx(), &node.fh, want).await?;
-                // Of a caller who cannot be seen nobody knows which of the rights it needs.
+                // The needed rights of an invisible caller are unknown.
                 let enough = have.contains(want) || used.is_none() && !have.is_empty();
                 if enough { Ok(()) } else { Err(Error::new(libc::EACCES)) }
             }

@@ -1,4 +1,4 @@
-//! Names that the kernel has to look up again, without harm to what is mounted on them.
+//! Names that the kernel has to look up again, without harm to mounts on them.
 //!
 //! Since Linux 6.16 one notification makes all names of the mount doubtful, at once and without
 //! waiting for a lock. It detaches the mounts inside on their way, so it is used only where there
@@ -20,16 +20,16 @@ use std::time::Duration;
 const EXPIRY_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Session {
-    /// Makes the kernel look up again whatever names it has cached in a directory that not everybody
-    /// may search any more. Where names expire one by one that comes after the answer: for that
-    /// moment cached names still work.
+    /// Makes the kernel look up again all names that it has cached in a directory that not all
+    /// users may search any more. Where names expire one by one, that comes after the answer: for
+    /// that moment cached names still work.
     pub async fn distrust_names(&self, dir: &Inode) {
         if !self.distrust_all_names().await {
             self.expire(dir, self.inodes.children(dir.id));
         }
     }
 
-    /// The same for names that were told under a lease, absent ones included; waits for it.
+    /// The same for names that the kernel got under a lease, absent ones included; waits for it.
     pub(super) async fn withdraw_names(&self, dirs: &[Arc<Inode>]) {
         let names = |dir: &Arc<Inode>| [dir.take_absent(), self.inodes.children(dir.id)].concat();
         let all: Vec<_> = dirs.iter().map(|dir| (dir, names(dir))).collect();
@@ -75,7 +75,7 @@ impl Session {
         }
     }
 
-    /// Whether the kernel can be made to look up again whatever names it has cached, at once and
+    /// Whether the kernel can be made to look up again all names that it has cached, at once and
     /// without harm, as far as is known.
     pub fn can_distrust_names(&self) -> bool {
         self.knows_epochs() && !self.mounts_inside.load(Ordering::Relaxed)
@@ -102,7 +102,7 @@ impl Session {
         self.negotiated().0 >= EPOCH_SINCE_MINOR
     }
 
-    /// Makes the kernel look up again whatever names it has cached; false when it cannot do that
+    /// Makes the kernel look up again all names that it has cached; false when it cannot do that
     /// without harm.
     async fn distrust_all_names(&self) -> bool {
         let Some(number) = self.number.get().copied().filter(|_| self.knows_epochs()) else { return false };

@@ -1,4 +1,4 @@
-//! The queue of what is open.
+//! The queue of open objects.
 
 use super::*;
 use hither_vfs::Node;
@@ -23,7 +23,7 @@ fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// Takes what is due, as if looks at it had brought nothing.
+/// Takes the due objects, as if looks at them had found no change.
 fn take(w: &Watch) -> Vec<u64> {
     let mut taken = Vec::new();
     while let Some(due) = w.pop(Instant::now()) {
@@ -64,7 +64,7 @@ async fn looks_come_a_moment_before_the_time_is_over_and_sooner_when_it_gets_sho
     w.add(&f, 7);
     let due = w.next(now);
     assert!(due < now + secs(60) && due > now + secs(59));
-    // The one who sleeps until then is woken.
+    // The sleeper until then is woken.
     let sooner = node(2, FileKind::Regular, Validity::Until(now + secs(2))).attrs;
     assert!(f.observe(&sooner, t.clock.now()).sooner);
     w.hasten(&f);

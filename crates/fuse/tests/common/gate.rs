@@ -1,5 +1,5 @@
-//! A layer that passes calls on, unless a test says otherwise: it can hold calls back as a dead server
-//! does, fail them, cut reads short and count.
+//! A layer that passes calls on, unless a test says otherwise: it can hold calls back as a dead
+//! server does, fail them, cut reads short and count.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -44,7 +44,7 @@ const ANSWERS: [(&str, &str); 6] = [
     ("setattr", "setattr's answer"),
 ];
 
-/// What a test does when a name is peeked for.
+/// A test's action when a name is peeked for.
 type Act = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// A walk that was asked for.
@@ -61,12 +61,13 @@ impl Gate {
         Arc::new(Self { below, state: Mutex::default(), opened: Notify::new() })
     }
 
-    /// Holds calls of a kind back from now on. They do not end when they are cancelled: the worst server.
+    /// Holds calls of a kind back from now on. They do not end when they are cancelled: the worst
+    /// server.
     pub fn shut(&self, op: &'static str) {
         self.state.lock().unwrap().shut.insert(op);
     }
 
-    /// Holds answers of such calls back from now on: what they tell is as old as the call.
+    /// Holds answers of such calls back from now on: they are as old as the call.
     pub fn shut_answers(&self, op: &str) {
         let key = ANSWERS.iter().find(|(of, _)| *of == op).unwrap().1;
         self.shut(key);
@@ -133,8 +134,8 @@ impl Gate {
         self.state.lock().unwrap().at_peek = Some(Arc::new(act));
     }
 
-    /// Answers names that were walked once from memory, to the same caller, until something is changed or fails: the least
-    /// that a cache does.
+    /// Answers names that were walked once from memory, to the same caller, until something is
+    /// changed or fails: the least that a cache does.
     pub fn remember_names(&self) {
         self.state.lock().unwrap().remembers = true;
     }

@@ -1,4 +1,5 @@
-//! A mount of the reference model for tests, and a layer in between that stops, fails and counts calls.
+//! A mount of the reference model for tests, and a layer in between that stops, fails and counts
+//! calls.
 
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
@@ -29,7 +30,8 @@ pub struct Mount {
     pub rt: Runtime,
 }
 
-/// A mount whose answers hold for `validity_ms`; `None`, with a line why, where tests may not mount.
+/// A mount whose answers hold for `validity_ms`; `None`, with a line why, where tests may not
+/// mount.
 pub fn mounted(validity_ms: u64) -> Option<Mount> {
     mounted_with(validity_ms, |_| ())
 }
@@ -56,8 +58,8 @@ pub fn mounted_with(validity_ms: u64, change: impl FnOnce(&mut Config)) -> Optio
     Some(Mount { dir, model, gate, mounted: Some(mounted), rt })
 }
 
-/// Moves this thread, and what it starts, to a mount namespace of its own: a copy of the mount in a namespace that
-/// somebody else makes meanwhile would keep it alive after the unmount.
+/// Moves this thread, and its child processes, to a mount namespace of its own: a copy of the mount
+/// in another new namespace would keep it alive after the unmount.
 fn own_mount_namespace() {
     let none = std::ptr::null();
     let flags = libc::MS_REC | libc::MS_PRIVATE;
@@ -142,7 +144,7 @@ impl Mount {
         });
     }
 
-    /// Another client makes a directory and what is missing above it.
+    /// Another client makes a directory and its missing parents.
     pub fn foreign_dirs(&self, path: &str) {
         let mut dir = self.fh("");
         let set = SetAttr { mode: Some(0o755), ..Default::default() };
@@ -239,7 +241,7 @@ pub fn user_can(dir: &Path, uid: u32, gid: u32, groups: &[u32], command: &str) -
     as_user(dir, uid, gid, groups, command).status.success()
 }
 
-/// How long a machine that does much else may need for what takes an instant.
+/// The time that a busy machine may need for an instant's work.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until something holds, for a minute and more.
@@ -253,8 +255,8 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     panic!("not within {PATIENCE:?}: {what}");
 }
 
-/// What is below a bound (a time, a number of calls) on a machine that does nothing else, and sometimes above it on a busy one: one
-/// of several attempts stays below.
+/// A value that is below a bound (a time, a number of calls) on an idle machine, and sometimes
+/// above it on a busy one: one of several attempts stays below.
 pub fn once_below<T: PartialOrd + std::fmt::Debug>(what: &str, bound: T, mut attempt: impl FnMut() -> T) {
     let mut all = Vec::new();
     for _ in 0..10 {

@@ -3,7 +3,8 @@
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Opens a file for reading through io_uring: a descriptor or a negative errno; `None` where io_uring is not allowed.
+/// Opens a file for reading through io_uring: a descriptor or a negative errno; `None` where
+/// io_uring is not allowed.
 pub fn uring_open(path: &CStr) -> Option<i32> {
     const OPENAT: u8 = 18;
     const ENTER_GETEVENTS: usize = 1;
@@ -27,7 +28,8 @@ pub fn uring_open(path: &CStr) -> Option<i32> {
     };
     let (sq, cq, sqes) = (map(0), map(OFF_CQ), map(OFF_SQES));
     let (sq_off, cq_off) = (&params[10..20], &params[20..30]);
-    // SAFETY: offsets inside the rings, as the kernel gave them; it reads and writes them only as agreed.
+    // SAFETY: offsets inside the rings, as the kernel gave them; it reads and writes them only as
+    // agreed.
     unsafe {
         let at = |ring: *mut u8, offset: u32| &*ring.add(offset as usize).cast::<AtomicU32>();
         let mut entry = [0u8; 64];
@@ -35,7 +37,8 @@ pub fn uring_open(path: &CStr) -> Option<i32> {
         entry[4..8].copy_from_slice(&libc::AT_FDCWD.to_ne_bytes());
         entry[16..24].copy_from_slice(&(path.as_ptr() as u64).to_ne_bytes());
         std::ptr::copy_nonoverlapping(entry.as_ptr(), sqes, 64);
-        // Ring offsets: head, tail, mask, entries, flags, dropped, array; and head, tail, mask, entries, overflow, cqes.
+        // Ring offsets: head, tail, mask, entries, flags, dropped, array; and head, tail, mask,
+        // entries, overflow, cqes.
         at(sq, sq_off[6]).store(0, Ordering::Release);
         at(sq, sq_off[1]).store(1, Ordering::Release);
         let sent = libc::syscall(libc::SYS_io_uring_enter, ring, 1, 1, ENTER_GETEVENTS, 0usize, 0);
