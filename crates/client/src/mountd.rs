@@ -219,7 +219,7 @@ fn allowed_hint(export: &Exportnode, path: &str) -> String {
     match name(path) == name(&dir) {
         true => rules,
         false => format!(
-            "either there is no such path (some servers say the same then), or this client may not have it: {rules}"
+            "either the path does not exist (some servers give this answer then), or this client has no access: {rules}"
         ),
     }
 }

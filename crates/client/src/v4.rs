@@ -464,7 +464,7 @@ impl Vfs for V4 {
         let unlock = move |()| {
             tokio::spawn(async move {
                 if let Err(f) = undo.unlock(&fh, owner, range).await {
-                    tracing::warn!("giving up a lock that nobody waited for: {}", Error::from(f));
+                    tracing::warn!("giving up a lock whose caller has ended: {}", Error::from(f));
                 }
             });
         };

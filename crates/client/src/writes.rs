@@ -579,7 +579,7 @@ impl Uncommitted {
         }
         match file.log.lock().has_through(target) {
             true => {
-                let why = "the server lost writes again and again; they are kept and will be tried again";
+                let why = "the server keeps losing writes; they are kept and sent again later";
                 Err(Failure::Unanswered(Error::because(libc::EIO, why)))
             }
             false => Ok(()),

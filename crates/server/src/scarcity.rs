@@ -59,7 +59,7 @@ pub(crate) fn has_lasted(e: &Error) -> bool {
                 "too many files are open for the limit of descriptors (RLIMIT_NOFILE, in systemd LimitNOFILE)"
             }
         };
-        tracing::warn!("{what}; clients are told to come back, and after a while that it failed: {e}");
+        tracing::warn!("{what}; calls are delayed, and fail after a while: {e}");
     }
     lasted
 }

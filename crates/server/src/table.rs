@@ -189,7 +189,7 @@ impl Table {
                 Ok(())
             }
             _ => Err(invalid(format!(
-                "{} is exported and so is {} inside it, which clients cannot be led to; export one of them",
+                "{} and {} inside it are both exported, and clients cannot reach the inner one: export one of them",
                 around.path, export.path
             ))),
         }

@@ -116,7 +116,7 @@ impl Nfs4 {
         let boot = (options.env.random)() as u32;
         if !reclaimers.is_empty() {
             tracing::info!(
-                "{} clients may reclaim what they held before the restart, within {} s",
+                "{} clients may reclaim their state of before the restart, within {} s",
                 reclaimers.len(),
                 options.grace.as_secs()
             );
@@ -175,7 +175,7 @@ impl Nfs4 {
         }
         if let Some(paced) = pace.finish() {
             tracing::info!(
-                "clients have had their time to recover: {} calls, of which {} waited for their turn, for {} ms at most",
+                "recovery has ended: {} calls, of which {} waited for their turn, for {} ms at most",
                 paced.calls,
                 paced.waits,
                 paced.longest.as_millis()
@@ -213,7 +213,7 @@ impl Nfs4 {
             if self.is_past(&self.grace_end) {
                 let late: Vec<Bytes> = self.reclaimers.lock().drain().collect();
                 for owner in late {
-                    tracing::info!("client {} did not come back in time", owner.escape_ascii());
+                    tracing::info!("client {} did not reclaim its state in time", owner.escape_ascii());
                     self.stable.forget(owner);
                 }
             }
@@ -225,7 +225,7 @@ impl Nfs4 {
                 let patience = if confirmed && !crowded { self.lease + self.courtesy } else { self.lease };
                 if silent > patience {
                     tracing::info!(
-                        "client {} has been silent for {} s: what it holds ends",
+                        "client {} has been silent for {} s: its state ends",
                         client.owner.escape_ascii(),
                         silent.as_secs()
                     );
@@ -256,7 +256,7 @@ impl Nfs4 {
             }
             if self.is_courtesy(&client) {
                 tracing::info!(
-                    "client {} is silent beyond its lease, and room is needed: what it holds ends",
+                    "client {} is silent beyond its lease, and room is needed: its state ends",
                     client.owner.escape_ascii()
                 );
                 self.expire(&client).await;

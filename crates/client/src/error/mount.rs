@@ -311,6 +311,6 @@ fn denied_hint(stat: AuthStat) -> String {
         AuthStat::TOOWEAK => {
             "it wants stronger authentication (sec=), or a privileged source port (resvport)".into()
         }
-        stat => format!("it does not accept our AUTH_SYS credential ({stat:?})"),
+        stat => format!("it refuses the AUTH_SYS credential ({stat:?})"),
     }
 }

@@ -69,7 +69,7 @@ impl Greeting {
                 // Whatever else is wrong, the calls that follow meet it as well.
                 _ => Ok(None),
             },
-            _ => Err(nonsense("what the server sends is no answer to HELLO")),
+            _ => Err(nonsense("the server's reply is no answer to HELLO")),
         }
     }
 }

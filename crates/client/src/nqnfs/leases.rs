@@ -244,7 +244,7 @@ impl Leases {
             let most = if write { WRITE_WITHDRAW_TIMEOUT } else { WITHDRAW_TIMEOUT };
             tokio::spawn(async move {
                 if tokio::time::timeout(most, withdrawn).await.is_err() {
-                    tracing::debug!(?file, "not everybody let go of an evicted file in time");
+                    tracing::debug!(?file, "an evicted file was not dropped everywhere in time");
                 }
                 leases.send_vacated(&file).await;
                 leases.act(|inner, now| {

@@ -144,7 +144,7 @@ impl V3 {
         let args = ReadlinkArgs { symlink: convert::fh3(fh)? };
         let ok = self.caller.expect(&cx.cred, &Patience::of(cx), &args).await?;
         if ok.data.is_empty() || ok.data.contains(&0) {
-            return Err(Error::because(libc::EIO, "the server sends a symbolic link that is no path"));
+            return Err(Error::because(libc::EIO, "the server sends a symbolic link that is not a path"));
         }
         Ok(bytes::Bytes::copy_from_slice(&ok.data))
     }

@@ -355,7 +355,7 @@ impl V3 {
                 return Err(refused);
             }
         }
-        Err(Error::because(libc::EEXIST, "the name comes and goes"))
+        Err(Error::because(libc::EEXIST, "the name keeps appearing and vanishing"))
     }
 
     /// Runs a creation to its end. Should its caller have left, the open ends at once.

@@ -122,7 +122,7 @@ impl V3 {
             // Nothing but `.` and `..`, or names that are none.
             (cookie, verifier) = (next, raw.verifier);
         }
-        Err(Error::because(libc::EIO, "the server sends directory pages without entries again and again"))
+        Err(Error::because(libc::EIO, "the server keeps sending directory pages without entries"))
     }
 
     async fn page(
@@ -162,7 +162,7 @@ impl V3 {
                 Err(Nfsstat3::NOENT) => {
                     return Err(Error::because(
                         libc::EIO,
-                        "the server misses something in a directory again and again",
+                        "the server keeps answering \"no such file\" for a directory page",
                     ));
                 }
                 Err(status) => return Err(error::nfs3(status)),

@@ -170,7 +170,7 @@ impl V3 {
             Ok(()) => self.opens.shown(&fh),
             Err(e) => tracing::warn!(
                 name = ?to.1, hidden = ?hidden.name, error = %e,
-                "a file that was to be replaced, and was not, keeps its hidden name"
+                "a rename failed, and its target keeps its hidden name"
             ),
         }
         renamed
@@ -258,7 +258,7 @@ impl V3 {
     /// administrators expect of crashed clients.
     pub(super) async fn remove_hidden(&self, silly: &Silly) {
         if let Err(e) = self.remove(&silly.cred, &silly.dir, &silly.name).await {
-            tracing::warn!(name = ?silly.name, error = %e, "a removed file stays behind under its hidden name");
+            tracing::warn!(name = ?silly.name, error = %e, "a removed file keeps its hidden name");
         }
     }
 

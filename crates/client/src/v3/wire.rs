@@ -250,7 +250,7 @@ impl Caller {
 }
 
 fn unknown_type() -> Error {
-    Error::because(libc::EIO, "the server names a file type that does not exist")
+    Error::because(libc::EIO, "the server gives an unknown file type")
 }
 
 fn failure(e: CallError) -> Failure {

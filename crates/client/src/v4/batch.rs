@@ -188,14 +188,14 @@ impl Core {
             Ok(takes) => {
                 if !takes {
                     tracing::info!(
-                        "the server does not write files several to a message: they go one by one"
+                        "the server cannot write several files in one message: they are sent singly"
                     );
                 }
                 *known = Some((session.epoch, takes));
                 takes
             }
             Err(f) => {
-                tracing::debug!("whether files may go several to a message: {}", Error::from(f));
+                tracing::debug!("testing whether several files fit one message: {}", Error::from(f));
                 false
             }
         }
@@ -374,7 +374,7 @@ impl Core {
 
     async fn remove_probe(self: &Arc<Self>, cx: &Cx, dir: &Fh, name: &Name) {
         if let Err(f) = self.remove(cx, dir, name, None).await {
-            tracing::warn!(?name, "a file that was only tried stays behind: {}", Error::from(f));
+            tracing::warn!(?name, "a test file remains at the server: {}", Error::from(f));
         }
     }
 }

@@ -396,7 +396,7 @@ impl Core {
         let mut back = self.delegations.keep(fh, stateid, of);
         // The server has forgotten the one of before: others may have had the file in between.
         if let Some(file) = self.files.file(fh).filter(|_| back.iter().any(|t| t.write && t.fh == *fh)) {
-            file.lose_locks("the server gave another delegation in place of the one that it was held under");
+            file.lose_locks("the server gave another delegation than the one that covered the lock");
         }
         if self.delegations.recalled_early(&stateid) {
             // It has gone back already.
@@ -471,11 +471,11 @@ impl Core {
             };
             let (in_time, ()) = tokio::join!(tokio::time::timeout(most, withdrawn), locks);
             if in_time.is_err() {
-                tracing::debug!(files = taken.len(), "not everybody let go of recalled files in time");
+                tracing::debug!(files = taken.len(), "recalled files were not dropped everywhere in time");
             }
             for t in taken.iter().filter(|t| t.write) {
                 if let Err(e) = core.writes().commit(&core.own_cx(), &t.fh, None).await {
-                    tracing::debug!(fh = ?t.fh, "before a delegation is returned: {e}");
+                    tracing::debug!(fh = ?t.fh, "sending data before a delegation is returned: {e}");
                 }
             }
             core.delegreturn(taken).await;

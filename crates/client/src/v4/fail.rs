@@ -48,7 +48,7 @@ impl From<Fail> for Error {
         match f {
             Fail::Nfs(Nfsstat4::MOVED) => Error::because(
                 libc::EREMOTE,
-                "the server has moved this file system elsewhere (NFS4ERR_MOVED); mount it from its new place",
+                "the server has moved this file system elsewhere (NFS4ERR_MOVED); mount it from its new server",
             ),
             Fail::Nfs(s) => error::nfs4(s),
             Fail::Garbled => Error::because(libc::EIO, "the server's reply cannot be decoded"),

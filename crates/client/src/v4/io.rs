@@ -236,7 +236,9 @@ impl Core {
             answer.results.putfh()?;
             let ok = answer.results.read()?;
             if ok.data.len() > left as usize {
-                return Err(Error::because(libc::EIO, "the server sends more than was asked for").into());
+                return Err(
+                    Error::because(libc::EIO, "the server sends more bytes than were asked for").into()
+                );
             }
             let got = ok.data.len();
             all.data.push(ok.data.0);

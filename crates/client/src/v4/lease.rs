@@ -167,7 +167,7 @@ impl Core {
         if flags == 0 || !matches!(*self.phase.borrow(), Phase::Ready(_)) || !self.complaint(flags) {
             return;
         }
-        tracing::info!(flags = format_args!("{flags:#x}"), "the server reports trouble with our state");
+        tracing::info!(flags = format_args!("{flags:#x}"), "the server reports lost or revoked state");
         if flags & flag::RESTART_RECLAIM_NEEDED != 0 {
             return self.session_lost(session.epoch, Need::reclaim(Reclaim::Restart));
         }

@@ -69,7 +69,7 @@ impl Core {
                 // readdir(3) the end of the directory.
                 Err(e) if e.status() == Some(Nfsstat4::NOENT) && missing < MISSING_MAX => missing += 1,
                 Err(e) if e.status() == Some(Nfsstat4::NOENT) => {
-                    let why = "the server misses something in a directory again and again";
+                    let why = "the server keeps answering \"no such file\" for a directory page";
                     return Err(Error::because(libc::EIO, why).into());
                 }
                 Err(e) => return Err(e.into()),

@@ -117,7 +117,8 @@ impl Core {
             Further::None => {}
         }
         let cx = Cx::new(entry.state.cred.clone());
-        let refused = || Error::because(libc::EBADF, "the file may not be opened as this lock needs");
+        let refused =
+            || Error::because(libc::EBADF, "the file cannot be opened with the access that this lock needs");
         // A server may not look at rights when an open of the same owner gets more access (nfs-ganesha).
         let right = Access::MODIFY;
         if needed == OpenAccess::WRITE
@@ -183,7 +184,7 @@ impl Core {
                 Err(LockFail::Status(s)) => return Err(Fail::Nfs(s)),
             }
         }
-        Err(Error::because(libc::EIO, "the server keeps forgetting the open behind a lock").into())
+        Err(Error::because(libc::EIO, "the server keeps losing the open behind a lock").into())
     }
 
     fn locker(&self, state: &OpenState, lock: &LockState) -> Answered<(Locker, Stateid)> {

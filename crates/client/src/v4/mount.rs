@@ -185,7 +185,7 @@ impl Core {
             match self.reclaim_complete(&session).await {
                 Ok(Ok(())) => {}
                 Ok(Err(f)) => return Err(self.mount_error(f, 0)),
-                Err(Need { .. }) => return Err(self.protocol("it loses a session that it has just made")),
+                Err(Need { .. }) => return Err(self.protocol("it lost the session right after creating it")),
             }
             self.find_root(&session).await
         };

@@ -327,7 +327,9 @@ impl Core {
     pub async fn remove_silly(self: &Arc<Self>, silly: &Silly, fh: Option<&Fh>) {
         match self.remove(&self.own_cx(), &silly.dir, &silly.name, fh).await {
             Ok(_) | Err(Fail::Nfs(Nfsstat4::NOENT | Nfsstat4::STALE)) => {}
-            Err(f) => tracing::warn!(name = ?silly.name, "a removed file stays behind: {}", Error::from(f)),
+            Err(f) => {
+                tracing::warn!(name = ?silly.name, "a removed file remains at the server: {}", Error::from(f))
+            }
         }
     }
 

@@ -491,7 +491,7 @@ impl Core {
         let core = self.clone();
         tokio::spawn(async move {
             if let Err(f) = core.close(&core.own_cx(), id).await {
-                tracing::warn!("closing an open that nobody waited for: {}", Error::from(f));
+                tracing::warn!("closing an open whose caller has ended: {}", Error::from(f));
             }
         });
     }

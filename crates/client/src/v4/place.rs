@@ -109,7 +109,7 @@ impl FileState {
     /// What was on its way is at the server now; whatever is not is lost.
     pub fn arrived(&self, from: Place) {
         if self.inner.lock().place == from {
-            self.lose("it was not taken at the server", from);
+            self.lose("the server did not grant it", from);
         }
     }
 
@@ -388,7 +388,7 @@ impl Core {
                 done => return done,
             }
         }
-        Err(Error::because(libc::EIO, "the server keeps forgetting the open behind it").into())
+        Err(Error::because(libc::EIO, "the server keeps losing the open behind it").into())
     }
 
     async fn take_all(self: &Arc<Self>, state: &Arc<OpenState>, lock: &Arc<LockState>) -> Answered<()> {

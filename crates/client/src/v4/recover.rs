@@ -204,7 +204,7 @@ impl Core {
         if !state.is_current(used) || state.inner.lock().lost.is_some() {
             return;
         }
-        tracing::info!(fh = ?state.file.fh, "the server does not know an open any more; opening again");
+        tracing::info!(fh = ?state.file.fh, "the server lost an open; opening the file again");
         // Free what the server keeps of a revoked state; it may know nothing of it.
         let free = Compound::new("FREE_STATEID", [Op::FreeStateid(used.any_seqid())]);
         let _ = self.compound(&self.own_cx(), free).await;
@@ -258,7 +258,7 @@ impl Core {
                 }
                 // Before it is taken: no lock begins under it, and none is handed over.
                 if let Some(file) = self.files.file(fh).filter(|_| self.delegations.is_held(stateid)) {
-                    file.lose_locks("the delegation that it was held under was revoked");
+                    file.lose_locks("the delegation that covered it was revoked");
                 }
                 if self.delegations.take_stateid(stateid).is_some() {
                     self.delegations.withdraw_all();

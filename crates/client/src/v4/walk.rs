@@ -155,7 +155,9 @@ impl Core {
         if chain {
             self.refusals.store(0, Ordering::Relaxed);
         } else if walk.plain && self.refusals.fetch_add(1, Ordering::Relaxed) + 1 == REFUSALS {
-            tracing::info!("the server refuses to look up several names in one message: they go one by one");
+            tracing::info!(
+                "the server refuses to look up several names in one message: they are looked up singly"
+            );
             self.ops_limit.fetch_min(OPS_MIN, Ordering::Relaxed);
         }
     }

@@ -197,7 +197,7 @@ impl Core {
                 Some(fh) => fh,
                 None => match core.just_made(&cx, &dir, &name).await {
                     Ok(node) => node.fh,
-                    Err(f) => return tracing::debug!("what is to be closed is gone: {}", Error::from(f)),
+                    Err(f) => return tracing::debug!("the file to close is gone: {}", Error::from(f)),
                 },
             };
             core.note_delegation(&fh, &ok);
@@ -215,7 +215,7 @@ fn filled(new: &Creation, getfh: bool, answer: &mut Answer, fh: &mut Option<Fh>)
     if len > 0 {
         let wrote = answer.results.write()?;
         if wrote.committed == StableHow::UNSTABLE || wrote.count as usize != len {
-            return Err(Fail::from(Error::because(libc::ENOSPC, "only a part of a file was written")));
+            return Err(Fail::from(Error::because(libc::ENOSPC, "the server wrote only a part of a file")));
         }
     }
     if new.set.atime.is_some() || new.set.mtime.is_some() {

@@ -56,7 +56,7 @@ pub(crate) fn begin(options: &crate::Options) -> io::Result<Option<(Short, Numbe
     };
     if recovering {
         tracing::info!(
-            "leases may be out from before the restart: for {} s nothing but delayed writes is served",
+            "clients may hold leases of before the restart: for {} s only delayed writes are served",
             short.recovery(&numbers).as_secs()
         );
     }
@@ -125,7 +125,7 @@ impl Short {
             inner.table.is_recovering()
         });
         if self.recovering.swap(recovering, SeqCst) && !recovering {
-            tracing::info!("leases from before the restart are over");
+            tracing::info!("leases of before the restart have expired");
         }
         self.clients.forget();
     }
@@ -348,7 +348,7 @@ impl Numbers {
             None => Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 format!(
-                    "{} is damaged; remove it when no client has been there for two minutes",
+                    "{} is damaged: remove it when no client was connected for two minutes",
                     path.display()
                 ),
             )),
@@ -396,9 +396,7 @@ impl Numbers {
 
     fn told(&self, done: io::Result<()>) -> bool {
         if let Err(e) = &done {
-            tracing::error!(
-                "{NUMBERS_FILE} cannot be written, and until it can nothing is leased or written: {e}"
-            );
+            tracing::error!("{NUMBERS_FILE} cannot be written; until then no file is leased or written: {e}");
         }
         done.is_ok()
     }

@@ -64,7 +64,7 @@ impl Session {
         let call = CallBack { prog, vers: CB_VERSION, proc: CB_PROC_COMPOUND, cred, args };
         let answer = match peer.call(call, ANSWER_WITHIN).await {
             Ok(body) => Dec::all::<CbCompoundReply>(&body)
-                .map_err(|_| CallError::PeerMisbehaved("answered a callback with what is none")),
+                .map_err(|_| CallError::PeerMisbehaved("answered a callback with an invalid reply")),
             Err(e) => Err(e),
         };
         let reply = match answer {

@@ -208,7 +208,7 @@ impl Clients {
             if inner.told.is_none_or(|told| now - told >= TOLD_EVERY) {
                 inner.told = Some(now);
                 tracing::warn!(
-                    "{host} has {of_host} of {} NFSv4 clients, at most {max} are remembered and {share} of an address: {}",
+                    "{host} has {of_host} of {} NFSv4 clients, the limit is {max} and {share} of an address: {}",
                     inner.by_id.len(),
                     if gone.is_some() { "the oldest without a session goes" } else { "it has to wait" }
                 );

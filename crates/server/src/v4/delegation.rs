@@ -643,7 +643,7 @@ impl Leases {
         d.calling.store(false, SeqCst);
         let unknown = matches!(answer, Some(CbRes::Recall(Err(Nfsstat4::BAD_STATEID | Nfsstat4::BADHANDLE))));
         if unknown && attempt >= UNKNOWN_MAX {
-            tracing::debug!(client = %d.client.owner.escape_ascii(), "a client has not got a delegation that it was given");
+            tracing::debug!(client = %d.client.owner.escape_ascii(), "a client did not receive its delegation");
             self.give_up(&d);
         }
     }

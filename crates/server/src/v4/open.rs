@@ -263,7 +263,7 @@ impl Exec<'_> {
         if !leases.is_marked(kind) {
             let mark = Delegated { believed: self.nfs.lease, writing: kind == Kind::Write };
             if let Err(e) = self.nfs.stable.mark_delegated(mark).await {
-                tracing::warn!("that files are delegated cannot be recorded, so none is: {e}");
+                tracing::warn!("delegations cannot be recorded, so none is granted: {e}");
                 return false;
             }
             leases.marked(kind);

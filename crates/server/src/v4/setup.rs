@@ -227,7 +227,7 @@ impl Exec<'_> {
         }
         // On stable storage before the client may hold anything new.
         if let Err(e) = self.nfs.stable.remember(client.owner.clone()).await {
-            tracing::error!("the record of a client cannot be written, so it may hold nothing: {e}");
+            tracing::error!("the record of a client cannot be written, so it gets no state: {e}");
             return Err(Nfsstat4::DELAY);
         }
         client.reclaim_done.store(true, Relaxed);

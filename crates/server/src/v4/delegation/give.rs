@@ -57,7 +57,9 @@ impl Leases {
             };
         }
         let d = self.reserve(registry.other(), client, export, fh, wish);
-        let Some(d) = d else { return refused("others use the file, or it is delegated to the client") };
+        let Some(d) = d else {
+            return refused("other clients use the file, or it is delegated to the client already");
+        };
         // From here on whoever wants to open the file has to wait for us, if that is in the way; those who have it open already are
         // seen.
         let file = registry.file(&d.file);
