@@ -1,13 +1,15 @@
-//! `hither bench`: the papers' experiments, and how fast an NFSv3 server answers, whoever made it.
+//! `hither bench`: the papers' experiments, and the speed of any NFSv3 server.
 //!
-//! [`papers`] lists the experiments; [`run`] runs those that need a directory and nothing else, by the workloads of the
-//! laboratory; [`results`] reads what both have measured, [`plot`] draws it, [`report`] judges the papers' claims by it.
+//! [`papers`] lists the experiments; [`run`] runs those that need only a directory, by the
+//! workloads of the laboratory; [`results`] reads the measurements of both, [`plot`] draws them,
+//! [`report`] judges the papers' claims by them.
 //!
-//! What measures a server uses neither a mount nor the client of mounts, only the wire: a connection for each client, one call at a time on it, so
-//! that what is measured is the server. `nhfsstone` offers Moran's mix of operations at a fixed rate whether the server
-//! keeps up or not (open loop) and says how long the answers took; `sync` has clients that do one kind of stable change, each as
-//! fast as it is answered (closed loop). Both work in a directory of their own, which is removed at the end. [`sharing`] has two mounts
-//! share files, and tells what either saw too late.
+//! Server measurements use neither a mount nor the client of mounts, only the wire. Each client has
+//! a connection with one call at a time, so that the server alone is measured. `nhfsstone` offers
+//! Moran's mix of operations at a fixed rate, whether the server keeps up or not (open loop), and
+//! reports response times. `sync` has clients that make one kind of stable change, each as fast as
+//! it is answered (closed loop). Both work in a directory of their own, which is removed at the
+//! end. [`sharing`] has two mounts share files, and reports stale reads.
 
 mod client;
 mod mix;
@@ -36,7 +38,8 @@ use std::net::SocketAddr;
 /// Measures, or tells of measurements.
 ///
 /// # Errors
-/// The server cannot be reached or refuses what the measurement needs; a file that cannot be read or written; a workload that failed.
+/// The server cannot be reached or refuses a call of the measurement; a file that cannot be read or
+/// written; a workload that failed.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     match &args.what {
         BenchCommand::List(list) => papers::list(list.json),
@@ -80,7 +83,7 @@ fn place(target: &BenchTarget) -> Result<Place, Failure> {
     Ok(Place { nfs: at(target.port), mount: at(target.mountport.unwrap_or(target.port)), path: source.path })
 }
 
-/// Connections that remove what was made.
+/// Connections that remove the test files.
 const CLEARING: usize = 32;
 
 /// A directory of our own at the server.
@@ -110,7 +113,7 @@ impl Work {
 /// Runs a shell command, if there is one.
 fn hook(command: Option<&str>) -> io::Result<()> {
     let Some(command) = command else { return Ok(()) };
-    // What it says must not be among the results.
+    // Its output must not be among the results.
     let ended = std::process::Command::new("sh").args(["-c", command]).stdout(io::stderr()).status()?;
     if ended.success() { Ok(()) } else { Err(io::Error::other(format!("{command}: {ended}"))) }
 }

@@ -1,7 +1,8 @@
-//! `hither cache`: what a disk cache holds, its checksums, what goes and what stays, and filling it.
+//! `hither cache`: the contents of a disk cache, its checksums, eviction and pins, and filling it.
 //!
-//! Of a mounted cache the daemon is asked over the control socket; the parts of a cache directory that no mount uses are looked
-//! through here. Filling (`warm`) is reading through the mount like any program.
+//! Of a mounted cache the daemon is asked over the control socket; the parts of a cache directory
+//! that no mount uses are looked through here. Filling (`warm`) is reading through the mount like
+//! any program.
 
 mod batch;
 mod keys;
@@ -131,7 +132,7 @@ fn status(at: &CacheWhere) -> Result<(), Failure> {
             for part in &parts {
                 let cached: u64 = part.entries.iter().map(|e| e.cached_bytes).sum();
                 let _ = match part.in_use {
-                    true => writeln!(out, "{}: used by a mount, ask there", named(part)),
+                    true => writeln!(out, "{}: in use by a mount, give that mount's directory", named(part)),
                     false => {
                         writeln!(out, "{}: {} files, {}", named(part), part.entries.len(), bytes(cached))
                     }
@@ -142,7 +143,7 @@ fn status(at: &CacheWhere) -> Result<(), Failure> {
     }
 }
 
-/// What was done, for programs; people see that nothing was wrong.
+/// The action's report, for programs; people see that nothing was wrong.
 fn done(what: &str, count: u64, json: bool) -> Result<(), Failure> {
     if json { print(&format!("{}\n", json!({ what: count }))) } else { Ok(()) }
 }
@@ -190,7 +191,7 @@ fn ls(args: &CacheLs) -> Result<(), Failure> {
     print(&out)
 }
 
-/// What is known without looking at the disk.
+/// The facts known without a look at the disk.
 fn index(at: &CacheWhere) -> Result<(), Failure> {
     let (dev, dir) = stat::locate(&at.place)?;
     let slots = control::ask(dev, &dir, Ask::Cache(CacheAsk::Slots))?;

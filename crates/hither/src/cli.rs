@@ -8,15 +8,16 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Mounts NFS servers (versions 4.2, 4.1 and 3) through FUSE, and serves directories to NFS clients.
+/// Mounts NFS servers (versions 4.2, 4.1 and 3) through FUSE, and serves directories to NFS
+/// clients.
 #[derive(Parser)]
 #[command(name = "hither", version, disable_help_subcommand = false, max_term_width = 100)]
 #[command(
-    after_help = "As mount.hither and umount.hither (links to this program in /sbin) it serves mount(8), \
-                        fstab and umount(8)."
+    after_help = "The links mount.hither and umount.hither in /sbin let mount(8), fstab and umount(8) use this \
+                        program."
 )]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -26,31 +27,32 @@ pub struct Cli {
 pub enum Command {
     /// Mount an export of an NFS server on a directory
     Mount(MountArgs),
-    /// Unmount a directory; works when the server is dead, too
+    /// Unmount a directory, also with a dead server
     Umount(UmountArgs),
-    /// Show what a mount has asked of its server, and how fast it answered
+    /// Show a mount's requests to its server, and their times
     Stat(StatArgs),
-    /// Wait until everything that was written on a mount is at the server
+    /// Wait until the server has everything that was written on a mount
     Sync(MountSyncArgs),
-    /// Delayed writes of before a crash that could not be sent: look at them, write them, drop them
+    /// List, apply or drop delayed writes of before a crash that could not be sent
     Conflicts(ConflictsArgs),
-    /// Show what a mount asks its server for right now, by operation, by process and by file
+    /// Show a mount's current requests to its server, by operation, process and file
     Top(TopArgs),
-    /// Show what is known of a file, by which promise and until when, and what the last calls on it cost
+    /// Show the cached state of a file, the promise behind it and its end, and the cost of the last
+    /// calls
     Why(WhyArgs),
-    /// Measure a server, the way to it and this machine, and say what to change
+    /// Measure a server, the way to it and this machine, and name the remedies
     Doctor(DoctorArgs),
-    /// Offer an export to programs by a socket, without mounting it
+    /// Offer an export to programs by a socket, without a mount
     Daemon(DaemonArgs),
     /// Check fstab, exports and mount options without using them
     Config(ConfigArgs),
     /// Serve a directory of this machine to NFS clients (versions 3, 4.1 and 4.2)
     Serve(Box<ServeArgs>),
-    /// Look at a disk cache, fill it, clean it
+    /// Examine, fill or clean a disk cache
     Cache(CacheArgs),
-    /// Record which files a program reads, and read them again ahead of it
+    /// Record the files that a program reads, and read them ahead of it
     Trace(TraceArgs),
-    /// Measure: the papers' experiments in a directory, an NFS server; compare, plot, report
+    /// Run the papers' experiments in a directory or against an NFS server; compare, plot, report
     Bench(BenchArgs),
     /// Print the completions for a shell
     Completions(CompletionsArgs),
@@ -64,9 +66,9 @@ pub struct MountArgs {
     /// The export: SERVER:/PATH; an IPv6 address stands in brackets, [ADDRESS]:/PATH
     #[arg(value_name = "SERVER:/PATH")]
     pub source: String,
-    /// The directory that it is mounted on
+    /// The mount point
     pub dir: PathBuf,
-    /// Mount options, separated by commas; may be given several times. The list is below
+    /// Mount options, separated by commas; may be given several times; listed below
     #[arg(short, long = "options", value_name = "OPTIONS")]
     pub options: Vec<String>,
     /// Stay in the foreground, log to the terminal, unmount on Ctrl-C
@@ -74,22 +76,23 @@ pub struct MountArgs {
     pub foreground: bool,
     #[command(flatten)]
     pub log: LogArgs,
-    /// The process is the background half of a mount: its standard output is a pipe to the other half
+    /// Run as the background half of a mount, with standard output as a pipe to the other half
     #[arg(long, hide = true)]
     pub daemon: bool,
-    /// Check everything that can be checked here and do not mount
+    /// Check source, options, device and directory, and do not mount
     #[arg(long)]
     pub fake: bool,
     /// Ignore unknown mount options
     #[arg(long)]
     pub sloppy: bool,
-    /// A page for a browser on this machine with what goes on; its address is printed. Only loopback, any free port unless given
+    /// Serve a live page for a browser on this machine, and print its address; loopback only, any
+    /// free port unless given
     #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true, default_missing_value = "127.0.0.1:0",
           value_parser = crate::dashboard::address)]
     pub dashboard: Option<std::net::SocketAddr>,
 }
 
-/// Where the daemon's log goes.
+/// The destination of the daemon's log.
 #[derive(Debug, Args, Clone, Default)]
 pub struct LogArgs {
     /// Log to this file instead of the system's log (opened again on SIGHUP)
@@ -111,13 +114,13 @@ pub struct UmountArgs {
     /// Detach at once; the mount ends when its last user leaves
     #[arg(short, long)]
     pub lazy: bool,
-    /// End all calls that wait for the server with an error; what was not written is lost
+    /// End all calls that wait for the server with an error; unsent data is lost
     #[arg(short, long)]
     pub force: bool,
-    /// Seconds to wait until everything is written and the daemon has gone
+    /// Seconds to wait until the daemon has sent everything and ended
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub timeout: u64,
-    /// Say what is done
+    /// Report each step
     #[arg(short, long)]
     pub verbose: bool,
 }
@@ -130,10 +133,10 @@ pub struct StatArgs {
     /// As JSON: the same as --format json
     #[arg(long, conflicts_with = "format")]
     pub json: bool,
-    /// How to show it
+    /// Format of the output
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,
-    /// Show again every N seconds, until interrupted; as text what was added since
+    /// Show again every N seconds, until interrupted; text shows the increase
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub watch: Option<u64>,
 }
@@ -143,7 +146,7 @@ pub struct StatArgs {
 pub struct MountSyncArgs {
     /// A directory of the mount
     pub dir: PathBuf,
-    /// Seconds to wait; what is not sent by then is sent all the same
+    /// Seconds to wait; the rest is sent later all the same
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: u64,
 }
@@ -151,15 +154,16 @@ pub struct MountSyncArgs {
 /// `hither conflicts`.
 #[derive(Debug, Args, Clone)]
 pub struct ConflictsArgs {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub what: ConflictsCommand,
 }
 
-/// What can be done about conflicts. WHERE is a directory of a mount with a journal, or a directory given as `cache` or `journal-dir`.
+/// Actions on conflicts. WHERE is a directory of a mount with a journal, or a directory given as
+/// `cache` or `journal-dir`.
 #[derive(Debug, Subcommand, Clone)]
 pub enum ConflictsCommand {
-    /// List them: name, path, bytes, age, why
+    /// List conflicts: name, path, bytes, age, reason
     Ls {
         /// A directory of a mount, or of caches or journals
         place: PathBuf,
@@ -167,23 +171,24 @@ pub enum ConflictsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Show what is kept of one: its ranges, or the file with them
+    /// Show the kept data of one conflict: its ranges, or the file with them
     Show {
         /// A directory of a mount, or of caches or journals
         place: PathBuf,
         /// The conflict
         name: String,
-        /// Write the file as it is at the server, with what is kept over it, to standard output (of a mount only)
+        /// Write the server's file with the kept data over it to standard output (of a mount only)
         #[arg(long)]
         merged: bool,
-        /// Write to this file instead; without --merged only what is kept, with holes between
+        /// Write to this file instead; without --merged only the kept data, with holes between
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
         /// As JSON
         #[arg(long, conflicts_with_all = ["merged", "output"])]
         json: bool,
     },
-    /// Write what is kept over the file, whatever it holds now, and drop the conflict (of a mount only)
+    /// Write the kept data over the file, whatever it holds now, and drop the conflict (of a mount
+    /// only)
     Apply {
         /// A directory of the mount
         place: PathBuf,
@@ -196,7 +201,7 @@ pub enum ConflictsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Delete what is kept
+    /// Delete the kept data
     Drop {
         /// A directory of a mount, or of caches or journals
         place: PathBuf,
@@ -207,14 +212,14 @@ pub enum ConflictsCommand {
 
 /// `hither top`.
 #[derive(Debug, Args, Clone)]
-#[command(after_help = "On a terminal `q` ends it. Elsewhere each round is printed below the last.")]
+#[command(after_help = "On a terminal `q` ends the display. Elsewhere each round is printed below the last.")]
 pub struct TopArgs {
     /// A directory of the mount
     pub dir: PathBuf,
     /// Seconds of a round
     #[arg(short, long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub delay: u64,
-    /// End after so many rounds
+    /// End after this number of rounds
     #[arg(short = 'n', long, value_name = "N")]
     pub rounds: Option<u64>,
 }
@@ -223,23 +228,23 @@ pub struct TopArgs {
 #[derive(Debug, Args, Clone)]
 #[command(after_help = "bash:  hither completions bash > /etc/bash_completion.d/hither")]
 pub struct CompletionsArgs {
-    /// For which shell
+    /// The shell
     pub shell: clap_complete::Shell,
 }
 
 /// `hither man`.
 #[derive(Debug, Args, Clone)]
 pub struct ManArgs {
-    /// Where to write them: hither.1 and a page for each command
+    /// Directory for hither.1 and a page for each command
     pub dir: PathBuf,
 }
 
 /// `hither why`.
 #[derive(Debug, Args, Clone)]
 pub struct WhyArgs {
-    /// A file or directory in a mount; it is not touched, and need not exist
+    /// A file or directory in a mount; it is not accessed, and need not exist
     pub path: PathBuf,
-    /// Most calls to show, newest first
+    /// Maximum calls to show, newest first
     #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
     pub calls: usize,
     /// As JSON
@@ -250,22 +255,23 @@ pub struct WhyArgs {
 /// `hither doctor`.
 #[derive(Debug, Args, Clone)]
 #[command(
-    after_help = "Exit status: 0 nothing to change, 3 something to change, 32 the server cannot be reached."
+    after_help = "Exit status: 0 nothing to change, 3 a problem was found, 32 the server cannot be reached."
 )]
 pub struct DoctorArgs {
     /// SERVER, SERVER:/PATH, or a directory of a mount
     #[arg(value_name = "SERVER[:/PATH]|DIR")]
     pub target: PathBuf,
-    /// Mount options: how to speak to the server (vers=, port=, ...)
+    /// Mount options for the way to the server (vers=, port=, ...)
     #[arg(short, long = "options", value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// Make a file at the server for a while, named .hither-doctor-..., to measure writing, stable storage and the clock
+    /// Make a temporary file .hither-doctor-... at the server, to measure writing, stable storage
+    /// and the clock
     #[arg(short, long)]
     pub write: bool,
-    /// Most MiB to read and to write
+    /// Maximum MiB to read and to write
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub size: u32,
-    /// Measure the local disk that this directory is on; usually that of the mount's disk cache
+    /// Measure the local disk of this directory; default: the disk of the mount's disk cache
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<PathBuf>,
     /// As JSON
@@ -276,18 +282,18 @@ pub struct DoctorArgs {
 /// `hither daemon`.
 #[derive(Debug, Args, Clone)]
 #[command(
-    after_help = "It stays in the foreground until SIGTERM or Ctrl-C, and says so to systemd when programs can come (Type=notify). What may be \
-                  relied on is in docs/SOCKET.md; paths begin at the export's root."
+    after_help = "The daemon stays in the foreground until SIGTERM or Ctrl-C, and notifies systemd when programs can \
+                  connect (Type=notify). docs/SOCKET.md states the promises. Paths begin at the export's root."
 )]
 pub struct DaemonArgs {
     /// The export: SERVER:/PATH; an IPv6 address stands in brackets, [ADDRESS]:/PATH
     #[arg(value_name = "SERVER:/PATH")]
     pub source: String,
-    /// Where the socket is made; programs connect to it by this path
+    /// Path of the socket
     #[arg(short, long, value_name = "PATH")]
     pub socket: PathBuf,
-    /// Mount options, separated by commas, of which those about mount points mean nothing here; socket-mode= and socket-group= say who may
-    /// connect. `hither mount --help` lists them
+    /// Mount options, separated by commas; those of mount points have no effect. socket-mode= and
+    /// socket-group= restrict the users that may connect. `hither mount --help` lists all options
     #[arg(short, long = "options", value_name = "OPTIONS")]
     pub options: Vec<String>,
     #[command(flatten)]
@@ -297,25 +303,26 @@ pub struct DaemonArgs {
 /// `hither config`.
 #[derive(Debug, Args, Clone)]
 pub struct ConfigArgs {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub what: ConfigCommand,
 }
 
-/// What is done with configuration.
+/// Actions on the configuration.
 #[derive(Debug, Subcommand, Clone)]
 pub enum ConfigCommand {
-    /// Look for faults: a line for each, with file and line and how to mend it
+    /// Look for faults: a line for each, with file, line and remedy
     Check(ConfigCheck),
 }
 
 /// `hither config check`.
 #[derive(Debug, Args, Clone)]
 #[command(
-    after_help = "Without options that name something else it checks what the units and mount(8) use: /etc/hither/exports, \
-                  /etc/hither/exports.d/*.exports, and the lines of /etc/fstab whose type is hither. Nothing is mounted or served, no \
-                  server is asked, nor a name service but for the group of socket-group. Exit status: 0 no fault (lines that begin \
-                  with `note:` are none), 3 faults, 1 a file cannot be read (what was found in the others is printed)."
+    after_help = "By default it checks the files that the units and mount(8) use: /etc/hither/exports, \
+                  /etc/hither/exports.d/*.exports, and the lines of /etc/fstab whose type is hither. It mounts and serves \
+                  nothing and asks no server. It asks a name service only for the group of socket-group. Exit status: 0 no \
+                  fault (lines that begin with `note:` are none), 3 faults, 1 a file cannot be read (the faults of the others \
+                  are printed)."
 )]
 pub struct ConfigCheck {
     /// An exports(5) file, or a directory of files *.exports; may be given several times
@@ -327,7 +334,7 @@ pub struct ConfigCheck {
     /// Mount options, as for `hither mount`
     #[arg(short, long = "options", value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// The usual files of a system that is below this directory
+    /// Check the usual files of the system below this directory
     #[arg(long, value_name = "DIR", default_value = "/", conflicts_with_all = ["exports", "fstab", "options"])]
     pub root: PathBuf,
     /// As JSON
@@ -335,10 +342,10 @@ pub struct ConfigCheck {
     pub json: bool,
 }
 
-/// When rpcbind is told.
+/// When the server registers with rpcbind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum WithRpcbind {
-    /// When others than this machine can reach the server
+    /// When other machines can reach the server
     Auto,
     /// Always
     On,
@@ -352,79 +359,85 @@ pub struct ServeArgs {
     /// The directory; clients mount it as HOST:/
     #[arg(value_name = "DIR", required_unless_present_any = ["memory", "export", "config"])]
     pub dir: Option<PathBuf>,
-    /// An export as in exports(5), `PATH CLIENT(OPTIONS)...`, instead of DIR; may be given several times
+    /// An export as in exports(5), `PATH CLIENT(OPTIONS)...`, instead of DIR; may be given several
+    /// times
     #[arg(short, long, value_name = "LINE", conflicts_with = "dir")]
     pub export: Vec<String>,
     /// A file in the syntax of exports(5), or a directory of files *.exports; read again on SIGHUP
     #[arg(short, long, value_name = "FILE", conflicts_with = "dir")]
     pub config: Vec<PathBuf>,
-    /// Where to listen, on one port for everything; may be given several times
+    /// Address to listen on, with one port for all protocols; may be given several times
     #[arg(short, long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:2049")]
     pub listen: Vec<SocketAddr>,
-    /// What clients of DIR may do, in the words of exports(5), separated by commas: rw, ro, root_squash, no_root_squash,
-    /// all_squash, anonuid=N, anongid=N, secure, insecure, manage-gids. Usually `rw,root_squash,secure`; when it listens on
-    /// loopback addresses only, `rw,no_root_squash,secure`
+    /// Rights of clients of DIR, in the words of exports(5), separated by commas: rw, ro,
+    /// root_squash, no_root_squash, all_squash, anonuid=N, anongid=N, secure, insecure,
+    /// manage-gids. Default: `rw,root_squash,secure`; on loopback addresses only,
+    /// `rw,no_root_squash,secure`
     #[arg(short, long = "options", value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// Networks and addresses whose clients may use DIR; usually all that can reach the address
+    /// Networks and addresses of clients that may use DIR; default: all that can reach the server
     #[arg(long, value_name = "ADDRESS[/BITS]")]
     pub allow: Vec<String>,
     /// NFS versions to offer
     #[arg(long, value_name = "LIST", default_value = "3,4", value_parser = ["3", "4", "3,4", "4,3"])]
     pub versions: String,
-    /// Whether rpcbind is told the port, as NFSv3 clients ask it for those of NFS and MOUNT: `auto` unless it listens on loopback addresses
-    /// only. Without rpcbind, or when it has another NFS server, a line says so and clients are to be told `port=` and `mountport=`
+    /// Register the ports of NFS and MOUNT with rpcbind, where NFSv3 clients ask for them; `auto`
+    /// does so unless the server listens on loopback addresses only. Without rpcbind, or if it has
+    /// another NFS server, a line says so, and clients need `port=` and `mountport=`
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = WithRpcbind::Auto)]
     pub rpcbind: WithRpcbind,
-    /// Seconds that a silent client keeps what it has open and locked
+    /// Seconds that a silent client keeps its opens and locks
     #[arg(long, value_name = "SECONDS", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub lease: u64,
-    /// Seconds after a restart in which clients take back what they held; the lease unless given
+    /// Seconds after a restart in which clients reclaim their state; default: the lease
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=3600))]
     pub grace: Option<u64>,
-    /// Most calls a second while clients recover from a restart, all together; the others wait for their turn. 0: as many as come
+    /// Maximum calls a second, of all clients together, while clients recover from a restart;
+    /// others wait for their turn. 0: no limit
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub recovery_rate: u32,
-    /// Most files and directories that are delegated to clients of NFSv4 at a time, so that they need not ask whether these have
-    /// changed, or may delay what they write; none unless given. For local file systems only; S10 in docs/SEMANTICS.md says what is not covered yet
+    /// Maximum files and directories delegated to NFSv4 clients at a time. Clients then need not
+    /// ask whether these have changed, or may delay writes. Default: none. For local file systems
+    /// only; docs/SEMANTICS.md, S10, states the limits
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1 << 24))]
     pub max_delegations: u32,
-    /// Serve figures for Prometheus at http://ADDRESS:PORT/metrics, or on a UNIX socket that only the server's user may connect to
+    /// Serve figures for Prometheus at http://ADDRESS:PORT/metrics, or on a UNIX socket for the
+    /// server's user only
     #[arg(long, value_name = "ADDRESS:PORT|SOCKET")]
     pub metrics: Option<crate::metrics::endpoint::Place>,
-    /// Offer NQNFS, too (Macklem's "Not Quite NFS" of 1994: NFS version 2 with leases, program 300105), with MOUNT version 1. For
-    /// clients that speak it and for experiments; docs/NQNFS.md
+    /// Offer NQNFS, too (Macklem's "Not Quite NFS" of 1994: NFS version 2 with leases, program
+    /// 300105), with MOUNT version 1; see docs/NQNFS.md
     #[arg(long)]
     pub nqnfs: bool,
-    /// Seconds of a lease of NQNFS when the client names none; the longest is twice this
+    /// Seconds of an NQNFS lease if the client names none; the longest lease is twice this
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "nqnfs", value_parser = clap::value_parser!(u64).range(1..=300))]
     pub nqnfs_term: u64,
-    /// Seconds without a write after which the write leases of silent clients of NQNFS are over
+    /// Seconds without a write after which the write lease of a silent NQNFS client ends
     #[arg(long, value_name = "SECONDS", default_value_t = 5, requires = "nqnfs", value_parser = clap::value_parser!(u64).range(1..=300))]
     pub nqnfs_write_slack: u64,
-    /// Where the server remembers what a restart must not lose; /var/lib/hither/serve-PORT unless given
+    /// Directory for state that a restart must not lose; default: /var/lib/hither/serve-PORT
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// A file or block device in which stable writes become durable before they are where they belong: one sequential write for
-    /// many clients. For one exported directory; not below it, and on another disk if there is one
+    /// A file or block device in which stable writes become durable first, by one sequential write
+    /// for many clients. For one exported directory; not below it, and on another disk if possible
     #[arg(long, value_name = "PATH|none", default_value = "none")]
     pub journal: PathBuf,
-    /// How large a new journal file is made, in MiB
+    /// Size of a new journal file in MiB
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub journal_size: u64,
-    /// Start with an empty journal, whatever is in it: writes that were acknowledged may be lost
+    /// Start with an empty journal, whatever it contains: acknowledged writes may be lost
     #[arg(long)]
     pub journal_discard: bool,
     /// Longest READ and WRITE in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(4096..=16 << 20))]
     pub max_io: u32,
-    /// Most connections
+    /// Maximum connections
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
-    /// Most memory in MiB for calls and replies under way
+    /// Maximum memory in MiB for calls and replies under way
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(16..=1 << 20))]
     pub max_memory: u32,
-    /// Serve an empty file system in memory, which ends with the server: for trying clients
+    /// Serve an empty file system in memory, which ends with the server: for trials
     #[arg(long, conflicts_with_all = ["dir", "export", "config"])]
     pub memory: bool,
     #[command(flatten)]
@@ -434,30 +447,30 @@ pub struct ServeArgs {
 /// `hither cache`.
 #[derive(Debug, Args, Clone)]
 pub struct CacheArgs {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub what: CacheCommand,
 }
 
-/// Commands about a disk cache. WHERE is a directory of a mount that has one, or a cache directory, of which only those parts
-/// can be looked at that no mount uses.
+/// Commands about a disk cache. WHERE is a directory of a mount that has one, or a cache directory.
+/// Of a cache directory, only parts that no mount uses can be examined.
 #[derive(Debug, Subcommand, Clone)]
 pub enum CacheCommand {
-    /// How much is kept, and what the cache has done since the mount
+    /// Show the size of the cache, and its counters since the mount
     Status(CacheWhere),
-    /// What is kept, largest first
+    /// List cached files, largest first
     Ls(CacheLs),
-    /// Compare everything with its checksums; what is damaged is dropped
+    /// Compare all data with its checksums, and drop damaged data
     Check(CacheWhere),
-    /// Compare everything with the files at the server; what differs is dropped
+    /// Compare all data with the files at the server, and drop data that differs
     Verify(CacheVerify),
-    /// Drop what is kept of files, or of all that are not pinned
+    /// Drop the cached data of files, or of all unpinned files
     Evict(CacheEvict),
-    /// Keep the cleaner from files, in whatever version they come
+    /// Protect files, in every version, from the cleaner
     Pin(CacheFiles),
-    /// Let the cleaner have pinned files
+    /// End the protection of pinned files
     Unpin(CacheFiles),
-    /// Read files through their mount, so that the cache has them
+    /// Read files through their mount into the cache
     Warm(CacheWarm),
 }
 
@@ -477,7 +490,7 @@ pub struct CacheWhere {
 pub struct CacheLs {
     #[command(flatten)]
     pub at: CacheWhere,
-    /// Only what the daemon has in memory, in the order in which files would go: fast, however many they are
+    /// List the index in memory only, in the order of eviction: fast with any number of files
     #[arg(long)]
     pub index: bool,
 }
@@ -502,10 +515,10 @@ pub struct CacheFiles {
     /// Files in a mount; with --keys, a directory of a mount
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// The files are those whose keys (of `ls --json`) come on standard input, a line each
+    /// Read the keys of the files (of `ls --json`) from standard input, a line each
     #[arg(long)]
     pub keys: bool,
-    /// As JSON: how many files it concerned
+    /// As JSON: the number of files concerned
     #[arg(long)]
     pub json: bool,
 }
@@ -513,16 +526,18 @@ pub struct CacheFiles {
 /// `hither cache evict`.
 #[derive(Debug, Args, Clone)]
 pub struct CacheEvict {
-    /// Files in a mount; with --all, a directory of a mount or a cache directory; with --keys, a directory of a mount
+    /// Files in a mount; with --all, a directory of a mount or a cache directory; with --keys, a
+    /// directory of a mount
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// All files that are not pinned
     #[arg(long, conflicts_with = "keys")]
     pub all: bool,
-    /// The files are those whose keys (of `ls --json`) come on standard input, a line each; pinned ones stay
+    /// Read the keys of the files (of `ls --json`) from standard input, a line each; pinned files
+    /// stay
     #[arg(long)]
     pub keys: bool,
-    /// As JSON: how many files it concerned
+    /// As JSON: the number of files concerned
     #[arg(long)]
     pub json: bool,
 }
@@ -530,10 +545,11 @@ pub struct CacheEvict {
 /// `hither cache warm`.
 #[derive(Debug, Args, Clone)]
 pub struct CacheWarm {
-    /// Files, and directories with all that is below; `-` reads a list from standard input, a path a line
+    /// Files, and directories with all files below; `-` reads a list from standard input, a path a
+    /// line
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Files that are read at a time
+    /// Number of files to read at a time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub jobs: u8,
     /// Show no progress
@@ -544,17 +560,17 @@ pub struct CacheWarm {
 /// `hither trace`.
 #[derive(Debug, Args, Clone)]
 pub struct TraceArgs {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub what: TraceCommand,
 }
 
-/// What is done with traces.
+/// Actions on traces.
 #[derive(Debug, Subcommand, Clone)]
 pub enum TraceCommand {
-    /// Note which files are opened for reading, in the order in which that first happens, or each call
+    /// Note the files that are opened for reading, in the order of their first open, or each call
     Record(TraceRecord),
-    /// Read the files of a trace, in its order, so that the cache has them
+    /// Read the files of a trace in its order into the cache
     Replay(TraceReplay),
     /// Play a trace of calls with other disk caches, policies and round trips
     WhatIf(TraceWhatIf),
@@ -563,19 +579,21 @@ pub enum TraceCommand {
 /// `hither trace record`.
 #[derive(Debug, Args, Clone)]
 #[command(
-    after_help = "A trace is a list of paths, a line each; `/./` stands where the mount begins. `hither cache warm - < FILE` reads it, too."
+    after_help = "A trace is a list of paths, a line each; `/./` marks the mount point. `hither cache warm - < FILE` reads it, too."
 )]
 pub struct TraceRecord {
-    /// Where the trace is written
+    /// File for the trace
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// A directory of a mount; all mounts unless given
     #[arg(short, long = "mount", value_name = "DIR")]
     pub mounts: Vec<PathBuf>,
-    /// Note each call that reaches the daemon, with what it read, cost and waited for, for `hither trace what-if`
+    /// Note each call that reaches the daemon, with its data, cost and waits, for `hither trace
+    /// what-if`
     #[arg(long)]
     pub calls: bool,
-    /// The program to run: what it and its children open counts. Without one everybody counts, until Ctrl-C
+    /// The program to run; its opens and those of its children are noted. Without it, the opens of
+    /// all programs until Ctrl-C
     #[arg(last = true, value_name = "PROGRAM")]
     pub program: Vec<std::ffi::OsString>,
 }
@@ -586,10 +604,10 @@ pub struct TraceReplay {
     /// The trace
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Where the mount is now, if it was elsewhere when the trace was recorded
+    /// The present mount point, if it was another one when the trace was recorded
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
-    /// Files that are read at a time
+    /// Number of files to read at a time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub jobs: u8,
     /// Show no progress
@@ -600,17 +618,18 @@ pub struct TraceReplay {
 /// `hither trace what-if`.
 #[derive(Debug, Args, Clone)]
 #[command(
-    after_help = "The disk cache is played by the code of its own policies, from empty; of other calls the round trips stay, with another length. What the kernel answered from its memory \
-is not in the trace, and stays so. Times are sums over all calls, also of those that waited at the same time."
+    after_help = "The code of the cache policies plays the disk cache from empty; other calls keep their round trips, with the \
+                  new length. A trace lacks the calls that the kernel answered from its memory. Times are sums over all calls, also over calls \
+                  that waited at the same time."
 )]
 pub struct TraceWhatIf {
     /// The trace, of `hither trace record --calls`
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Sizes of disk caches, such as 100M or 2G; up to five unless given, the largest for all that was read
+    /// Sizes of disk caches, such as 100M or 2G; default: up to five, the largest for all data read
     #[arg(long = "cache-size", value_name = "LIST", value_delimiter = ',', value_parser = crate::options::bytes)]
     pub cache_sizes: Vec<u64>,
-    /// What goes first when the cache is full: lru, s3-fifo, gdsf; all three unless given
+    /// Eviction orders: lru, s3-fifo, gdsf; default: all three
     #[arg(long = "cache-policy", value_name = "LIST", value_delimiter = ',', value_parser = crate::trace::policy)]
     pub policies: Vec<hither_cache::policy::Policy>,
     /// Round trips in milliseconds
@@ -636,7 +655,7 @@ pub enum Format {
     Prometheus,
 }
 
-/// What clap found wrong, in one line: its first line, and its tip when it has one.
+/// The fault that clap found, in one line: its first line, and its tip if it has one.
 pub fn usage_failure(e: &clap::Error) -> Failure {
     let text = e.to_string();
     // Lines up to the blank line before "Usage:"; a list of missing arguments is indented.

@@ -1,7 +1,9 @@
-//! `hither config check`: what is wrong with exports, fstab lines and mount options, before anything uses them.
+//! `hither config check`: the faults of exports, fstab lines and mount options, before they are
+//! used.
 //!
-//! It judges with the very parsers that `hither serve` and `hither mount` have, and adds what those would stumble over later:
-//! directories that are not there, files that nothing reads, what other programs make of a line. Nothing outside this machine is asked.
+//! It judges with the parsers of `hither serve` and `hither mount`, and adds faults that those
+//! would meet later: missing directories, files that no program reads, and misreadings by other
+//! programs. It asks nothing outside this machine.
 
 mod fstab;
 mod served;
@@ -31,7 +33,7 @@ struct Finding {
     file: String,
     /// Its line; `None`: the file as a whole.
     line: Option<usize>,
-    /// What, and how to mend it.
+    /// The fault, and the remedy.
     what: String,
 }
 
@@ -53,7 +55,8 @@ impl Checked {
         self.add(false, file, line.into(), what.into());
     }
 
-    /// What cannot be read; the rest is looked at nevertheless. `why` may begin with the file's name.
+    /// A file that cannot be read; the others are checked nevertheless. `why` may begin with the
+    /// file's name.
     fn unreadable(&mut self, file: &Path, why: &str) {
         let name = file.display().to_string();
         let why = why.strip_prefix(&format!("{name}: ")).unwrap_or(why);
@@ -108,7 +111,7 @@ fn text(checked: &Checked) -> String {
     for f in &checked.findings {
         let at = f.line.map_or(f.file.clone(), |line| format!("{}:{line}", f.file));
         let line = format!("{}{at}: {}", if f.note { "note: " } else { "" }, f.what);
-        // What stands in a file does not move the cursor.
+        // A file's bytes do not move the cursor.
         out.extend(line.chars().map(|c| if c.is_control() { ' ' } else { c }));
         out.push('\n');
     }
@@ -152,8 +155,8 @@ fn check(args: &ConfigCheck) -> Result<Checked, Failure> {
     Ok(checked)
 }
 
-/// Whether there is something to read. A link that leads nowhere is, and what may not be looked at is told: whoever starts the unit
-/// reads it.
+/// Whether there is something to read. That includes a link that leads nowhere. A file that may not
+/// be examined is reported: the unit's user can read it.
 fn present(path: &Path, checked: &mut Checked) -> bool {
     match std::fs::symlink_metadata(path) {
         Ok(_) => true,
@@ -170,7 +173,7 @@ fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// A file, when it is one that can be configuration; what cannot be read is told.
+/// A file, if it can be configuration; an unreadable one is reported.
 fn read(file: &Path, checked: &mut Checked) -> Option<Vec<u8>> {
     let bytes = std::fs::metadata(file).and_then(|meta| match meta.len() {
         _ if !meta.is_file() => Err(std::io::Error::other("not a file")),
@@ -185,7 +188,7 @@ fn read(file: &Path, checked: &mut Checked) -> Option<Vec<u8>> {
 /// A directory that can be made.
 const MISSING: &str = "does not exist";
 
-/// What [`no_directory`] said, and what to do.
+/// The fault of [`no_directory`], and the remedy.
 fn mended(why: &str, dir: &Path) -> String {
     match why {
         MISSING => format!("{why}: create it (mkdir -p {})", dir.display()),
@@ -198,8 +201,8 @@ fn untouched(mounts: &[mountinfo::Mount], real: &Path) -> bool {
     mountinfo::at(mounts, real).is_some() || mountinfo::ours_holding(mounts, real).is_some()
 }
 
-/// What hinders a directory of the system below `root` from being used as one. Something may be mounted there whose server is
-/// dead: it is not touched.
+/// The obstacle that keeps a directory of the system below `root` from being used as one. A mount
+/// with a dead server may be there: it is not touched.
 fn no_directory(root: &Path, dir: &Path) -> Option<&'static str> {
     let meta = if root == Path::new("/") {
         let mounts = mountinfo::read().unwrap_or_default();
@@ -213,8 +216,9 @@ fn no_directory(root: &Path, dir: &Path) -> Option<&'static str> {
     };
     match meta {
         Err(e) if e.kind() == ErrorKind::NotFound => Some(MISSING),
-        Err(e) if e.kind() == ErrorKind::NotADirectory => Some("is not below directories only"),
-        // Where a link leads in another system cannot be told, nor what may not be looked at.
+        Err(e) if e.kind() == ErrorKind::NotADirectory => Some("has a parent that is not a directory"),
+        // The target of a link in another system is unknown, and so is a file that may not be
+        // examined.
         Ok(meta) if !meta.is_dir() && !meta.is_symlink() => Some("is not a directory"),
         _ => None,
     }

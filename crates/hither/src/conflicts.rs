@@ -1,4 +1,5 @@
-//! `hither conflicts`: delayed writes of before a crash that could not be sent, and what becomes of them.
+//! `hither conflicts`: delayed writes of before a crash that could not be sent, and actions on
+//! them.
 //!
 //! They are files beside the journal (`hither_writeback::wal`), which are looked at and dropped here. Writing them is the daemon's work: it
 //! knows the file by its handle, whatever its name is now, and writes as who wrote.

@@ -30,7 +30,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// For a client that reads slowly.
 const SEND_WITHIN: Duration = Duration::from_secs(60);
 
-/// What can be asked.
+/// The requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ask {
@@ -38,7 +38,8 @@ pub enum Ask {
     Stat,
     /// The statvers=1.1 record, as a string.
     Mountstats,
-    /// What is known of a path (relative to the mount point), and what the last calls on it cost.
+    /// The cached state of a path (relative to the mount point), and the cost of the last calls on
+    /// it.
     Why(String),
     /// The calls that asked the server since an earlier question.
     Calls(u64),
@@ -46,24 +47,26 @@ pub enum Ask {
     Cache(CacheAsk),
     /// Something about recording which files are opened.
     Trace(TraceAsk),
-    /// What a conflict keeps is to be written over its file, or over another one (relative to the mount point).
+    /// The kept data of a conflict is to be written over its file, or over another one (relative to
+    /// the mount point).
     Apply(String, Option<String>),
-    /// Everything written is to be at the server, within so many seconds: `{}`, or `unsent` with the reason why not.
+    /// Everything written is to be at the server, within so many seconds: `{}`, or `unsent` with
+    /// the reason why not.
     Sync {
         /// Seconds to wait at most.
         within_s: u64,
     },
 }
 
-/// What can be asked of the recorder. Processes are named as the daemon sees them.
+/// Requests to the recorder. Processes are named as the daemon sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TraceAsk {
-    /// Process `by` wants to know what process `below` and its children do, or everybody.
+    /// Process `by` records the calls of process `below` and its children, or of all processes.
     Start {
-        /// Who asks.
+        /// The recording process.
         by: u32,
-        /// Who counts.
+        /// The recorded process.
         below: Option<u32>,
         /// Whether each call is noted, and not only which files are opened.
         #[serde(default)]
@@ -71,12 +74,12 @@ pub enum TraceAsk {
     },
     /// It has enough: the files, or the calls.
     Stop {
-        /// Who asks.
+        /// The recording process.
         by: u32,
     },
 }
 
-/// What can be asked of a disk cache. Paths are relative to the mount point.
+/// Requests about a disk cache. Paths are relative to the mount point.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheAsk {
@@ -86,7 +89,7 @@ pub enum CacheAsk {
     Check,
     /// Compares them with the server's files.
     Verify,
-    /// Drops what is kept of a file; of all that are not pinned.
+    /// Drops the cached data of a file, or of all unpinned files.
     Evict(Option<String>),
     /// Pins a file.
     Pin(String),
@@ -98,8 +101,8 @@ pub enum CacheAsk {
     Room,
     /// Does something to entries with these keys.
     Keys(KeyDo, Vec<String>),
-    /// Brings small files that are not there, many in one message: for each the bytes that it has, or null when it must be read like
-    /// any other.
+    /// Brings small files that are not there, many in one message: for each the bytes that it has,
+    /// or null when it must be read like any other.
     Warm {
         /// The files.
         paths: Vec<String>,
@@ -108,7 +111,7 @@ pub enum CacheAsk {
     },
 }
 
-/// What is done to entries that are named by their keys.
+/// Actions on entries that are named by their keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KeyDo {
@@ -252,8 +255,8 @@ pub fn ask(dev: (u32, u32), dir: &str, what: Ask) -> Result<serde_json::Value, F
 fn late(dir: &str, process: Option<Pid>) -> String {
     let process = process.map_or_else(String::new, |pid| format!(" (process {pid})"));
     format!(
-        "the daemon of {dir}{process} does not answer within {} s: it is stopped, or the machine or it has too much to do; \
-         the mount may work all the same: try again",
+        "the daemon of {dir}{process} does not answer within {} s: it is stopped or overloaded; the mount may still \
+         work: try again",
         ANSWER_WITHIN.as_secs()
     )
 }
@@ -342,7 +345,8 @@ mod tests {
         assert!(line.ends_with("try again"), "{line}");
     }
 
-    /// A socket left by a daemon that was killed is replaced; one that a newer mount made is left alone.
+    /// A socket left by a daemon that was killed is replaced; one that a newer mount made is left
+    /// alone.
     #[tokio::test]
     async fn device_numbers_are_used_again() {
         let dir = tempfile::tempdir().unwrap();

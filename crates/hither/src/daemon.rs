@@ -1,8 +1,8 @@
 //! The process behind a mount: connects, mounts, serves until it is unmounted, flushes, ends.
 //!
 //! It knows the layers through [`stack`] only. Order of its life: session and standard streams,
-//! log, limits, runtime; then attempts to connect until one succeeds or `retry` is over; the mount; the
-//! control socket; the word to the command that waits; then nothing but waiting for the end of
+//! log, limits, runtime; then attempts to connect until one succeeds or `retry` is over; the mount;
+//! the control socket; the word to the command that waits; then nothing but waiting for the end of
 //! the mount or a signal; at last everything is written within a deadline.
 
 pub mod alone;
@@ -33,11 +33,11 @@ use voice::Voice;
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// Longest pause between attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// How long the last writes and the farewell to the server may take. Programs' data is on the
-/// server when close(2) and umount(2) return; this is for what is left: state at the server.
+/// Time limit of the last writes and of the goodbye to the server. Programs' data is on the server
+/// when close(2) and umount(2) return; this limit concerns the rest: state at the server.
 const FAREWELL: Duration = Duration::from_secs(20);
-/// The same where close(2) does not wait (`close=lazy`): programs' data may be on its way. `hither umount` waits for it, and says so when
-/// that takes too long.
+/// The same where close(2) does not wait (`close=lazy`): programs' data may be on its way. `hither
+/// umount` waits for it, and says so when that takes too long.
 const LAZY_FAREWELL: Duration = Duration::from_secs(24 * 3600);
 /// After a signal, how long users of a busy mount may take to leave it.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
@@ -113,12 +113,12 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
         tracing::info!("{} mounted on {} ({})", job.source.shown(), dir.display(), client.summary());
         serve(&mounted, &mut signals, log).await;
     } else {
-        tracing::info!("the mount command has gone: unmounting {}", dir.display());
+        tracing::info!("the mount command ended: unmounting {}", dir.display());
         unmount(&mounted).await;
     }
     if let Some((programs, socket)) = programs {
         drop(socket);
-        // What programs have open is closed before the farewell.
+        // Files that programs have open are closed before the goodbye.
         programs.end(FAREWELL).await;
     }
     // With these, close(2) does not wait for the server.
@@ -127,8 +127,8 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
     tokio::select! {
         () = farewell(&client, within) => {}
         () = signals.end(log), if lazy => match job.wanted.journal {
-            Some(_) => tracing::warn!("signal: what was not sent yet stays in the journal for the next mount"),
-            None => tracing::error!("signal: what was not sent yet is lost"),
+            Some(_) => tracing::warn!("signal: unsent data stays in the journal for the next mount"),
+            None => tracing::error!("signal: unsent data is lost"),
         },
     }
     drop((control, metrics, board));
@@ -136,7 +136,8 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
     Ok(())
 }
 
-/// Begins to serve the dashboard, and says where. That is for who mounts, not for the log: who knows it sees names of files.
+/// Begins to serve the dashboard, and prints its address. The address is for the mounting user and
+/// not for the log: a reader of it sees names of files.
 fn show(bound: endpoint::Bound, teller: &Arc<Teller>, voice: &mut Voice) -> endpoint::Endpoint {
     let secret = rand::random();
     if let Ok(addr) = bound.address() {
@@ -169,8 +170,8 @@ async fn offer(
     Some((Arc::new(programs), files))
 }
 
-/// Waits for the end of the mount. A signal unmounts; users of a busy mount are waited for a while, and
-/// a second signal ends the waiting.
+/// Waits for the end of the mount. A signal unmounts; users of a busy mount are waited for a while,
+/// and a second signal ends the waiting.
 async fn serve(mounted: &Arc<Mounted>, signals: &mut Signals, log: &Log) {
     tokio::select! {
         () = mounted.wait() => return,
@@ -188,15 +189,15 @@ async fn serve(mounted: &Arc<Mounted>, signals: &mut Signals, log: &Log) {
     }
 }
 
-/// Unmounts our mount, by detaching when it is busy. Runs beside the runtime: the kernel writes dirty
-/// pages first, which this process must answer.
+/// Unmounts our mount, by detaching when it is busy. Runs beside the runtime: the kernel writes
+/// dirty pages first, which this process must answer.
 async fn unmount(mounted: &Arc<Mounted>) {
     let mounted = mounted.clone();
     let work = move || {
         let dir = mounted.dir();
         let on_top = mountinfo::read().ok().and_then(|m| Some(mountinfo::at(&m, dir)?.dev));
         if on_top != Some(mounted.device()) {
-            tracing::warn!("{}: another mount is on top, ours stays below it", dir.display());
+            tracing::warn!("{}: another mount covers this one, which stays below it", dir.display());
             return;
         }
         let result = mounted.unmount(false).or_else(|e| {
@@ -249,7 +250,8 @@ enum Missed {
     Now(Failure),
 }
 
-/// Attempts to connect until one succeeds, one fails for good, or `retry` is over; `fit` is asked before each.
+/// Attempts to connect until one succeeds, one fails for good, or `retry` is over; `fit` is asked
+/// before each.
 async fn connect(
     job: &Job,
     voice: &mut Voice,

@@ -1,10 +1,12 @@
 //! The dashboard of a mount: `hither mount --dashboard`, a page for a browser on this machine.
 //!
-//! It shows what `hither stat` and `hither top` know, and knows nothing else. One page with everything in it asks for the figures every two
-//! seconds; what lies between two answers makes rates. Only loopback addresses are served, only under a path that nobody can guess (other
-//! users of the machine reach loopback, too, and names of files are not theirs to see), and only when the browser asked for
-//! this machine by name (a web page elsewhere can make its own name mean 127.0.0.1). Names of files and programs are anybody's: the page only ever puts them
-//! in as text.
+//! It shows the figures of `hither stat` and `hither top`, and knows nothing else. One page with
+//! all its parts asks for the figures every two seconds and computes rates from two answers. Access
+//! is limited in three ways. Only loopback addresses are served. The path is secret, because other
+//! users of the machine reach loopback, too, and must not see names of files. The browser must have
+//! asked for this machine by name, because a web page elsewhere can make its own name mean
+//! 127.0.0.1. Names of files and programs come from anywhere: the page only ever inserts them as
+//! text.
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +23,7 @@ const PAGE: &str = include_str!("dashboard/page.html");
 /// In `PAGE`, where the word stands that tells its own script from any other.
 const NONCE: &str = "@NONCE@";
 
-/// Reads what follows `--dashboard=`.
+/// Reads the value of `--dashboard=`.
 ///
 /// # Errors
 /// A line, unless it is a loopback address with a port.
@@ -31,11 +33,11 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
     })?;
     match addr.ip().is_loopback() {
         true => Ok(addr),
-        false => Err("only 127.0.0.1 and [::1] are served: nobody else may see names of files".into()),
+        false => Err("the page shows names of files: use 127.0.0.1 or [::1]".into()),
     }
 }
 
-/// What it shows.
+/// The figures that it shows.
 pub struct Source {
     /// The figures.
     pub report: Box<dyn Fn() -> Report + Send + Sync>,
@@ -56,10 +58,10 @@ pub fn path(secret: u128) -> String {
 
 fn answer(secret: &str, source: &Source, request: &Request<'_>) -> Reply {
     if !this_machine(request.host) {
-        return Reply::plain("403 Forbidden", "ask for this machine by its loopback address\n");
+        return Reply::plain("403 Forbidden", "open this page by a loopback address\n");
     }
     let Some(below) = request.path.strip_prefix(secret) else {
-        return Reply::plain("404 Not Found", "the mount command told the address of the page\n");
+        return Reply::plain("404 Not Found", "use the address that the mount command printed\n");
     };
     match below {
         "" => page(),
@@ -83,7 +85,8 @@ fn page() -> Reply {
     Reply { status: "200 OK", kind: "text/html; charset=utf-8", headers, body: PAGE.replace(NONCE, &nonce) }
 }
 
-/// Whether a `Host` header names this machine by loopback; absent (HTTP/1.0) it cannot be a browser's.
+/// Whether a `Host` header names this machine by loopback; absent (HTTP/1.0) it cannot be a
+/// browser's.
 fn this_machine(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
@@ -103,7 +106,7 @@ fn data(source: &Source, query: &str) -> Value {
     json!({ "answered": answered, "calls": (source.calls)(from), "report": report })
 }
 
-/// What the mount command says.
+/// The report of the mount command.
 pub fn told(addr: SocketAddr, secret: u128) -> String {
     let mut line = String::from("dashboard: ");
     let _ = write!(line, "http://{addr}{}", path(secret));

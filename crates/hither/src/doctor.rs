@@ -1,8 +1,9 @@
-//! `hither doctor SERVER[:/PATH]` or `hither doctor DIR`: measures a server, the way to it and this machine, and says what is
-//! wrong and what to change.
+//! `hither doctor SERVER[:/PATH]` or `hither doctor DIR`: measures a server, the way to it and this
+//! machine, and names faults and remedies.
 //!
-//! Measuring ([`ping`], [`probe`], [`tcp`], [`local`]), judging ([`verdict`], rules over the numbers in [`measured`]) and showing
-//! are apart. Of a mount only the daemon's figures are used: its server is asked on connections of the doctor's own.
+//! Measuring ([`ping`], [`probe`], [`tcp`], [`local`]), judging ([`verdict`], rules over the
+//! numbers in [`measured`]) and showing are apart. Of a mount only the daemon's figures are used:
+//! its server is asked on connections of the doctor's own.
 
 mod local;
 mod measured;
@@ -59,7 +60,7 @@ pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
     }
 }
 
-/// Whom to ask, and what is known before.
+/// The server to ask, and the facts known before.
 struct Patient {
     job: Job,
     addrs: Vec<SocketAddr>,
@@ -141,7 +142,7 @@ fn bracketed(host: &str) -> String {
 fn of_mount(args: &DoctorArgs) -> Result<Patient, Failure> {
     let (dev, dir) = stat::locate(&args.target)?;
     let report = stat::report(dev, &dir)?;
-    let odd = |what: &str| Failure::system(format!("the daemon of {dir} tells of no {what}"));
+    let odd = |what: &str| Failure::system(format!("the daemon of {dir} reports no {what}"));
     let source = Source::parse(&report.mount.source).map_err(|_| odd("source"))?;
     let server: SocketAddr = report.mount.server.parse().map_err(|_| odd("address"))?;
     let mut options = args.options.clone();
@@ -152,7 +153,7 @@ fn of_mount(args: &DoctorArgs) -> Result<Patient, Failure> {
     Ok(Patient { job, addrs: vec![server], path: true, report: Some(report), cache })
 }
 
-/// What does not need the server.
+/// Measurements without the server.
 async fn machine(patient: Patient, m: &mut Measured) {
     let fuse_minor = patient.report.as_ref().and_then(|report| report.mount.fuse_minor);
     m.kernel = local::kernel(fuse_minor);

@@ -18,7 +18,7 @@ pub const MOUNT: u8 = 32;
 pub struct Failure {
     /// One of the codes above.
     pub code: u8,
-    /// What, where and how to mend it: one line without full stop and program name.
+    /// The fault, its place and its remedy: one line without full stop and program name.
     pub line: String,
 }
 
@@ -44,7 +44,7 @@ pub fn finish(program: &str, result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // What a server sent may be part of the line; it does not get to move the cursor.
+            // The line may contain text of a server; it does not get to move the cursor.
             let line: String = failure.line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
             eprintln!("{program}: {line}");
             ExitCode::from(failure.code)

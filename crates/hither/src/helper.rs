@@ -1,7 +1,8 @@
-//! `mount.hither` and `umount.hither`: what mount(8) and umount(8) call.
+//! `mount.hither` and `umount.hither`: the programs that mount(8) and umount(8) call.
 //!
-//! Their command lines are libmount's: `mount.hither SOURCE DIR [-sfnv] [-N NS] [-t TYPE] [-o OPTIONS]`,
-//! `umount.hither DIR [-nlfrv] [-N NS] [-t TYPE]`. Letters may stand together and anywhere.
+//! Their command lines are libmount's: `mount.hither SOURCE DIR [-sfnv] [-N NS] [-t TYPE] [-o
+//! OPTIONS]`, `umount.hither DIR [-nlfrv] [-N NS] [-t TYPE]`. Letters may stand together and
+//! anywhere.
 
 use crate::cli::{LogArgs, MountArgs, UmountArgs};
 use crate::exit::Failure;
@@ -10,7 +11,7 @@ use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// Letters and what stands beside them.
+/// The parts of a command line.
 #[derive(Debug, Default)]
 struct Line {
     letters: Vec<char>,

@@ -1,8 +1,9 @@
 //! Where a mount's log goes: the system's log, a file, or the terminal.
 //!
-//! The system's log is spoken to directly: one datagram a line to /dev/log, which syslogd, rsyslog and
-//! journald all read. A library would bring time stamps and host names for remote servers, and a
-//! blocking socket: a log that is stuck must not stop a file system, so lines are dropped instead.
+//! The system's log is spoken to directly: one datagram a line to /dev/log, which syslogd, rsyslog
+//! and journald all read. A library would bring time stamps and host names for remote servers, and
+//! a blocking socket: a log that is stuck must not stop a file system, so lines are dropped
+//! instead.
 
 use crate::cli::LogArgs;
 use crate::exit::Failure;
@@ -169,8 +170,8 @@ impl Write for Line<'_> {
     }
 }
 
-/// Logs a panic before it unwinds; who started the work (the runtime, a FUSE thread) answers the
-/// request with an error and goes on.
+/// Logs a panic before it unwinds; the code that started the work (the runtime, a FUSE thread)
+/// answers the request with an error and goes on.
 pub fn log_panics() {
     std::panic::set_hook(Box::new(|info| {
         let thread = std::thread::current().name().unwrap_or("?").to_string();

@@ -1,8 +1,8 @@
-//! The hither binary: `hither mount`, `umount`, `stat`, `sync`, `cache` and `serve`, and the helpers `mount.hither` and
-//! `umount.hither` of mount(8).
+//! The hither binary: `hither mount`, `umount`, `stat`, `sync`, `cache` and `serve`, and the
+//! helpers `mount.hither` and `umount.hither` of mount(8).
 //!
-//! Architecture Invariant: only this crate sees the client and FUSE at once; what it stacks is in
-//! [`stack`], one screen. Everything else here is words: options, errors, reports.
+//! Architecture Invariant: only this crate sees the client and FUSE at once; [`stack`] stacks the
+//! layers, in one screen. Everything else here is words: options, errors, reports.
 
 mod bench;
 mod cache;

@@ -1,7 +1,9 @@
-//! A report for Prometheus: `hither stat --format prometheus`, what `metrics=` serves, and a server's `--metrics`.
+//! A report for Prometheus, for `hither stat --format prometheus`, for `metrics=`, and for a
+//! server's `--metrics`.
 //!
-//! docs/METRICS.md lists the names. What node_exporter counts of the kernel's NFS client has its names here, so that its
-//! dashboards show both; the rest begins with `hither_`. The text format is 0.0.4.
+//! docs/METRICS.md lists the names. Figures that node_exporter has of the kernel's NFS client have
+//! its names here, so that its dashboards show both; the others begin with `hither_`. The text
+//! format is 0.0.4.
 
 pub mod endpoint;
 #[cfg(test)]
@@ -82,7 +84,7 @@ pub fn render(report: &Report) -> String {
     page.0
 }
 
-/// The text of a server, and what `hither serve --metrics` serves.
+/// The text of a server, for `hither serve --metrics`.
 pub fn render_server(counts: DelegationCounts, journal: Option<JournalStats>) -> String {
     let mut page = Page::default();
     page.one("hither_server_info", "gauge", "The server; always 1.", VERSION_LABEL, 1.0);

@@ -1,4 +1,5 @@
-//! `hither mount`: checks what can be checked here, starts the daemon and reports how it went.
+//! `hither mount`: checks the local conditions of a mount, starts the daemon and reports the
+//! outcome.
 //!
 //! The command runs itself again as the daemon, in a session of its own, and reads from a pipe (the
 //! daemon's standard output) until the mount is usable or has failed. A daemon whose command is
@@ -30,7 +31,7 @@ pub struct Job {
     pub wanted: Wanted,
 }
 
-/// What the daemon tells the command, one JSON value a line.
+/// Messages of the daemon to the command, one JSON value a line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Message {
@@ -111,8 +112,8 @@ impl From<NoDir> for Failure {
     }
 }
 
-/// Detaches mounts of ours on a directory whose daemon has gone: nobody can use them any more, and they would keep
-/// mount(8) and whoever starts the daemon again from mounting.
+/// Detaches mounts of ours on a directory whose daemon has ended: no program can use them any more.
+/// They would keep mount(8), and a new start of the daemon, from mounting.
 fn detach_dead(dir: &Path) {
     while let Ok(mounts) = mountinfo::read()
         && let Ok(real) = mountinfo::resolve(&mounts, dir)
@@ -131,7 +132,8 @@ fn detach_dead(dir: &Path) {
     }
 }
 
-/// Whether it is a mount of ours that nobody serves. A daemon that is there is never waited for: its server may be silent.
+/// Whether it is a mount of ours without a daemon. A daemon that is there is never waited for: its
+/// server may be silent.
 fn is_dead(mount: &mountinfo::Mount) -> bool {
     let gone = || std::fs::metadata(&mount.point).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN));
     mount.is_ours() && control::daemon_of(mount.dev).is_none() && gone()
@@ -213,7 +215,7 @@ fn start_daemon(job: &Job, args: &MountArgs, program: &str) -> Result<(), Failur
     })
 }
 
-/// This program, as the daemon of the job. `ps` shows what was mounted where.
+/// This program, as the daemon of the job. `ps` shows the source and the mount point.
 fn daemon_command(job: &Job, args: &MountArgs) -> Result<Command, Failure> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("hither").args(["mount", "--daemon"]);

@@ -1,4 +1,4 @@
-//! What is mounted where, without touching it.
+//! The mounts of this machine, without touching them.
 //!
 //! A mount whose server is dead must not stop the command that removes it or looks at it: paths are
 //! resolved against /proc/self/mountinfo, one component at a time, and no system call names a
@@ -112,8 +112,8 @@ pub fn ours_holding<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     holding.filter(|mount| mount.is_ours())
 }
 
-/// The absolute path without links, `.` and `..`. Components at and below a mount of ours are taken as
-/// they are: nothing is asked of it.
+/// The absolute path without links, `.` and `..`. Components at and below a mount of ours are taken
+/// as they are: nothing is asked of it.
 ///
 /// # Errors
 /// Those of readlink(2) outside our mounts; `ELOOP`.

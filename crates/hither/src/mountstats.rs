@@ -1,8 +1,8 @@
 //! The mount as a record of /proc/self/mountstats (statvers=1.1), for tools that read those.
 //!
-//! The RPC layer writes the part that it counts (`hither_rpc::stats`); this is the head: device,
-//! options, age, and the events that correspond to requests of the kernel. What has no equivalent
-//! here is zero.
+//! The RPC layer writes the part that it counts (`hither_rpc::stats`). This module writes the head:
+//! device, options, age, and the events that correspond to requests of the kernel. Events without
+//! an equivalent here are zero.
 
 use crate::report::MountPart;
 use hither_rpc::stats::Snapshot;

@@ -1,8 +1,8 @@
-//! The `-o` options of a mount: from one string to what the client and the mount point need.
+//! The `-o` options of a mount: from one string to the settings of the client and the mount point.
 //!
-//! It knows nothing of how a mount is made. The mechanism: [`table`] defines every option once (name,
-//! default, help, what it does); this module splits the string, finds each option there and lets
-//! it act on [`Wanted`]; [`render`] makes the help text and the table of docs/CONFIGURATION.md of
+//! It knows nothing of how a mount is made. The mechanism: [`table`] defines every option once
+//! (name, default, help, action). This module splits the string, finds each option there and lets
+//! it act on [`Wanted`]. [`render`] makes the help text and the table of docs/CONFIGURATION.md from
 //! the same definitions. Nothing is guessed: an unknown option is refused with the nearest known
 //! one, two that exclude each other are refused naming both.
 
@@ -46,7 +46,7 @@ pub enum Family {
     V6,
 }
 
-/// What `vers=` and `minorversion=` allow.
+/// The versions that `vers=` and `minorversion=` allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Versions {
     /// 4.2, else 4.1, else 3.
@@ -57,20 +57,21 @@ pub enum Versions {
     Only(Version),
 }
 
-/// `consistency=`: what is promised about other clients' changes. The other options fill in the details.
+/// `consistency=`: the promise about other clients' changes. The other options fill in the details.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Consistency {
-    /// An open sees what was closed before.
+    /// An open sees all data that was closed before.
     CloseToOpen,
     /// Nothing is older than this.
     Bounded(Duration),
     /// Nothing ever changes.
     Frozen,
-    /// Nothing is older than the call that gets it, but for what a delegation covers.
+    /// Nothing is older than the call that gets it, except under a delegation.
     Strict,
 }
 
-/// What holds without asking, and for how long: the words of docs/SEMANTICS.md for what the options add up to.
+/// The cached state that holds without a question, and its lifetime: the words of docs/SEMANTICS.md
+/// for the sum of the options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Promise {
     /// Promise 7: an open asks; otherwise attributes hold for a while.
@@ -87,7 +88,7 @@ pub enum Promise {
     Nothing,
 }
 
-/// `cache` and what begins with `cache-`.
+/// `cache` and the options that begin with `cache-`.
 #[derive(Debug, Clone)]
 pub struct Cache {
     /// The directory; `None`: nothing is kept on a disk.
@@ -142,7 +143,7 @@ impl Default for Cache {
     }
 }
 
-/// `socket=`, and what belongs to it.
+/// `socket=`, and the options about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Socket {
     /// `nosocket` takes it away.
@@ -191,7 +192,7 @@ pub struct Wanted {
     pub wsize_bytes: Option<u32>,
     /// `acregmin=` and its sisters.
     pub attr_cache: AttrCache,
-    /// `acnegmax=`; its default is another for names that nobody asked for.
+    /// `acnegmax=`; its default is another for names that were never asked for.
     absent_max: Option<Duration>,
     /// `noac`.
     noac: bool,
@@ -205,7 +206,7 @@ pub struct Wanted {
     consistency: Option<Consistency>,
     /// `subtree=`.
     pub subtrees: Vec<Subtree>,
-    /// What the options are in subtrees of another mode than the mount's.
+    /// The options in subtrees of another mode than the mount's.
     parts: Vec<Wanted>,
     /// With subtrees: times and names as the options of nfs(5) have them.
     told: Option<(AttrCache, LookupCache)>,
@@ -329,13 +330,13 @@ impl Wanted {
     /// last one counts, as mount(8) says; two words that exclude each other are refused.
     ///
     /// # Errors
-    /// One line that says which option is wrong and what to write instead.
+    /// One line that names the wrong option and the remedy.
     pub fn parse(lists: &[String], sloppy: bool) -> Result<Self, String> {
         Self::parse_all(lists, sloppy).map_err(|wrong| wrong.into_iter().next().unwrap_or_default())
     }
 
-    /// As [`Self::parse`], but tells all that is wrong. Options are compared with each other when each by itself is right: one that
-    /// says nothing sensible would be missed by others.
+    /// As [`Self::parse`], but tells all that is wrong. Options are compared with each other when
+    /// each by itself is right: one that says nothing sensible would be missed by others.
     ///
     /// # Errors
     /// A line for each, at least one.
@@ -375,18 +376,19 @@ impl Wanted {
         !self.noac
     }
 
-    /// For how long a name that nobody asked for is believed to be absent, because its directory is known as a whole.
+    /// For how long a name that was never asked for counts as absent, because its directory is
+    /// known as a whole.
     pub fn inferred_max(&self) -> Duration {
         match (self.absent_max, self.consistency) {
             (Some(most), _) => most,
             (None, Some(Consistency::Bounded(_) | Consistency::Frozen)) => self.attr_cache.negative_max,
-            // Nobody else makes names here.
+            // No other client makes names here.
             (None, _) if self.exclusive => Duration::MAX,
             (None, _) => INFERRED_MAX,
         }
     }
 
-    /// What holds without asking.
+    /// The promise for answers without a question.
     pub fn promise(&self) -> Promise {
         match self.consistency {
             Some(Consistency::Bounded(most)) => Promise::Bounded(most.as_secs()),
@@ -486,9 +488,7 @@ impl Wanted {
 
     fn check_cache(&mut self) -> Result<(), String> {
         match (&self.cache.dir, self.cache.said) {
-            (None, Some(name)) => {
-                Err(format!("option '{name}' says something about a disk cache: give 'cache' as well"))
-            }
+            (None, Some(name)) => Err(format!("option '{name}' concerns a disk cache: give 'cache' as well")),
             _ => Ok(()),
         }
     }
@@ -516,15 +516,16 @@ impl Wanted {
                 (self.journal_dir.is_some(), "journal-dir"),
             ];
             return match said.iter().find(|(said, _)| *said) {
-                Some((_, name)) => Err(format!(
-                    "option '{name}' says something about a journal: give 'writeback=journal' as well"
-                )),
+                Some((_, name)) => {
+                    Err(format!("option '{name}' concerns a journal: give 'writeback=journal' as well"))
+                }
                 None => Ok(()),
             };
         };
         if self.creates_here && !self.exclusive {
             return Err(
-                "option 'creates=here' is for mounts that nobody else uses: give 'exclusive' as well".into(),
+                "option 'creates=here' needs an export without other clients: give 'exclusive' as well"
+                    .into(),
             );
         }
         if self.sync {
@@ -543,7 +544,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// `consistency=` sets what the options of nfs(5) would say one by one, so it excludes them.
+    /// `consistency=` sets several options of nfs(5) at once, so it excludes them.
     fn join_consistency(&mut self) -> Result<(), String> {
         let Some(consistency) = self.consistency else { return Ok(()) };
         let other = self.times.first().map(String::as_str);
@@ -559,7 +560,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// What a mode says about the details.
+    /// Sets the details of a mode.
     fn become_consistent(&mut self, consistency: Consistency) {
         let (least, most) = match consistency {
             Consistency::CloseToOpen => return,
@@ -582,7 +583,8 @@ impl Wanted {
         };
     }
 
-    /// `consistency=strict` keeps nothing and delays nothing, so it excludes what says how long, how far ahead or how late.
+    /// `consistency=strict` keeps nothing and delays nothing, so it excludes options about
+    /// lifetimes, prefetching and delays.
     fn check_strict(&self) -> Result<(), String> {
         let given = |name: &str| {
             let mut words = self.given.iter().map(String::as_str);

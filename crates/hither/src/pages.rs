@@ -1,4 +1,5 @@
-//! Manual pages and completions of shells, made of the same definitions as the command line and the mount options.
+//! Manual pages and completions of shells, made of the same definitions as the command line and the
+//! mount options.
 
 use crate::cli::{Cli, CompletionsArgs, ManArgs};
 use crate::exit::Failure;
@@ -72,7 +73,7 @@ fn page(command: &Command) -> io::Result<(String, Vec<u8>)> {
 fn preformatted(title: &str, text: &str) -> String {
     let mut out = format!(".SH \"{title}\"\n.nf\n");
     for line in text.lines() {
-        // What begins with a dot or an apostrophe would be a request to troff.
+        // A line that begins with a dot or an apostrophe would be a request to troff.
         let guard = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
         out.push_str(guard);
         out.push_str(&line.replace('\\', "\\e").replace('-', "\\-"));
@@ -123,7 +124,7 @@ mod tests {
         }
     }
 
-    /// What is printed is a program that the shell reads.
+    /// The output is a program that the shell reads.
     #[test]
     fn completions_are_read_by_bash() {
         let mut text = Vec::new();

@@ -1,8 +1,9 @@
-//! The socket for programs: where it is, and whom it lets in.
+//! The socket for programs: its place, and the users that it admits.
 //!
-//! It knows nothing of what is said on it (`hither-socket`). A mount's socket is `/run/hither/MAJOR:MINOR.programs`, after the mount's
-//! device, so that a program finds it by the mount point; with `socket=PATH` that is a symbolic link. The permissions are
-//! set before anybody can connect.
+//! It knows nothing of the protocol on it (`hither-socket`). A mount's socket is
+//! `/run/hither/MAJOR:MINOR.programs`, after the mount's device, so that a program finds it by the
+//! mount point; with `socket=PATH` that is a symbolic link. The permissions are set before any
+//! program can connect.
 
 use crate::exit::Failure;
 use crate::options::Socket;
@@ -21,7 +22,7 @@ const DIR: &str = "/run/hither";
 /// Programs that wait to be let in.
 const BACKLOG: i32 = 128;
 
-/// A socket that was made, before anybody is served.
+/// A socket that was made, before any program is served.
 pub struct Bound {
     listener: UnixListener,
     files: Vec<Made>,
@@ -48,7 +49,7 @@ impl Drop for Made {
     }
 }
 
-/// What tells a socket or symbolic link from a later one: numbers of inodes are used again.
+/// Distinguishes a socket or symbolic link from a later one: inode numbers are reused.
 fn identity(path: &Path) -> io::Result<[i64; 4]> {
     let meta = std::fs::symlink_metadata(path)?;
     Ok([meta.dev() as i64, meta.ino() as i64, meta.mtime(), meta.mtime_nsec()])
@@ -66,7 +67,8 @@ pub fn bind(wanted: &Socket) -> Result<Option<Bound>, Failure> {
 }
 
 impl Bound {
-    /// The socket of the mount with this device number: the one that was made, or else one in the usual place.
+    /// The socket of the mount with this device number: the one that was made, or else one in the
+    /// usual place.
     ///
     /// # Errors
     /// Those of making files.
@@ -89,13 +91,13 @@ impl Bound {
         let link = || std::os::unix::fs::symlink(&made.path, &path).and_then(|()| Made::at(&path));
         match ready().and_then(|()| link()) {
             Ok(made) => bound.files.push(made),
-            // Whoever knows the path gets on without.
+            // A program that knows the path does not need the link.
             Err(e) => tracing::warn!("no link to the socket for programs at {}: {e}", path.display()),
         }
         Ok(bound)
     }
 
-    /// The listening end, and what has to live as long.
+    /// The listening end, and the files that must live as long.
     ///
     /// # Errors
     /// Those of the runtime.
@@ -113,20 +115,21 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 }
 
 fn bind_at(path: &Path, wanted: &Socket) -> io::Result<Bound> {
-    // To its end: a socket that nobody listens on yet looks dead.
+    // To its end: a socket without a listener looks dead.
     let _turn = Turn::at(path);
     if let Ok(meta) = std::fs::symlink_metadata(path) {
         let dead = meta.file_type().is_socket()
             && std::os::unix::net::UnixStream::connect(path)
                 .is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
         if !dead {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something is there already"));
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path exists already"));
         }
         remove_stale(path)?;
     }
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // What bind(2) makes has the rights of the socket (but for the umask): there is no moment with others.
+    // bind(2) makes a file with the rights of the socket (but for the umask): at no moment does it
+    // have others.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     let made = Made::at(path)?;
@@ -135,8 +138,9 @@ fn bind_at(path: &Path, wanted: &Socket) -> io::Result<Bound> {
     Ok(Bound { listener: UnixListener::from(socket), files: vec![made] })
 }
 
-/// Gives a new socket the group and the rights that were asked for. Where others may write to its directory the name can lead to
-/// anything by now: nothing is changed but a socket of our own that nobody else can use yet.
+/// Gives a new socket the group and the rights that were asked for. Where other users may write to
+/// its directory the name can lead to anything by now: nothing is changed but a socket of our own
+/// that no other program can use yet.
 fn open_to(path: &Path, wanted: &Socket) -> io::Result<()> {
     let at = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = rustix::fs::fstat(&at)?;
@@ -145,9 +149,9 @@ fn open_to(path: &Path, wanted: &Socket) -> io::Result<()> {
         && stat.st_mode & 0o077 == 0
         && stat.st_nlink == 1;
     if !ours {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something else has taken its place"));
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "another file has taken its place"));
     }
-    // In this order: nobody gets in before the group is what was asked for.
+    // The order matters: no user is admitted before the requested group is set.
     if let Some(group) = &wanted.group {
         rustix::fs::chownat(&at, "", None, Some(gid(group)?), AtFlags::EMPTY_PATH)?;
     }
@@ -179,7 +183,7 @@ mod tests {
         let (listener, files) = bind(&socket(&path)).unwrap().unwrap().listen().unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
         let taken = bind(&socket(&path)).err().unwrap().line;
-        assert!(taken.contains("something is there already; give another path"), "{taken}");
+        assert!(taken.contains("the path exists already; give another path"), "{taken}");
         drop(files);
         assert!(!path.exists());
         drop(listener);
@@ -194,7 +198,7 @@ mod tests {
         std::fs::write(&path, "a file").unwrap();
         assert!(bind(&socket(&path)).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"a file");
-        // A link is no socket, wherever it leads, and what it leads to keeps its rights.
+        // A link is no socket, whatever its target, and the target keeps its rights.
         let (link, far) = (dir.path().join("link"), dir.path().join("far"));
         std::fs::write(&far, "").unwrap();
         std::fs::set_permissions(&far, std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -229,14 +233,15 @@ mod tests {
         }
     }
 
-    /// The name of a device number is for whoever has the number now.
+    /// The name of a device number belongs to the mount that has the number now.
     #[test]
     fn device_numbers_are_used_again() {
         let dir = tempfile::tempdir().unwrap();
         let usual = dir.path().join("0:7.programs");
         let wanted = Socket { path: None, ..socket(&usual) };
         let mount = |bound| Bound::of_mount_in(dir.path(), bound, (0, 7), &wanted).unwrap();
-        // A daemon with `socket=PATH` was killed: its link leads nowhere, or to a living socket of another.
+        // A daemon with `socket=PATH` was killed: its link leads nowhere, or to a living socket of
+        // another.
         let elsewhere = dir.path().join("elsewhere");
         let _living = UnixListener::bind(&elsewhere).unwrap();
         for leads in ["nowhere", "elsewhere"] {

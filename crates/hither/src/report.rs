@@ -1,4 +1,4 @@
-//! What a mount tells about itself: the words of the control socket and of `hither stat --json`.
+//! The report of a mount about itself: the words of the control socket and of `hither stat --json`.
 //!
 //! Names and meanings stay; new ones may be added. `version` grows when one changes its meaning.
 
@@ -26,9 +26,11 @@ pub struct Report {
     /// Those among them that were answered with an error, such as "no such file".
     #[serde(default)]
     pub fuse_errors: BTreeMap<String, u64>,
-    /// What the layers between counted, by layer: `hints` (paths read from callers), `meta` (names, attributes and small files
-    /// answered from memory), `dirty` (delayed writes), `ahead` (new objects that wait), `removals` (names that wait to be removed), `disk` (contents kept on the local disk), `passthrough` (opens that the kernel reads by itself), `leases` (what the kernel
-    /// keeps until the server recalls it).
+    /// The counters of the layers, by layer: `hints` (paths read from callers), `meta` (names,
+    /// attributes and small files answered from memory), `dirty` (delayed writes), `ahead` (new
+    /// objects that wait), `removals` (names that wait to be removed), `disk` (contents kept on the
+    /// local disk), `passthrough` (opens that the kernel reads by itself), `leases` (objects that
+    /// the kernel keeps until the server recalls them).
     #[serde(default)]
     pub layers: BTreeMap<String, Counters>,
 }
@@ -57,7 +59,7 @@ impl Counters {
         }
     }
 
-    /// What several layers of one kind counted.
+    /// The counters of several layers of one kind.
     pub fn sum(all: impl Iterator<Item = Self>) -> Self {
         all.reduce(|sum, one| sum.plus(one)).unwrap_or(Counters::Group(BTreeMap::new()))
     }
@@ -76,7 +78,7 @@ impl Counters {
         }
     }
 
-    /// What a layer counted; nothing when it is no map of numbers.
+    /// The counters of a layer; empty when it is no map of numbers.
     pub fn of(stats: &impl Serialize) -> Self {
         let group = serde_json::to_value(stats).and_then(serde_json::from_value);
         group.unwrap_or_else(|_| Counters::Group(BTreeMap::new()))
@@ -151,8 +153,8 @@ pub struct Connection {
     /// Most calls ever in flight.
     #[serde(default)]
     pub max_in_flight: u64,
-    /// Sums of queue lengths, one sample for each call sent: calls that waited for room, calls waiting to be sent, calls in
-    /// flight.
+    /// Sums of queue lengths, one sample for each call sent: calls that waited for room, calls
+    /// waiting to be sent, calls in flight.
     #[serde(default)]
     pub backlog_sum: u64,
     /// See `backlog_sum`.
@@ -262,7 +264,7 @@ impl From<&OpSnapshot> for Operation {
 }
 
 impl Report {
-    /// Joins what the layers counted.
+    /// Joins the counters of layers.
     pub fn new(
         mount: MountPart,
         rpc: &Snapshot,
@@ -284,7 +286,7 @@ impl Report {
         }
     }
 
-    /// The same with what the layers counted since `before` (of present values, by how much they grew).
+    /// The same with the counters of the layers since `before` (of present values, their growth).
     pub fn since(&self, before: &Report) -> Report {
         let minus = |(layer, now): (&String, &Counters)| {
             (layer.clone(), before.layers.get(layer).map_or_else(|| now.clone(), |old| now.minus(old)))

@@ -1,9 +1,11 @@
 //! `hither serve`: a directory of this machine for NFS clients.
 //!
-//! It knows neither protocols nor files: it puts the layers together, listens, and waits for the end. Order of its life: log,
-//! limits, runtime; the files; the server, which reads what it remembers; the sockets; the word to whoever started it (systemd
-//! by sd_notify(3), a person by the lines that mount it) and to rpcbind; then nothing but waiting for a signal. SIGHUP reads the exports again. Connections are closed at the
-//! end, and clients make new ones to the next server: what they hold is taken back.
+//! It knows neither protocols nor files: it puts the layers together, listens, and waits for the
+//! end. Order of its life: log, limits, runtime; the files; the server, which reads its stored
+//! state; the sockets; the notice of readiness (to systemd by sd_notify(3), to a person by the
+//! mount commands) and to rpcbind; then the wait for a signal. SIGHUP reads the exports again.
+//! Connections are closed at the end. Clients make new ones to the next server and reclaim their
+//! state.
 
 mod hosts;
 mod nested;
@@ -157,7 +159,7 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads the exports where waiting for a disk or a name server keeps nobody.
+/// Reads the exports where waiting for a disk or a name server blocks no other task.
 async fn load(served: Served) -> (Served, Result<Table, Failure>) {
     in_background(served, Served::load).await
 }
@@ -250,7 +252,7 @@ fn answer_locks(addr: SocketAddr) {
         };
         let mut buffer = vec![0; DATAGRAM_MAX_BYTES];
         loop {
-            // An error is of one datagram: nobody listened to the reply before.
+            // An error is of one datagram: its peer did not listen for the reply before.
             let Ok((len, peer)) = socket.recv_from(&mut buffer).await else { continue };
             if let Some(reply) = answer_datagram(&Bytes::copy_from_slice(&buffer[..len])) {
                 let _ = socket.send_to(&reply, peer).await;
@@ -259,7 +261,8 @@ fn answer_locks(addr: SocketAddr) {
     });
 }
 
-/// A state directory is one server's: two would each remove and overwrite what the other remembers. The lock ends with the process.
+/// A state directory belongs to one server: two would each remove and overwrite the other's
+/// records. The lock ends with the process.
 fn alone(dir: &Path) -> Result<File, Failure> {
     let failed = |e: io::Error| Failure::usage(format!("state directory {}: {e}", dir.display()));
     let lock = dir.join("lock");
@@ -294,7 +297,7 @@ fn listen(addr: &SocketAddr) -> Result<TcpListener, Failure> {
     })
 }
 
-/// Says how to mount what is served.
+/// Prints the commands that mount the exports.
 fn tell(args: &ServeArgs, served: &Served) {
     served.lines.iter().for_each(|line| println!("serving {line}"));
     for addr in &args.listen {

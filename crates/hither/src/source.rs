@@ -25,7 +25,7 @@ impl Source {
     /// Reads `host:/path`, `[v6]:/path`.
     ///
     /// # Errors
-    /// One line that says what is wrong and how it is written.
+    /// One line that names the fault and the correct form.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.starts_with("nfs://") {
             return Err(format!("'{text}' is a URL: write SERVER:/PATH"));
@@ -76,7 +76,8 @@ impl Source {
         }
     }
 
-    /// Whether both name the same directory of the same host, as far as the name service tells. Blocks on it.
+    /// Whether both name the same directory of the same host, as far as the name service tells.
+    /// Blocks on it.
     pub fn is_same_as(&self, other: &Self) -> bool {
         let path = |source: &Self| source.path.trim_end_matches('/').to_string();
         let addresses = |source: &Self| source.resolve(None).unwrap_or_default();

@@ -1,5 +1,6 @@
-//! The stack of a mount: `fuse(delayed writes(metadata cache(disk cache(nfs client))))`, with `creates=here` `fuse(new objects(removals(delayed …)))`, with `subtree=`
-//! `fuse(subtrees(delayed writes(metadata cache(...)), for each mode))`. What is put on what is here and nowhere else.
+//! The stack of a mount: `fuse(delayed writes(metadata cache(disk cache(nfs client))))`, with
+//! `creates=here` `fuse(new objects(removals(delayed …)))`, with `subtree=` `fuse(subtrees(delayed
+//! writes(metadata cache(...)), for each mode))`. This module alone decides the order of layers.
 
 mod cache;
 pub mod journal;
@@ -38,7 +39,7 @@ const MAX_IO_BYTES: u32 = 1 << 20;
 /// How long an orderly end takes for names and attributes.
 const NAMES_WITHIN: Duration = Duration::from_secs(2);
 
-/// The lower half: a connected NFS client and what is kept near.
+/// The lower half: a connected NFS client and the caches near it.
 pub struct Client {
     connected: Connected,
     options: Options,
@@ -89,7 +90,7 @@ pub async fn connect(job: &Job, addrs: Vec<SocketAddr>) -> Result<Client, NoClie
     Err(NoClient::Server(refused.unwrap_or(MountError::Interrupted)))
 }
 
-/// What the client is asked to be.
+/// The settings of the client.
 pub fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Options {
     let w = &job.wanted;
     Options {
@@ -186,7 +187,7 @@ impl Client {
     /// Flushes and gives up all state at the server.
     ///
     /// # Errors
-    /// What could not be written.
+    /// Data could not be written.
     pub async fn shutdown(&self, within: Duration) -> hither_vfs::Result<()> {
         let mut cx = Cx::new(Arc::new(Cred::root()));
         cx.deadline = Some(Instant::now() + within);
@@ -202,7 +203,7 @@ impl Client {
         self.top().shutdown(&cx).await
     }
 
-    /// What the user is told when it is mounted: what became of delayed writes of before a crash.
+    /// The notices at the mount: the outcome of delayed writes of before a crash.
     pub fn note(&self) -> Option<&str> {
         self.note.as_deref()
     }
@@ -273,14 +274,15 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
     let config = hither_fuse::Config {
         source: job.source.shown(),
         mount_flags: mount_flags(&job.wanted),
-        // Without NLM, locks of NFSv3 are between the processes of this machine: the kernel's own do that.
+        // Without NLM, locks of NFSv3 are between the processes of this machine: the kernel's own
+        // do that.
         server_locks: !c.version.is_stateless(),
         xattrs: !c.version.is_stateless(),
         server_copy: c.version == Version::V42,
         max_io_bytes: largest & !4095,
-        // A thread that makes one call twice cannot be told from one that is in it still.
+        // A thread that makes one call twice looks like one that is still in it.
         hints: job.wanted.chains && !all_strict,
-        // The look-ups of the very call have said what the name leads to.
+        // The lookups of the same call have found the target of the name.
         close_to_open: job.wanted.close_to_open && !job.wanted.is_strict(),
         strict: job.wanted.is_strict(),
         strict_parts: job.wanted.all_parts().any(Wanted::is_strict),
@@ -330,7 +332,8 @@ pub async fn programs(
     Programs::start(listener, client.top(), mounted.map(hither_fuse::Mounted::beside), options).await
 }
 
-/// mount(2)'s flags. Its SYNCHRONOUS is for file systems in the kernel; ours obeys `sync` in the client.
+/// mount(2)'s flags. Its SYNCHRONOUS is for file systems in the kernel; ours obeys `sync` in the
+/// client.
 fn mount_flags(wanted: &Wanted) -> libc::c_ulong {
     libc::c_ulong::from(wanted.flags.bits())
 }
@@ -399,7 +402,7 @@ impl Teller {
         mountstats::record(&part, flags, &rpc, &self.requests())
     }
 
-    /// What is known of a path below the mount point, and what the last calls on it cost.
+    /// The cached state of a path below the mount point, and the cost of the last calls on it.
     ///
     /// # Errors
     /// A line for the user.
@@ -409,7 +412,8 @@ impl Teller {
         serde_json::to_value(layers.explain(path).await?).map_err(|e| e.to_string())
     }
 
-    /// The calls that asked the server since an earlier question ([`u64::MAX`]: none, only where to begin).
+    /// The calls that asked the server since an earlier question ([`u64::MAX`]: none, only where to
+    /// begin).
     ///
     /// # Errors
     /// A line for the user.
@@ -417,7 +421,7 @@ impl Teller {
         serde_json::to_value(why::since(&self.mounted, from)).map_err(|e| e.to_string())
     }
 
-    /// What is asked about the disk cache.
+    /// Answers requests about the disk cache.
     ///
     /// # Errors
     /// A line for the user.
@@ -431,7 +435,7 @@ impl Teller {
     /// Records which files are opened, or calls.
     ///
     /// # Errors
-    /// Somebody else does.
+    /// Another process records.
     pub fn trace(&self, ask: TraceAsk) -> Result<serde_json::Value, String> {
         let value = match ask {
             TraceAsk::Start { by, below, calls } => {
@@ -449,7 +453,7 @@ impl Teller {
         value.map_err(|e| e.to_string())
     }
 
-    /// Writes what a conflict keeps over its file, or over another one.
+    /// Writes the kept data of a conflict over its file, or over another one.
     ///
     /// # Errors
     /// A line for the user.
@@ -475,7 +479,7 @@ impl Teller {
         let unsent = match tokio::time::timeout(within, sync).await {
             Ok(Ok(())) => return serde_json::json!({}),
             Ok(Err(e)) => e.to_string(),
-            Err(_) => format!("it did not take it within {} s", within.as_secs()),
+            Err(_) => format!("the server did not take the data within {} s", within.as_secs()),
         };
         let kept = match self.parts.unsent() {
             (0, _) => String::new(),

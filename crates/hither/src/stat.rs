@@ -1,7 +1,7 @@
-//! `hither stat`: shows what a mount's daemon counted.
+//! `hither stat`: shows the counters of a mount's daemon.
 //!
-//! The mount is found in mountinfo and its daemon asked over the control socket; the directory itself
-//! is never touched, so that a mount whose server is dead can be looked at.
+//! The mount is found in mountinfo and its daemon asked over the control socket; the directory
+//! itself is never touched, so that a mount whose server is dead can be looked at.
 
 mod nfsstat;
 pub mod text;
@@ -58,7 +58,7 @@ pub fn locate(path: &Path) -> Result<((u32, u32), String), Failure> {
     }
 }
 
-/// What the daemon of a mount tells.
+/// The report of a mount's daemon.
 ///
 /// # Errors
 /// Those of [`control::ask`].
@@ -95,7 +95,7 @@ fn show(dev: (u32, u32), dir: &str, format: Format, known: Option<&Report>) -> R
     }
 }
 
-/// Writes to standard output; that nobody reads on (`| head`) is no failure.
+/// Writes to standard output; a closed reader (`| head`) is no failure.
 ///
 /// # Errors
 /// It cannot be written.

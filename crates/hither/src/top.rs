@@ -1,8 +1,10 @@
-//! `hither top DIR`: what a mount asks its server for right now, by operation, by process and by file.
+//! `hither top DIR`: a mount's current requests to its server, by operation, by process and by
+//! file.
 //!
-//! Twice asked over the control socket, the daemon's counters make a rate, and its ring of calls that asked the server
-//! says for whom and about what. What is answered from caches costs the server nothing and shows as a rate only. On a
-//! terminal the screen is drawn anew until `q`; elsewhere each interval is printed below the last.
+//! Two questions over the control socket make a rate of the daemon's counters. Its ring of calls
+//! that asked the server gives their processes and files. Answers from caches cost the server
+//! nothing and show as a rate only. On a terminal the screen is drawn anew until `q`; elsewhere
+//! each interval is printed below the last.
 
 use crate::cli::TopArgs;
 use crate::control::{self, Ask};
@@ -26,7 +28,7 @@ const PLAIN: (usize, usize) = (120, 40);
 /// The calls since the last question.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Since {
-    /// What to ask for next time.
+    /// The start of the next question.
     pub next: u64,
     /// Calls in between that were forgotten: there were too many.
     pub lost: u64,
@@ -34,7 +36,7 @@ pub struct Since {
     pub calls: Vec<PastCall>,
 }
 
-/// Shows until it is told to end.
+/// Shows until it has to end.
 ///
 /// # Errors
 /// Not in a mount of ours, and those of [`control::ask`].
@@ -133,7 +135,7 @@ impl Drop for Screen {
     }
 }
 
-/// What was asked last.
+/// The latest calls that asked.
 struct Watch {
     before: Report,
     since: Since,
@@ -227,7 +229,7 @@ impl Frame {
     fn lines(&self, width: usize, height: usize) -> Vec<String> {
         let mut out = self.head.clone();
         let tables = [&self.operations, &self.processes, &self.files];
-        // A blank line before each table; the room that one does not need goes to the next.
+        // A blank line before each table; the next one gets the unused room.
         let mut room = height.saturating_sub(out.len() + tables.len());
         for (i, lines) in tables.iter().enumerate() {
             let mine = lines.len().min(room / (tables.len() - i)).max(usize::from(room > 0).min(lines.len()));

@@ -1,8 +1,9 @@
-//! `hither trace`: which files a program reads, in which order, and reading them again ahead of it; or each of its calls, and what they would
-//! have cost elsewhere ([`whatif`]).
+//! `hither trace`: the files that a program reads, in their order, and reading them ahead of it; or
+//! each of its calls, and their cost under other conditions ([`whatif`]).
 //!
-//! The daemons note opens or calls while somebody records, each for its mount; this command starts and ends that, runs the program in
-//! between, and writes one list of all. Children whose parent ends stay below this process, so that they count as well.
+//! The daemons note opens or calls while a process records, each for its mount; this command starts
+//! and ends that, runs the program in between, and writes one list of all. Children whose parent
+//! ends stay below this process, so that they count as well.
 
 mod whatif;
 
@@ -20,7 +21,7 @@ use std::io::Write;
 use std::process::{Command, ExitStatus};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// What a daemon noted.
+/// The notes of a daemon.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Trace {
     /// Microseconds since recording began, and a path below the mount point.
@@ -28,10 +29,10 @@ pub struct Trace {
     /// Calls, in the order of their answers.
     #[serde(default)]
     calls: Vec<NotedCall>,
-    /// Paths below the mount point of what these name; empty where there is none that can be told.
+    /// Paths below the mount point of these objects; empty where none can be given.
     #[serde(default)]
     objects: Vec<String>,
-    /// Files of which no name can be told, and calls for which there was no room.
+    /// Files without a usable name, and calls for which there was no room.
     lost: u64,
 }
 
@@ -57,10 +58,10 @@ struct Line {
     took_us: u64,
     /// The kernel's request (`READ`).
     op: String,
-    /// What it was about: `DIR/./PATH`; nothing where no name can be told.
+    /// The object of the call: `DIR/./PATH`; empty where it has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     path: Option<String>,
-    /// Tells what has no name apart.
+    /// Distinguishes objects without a name.
     object: u32,
     /// Where it read or wrote, and how many bytes.
     #[serde(default, skip_serializing_if = "is_nothing")]
@@ -121,8 +122,8 @@ impl From<Traced> for Trace {
 }
 
 impl Trace {
-    /// Lines with the times when they began: those of a list of files, or those of calls.
-    /// What has no name is numbered from `first` on.
+    /// Lines with the times when they began: those of a list of files, or those of calls. Objects
+    /// without a name are numbered from `first` on.
     fn lines(self, root: &str, first: u32) -> impl Iterator<Item = (u64, String)> {
         let (files_root, calls_root) = (root.to_string(), root.to_string());
         let files = self.files.into_iter().map(move |(at, path)| (at, format!("{files_root}/./{path}\n")));
@@ -149,7 +150,8 @@ impl Trace {
 /// Runs a command.
 ///
 /// # Errors
-/// No mount, somebody else records, the program cannot be run, or the trace cannot be written or read.
+/// No mount, another process records, the program cannot be run, or the trace cannot be written or
+/// read.
 pub fn run(args: &TraceArgs) -> Result<(), Failure> {
     match &args.what {
         TraceCommand::Record(args) => record(args),
@@ -189,7 +191,7 @@ fn record(args: &TraceRecord) -> Result<(), Failure> {
     let ended = begun.and_then(|()| watch(&args.program));
     let (mut all, mut lost, mut objects) = (Vec::new(), 0, 0);
     for (dev, dir) in started {
-        // A mount that has gone meanwhile takes what it knew along.
+        // The notes of a mount that ended meanwhile are lost.
         match control::ask(dev, &dir, Ask::Trace(TraceAsk::Stop { by })).map(serde_json::from_value::<Trace>)
         {
             Ok(Ok(trace)) => {
@@ -208,7 +210,7 @@ fn record(args: &TraceRecord) -> Result<(), Failure> {
     out.flush().map_err(unwritable)?;
     let status = ended?;
     if lost > 0 {
-        let what = if args.calls { "calls had no room" } else { "files have names that cannot be told" };
+        let what = if args.calls { "calls had no room" } else { "files have names that a trace cannot hold" };
         warn(&format!("{lost} {what}"));
     }
     match status.map(|status| status.code().unwrap_or(1)) {
@@ -231,11 +233,12 @@ fn watch(program: &[std::ffi::OsString]) -> Result<Option<ExitStatus>, Failure> 
             }
             return Ok(None);
         };
-        // Its children come to us when it ends before them. Where that is refused they are not counted.
+        // Its children come to us when it ends before them. Where that is refused they are not
+        // counted.
         let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
         let cannot = |e: std::io::Error| Failure::usage(format!("{}: {e}", name.display()));
         let mut child = Command::new(name).args(words).spawn().map_err(cannot)?;
-        // A signal of the terminal reaches the program as well; what it does about it is its own affair.
+        // A signal of the terminal reaches the program as well; the program decides its effect.
         let waited = tokio::task::spawn_blocking(move || child.wait()).await;
         waited.map_err(|e| Failure::system(e.to_string()))?.map(Some).map_err(cannot)
     })

@@ -1,5 +1,6 @@
-//! Whoever takes the path of a socket does so alone: looking whether what is there is dead, removing it and putting another one there
-//! are three steps, and two daemons that begin at the same time would each remove what the other has just made.
+//! The path of a socket is taken under a lock. To check whether its owner is dead, to remove it and
+//! to make another one are three steps, and two daemons that begin at the same time would each
+//! remove the other's new socket.
 //!
 //! The lock is on the directory (flock(2)), so nothing is left behind.
 
@@ -7,7 +8,8 @@ use std::fs::{File, TryLockError};
 use std::path::Path;
 use std::time::Duration;
 
-/// How often it is tried, and the pause between: who has it makes a socket, which takes no time.
+/// Number of attempts, and the pause between: the holder of the lock makes a socket, which takes no
+/// time.
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -15,7 +17,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub struct Turn(Option<File>);
 
 impl Turn {
-    /// Waits for it. Where a directory cannot be locked, or somebody holds it for seconds, one goes on without.
+    /// Waits for it. Where a directory cannot be locked, or another process holds it for seconds,
+    /// the caller goes on without.
     #[expect(clippy::disallowed_methods, reason = "at the start of a daemon, before it serves anything")]
     pub fn at(path: &Path) -> Self {
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -1,7 +1,7 @@
 //! `hither umount`: removes a mount and waits until its daemon has gone.
 //!
-//! It never looks at the mount itself: where it is comes from mountinfo, who serves it from the peer
-//! of the control socket, so that a mount of a dead server comes off too.
+//! It never looks at the mount itself: mountinfo gives its place, and the peer of the control
+//! socket is its daemon, so that a mount of a dead server can be removed too.
 
 use crate::cli::UmountArgs;
 use crate::control;
@@ -21,7 +21,7 @@ const MAX_NAMED: usize = 5;
 /// Unmounts.
 ///
 /// # Errors
-/// No such mount, not root, busy (naming who holds it), or a daemon that did not end in time.
+/// No such mount, not root, busy (with its user's name), or a daemon that did not end in time.
 pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     let mounts = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
     let mount = find(&mounts, &args.dir)?;
@@ -45,7 +45,7 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     }
     // After a lazy unmount the daemon serves its last users, however long they stay.
     let Some((pid, pidfd)) = daemon.filter(|_| !args.lazy) else { return Ok(()) };
-    // What is left; another mount may have the device number by now.
+    // Mounts that are left; another mount may have the device number by now.
     let mut left: Vec<_> =
         copies_of(mount.dev).into_iter().filter(|(copy, _)| copies.contains_key(copy)).collect();
     left.sort();
@@ -57,8 +57,9 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Mounts of a device: the daemon goes on as long as there is one, in this mount name space (a bind mount) or in another
-/// (of a container or a service). By name space and number of the mount, its place in words.
+/// Mounts of a device: the daemon goes on as long as there is one, in this mount name space (a bind
+/// mount) or in another (of a container or a service). By name space and number of the mount, its
+/// place in words.
 fn copies_of(dev: (u32, u32)) -> HashMap<(PathBuf, u64), String> {
     let space = |process: &Path| std::fs::read_link(process.join("ns/mnt")).ok();
     let own = PathBuf::from("/proc/self");
@@ -128,8 +129,8 @@ fn explain(e: Errno, mount: &Mount) -> Failure {
     }
 }
 
-/// Processes whose directory, root, program or open files are on the mount, as `name(pid)`. Reading the
-/// links asks the kernel only, not the mount.
+/// Processes whose directory, root, program or open files are on the mount, as `name(pid)`. Reading
+/// the links asks the kernel only, not the mount.
 fn users_of(point: &Path) -> Vec<String> {
     processes().filter(|process| uses(process, point)).map(|process| name_of(&process)).collect()
 }

@@ -1,7 +1,8 @@
-//! `hither why PATH`: what a mount knows of a path, by which promise and until when, what a call would cost now, and what the last
-//! calls did cost and why.
+//! `hither why PATH`: a mount's knowledge of a path, the promise behind it and its end, the present
+//! cost of a call, and the cost and reasons of the last calls.
 //!
-//! The daemon answers from memory: neither the path nor the server is touched, so that looking changes nothing.
+//! The daemon answers from memory: neither the path nor the server is touched, so that looking
+//! changes nothing.
 
 use crate::cli::WhyArgs;
 use crate::control::{self, Ask};
@@ -13,22 +14,22 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt::Write;
 
-/// What the daemon tells; `--json` prints it with `path` in front.
+/// The daemon's answer; `--json` prints it with `path` in front.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Explained {
-    /// By which promise what is known holds.
+    /// The promise behind the cached state.
     pub promise: String,
-    /// What is known of each object on the path, from the mount point on, as far as it is known.
+    /// The cached state of each object on the path, from the mount point on, as far as it is known.
     pub objects: Value,
-    /// What of it is on the local disk.
+    /// The cached ranges on the local disk.
     pub disk: Value,
-    /// What calls would cost now.
+    /// The present cost of calls.
     pub costs: Vec<Cost>,
     /// The last calls that asked the server, newest first.
     pub calls: Vec<PastCall>,
 }
 
-/// What a call would cost.
+/// The cost of a call.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Cost {
     /// `stat`, `open`, `read`.
@@ -61,7 +62,7 @@ pub struct PastCall {
     pub took_us: u64,
     /// Its error, or 0.
     pub errno: i32,
-    /// What was asked for it, and how many questions more.
+    /// The questions for it, and the number of further ones.
     pub asked: Vec<Asked>,
     /// See `asked`.
     pub more: u32,
@@ -113,14 +114,14 @@ fn text(path: &str, below: &str, e: &Explained) -> String {
     let whole = objects.len() == 1 + below.split('/').filter(|name| !name.is_empty()).count();
     let last = objects.last().filter(|_| whole);
     let mut out = match last {
-        Some(o) if o["absent"] == true => format!("{path}: known not to exist\n"),
+        Some(o) if o["absent"] == true => format!("{path}: cached as absent\n"),
         Some(o) if !o["kind"].is_null() => format!(
             "{path}: {}, {}, version {}\n",
             o["kind"].as_str().unwrap_or_default(),
             bytes(o["size_bytes"].as_u64().unwrap_or(0)),
             o["change"]
         ),
-        _ => format!("{path}: not known here\n"),
+        _ => format!("{path}: not cached\n"),
     };
     let mut line = |name: &str, value: String| {
         let _ = writeln!(out, "  {name:<12} {value}");
@@ -148,7 +149,7 @@ fn text(path: &str, below: &str, e: &Explained) -> String {
         line(&format!("{} now", cost.call), format!("{asks}: {}", cost.why));
     }
     if e.calls.is_empty() {
-        out.push_str("no call asked the server about it lately\n");
+        out.push_str("no recent call asked the server about it\n");
         return out;
     }
     out.push_str("calls that asked the server, newest first:\n");
@@ -163,7 +164,7 @@ fn known(object: &Value) -> String {
             .map_or_else(|| "changed here".into(), |ago| format!("asked {ago} ago"));
         let left = match known["left_ms"].as_u64() {
             None => "until the server recalls it".into(),
-            Some(0) => "its time is over".into(),
+            Some(0) => "expired".into(),
             Some(ms) => format!("for {} more", duration(ms * 1000)),
         };
         format!("{what} {asked}, {left}")
@@ -181,7 +182,7 @@ fn known(object: &Value) -> String {
         (0, false) => {}
         (n, false) => parts.push(format!("{n} of its names")),
     }
-    if parts.is_empty() { "not known here".into() } else { parts.join("; ") }
+    if parts.is_empty() { "not cached".into() } else { parts.join("; ") }
 }
 
 fn past(out: &mut String, call: &PastCall) {

@@ -1,8 +1,8 @@
-//! Names that other clients make in directories which a mount knows as a whole: a program that has not
-//! asked for such a name before finds it.
+//! Names that other clients make in directories which a mount knows as a whole: a program that has
+//! not asked for such a name before finds it.
 //!
-//! They need root and nfs-ganesha: `cargo test -p hither --test absence -- --include-ignored`. `HITHER_SEED` repeats a history, `HITHER_STEPS`
-//! makes it longer.
+//! They need root and nfs-ganesha: `cargo test -p hither --test absence -- --include-ignored`.
+//! `HITHER_SEED` repeats a history, `HITHER_STEPS` makes it longer.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
@@ -16,10 +16,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// For so long a name that nobody asked for is believed to be absent.
+/// For so long a name that was never asked for counts as absent.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// What serves, and the options of its mounts.
+/// The server, and the options of its mounts.
 const CASES: [(&str, &str); 7] = [
     ("ganesha", "vers=4.2"),
     ("ganesha", "vers=4.1"),
@@ -96,8 +96,9 @@ fn is_there(path: &Path) -> bool {
     }
 }
 
-/// A random history of two mounts. Each makes files and directories under new names, lists directories,
-/// and opens files that the other one made more than a second before, for the first time. They are there.
+/// A random history of two mounts. Each makes files and directories under new names, lists
+/// directories, and opens files that the other one made more than a second before, for the first
+/// time. They are there.
 /// Promise: 7'
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -154,8 +155,8 @@ const QUESTIONS: &[&str] = &["LOOKUP", "GETATTR", "READDIR", "READDIRPLUS", "ACC
 /// As long as this lasts nothing else runs out.
 const SOON: Duration = Duration::from_secs(25);
 
-/// A burst of look-ups costs a question a second. Names that a call makes cost none, nor do names that
-/// were looked up before.
+/// A burst of look-ups costs a question a second. Names that a call makes cost none, nor do names
+/// that were looked up before.
 /// Promise: 7'
 #[test]
 #[ignore = "needs root"]
@@ -168,7 +169,8 @@ fn absent_names_cost_a_question_a_second() {
         let dir = format!("dir {}", &options[5..]);
         fs::create_dir(b.path(&dir)).unwrap();
         (0..20).for_each(|n| fs::write(b.path(&format!("{dir}/f{n}")), "").unwrap());
-        // What changed a moment ago may change again without a trace, and then nothing is concluded from it.
+        // A directory that changed a moment ago may change again without a trace, and then no
+        // absence is inferred from it.
         pause(6_000);
         let began = Instant::now();
         assert_eq!(fs::read_dir(a.path(&dir)).unwrap().count(), 20);
@@ -191,15 +193,16 @@ fn absent_names_cost_a_question_a_second() {
             fs::rename(&file, sub.join("moved")).unwrap();
         }
         let asked = a.calls(&["LOOKUP"]) - before;
-        // With NFSv3 this server tells nothing of what a change made of the directory, whose names are forgotten.
+        // With NFSv3 this server does not return the directory's attributes after a change, so its
+        // names are forgotten.
         let forgotten = options == "vers=3" || began.elapsed() > SOON;
         assert!(asked == 0 || forgotten, "{options}: {asked} for names that are made");
         [a, b].into_iter().for_each(Mount::unmount);
     }
 }
 
-/// The absent names of "page open": 15 in each of 40 directories that were listed before. What they cost
-/// is printed: `cargo test -p hither --test absence -- --include-ignored --nocapture page_open`.
+/// The absent names of "page open": 15 in each of 40 directories that were listed before. Prints
+/// their cost: `cargo test -p hither --test absence -- --include-ignored --nocapture page_open`.
 #[test]
 #[ignore = "needs root"]
 fn page_open_asks_about_many_directories_at_once() {

@@ -1,4 +1,4 @@
-//! `hither bench` in directories: a local one, a mount, and what is said of wrong words.
+//! `hither bench` in directories: a local one, a mount, and the messages about wrong words.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -37,7 +37,8 @@ fn wrong_words_are_told() {
     }
 }
 
-/// The same experiment on the local disk and on a mount, compared: only the mount has calls, and when it is fresh it has to ask.
+/// The same experiment on the local disk and on a mount, compared: only the mount has calls, and
+/// when it is fresh it has to ask.
 #[test]
 #[ignore = "needs root and Python"]
 fn an_experiment_on_disk_and_on_a_mount() {
@@ -95,7 +96,8 @@ fn an_experiment_on_disk_and_on_a_mount() {
     run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
 }
 
-/// What measures a server says a line for each thing that it measures, calls the commands in between, and leaves nothing.
+/// A server measurement prints a line for each of its results, calls the commands in between, and
+/// leaves nothing behind.
 #[test]
 #[ignore = "needs root"]
 fn a_server_is_measured_and_left_as_it_was() {
@@ -123,7 +125,7 @@ fn a_server_is_measured_and_left_as_it_was() {
     let asked: Vec<(&str, u64)> = kinds.split(',').flat_map(|kind| [(kind, 1), (kind, 3)]).collect();
     assert_eq!(told, asked);
     assert!(lines.iter().all(|l| l["ops_s"].as_f64().unwrap() > 0.0), "{lines:?}");
-    // A file for each client; and what was created is there until the end.
+    // A file for each client; and the created files are there until the end.
     assert_eq!(number(&before), 7 * 4);
     assert!(number(&after) > 7 * 4);
 
@@ -140,7 +142,8 @@ fn a_server_is_measured_and_left_as_it_was() {
     assert!(number(&before) == 400 && number(&after) >= 400);
 }
 
-/// Strict mounts show each other nothing stale, whatever they share, and a reader with a long memory shows what is no longer so.
+/// Strict mounts show each other nothing stale, whatever they share, and a reader with a long
+/// memory shows stale data.
 #[test]
 #[ignore = "needs root"]
 fn what_two_mounts_share() {
@@ -176,7 +179,7 @@ fn what_two_mounts_share() {
         }
         mounts.iter().for_each(|mnt| drop(run(Command::new(HITHER).arg("umount").arg(mnt)).ok()));
     }
-    // One directory is always at one with itself, and nobody counts what it asks.
+    // One directory always agrees with itself, and its questions are not counted.
     let lines = measured(plain.path(), plain.path());
     assert!(lines.iter().all(|line| line["stale"] == 0 && line["calls_op"].is_null()), "{lines:?}");
     let other = tempfile::tempdir().unwrap();

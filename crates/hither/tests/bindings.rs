@@ -1,6 +1,7 @@
 //! The libraries on real mounts: libhither with C and C++ programs, and the examples of both.
 //!
-//! The libraries are built by a cargo of the test's own, into the directory that this test was built in.
+//! The libraries are built by a cargo of the test's own, into the directory that this test was
+//! built in.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -16,8 +17,8 @@ fn umount(dir: &Path) {
     run(Command::new(HITHER).arg("umount").arg(dir)).ok();
 }
 
-/// Builds what the words name; where it is. However long that takes: another cargo may have the directory. So it comes before what
-/// is on the clock.
+/// Builds the targets that the words name; returns their place. It may take long, because another
+/// cargo may use the directory. It therefore runs before the test's time limit begins.
 fn built(words: &[&str]) -> PathBuf {
     let to = Path::new(HITHER).parent().unwrap();
     let mut cargo = Command::new(env!("CARGO"));
@@ -25,7 +26,7 @@ fn built(words: &[&str]) -> PathBuf {
     if to.ends_with("release") {
         cargo.arg("--release");
     }
-    // What it is given by the cargo that runs this test is about another package.
+    // The environment of the cargo that runs this test is about another package.
     run(cargo.args(words).current_dir(ROOT).env_remove("CARGO_MANIFEST_DIR")).ok();
     to.to_path_buf()
 }
@@ -40,7 +41,8 @@ fn compiled(compiler: &[&str], source: &str, library: &Path, to: &Path) {
     run(&mut command).ok();
 }
 
-/// What is only for the compiler goes: programs have to find the library by the name with the number.
+/// Files for the compiler only are removed: programs have to find the library by the name with the
+/// number.
 fn without_link(lib: &Path) {
     std::fs::remove_file(lib.join("libhither.so")).unwrap();
 }
@@ -147,7 +149,7 @@ fn a_c_program_survives_its_mount() {
     run(Command::new("umount").arg(&mnt));
 }
 
-/// The examples of the crate do what they say.
+/// The examples of the crate do their work.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn examples_of_the_crate() {
@@ -177,7 +179,7 @@ fn examples_of_the_crate() {
     let names = || std::fs::read_dir(ganesha.export("")).unwrap().count();
     wait_for("a directory in which nothing is left behind", 60, || names() == 3);
 
-    // What another client appends, and what the mount's own programs do.
+    // Appends of another client, and changes by the mount's own programs.
     let other = ganesha.dir.path().join("other");
     std::fs::create_dir(&other).unwrap();
     ganesha.mount("vers=4.2", &other).ok();
@@ -188,7 +190,7 @@ fn examples_of_the_crate() {
         .spawn()
         .unwrap();
     let followed = || std::fs::read_to_string(&out).unwrap();
-    // Whatever was there when it began is not printed; so it is asked for until something is.
+    // Bytes that were there at the start are not printed; so the loop asks until there is output.
     let mut lines = 0;
     wait_for("the first line that is followed", 600, || {
         if followed().is_empty() {

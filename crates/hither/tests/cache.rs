@@ -24,7 +24,8 @@ fn counter(mnt: &str, name: &str) -> u64 {
     json(cache(&["status", "--json", mnt]))["counters"][name].as_u64().unwrap()
 }
 
-/// Operations that fetched bytes: READ with NFSv3; compounds may carry bytes under other names, so those received count.
+/// Operations that fetched bytes: READ with NFSv3; compounds may carry bytes under other names, so
+/// those received count.
 fn received(mnt: &str) -> u64 {
     let report = json(hither(&["stat", "--json", mnt]));
     report["connections"].as_array().unwrap().iter().map(|c| c["bytes_received"].as_u64().unwrap()).sum()
@@ -100,14 +101,15 @@ fn names_and_attributes_come_back_after_a_remount_and_are_asked_about_together()
             std::fs::write(ganesha.export(&format!("d{d}/f{f}")), pattern(f, 100 + f)).unwrap();
         }
     }
-    // What changed a moment ago may change again without a trace, so that nothing is concluded from it.
+    // A file that changed a moment ago may change again without a trace, so it proves nothing.
     let settled = || {
         let began = std::time::Instant::now();
         wait_for("changes are old enough", 10, || began.elapsed().as_secs() >= 6);
     };
     settled();
     for version in ["4.2", "3"] {
-        // Attributes hold longer than this takes on any machine, so that nothing is asked for twice.
+        // Attributes hold longer than this takes on any machine, so that nothing is asked for
+        // twice.
         let options = format!("vers={version},actimeo=3600,cache={},cache-age=0", dir.display());
         let len = |d: usize, f: usize| std::fs::metadata(mnt.join(format!("d{d}/f{f}"))).map(|m| m.len());
         let all = || (0..10).flat_map(|d| (0..60).map(move |f| (d, f)));
@@ -123,7 +125,7 @@ fn names_and_attributes_come_back_after_a_remount_and_are_asked_about_together()
         let most = if version == "3" { 120 } else { 40 };
         assert!(asked <= most, "vers={version}: {asked} calls for 600 files");
         umount(shown);
-        // What others do while nobody is here is seen.
+        // Changes by other clients between two mounts are seen.
         let other = ganesha.dir.path().join("mnt2");
         let _ = std::fs::create_dir(&other);
         ganesha.mount(&format!("vers={version}"), &other).ok();
@@ -149,7 +151,8 @@ fn names_and_attributes_come_back_after_a_remount_and_are_asked_about_together()
     }
 }
 
-/// Many small files come in a message, all of them reach the disk, and what cannot come so is read like anything else.
+/// Many small files come in a message, all of them reach the disk, and other files are read one by
+/// one.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn warming_small_files_takes_few_calls() {
@@ -168,7 +171,8 @@ fn warming_small_files_takes_few_calls() {
     std::fs::write(ganesha.export("d1/empty"), b"").unwrap();
     std::os::unix::fs::symlink("f1", ganesha.export("d1/link")).unwrap();
     for version in ["4.2", "3"] {
-        // Attributes hold longer than this takes on any machine, so that nothing is asked for twice.
+        // Attributes hold longer than this takes on any machine, so that nothing is asked for
+        // twice.
         let options = format!("vers={version},actimeo=3600,cache={},cache-age=0", dir.display());
         ganesha.mount_with_cache(&options, &mnt);
         let before = calls(shown);
@@ -197,7 +201,7 @@ fn warming_small_files_takes_few_calls() {
         assert!(again < 300_000, "vers={version}: {again} bytes came again");
         umount(shown);
     }
-    // What is read and not kept is said.
+    // Files that are read and not kept are reported.
     let d2 = mnt.join("d2").to_str().unwrap().to_string();
     ganesha.mount("vers=4.2", &mnt).ok();
     let said = cache(&["warm", &d2]).ok();
@@ -287,7 +291,8 @@ fn a_mount_goes_on_without_its_cache() {
         umount(shown);
     }
     assert_eq!(std::fs::read_dir(&foreign).unwrap().count(), 1, "nothing was touched");
-    // Two mounts of one export: the second goes without, and has the directory when the first has gone.
+    // Two mounts of one export: the second goes without, and has the directory when the first has
+    // gone.
     let (cache_dir, other) = (ganesha.dir.path().join("cache"), ganesha.dir.path().join("mnt2"));
     std::fs::create_dir(&other).unwrap();
     let options = format!("vers=4.2,cache={}", cache_dir.display());
@@ -304,7 +309,8 @@ fn a_mount_goes_on_without_its_cache() {
     umount(other.to_str().unwrap());
 }
 
-/// Two exports in one directory with a limit for both: it holds, what no mount uses goes first, and then something of each.
+/// Two exports in one directory with a limit for both: it holds, data that no mount uses is evicted
+/// first, and then a share of each.
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -353,7 +359,8 @@ fn mounts_that_share_a_directory_keep_to_its_size() {
     // Alone it could have all of it.
     read(&other, 50, 0..12);
     assert!(has(a) + has(b) <= 10 * MIB, "{} and {}", has(a), has(b));
-    // (One whose daemon was not scheduled meanwhile gives something up when the other takes in more.)
+    // (One whose daemon was not scheduled meanwhile gives something up when the other takes in
+    // more.)
     wait_for("each to give something up", 60, || {
         let less = has(a) < before;
         if !less {
@@ -363,7 +370,7 @@ fn mounts_that_share_a_directory_keep_to_its_size() {
         less
     });
     wait_for("less than the limit", 60, || room(b, "dir_bytes") <= room(b, "dir_soft_bytes"));
-    // What is unmounted makes way for what is not.
+    // Data of an unmounted export makes way for that of a mounted one.
     umount(a);
     let unused = || {
         let parts = json(cache(&["status", "--json", dir.to_str().unwrap()]));
@@ -392,7 +399,8 @@ fn knows_passthrough() -> bool {
     (numbers.next().unwrap(), numbers.next().unwrap()) >= (6, 9)
 }
 
-/// What never changes and is wholly here is read by the kernel itself; what is open before that goes on as it was.
+/// The kernel itself reads frozen files that are wholly cached; files opened before that are read
+/// as before.
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -435,7 +443,8 @@ fn frozen_files_are_read_by_the_kernel() {
         assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
         assert_eq!(lent(), before + 1, "round {round}");
     }
-    // Somebody makes the mount writable: what is lent is not changed under its readers, nor is a part of that done.
+    // A user makes the mount writable: a lent file does not change under its readers, not even in
+    // part.
     let remount = |how: &str| {
         let done = std::process::Command::new("mount").args(["-i", "-o", how, shown]).status().unwrap();
         assert!(done.success());
@@ -455,7 +464,7 @@ fn frozen_files_are_read_by_the_kernel() {
     assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
     remount("remount,ro");
     drop(open);
-    // Dropped from the cache while it is open: who has it open reads on, the next one fetches it again.
+    // Dropped from the cache while it is open: its readers read on, the next open fetches it again.
     let open = std::fs::File::open(mnt.join("f")).unwrap();
     let before = (reads(), lent());
     assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);

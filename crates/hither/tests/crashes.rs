@@ -1,8 +1,10 @@
-//! A mount with a disk cache whose daemon is killed at random moments, over and over, while it is read from, written
-//! to and changed from elsewhere: whoever opens a file afterwards reads what it holds, to the byte.
+//! A mount with a disk cache whose daemon is killed at random moments, over and over, while it is
+//! read, written and changed from elsewhere. Every later open reads the file's contents, to the
+//! byte.
 //!
-//! It needs root and nfs-ganesha. `HITHER_SEED` repeats a history as far as scheduling allows, `HITHER_CRASHES` says how many
-//! kills there are: `HITHER_CRASHES=1000 cargo test -p hither --test crashes -- --ignored` is the campaign.
+//! It needs root and nfs-ganesha. `HITHER_SEED` repeats a history as far as scheduling allows,
+//! `HITHER_CRASHES` says how many kills there are: `HITHER_CRASHES=1000 cargo test -p hither --test
+//! crashes -- --ignored` is the campaign.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -18,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const FILES: usize = 24;
 
-/// What a file holds: its bytes follow from its number and how often it was written.
+/// The contents of a file: its bytes follow from its number and the number of its writes.
 #[derive(Clone, Copy)]
 struct Truth {
     file: u64,
@@ -131,7 +133,8 @@ impl Campaign {
         std::fs::create_dir(&mounts[1]).unwrap();
         let cache = ganesha.dir.path().join("cache");
         ganesha.mount(&format!("vers={version}"), &mounts[1]).ok();
-        // Without an age: files are kept from the first read on, and this server's file system stamps finely enough.
+        // Without an age: files are kept from the first read on, and this server's file system
+        // stamps finely enough.
         let options = format!("vers={version},cache={},cache-age=0,cache-size=3M", cache.display());
         let mut random = Random(seed);
         let mut truths = Vec::new();
@@ -163,8 +166,9 @@ impl Campaign {
                 compared.fetch_add(reader(&mnt, &truths, random, &over), Ordering::Relaxed);
             }));
         }
-        // Some lives are long enough for bytes to be made durable, which happens every second; what the next life of any
-        // length finds comes of them. Every eighth is, by count: left to chance a short campaign may have none.
+        // Some lives are long enough for bytes to be made durable, which happens every second; the
+        // hits of the next life, of any length, come from them. Every eighth is long, by count: a
+        // short campaign by chance may have none.
         let long = self.lives % 8 == 3;
         self.lives += 1;
         pause(if long { 1000 + self.random.below(500) } else { self.random.below(200) });

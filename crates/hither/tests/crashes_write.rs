@@ -1,8 +1,10 @@
-//! A mount with a journal of delayed writes whose daemon is killed at random moments, over and over, while programs write: every
-//! write that was acknowledged is there after the next mount, at the server or in a conflict that is reported, and nothing is wrong.
+//! A mount with a journal of delayed writes whose daemon is killed at random moments, over and
+//! over, while programs write: every write that was acknowledged is there after the next mount, at
+//! the server or in a conflict that is reported, and nothing is wrong.
 //!
-//! Records carry number, writer, place and checksum. It needs root and nfs-ganesha. `HITHER_SEED` repeats a history as far as scheduling
-//! allows, `HITHER_CRASHES` says how many kills there are: `make crashes-write` is the campaign.
+//! Records carry number, writer, place and checksum. It needs root and nfs-ganesha. `HITHER_SEED`
+//! repeats a history as far as scheduling allows, `HITHER_CRASHES` says how many kills there are:
+//! `make crashes-write` is the campaign.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -14,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What one writer knows: its file, and what was acknowledged.
+/// The knowledge of one writer: its file, and the acknowledged data.
 struct Writer {
     id: u64,
     path: PathBuf,
@@ -25,7 +27,7 @@ struct Writer {
     /// Newest acknowledged number by place, and those that an fsync that returned came after.
     acked: BTreeMap<u64, u64>,
     synced: BTreeMap<u64, u64>,
-    /// What was begun and not acknowledged.
+    /// The write that was begun and not acknowledged.
     tried: Option<(u64, u64)>,
     /// A cut that was begun and not acknowledged: places from there on may be gone.
     cut: Option<u64>,
@@ -81,13 +83,13 @@ impl Writer {
         }
     }
 
-    /// Compares a copy of the file with what was acknowledged (or synced); what is wrong.
+    /// Compares a copy of the file with the acknowledged (or synced) data; returns the fault.
     fn wrong(&self, bytes: &[u8], promised: &BTreeMap<u64, u64>) -> Option<String> {
         for (&place, &number) in promised {
             if self.cut.is_some_and(|cut| place >= cut) {
                 continue;
             }
-            // What was synced and written again since is somewhere in between.
+            // A record that was synced and written again since has one of the versions in between.
             let again = self.acked.get(&place) != Some(&number)
                 || self.tried.is_some_and(|(tried, _)| tried == place);
             if again && !std::ptr::eq(promised, &self.acked) {
@@ -101,7 +103,8 @@ impl Writer {
                 ));
             };
             if let Some((_, tried)) = self.tried.filter(|(tried, _)| *tried == place) {
-                // A write that was not acknowledged may be there in part: each byte is of it or of the one before.
+                // A write that was not acknowledged may be there in part: each byte is of it or of
+                // the one before.
                 let (old, new) =
                     (record(self.id, place, number, self.len), record(self.id, place, tried, self.len));
                 if let Some(i) = (0..is.len()).find(|&i| is[i] != old[i] && is[i] != new[i]) {
@@ -121,7 +124,8 @@ impl Writer {
     }
 }
 
-/// Kills the daemon. Not by a command: a child of this process closes copies of the open files, and closing is flushing.
+/// Kills the daemon. Not by a command: a child of this process closes copies of the open files, and
+/// closing is flushing.
 fn kill(mnt: &Path) {
     for pid in daemons(mnt) {
         let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
@@ -219,7 +223,7 @@ impl Campaign {
         wait_for("the end of the daemon", 60, || daemons(&self.mnt).is_empty());
     }
 
-    /// One life of the daemon, and what the next one finds. Acknowledged writes.
+    /// One life of the daemon, and the check of the next one. Acknowledged writes.
     fn life(&mut self) -> u64 {
         self.mount();
         self.replayed += counter(&self.mnt, "journal_replayed_files");
@@ -266,7 +270,7 @@ impl Campaign {
         acknowledged
     }
 
-    /// What was tried and not acknowledged is either there or not: from here on it is known which.
+    /// An unacknowledged write is either there or not: from here on its state is known.
     fn settle(&mut self) {
         for w in &mut self.writers {
             let bytes = std::fs::read(self.ganesha.export(w.path.to_str().unwrap())).unwrap_or_default();
@@ -283,7 +287,7 @@ impl Campaign {
                 } else if is.is_some_and(|is| {
                     w.acked.get(&place).is_some_and(|old| is != record(w.id, place, *old, w.len))
                 }) {
-                    // There in part: what comes next goes over it.
+                    // There in part: the next write overwrites it.
                     w.acked.remove(&place);
                     w.synced.remove(&place);
                 }
@@ -332,7 +336,8 @@ fn what_was_acknowledged_survives_a_killed_daemon() {
     assert!(replayed > 0, "nothing was replayed");
 }
 
-/// What somebody else changed meanwhile is not written over; what was acknowledged is kept, shown, and applied when asked for.
+/// Another client's change is not overwritten; acknowledged data is kept, shown, and applied on
+/// request.
 /// Promise: 6d
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -392,7 +397,8 @@ fn somebody_elses_change_is_a_conflict() {
     }
 }
 
-/// What a crash left is not passed over by a mount that names the server otherwise, or speaks another protocol.
+/// A mount that names the server otherwise, or speaks another protocol, does not ignore the writes
+/// of before a crash.
 /// Promise: 6d
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -475,7 +481,8 @@ fn new_trees_wait_here_and_survive_a_killed_daemon() {
         grow("synced");
         run(Command::new(HITHER).arg("sync").arg(mnt)).ok();
         if version == "4.2" {
-            // Whether the server takes several, what is in the upper directory, and fifteen and three files.
+            // Whether the server takes several, the entries of the upper directory, and fifteen and
+            // three files.
             assert_eq!((calls("WRITE") - before.0, calls("OPEN") - before.1), (0, 4), "many files a message");
         }
         check(&campaign.ganesha.export("synced"));
@@ -513,7 +520,8 @@ fn a_new_tree_goes_in_few_messages() {
     let before = calls();
     run(Command::new(HITHER).arg("sync").arg(mnt)).ok();
     let made: Vec<u64> = calls().iter().zip(before).map(|(now, before)| now - before).collect();
-    // The directories are one message, the files of each are one, and what the server can is asked once.
+    // The directories are one message, the files of each are one, and the server's ability is
+    // tested once.
     assert_eq!(made, [11, 1, 0, 0]);
     for dir in 0..10 {
         for file in 0..9 {
@@ -528,7 +536,8 @@ fn a_new_tree_goes_in_few_messages() {
     assert_eq!(server.stop(), 0);
 }
 
-/// `creates=here`: a tree is removed while the server is silent, and stays so although the daemon is killed.
+/// `creates=here`: a tree is removed while the server is silent, and stays so although the daemon
+/// is killed.
 /// Promise: 6g
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -544,7 +553,7 @@ fn removals_wait_here_and_survive_a_killed_daemon() {
         }
         std::fs::write(mnt.join("kept"), "kept").unwrap();
         run(Command::new(HITHER).arg("sync").arg(mnt)).ok();
-        // Everything is known here then: who may do what, and what there is.
+        // All facts are cached then: rights and objects.
         for dir in ["tree", "tree/sub"] {
             std::fs::write(mnt.join(dir).join("more"), "").unwrap();
         }
@@ -571,7 +580,8 @@ fn removals_wait_here_and_survive_a_killed_daemon() {
     }
 }
 
-/// `exclusive`: close and fsync wait for the local disk, `hither sync` for the server, umount as well.
+/// `exclusive`: close and fsync wait for the local disk, `hither sync` for the server, umount as
+/// well.
 /// Promise: 6e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]

@@ -1,7 +1,8 @@
-//! `close=delegated`: what is written to a file that `hither serve` has delegated for writing waits on the client, and whoever looks
-//! at the file sees it all the same.
+//! `close=delegated`: data written to a file that `hither serve` has delegated for writing waits on
+//! the client, and other clients that look at the file still see it.
 //!
-//! They need root. Two mounts of one server are two clients. `HITHER_SEED` repeats a history, `HITHER_STEPS` makes it longer.
+//! They need root. Two mounts of one server are two clients. `HITHER_SEED` repeats a history,
+//! `HITHER_STEPS` makes it longer.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Nothing goes to the server because of its age, and no name is believed.
+/// Nothing is sent because of its age, and no name is trusted.
 const MINE: &str = "vers=4.2,close=delegated,dirty-age=3600,lookupcache=none";
 
 fn server() -> Serve {
@@ -37,13 +38,13 @@ fn umount(mnt: &Path) {
     run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
 }
 
-/// What the server itself has of a file; stat(2) makes nobody send anything.
+/// The server's own state of a file; stat(2) makes no client send anything.
 fn at_server(server: &Serve, name: &str) -> u64 {
     fs::metadata(server.export(name)).unwrap().len()
 }
 
-/// Writes new files, until one waits here after its close; its name. (The first ones find a server that does not know yet whether its
-/// client can be called.)
+/// Writes new files, until one waits here after its close; its name. (The first ones find a server
+/// that does not know yet whether its client can be called.)
 fn delayed(server: &Serve, mnt: &Path, prefix: &str, body: &str) -> String {
     let (mut n, mut name) = (0, String::new());
     wait_for("a close that does not wait", 60, || {
@@ -55,7 +56,7 @@ fn delayed(server: &Serve, mnt: &Path, prefix: &str, body: &str) -> String {
     name
 }
 
-/// A way to look at a file at the server, and what it shows.
+/// A way to look at a file at the server, and its result.
 type Look<'a> = (&'a str, &'a dyn Fn(&str) -> String);
 
 /// Another client of each version, a program on the server, and the end of the mount.
@@ -97,7 +98,7 @@ fn what_waits_is_seen_by_whoever_looks() {
     drop(file);
     fs::remove_file(a.join(&name)).unwrap();
     assert_eq!(fs::read_to_string(b.join("other name")).unwrap(), twice);
-    // What is removed is not sent; what is left is, at the end.
+    // A removed file is not sent; the others are, at the end.
     let gone = delayed(&server, &a, "gone", &body);
     fs::remove_file(a.join(&gone)).unwrap();
     assert!(!server.export(&gone).exists());
@@ -108,14 +109,14 @@ fn what_waits_is_seen_by_whoever_looks() {
     umount(&c);
 }
 
-/// What a mount counts about delegations.
+/// The delegation counters of a mount.
 fn counted(mnt: &Path, name: &str) -> u64 {
     let said = run(Command::new(HITHER).arg("stat").arg("--json").arg(mnt)).ok();
     let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     json["layers"]["leases"][name].as_u64().unwrap()
 }
 
-/// What the server's page says.
+/// The server's metrics page.
 fn figure(socket: &Path, name: &str) -> u64 {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
@@ -126,8 +127,8 @@ fn figure(socket: &Path, name: &str) -> u64 {
     line.trim().parse().unwrap()
 }
 
-/// Whoever only looks at a file that is being written under a delegation is told all that its writer has written, and takes nothing away from
-/// him; who reads it gets it.
+/// A client that only stats a file under a write delegation sees all bytes of its writer, and
+/// recalls nothing. A client that reads the file gets the data.
 /// Promise: S10c
 #[test]
 #[ignore = "needs root"]
@@ -189,7 +190,7 @@ fn looks_at_what_is_being_written_take_nothing_away() {
     assert!(last.len() == shown.0 && last.modified().unwrap() >= shown.1, "{last:?} {seen:?}");
     drop(file);
 
-    // What waits beside bytes is seen as well.
+    // Changes that wait beside bytes are seen as well.
     let name = delayed(&server, &a, "mode", "begun");
     let before = fs::metadata(b.join(&name)).unwrap().permissions().mode() & 0o777;
     let mut file = File::options().append(true).open(a.join(&name)).unwrap();
@@ -255,7 +256,8 @@ impl Drop for World {
 }
 
 impl World {
-    /// Programs on the server itself only look: what they change is not told to a client that has it closed.
+    /// Programs on the server itself only look: a client that has the file closed does not learn of
+    /// their changes.
     fn step(&mut self) {
         let what = self.random.below(14);
         let who = self.random.below(if what < 5 { 3 } else { 2 }) as usize;
@@ -338,7 +340,8 @@ fn history(seed: u64, steps: u64, journal: bool) {
             world.log.push("the server is killed".into());
             world.server.kill();
             world.server.serve();
-            // Programs on the server are held up when what was delegated has been claimed again, which is before anything else.
+            // Programs on the server are held up after the delegation has been reclaimed, which
+            // comes first.
             for mnt in &world.dirs[..2] {
                 fs::metadata(mnt.join("no such file")).unwrap_err();
             }

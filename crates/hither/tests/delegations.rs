@@ -1,5 +1,5 @@
-//! Files that `hither serve` delegates: nothing is asked as long as nobody changes them, and nothing stale is seen when somebody
-//! does, through the server or beside it.
+//! Files that `hither serve` delegates: no question while they do not change, and nothing stale
+//! when they change, through the server or beside it.
 //!
 //! They need root. Two mounts of one server are two clients.
 #![allow(
@@ -62,8 +62,9 @@ fn calls_but(mnt: &Path, not: &[&str]) -> u64 {
     counted.map(|o| o["calls"].as_u64().unwrap()).sum()
 }
 
-/// Makes new bytes until they are read under a delegation: read again they ask nothing. (One is not given while the writer has not
-/// closed the file, nor for a while after one was taken; and a client that knows the bytes does not ask for one.)
+/// Makes new bytes until they are read under a delegation: read again they ask nothing. (One is not
+/// given while the writer has not closed the file, nor for a while after one was taken; and a
+/// client that knows the bytes does not ask for one.)
 fn until_delegated(mnt: &Path, path: &Path, writer: &Path) {
     wait_for("a delegation", 5, || {
         fs::write(writer, "delegated").unwrap();
@@ -77,7 +78,8 @@ fn until_delegated(mnt: &Path, path: &Path, writer: &Path) {
     });
 }
 
-/// A file that is delegated is opened and read without a question, for longer than any time limit of attributes.
+/// A file that is delegated is opened and read without a question, for longer than any time limit
+/// of attributes.
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]
@@ -88,7 +90,8 @@ fn nothing_is_asked_while_nobody_changes_anything() {
             "vers=4.2",
         ]);
         let f = two.a.join("f");
-        // (A server that is late to learn of the last write here takes the delegation back, and gives it again.)
+        // (A server that is late to learn of the last write here takes the delegation back, and
+        // gives it again.)
         let asked = || {
             until_delegated(&two.a, &f, &two.server.export("f"));
             read(&two.b.join("f"));
@@ -194,7 +197,8 @@ fn a_change_is_seen_when_it_is_done() {
     }
 }
 
-/// What changes no bytes is seen as well: at once when it goes through the server, and a moment later when it does not.
+/// A change without new bytes is seen as well: at once when it comes through the server, and a
+/// moment later otherwise.
 /// Promise: S10a
 #[test]
 #[ignore = "needs root"]
@@ -225,8 +229,8 @@ fn permissions_and_names_end_delegations() {
     two.unmount();
 }
 
-/// A holder that is stopped holds a writer up for the length of its lease (ten seconds here) at most twice, and shows nothing old
-/// when it goes on.
+/// A holder that is stopped holds a writer up for the length of its lease (ten seconds here) at
+/// most twice, and shows nothing old when it goes on.
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]
@@ -261,8 +265,8 @@ fn a_stopped_holder_holds_nobody_up_for_long() {
     two.unmount();
 }
 
-/// Many files, a reader that has them delegated, and three writers of all kinds at once: no read shows less than what was
-/// acknowledged before it began.
+/// Many files, a reader that has them delegated, and three writers of all kinds at once: no read
+/// shows less than the writes acknowledged before it began.
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]
@@ -316,7 +320,8 @@ fn nothing_stale_is_ever_read() {
     two.unmount();
 }
 
-/// Options under which directories are asked about every other second, and files not while a test runs.
+/// Options under which directories are asked about every other second, and files not while a test
+/// runs.
 const SHORT: &str = "vers=4.2,acregmin=60,acregmax=60,acdirmin=2,acdirmax=2";
 
 fn names(dir: &Path) -> Vec<String> {
@@ -338,7 +343,7 @@ fn look_around(dir: &Path) {
     }
 }
 
-/// What looking around costs, when all that was known before is too old.
+/// The cost of looking around, when all cached state is too old.
 fn looks_cost(mnt: &Path, dir: &Path) -> u64 {
     std::thread::sleep(Duration::from_millis(2100));
     let before = calls(mnt);
@@ -346,8 +351,8 @@ fn looks_cost(mnt: &Path, dir: &Path) -> u64 {
     calls(mnt) - before
 }
 
-/// Looks around until it costs nothing. (A directory is delegated to who asks about it again, and not soon after it was taken from
-/// somebody.)
+/// Looks around until it costs nothing. (A directory is delegated to a client that asks about it
+/// again, and not soon after a recall.)
 fn until_directories_are_delegated(mnt: &Path, dir: &Path) {
     look_around(dir);
     wait_for("delegated directories", 60, || looks_cost(mnt, dir) == 0);
@@ -364,8 +369,9 @@ fn tree(server: &Two) -> PathBuf {
     server.a.join("d")
 }
 
-/// Directories that stay as they are, are listed and looked through without a question, also for names that are not there, for longer
-/// than any time limit; their holder may change them himself and still knows them.
+/// Directories that stay as they are, are listed and looked through without a question, also for
+/// names that are not there, for longer than any time limit; their holder may change them himself
+/// and still knows them.
 /// Promise: 8f, S10b
 #[test]
 #[ignore = "needs root"]
@@ -375,7 +381,7 @@ fn nothing_is_asked_about_directories_while_nobody_else_changes_them() {
     until_directories_are_delegated(&two.a, &d);
     until_directories_are_delegated(&two.b, &two.b.join("d"));
     assert_eq!(looks_cost(&two.a, &d), 0, "there may be many holders");
-    // The other one loses what he had.
+    // The other one loses its state.
     fs::create_dir(d.join("g/own")).unwrap();
     fs::write(d.join("g/mine"), "mine").unwrap();
     fs::remove_file(d.join("g/one")).unwrap();
@@ -391,8 +397,9 @@ fn nothing_is_asked_about_directories_while_nobody_else_changes_them() {
     two.unmount();
 }
 
-/// Names that somebody else makes, removes or moves, by NFSv4, by NFSv3 or on the server, are seen when that is done (or, on the
-/// server itself, a moment later) by those who have their directory delegated.
+/// Names that another client makes, removes or moves, by NFSv4, by NFSv3 or on the server, are seen
+/// by holders of their directory's delegation when the call returns (or, on the server itself, a
+/// moment later).
 /// Promise: 8f, S10b
 #[test]
 #[ignore = "needs root"]
@@ -434,7 +441,8 @@ fn read_if(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-/// A holder that is stopped holds up who changes names in the directory for the length of its lease at most twice.
+/// A stopped holder delays a client that changes names in the directory for at most twice the
+/// length of its lease.
 /// Promise: S10b
 #[test]
 #[ignore = "needs root"]
@@ -461,8 +469,9 @@ fn a_stopped_holder_of_a_directory_holds_nobody_up_for_long() {
     two.unmount();
 }
 
-/// A reader who opens a file that was written a moment before, again and again, soon asks nothing: he is refused a delegation as long as
-/// the writer has the file open and for a while after one was taken from him, and asks for one again.
+/// A reader that opens a recently written file again and again soon asks nothing. It is refused a
+/// delegation while the writer has the file open, and for a while after a recall from the writer,
+/// and asks for one again.
 #[test]
 #[ignore = "needs root"]
 fn what_was_just_written_is_soon_read_without_a_question() {
@@ -537,7 +546,8 @@ fn opened_and_delegated(mnt: &Path, path: &Path) -> File {
     opened
 }
 
-/// A thousand locks and unlocks are no message where the file is delegated for writing, and two thousand where it is not.
+/// A thousand locks and unlocks are no message where the file is delegated for writing, and two
+/// thousand where it is not.
 /// Promise: 16a
 #[test]
 #[ignore = "needs root"]
@@ -562,15 +572,15 @@ fn locks_under_a_delegation_are_no_messages() {
         let sent = (after.0 - before.0, after.1 - before.1);
         println!("--max-delegations {delegations}: {} messages about locks, {} in all", sent.0, sent.1);
         assert_eq!(sent.0, if delegations == "0" { 2000 } else { 0 });
-        // Nor is the file asked about, as it is by who takes a lock elsewhere.
+        // Nor is the file asked about, unlike a file that another client locks.
         assert!(delegations == "0" || sent.1 < 10, "{} messages", sent.1);
         drop(f);
         run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
     }
 }
 
-/// What SQLite does for a transaction, by two programs of one machine: a rollback journal's locks cost no message, they exclude each
-/// other, and what they write is there.
+/// SQLite's calls for a transaction, by two programs of one machine: a rollback journal's locks
+/// cost no message, they exclude each other, and their writes are there.
 /// Promise: 16a
 #[test]
 #[ignore = "needs root"]
@@ -604,8 +614,8 @@ fn transactions_under_a_delegation_take_no_locks_at_the_server() {
     two.unmount();
 }
 
-/// Another client that opens the file finds the locks at the server: it is refused while they are held, and gets what is released;
-/// so does who waits, on both sides.
+/// Another client that opens the file finds the locks at the server. It is refused while they are
+/// held, and gets released ones; so does a waiting client, on both sides.
 /// Promise: 16a
 #[test]
 #[ignore = "needs root"]
@@ -644,10 +654,11 @@ fn locks_of_before_are_found_by_another_client() {
     });
     takes(&a, libc::F_UNLCK, 0, 0);
     drop((a, beside));
-    // When nobody else has it open, its locks are here again.
+    // When no other client has it open, its locks are here again.
     let a = opened_and_delegated(&two.a, &two.a.join("f"));
     takes(&a, libc::F_WRLCK, 0, 10);
-    // What waits in another program of this machine when the delegation goes, waits at the server.
+    // A lock that waits in another program of this machine when the delegation is returned, waits
+    // at the server.
     let beside = for_writing(&two.a.join("f"));
     let released = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -665,7 +676,8 @@ fn locks_of_before_are_found_by_another_client() {
     two.unmount();
 }
 
-/// A lock that the server knows nothing of survives its restart: nobody else gets it, in the grace period or after.
+/// A lock that the server knows nothing of survives its restart: no other client gets it, in the
+/// grace period or after.
 /// Promise: 16a
 #[test]
 #[ignore = "needs root"]

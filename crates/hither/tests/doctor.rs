@@ -5,7 +5,7 @@ mod common;
 
 use common::{Ganesha, HITHER, Said, run};
 
-/// What the doctor says, in its exit code and its JSON.
+/// The doctor's result: its exit code and its JSON.
 fn doctor(ganesha: &Ganesha, words: &[&str]) -> (Said, serde_json::Value) {
     let said = run(ganesha.inside(HITHER).arg("doctor").args(["--json", "--size", "4"]).args(words));
     assert!(said.code == 0 || said.code == 3, "{said:?}");
@@ -48,7 +48,8 @@ fn a_server_is_examined_and_left_as_it_was() {
     for version in ["4.2", "3"] {
         let options = format!("vers={version}");
         let mut all = Vec::new();
-        // A machine that does much else moves less in the seconds that there are for it, and shows the time late; not each time.
+        // A machine that does much else moves less in the seconds that there are for it, and shows
+        // the time late; not each time.
         let measured = (0..10).any(|_| {
             let (_, json) = doctor(&ganesha, &["--write", "-o", &options, "127.0.0.1:/export"]);
             let m = &json["measured"];
@@ -76,7 +77,7 @@ fn a_server_is_examined_and_left_as_it_was() {
     assert_eq!((said.code, said.err.lines().count()), (32, 1), "{said:?}");
 }
 
-/// Of a mount: its version, its figures, its connections, and what takes the time.
+/// Of a mount: its version, its figures, its connections, and the slowest part.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_mount_is_examined() {

@@ -1,6 +1,6 @@
 //! Every failure of a mount has its own clear line and the right exit code.
 //!
-//! What needs root runs with `cargo test -p hither -- --include-ignored` (`make test` does).
+//! Tests that need root run with `cargo test -p hither -- --include-ignored` (`make test` does).
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -94,7 +94,7 @@ fn help_and_version() {
     assert_eq!(hither(&["help", "mount"]).ok().out, help);
 }
 
-/// A user that is not root is told so, after the options were checked.
+/// A user that is not root gets that message, after the options were checked.
 #[test]
 #[ignore = "becomes nobody, which needs root"]
 fn not_root() {
@@ -148,7 +148,7 @@ fn no_such_host() {
     sh(&script).fails(32, "hither: no such host 'no.invalid'");
 }
 
-/// A port where nothing listens, as long as nobody else takes it: in a network of one's own.
+/// A port where nothing listens, and that no other process takes: in a network of one's own.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -168,7 +168,7 @@ fn refused() {
     );
 }
 
-/// With the default `retry`, the user is told at once and the command goes on trying.
+/// With the default `retry`, the user gets the message at once and the command goes on trying.
 #[test]
 #[ignore = "needs root"]
 fn waiting_is_told() {
@@ -259,8 +259,8 @@ fn credential_refused() {
     );
 }
 
-/// What answers is no NFS server at all: the mount fails in bounded time, with one line, and nothing
-/// is left behind.
+/// The peer is no NFS server at all: the mount fails in bounded time, with one line, and leaves
+/// nothing behind.
 #[test]
 #[ignore = "needs root"]
 fn garbage() {
@@ -274,7 +274,7 @@ fn garbage() {
     );
 }
 
-/// A log file that cannot be opened is told by the command, not lost with the daemon.
+/// The command reports a log file that cannot be opened; the message is not lost with the daemon.
 #[test]
 #[ignore = "needs root"]
 fn wrong_log() {

@@ -1,4 +1,4 @@
-//! What a mount tells about itself, in every format, against a real server.
+//! The report of a mount about itself, in every format, against a real server.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -26,7 +26,7 @@ fn sample(page: &str, parts: &[&str]) -> f64 {
     line.rsplit_once(' ').unwrap().1.parse().unwrap()
 }
 
-/// The same figures in all formats, also over HTTP; they grow by what was done.
+/// The same figures in all formats, also over HTTP; they grow by the calls made.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn all_formats_tell_the_same() {
@@ -46,7 +46,7 @@ fn all_formats_tell_the_same() {
         for name in ["a", "b", "c"] {
             assert_eq!(std::fs::read(mnt.join(name)).unwrap().len(), 300_000);
         }
-        // All formats at a moment when nothing is read: what was read ahead may come later.
+        // All formats at a moment without reads: prefetched data may come later.
         let read_of = |report: serde_json::Value| {
             let operations = report["operations"].as_array().unwrap();
             operations.iter().find(|op| op["name"] == "READ").unwrap().clone()
@@ -70,7 +70,8 @@ fn all_formats_tell_the_same() {
         assert!(sample(&page, &["hither_meta_memory_bytes"]) > 0.0);
         assert!(page.contains(&format!("mountpoint=\"{}\"", mnt.display())));
 
-        // Who does not ask for seconds is cut off, and this one may not be scheduled so long.
+        // A reader that asks for nothing for seconds is cut off, and this one may not be scheduled
+        // so long.
         let mut served = String::new();
         wait_for("the page", 60, || {
             let mut http = UnixStream::connect(&socket).unwrap();

@@ -1,5 +1,6 @@
-//! A running server under calls that were real ones once: what clients sent is recorded between them and the server, changed at random
-//! places, and sent again on connections and sessions of its own, while another client's bytes are compared.
+//! A running server under calls that were real ones once. The calls of clients are recorded between
+//! them and the server, changed at random places, and sent again on connections and sessions of
+//! their own, while another client's bytes are compared.
 //!
 //! HITHER_SECONDS is how long (`make fuzz-serve`), HITHER_SEED where the dice begin.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
@@ -25,7 +26,8 @@ const EXCHANGE_ID: u32 = 42;
 const CREATE_SESSION: u32 = 43;
 const SEQUENCE: u32 = 53;
 const RECLAIM_COMPLETE: u32 = 58;
-/// Answers after which another session is begun: BADSESSION, BADSLOT, SEQ_MISORDERED, DEADSESSION (RFC 8881 section 15.1).
+/// Answers after which another session is begun: BADSESSION, BADSLOT, SEQ_MISORDERED, DEADSESSION
+/// (RFC 8881 section 15.1).
 const NEW_SESSION: [u32; 4] = [10_052, 10_053, 10_063, 10_078];
 
 #[expect(clippy::disallowed_methods, reason = "tests of processes measure in real time")]
@@ -60,7 +62,7 @@ fn write_record(to: &mut TcpStream, record: &[u8]) -> io::Result<()> {
     to.write_all(&out)
 }
 
-/// Stands between a client and the server, and keeps what the client sends.
+/// Stands between a client and the server, and keeps the client's bytes.
 fn recorder(server: u16) -> (u16, Records) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -113,8 +115,8 @@ fn first_op(record: &[u8]) -> Option<(u32, usize)> {
     Some((word(record, op)?, op + 4))
 }
 
-/// The results of the first operation of a good answer: behind the reply's header, the compound's status, its tag, the number of
-/// results, the operation and its status.
+/// The results of the first operation of a good answer: behind the reply's header, the compound's
+/// status, its tag, the number of results, the operation and its status.
 fn first_result(reply: &[u8]) -> Option<&[u8]> {
     let verf = 12;
     let at = verf + 8 + (word(reply, verf + 4)? as usize).next_multiple_of(4) + 4;
@@ -145,7 +147,7 @@ impl Fuzzer {
         }
         let stream = self.stream.as_mut().unwrap();
         write_record(stream, record)?;
-        // What became an answer has none.
+        // A call that became a reply gets no reply.
         if word(record, 4) == Some(1) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -212,7 +214,7 @@ impl Fuzzer {
 
     fn change(&mut self, record: &mut Vec<u8>) {
         let from = match first_op(record) {
-            // What is refused for its session goes no further.
+            // A call that is refused for its session is not executed.
             Some((SEQUENCE, at)) if self.dice.below(20) > 0 => at + 32,
             _ if self.dice.below(10) > 0 => args_at(record).unwrap_or(0),
             _ => 0,
@@ -283,7 +285,7 @@ impl Fuzzer {
     }
 }
 
-/// What programs do, of every kind.
+/// Calls of programs, of every kind.
 fn play(mnt: &Path) {
     let script = format!(
         "cd {} && rm -rf d && mkdir -p d/e && echo text > d/a && dd if=/dev/zero of=d/b bs=4096 count=20 conv=fsync status=none && cat d/a d/b > /dev/null \

@@ -1,9 +1,9 @@
-//! Random histories of two clients of a real server, checked against what close-to-open promises: whoever opens a file
-//! reads what the last one to close it left, under the name that it has at the server; and against the age that what stat and
-//! listings show may have.
+//! Random histories of two clients of a real server, checked against close-to-open: an open file
+//! shows the bytes of its last close, under the name that it has at the server. They are also
+//! checked against the maximum age of stat and listings.
 //!
-//! It needs root and nfs-ganesha: `cargo test -p hither -- --include-ignored` (`make test` does). `HITHER_SEED` repeats a history,
-//! `HITHER_STEPS` makes it longer.
+//! It needs root and nfs-ganesha: `cargo test -p hither -- --include-ignored` (`make test` does).
+//! `HITHER_SEED` repeats a history, `HITHER_STEPS` makes it longer.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
@@ -22,7 +22,8 @@ use std::time::{Duration, Instant, SystemTime};
 struct Mounts([PathBuf; 2]);
 
 impl Drop for Mounts {
-    /// After a failed test: nothing of the fixture can be removed while its mounts wait for its server.
+    /// After a failed test: nothing of the fixture can be removed while its mounts wait for its
+    /// server.
     fn drop(&mut self) {
         for mnt in &self.0 {
             let _ = Command::new("umount").arg("-l").arg(mnt).stderr(std::process::Stdio::null()).status();
@@ -32,10 +33,11 @@ impl Drop for Mounts {
 
 struct World {
     mounts: Mounts,
-    /// What each file holds.
+    /// The contents of each file.
     files: BTreeMap<String, Vec<u8>>,
     random: Random,
-    /// Every write leaves another length: a server that stamps changes by a slow clock shows them at least so.
+    /// Every write leaves another length: a server that stamps changes by a slow clock shows them
+    /// at least so.
     written: usize,
     log: Vec<String>,
 }
@@ -161,12 +163,13 @@ fn whoever_opens_sees_what_was_closed() {
     }
 }
 
-/// Most time that attributes and names may be believed in the test below, and what a machine that does nothing else may add between an
-/// answer and its use: the kernel counts from when it has the answer.
+/// Maximum age of attributes and names in the test below, and the delay that an otherwise idle
+/// machine may add between an answer and its use: the kernel counts from the arrival of the answer.
 const AGE: Duration = Duration::from_secs(1);
 const SLACK: Duration = Duration::from_millis(250);
 
-/// A thread that wants to run all the time: for how long it was not let, and until when. As long others may not have been.
+/// A thread that wants to run all the time: for how long it was not let, and until when. As long
+/// others may not have been.
 struct Pulse {
     gaps: Arc<Mutex<Vec<(Instant, Duration)>>>,
     over: Arc<AtomicBool>,
@@ -190,7 +193,7 @@ impl Pulse {
         Self { gaps, over }
     }
 
-    /// What the machine may have added to an answer that was used at `began`.
+    /// The delay that the machine may have added to an answer that was used at `began`.
     fn slack(&self, began: Instant) -> Duration {
         let from = began.checked_sub(3 * AGE).unwrap_or(began);
         let gaps = self.gaps.lock().unwrap();
@@ -210,13 +213,14 @@ impl Drop for Pulse {
     }
 }
 
-/// What a name leads to: inode number, length and permissions; `None`: nothing.
+/// The object of a name: inode number, length and permissions; `None`: nothing.
 type Seen = Option<(u64, u64, u32)>;
 
 /// A file at the server: its inode number, which may be used again, and when it was made.
 type Inode = (u64, SystemTime);
 
-/// What was true of a name (its inode) or of an inode (length and permissions), who made it so, and when that was done.
+/// A fact about a name (its inode) or an inode (length and permissions), the client that caused it,
+/// and its time.
 struct State<T> {
     what: T,
     by: usize,
@@ -246,7 +250,7 @@ fn look(path: &Path) -> Seen {
     }
 }
 
-/// What was so at a moment that is not longer ago than it may be believed at `began`, and after `who`'s own last change.
+/// The facts at a moment within the allowed age before `began`, and after `who`'s own last change.
 fn believable<T>(
     states: &[State<T>],
     who: usize,
@@ -261,7 +265,8 @@ fn believable<T>(
 }
 
 impl Street {
-    /// Notes what is true after a change by `who`. All names: by an old name, permissions of another file are changed.
+    /// Notes the facts after a change by `who`. All names: by an old name, permissions of another
+    /// file are changed.
     fn changed(&mut self, who: usize) {
         let done = Instant::now();
         for name in (0..6).map(|n| format!("n{n}")) {
@@ -313,7 +318,8 @@ impl Street {
         let right = believable(&self.names[name], who, began, slack).any(|inode| match (inode, seen) {
             (None, None) => true,
             (Some(inode), Some((ino, len, mode))) if inode.0 == ino => {
-                // Permissions of a file that somebody else has removed may have been changed by its old name.
+                // Permissions of a file that another client has removed may have been changed by
+                // its old name.
                 let named = self.names.values().any(|s| s.last().is_some_and(|s| s.what == Some(*inode)));
                 let mut states = believable(&self.inodes[inode], who, began, slack);
                 states.any(|what| what.0 == len && (what.1 == mode || !named))
@@ -365,8 +371,8 @@ impl Street {
     }
 }
 
-/// Promises 8 and 11: whatever stat(2) and readdir(3) show of what another client changed was so within the last second, and one's own
-/// changes are seen at once.
+/// Promises 8 and 11: stat(2) and readdir(3) show another client's state of the last second, and
+/// one's own changes at once.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn nothing_that_is_seen_is_older_than_its_time() {
@@ -405,7 +411,8 @@ fn nothing_that_is_seen_is_older_than_its_time() {
     }
 }
 
-/// Promise 12: a rename moves what is at the server under that name, whatever was believed to be there; who renamed it sees that.
+/// Promise 12: a rename moves the object that the server has under that name, for every cached
+/// state; the renaming client sees that object.
 /// Promise: 12
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -445,7 +452,8 @@ fn what_was_renamed_is_what_was_there() {
             assert_eq!((seen.ino(), seen.len()), (truth.ino(), truth.len()), "{case}");
             assert_eq!(std::fs::read(mine.join(to)).unwrap(), b"the second one", "{case}");
         }
-        // What had the old name has the new one: the kernel, which takes both for one file then, does not say that there is nothing to do.
+        // Both names have the same object: the kernel, which takes both for one file then, does not
+        // report that there is nothing to do.
         for appended_to in [false, true] {
             let [mine, theirs] = [mine, theirs].map(|mnt| mnt.join(format!("{version}-{appended_to}")));
             std::fs::create_dir(&theirs).unwrap();

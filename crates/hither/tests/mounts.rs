@@ -1,7 +1,7 @@
 //! Real mounts of a real server: nfs-ganesha in name spaces of its own.
 //!
-//! They need root, nfs-ganesha and rpcbind: `cargo test -p hither -- --include-ignored` (`make test`
-//! does, after installing them).
+//! They need root, nfs-ganesha and rpcbind: `cargo test -p hither -- --include-ignored` (`make
+//! test` does, after installing them).
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -29,8 +29,8 @@ fn calls(report: &serde_json::Value, name: &str) -> u64 {
     operations.iter().find(|op| op["name"] == name).map_or(0, |op| op["calls"].as_u64().unwrap())
 }
 
-/// With each version: what is written is on the server when umount returns, the counters tell of
-/// it, and neither daemon nor socket is left.
+/// With each version: written data is on the server when umount returns, the counters show it, and
+/// neither daemon nor socket is left.
 /// Promise: 27
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -43,7 +43,8 @@ fn a_mount_from_beginning_to_end() {
     {
         ganesha.mount(options, &mnt).ok();
         assert!(is_mounted(&mnt));
-        // A name for each: the server believes for a while what it knew of names removed behind its back.
+        // A name for each: the server keeps for a while its cached state of names that were removed
+        // behind its back.
         let file = format!("file with {options}");
         std::fs::write(mnt.join(&file), &contents).unwrap();
         assert!(std::fs::read(mnt.join(&file)).unwrap() == contents);
@@ -75,7 +76,7 @@ fn failures_that_only_a_server_can_tell() {
             ("/export/none", "127.0.0.1:/export/none: no such export"),
             ("/export/file", "127.0.0.1:/export/file: not a directory"),
         ] {
-            // Whatever is wrong below an export, ganesha's mountd (NFSv3) answers MNT3ERR_ACCES.
+            // For every fault below an export, ganesha's mountd (NFSv3) answers MNT3ERR_ACCES.
             let denied = format!("127.0.0.1:{path}: access denied");
             let part = if version == "3" && path.starts_with("/export/") { &denied } else { part };
             let said = attempt(path);
@@ -102,7 +103,7 @@ fn one_mount_a_directory() {
         32,
         &format!("hither: {d} is already mounted: 127.0.0.1:/export is mounted there (hither umount {d})"),
     );
-    // Flags change in place; a busy mount names who is in it.
+    // Flags change in place; a busy mount names its users.
     ganesha.mount("remount,ro", &mnt).ok();
     assert_eq!(std::fs::write(mnt.join("x"), "").unwrap_err().raw_os_error(), Some(30));
     let mut user = Command::new("sleep").arg("1000").current_dir(&mnt).spawn().unwrap();
@@ -115,8 +116,8 @@ fn one_mount_a_directory() {
     wait_for("the daemon ends after its last user", 60, || daemons(&mnt).is_empty());
 }
 
-/// The mount of a daemon that was killed does not keep the next one away, however often that happens, nor do programs
-/// that are in it; a mount that is served stays.
+/// The mount of a daemon that was killed does not keep the next one away, however often that
+/// happens, nor do programs that are in it; a mount that is served stays.
 /// Promise: 26
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -149,8 +150,8 @@ fn mounts_over_a_dead_mount() {
     }
 }
 
-/// A bind mount of a part of the mount goes at once and without a word, and the mount stays; when the mount itself goes
-/// before its copy, that is told.
+/// A bind mount of a part of the mount is unmounted at once and without a word, and the mount
+/// stays. If the mount itself is unmounted before its copy, that is reported.
 /// Promise: 27
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -177,7 +178,7 @@ fn bind_mounts_come_off_alone() {
     assert!(daemons(&mnt).is_empty());
 }
 
-/// A copy of the mount in somebody else's mount name space does not keep umount waiting, and stays usable.
+/// A copy of the mount in another mount name space does not keep umount waiting, and stays usable.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_mount_that_another_name_space_holds() {
@@ -252,7 +253,7 @@ fn mount8_and_fstab() {
     assert_eq!(std::fs::read_to_string(ganesha.export("file")).unwrap(), "from fstab\n");
 }
 
-/// Every option reaches the layer that it is for, and what is in effect is shown.
+/// Every option reaches its layer, and the options in effect are shown.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn options_in_effect() {
@@ -333,7 +334,8 @@ fn a_dead_server_stops_nobody_else() {
     }
 }
 
-/// SIGTERM ends a mount cleanly, even a busy one; after SIGKILL the mount is told apart and removed.
+/// SIGTERM ends a mount cleanly, even a busy one; after SIGKILL the dead mount is recognised and
+/// removed.
 /// Promise: 26
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -405,7 +407,7 @@ fn a_foreground_mount() {
     assert!(said.err.contains("INFO 127.0.0.1:/export unmounted from"), "{said:?}");
 }
 
-/// `--watch` shows what was added, and ends with its reader.
+/// `--watch` shows the increase, and ends with its reader.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn watching() {
@@ -428,8 +430,8 @@ fn watching() {
     umount(&[], &mnt).ok();
 }
 
-/// One question leads through the root of the server's name space into an exported file system, and what is there is told
-/// apart from what is above.
+/// One question leads through the root of the server's name space into an exported file system,
+/// whose objects are distinct from those above.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_path_into_another_file_system_is_one_question() {
@@ -438,7 +440,7 @@ fn a_path_into_another_file_system_is_one_question() {
     let mnt = ganesha.mnt();
     std::fs::create_dir_all(ganesha.export("d1/d2")).unwrap();
     std::fs::write(ganesha.export("d1/d2/f"), "there").unwrap();
-    // What it costs on a new mount, where everything is right whatever it costs.
+    // Its cost on a new mount, which is correct at any cost.
     let cost = |version: &str| {
         let mut command = ganesha.inside(HITHER);
         // Nothing is asked again because its time is over.
@@ -470,7 +472,8 @@ fn a_path_into_another_file_system_is_one_question() {
         cost
     };
     for version in ["4.2", "4.1"] {
-        // A caller that is not seen to rest, because it is not scheduled, asks name by name; not each time.
+        // A caller that is not seen to rest, because it is not scheduled, asks name by name; not
+        // each time.
         let costs: Vec<u64> = (0..10).map(|_| cost(version)).take_while(|cost| *cost != 1).collect();
         assert!(costs.len() < 10, "vers={version}: {costs:?} questions");
     }

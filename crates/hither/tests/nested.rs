@@ -52,7 +52,7 @@ fn with_a_mount(options: &[&str]) -> Serve {
     server
 }
 
-/// With `crossmnt` clients see what is mounted: from the start, later, and not any more.
+/// With `crossmnt` clients see mounts: from the start, later, and not after their unmount.
 /// Promise: S2a
 #[test]
 #[ignore = "needs root"]
@@ -85,7 +85,7 @@ fn crossmnt_leads_into_mounts() {
     }
 }
 
-/// Without it a mount point is an empty directory, and nobody writes below the mount.
+/// Without it a mount point is an empty directory, and no client writes below the mount.
 /// Promise: S2a
 #[test]
 #[ignore = "needs root"]

@@ -117,7 +117,7 @@ fn more_files_are_open_than_there_are_descriptors() {
     assert!(said.contains("too many files are open for the limit of descriptors"), "{said}");
 }
 
-/// Makes a file again and again that somebody else removes; how often it did.
+/// Makes a file again and again that another client removes; returns how often it did.
 fn makes(dir: &Path, over: &AtomicBool, writes: bool) -> u64 {
     let mut made = 0;
     while !over.load(Relaxed) {
@@ -135,7 +135,7 @@ fn makes(dir: &Path, over: &AtomicBool, writes: bool) -> u64 {
     made
 }
 
-/// What one client makes while another one removes it was made and then removed.
+/// An object that another client removes during its creation was created and then removed.
 /// Promise: S7b
 #[test]
 #[ignore = "needs root"]
@@ -183,8 +183,8 @@ fn what_is_made_while_others_remove_it_was_there() {
     }
 }
 
-/// Stands between a client and the server, and answers MKDIR, SYMLINK and LINK, once they are done, as a server does that is sent them again
-/// after it was killed: there is something by that name.
+/// Stands between a client and the server, and answers MKDIR, SYMLINK and LINK, once they are done,
+/// as a server does that is sent them again after it was killed: there is something by that name.
 fn repeating(server: u16) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -206,7 +206,8 @@ fn repeating(server: u16) -> u16 {
                 pass(there, client, |record| {
                     if let Some(proc) = repeated.lock().unwrap().remove(&word(record, 0)) {
                         assert_eq!(word(record, 24), 0, "it is done");
-                        // NFS3ERR_EXIST and no attributes: of the directory, and before them of the linked object.
+                        // NFS3ERR_EXIST and no attributes: of the directory, and before them of the
+                        // linked object.
                         record.truncate(24);
                         let words: &[u32] = if proc == 15 { &[17, 0, 0, 0] } else { &[17, 0, 0] };
                         words.iter().for_each(|w| record.extend_from_slice(&w.to_be_bytes()));
@@ -235,7 +236,8 @@ fn pass(mut from: TcpStream, mut to: TcpStream, mut change: impl FnMut(&mut Vec<
     }
 }
 
-/// What was made by a call that was then answered as a repetition is found, although its name was just known to be absent.
+/// An object made by a call that was then answered as a repetition is found, although its name had
+/// just been absent.
 #[test]
 #[ignore = "needs root"]
 fn what_a_repeated_call_has_made_is_found() {
@@ -254,7 +256,7 @@ fn what_a_repeated_call_has_made_is_found() {
     ];
     for (name, make) in ways {
         let here = mnt.join(name);
-        // What is known of a directory that has just been changed is not believed for long.
+        // The cached state of a directory that has just changed is not trusted for long.
         common::pause(2500);
         assert_eq!(fs::symlink_metadata(&here).unwrap_err().kind(), ErrorKind::NotFound);
         assert_eq!(make(&mnt.join("from"), &here).unwrap_err().kind(), ErrorKind::AlreadyExists, "{name}");
@@ -265,7 +267,8 @@ fn what_a_repeated_call_has_made_is_found() {
     server.stop();
 }
 
-/// libnfs's tools, which are no kernel's client and none of ours. Its NFSv4 is 4.0, which is refused at once.
+/// libnfs's tools, which are no kernel's client and none of ours. Its NFSv4 is 4.0, which is
+/// refused at once.
 #[test]
 #[ignore = "needs root"]
 fn the_tools_of_libnfs_list_read_and_write() {

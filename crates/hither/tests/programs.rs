@@ -1,5 +1,5 @@
-//! Calls of programs that other suites have not: locks of others, locks of read-only descriptors, overlayfs. Each on
-//! nfs-ganesha and on `hither serve`.
+//! Calls of programs that other suites have not: locks of others, locks of read-only descriptors,
+//! overlayfs. Each on nfs-ganesha and on `hither serve`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -52,14 +52,14 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Whatever a failed test left mounted must not keep the directory.
+        // A mount that a failed test left behind must not keep the directory.
         for mnt in ["a", "b"].map(|name| self.dir().join(name)).iter().filter(|mnt| is_mounted(mnt)) {
             let _ = Command::new("umount").arg("-l").arg(mnt).status();
         }
     }
 }
 
-/// fcntl(2) about a lock; what it says then, or the error.
+/// fcntl(2) about a lock; its answer, or the error.
 fn fcntl(file: &File, call: i32, kind: i32, (start, len): (i64, i64)) -> Result<(i32, i64, i64), i32> {
     let mut lock = libc::flock { l_type: kind as i16, l_whence: 0, l_start: start, l_len: len, l_pid: 0 };
     // SAFETY: the structure lives across the call and the descriptor is open.
@@ -69,7 +69,8 @@ fn fcntl(file: &File, call: i32, kind: i32, (start, len): (i64, i64)) -> Result<
     }
 }
 
-/// F_GETLK tells of every lock of another client, from where to where it is, also of one to the end of the file.
+/// F_GETLK tells of every lock of another client, from where to where it is, also of one to the end
+/// of the file.
 fn conflicts_are_told(server: &Server) {
     let (a, b) = (server.dir().join("a"), server.dir().join("b"));
     for version in ["4.1", "4.2"] {
@@ -112,8 +113,8 @@ fn conflicts_are_told_of_hither() {
     conflicts_are_told(&Server::hither());
 }
 
-/// flock(2) takes either kind of lock on a descriptor for reading, writing or both, if the file may be opened for that, as
-/// on a local disk. It holds between clients, until it is given up.
+/// flock(2) takes either kind of lock on a descriptor for reading, writing or both, if the file may
+/// be opened for that, as on a local disk. It holds between clients, until it is given up.
 fn flock_on_every_descriptor(server: &Server) {
     let (a, b) = (server.dir().join("a"), server.dir().join("b"));
     std::fs::set_permissions(server.dir(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -138,7 +139,7 @@ fn flock_on_every_descriptor(server: &Server) {
             // The kernel tells of the close a moment after close(2) has returned.
             last.lock().unwrap_or_else(|e| panic!("{case}: {e}"));
         }
-        // A user who may only read.
+        // A user with the right to read only.
         let script = "exec 3<flocked; flock -s -n 3; flock -x -n 3";
         let mut user = Command::new("setpriv");
         user.args(["--reuid=12345", "--regid=12345", "--clear-groups", "--", "sh", "-c", script]);
@@ -166,7 +167,8 @@ fn flock_on_every_descriptor_with_hither() {
     flock_on_every_descriptor(&Server::hither());
 }
 
-/// Every name that listxattr(2) gives has a value for getxattr(2), and overlayfs over a mount copies files up.
+/// Every name that listxattr(2) gives has a value for getxattr(2), and overlayfs over a mount
+/// copies files up.
 fn overlays(server: &Server) {
     let mnt = server.dir().join("a");
     for options in ["vers=4.2", "vers=4.1", "vers=3", "vers=4.2,noacl"] {
@@ -191,7 +193,8 @@ fn overlays(server: &Server) {
         let said = sh(&script);
         assert_eq!(said.code, 0, "{options}: {said:?}");
         assert!(!said.err.contains("getfattr"), "{options}: {said:?}");
-        // The kernel asks more of what lies on top than NFS has; it says so, and nothing is left.
+        // The kernel demands more of an overlay's upper layer than NFS has; it says so, and nothing
+        // is left.
         let script = format!(
             "cd {}; rm -rf a/up a/work local; mkdir -p a/up a/work local over; echo local > local/file
              mount -t overlay overlay -o lowerdir=local,upperdir=a/up,workdir=a/work over || {{ rm -r a/up a/work; exit 7; }}

@@ -1,6 +1,8 @@
-//! Files that are replaced while others read them: every length and every byte is of one version, however closes wait.
+//! Files that are replaced while others read them: every length and every byte is of one version,
+//! however closes wait.
 //!
-//! They need root. `HITHER_SECONDS` makes each history longer than a second, `HITHER_SEED` repeats one.
+//! They need root. `HITHER_SECONDS` makes each history longer than a second, `HITHER_SEED` repeats
+//! one.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests of processes")]
 
 mod common;
@@ -19,7 +21,7 @@ const WRITERS: u64 = 2;
 const READERS: u64 = 3;
 const FILES: u64 = 1;
 
-/// What version `n` of a file holds.
+/// The contents of version `n` of a file.
 fn version(n: u64) -> Vec<u8> {
     vec![b'a' + (n % 26) as u8; 1000 + 700 * (n % 26) as usize]
 }
@@ -41,7 +43,7 @@ fn judge(bytes: Option<&[u8]>, len: u64) -> Result<(), String> {
 fn replace(dir: &Path, random: &mut Random, writer: u64) -> io::Result<()> {
     let temporary = dir.join(format!("tmp{writer}"));
     if random.below(3) == 0 {
-        // What was there is cut by the next open.
+        // The next open truncates the old contents.
         fs::write(&temporary, [b'!'; 30_000])?;
     }
     let mut file = File::create(&temporary)?;
@@ -85,7 +87,8 @@ fn look(dir: &Path, random: &mut Random) -> io::Result<Result<(), String>> {
     })
 }
 
-/// Runs writers beside readers; what was seen that no version is, and how many looks there were.
+/// Runs writers beside readers; returns contents that belong to no version, and the number of
+/// looks.
 fn play(dir: &Path, seed: u64, time: Duration) -> (BTreeMap<String, u64>, u64) {
     for file in 0..FILES {
         fs::write(dir.join(format!("file{file}")), version(0)).unwrap();
@@ -103,7 +106,7 @@ fn play(dir: &Path, seed: u64, time: Duration) -> (BTreeMap<String, u64>, u64) {
                     };
                     let mut wrong = wrong.lock().unwrap();
                     wrong.1 += 1;
-                    // That a handle is stale, or that a name is absent, is not what is judged here.
+                    // A stale handle or an absent name is not judged here.
                     if let Ok(Err(why)) = seen {
                         *wrong.0.entry(why).or_insert(0) += 1;
                     }
@@ -144,7 +147,7 @@ fn replaced_files_are_never_empty() {
     assert!(failed.is_empty(), "seed {seed}: {failed:#?}");
 }
 
-/// What each of several processes does side by side, with files that wait here after their close.
+/// The work of each of several processes, with files that wait here after their close.
 const REMOVE: &str = "
     for round in 1 2; do
         mkdir d$N; cd d$N
@@ -162,7 +165,8 @@ const REMOVE: &str = "
         [ ! -e d$N ] || exit 6
     done";
 
-/// Files that no program uses get no hidden name when they lose theirs: none is listed or counted, and trees go.
+/// Files that no program uses get no hidden name when they lose theirs: none is listed or counted,
+/// and trees go.
 /// Promise: 6a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]

@@ -60,7 +60,7 @@ fn long() -> Option<Duration> {
     std::env::var("HITHER_REPLACING").ok().map(|s| Duration::from_secs(s.parse().unwrap()))
 }
 
-/// What went wrong and how often.
+/// The faults and their numbers.
 #[derive(Default)]
 struct Faults(Mutex<BTreeMap<String, u64>>);
 
@@ -159,7 +159,8 @@ fn map(file: &File, len: usize) -> io::Result<Vec<u8>> {
     if len == 0 {
         return Ok(bytes);
     }
-    // SAFETY: the map is the kernel's choice of place, read only, and used through its address alone.
+    // SAFETY: the map is the kernel's choice of place, read only, and used through its address
+    // alone.
     let at = unsafe {
         libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
     };
@@ -244,7 +245,7 @@ fn program_is_replaced_while_started() {
     });
 }
 
-/// What a program does with a file before it removes it.
+/// A program's use of a file before its removal.
 fn use_and_remove(dir: &Path, kind: u64) -> io::Result<()> {
     let path = dir.join("f");
     match kind {

@@ -1,6 +1,8 @@
-//! Calls of NFSv4 that a server with a journal did before it was killed, sent again to the next one.
+//! Calls of NFSv4 that a server with a journal did before it was killed, sent again to the next
+//! one.
 //!
-//! They need root and loop devices. The server listens on a loopback address; nothing foreign is started.
+//! They need root and loop devices. The server listens on a loopback address; nothing foreign is
+//! started.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -20,7 +22,7 @@ struct Client {
     wire: Wire,
     session: Sessionid,
     slot: u32,
-    /// What was sent, with the handles that came back.
+    /// The calls sent, with the handles that came back.
     sent: Vec<(Compound, Vec<Fh>)>,
 }
 
@@ -146,7 +148,8 @@ fn names(server: &Serve) -> Vec<String> {
     names.into_iter().map(|n| n.into_string().unwrap()).collect()
 }
 
-/// One test, as a runtime of tokio and a second thread with open files of its own do not go together.
+/// One test, as a runtime of tokio and a second thread with open files of its own do not go
+/// together.
 /// Promise: S8c
 #[test]
 #[ignore = "needs root"]
@@ -192,14 +195,15 @@ fn each_kind_of_call() {
     c.done(vec![Op::putfh(&file), Op::Savefh, Op::Putrootfh, Op::lookup(b"d"), Op::Link(b"l"[..].into())]);
     c.done(vec![Op::Savefh, rename("f", "g"), Op::lookup(b"g"), Op::Getfh]);
     c.done(vec![Op::remove(b"gone")]);
-    // Somebody else comes after that; what he did stays.
+    // Another client comes after that; its changes stay.
     let sent = c.sent.len();
     c.done(vec![Op::putfh(&file), write(b"newer!")]);
     for name in ["f", "s", "gone"] {
         c.done(vec![mkdir(name)]);
     }
     c.sent.truncate(sent);
-    // From the journal; from what is kept beside it when records were given back; after an orderly end.
+    // From the journal; from the notes beside it when records were given back; after an orderly
+    // end.
     for life in 0..4 {
         match life {
             2 => assert_eq!(server.stop(), 0),
@@ -210,7 +214,8 @@ fn each_kind_of_call() {
         c.repeat();
         assert_eq!(names(&server), ["d", "f", "g", "gone", "s", "x"], "life {life}");
         assert_eq!(fs::read(server.export("g")).unwrap(), b"\0\0\0newer!", "life {life}");
-        // Nothing but the very call is known: not the next one of the slot, nor another one of the same number or session.
+        // Nothing but the very call is known: not the next one of the slot, nor another one of the
+        // same number or session.
         let (mut call, _) = c.sent[2].clone();
         let Op::Sequence(first) = call.ops[0].clone() else { panic!("no session") };
         let mut sessionid = first.sessionid;
@@ -231,7 +236,8 @@ fn each_kind_of_call() {
     assert_eq!(server.stop(), 0);
 }
 
-/// A client that makes and unmakes things, one call at a time, and goes on when the server comes back.
+/// A client that makes and unmakes things, one call at a time, and goes on when the server comes
+/// back.
 struct Worker {
     client: Client,
     name: String,
@@ -251,7 +257,8 @@ impl Worker {
         Self { client, name, dir, seqid: 1, answered: 0 }
     }
 
-    /// Makes a change in the directory until the server says that it is made: no other answer is right.
+    /// Makes a change in the directory until the server says that it is made: no other answer is
+    /// right.
     fn must(&mut self, what: &str, ops: Vec<Op>) {
         loop {
             self.seqid += 1;
@@ -304,8 +311,8 @@ impl Worker {
     }
 }
 
-/// Clients that send again what was not answered see nothing of a server that is killed again and again: nothing is done twice, and
-/// nothing that was done is told to have failed.
+/// Clients that repeat unanswered calls notice nothing of a server that is killed again and again:
+/// no call is executed twice, and no executed call is reported as failed.
 fn whoever_sends_again_what_was_not_answered_finds_it_done_once() {
     let rounds = std::env::var("HITHER_CRASHES").ok().and_then(|n| n.parse().ok()).unwrap_or(12_u64);
     let mut server = Serve::prepare();

@@ -1,8 +1,8 @@
-//! A large tree in the disk cache, after an orderly end of its daemon and after a kill: it is revalidated by many files in a
-//! message, and no bytes of it are fetched again.
+//! A large tree in the disk cache, after an orderly end of its daemon and after a kill: it is
+//! revalidated by many files in a message, and no bytes of it are fetched again.
 //!
-//! It needs root and nfs-ganesha. `HITHER_FILES` says how many files there are: `HITHER_FILES=10000 cargo test -p hither --test revalidation
-//! -- --ignored --nocapture` prints what it costs.
+//! It needs root and nfs-ganesha. `HITHER_FILES` is the number of files: `HITHER_FILES=10000 cargo
+//! test -p hither --test revalidation -- --ignored --nocapture` prints the cost.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -15,7 +15,7 @@ use std::process::Command;
 /// Directories of the tree.
 const DIRS: usize = 40;
 
-/// A tree, and what its files hold.
+/// A tree, and the contents of its files.
 struct Tree {
     files: usize,
 }
@@ -86,11 +86,12 @@ fn a_large_tree_is_asked_about_together_and_not_fetched_again() {
     let ganesha = Ganesha::start();
     let mnt = ganesha.mnt();
     tree.make(&ganesha.export(""));
-    // What changed a moment ago may change again without a trace, so that nothing is concluded from it.
+    // A file that changed a moment ago may change again without a trace, so it proves nothing.
     pause(7_000);
     for version in ["4.2", "3"] {
         let dir = ganesha.dir.path().join(format!("cache-{version}"));
-        // Attributes hold longer than this takes on any machine, so that nothing is asked for twice.
+        // Attributes hold longer than this takes on any machine, so that nothing is asked for
+        // twice.
         let options = format!("vers={version},nocto,actimeo=3600,cache={},cache-age=0", dir.display());
         let learn = || {
             tree.read(&mnt);

@@ -1,4 +1,5 @@
-//! The promises of docs/SEMANTICS.md, kept by real mounts of a real server: two mounts are two clients.
+//! The promises of docs/SEMANTICS.md, kept by real mounts of a real server: two mounts are two
+//! clients.
 //!
 //! They need root and nfs-ganesha: `cargo test -p hither -- --include-ignored` (`make test` does).
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
@@ -52,8 +53,8 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// What close(2) and fsync(2) acknowledged is at the server, whatever then happens to this machine: the
-/// daemon is killed at once.
+/// Data acknowledged by close(2) and fsync(2) is at the server, whatever happens to this machine
+/// then: the daemon is killed at once.
 /// Promise: 1
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -77,7 +78,8 @@ fn close_and_fsync_mean_the_server() {
     }
 }
 
-/// Waiting for no server at close: another client sees it when the first one was told to sync, or after `dirty-age`; fsync waits.
+/// A close waits for no server: another client sees the data after a sync of the first one, or
+/// after `dirty-age`; fsync waits.
 /// Promise: 6a, 6b
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -105,7 +107,8 @@ fn a_lazy_close_and_sync() {
     }
 }
 
-/// Trees of files that were closed and not sent can be removed, also where the server keeps a hidden name of each until then.
+/// Trees of files that were closed and not sent can be removed, also where the server keeps a
+/// hidden name of each until then.
 /// Promise: 6a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -125,8 +128,8 @@ fn trees_of_files_that_were_not_sent_go() {
     }
 }
 
-/// Times and permissions that the creator of a file sets wait for its bytes, and are there for who opens it, when it is closed, and after
-/// `dirty-age`; what takes rights away is there at once.
+/// Times and permissions that the creator of a file sets wait for its bytes. They are there for
+/// every open, after close, and after `dirty-age`; a change that removes rights is there at once.
 /// Promise: 5
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -181,7 +184,8 @@ fn attributes_of_new_files_wait_for_their_bytes() {
     }
 }
 
-/// An open shows what another client closed before it, even when attributes and pages are cached.
+/// An open shows the data that another client closed before it, even when attributes and pages are
+/// cached.
 /// Promise: 7
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -261,8 +265,8 @@ fn bounded_has_a_bound() {
         assert_eq!(read(&b), "1");
         std::fs::write(&a, "22").unwrap();
         wait_for("the new contents", 4, || read(&b) == "22");
-        // A file that was written a moment ago may change again without a new time stamp: for its first five seconds
-        // the bytes are fetched again at each end of the bound.
+        // A file that was written a moment ago may change again without a new time stamp: for its
+        // first five seconds the bytes are fetched again at each end of the bound.
         let written = std::fs::metadata(&b).unwrap().modified().unwrap();
         wait_for("the file's old age", 9, || {
             assert_eq!(read(&b), "22");
@@ -278,7 +282,7 @@ fn bounded_has_a_bound() {
     }
 }
 
-/// What was seen is not asked for again; what this mount changes is seen.
+/// Cached state is not asked for again; this mount's own changes are seen.
 /// Promise: 8c
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -377,7 +381,7 @@ fn removed_open_files_live_on() {
     }
 }
 
-/// The server decides who may do what, by uid, gid and supplementary groups of the caller, and new
+/// The server decides about rights, by uid, gid and supplementary groups of the caller, and new
 /// files are the caller's.
 /// Promise: 19
 #[test]
@@ -404,7 +408,8 @@ fn permissions_are_the_servers() {
         as_user("--clear-groups", &format!("echo mine > mine{version}")).ok();
         let meta = std::fs::metadata(ganesha.export(&format!("mine{version}"))).unwrap();
         assert_eq!((meta.uid(), meta.gid()), (12345, 12345));
-        // A program that others may run and not read; a server cannot tell the two apart, its answer about rights can.
+        // A program that others may run and not read; a server cannot tell the two apart, its
+        // answer about rights can.
         let program = mnt.join(format!("program{version}"));
         std::fs::copy("/bin/true", &program).unwrap();
         std::fs::set_permissions(&program, PermissionsExt::from_mode(0o711)).unwrap();
@@ -414,7 +419,8 @@ fn permissions_are_the_servers() {
             let said = as_user("--clear-groups", &format!("cat {shown}"));
             assert!(said.err.contains("Permission denied"), "vers={version}: {} bytes", said.out.len());
         }
-        // An open that would create it asks the same; one that creates a file which may not be read does not.
+        // An open that would create it asks the same; one that creates a file which may not be read
+        // does not.
         let create = "import os, sys; os.umask(0); os.open(sys.argv[1], os.O_RDONLY | os.O_CREAT, 0o200)";
         let late = ganesha.export(&format!("late{version}"));
         assert!(!mnt.join(format!("late{version}")).exists());
@@ -431,8 +437,8 @@ fn permissions_are_the_servers() {
     }
 }
 
-/// `soft` and `softerr` end calls to a dead server with their errno after `timeo` and `retrans`; `hard`
-/// waits, and the waiting program can be killed. When the server is back, all go on.
+/// `soft` and `softerr` end calls to a dead server with their errno after `timeo` and `retrans`;
+/// `hard` waits, and the waiting program can be killed. When the server is back, all go on.
 /// Promise: 22, 23
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -481,7 +487,8 @@ fn read_only() {
     run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
 }
 
-/// An open that is refused has cut nothing: the right to read, which not every server asks for, is known before a file is cut.
+/// An open that is refused has cut nothing: the right to read, which not every server asks for, is
+/// known before a file is cut.
 /// Promise: 19
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -495,7 +502,7 @@ fn refused_opens_cut_nothing() {
     // Not one of root's own, which others may not run.
     let program = if Path::new("/usr/bin/python3").exists() { "/usr/bin/python3" } else { "python3" };
     let mut cases = Vec::new();
-    // Somebody else's file, and one's own.
+    // Another user's file, and one's own.
     for (owner, mode, open, allowed) in [
         (0, 0o733, "rw", false),
         (0, 0o733, "w", true),

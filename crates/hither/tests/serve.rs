@@ -1,4 +1,4 @@
-//! `hither serve` as a process: mounts of it, restarts without an end, exports, clients that mean harm.
+//! `hither serve` as a process: mounts of it, endless restarts, exports, malicious clients.
 //!
 //! They need root. The server listens on a loopback address; nothing foreign is started.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
@@ -24,7 +24,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// What one program did through a mount, all of it acknowledged: names with what is behind them.
+/// The acknowledged changes of one program through a mount: names with their objects.
 type Truth = BTreeMap<String, Body>;
 
 #[derive(Default)]
@@ -49,7 +49,7 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
 /// Calls that found their work done, by themselves before the server was killed.
 static DONE_BEFORE: AtomicU64 = AtomicU64::new(0);
 
-/// What a worker did last, told when it fails.
+/// The last call of a worker, reported when it fails.
 struct Log {
     dir: std::path::PathBuf,
     lines: std::collections::VecDeque<String>,
@@ -92,7 +92,7 @@ impl Log {
     }
 }
 
-/// Changes a directory of its own until it is told to end.
+/// Changes a directory of its own until it has to end.
 fn worker(dir: &Path, seed: u64, over: &AtomicBool, count: &AtomicU64) -> Truth {
     let (mut truth, mut log) = (Truth::new(), Log::new(dir));
     for i in 0.. {
@@ -177,7 +177,8 @@ fn worker(dir: &Path, seed: u64, over: &AtomicBool, count: &AtomicU64) -> Truth 
     truth
 }
 
-/// A file that stays open, and with NFSv4 locked, over all restarts of the server. Returns what it must hold.
+/// A file that stays open, and with NFSv4 locked, over all restarts of the server. Returns its
+/// required contents.
 fn keeper(file: &File, over: &AtomicBool) -> Vec<u8> {
     let mut all = Vec::new();
     let mut file = file;
@@ -197,7 +198,7 @@ fn keeper(file: &File, over: &AtomicBool) -> Vec<u8> {
     all
 }
 
-/// Kills the server again and again under load; whatever was acknowledged is in its directory at the end.
+/// Kills the server again and again under load; its directory has all acknowledged data at the end.
 fn kills(version: &str, mut server: Serve, rounds: u64) {
     server.serve();
     let mnt = server.mnt("mnt");
@@ -206,7 +207,7 @@ fn kills(version: &str, mut server: Serve, rounds: u64) {
     let workers: Vec<_> = (0..3)
         .map(|n| {
             let (dir, over, count) = (mnt.join(format!("d{n}")), over.clone(), count.clone());
-            // Before anything is killed: one that was made by a call that was never answered is there already.
+            // Made before the first kill: after one, a repeated mkdir may find its directory there.
             fs::create_dir(&dir).unwrap();
             std::thread::spawn(move || worker(&dir, n, &over, &count))
         })
@@ -234,7 +235,7 @@ fn kills(version: &str, mut server: Serve, rounds: u64) {
     let truths: Vec<Truth> = workers.into_iter().map(|w| w.join().unwrap()).collect();
     let line = keeper.join().unwrap();
     if version != "3" {
-        // The lock was taken back each time: nobody else can have it.
+        // The lock was taken back each time: no other client can have it.
         let other = server.mnt("other");
         server.mount(&format!("vers={version}"), &other).ok();
         let file = File::options().write(true).open(other.join("kept")).unwrap();
@@ -275,7 +276,7 @@ fn what_was_acknowledged_is_there_however_often_the_server_is_killed() {
     }
 }
 
-/// As it is, with a journal: records are applied again over whatever is there, at every start.
+/// The same, with a journal: every start applies records again over the existing data.
 /// Promise: S8, S8b
 #[test]
 #[ignore = "needs root"]
@@ -292,7 +293,8 @@ fn with_journal(size_mib: &str) -> Serve {
     server.with(&["--journal", &journal, "--journal-size", size_mib])
 }
 
-/// A client of NFSv3 that got no answers sends its calls again, with their transaction ids and from its port, as clients do.
+/// A client of NFSv3 that got no answers sends its calls again, with their transaction ids and from
+/// its port, as clients do.
 /// Promise: S8c
 #[test]
 #[ignore = "needs root"]
@@ -330,12 +332,12 @@ fn what_was_made_before_a_kill_is_answered_again_and_not_made_again() {
     wire.done(&write(b"stable"));
     wire.done(&RemoveArgs { object: at(&root, "s") });
     wire.done(&RmdirArgs { object: at(&root, "gone") });
-    // Somebody else comes after that; what he did stays.
+    // Another client comes after that; its changes stay.
     wire.call(&write(b"newer!")).into_result().unwrap();
     wire.call(&create("f", None)).into_result().unwrap();
     wire.call(&create("s", None)).into_result().unwrap();
     wire.call(&mkdir("gone")).into_result().unwrap();
-    // From the journal; from what is kept beside it when records were given back; after an orderly end.
+    // From the journal; from notes beside it when records were given back; after an orderly end.
     for life in 0..4 {
         match life {
             2 => assert_eq!(server.stop(), 0),
@@ -384,7 +386,7 @@ fn a_journal_is_not_forgotten_nor_taken_for_another() {
     let used = second("120", &named);
     assert!(used.code != 0 && used.err.contains("another server uses it"), "{used:?}");
     server.kill();
-    // Without it, what it holds would be applied over newer bytes some day.
+    // Without it, its records would be applied over newer bytes some day.
     let without = second("120", &[]);
     assert!(without.code != 0 && without.err.contains("start with it (--journal "), "{without:?}");
     let other = dir.join("journal2");
@@ -403,7 +405,8 @@ fn a_journal_is_not_forgotten_nor_taken_for_another() {
     assert_eq!(without.code, 124, "it serves until it is ended: {without:?}");
 }
 
-/// A state directory is one server's at a time, on whatever port, and a journal is its state directory's until it is empty.
+/// A state directory serves one server at a time, on any port, and a journal belongs to its state
+/// directory until it is empty.
 /// Promise: S9
 #[test]
 #[ignore = "needs root"]
@@ -430,7 +433,7 @@ fn a_state_directory_has_one_server() {
     assert_eq!(fs::read_to_string(mnt.join("f")).unwrap(), "stable");
     run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
     assert_eq!(server.stop(), 0, "{}", server.complaints());
-    // Emptied by an orderly end it is anybody's.
+    // Emptied by an orderly end it is free for any server.
     let empty = other("5", "state2", &named);
     assert_eq!(empty.code, 124, "it serves until it is ended: {empty:?}");
 }
@@ -456,7 +459,7 @@ fn the_printed_command_mounts_it_and_a_signal_ends_it() {
     symlink("sub/f", mnt.join("link")).unwrap();
     assert_eq!(fs::read_to_string(mnt.join("link")).unwrap(), "body");
     assert_eq!(fs::read_to_string(server.export("sub/f")).unwrap(), "body");
-    // Another one does not get the port, and says what to do.
+    // Another one does not get the port, and names the remedy.
     let listen = format!("127.0.0.1:{}", server.port);
     let second = run(Command::new(HITHER)
         .args(["serve", "/", "--listen", &listen, "--state-dir"])
@@ -472,7 +475,8 @@ fn the_printed_command_mounts_it_and_a_signal_ends_it() {
     assert!(daemons(&mnt).is_empty());
 }
 
-/// The server said that there is no such right, or that nothing can be written there: which of both depends on what was asked.
+/// The server answered that the right is missing, or that the export is read-only: the question
+/// decides which.
 #[track_caller]
 fn refused(result: std::io::Result<()>) {
     let errno = result.unwrap_err().raw_os_error();
@@ -533,7 +537,8 @@ fn exports_say_who_may_do_what_and_are_read_again() {
         let (_, said) = at("denied", version);
         assert_eq!(said.code, 32, "{said:?}");
     }
-    // SIGHUP: what was read-only can be written, on the mounts that are there. A file with a mistake changes nothing.
+    // SIGHUP: a read-only export becomes writable, on the existing mounts. A file with a mistake
+    // changes nothing.
     let ro = server.mnt("mnt-ro-4.2");
     fs::write(&file, "/nonsense").unwrap();
     server.signal(libc::SIGHUP);
@@ -546,7 +551,7 @@ fn exports_say_who_may_do_what_and_are_read_again() {
     server.stop();
 }
 
-/// Connections that send what no client sends, until told to end; they are counted in `all`.
+/// Connections that send impossible bytes, until told to end; they are counted in `all`.
 fn hostile(port: u16, seed: u64, over: &AtomicBool, all: &AtomicU64) {
     let mut held: Vec<TcpStream> = Vec::new();
     let mut count = 0;
@@ -557,7 +562,8 @@ fn hostile(port: u16, seed: u64, over: &AtomicBool, all: &AtomicU64) {
         s.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
         s.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         let noise = bytes(seed << 20 | count, 4096);
-        // A call of NFSv3 NULL, whole: mark, xid, CALL, version 2, program, version, procedure, two empty credentials.
+        // A call of NFSv3 NULL, whole: mark, xid, CALL, version 2, program, version, procedure, two
+        // empty credentials.
         let call: Vec<u8> = [0x8000_0028_u32, 7, 0, 2, 100_003, 3, 0, 0, 0, 0, 0]
             .iter()
             .flat_map(|w| w.to_be_bytes())
@@ -635,7 +641,7 @@ impl Drop for Child {
     }
 }
 
-/// What a real rpcbind says of TCP programs: number, version, port.
+/// A real rpcbind's entries of TCP programs: number, version, port.
 fn registered() -> Vec<(u32, u32, u16)> {
     let out = Command::new("rpcinfo").args(["-p", "127.0.0.1"]).output().unwrap();
     assert!(out.status.success(), "rpcinfo: {}", String::from_utf8_lossy(&out.stderr));
@@ -674,7 +680,7 @@ fn rpcbind_knows_the_ports() {
     assert_eq!(fs::read_to_string(mnt.join("f")).unwrap(), "found");
     run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
 
-    // Another server does not take them away, neither with its end; and one that was told to says nothing.
+    // Another server does not take them away, not even at its end; with `off` it prints nothing.
     for (port, when, says) in [(2051, "auto", Some("of another server, on port 2050")), (2052, "off", None)] {
         let said = server.dir.path().join(format!("said-{port}"));
         let mut other = Command::new(HITHER);
@@ -741,7 +747,7 @@ fn acls_are_those_of_the_file_system_that_is_served() {
     assert_eq!(getfacl(&there), set.replace("mask::rwx", "mask::---"));
     assert!(!reads(1001) && !reads(1003));
 
-    // What is new in a directory begins with the directory's default.
+    // New objects in a directory begin with the directory's default.
     fs::create_dir(mnt.join("d")).unwrap();
     words("setfacl -d -m u:1001:rw", &server.export("d")).ok();
     let seen = words("nfs4_getfacl", &mnt.join("d")).ok().out;

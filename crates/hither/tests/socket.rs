@@ -1,4 +1,4 @@
-//! Programs on the socket of a mount, against a real server: what they see, what it costs, whose rights they have.
+//! Programs on the socket of a mount, against a real server: their view, their cost, their rights.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -17,7 +17,8 @@ fn umount(dir: &Path) {
     run(Command::new(HITHER).arg("umount").arg(dir)).ok();
 }
 
-/// Calls that the server was asked until now, without those that renew the lease, and all of them by name.
+/// Calls that the server was asked until now, without those that renew the lease, and all of them
+/// by name.
 fn rpcs(dir: &Path) -> (u64, String) {
     let said = run(Command::new(HITHER).args(["stat", "--json"]).arg(dir)).ok().out;
     let report: serde_json::Value = serde_json::from_str(&said).unwrap();
@@ -95,7 +96,7 @@ fn files_by_the_socket() {
     }
 }
 
-/// A thousand small files come in few round trips, and what is known costs none.
+/// A thousand small files come in few round trips, and cached ones cost none.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn many_files_take_few_round_trips() {
@@ -145,11 +146,11 @@ fn many_files_take_few_round_trips() {
     assert_eq!(parts.into_iter().flatten().collect::<Vec<_>>(), wanted);
     umount(&mnt);
 
-    // What is believed for a minute is not asked twice.
+    // State that holds for a minute is not asked for twice.
     ganesha.mount("vers=4.2,consistency=bounded=60", &mnt).ok();
     let client = Client::connect(&mnt).unwrap();
     client.read_many(&names).unwrap().into_iter().for_each(|read| drop(read.unwrap()));
-    // (What was written less than five seconds ago may change without a trace, and is not kept.)
+    // (Files written less than five seconds ago may change without a trace, and are not kept.)
     wait_for("a thousand files that are known", 60, || {
         let (before, _) = rpcs(&mnt);
         let all = client.read_many(&names).unwrap();
@@ -161,7 +162,7 @@ fn many_files_take_few_round_trips() {
     umount(&mnt);
 }
 
-/// What is changed on one side is seen on the other at once, whatever the kernel keeps.
+/// A change on one side is seen on the other at once, whatever the kernel caches.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn socket_and_mount_see_each_other() {
@@ -225,7 +226,7 @@ fn socket_and_mount_see_each_other() {
         assert_eq!(byte, *b"1");
         drop(open);
 
-        // The other way: what a program of the mount has not closed yet.
+        // The other way: data that a program of the mount has not closed yet.
         let writer = std::fs::File::create(mnt.join("g")).unwrap();
         for round in 0..20_u8 {
             writer.write_all_at(&[round; 3], 0).unwrap();
@@ -242,7 +243,8 @@ fn socket_and_mount_see_each_other() {
         let left = || std::fs::read_dir(ganesha.export("")).unwrap().count();
         wait_for("an empty directory", 60, || left() == 0);
 
-        // Appends go behind what others have appended: by the socket, by the mount, and by another mount.
+        // Appends come behind the appends of others: by the socket, by the mount, and by another
+        // mount.
         let log = client.create("log").unwrap();
         let second = OpenOptions::new().write(true).open(&client, "log").unwrap();
         assert_eq!(log.append(b"one ").unwrap(), 4);
@@ -266,7 +268,7 @@ fn socket_and_mount_see_each_other() {
         assert_eq!(std::fs::read(ganesha.export("log")).unwrap(), b"one two three four five");
         client.remove_file("log").unwrap();
 
-        // fsync on one side covers what was written on the other.
+        // fsync on one side covers writes on the other.
         let file = client.create("s").unwrap();
         let other = std::fs::OpenOptions::new().write(true).open(mnt.join("s")).unwrap();
         file.write_all_at(b"stable", 0).unwrap();
@@ -288,7 +290,7 @@ fn socket_and_mount_see_each_other() {
     }
 }
 
-/// Everybody has his own rights, and no others; the socket lets in whom it says.
+/// Each user has its own rights, and no others; the socket admits the configured users.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn rights_are_those_of_the_program() {
@@ -314,7 +316,7 @@ fn rights_are_those_of_the_program() {
     for options in ["vers=4.2", "vers=3", "vers=4.2,consistency=bounded=60"] {
         let where_ = format!("{options},socket={},socket-mode=0666", socket.display());
         ganesha.mount(&where_, &mnt).ok();
-        // What the superuser has read lies in memory.
+        // The data that the superuser has read lies in memory.
         let client = Client::connect(&mnt).unwrap();
         for _ in 0..2 {
             let read = client.read_many(&names).unwrap();
@@ -351,7 +353,7 @@ fn rights_are_those_of_the_program() {
         umount(&mnt);
         assert!(!socket.exists(), "the socket goes with the mount");
     }
-    // Without being asked, only the superuser gets in; with nosocket nobody does.
+    // By default only the superuser is admitted; with nosocket there is no socket.
     ganesha.mount("vers=4.2", &mnt).ok();
     let dev = std::fs::metadata(&mnt).unwrap().dev();
     let usual = format!("/run/hither/{}:{}.programs", libc::major(dev), libc::minor(dev));
@@ -402,7 +404,7 @@ fn trees_and_changes() {
     println!("a tree of 1040: {} RPCs ({each})", after - before);
     assert!(after - before <= 41 * 3, "{} RPCs for 41 directories: {each}", after - before);
     assert_eq!(client.walk("t", 1).unwrap().count(), 20);
-    // A walk that nobody reads to its end holds nothing up.
+    // An unread walk holds nothing up.
     let mut begun = client.walk("t", u32::MAX).unwrap();
     begun.next().unwrap().unwrap();
     drop(begun);
@@ -421,7 +423,7 @@ fn trees_and_changes() {
     first.sort_by_key(|(i, _)| *i);
     assert!(first[0].1.as_ref().is_ok_and(|a| a.size == 0));
     assert_eq!(first[1].1.as_ref().unwrap_err().kind(), ErrorKind::NotFound);
-    // What a program does in steps (cutting a file, writing it) may be told in steps.
+    // Several steps of a program (cutting a file, writing it) may be reported as several changes.
     let mut told = |wanted: (usize, Option<u64>), steps: &[(usize, Option<u64>)]| loop {
         let (i, attr) = changes.next_within(within).unwrap();
         let missing = |e: std::io::Error| assert_eq!(e.kind(), ErrorKind::NotFound);
@@ -442,7 +444,7 @@ fn trees_and_changes() {
     umount(&mnt);
 }
 
-/// Whatever is sent, others are served, and nothing stays open.
+/// For every message sent, others are served, and nothing stays open.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn strange_programs_hurt_themselves() {
@@ -483,7 +485,7 @@ fn strange_programs_hurt_themselves() {
     watch.encode(5, &mut doubled);
     watch.encode(5, &mut doubled);
     assert!(String::from_utf8_lossy(&refused(&doubled)).contains("in use"));
-    // Somebody asks for much and reads nothing: gigabytes do not pile up.
+    // A program asks for much and reads nothing: gigabytes do not pile up.
     let mut greedy = UnixStream::connect(&socket).unwrap();
     greedy.write_all(&greeting).unwrap();
     greedy.set_nonblocking(true).unwrap();
@@ -506,7 +508,7 @@ fn strange_programs_hurt_themselves() {
     }
     assert!(resident() < 400, "{} MB for a program that reads nothing", resident());
     drop(greedy);
-    // Files that a program leaves open are closed, and what it wrote is at the server.
+    // Files that a program leaves open are closed, and their data is at the server.
     let mut child = UnixStream::connect(&socket).unwrap();
     let mut out = greeting.clone();
     Request::Open(b"left", wire::OPEN_WRITE | wire::OPEN_CREATE, 0o644).encode(2, &mut out);
@@ -556,7 +558,7 @@ fn the_python_package() {
     umount(&mnt);
 }
 
-/// A descriptor of what is wholly in the cache of a frozen mount, and of nothing else.
+/// A descriptor of a file that is wholly in the cache of a frozen mount, and of no other.
 #[test]
 #[ignore = "needs root, nfs-ganesha and Python"]
 fn descriptors_are_lent_where_nothing_changes() {
@@ -652,10 +654,10 @@ fn without_a_mount() {
         client.symlink("/d/f", "d/absolute").unwrap();
         assert_eq!(client.read("d/absolute").unwrap_err().raw_os_error(), Some(libc::EXDEV));
         let second = ["daemon", "127.0.0.1:/export", "-o", "retry=0", "--socket", socket.to_str().unwrap()];
-        let taken = "something is there already; give another path";
+        let taken = "the path exists already; give another path";
         run(ganesha.inside(HITHER).args(second))
             .fails(1, &format!("hither: option 'socket={}': {taken}", socket.display()));
-        // What was written and not closed is at the server after an orderly end.
+        // Data that was written and not closed is at the server after an orderly end.
         let file = client.create("d/open").unwrap();
         file.write_all_at(b"not closed", 0).unwrap();
         kill(&daemon, "-TERM");
@@ -679,8 +681,5 @@ fn without_a_mount() {
     }
     assert!(!common::is_mounted(&mnt), "nothing was mounted");
     let refused = hither(&["daemon", "s:/x", "-s", "/run/x", "-o", "metrics=127.0.0.1:1"]);
-    refused.fails(
-        1,
-        "hither: option 'metrics' has no place without a mount: figures are those of mounts: mount it",
-    );
+    refused.fails(1, "hither: option 'metrics' needs a mount: only mounts have figures: mount it");
 }

@@ -1,4 +1,5 @@
-//! Steering a disk cache from outside: policies, programs that choose what goes, traces, and disks that are full, read-only or broken.
+//! Steering a disk cache from outside: policies, programs that choose evictions, traces, and disks
+//! that are full, read-only or broken.
 //!
 //! It needs root, nfs-ganesha, python3, and mkfs.ext4 with loop devices.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
@@ -49,7 +50,8 @@ fn settled(mnt: &str) {
     wait_for("a quiet cache", 60, || counter(mnt, "queue_bytes") == 0);
 }
 
-/// What was read often stays, over a remount too, while a scan goes through; what is pinned stays as well; nothing read is wrong.
+/// Often read data stays, over a remount too, during a scan; pinned data stays as well; no read is
+/// wrong.
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -83,7 +85,7 @@ fn policies_keep_what_they_say_and_limits_hold() {
         for n in 7..60 {
             read(n);
             settled(shown);
-            // What comes before the cleaner has made room again would not be kept.
+            // Data that comes before the cleaner has made room again would not be kept.
             wait_for("the cleaner", 60, || {
                 let room = &status(shown)["room"];
                 assert!(room["entry_bytes"].as_u64() <= room["hard_bytes"].as_u64(), "{room}");
@@ -107,8 +109,8 @@ fn policies_keep_what_they_say_and_limits_hold() {
     }
 }
 
-/// One sequential read of a file three times as large as the cache leaves the files there that are used,
-/// asks for each of its bytes once, and leaves a part of itself, which the next one finds.
+/// One sequential read of a file three times as large as the cache leaves the files there that are
+/// used, asks for each of its bytes once, and leaves a part of itself, which the next one finds.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_large_scan_leaves_hot_files() {
@@ -201,7 +203,8 @@ fn a_program_chooses_what_goes() {
     umount(shown);
 }
 
-/// What a program and its children open is recorded in order, nobody else's, and read again elsewhere.
+/// The opens of a program and its children are recorded in order, without those of others, and read
+/// again elsewhere.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_trace_is_recorded_and_replayed() {
@@ -230,7 +233,7 @@ fn a_trace_is_recorded_and_replayed() {
     let names = ["f3", "f1", "f5", "d/in a directory"];
     let expected: String = names.iter().map(|name| format!("{shown}/./{name}\n")).collect();
     assert_eq!(std::fs::read_to_string(&trace).unwrap(), expected);
-    // Without a program everybody counts, until it is interrupted.
+    // Without a program all programs count, until it is interrupted.
     let all = ganesha.dir.path().join("all");
     // (It records when it listens to SIGINT.)
     let script = format!(
@@ -268,7 +271,7 @@ fn reads(mnt: &str) -> u64 {
     all.iter().filter(|op| op["name"] == "READ").map(|op| op["calls"].as_u64().unwrap()).sum()
 }
 
-/// A trace of calls says beforehand what a disk cache spares.
+/// A trace of calls predicts the savings of a disk cache.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn calls_are_traced_and_played() {
@@ -294,7 +297,7 @@ fn calls_are_traced_and_played() {
     let (recorded, small, large) = (&played[0], &played[1], &played[2]);
     assert_eq!((&recorded["reads"], &recorded["files"]), (&12.into(), &4.into()), "{recorded}");
     assert!(recorded["asked_for_reads"].as_u64().unwrap() >= 12, "{recorded}");
-    // Three of the four, and the fourth makes room by what is read next.
+    // Three of the four, and the fourth makes room by the next read.
     assert_eq!(
         (&small["hits"], &large["hits"], &large["calls"]),
         (&0.into(), &8.into(), &4.into()),
@@ -328,8 +331,8 @@ fn trouble(mnt: &str) -> String {
     status(mnt)["trouble"].as_str().unwrap_or_default().to_string()
 }
 
-/// Whether the daemons' log tells of a disk that fails, once each time: after it a disk that works comes first, which it may for a
-/// moment when it is tried again.
+/// Whether the daemons' log tells of a disk that fails, once each time: after it a disk that works
+/// comes first, which it may for a moment when it is tried again.
 #[track_caller]
 fn told_once(ganesha: &Ganesha) {
     let log = std::fs::read_to_string(ganesha.dir.path().join("log")).unwrap();
@@ -339,7 +342,8 @@ fn told_once(ganesha: &Ganesha) {
     assert!(!told.is_empty() && told.iter().enumerate().all(|(i, what)| *what == i % 2), "{log}");
 }
 
-/// Waits until the cache tells of a disk that fails so, which it does for half a minute after each attempt; `stat` tells the same.
+/// Waits until the cache tells of a disk that fails so, which it does for half a minute after each
+/// attempt; `stat` tells the same.
 #[track_caller]
 fn tells(mnt: &str, words: &str, mut attempt: impl FnMut()) {
     wait_for(words, 60, || {
@@ -351,13 +355,15 @@ fn tells(mnt: &str, words: &str, mut attempt: impl FnMut()) {
     });
 }
 
-/// Reads the files `0..count` of `len` bytes until a whole round fetches nothing, because all of them are here.
+/// Reads the files `0..count` of `len` bytes until a whole round fetches nothing, because all of
+/// them are here.
 #[track_caller]
 fn all_here(mnt: &Path, count: usize, len: usize) {
     let shown = mnt.to_str().unwrap();
     again(shown, || {
         let asked = || counter(shown, "fetches") + counter(shown, "passed_reads");
-        // All the time: what is read before the disk is in use again is not kept, and fetched in a later round.
+        // All the time: data read before the disk is in use again is not kept, and fetched in a
+        // later round.
         let (well, before) = (trouble(shown).is_empty(), asked());
         right(mnt, 0..count, len);
         settled(shown);
@@ -365,7 +371,8 @@ fn all_here(mnt: &Path, count: usize, len: usize) {
     });
 }
 
-/// The files are what they should be. The kernel does not keep their pages, so that the next reader asks the cache again.
+/// The files are as they should be. The kernel does not keep their pages, so that the next reader
+/// asks the cache again.
 #[track_caller]
 fn right(mnt: &Path, files: std::ops::Range<usize>, len: usize) {
     for n in files {
@@ -387,7 +394,8 @@ fn again(mnt: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// A file system that is full with other things: the mount goes on, says so once and in `stat`, and uses it when there is room.
+/// A file system that is full with other things: the mount goes on, says so once and in `stat`, and
+/// uses it when there is room.
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -412,7 +420,7 @@ fn a_full_disk() {
     right(&mnt, 0..40, 300_000);
     assert_eq!(counter(shown, "fetches"), before);
     umount(shown);
-    // Short of what is to stay free: nothing fails, and something goes.
+    // Less free space than `cache-min-free`: nothing fails, and data is evicted.
     let options = format!("vers=4.2,cache={at}/cache,cache-age=0,cache-min-free=60M,fill=off");
     ganesha.mount_with_cache(&options, &mnt);
     wait_for("the cleaner", 60, || counter(shown, "entry_bytes") < 5 << 20);
@@ -425,8 +433,8 @@ fn a_full_disk() {
     sh(&format!("umount {at}")).ok();
 }
 
-/// A file system that turns read-only under the cache, as ext4 does after an error: what is there is used, nothing is added; it is
-/// used again after it was mounted anew.
+/// A file system that turns read-only under the cache, as ext4 does after an error: its data is
+/// used, nothing is added; it is used again after it was mounted anew.
 /// Promise: 11a
 #[test]
 #[ignore = "needs root, nfs-ganesha and loop devices"]
@@ -454,7 +462,8 @@ fn a_disk_that_becomes_read_only() {
     assert!(counter(shown, "fetched_bytes") - before <= 6_000_000, "what is there is used");
     tells(shown, "Read-only file system", || right(&mnt, 0..20, 300_000));
     told_once(&ganesha);
-    // Mended and mounted again, below the same mount of the server. (A copy: the broken one lives as long as it is in use.)
+    // Mended and mounted again, below the same mount of the server. (A copy: the broken one lives
+    // as long as it is in use.)
     let mended = ganesha.dir.path().join("mended");
     sh(&format!(
         "umount -l {at}; cp {0} {1}; e2fsck -fy {1} >/dev/null || [ $? -le 2 ]",

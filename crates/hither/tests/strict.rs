@@ -1,5 +1,6 @@
-//! `consistency=strict`: random histories and races of two mounts of one server. Every read, stat, listing and failed look-up shows
-//! what the last call that had returned before it began has made, whichever of the two made it.
+//! `consistency=strict`: random histories and races of two mounts of one server. Every read, stat,
+//! listing and failed lookup shows the result of the last call that had returned before it began,
+//! by either mount.
 //!
 //! They need root and nfs-ganesha. `HITHER_SEED` repeats a history, `HITHER_STEPS` makes it longer.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-/// What serves.
+/// The server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// nfs-ganesha: no delegations, and a `change` made of a clock that ticks.
@@ -95,7 +96,8 @@ impl Two {
 }
 
 impl Drop for Two {
-    /// After a failed test: nothing of the fixture can be removed while its mounts wait for its server.
+    /// After a failed test: nothing of the fixture can be removed while its mounts wait for its
+    /// server.
     fn drop(&mut self) {
         for mnt in &self.mounts {
             let _ = Command::new("umount").arg("-l").arg(mnt).stderr(std::process::Stdio::null()).status();
@@ -114,7 +116,7 @@ struct Truth {
     mode: u32,
 }
 
-/// An open file: who has it open, which file it is, and whether it was opened for appending.
+/// An open file: the mount that has it open, its file, and whether it was opened for appending.
 struct Held {
     who: usize,
     object: usize,
@@ -149,7 +151,7 @@ impl World {
             1 => 4096,
             _ => 1 + self.below(20_000),
         };
-        // Often as long as what was there: only the bytes tell.
+        // Often as long as the old contents: only the bytes differ.
         vec![b'a' + (self.made % 26) as u8; len]
     }
 
@@ -236,7 +238,8 @@ impl World {
         self.objects.get_mut(&object).unwrap().bytes.truncate(to);
     }
 
-    /// What nobody has open: with NFSv3 an open file would be gone for the other mount (promise 13).
+    /// A file that no program has open: with NFSv3 an open file would be gone for the other mount
+    /// (promise 13).
     fn remove(&mut self, path: &Path, name: &str) {
         if !self.is_held(name) {
             assert_eq!(fs::remove_file(path).is_ok(), self.names.remove(name).is_some(), "{}", self.tail());
@@ -351,7 +354,8 @@ fn read_at(file: &File, buffer: &mut [u8], at: usize) -> usize {
 
 /// The bytes of a file as a new shared mapping shows them.
 fn mapped(file: &File, len: usize) -> Vec<u8> {
-    // SAFETY: a new mapping of a length above zero, read while it is there and removed; nobody cuts the file meanwhile.
+    // SAFETY: a new mapping of a length above zero, read while it is there and removed; no program
+    // cuts the file meanwhile.
     unsafe {
         let at =
             libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
@@ -398,7 +402,8 @@ fn calls(mnt: &Path, operation: &str) -> u64 {
     all.iter().filter(|o| o["name"] == operation).map(|o| o["calls"].as_u64().unwrap()).sum()
 }
 
-/// Bytes of a small file under a delegation are asked for once, without one by each read; names always.
+/// Bytes of a small file under a delegation are asked for once, without one by each read; names
+/// always.
 /// Promise: 8d
 #[test]
 #[ignore = "needs root"]
@@ -408,7 +413,7 @@ fn what_is_delegated_is_answered_from_here() {
         let [a, b] = &two.mounts;
         let quiet = || {
             fs::write(b.join("f"), "delegated").unwrap();
-            // A file is not delegated for a while after somebody wrote it.
+            // A file is not delegated for a while after a write.
             pause(700);
             for _ in 0..3 {
                 assert_eq!(fs::read(a.join("f")).unwrap(), b"delegated");
@@ -430,7 +435,7 @@ fn what_is_delegated_is_answered_from_here() {
     }
 }
 
-/// A number that one thread writes and others look for: what was begun and what had returned.
+/// A number that one thread writes and others look for: the begun and the returned writes.
 #[derive(Default)]
 struct Register {
     begun: AtomicU64,
@@ -481,7 +486,8 @@ fn eight(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().unwrap())
 }
 
-/// What a file is read as that others replace and remove; one that is very late may find it gone (NFSv3).
+/// The contents of a file that others replace and remove; a very late reader may find it gone
+/// (NFSv3).
 fn unless_gone(read: std::io::Result<Vec<u8>>) -> Option<u64> {
     match read {
         Ok(bytes) => Some(eight(&bytes)),
@@ -490,8 +496,8 @@ fn unless_gone(read: std::io::Result<Vec<u8>>) -> Option<u64> {
     }
 }
 
-/// One mount writes, the other looks, all the time and at once: in a file that both hold open, in one that is replaced, at the length of
-/// one that grows, and for names that come and go.
+/// One mount writes, the other looks, all the time and at once: in a file that both hold open, in
+/// one that is replaced, at the length of one that grows, and for names that come and go.
 /// Promise: 8d
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -524,7 +530,8 @@ fn what_has_returned_is_seen_by_who_begins() {
                 }),
                 scope.spawn(|| {
                     replaced.write(&over, LOOKS, |n| {
-                        // With NFSv3 an open file is gone with its last name: it has another one for a while.
+                        // With NFSv3 an open file is gone with its last name: it has another one
+                        // for a while.
                         fs::write(a.join("new"), n.to_le_bytes()).unwrap();
                         fs::hard_link(a.join("new"), a.join(format!("old{n}"))).unwrap();
                         if n > 20 {

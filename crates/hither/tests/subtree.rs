@@ -1,4 +1,5 @@
-//! `subtree=PATH:MODE`: each directory keeps its own promise, seen by a mount beside which another client changes files.
+//! `subtree=PATH:MODE`: each directory keeps its own promise, seen by a mount beside which another
+//! client changes files.
 //!
 //! They need root and nfs-ganesha: `cargo test -p hither --test subtree -- --include-ignored`.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// What serves, and the version that is spoken with it.
+/// The server, and the protocol version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Ganesha(&'static str),
@@ -61,7 +62,7 @@ impl Two {
         for dir in [&two.a, &two.b] {
             fs::create_dir_all(dir).unwrap();
         }
-        // It sees at once what is made here.
+        // It sees new files of this mount at once.
         two.mount_on(&two.b, "actimeo=0,lookupcache=none");
         for dir in ["datasets/v1", "queue/in", "rest", "deep/er/queue", "seconds"] {
             fs::create_dir_all(two.b.join(dir)).unwrap();
@@ -86,7 +87,8 @@ impl Two {
 }
 
 impl Drop for Two {
-    /// After a failed test: nothing of the fixture can be removed while its mounts wait for its server.
+    /// After a failed test: nothing of the fixture can be removed while its mounts wait for its
+    /// server.
     fn drop(&mut self) {
         for mnt in [&self.a, &self.b] {
             let _ = Command::new("umount").arg("-l").arg(mnt).stderr(std::process::Stdio::null()).status();
@@ -120,7 +122,8 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// What is frozen is not asked for again, what is strict is never stale, and the rest keeps close-to-open.
+/// A frozen part is not asked for again, a strict part is never stale, and the rest keeps
+/// close-to-open.
 /// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -183,7 +186,8 @@ fn strict(kind: Kind, here: &Path, there: &Path) {
         fs::remove_file(there.join(g)).unwrap();
         assert!(!here.join(g).exists(), "{kind:?}: removed {i}");
     }
-    // A file that is held open shows what was written meanwhile, and what is written here is at the server at once.
+    // A file that is held open shows later writes, and this mount's writes are at the server at
+    // once.
     let held = fs::OpenOptions::new().read(true).write(true).open(here.join(f)).unwrap();
     use std::os::unix::fs::FileExt;
     for i in 0..12_u8 {
@@ -196,7 +200,8 @@ fn strict(kind: Kind, here: &Path, there: &Path) {
     }
 }
 
-/// A directory that is made later is the rule's from the beginning; a file of that name is nobody's but its directory's.
+/// A directory that is made later follows the rule from the beginning; a file of that name follows
+/// its directory only.
 /// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -255,7 +260,8 @@ fn renames_and_links_stay_within() {
     }
 }
 
-/// By each of its names a file is what the subtree of that name promises, and what this mount changes is seen by all of them.
+/// By each of its names a file follows the promise of that name's subtree, and all names show this
+/// mount's changes.
 /// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -291,7 +297,8 @@ fn a_file_with_names_in_several_subtrees() {
     }
 }
 
-/// A directory that another client moves into what is strict is strict from then on, with all that is known of it from before.
+/// A directory that another client moves into a strict subtree is strict from then on, with its
+/// earlier cached state.
 /// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -311,7 +318,8 @@ fn what_another_client_moves_changes_its_promise() {
     }
 }
 
-/// What is frozen is kept on the local disk and its bytes are asked for once, also by the next mount; what is strict goes past the disk.
+/// Frozen data is kept on the local disk and its bytes are asked for once, also by the next mount;
+/// a strict part bypasses the disk.
 /// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -324,7 +332,7 @@ fn with_a_disk_cache() {
         let (a, b) = (&two.a, &two.b);
         let (here, big) = (a.join("datasets/v1/big"), "b".repeat(300_000));
         fs::write(b.join("datasets/v1/big"), &big).unwrap();
-        // What has just changed could change again without a trace.
+        // A file that has just changed could change again without a trace.
         std::thread::sleep(Duration::from_secs(7));
         assert_eq!(read(&here), big);
         std::thread::sleep(Duration::from_secs(4));
@@ -358,7 +366,7 @@ fn rules_are_told() {
     for (file, promise) in [
         (
             "datasets/v1/f",
-            "consistency=frozen: nothing changes, nothing is asked twice (subtree=datasets:frozen)",
+            "consistency=frozen: the export does not change, nothing is asked twice (subtree=datasets:frozen)",
         ),
         ("deep/er/queue/f", "(subtree=deep/er/queue:strict)"),
         ("rest/f", "close-to-open: an open asks the server"),
@@ -368,7 +376,7 @@ fn rules_are_told() {
         let said = hither(&["why", two.a.join(file).to_str().unwrap()]).ok();
         assert!(said.out.contains(promise), "{file}: {}", said.out);
         // Its parts are all known, by whichever part of the mount knows them.
-        assert!(!said.out.contains("the rest of the path is not known"), "{file}: {}", said.out);
+        assert!(!said.out.contains("the rest of the path: not cached"), "{file}: {}", said.out);
     }
     let said = hither(&["stat", two.a.to_str().unwrap()]).ok();
     assert!(said.out.contains("subtree=datasets:frozen,subtree=queue:strict"), "{}", said.out);

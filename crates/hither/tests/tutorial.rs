@@ -1,7 +1,7 @@
 //! The tutorial, run as it stands.
 //!
-//! It needs root. Mounts, network and processes are in namespaces of their own; what the tutorial writes goes to file systems in
-//! memory.
+//! It needs root. Mounts, network and processes are in namespaces of their own; the tutorial writes
+//! to file systems in memory.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
@@ -10,7 +10,7 @@ use common::{HITHER, Said, run};
 use std::path::Path;
 use std::process::Command;
 
-/// What stands between ```` ```sh ```` and ```` ``` ````.
+/// The text between ```` ```sh ```` and ```` ``` ````.
 fn commands(text: &str) -> String {
     let mut out = String::new();
     let mut inside = false;
@@ -36,8 +36,9 @@ fn every_command_works_as_written() {
          for d in /mnt /var/cache /var/lib /run/hither; do mkdir -p $d; mount -t tmpfs tutorial $d; done\n\
          PATH={bin}:$PATH; cd /; set -e\n{commands}wait %1 || true\n"
     );
-    // Whoever reads it has a machine for himself. A mount waits for its cache, and its end for the disk, for seconds only: where that was
-    // not enough, the second reader has to ask for bytes, and not each time.
+    // A reader of the tutorial has a machine alone. A mount waits for its cache, and its end for
+    // the disk, for seconds only. Where that was not enough, the second reader has to ask for
+    // bytes, but not each time.
     for attempt in 1.. {
         let said = run(Command::new("timeout")
             .args(["-k", "5", "600", "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"])
@@ -51,7 +52,7 @@ fn every_command_works_as_written() {
     }
 }
 
-/// Compares what the commands said; the second table.
+/// Compares the output of the commands; returns the second table.
 fn judged(said: &Said) -> String {
     let out = &said.out;
     let has = |what: &str| assert!(out.contains(what), "no {what:?} in {out}\n{}", said.err);

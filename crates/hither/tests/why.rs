@@ -1,4 +1,5 @@
-//! `hither why`: what is known, by which promise, and what calls cost and why, against a real server.
+//! `hither why`: the cached state, its promise, and the cost and reasons of calls, against a real
+//! server.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -13,7 +14,7 @@ fn why(path: &Path) -> Value {
     serde_json::from_str(&said.out).unwrap()
 }
 
-/// What a call would cost: whether the server is asked, and why.
+/// The cost of a call: whether the server is asked, and why.
 #[track_caller]
 fn cost(why: &Value, call: &str) -> (bool, String) {
     let costs = why["costs"].as_array().unwrap();
@@ -40,7 +41,7 @@ fn rpcs(dir: &Path) -> u64 {
     counted.map(|op| op["calls"].as_u64().unwrap()).sum()
 }
 
-/// Looking is free, and tells what is known, who asked, and why each round trip was needed.
+/// Looking is free, and shows the cached state, the callers, and the reason of each round trip.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn what_is_known_and_what_calls_cost() {
@@ -57,8 +58,9 @@ fn what_is_known_and_what_calls_cost() {
         assert_eq!(unknown["calls"].as_array().unwrap().len(), 0, "{unknown}");
         assert_eq!(rpcs(&mnt), before, "looking asks nothing");
 
-        // However busy the machine is: looked at within the two seconds. (When they end between open and fstat, the bytes of a file
-        // that is not five seconds old are not believed any more.)
+        // However busy the machine is: looked at within the two seconds. (When they end between
+        // open and fstat, the bytes of a file that is not five seconds old are not believed any
+        // more.)
         let mut known = Value::Null;
         wait_for("what is known", 60, || {
             cat(&file);
@@ -74,15 +76,16 @@ fn what_is_known_and_what_calls_cost() {
         assert!(left > 0 && left <= 2000, "{known}");
         assert!(!cost(&known, "stat").0, "{known}");
         assert!(cost(&known, "open").1.contains("close-to-open"), "{known}");
-        assert_eq!(cost(&known, "read"), (false, "all of it is in memory".into()), "{known}");
+        assert_eq!(cost(&known, "read"), (false, "all bytes are in memory".into()), "{known}");
         let calls = known["calls"].as_array().unwrap();
         // The walk is noted where the kernel began it: at the first name that was not known.
         let call = calls.last().unwrap();
         assert_eq!((&call["program"], &call["name"]), (&"cat".into(), &"dir".into()), "{known}");
         assert!(call["pid"].as_u64().unwrap() > 1 && call["took_us"].as_u64().unwrap() > 0);
-        assert!(reasons(&known, "LOOKUP").iter().any(|r| r == "nothing was known of it"), "{known}");
+        assert!(reasons(&known, "LOOKUP").iter().any(|r| r == "nothing was cached of it"), "{known}");
 
-        // A second open asks because of close-to-open, which is what it says. (Unless the two seconds are over.)
+        // A second open asks because of close-to-open, and says so. (Unless the two seconds are
+        // over.)
         wait_for("an open that asks because of close-to-open", 60, || {
             cat(&file);
             let again = why(&file);
@@ -93,14 +96,14 @@ fn what_is_known_and_what_calls_cost() {
         // And a look after its time because of that.
         wait_for("attributes that run out", 60, || cost(&why(&file), "stat").0);
         let over = why(&file);
-        assert!(cost(&over, "stat").1.contains("its time is over"), "{over}");
+        assert!(cost(&over, "stat").1.contains("expired"), "{over}");
         std::fs::metadata(&file).unwrap();
         let all: Vec<String> = [&why(&file), &why(&mnt.join("dir")), &why(&mnt)]
             .into_iter()
             .flat_map(|w| ["LOOKUP", "GETATTR"].map(|request| reasons(w, request)))
             .flatten()
             .collect();
-        assert!(all.iter().any(|r| r.ends_with("its time was over")), "{version}: {all:?}");
+        assert!(all.iter().any(|r| r.ends_with("had expired")), "{version}: {all:?}");
 
         // A name that is not there is known not to be.
         wait_for("what is known of an absent name", 60, || {
@@ -149,7 +152,7 @@ fn promises_and_the_local_disk() {
     });
     let ranges: Vec<(u64, u64)> = serde_json::from_value(known["disk"]["ranges"].clone()).unwrap();
     assert!(ranges.iter().any(|(from, to)| *from <= 10 << 20 && 11 << 20 <= *to), "{known}");
-    assert!(known["promise"].as_str().unwrap().contains("nothing is older than 30 s"), "{known}");
+    assert!(known["promise"].as_str().unwrap().contains("no data is older than 30 s"), "{known}");
     assert_eq!((cost(&known, "open").0, cost(&known, "read").0), (false, true), "{known}");
     let text = run(Command::new(HITHER).arg("why").arg(mnt.join("large"))).ok().out;
     assert!(text.contains("\n  local disk ") && text.contains("of this version"), "{text}");

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of a directory in one reply.
 const LISTING_BYTES: u32 = 64 << 10;
 
-/// What is measured.
+/// The export under measurement.
 pub struct Place {
     /// The NFS service.
     pub nfs: SocketAddr,
@@ -40,8 +40,7 @@ pub struct Conn {
 pub async fn root(place: &Place) -> io::Result<Fh3> {
     let mut conn = Conn::open(place.mount).await?;
     let granted = conn.call(&MntArgs { dirpath: Opaque::copy(place.path.as_bytes()) }).await?.into_result();
-    let granted =
-        granted.map_err(|s| io::Error::other(format!("the server does not let us mount it: {s:?}")))?;
+    let granted = granted.map_err(|s| io::Error::other(format!("the server refuses the mount: {s:?}")))?;
     Ok(Opaque(granted.fhandle.0))
 }
 
@@ -167,10 +166,10 @@ impl Conn {
         };
         let wrote = good("WRITE", self.call(&args).await?)?;
         let enough = wrote.count as usize == data.len() && wrote.committed.0 >= stable.0;
-        if enough { Ok(()) } else { Err(wrong("a WRITE was done in part")) }
+        if enough { Ok(()) } else { Err(wrong("the server wrote only a part of a WRITE")) }
     }
 
-    /// Brings what was written to stable storage.
+    /// Brings the written data to stable storage.
     pub async fn commit(&mut self, file: &Fh3) -> io::Result<()> {
         good("COMMIT", self.call(&CommitArgs { file: file.clone(), offset: 0, count: 0 }).await?).map(drop)
     }
@@ -221,8 +220,8 @@ impl Conn {
     }
 }
 
-/// Removes what is in a directory, and directories in it with what is in them. Many connections, because a server that makes each removal
-/// durable takes its time for one.
+/// Removes the entries of a directory, with all below them. Many connections do it, because a
+/// server that makes each removal durable takes its time for one.
 pub async fn clear(conns: &mut [Conn], dir: &Fh3) -> io::Result<()> {
     let mut open = vec![(dir.clone(), None::<(Fh3, String)>)];
     while let Some((here, _)) = open.last().cloned() {

@@ -1,8 +1,8 @@
 //! nhfsstone (P3): Moran's mix of operations, offered at a fixed rate.
 //!
-//! Calls fall due at random moments of the rate (exponentially distributed gaps) and wait in one queue for a connection that is free;
-//! their time begins when they fall due, so that a server that falls behind is seen to. Stable writes are what NFS version 2
-//! had, and so has the mix.
+//! Calls fall due at random moments of the rate (exponentially distributed gaps) and wait in one
+//! queue for a free connection. Their time begins when they fall due, so that the figures show a
+//! server that falls behind. NFS version 2 had only stable writes, and so has the mix.
 
 use super::client::{Conn, Place, entry};
 use super::{Times, Work, hook};
@@ -39,7 +39,7 @@ const LINKS: usize = 8;
 /// Length of a file and of a READ or WRITE, in bytes.
 const FILE_BYTES: u64 = 64 << 10;
 const IO_BYTES: u32 = 8192;
-/// What is called an acceptable mean (P3, "Nhfsstone Results").
+/// The mean response time that counts as acceptable (P3, "Nhfsstone Results").
 const ACCEPTABLE_MS: f64 = 40.0;
 /// Calls that wait for a connection; with more, the server is hopelessly late.
 const WAITING_MAX: usize = 100_000;
@@ -174,7 +174,8 @@ impl Tree {
     }
 }
 
-/// A call of the mix, of which so many percent modify; the parts of those that do, and of those that do not, stay as they are among themselves.
+/// A call of the mix, of which so many percent modify; the parts of those that do, and of those
+/// that do not, stay as they are among themselves.
 fn pick(dice: &mut StdRng, modifying: u32) -> Op {
     let modifies = dice.random_range(0..100) < modifying;
     let among = || MIX.iter().filter(|(op, _)| op.modifies() == modifies);
@@ -237,8 +238,9 @@ async fn rates(place: &Place, args: &NhfsstoneArgs, work: &Work) -> io::Result<(
     Ok(())
 }
 
-/// The rate at which the mean response time becomes [`ACCEPTABLE_MS`], on the line between the last rate below it and the first above; and whether it was
-/// reached. Rates (calls a second) ascend; means are in milliseconds.
+/// The rate at which the mean response time becomes [`ACCEPTABLE_MS`], on the line between the last
+/// rate below it and the first above; and whether it was reached. Rates (calls a second) ascend;
+/// means are in milliseconds.
 fn capacity(means: &[(u32, f64)]) -> (f64, bool) {
     let mut last = (0.0, 0.0);
     for &(rate, mean) in means {

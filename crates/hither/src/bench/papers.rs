@@ -1,10 +1,10 @@
-//! The experiments: what each is, whose it was, and what it needs.
+//! The experiments: contents, origin and needs of each.
 
 use super::Failure;
 use crate::stat::print;
 use std::fmt::Write;
 
-/// What an experiment needs.
+/// The needs of an experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
     /// A directory, anywhere: `hither bench run`.
@@ -19,9 +19,9 @@ pub struct Experiment {
     pub name: &'static str,
     /// Whose it was; empty: none of the papers'.
     pub paper: &'static str,
-    /// What is done.
+    /// Its contents.
     pub what: &'static str,
-    /// What it needs.
+    /// Its needs.
     pub needs: Needs,
     /// The program that it starts, where a machine may lack it.
     pub program: Option<&'static str>,

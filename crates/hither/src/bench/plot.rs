@@ -1,4 +1,5 @@
-//! Pictures of results: a bar for each phase and selection, from zero on a logarithmic scale; a line from the least to the most.
+//! Pictures of results: a bar for each phase and selection, from zero on a logarithmic scale; a
+//! line from the least to the most.
 
 use super::Failure;
 use super::results::{Metric, Selection, Spread, calls, time};

@@ -1,7 +1,9 @@
-//! Calls that change nothing, each client as fast as it is answered, and what they cost the server's processors.
+//! Calls that change nothing, each client as fast as it is answered, and their cost in the server's
+//! processor time.
 //!
-//! Everything that is read was just written, so that it is in the server's memory. Processor time is the process's, user and system, from
-//! `/proc/PID/stat`: it is there for a server on this machine that is a process, and counts all of its threads.
+//! Everything that is read was just written, so that it is in the server's memory. Processor time
+//! is the process's, user and system, from `/proc/PID/stat`: it is there for a server on this
+//! machine that is a process, and counts all of its threads.
 
 use super::client::{Conn, Place, entry};
 use super::{Times, Work, hook};
@@ -21,7 +23,7 @@ const FILE_BYTES: u32 = 16 << 20;
 /// Bytes of a WRITE that makes it.
 const WRITE_BYTES: u32 = 256 << 10;
 
-/// Units of `/proc/PID/stat`: USER_HZ, which Linux keeps at 100 whatever its timer does.
+/// Units of `/proc/PID/stat`: USER_HZ, which Linux keeps at 100 for every timer frequency.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 struct Tree {
@@ -135,7 +137,7 @@ async fn call(conn: &mut Conn, kind: ReadKind, size: u32, tree: &Tree, i: usize)
         ReadKind::Read => {
             let offset = i as u64 % u64::from((FILE_BYTES / size).max(1)) * u64::from(size);
             let read = conn.call(&ReadArgs { file: tree.large.clone(), offset, count: size }).await?;
-            let short = || io::Error::other("a READ of what is there was short");
+            let short = || io::Error::other("a READ within the file was short");
             let ok =
                 read.into_result().map_err(|(status, _)| io::Error::other(format!("READ: {status:?}")))?;
             return if ok.count == size { Ok(()) } else { Err(short()) };

@@ -1,8 +1,9 @@
-//! What the papers claimed, and what was measured here: each claim with the paper's figure, ours, and whether it was reproduced; and
-//! every case in which hither does worse than the kernel's client.
+//! The papers' claims and our measurements: each claim with the paper's figure, ours, and whether
+//! it was reproduced; and every case in which hither does worse than the kernel's client.
 //!
-//! Claims are data (`bench/claims.json`): which results are taken as the paper's subject (`ours`), by what they are divided (`against`: other
-//! results, or a number), and how much that may be. Nothing is decided by hand: what has no results is not measured.
+//! Claims are data (`bench/claims.json`): the results that stand for the paper's subject (`ours`),
+//! their divisor (`against`: other results, or a number), and the bounds of the ratio. No verdict
+//! is made by hand: a claim without results is not measured.
 
 use super::Failure;
 use super::plot::escape;
@@ -32,7 +33,7 @@ struct Which {
     rtt: f64,
 }
 
-/// What ours are divided by.
+/// The divisor of our results.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 enum Against {
@@ -68,7 +69,7 @@ struct Claim {
     says: String,
     /// The paper's figures.
     theirs: String,
-    /// What is compared here.
+    /// The comparison made here.
     here: String,
     /// Nothing: not measured, and why.
     test: Result<Test, String>,
@@ -89,7 +90,7 @@ struct Test {
     how: How,
 }
 
-/// What became of it.
+/// The outcome of a claim.
 #[derive(Debug, Clone, PartialEq)]
 enum Verdict {
     Reproduced,
@@ -201,7 +202,8 @@ struct Phase {
     secs: Option<(f64, f64)>,
 }
 
-/// All pairs, with the kernel's figure first. Where the kernel's client was measured with options of its own, with these as well.
+/// All pairs, with the kernel's figure first. Where the kernel's client was measured with options
+/// of its own, with these as well.
 fn pairs(results: &Results) -> Vec<Pair> {
     let key = |s: &Sample| {
         (s.file.clone(), s.workload.clone(), s.server.clone(), format!("{:>4}", s.rtt_ms), s.vers.clone())
@@ -403,7 +405,7 @@ const STYLE: &str = "body{font:15px/1.45 sans-serif;margin:2em;max-width:1300px;
     th,td{border:1px solid #ccc;padding:4px 8px;text-align:left;vertical-align:top}th{background:#f2f2f2}\
     .reproduced{background:#d9efe3}.not-reproduced{background:#f7ddd3}.not-measured{background:#eee}";
 
-/// Writes what is wanted; without anything, the Markdown page to standard output.
+/// Writes the requested files; without any, the Markdown page to standard output.
 pub fn write(args: &ReportArgs) -> Result<(), Failure> {
     let (markdown, html) = pages(&args.dir)?;
     for (file, text) in [(&args.markdown, &markdown), (&args.html, &html)] {

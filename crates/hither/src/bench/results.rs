@@ -1,6 +1,8 @@
-//! Results: JSON lines of the laboratory's and of `hither bench run`, as figures that can be compared.
+//! Results: JSON lines of the laboratory's and of `hither bench run`, as figures that can be
+//! compared.
 //!
-//! Each line is a phase of a workload, measured once with one client. What other measurements have called otherwise is given the same names here.
+//! Each line is a phase of a workload, measured once with one client. Lines of other measurements,
+//! which use other names, get the same names here.
 
 use super::Failure;
 use crate::stat::text::duration;
@@ -24,13 +26,14 @@ pub struct Sample {
     pub server: String,
     /// Delay of the network, milliseconds.
     pub rtt_ms: f64,
-    /// Calls of the client, where somebody counted; of one operation, where the phase has several of a kind.
+    /// Calls of the client, where they were counted; of one operation, where the phase has several
+    /// of a kind.
     pub rpcs: Option<f64>,
     /// Seconds; as `rpcs`.
     pub secs: Option<f64>,
 }
 
-/// What is compared.
+/// The quantity to compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Metric {
     Rpcs,
@@ -84,8 +87,9 @@ impl Sample {
         }
     }
 
-    /// Of a server (`lab/bench-serve.sh`): it is the client here, and its disk the server. Seconds are those of a call: its mean response time where calls are
-    /// offered at a rate, otherwise what is left of a second for each; of reads, of a second of processor time.
+    /// Of a server (`lab/bench-serve.sh`): it is the client here, and its disk the server. Seconds
+    /// are those of a call: its mean response time where calls are offered at a rate, otherwise a
+    /// second divided by the calls in it; of reads, of a second of processor time.
     fn of_a_server(mut self, line: &Value) -> Vec<Self> {
         let number = |key: &str| line[key].as_f64().filter(|n| *n > 0.0);
         let word = |key: &str| line[key].as_str().unwrap_or_default();
@@ -127,7 +131,8 @@ impl Sample {
         if self.secs.is_some() { vec![self] } else { Vec::new() }
     }
 
-    /// Of the Modified Andrew Benchmark on many mounts (`lab/bench-nqnfs.sh`): messages of one of them, and in the phase what was varied.
+    /// Of the Modified Andrew Benchmark on many mounts (`lab/bench-nqnfs.sh`): messages of one of
+    /// them, and in the phase the varied parameter.
     fn of_many_clients(mut self, line: &Value) -> Self {
         let number = |key: &str| line[key].as_f64().filter(|n| *n > 0.0);
         self.workload = format!("mab {}", line["series"].as_str().unwrap_or_default());
@@ -149,7 +154,7 @@ impl Sample {
         self.phase = format!("{size} bytes");
         match line["calls_8k"].as_f64() {
             Some(calls) => vec![Self { rpcs: Some(calls), ..self }],
-            // Files that were not found: what is asked of the server.
+            // Files that were not found: the number of questions to the server.
             None => ["simulated", "mount"]
                 .into_iter()
                 .filter_map(|place| {
@@ -254,7 +259,11 @@ impl Selection {
             0 | 1 => Ok(self),
             _ => {
                 let all: Vec<String> = all.into_iter().collect();
-                Err(Failure::usage(format!("{} is about several, say which: {}", self.name, all.join(" "))))
+                Err(Failure::usage(format!(
+                    "{} has several clients or options, choose one: {}",
+                    self.name,
+                    all.join(" ")
+                )))
             }
         }
     }
@@ -266,7 +275,7 @@ impl Selection {
         all.filter(|at| seen.insert(*at)).collect()
     }
 
-    /// What a phase took.
+    /// The cost of a phase.
     pub fn spread(&self, at: (&str, &str), metric: Metric) -> Option<Spread> {
         let here = self.samples.iter().filter(|s| (s.workload.as_str(), s.phase.as_str()) == at);
         Spread::of(here.filter_map(|s| s.value(metric)))

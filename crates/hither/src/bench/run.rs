@@ -1,6 +1,8 @@
-//! Experiments in a directory: the workloads of `lab/work`, which are Python programs, with the directory as it is mounted.
+//! Experiments in a directory: the workloads of `lab/work`, which are Python programs, with the
+//! directory as it is mounted.
 //!
-//! Results are JSON lines as those of the laboratory: first one about the machine, then one for each phase of each run.
+//! Results are JSON lines as those of the laboratory: first one about the machine, then one for
+//! each phase of each run.
 
 use super::Failure;
 use super::papers::{EXPERIMENTS, Needs};
@@ -26,7 +28,7 @@ const WORK: [(&str, &str); 5] = [
     ("bounds.py", include_str!("../../../../lab/work/bounds.py")),
 ];
 
-/// A directory of our own that goes at the end.
+/// A directory of our own that is removed at the end.
 struct Scratch {
     dir: PathBuf,
     keep: bool,
@@ -45,7 +47,7 @@ fn io_failure(what: &str, path: &Path) -> impl FnOnce(std::io::Error) -> Failure
     move |e| Failure::system(format!("{line}: {e}"))
 }
 
-/// Runs what is asked for.
+/// Runs the requested experiments.
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
     check(args)?;
     let dir = fs::canonicalize(&args.dir).map_err(io_failure("the directory", &args.dir))?;
@@ -68,7 +70,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         for rep in 0..args.reps {
             eprintln!("{name}, {} of {}", rep + 1, args.reps);
             let meta = json!({"workload": name, "server": place.source, "client": label, "vers": "", "opts": "", "rtt": 0.0, "rep": rep});
-            // What was measured stays, whatever fails later.
+            // Measured results stay, even if a later experiment fails.
             let phases = one(args, name, &top.dir, &work.dir, &meta)?;
             write_lines(args, &phases)?;
             lines.extend(phases);
@@ -78,7 +80,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     print(&results::summary(&selection))
 }
 
-/// What is wrong before anything is done.
+/// Faults that can be found before any work is done.
 fn check(args: &RunArgs) -> Result<(), Failure> {
     for name in &args.experiments {
         let Some(found) = EXPERIMENTS.iter().find(|e| e.name == name) else {
@@ -108,7 +110,7 @@ fn installed(program: &str) -> bool {
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }
 
-/// What a directory is in.
+/// The mount that contains a directory.
 struct Place {
     fstype: String,
     source: String,
@@ -199,7 +201,7 @@ fn one(args: &RunArgs, name: &str, top: &Path, work: &Path, meta: &Value) -> Res
     let end = child.wait().map_err(cannot)?;
     match end.success() {
         true => Ok(lines),
-        false => Err(Failure::system(format!("{name} failed ({end}): its own words are above"))),
+        false => Err(Failure::system(format!("{name} failed ({end}): its output is above"))),
     }
 }
 

@@ -1,8 +1,9 @@
-//! Two clients that share a file: how fast they are, what they ask, and whether one ever sees what is no longer so.
+//! Two clients that share a file: their speed, their questions, and stale reads.
 //!
-//! Both clients are directories of this machine that show the same files: two mounts of one export, by any client. What is read tells
-//! which write it is of, and every write that has returned is known to both sides at once (they are threads of this process), so
-//! that a read is stale exactly when it shows less than what had returned before it began.
+//! Both clients are directories of this machine that show the same files: two mounts of one export,
+//! by any client. The bytes of a read identify the write that they come from, and both sides know
+//! every returned write at once (they are threads of this process). A read is stale exactly if it
+//! shows less than the writes that had returned before it began.
 
 use super::Times;
 use crate::cli::{SharingArgs, SharingKind};
@@ -18,7 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long a name may take to be seen by the other client: more than a minute, which directories are kept for unless told otherwise.
+/// How long a name may take to be seen by the other client: more than a minute, which directories
+/// are kept for unless told otherwise.
 const APPEARS: Duration = Duration::from_secs(120);
 
 /// One client's part of a measurement.
@@ -27,7 +29,8 @@ struct Part {
     reads: Times,
     writes: Times,
     stale: u64,
-    /// How old the oldest thing was that was shown, counted from the end of the write that replaced it.
+    /// How old the oldest thing was that was shown, counted from the end of the write that replaced
+    /// it.
     oldest: Duration,
 }
 
@@ -52,7 +55,8 @@ impl Returned {
 }
 
 impl Part {
-    /// Notes a read that began when `returned` writes had, and showed the state after `shown` of them.
+    /// Notes a read that began when `returned` writes had, and showed the state after `shown` of
+    /// them.
     fn shown(&mut self, writes: &Returned, returned: u64, shown: u64, began: Instant) {
         self.reads.add(began.elapsed());
         if shown < returned {
@@ -82,7 +86,8 @@ fn number(bytes: &[u8], size: usize) -> io::Result<u64> {
 /// Measures each kind in turn.
 ///
 /// # Errors
-/// The directories do not show the same files; a read or write fails, or shows what was never written.
+/// The directories do not show the same files; a read or write fails, or shows bytes that were
+/// never written.
 pub fn run(args: &SharingArgs) -> Result<(), Failure> {
     for dir in [&args.a, &args.b] {
         if !dir.is_dir() {
@@ -98,7 +103,7 @@ pub fn run(args: &SharingArgs) -> Result<(), Failure> {
 }
 
 fn all(args: &SharingArgs, dirs: &[PathBuf; 2]) -> io::Result<()> {
-    // Before the other client looks: what it has seen to be absent it may believe absent for a while.
+    // Before the other client looks: it may rely for a while on an absence that it has seen.
     for &kind in &args.kinds {
         for name in names(kind) {
             fs::write(dirs[0].join(name), body(0, args.size as usize))?;
@@ -218,7 +223,7 @@ fn change(path: &Path, to: u64, size: usize) -> io::Result<()> {
     if unsafe { libc::close(fd) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Both open and read a file that nobody writes.
+/// Both open and read a file that is not written.
 fn reads(path: &Path, size: usize, end: Instant, writes: &Returned) -> io::Result<Part> {
     let mut part = Part::default();
     loop {
@@ -230,7 +235,8 @@ fn reads(path: &Path, size: usize, end: Instant, writes: &Returned) -> io::Resul
     }
 }
 
-/// They take turns: who has the turn opens and reads the file that the other has just closed, then writes it.
+/// They take turns: the client with the turn opens and reads the file that the other has just
+/// closed, then writes it.
 fn sequential(
     path: &Path,
     size: usize,
@@ -280,14 +286,14 @@ fn tight(
         part.writes.add(began.elapsed());
         let (returned, began) = (theirs.count(), Instant::now());
         other.read_exact_at(&mut bytes, 0)?;
-        // A write of several pages can be seen in part: what is oldest of it counts.
+        // A write of several pages can be seen in part: its oldest part counts.
         let words = bytes.chunks_exact(8).filter_map(|w| w.try_into().ok().map(u64::from_le_bytes));
         part.shown(theirs, returned, words.min().unwrap_or(0), began);
     }
     Ok(part)
 }
 
-/// Calls that the mount below a directory has sent to its server; `None`: it tells nobody.
+/// Calls that the mount below a directory has sent to its server; `None`: it has no counters.
 fn calls(dir: &Path) -> Option<u64> {
     if let Ok((dev, point)) = stat::locate(dir) {
         return Some(stat::report(dev, &point).ok()?.operations.iter().map(|op| op.calls).sum());
@@ -298,7 +304,7 @@ fn calls(dir: &Path) -> Option<u64> {
     kernel_calls(&told, &path)
 }
 
-/// The same of what the kernel tells of its NFS mounts (`/proc/self/mountstats`).
+/// The same of the kernel's counters of its NFS mounts (`/proc/self/mountstats`).
 fn kernel_calls(told: &str, path: &Path) -> Option<u64> {
     let mut mounts = told.split("\ndevice ").filter_map(|mount| {
         let (head, rest) = mount.split_once('\n')?;

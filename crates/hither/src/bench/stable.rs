@@ -42,7 +42,7 @@ async fn all(place: &Place, args: &SyncArgs, dir: &Fh3) -> io::Result<()> {
     Ok(())
 }
 
-/// What clients work on: each its own, so that none waits for another's directory.
+/// The objects of clients: each client has its own, so that none waits for another's directory.
 async fn own(place: &Place, kind: SyncKind, clients: u32, dir: &Fh3) -> io::Result<Vec<Own>> {
     let conns = Conn::open_many(place.nfs, clients as usize).await?;
     let made = conns.into_iter().enumerate().map(async |(n, mut conn)| {

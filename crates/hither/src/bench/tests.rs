@@ -1,4 +1,5 @@
-//! Results are read, compared, drawn and judged as they are, and what is committed was generated from what it says.
+//! Results are read, compared, drawn and judged as they are, and the committed pages were generated
+//! from the committed results.
 
 use super::results::{Metric, Sample, Selection, Spread, compare, load};
 use super::{papers, plot, report};
@@ -36,7 +37,7 @@ fn lines_of_every_measurement_are_read() {
     opened["n"] = json!(2);
     let all = Sample::of("f", &opened);
     assert_eq!((all[0].phase.as_str(), all[0].rpcs, all[0].secs), ("open, depth 4", Some(8.0), Some(0.25)));
-    // Nobody counted.
+    // Not counted.
     let mut local = line("ext4", "a", 0, 1.0);
     local["rpc"] = Value::Null;
     assert_eq!(Sample::of("f", &local)[0].rpcs, None);
@@ -105,7 +106,7 @@ fn comparisons_are_of_medians() {
     assert_eq!(&row[2..5], ["10", "5", "0.50"], "{text}");
     assert!(row.contains(&"0.25") && text.contains("1.0 s to 3.0 s; 250.0 ms to 750.0 ms"), "{text}");
     assert_eq!(one("!kernel").samples.len(), 3);
-    // What cannot be compared says why.
+    // Results that cannot be compared say why.
     let both = Selection::read(&file).unwrap().of_one().unwrap_err();
     assert!(both.line.contains("#hither,4.2,default,s,rtt0 #kernel,4.2,default,s,rtt0"), "{both:?}");
     assert!(Selection::read(&format!("{file}#libnfs")).unwrap_err().line.contains("hither 4.2; kernel 4.2"));
@@ -129,7 +130,7 @@ fn pictures_show_what_there_is_and_nothing_else() {
     assert!(plot::svg(&[Selection::of_lines("x", [])], Metric::Rpcs).is_err());
 }
 
-/// What needs a directory is a workload of the laboratory, and the other way round.
+/// An experiment in a directory is a workload of the laboratory, and the other way round.
 #[test]
 fn experiments_are_those_of_the_laboratory() {
     let work =
@@ -187,7 +188,7 @@ fn claims_are_judged_by_results_alone() {
         "{markdown}"
     );
     assert!(markdown.contains("2 reproduced, 2 not, 2 not measured.") && markdown.contains("nobody did"));
-    // Both cases in which hither does worse are told.
+    // Both cases in which hither does worse are reported.
     let measured = "r.jsonl: w, s, 0 ms, NFSv4.2, hither, kernel";
     assert!(markdown.contains(&format!("| {measured} | q | 0 | 1 |")), "{markdown}");
     assert!(markdown.contains(&format!("| {measured} | p | 1.0 s | 2.0 s |")), "{markdown}");
@@ -195,7 +196,8 @@ fn claims_are_judged_by_results_alone() {
     assert!(html.contains("&lt;b&gt;") && !html.contains("<b>") && html.contains("not-reproduced"), "{html}");
 }
 
-/// bench/RESULTS.md says what the committed results say. To renew it: `hither bench report bench --markdown bench/RESULTS.md`.
+/// bench/RESULTS.md agrees with the committed results. To renew it: `hither bench report bench
+/// --markdown bench/RESULTS.md`.
 #[test]
 fn committed_results_are_up_to_date() {
     let (markdown, _) = report::pages(bench()).unwrap();

@@ -1,7 +1,7 @@
 //! Small files for `hither cache warm`, put together so that the daemon brings many in one message.
 //!
-//! It knows which mount a file is in and where below its root, and which files that mount's cache keeps; what the daemon does not bring
-//! is given back, to be read through the mount.
+//! It knows the mount of a file, the path below its root, and the files that the mount's cache
+//! keeps. Files that the daemon does not fetch are given back, to be read through the mount.
 
 use crate::control::{self, Ask, CacheAsk};
 use crate::stat;
@@ -89,7 +89,7 @@ impl Home {
     }
 }
 
-/// Batches that are not full yet, and what will not be kept.
+/// Batches that are not full yet, and files that the cache will not keep.
 #[derive(Debug, Default)]
 pub struct Batches {
     /// By device number; `None`: no mount of hither.
@@ -99,7 +99,8 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// Takes a small file in; a batch that became full by it, or `Err` when the file is to be read by itself.
+    /// Takes a small file in; a batch that became full by it, or `Err` when the file is to be read
+    /// by itself.
     pub fn add(&mut self, path: PathBuf, meta: &Metadata, now_s: i64) -> Result<Option<Batch>, PathBuf> {
         let home = self.homes.entry(meta.dev()).or_insert_with(|| Home::of(&path));
         let Some(Home { rules, batch }) = home else { return Err(path) };
@@ -133,7 +134,7 @@ impl Batches {
         Ok(full.filter(|batch| !batch.files.is_empty()))
     }
 
-    /// What is left, and files that are only read, by why.
+    /// The remaining files, and files that are only read, by reason.
     pub fn rest(self) -> (Vec<Batch>, BTreeMap<String, u64>) {
         let left = self.homes.into_values().flatten().map(|home| home.batch);
         (left.filter(|batch| !batch.files.is_empty()).collect(), self.unkept)

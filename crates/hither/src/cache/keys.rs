@@ -1,4 +1,5 @@
-//! What is done to cached files that are named by their keys: for programs that choose what stays and what goes.
+//! Actions on cached files that are named by their keys: for programs with an eviction policy of
+//! their own.
 
 use crate::control::{self, Ask, CacheAsk, KeyDo};
 use crate::exit::Failure;
@@ -15,7 +16,7 @@ const LINE_MAX: usize = 64;
 /// Reads keys from standard input and does it.
 ///
 /// # Errors
-/// Not one mount, a line that is no key, or what the daemon says.
+/// Not one mount, a line that is no key, or the daemon's error.
 pub fn run(places: &[PathBuf], act: KeyDo, json: bool) -> Result<(), Failure> {
     let [place] = places else {
         return Err(Failure::usage("--keys: give one directory of a mount"));

@@ -1,4 +1,5 @@
-//! `hither cache warm`: small files by the daemon, many in a message, the others through their mount, several at a time.
+//! `hither cache warm`: small files by the daemon, many in a message, the others through their
+//! mount, several at a time.
 
 use super::batch::{Batch, Batches};
 use crate::cli::CacheWarm;
@@ -20,13 +21,13 @@ const CHUNK: usize = 1 << 20;
 /// Files found that wait to be read, at most.
 const WAITING: usize = 65_536;
 
-/// What a reader takes.
+/// A reader's share of the work.
 enum Todo {
     File(PathBuf),
     Batch(Batch),
 }
 
-/// Who finds files hands them on here.
+/// The finder of files hands them on here.
 struct Found<'a> {
     todo: &'a mpsc::SyncSender<Todo>,
     batches: Batches,
@@ -74,7 +75,8 @@ pub fn run(args: &CacheWarm) -> Result<(), Failure> {
     })
 }
 
-/// The same for a trace: a list in which `/./` stands where the mount begins, which is at `root` now if that is given.
+/// The same for a trace: a list in which `/./` stands where the mount begins, which is at `root`
+/// now if that is given.
 ///
 /// # Errors
 /// The list cannot be read, or files cannot.

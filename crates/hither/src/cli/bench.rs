@@ -1,4 +1,4 @@
-//! The words of `hither bench`.
+//! The arguments of `hither bench`.
 
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// `hither bench`.
 #[derive(Debug, Args, Clone)]
 pub struct BenchArgs {
-    /// What to measure.
+    /// The subcommand.
     #[command(subcommand)]
     pub what: BenchCommand,
 }
@@ -14,9 +14,9 @@ pub struct BenchArgs {
 /// Measurements.
 #[derive(Debug, Subcommand, Clone)]
 pub enum BenchCommand {
-    /// List the experiments, and the command that runs each
+    /// List the experiments and their commands
     List(ListArgs),
-    /// Run experiments in a directory: of a local disk, or of whatever is mounted
+    /// Run experiments in a directory of a local disk or of a mount
     Run(RunArgs),
     /// Compare two results: ratios of medians, with the least and the most
     Compare(CompareArgs),
@@ -24,13 +24,14 @@ pub enum BenchCommand {
     Plot(PlotArgs),
     /// Judge the papers' claims by results: a page (HTML) and a table (Markdown)
     Report(ReportArgs),
-    /// Moran's mix of operations at fixed rates: how long answers take (NFSv3)
+    /// Measure the reply times of Moran's mix of operations at fixed rates (NFSv3)
     Nhfsstone(NhfsstoneArgs),
-    /// Stable changes, each client as fast as it is answered: how many a second (NFSv3)
+    /// Count stable changes a second, each client as fast as the server answers (NFSv3)
     Sync(SyncArgs),
-    /// Calls that change nothing, each client as fast as it is answered: how many a second, and how many in a second of the server's processor time (NFSv3)
+    /// Count calls that change nothing, each client as fast as the server answers: per second, and
+    /// per second of the server's processor time (NFSv3)
     Reads(ReadsArgs),
-    /// Two mounts that share a file: how fast, with how many calls, and whether one sees what is no longer so
+    /// Measure two mounts that share a file: rate, calls and stale reads
     Sharing(SharingArgs),
 }
 
@@ -45,27 +46,28 @@ pub struct ListArgs {
 /// `hither bench run`.
 #[derive(Debug, Args, Clone)]
 pub struct RunArgs {
-    /// Where: files are made below DIR/hither-bench and removed at the end
+    /// Directory; files are made below DIR/hither-bench and removed at the end
     pub dir: PathBuf,
-    /// Which (see `hither bench list`); several times
+    /// Experiment (see `hither bench list`); several times
     #[arg(value_name = "EXPERIMENT", required = true)]
     pub experiments: Vec<String>,
-    /// Where the JSON lines go; more are appended to what is there
+    /// File for the JSON lines; they are appended
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// How often each is run
+    /// Number of runs of each
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub reps: u32,
     /// Smaller, without waits for timeouts, nothing four at a time
     #[arg(long)]
     pub quick: bool,
-    /// A shell command that makes DIR forget: unmounts and mounts it. Without it nothing is cold
+    /// A shell command that empties DIR's caches by an unmount and a mount. Without it nothing is
+    /// cold
     #[arg(long, value_name = "COMMAND")]
     pub fresh: Option<String>,
     /// Empty the machine's page cache where an experiment asks for it (root)
     #[arg(long)]
     pub drop_caches: bool,
-    /// What is measured, in results: the file system's type unless given
+    /// Name of the measured system in results; default: the file system's type
     #[arg(long, value_name = "WORD")]
     pub label: Option<String>,
     /// Leave the files, for the next run
@@ -76,10 +78,11 @@ pub struct RunArgs {
 /// `hither bench compare`.
 #[derive(Debug, Args, Clone)]
 pub struct CompareArgs {
-    /// Results, and which of them: FILE or FILE#WORD,!WORD; words are client, version, mount options (`default`: none), server, rttN
+    /// Results, or a part of them: FILE or FILE#WORD,!WORD; words are client, version, mount
+    /// options (`default`: none), server, rttN
     #[arg(value_name = "A")]
     pub a: String,
-    /// What is divided by A
+    /// Results that are divided by A
     #[arg(value_name = "B")]
     pub b: String,
 }
@@ -90,15 +93,15 @@ pub struct PlotArgs {
     /// Results: FILE or FILE#WORD,WORD, as with compare
     #[arg(value_name = "RESULTS", required = true)]
     pub results: Vec<String>,
-    /// The picture
+    /// File for the picture
     #[arg(short, long, value_name = "FILE")]
     pub out: PathBuf,
-    /// What is drawn
+    /// Quantity to draw
     #[arg(long, value_enum, default_value_t = PlotMetric::Rpcs)]
     pub metric: PlotMetric,
 }
 
-/// What `hither bench plot` draws.
+/// Quantities of `hither bench plot`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PlotMetric {
     /// RPCs
@@ -113,10 +116,10 @@ pub struct ReportArgs {
     /// The directory with claims.json and the results
     #[arg(value_name = "DIR", default_value = "bench")]
     pub dir: PathBuf,
-    /// The page
+    /// File for the page
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// The table
+    /// File for the table
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
 }
@@ -136,10 +139,10 @@ pub struct BenchTarget {
     /// A word for the JSON lines
     #[arg(long, value_name = "WORD", default_value = "")]
     pub label: String,
-    /// A shell command for when the files are made and nothing is measured yet
+    /// A shell command to run between the preparation and the measurement
     #[arg(long, value_name = "COMMAND")]
     pub prepared: Option<String>,
-    /// A shell command for when everything is measured and the files are not removed yet
+    /// A shell command to run between the measurement and the removal of files
     #[arg(long, value_name = "COMMAND")]
     pub measured: Option<String>,
 }
@@ -149,7 +152,8 @@ pub struct BenchTarget {
 pub struct NhfsstoneArgs {
     #[command(flatten)]
     pub target: BenchTarget,
-    /// Calls a second, one after the other; the last one is that of which less than four fifths is answered
+    /// Calls a second, one rate after the other; the first rate with less than four fifths answered
+    /// is the last
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "100,200,500,1000,2000,5000,10000,20000",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub rates: Vec<u32>,
@@ -172,7 +176,9 @@ pub struct NhfsstoneArgs {
 pub struct SyncArgs {
     #[command(flatten)]
     pub target: BenchTarget,
-    /// What is done: write (FILE_SYNC), commit (UNSTABLE and COMMIT), create, create-write (and written with FILE_SYNC: two calls), remove (a file that was made before: two calls), rename, setattr (the mode)
+    /// Kinds of changes: write (FILE_SYNC), commit (UNSTABLE and COMMIT), create, create-write
+    /// (CREATE and WRITE with FILE_SYNC: two calls), remove (of a file made before: two calls),
+    /// rename, setattr (the mode)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "write")]
     pub kinds: Vec<SyncKind>,
     /// Clients at a time
@@ -214,7 +220,7 @@ pub enum SyncKind {
 pub struct ReadsArgs {
     #[command(flatten)]
     pub target: BenchTarget,
-    /// What is done: getattr, lookup, readdirplus (of 100 files), read
+    /// Kinds of calls: getattr, lookup, readdirplus (of 100 files), read
     #[arg(
         long,
         value_name = "LIST",
@@ -225,7 +231,7 @@ pub struct ReadsArgs {
     /// Clients at a time
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub clients: u32,
-    /// Bytes of a read, each measured for itself
+    /// Bytes of a read, each size measured separately
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "65536,1048576",
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub sizes: Vec<u32>,
@@ -260,7 +266,9 @@ pub struct SharingArgs {
     pub a: PathBuf,
     /// Another mount's directory, which shows the same files
     pub b: PathBuf,
-    /// What is done: reads (both open and read a file that nobody writes), sequential (in turn each reads and writes the file that the other has closed), tight (each writes a file that the other reads, both open all the time)
+    /// Kinds of sharing: reads (both open and read a file that is not written), sequential (in
+    /// turn, each reads and writes the file that the other has closed), tight (each writes a file
+    /// that the other reads, both open all the time)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "reads,sequential,tight")]
     pub kinds: Vec<SharingKind>,
     /// Bytes of a file
@@ -280,7 +288,7 @@ pub struct SharingArgs {
 /// Kinds of `hither bench sharing`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SharingKind {
-    /// Nobody writes
+    /// Reads only
     Reads,
     /// One after the other
     Sequential,

@@ -8,7 +8,8 @@ use nix::unistd::Group;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Names of our file-system type there: `mount.hither` and `mount.fuse.hither` are the same program.
+/// Names of our file-system type there: `mount.hither` and `mount.fuse.hither` are the same
+/// program.
 const TYPES: [&str; 2] = ["hither", FSTYPE];
 
 /// Checks the lines that are ours.
@@ -37,7 +38,7 @@ impl Line<'_> {
     fn check(&self, fields: &[&[u8]], points: &mut BTreeMap<PathBuf, usize>, checked: &mut Checked) {
         let ours = |i: usize| fields.get(i).is_some_and(|f| TYPES.iter().any(|name| name.as_bytes() == *f));
         if !ours(2) {
-            // A word `hither` may be anything elsewhere; only what can be ours is told of.
+            // A word `hither` may be anything elsewhere; only lines that can be ours are reported.
             if ours(3) && fields[0].contains(&b':') {
                 let what =
                     "the type 'hither' is the fourth field, not the third: write a blank in a path as \\040";
@@ -56,7 +57,8 @@ impl Line<'_> {
         self.check_numbers(fields, checked);
     }
 
-    /// The fifth and the sixth field. A line where they are no numbers is passed over by mount(8) as a whole.
+    /// The fifth and the sixth field. A line where they are no numbers is passed over by mount(8)
+    /// as a whole.
     fn check_numbers(&self, fields: &[&[u8]], checked: &mut Checked) {
         let number = |i: usize| {
             let text = fields.get(i).map_or("0", |f| std::str::from_utf8(f).unwrap_or_default());
@@ -83,7 +85,7 @@ impl Line<'_> {
         points: &mut BTreeMap<PathBuf, usize>,
         checked: &mut Checked,
     ) {
-        // Who mounts makes it, or goes on trying until it is there.
+        // The mounting program makes it, or retries until it is there.
         let made = |option: &str| {
             option == "bg"
                 || option.split('=').next().is_some_and(|o| o.eq_ignore_ascii_case("x-mount.mkdir"))
@@ -99,7 +101,7 @@ impl Line<'_> {
             let what = format!("the mount point {shown} {}", super::mended(why, point));
             checked.fault(self.file, self.number, what);
         }
-        // Of those that are only mounted when somebody says so, any may share one.
+        // Of those that are mounted only on request, any may share one.
         let by_hand = list.split(',').any(|option| option == "noauto");
         if !by_hand && let Some(other) = points.insert(point.components().collect(), self.number) {
             let what =
@@ -136,7 +138,7 @@ impl Line<'_> {
             checked.fault(self.file, self.number, what);
         }
         for dir in [&wanted.cache.dir, &wanted.journal].into_iter().flatten() {
-            // It is made when it is missing; what is there otherwise is in the way.
+            // It is made when it is missing; any other file there is an obstacle.
             if no_directory(self.root, dir).is_some_and(|why| why == "is not a directory") {
                 let what = format!("{} is not a directory: name another one", dir.display());
                 checked.fault(self.file, self.number, what);

@@ -28,7 +28,7 @@ pub(super) fn check(places: &[PathBuf], root: &Path, checked: &mut Checked) {
         checked.note(
             &first.display().to_string(),
             None,
-            "nothing is exported: `hither serve` does not start until a line says something, /srv/data 192.0.2.0/24(rw)",
+            "nothing is exported, so `hither serve` does not start: add a line such as /srv/data 192.0.2.0/24(rw)",
         );
     }
     checked.exports = exports.entries.len();
@@ -36,7 +36,7 @@ pub(super) fn check(places: &[PathBuf], root: &Path, checked: &mut Checked) {
     nested(&exports.entries, checked);
 }
 
-/// What is wrong with an export that is well written.
+/// The faults of a well-formed export.
 fn one(entry: &Entry, root: &Path, checked: &mut Checked) {
     let (file, line) = (&entry.at.file[..], entry.at.line);
     let dir = Path::new(OsStr::from_bytes(&entry.path));
@@ -45,10 +45,11 @@ fn one(entry: &Entry, root: &Path, checked: &mut Checked) {
     }
     for client in &entry.clients {
         let (file, line) = (&client.at.file[..], client.at.line);
-        // `host (rw)` with a blank between gives everybody what the host was to have, and the host what is usual.
+        // `host (rw)` with a blank between gives all clients the rights meant for the host, and the
+        // host the defaults.
         if let Some(word) = &client.alone {
             let what = format!(
-                "'{word}' stands alone and is for everybody: write it right behind a client, or *{word}"
+                "'{word}' stands alone and admits all clients: write it right behind a client, or *{word}"
             );
             checked.fault(file, line, what);
         }
@@ -80,7 +81,7 @@ fn holds(outer: &[u8], path: &[u8]) -> bool {
     outer == b"/" || path.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
 }
 
-/// The unit of `hither serve` does not start without the first file, whatever is beside it.
+/// The unit of `hither serve` does not start without the first file, even if there are others.
 pub(super) fn unit(etc: &Path, checked: &mut Checked) {
     let (exports, more) = (etc.join("exports"), etc.join("exports.d"));
     if checked.exports > 0 && !present(&exports, checked) {
@@ -92,7 +93,7 @@ pub(super) fn unit(etc: &Path, checked: &mut Checked) {
     }
 }
 
-/// Files that nobody reads, where somebody may expect it.
+/// Unread files, where a user may expect them to be read.
 pub(super) fn strays(etc: &Path, checked: &mut Checked) {
     let names = |dir: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -117,7 +118,7 @@ pub(super) fn strays(etc: &Path, checked: &mut Checked) {
     }
 }
 
-/// What people, editors and package managers leave beside files.
+/// Files that people, editors and package managers leave beside others.
 fn left_over(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().as_bytes();
     let ends = [&b"~"[..], b"README", b".bak", b".orig", b".rpmnew", b".rpmsave"];

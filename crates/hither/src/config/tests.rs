@@ -1,4 +1,4 @@
-//! Each fault is found where it is, with what to do, and what is right is left alone.
+//! Each fault is found at its place, with a remedy, and correct lines are left alone.
 
 use super::*;
 use crate::cli::{Cli, Command};
@@ -28,7 +28,7 @@ fn system(files: &[(&str, &str)]) -> tempfile::TempDir {
     root
 }
 
-/// What is said of it, with the names of files as in the system itself.
+/// The report about it, with the names of files as in the system itself.
 fn said(root: &tempfile::TempDir) -> (usize, String) {
     let at = root.path().to_str().unwrap();
     let checked = check(&args(&["--root", at])).unwrap();
@@ -84,7 +84,7 @@ fn faults_of_exports_are_found() {
     for (at, part) in [
         ("/etc/hither/exports:1: ", "rot"),
         ("/etc/hither/exports:2: ", "'srv/b': a path from / is needed"),
-        ("/etc/hither/exports:4: ", "'(rw)' stands alone and is for everybody"),
+        ("/etc/hither/exports:4: ", "'(rw)' stands alone and admits all clients"),
         ("/etc/hither/exports:5: ", "/srv/none does not exist: create it (mkdir -p /srv/none)"),
         ("/etc/hither/exports:7: ", "/srv/f is not a directory"),
         ("note: /etc/hither/hither.conf: ", "nothing reads it"),
@@ -175,7 +175,8 @@ fn files_and_options_can_be_named() {
     }
 }
 
-/// What was found is told whatever else cannot be read, and nothing passes for right that was not looked at.
+/// Faults are reported even if other files cannot be read, and an unread file never counts as
+/// correct.
 #[test]
 fn what_cannot_be_read_hides_nothing() {
     let root = system(&[
@@ -206,7 +207,8 @@ fn what_cannot_be_read_hides_nothing() {
         "{checked:?}"
     );
     assert_eq!(verdict(&checked).unwrap_err().code, exit::USAGE);
-    // Nor is a directory that cannot be looked into (here: none at all), or a system that is not there.
+    // Nor is a directory that cannot be looked into (here: none at all), or a system that is not
+    // there.
     let root = system(&[("etc/hither", "")]);
     let checked = check(&args(&["--root", root.path().to_str().unwrap()])).unwrap();
     assert_eq!((checked.unread, verdict(&checked).unwrap_err().code), (2, exit::USAGE), "{checked:?}");

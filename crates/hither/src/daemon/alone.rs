@@ -1,7 +1,8 @@
 //! `hither daemon`: the stack of a mount with the socket for programs on top, and no mount.
 //!
-//! It needs no FUSE and mounts nothing, so it runs where that is not allowed. Programs that connect have their own rights as with a
-//! mount. What belongs to a mount point is not there: `hither stat` and its like, which find a daemon by it.
+//! It needs no FUSE and mounts nothing, so it runs where mounts are not allowed. Programs that
+//! connect have their own rights as with a mount. Features of mount points are missing: `hither
+//! stat` and similar commands find a daemon by its mount point.
 
 use super::{FAREWELL, LAZY_FAREWELL, Signals, connect, farewell, process};
 use crate::cli::DaemonArgs;
@@ -33,21 +34,21 @@ pub fn run(args: &DaemonArgs) -> Result<(), Failure> {
     result
 }
 
-/// What is wanted, as of a mount without a mount point.
+/// The requested job, as of a mount without a mount point.
 fn job(args: &DaemonArgs) -> Result<Job, String> {
     let source = Source::parse(&args.source)?;
     let mut wanted = Wanted::parse(&args.options, false)?;
     let path = std::path::absolute(&args.socket).map_err(|e| format!("{}: {e}", args.socket.display()))?;
     let refused = [
-        (wanted.socket.path.is_some(), "socket", "--socket says where it is"),
-        (!wanted.socket.offered, "nosocket", "there would be nothing to do"),
-        (wanted.metrics.is_some(), "metrics", "figures are those of mounts: mount it"),
-        (wanted.journal.is_some(), "writeback=journal", "conflicts are looked after by mounts: mount it"),
+        (wanted.socket.path.is_some(), "socket", "--socket gives its path"),
+        (!wanted.socket.offered, "nosocket", "the daemon offers nothing but the socket: leave it out"),
+        (wanted.metrics.is_some(), "metrics", "only mounts have figures: mount it"),
+        (wanted.journal.is_some(), "writeback=journal", "only mounts handle conflicts: mount it"),
         (wanted.remount, "remount", "remove it"),
         (wanted.background, "bg", "remove it, and start it by a unit or with &"),
     ];
     if let Some((_, option, why)) = refused.iter().find(|(given, ..)| *given) {
-        return Err(format!("option '{option}' has no place without a mount: {why}"));
+        return Err(format!("option '{option}' needs a mount: {why}"));
     }
     wanted.socket.path = Some(path);
     Ok(Job { source, dir: PathBuf::new(), wanted })
@@ -62,7 +63,7 @@ async fn live(job: &Job, log: &Log) -> Result<(), Failure> {
         client = connect(job, &mut voice, || Ok(())) => client?,
         () = signals.end(log) => return Err(Failure { code: exit::INTERRUPTED, line: "interrupted".into() }),
     };
-    let Some(bound) = socket else { return Err(Failure::system("the socket: none was made")) };
+    let Some(bound) = socket else { return Err(Failure::system("the socket was not made")) };
     let (listener, files) = bound.listen().map_err(system)?;
     let served = stack::programs(job, &client, None, listener).await;
     let served = served.map_err(|e| Failure::system(format!("the socket: {e}")))?;
@@ -73,13 +74,13 @@ async fn live(job: &Job, log: &Log) -> Result<(), Failure> {
     notify.ready();
     signals.end(log).await;
     notify.stopping();
-    // Nobody new comes; what programs have open is closed before the farewell.
+    // No further programs connect; files that programs have open are closed before the goodbye.
     drop(files);
     served.end(FAREWELL).await;
     let within = if job.wanted.lazy_close || job.wanted.delegated_close { LAZY_FAREWELL } else { FAREWELL };
     tokio::select! {
         () = farewell(&client, within) => {}
-        () = signals.end(log) => tracing::error!("second signal: what was not sent yet is lost"),
+        () = signals.end(log) => tracing::error!("second signal: unsent data is lost"),
     }
     Ok(())
 }
@@ -101,7 +102,7 @@ mod tests {
         for option in ["socket=/x", "nosocket", "metrics=127.0.0.1:9", "writeback=journal", "remount", "bg"] {
             let line = job_of(option).map(|_| ()).unwrap_err();
             let name = option.split('=').next().unwrap();
-            assert!(line.contains(name) && line.contains("has no place without a mount: "), "{line}");
+            assert!(line.contains(name) && line.contains("needs a mount: "), "{line}");
         }
         let job = job_of("vers=4.2,cache,socket-mode=0660").unwrap();
         assert_eq!(job.wanted.socket.path, Some("/run/s".into()));

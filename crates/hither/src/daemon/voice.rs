@@ -1,4 +1,4 @@
-//! What the daemon tells whoever started it, until the mount is usable.
+//! Messages of the daemon to the program that started it, until the mount is usable.
 
 use crate::exit::Failure;
 use crate::mount::Message;
@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Write;
 use std::time::Duration;
 
-/// Whom to tell.
+/// The receiver of messages.
 pub enum Voice {
     /// A foreground mount: the terminal.
     Terminal,
@@ -18,13 +18,14 @@ pub enum Voice {
 }
 
 impl Voice {
-    /// Leaves the session of the command and takes its pipe, which is standard output, away from whoever prints.
-    /// Until the mount is usable the death of the command ends this process.
+    /// Leaves the session of the command, and takes its pipe, which is standard output, away from
+    /// other printing code. Until the mount is usable, the death of the command ends this process.
     ///
     /// # Errors
     /// No standard output, no /dev/null.
     pub fn pipe() -> Result<Self, Failure> {
-        // Fails for a leader of a process group, as when started by hand: then there is no session to leave.
+        // Fails for a leader of a process group, as when started by hand: then there is no session
+        // to leave.
         let _ = rustix::process::setsid();
         let _ = set_parent_process_death_signal(Some(Signal::TERM));
         let fail = |e: rustix::io::Errno| Failure::system(format!("standard output: {e}"));
@@ -35,7 +36,7 @@ impl Voice {
         Ok(Self::Pipe(File::from(pipe)))
     }
 
-    /// Sends one message; false when nobody listens any more.
+    /// Sends one message; false when the receiver has gone.
     fn tell(&mut self, message: &Message) -> bool {
         let Self::Pipe(pipe) = self else { return true };
         let Ok(mut line) = serde_json::to_vec(message) else { return false };

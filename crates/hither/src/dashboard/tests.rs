@@ -1,4 +1,4 @@
-//! Who sees what, and that names stay names.
+//! Access to the page, and names that stay names.
 
 use super::*;
 use crate::metrics::endpoint::{self, Place};

@@ -1,4 +1,4 @@
-//! Measurements of this machine: the disk of a cache, and what the kernel is set to.
+//! Measurements of this machine: the disk of a cache, and the kernel's settings.
 
 use super::measured::{Kernel, LocalDisk, Spread, Throughput};
 use rustix::fs::{Advice, CWD, Mode, OFlags, fadvise, openat};
@@ -57,7 +57,7 @@ pub fn disk(dir: &Path) -> io::Result<LocalDisk> {
     })
 }
 
-/// What the kernel is and is set to.
+/// The kernel's version and settings.
 pub fn kernel(fuse_minor: Option<u32>) -> Kernel {
     let third = |name: &str| {
         let text = std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok()?;

@@ -1,4 +1,5 @@
-//! What the doctor measured: the words of `hither doctor --json`. Durations are in microseconds, `None` is "not measured".
+//! The doctor's measurements: the words of `hither doctor --json`. Durations are in microseconds,
+//! `None` is "not measured".
 
 use super::tcp::Tcp;
 use serde::Serialize;
@@ -7,7 +8,7 @@ use std::time::Duration;
 /// Everything.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Measured {
-    /// What was asked about.
+    /// The subject of the measurement.
     pub target: String,
     /// The server's address.
     pub server: String,
@@ -21,7 +22,7 @@ pub struct Measured {
     pub versions: Vec<Offered>,
     /// The version that the rest was measured with.
     pub version: Option<String>,
-    /// What the server agreed to.
+    /// The results of negotiation with the server.
     pub limits: Option<Limits>,
     /// The connection that was measured with, at the end.
     pub tcp: Option<Tcp>,
@@ -45,7 +46,7 @@ pub struct Measured {
     pub kernel: Kernel,
     /// The mount that was asked about, since it was made.
     pub mount: Option<Mix>,
-    /// What could not be measured, and why.
+    /// Measurements that failed, and the reasons.
     pub skipped: Vec<String>,
 }
 
@@ -126,7 +127,7 @@ pub struct LocalDisk {
     pub dir: String,
     /// Writing with fdatasync(2) at the end.
     pub write: Throughput,
-    /// Reading what the page cache has forgotten, as far as the file system lets it.
+    /// Reading data that the page cache has dropped, as far as the file system allows that.
     pub read: Throughput,
     /// Writes of 4 KiB with an fdatasync(2) each.
     pub sync_us: Spread,
@@ -147,7 +148,7 @@ pub struct Kernel {
     pub tcp_wmem_max_bytes: Option<u64>,
 }
 
-/// What a mount has done.
+/// The past work of a mount.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Mix {
     /// Where.
@@ -166,7 +167,7 @@ pub struct Mix {
     pub rtt_ms: u64,
     /// See `queue_ms`.
     pub execute_ms: u64,
-    /// Calls that carried data: READ and WRITE and what they are part of.
+    /// Calls that carried data: READ and WRITE and the compounds that contain them.
     pub bytes: u64,
     /// Writers that had to wait for room.
     pub pushbacks: u64,

@@ -1,4 +1,5 @@
-//! The round trip to a server: NULL calls of ONC RPC (RFC 5531) on a connection of their own, which touch no file and no disk.
+//! The round trip to a server: NULL calls of ONC RPC (RFC 5531) on a connection of their own, which
+//! touch no file and no disk.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -16,7 +17,7 @@ const NFS: u32 = 100_003;
 /// Longest reply to a NULL call that is believed.
 const REPLY_MAX_BYTES: usize = 1024;
 
-/// What the NULL calls showed.
+/// The results of the NULL calls.
 #[derive(Debug, Clone, Default)]
 pub struct Pings {
     /// From SYN to the end of the handshake.
@@ -49,7 +50,7 @@ pub async fn ping(server: SocketAddr) -> io::Result<Pings> {
         let spoken = timeout(PATIENCE, reply(&mut stream, xid)).await.map_err(|_| late("no answer"))??;
         Ok::<_, io::Error>((spoken, began.elapsed()))
     };
-    // The first calls also warm what lies between.
+    // The first calls also warm the way to the server.
     pings.v4 = call(4).await?.0;
     pings.v3 = call(3).await?.0;
     let version = if pings.v4 { 4 } else { 3 };
@@ -73,11 +74,11 @@ async fn reply(stream: &mut TcpStream, xid: u32) -> io::Result<bool> {
     let mark = stream.read_u32().await?;
     let len = (mark & 0x7fff_ffff) as usize;
     if len > REPLY_MAX_BYTES || mark >> 31 == 0 {
-        return Err(io::Error::new(ErrorKind::InvalidData, "what answers is not an RPC server"));
+        return Err(io::Error::new(ErrorKind::InvalidData, "the peer is not an RPC server"));
     }
     let mut record = vec![0; len];
     stream.read_exact(&mut record).await?;
-    spoken(&record, xid).ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a reply that is none"))
+    spoken(&record, xid).ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "an invalid reply"))
 }
 
 fn spoken(record: &[u8], xid: u32) -> Option<bool> {

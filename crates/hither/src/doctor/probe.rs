@@ -1,7 +1,8 @@
-//! Measurements at a server, with a client of its own and no mount: nothing is answered from a cache here.
+//! Measurements at a server, with a client of its own and no mount: nothing is answered from a
+//! cache here.
 //!
-//! Without leave to write (`--write`) nothing at the server changes. With it there is one file for a while, named
-//! `.hither-doctor-` and a number, which is removed whatever happens but a kill.
+//! Without leave to write (`--write`) nothing at the server changes. With it there is one file for
+//! a while, named `.hither-doctor-` and a number, which is removed in every case but a kill.
 
 use super::measured::{Limits, Measured, Offered, Spread, Throughput};
 use super::tcp;
@@ -78,7 +79,7 @@ pub async fn versions(job: &Job, addrs: &[SocketAddr], m: &mut Measured) -> Opti
     chosen
 }
 
-/// Gives up what the server keeps for us.
+/// Gives up the server's state for us.
 pub async fn leave(connected: &Connected) {
     let cx = cx_within(FAREWELL);
     let _ = tokio::time::timeout(FAREWELL, connected.vfs.shutdown(&cx)).await;
@@ -88,7 +89,7 @@ fn cx_within(time: Duration) -> Cx {
     Cx { deadline: Some(Instant::now() + time), ..Cx::new(Arc::new(Cred::root())) }
 }
 
-/// What is measured with.
+/// The tools of the measurement.
 pub struct Probe<'a> {
     pub connected: &'a Connected,
     /// Most bytes to move in each direction.
@@ -100,7 +101,7 @@ impl Probe<'_> {
         &self.connected.vfs
     }
 
-    /// Measures everything; what fails is noted.
+    /// Measures everything; failures are noted.
     pub async fn measure(&self, write: bool, m: &mut Measured) {
         let root = match self.vfs().root(&cx_within(PATIENCE)).await {
             Ok(root) => root.fh,
@@ -113,7 +114,7 @@ impl Probe<'_> {
         match write {
             true => {
                 if let Err(e) = self.writes(&root, m).await {
-                    m.skipped.push(format!("what needs a file of its own: {e}"));
+                    m.skipped.push(format!("writing, stable storage and the server's clock: {e}"));
                 }
             }
             false => {
@@ -299,7 +300,7 @@ impl Probe<'_> {
         Ok(best)
     }
 
-    /// What TCP knows of the connection at the end.
+    /// TCP's figures of the connection at the end.
     fn connection(&self, m: &mut Measured) {
         let stats = self.connected.stats.snapshot();
         m.calls = stats.transports.iter().map(|t| t.sends).sum();

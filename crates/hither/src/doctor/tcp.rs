@@ -1,8 +1,8 @@
-//! What the kernel knows of a TCP connection, whoever has it open: sock_diag(7) and TCP_INFO.
+//! The kernel's figures of a TCP connection of any process: sock_diag(7) and TCP_INFO.
 //!
-//! The connections of a mount belong to its daemon; asked by ports, the kernel tells of them all the same, inside one
-//! network name space. Layouts are those of the kernel's `linux/inet_diag.h` and `linux/tcp.h`: what an older kernel does
-//! not have is missing at the end.
+//! The connections of a mount belong to its daemon. Asked by ports, the kernel still reports them,
+//! inside one network name space. Layouts are those of the kernel's `linux/inet_diag.h` and
+//! `linux/tcp.h`: an older kernel's structures are shorter, and lack the fields at the end.
 
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
@@ -41,14 +41,15 @@ pub struct Tcp {
     pub segments_sent: u32,
     /// See `segments_sent`.
     pub segments_resent: u32,
-    /// Segments with data that came, and those among them that came out of order (losses on the way to us show here).
+    /// Segments with data that came, and those among them that came out of order (losses on the way
+    /// to us show here).
     pub segments_received: u32,
     /// See `segments_received`.
     pub segments_out_of_order: u32,
     /// Bytes a second at which the latest segments were delivered.
     pub delivery_bytes_per_s: u64,
-    /// Time in which there was something to send, and how much of it we waited for the receiver's window and for room in
-    /// our own buffer.
+    /// Time in which there was something to send, and how much of it we waited for the receiver's
+    /// window and for room in our own buffer.
     pub busy_us: u64,
     /// See `busy_us`.
     pub window_limited_us: u64,
@@ -182,7 +183,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
-    /// A connection of our own is found by its ports, with what went over it.
+    /// A connection of our own is found by its ports, with its byte counts.
     #[test]
     fn connections_are_found_by_their_ports() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

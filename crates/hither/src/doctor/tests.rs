@@ -1,4 +1,4 @@
-//! What numbers mean: each rule at its limit, from both sides.
+//! The meaning of numbers: each rule at its limit, from both sides.
 
 use super::measured::{Kernel, Limits, LocalDisk, Measured, Mix, Offered, Spread, Throughput};
 use super::tcp::Tcp;
@@ -70,7 +70,7 @@ fn only(m: &Measured, level: Level, part: Part, words: &str) {
 #[test]
 fn nothing_is_wrong_with_a_healthy_server() {
     assert_eq!(odd(&healthy()), []);
-    // All that was measured is told.
+    // All measurements are reported.
     assert!(judge(&healthy()).len() >= 7);
     assert_eq!(
         judge(&Measured { kernel: Kernel { fuse: true, ..Kernel::default() }, ..Measured::default() }),

@@ -1,8 +1,9 @@
-//! What the measurements mean, and what to change: rules over numbers, and nothing else.
+//! The meaning of the measurements, and the remedies: rules over numbers, and nothing else.
 //!
-//! How often messages may be lost is judged as Moran and others did for NFS over UDP ("Breaking Through the NFS Performance
-//! Barrier", 1990): retransmissions are tolerable as long as they add no more than a tenth to the mean time of a call, that is up to
-//! a tenth of that time for each time-out. Their 30 ms and 0.7 s made 0.42 %; here both are measured.
+//! How often messages may be lost is judged as Moran and others did for NFS over UDP ("Breaking
+//! Through the NFS Performance Barrier", 1990): retransmissions are tolerable as long as they add
+//! no more than a tenth to the mean time of a call, that is up to a tenth of that time for each
+//! time-out. Their 30 ms and 0.7 s made 0.42 %; here both are measured.
 
 use super::measured::{Measured, Mix};
 use super::tcp::Tcp;
@@ -27,7 +28,7 @@ pub enum Level {
 pub enum Part {
     /// This machine.
     Client,
-    /// What lies between.
+    /// The network between them.
     Network,
     /// The server.
     Server,
@@ -42,9 +43,9 @@ pub struct Finding {
     pub level: Level,
     /// See [`Part`].
     pub part: Part,
-    /// What was found, with its numbers.
+    /// The finding, with its numbers.
     pub what: String,
-    /// What to do about it.
+    /// The remedy.
     pub change: Option<String>,
 }
 
@@ -100,11 +101,15 @@ fn round_trips(m: &Measured, out: &mut Vec<Finding>) {
         note(
             Part::Network,
             what,
-            "what is not asked costs nothing: keep `chain` and `prefetch` on, use `cache`, and for trees that change \
+            "save round trips: keep `chain` and `prefetch` on, use `cache`, and for trees that change \
              seldom `consistency=bounded=SECONDS` or `frozen`",
         )
     } else if rtt.max > 10 * rtt.median.max(1) && rtt.max > 10_000 {
-        note(Part::Network, what, "some answers take far longer than most: look for a full link, a busy server or Wi-Fi")
+        note(
+            Part::Network,
+            what,
+            "some answers take far longer than most: look for a full link, a busy server or Wi-Fi",
+        )
     } else {
         fine(Part::Network, what)
     });
@@ -137,7 +142,7 @@ fn lost(tcp: &Tcp, calls: u64, mean_call_us: f64, whose: &str, out: &mut Vec<Fin
         problem(
             Part::Network,
             what,
-            "something loses packets: compare `ethtool -S` and `ip -s link` here, at the server and at the switches; \
+            "the network loses packets: compare `ethtool -S` and `ip -s link` here, at the server and at the switches; \
              check cables, duplex, and that the MTU is the same everywhere",
         )
     } else {
@@ -164,7 +169,7 @@ fn lost(tcp: &Tcp, calls: u64, mean_call_us: f64, whose: &str, out: &mut Vec<Fin
 fn windows(m: &Measured, out: &mut Vec<Finding>) {
     let rtt_us = m.rtt_us.map_or(0, |rtt| rtt.min);
     let needed = (u128::from(USUAL_BYTES_PER_S) * u128::from(rtt_us) / 1_000_000) as u64;
-    // The kernel uses about half of a receive buffer for what is not data.
+    // The kernel uses about half of a receive buffer for its own structures.
     for (name, room, what) in [
         ("tcp_rmem", m.kernel.tcp_rmem_max_bytes.map(|b| b / 2), "reads"),
         ("tcp_wmem", m.kernel.tcp_wmem_max_bytes.map(|b| b / 2), "writes"),
@@ -175,7 +180,7 @@ fn windows(m: &Measured, out: &mut Vec<Finding>) {
             out.push(note(
                 Part::Client,
                 format!(
-                    "1 Gbit/s over this round trip needs {} on their way, this machine allows {} for {what}",
+                    "1 Gbit/s over this round trip needs {} in flight, this machine allows {} for {what}",
                     bytes(needed),
                     bytes(room)
                 ),
@@ -251,7 +256,7 @@ fn offers(m: &Measured, out: &mut Vec<Finding>) {
         }
     }
     match m.delegation {
-        Some(true) => out.push(fine(Part::Server, "delegations are granted: what is open here is not asked for again".into())),
+        Some(true) => out.push(fine(Part::Server, "delegations are granted: files that are open here need no further questions".into())),
         Some(false) => out.push(note(
             Part::Server,
             "no delegation for an open file: each open of a file that is cached costs a round trip".into(),
@@ -272,12 +277,13 @@ fn stable_storage(m: &Measured, out: &mut Vec<Finding>) {
         duration(unstable.median)
     );
     let more = stable.median.saturating_sub(unstable.median);
-    // The fastest drives with a write cache that survives power cuts take some 20 µs to acknowledge a flush.
+    // The fastest drives with a write cache that survives power cuts take some 20 µs to acknowledge
+    // a flush.
     out.push(if more < 20.max(unstable.median / 20) {
         note(
             Part::Disk,
             format!("{what}: no difference"),
-            "the server has memory that survives a power cut, or it acknowledges what a power cut takes away: look for \
+            "the server has memory that survives a power cut, or it acknowledges data that a power cut destroys: look for \
              `async` in its exports(5), sync=disabled of ZFS, nobarrier, and disks that lie about their cache",
         )
     } else if stable.median > SLOW_STABLE_US {
@@ -366,7 +372,7 @@ fn mounted(m: &Measured, mix: &Mix, out: &mut Vec<Finding>) {
                 "{} calls timed out and {} connections were lost since the mount",
                 mix.timeouts, mix.drops
             ),
-            "the server or the network was away: the log of the mount says when",
+            "the server or the network was unreachable: the log of the mount has the times",
         ));
     }
     if mix.pushbacks > 0 {
@@ -405,13 +411,13 @@ fn bottleneck(m: &Measured, mix: &Mix) -> Option<Finding> {
             travel,
             Part::Network,
             "travelling to the server and back",
-            "what is not asked costs nothing: `cache`, `consistency=`, `prefetch`; nothing is slow by itself",
+            "save round trips: `cache`, `consistency=`, `prefetch`; no part is slow by itself",
         ),
         (
             moving,
             Part::Network,
             "moving bytes at the speed that was measured",
-            "a disk cache (`cache`) for what is read again; a faster link",
+            "a disk cache (`cache`) for data that is read again; a faster link",
         ),
         (server, Part::Server, "in the server", "look at its disk (`iostat -x 1`), its threads and its load"),
     ];

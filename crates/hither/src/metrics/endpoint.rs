@@ -1,7 +1,9 @@
-//! Where a mount's figures can be fetched over HTTP: `metrics=ADDRESS:PORT` or `metrics=/SOCKET`, and `--dashboard`.
+//! Where a mount's figures can be fetched over HTTP: `metrics=ADDRESS:PORT` or `metrics=/SOCKET`,
+//! and `--dashboard`.
 //!
-//! It serves a page, `/metrics`, or whatever pages a [`Site`] has, to as few and as patient readers as Prometheus is: a request of a few lines, one answer,
-//! the end. Whoever sends more, or nothing, is cut off. It knows nothing of the pages but how to ask for them.
+//! It serves a page, `/metrics`, or the pages of a [`Site`], to readers that are as few and as
+//! patient as Prometheus: a request of a few lines, one answer, the end. A reader that sends more,
+//! or nothing, is cut off. It knows nothing of the pages but the way to ask for them.
 
 use crate::turn::Turn;
 use std::io;
@@ -27,9 +29,9 @@ pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
 /// Answers GET and HEAD.
 pub type Site = Arc<dyn Fn(&Request<'_>) -> Reply + Send + Sync>;
 
-/// What is asked for. What is not UTF-8 is empty.
+/// The requested path. A path that is not UTF-8 is empty.
 pub struct Request<'a> {
-    /// Without what follows a `?`.
+    /// Without the part behind a `?`.
     pub path: &'a str,
     /// That.
     pub query: &'a str,
@@ -49,7 +51,7 @@ pub struct Reply {
     pub body: String,
 }
 
-/// What Prometheus expects.
+/// The content type that Prometheus expects.
 const PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 impl Reply {
@@ -115,7 +117,7 @@ impl Drop for Socket {
     }
 }
 
-/// Takes a place. What a dead daemon left there is replaced, nothing else.
+/// Takes a place. A file that a dead daemon left there is replaced, nothing else.
 ///
 /// # Errors
 /// It is taken, or not to be had.
@@ -211,7 +213,7 @@ async fn accept(listener: Listener, site: Site, patience: Duration) {
     }
 }
 
-/// One request, one answer. What goes wrong is the reader's affair.
+/// One request, one answer. Errors concern the reader only.
 async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, site: Site, patience: Duration) {
     let Ok(Ok(head)) = tokio::time::timeout(patience, head(&mut stream)).await else { return };
     let mut lines = head.split(|&b| b == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));

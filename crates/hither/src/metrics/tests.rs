@@ -1,4 +1,4 @@
-//! The page is well formed and documented, and the endpoint answers whoever asks properly.
+//! The page is well formed and documented, and the endpoint answers every proper request.
 
 use super::endpoint::{Place, bind};
 use super::*;
@@ -102,14 +102,14 @@ async fn readers_get_the_page_and_nothing_else() {
     assert!(ask(&path, "GET /etc/passwd HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 404 "));
     assert!(ask(&path, "POST /metrics HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 405 "));
     assert_eq!(ask(&path, &"x".repeat(9000)).await, "", "a request without end is cut off");
-    // Somebody who lives keeps his place; what the dead left is replaced.
+    // A live daemon keeps its place; the file of a dead one is replaced.
     assert!(bind(&place).await.is_err());
     drop(endpoint);
     assert!(!path.exists());
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let _again = bind(&place).await.unwrap().serve(page());
     assert!(ask(&path, "GET / HTTP/1.1\r\n\r\n").await.contains("/metrics"));
-    // A file of somebody's is not ours to remove.
+    // A user's file is not ours to remove.
     let file = dir.path().join("file");
     std::fs::write(&file, "x").unwrap();
     assert!(bind(&Place::Unix(file.clone())).await.is_err());

@@ -1,4 +1,4 @@
-//! What each option does to [`Wanted`]: one function an option, checking its value.
+//! The action of each option on [`Wanted`]: one function an option, checking its value.
 //!
 //! A function returns the part of the error line after `option 'name=value': `.
 
@@ -313,7 +313,7 @@ fn size(value: &str, low: u64, high: u64) -> Result<u64, String> {
 /// The size of a disk cache, as `cache-size=` has it, down to 1 MiB.
 ///
 /// # Errors
-/// A line with what was expected.
+/// A line with the expected form.
 pub fn bytes(value: &str) -> Result<u64, String> {
     size(value, 1 << 20, 1 << 50)
 }
@@ -323,10 +323,10 @@ pub fn meta_cache_size(w: &mut Wanted, value: &str) -> Done {
     Ok(())
 }
 
-/// Where the cache is when nobody says.
+/// The default directory of the cache.
 pub const CACHE_DIR: &str = "/var/cache/hither";
 
-/// Where journals are when nobody says: what is below it is not thrown away when room is wanted.
+/// The default directory of journals: files below it are not deleted to make room.
 pub const JOURNAL_DIR: &str = "/var/lib/hither";
 
 pub fn cache(w: &mut Wanted, value: &str) -> Done {
@@ -492,8 +492,7 @@ pub fn local_lock(_: &mut Wanted, value: &str) -> Done {
     match value {
         "none" => Ok(()),
         "all" | "flock" | "posix" => {
-            Err("whether locks are local follows from the version: with vers=3 all are, with vers=4.x none"
-                .into())
+            Err("the version decides whether locks are local: with vers=3 all are, with vers=4.x none".into())
         }
         _ => Err("expected none".into()),
     }

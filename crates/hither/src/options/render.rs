@@ -43,11 +43,12 @@ pub fn help() -> String {
             }
         }
     }
-    text.push_str("\ndocs/CONFIGURATION.md says more about each.\n");
+    text.push_str("\ndocs/CONFIGURATION.md has the details.\n");
     text
 }
 
-/// Appends `words` after `lead`, broken at 100 columns; further lines are indented as far as `lead`.
+/// Appends `words` after `lead`, broken at 100 columns; further lines are indented as far as
+/// `lead`.
 fn wrap(text: &mut String, lead: &str, words: &str) {
     let indent = " ".repeat(lead.len());
     let mut line = lead.to_string();

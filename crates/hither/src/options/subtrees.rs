@@ -1,7 +1,8 @@
 //! `subtree=PATH:MODE`: directories with a consistency of their own.
 //!
-//! Each mode that is not the mount's own is a *part*: the options as they would be of a mount with `consistency=` of that mode, so
-//! that what stands on a part is made of the same options as a whole mount.
+//! Each mode that is not the mount's own is a *part*: the options of a mount with `consistency=` of
+//! that mode. The layers above a part are therefore made from the same options as those of a whole
+//! mount.
 
 use super::{Consistency, Versions, Wanted};
 use crate::stack::subtrees::Rules;
@@ -9,7 +10,7 @@ use hither_nfs::{AttrCache, LookupCache, Version};
 use hither_vfs::Name;
 use std::fmt;
 
-/// Modes besides the mount's own: each has its share of what is kept in memory.
+/// Modes besides the mount's own: each has its share of the memory.
 const PARTS_MAX: usize = 7;
 
 /// One `subtree=`.
@@ -50,7 +51,7 @@ pub(super) fn take(w: &mut Wanted, value: &str) -> Result<(), String> {
     let names =
         Name::of_path(path).map_err(|_| "expected a path below the mounted directory, without '..'")?;
     if names.is_empty() {
-        return Err(format!("it names all that is mounted: write consistency={mode}"));
+        return Err(format!("it names the root of the mount: write consistency={mode}"));
     }
     w.subtrees.retain(|other| other.names != names);
     w.subtrees.push(Subtree { names, mode, part: 0 });
@@ -77,14 +78,16 @@ impl Wanted {
         (rule, part.unwrap_or(self))
     }
 
-    /// With subtrees, for those who are shown what is in effect: the mount's own mode where the options of nfs(5) have no word for it, and all rules.
+    /// With subtrees, for displays of the options in effect: the mount's own mode where the options
+    /// of nfs(5) have no word for it, and all rules.
     pub fn modes(&self) -> Vec<String> {
         let own = self.consistency.filter(|own| matches!(own, Consistency::Bounded(_) | Consistency::Frozen));
         let own = own.filter(|_| !self.subtrees.is_empty()).map(|own| format!("consistency={own}"));
         own.into_iter().chain(self.subtrees.iter().map(Subtree::to_string)).collect()
     }
 
-    /// How long the server's answers hold, and which names: as the options of nfs(5) say where parts differ, each of which then says for itself.
+    /// How long the server's answers hold, and which names: as the options of nfs(5) say where
+    /// parts differ, each of which then says for itself.
     pub fn told(&self) -> (AttrCache, LookupCache) {
         self.told.unwrap_or((self.attr_cache, self.lookup_cache))
     }

@@ -13,14 +13,14 @@ pub enum Arg {
     Optional(&'static str),
 }
 
-/// What an option does.
+/// The action of an option.
 #[derive(Clone, Copy)]
 pub enum Act {
-    /// Checks the value and changes what is wanted.
+    /// Checks the value and changes the settings.
     Set(fn(&mut Wanted, &str) -> Result<(), String>),
     /// Accepted so that existing fstab lines work; nothing changes.
     Ignore,
-    /// Refused with what to do instead: ignoring it would break its promise.
+    /// Refused with a remedy: ignoring it would break its promise.
     Refuse(&'static str),
 }
 
@@ -29,15 +29,15 @@ pub enum Act {
 pub enum Group {
     /// How the server is reached.
     Reach,
-    /// What happens when it does not answer.
+    /// Behaviour with a server that does not answer.
     Recovery,
     /// Sizes.
     Transfer,
     /// Attribute and name cache.
     Attributes,
-    /// Round trips saved: what is asked together, brought ahead, sent later.
+    /// Saved round trips: shared messages, prefetching, delayed writes.
     Latency,
-    /// What is kept on a local disk.
+    /// Data that is kept on a local disk.
     Disk,
     /// Identity, ACLs, locks.
     Access,
@@ -74,15 +74,15 @@ pub struct Def {
     pub also: &'static [&'static str],
     /// Its value.
     pub arg: Arg,
-    /// What holds without the option; empty when that says nothing.
+    /// The value that holds without the option; empty if there is none.
     pub default: &'static str,
     /// Where it is listed.
     pub group: Group,
     /// Set of words of which only one may be given; `None`: the last one given counts.
     pub rivals: Option<&'static str>,
-    /// What it does, in one sentence without a full stop.
+    /// Its help, in one phrase without a full stop.
     pub help: &'static str,
-    /// What it does.
+    /// Its action.
     pub act: Act,
 }
 
@@ -161,12 +161,12 @@ pub const OPTIONS: &[Def] = &[
         .help("calls wait until the server answers; the waiting program can be interrupted"),
     keyword("soft", Recovery, apply::soft)
         .rivals("recovery")
-        .help("calls fail with EIO after retrans retries; a program that ignores it loses data"),
+        .help("calls fail with EIO after retrans retries; a program that ignores the error loses data"),
     keyword("softerr", Recovery, apply::softerr)
         .rivals("recovery")
         .help("as soft, but calls fail with ETIMEDOUT"),
     valued("timeo", "TENTHS", "600", Recovery, apply::timeo)
-        .help("tenths of a second until a call is sent again; each retry waits longer by as much"),
+        .help("tenths of a second until a call is sent again; each retry adds the same time"),
     valued("retrans", "N", "2", Recovery, apply::retrans)
         .help("retries before a soft mount gives up and a hard one reports that the server does not answer"),
     // Transfer sizes.
@@ -176,50 +176,50 @@ pub const OPTIONS: &[Def] = &[
         .help("most bytes in one WRITE: a multiple of 1024 up to 1048576"),
     // Attributes and names kept by the client.
     valued("acregmin", "SECONDS", "3", Attributes, apply::acregmin)
-        .help("least time for which attributes of files are believed"),
+        .help("minimum lifetime of cached attributes of files"),
     valued("acregmax", "SECONDS", "60", Attributes, apply::acregmax)
-        .help("most time for which attributes of files are believed"),
+        .help("maximum lifetime of cached attributes of files"),
     valued("acdirmin", "SECONDS", "30", Attributes, apply::acdirmin)
-        .help("least time for which attributes of directories are believed"),
+        .help("minimum lifetime of cached attributes of directories"),
     valued("acdirmax", "SECONDS", "60", Attributes, apply::acdirmax)
-        .help("most time for which attributes of directories are believed"),
+        .help("maximum lifetime of cached attributes of directories"),
     valued("actimeo", "SECONDS", "", Attributes, apply::actimeo)
         .help("sets acregmin, acregmax, acdirmin and acdirmax to one value"),
     keyword("ac", Attributes, apply::ac)
         .rivals("ac")
         .default("on")
-        .help("attributes are kept as these times say"),
+        .help("attributes are cached for these times"),
     keyword("noac", Attributes, apply::noac)
         .rivals("ac")
-        .help("no attributes are kept, and every write is stable before it returns"),
+        .help("no attributes are cached, and every write is stable before it returns"),
     valued("lookupcache", "MODE", "all", Attributes, apply::lookupcache)
-        .help("names that are kept: all (also that a name is absent), pos (present ones only) or none"),
+        .help("cached names: all (also absent ones), pos (present ones only) or none"),
     keyword("cto", Attributes, apply::cto)
         .rivals("cto")
         .default("on")
         .help("close-to-open: opening a file asks the server whether it changed"),
     keyword("nocto", Attributes, apply::nocto)
         .rivals("cto")
-        .help("opening a file believes kept attributes; for trees that nobody changes"),
+        .help("opening a file relies on cached attributes; for trees that do not change"),
     keyword("rdirplus", Attributes, apply::rdirplus)
         .optional("none|force")
         .rivals("rdirplus")
         .default("on")
-        .help("listing a directory brings attributes and handles along"),
+        .help("listing a directory fetches attributes and filehandles as well"),
     keyword("nordirplus", Attributes, apply::nordirplus)
         .rivals("rdirplus")
-        .help("listing a directory brings names only"),
+        .help("listing a directory fetches names only"),
     valued("acnegmax", "SECONDS", "60; names never asked for: 1", Attributes, apply::acnegmax).help(
-        "most time for which a name is believed to be absent since the server confirmed it; an option of hither's own",
+        "maximum age of an absent name since the server confirmed it; an option of hither's own",
     ),
     valued("consistency", "MODE", "close-to-open", Attributes, apply::consistency).help(
-        "close-to-open (cto), bounded=SECONDS (nothing is older; opens do not ask), frozen (nothing ever \
-         changes: for datasets and releases) or strict (every call asks the server, but for what a delegation covers; writes are there \
-         when they return); instead of cto, ac* and noac",
+        "close-to-open (cto), bounded=SECONDS (no data is older; opens do not ask), frozen (the export never changes: for \
+         datasets and releases) or strict (every call asks the server unless a delegation covers the file, and writes are \
+         at the server when they return); replaces cto, ac* and noac",
     ),
     valued("subtree", "PATH:MODE", "", Attributes, apply::subtree).help(
-        "the directory PATH of what is mounted, which need not be there yet, and all below it have this mode of consistency=; may be given \
-         several times, the longest path counts. With a comma in it PATH:MODE is written in double quotes",
+        "consistency= mode of the directory PATH of the mount and of all files below it; PATH may appear later; may be given \
+         several times, and the longest path counts; a value with a comma stands in double quotes",
     ),
     valued("meta-cache-size", "SIZE", "256M", Attributes, apply::meta_cache_size)
         .help("memory for names, attributes and directories, with K, M, G or T"),
@@ -227,92 +227,92 @@ pub const OPTIONS: &[Def] = &[
     keyword("chain", Latency, apply::chain)
         .rivals("chain")
         .default("on")
-        .help("a whole path is looked up in one round trip, found out from the calling program"),
+        .help("a whole path, read from the calling program, is looked up in one round trip"),
     keyword("nochain", Latency, apply::nochain)
         .rivals("chain")
-        .help("names are looked up one by one, as the kernel hands them over"),
-    valued("chain-max", "N", "what the server takes", Latency, apply::chain_max)
-        .help("most names looked up in one compound"),
+        .help("names are looked up one by one, as the kernel asks for them"),
+    valued("chain-max", "N", "the server's limit", Latency, apply::chain_max)
+        .help("maximum names looked up in one compound"),
     valued("prefetch", "WHAT", "small", Latency, apply::prefetch)
-        .help("small (a directory's small files are brought when one is opened and they are few, or when several are) or off"),
+        .help("small (an open fetches the directory's other small files as well, if they are few or several are opened) or off"),
     valued("dirty-max", "SIZE", "256M", Latency, apply::dirty_max)
-        .help("bytes written here that wait to be sent; writers wait beyond that"),
+        .help("limit of delayed writes in bytes; at the limit writers wait"),
     valued("dirty-age", "SECONDS", "5", Latency, apply::dirty_age)
-        .help("time after which written bytes are sent even when nobody asks"),
+        .help("maximum time that written bytes wait before they are sent"),
     valued("close", "HOW", "wait", Latency, apply::close)
-        .help("wait (close returns when everything is on stable storage), delegated (it waits only for files that others may look at meanwhile: not for those that the server has delegated, or leased with vers=nqnfs, for writing) or lazy (it is sent up to dirty-age later: a crash loses it, others see it late)"),
+        .help("wait (close returns when the data is on stable storage), delegated (close waits only for files without a write delegation, or without a write lease with vers=nqnfs) or lazy (the data is sent up to dirty-age later: a crash loses it, other clients see it late)"),
     valued("writeback", "WHERE", "memory", Latency, apply::writeback).help(
-        "memory (what write(2) has taken is lost when the daemon is killed before fsync or close) or journal (it is on the local disk \
-         before write(2) returns, and sent at the next mount)",
+        "memory (a killed daemon loses data that was neither fsynced nor closed) or journal (the data is on the local disk \
+         before write(2) returns, and after a crash the next mount sends it)",
     ),
     keyword("exclusive", Latency, apply::exclusive).help(
-        "nobody else uses what is mounted: with writeback=journal, fsync and close return when the local disk has it, and the server gets it later",
+        "no other client uses the export: with writeback=journal, fsync and close return when the local disk has the data, and the server gets it later",
     ),
     valued("creates", "WHERE", "server", Latency, apply::creates).help(
-        "server or here (with writeback=journal,exclusive: new files, directories and symbolic links are in the journal when their call returns, and go to the server later, several in one message; what is removed is gone at once)",
+        "server or here (with writeback=journal,exclusive: new files, directories and symbolic links are in the journal when their call returns, and are sent later, several in one message; removals are done here at once)",
     ),
     valued("journal-dir", "DIR", "that of cache, or /var/lib/hither", Latency, apply::journal_dir)
-        .help("the directory below which the journal of writeback=journal is"),
+        .help("parent directory of the journal of writeback=journal"),
     // The disk cache.
     keyword("cache", Disk, apply::cache)
         .optional("DIR")
         .rivals("cache")
-        .help("what was read is kept on a local disk, in DIR (/var/cache/hither), and used after the server said it is unchanged"),
-    keyword("nocache", Disk, apply::nocache).rivals("cache").default("on").help("nothing is kept on a local disk"),
+        .help("read data is kept on a local disk, in DIR (/var/cache/hither), and used when the server has confirmed it"),
+    keyword("nocache", Disk, apply::nocache).rivals("cache").default("on").help("no read data is kept on a local disk"),
     keyword("fsc", Disk, apply::fsc).optional("TAG").rivals("cache").help("as cache, without a directory of its own"),
     keyword("nofsc", Disk, apply::nocache).rivals("cache").help("as nocache"),
     valued("cache-size", "SIZE", "10G", Disk, apply::cache_size)
-        .help("most that this mount keeps; from cache-soft= of it on, something goes, as cache-policy= says"),
+        .help("maximum size of this mount's data; eviction starts at cache-soft= percent, in the order of cache-policy="),
     valued("cache-dir-size", "SIZE", "no limit", Disk, apply::cache_dir_size).help(
-        "most that DIR keeps of all mounts: give it to each that shares DIR; from cache-soft= of it on, what no mount uses goes first, then something of each",
+        "maximum size of DIR over all mounts: give it to each mount that shares DIR; eviction starts at cache-soft= percent, with data that no mount uses, then with a share of each mount",
     ),
     valued("cache-soft", "PERCENT", "90", Disk, apply::cache_soft)
-        .help("the soft limit, as a part of cache-size= and of cache-dir-size="),
+        .help("the soft limit, in percent of cache-size= and of cache-dir-size="),
     valued("cache-policy", "POLICY", "lru", Disk, apply::cache_policy).help(
-        "what goes first: lru (what was not used for longest, a tenth at a time), s3-fifo (what was read once; for large scans), gdsf \
-         (what is large and seldom used, so that most files are found; for sizes that differ)",
+        "eviction order: lru (unused for longest first, a tenth at a time), s3-fifo (read once first; for large scans), gdsf \
+         (large and seldom used first, so that most files are found; for sizes that differ)",
     ),
     valued("cache-min-free", "SIZE", "1G", Disk, apply::cache_min_free)
-        .help("space that the cache leaves free in the file system it is in"),
+        .help("space that the cache leaves free in its file system"),
     valued("cache-min-file", "SIZE", "1", Disk, apply::cache_min_file).help("smaller files are not kept"),
     valued("cache-max-file", "SIZE", "16 × cache-size", Disk, apply::cache_max_file)
         .help("larger files are not kept"),
     valued("cache-age", "SECONDS", "30", Disk, apply::cache_age)
-        .help("files that changed less long ago are not kept: the server's clock may hide that they change again"),
+        .help("files that changed more recently are not kept: the server's clock may hide a second change"),
     valued("fill", "WHEN", "idle", Disk, apply::fill)
-        .help("files that were read by more than a tenth are completed: idle (while nobody asks for anything else), BYTES/s, or off"),
+        .help("files of which more than a tenth was read are completed: idle (while the mount has no other requests), BYTES/s, or off"),
     keyword("cache-read-only", Disk, apply::cache_read_only)
-        .help("what the cache has is used; nothing is added or removed"),
+        .help("cached data is used; nothing is added or removed"),
     // Access and identity.
-    valued("sec", "FLAVOR", "sys", Access, apply::sec).help("security flavor: sys, or a list that has it"),
+    valued("sec", "FLAVOR", "sys", Access, apply::sec).help("security flavor: sys, or a list that contains it"),
     keyword("acl", Access, apply::acl)
         .rivals("acl")
         .default("on")
         .help("NFSv4 ACLs are offered as the attribute system.nfs4_acl"),
     keyword("noacl", Access, apply::noacl)
         .rivals("acl")
-        .help("no ACLs are offered; the server obeys them all the same"),
+        .help("no ACLs are offered; the server still enforces them"),
     valued("idmap_domain", "DOMAIN", "idmapd.conf, else DNS", Access, apply::idmap_domain)
         .help("domain of the names user@domain that NFSv4 servers send; an option of hither's own"),
     // The mount command.
     valued("retry", "MINUTES", "2; with bg 10000", Command, apply::retry)
-        .help("how long the mount is tried while the server cannot be reached; 0 tries once"),
+        .help("time for which the mount is tried while the server cannot be reached; 0 tries once"),
     keyword("bg", Command, apply::bg)
         .rivals("bg")
-        .help("when the first attempt fails, go on trying in the background and report success"),
+        .help("if the first attempt fails, go on trying in the background and report success"),
     keyword("fg", Command, apply::fg).rivals("bg").default("on").help("try in the foreground"),
     valued("metrics", "ADDRESS:PORT|SOCKET", "", Command, apply::metrics)
-        .help("the figures of `hither stat` for Prometheus, over HTTP on a TCP address or a UNIX socket (/PATH, mode 0600)"),
+        .help("serve the figures of `hither stat` for Prometheus, over HTTP on a TCP address or a UNIX socket (/PATH, mode 0600)"),
     valued("socket", "PATH", "/run/hither/MAJOR:MINOR.programs", Command, apply::socket)
         .rivals("socket")
-        .help("where programs reach the mount without the kernel (docs/SOCKET.md)"),
-    keyword("nosocket", Command, apply::nosocket).rivals("socket").help("there is no socket for programs"),
+        .help("path of the socket by which programs reach the mount without the kernel (docs/SOCKET.md)"),
+    keyword("nosocket", Command, apply::nosocket).rivals("socket").help("no socket for programs"),
     valued("socket-mode", "MODE", "0600", Command, apply::socket_mode)
-        .help("permissions of the socket, in octal: who may write to it may connect, with his own rights on the files"),
+        .help("permissions of the socket, in octal: users who may write to it may connect, with their own rights on the files"),
     valued("socket-group", "GROUP", "", Command, apply::socket_group).help("group of the socket, by name or number"),
     keyword("sloppy", Command, apply::sloppy).help("ignore unknown options (also mount -s)"),
     keyword("remount", Command, apply::remount)
-        .help("change the flags of an existing mount (ro, rw, nosuid, ...); other options stay as they are"),
+        .help("change the flags of an existing mount (ro, rw, nosuid, ...); other options stay unchanged"),
     // The mount point.
     keyword("ro", Generic, apply::ro).help("read only"),
     keyword("rw", Generic, apply::rw).default("on").help("readable and writable"),
@@ -331,9 +331,9 @@ pub const OPTIONS: &[Def] = &[
         .default("on")
         .help("writes are on the server's stable storage when fsync(2) or close(2) returns"),
     keyword("dirsync", Generic, apply::dirsync)
-        .help("set for mount(8)'s sake: directory changes are synchronous at the server anyway"),
+        .help("accepted for mount(8): directory changes are always synchronous at the server"),
     keyword("nodirsync", Generic, apply::nodirsync).help("clears dirsync"),
-    keyword("noatime", Generic, apply::noatime).help("as mount(8); access times are the server's either way"),
+    keyword("noatime", Generic, apply::noatime).help("as mount(8); the server keeps access times either way"),
     keyword("atime", Generic, apply::atime).help("as mount(8)"),
     keyword("relatime", Generic, apply::relatime).help("as mount(8)").also(&["norelatime"]),
     keyword("strictatime", Generic, apply::strictatime).help("as mount(8)").also(&["nostrictatime"]),
@@ -344,10 +344,10 @@ pub const OPTIONS: &[Def] = &[
     // Accepted without effect.
     harmless("defaults", "the defaults hold anyway"),
     harmless("_netdev", "systemd and mount(8) read it: the mount needs the network"),
-    harmless("nofail", "systemd and mount(8) read it: failing is not fatal to booting"),
+    harmless("nofail", "systemd and mount(8) read it: a failure does not stop booting"),
     harmless("auto", "mount(8) reads it: `mount -a` mounts it"),
     harmless("noauto", "mount(8) reads it: `mount -a` leaves it out"),
-    harmless("user", "mount(8) reads it; mounting needs root all the same"),
+    harmless("user", "mount(8) reads it; mounting still needs root"),
     harmless("nouser", "mount(8) reads it"),
     harmless("users", "mount(8) reads it").also(&["nousers"]),
     harmless("owner", "mount(8) reads it").also(&["noowner", "group", "nogroup"]),
@@ -361,8 +361,8 @@ pub const OPTIONS: &[Def] = &[
     harmless("intr", "waiting programs can always be interrupted").also(&["nointr"]),
     harmless("tcp", "TCP is the only transport"),
     harmless("clientaddr", "callbacks use the connection of the mount (NFSv4.1)"),
-    valued("mountproto", "NETID", "", Group::Harmless, apply::mountproto).help("tcp is spoken anyway"),
-    valued("mountvers", "N", "", Group::Harmless, apply::mountvers).help("3 is spoken anyway"),
+    valued("mountproto", "NETID", "", Group::Harmless, apply::mountproto).help("tcp is always used"),
+    valued("mountvers", "N", "", Group::Harmless, apply::mountvers).help("3 is always used"),
     valued("max_connect", "N", "", Group::Harmless, apply::max_connect)
         .help("one server address is used, over nconnect connections"),
     valued("xprtsec", "POLICY", "", Group::Harmless, apply::xprtsec).help("none: no transport security"),
@@ -373,8 +373,8 @@ pub const OPTIONS: &[Def] = &[
     harmless("lock", "with vers=4.x locks are the server's; refused with vers=3").rivals("lock"),
     harmless("nosharecache", "every mount has a cache of its own").rivals("sharecache"),
     harmless("sharecache", "every mount has a cache of its own").rivals("sharecache"),
-    harmless("nosoftreval", "nothing is served from a cache past its time"),
-    harmless("migration", "accepted for NFSv4.0's sake").also(&["nomigration"]),
+    harmless("nosoftreval", "cached attributes are never used after they expire"),
+    harmless("migration", "they concern NFSv4.0 only").also(&["nomigration"]),
     harmless("notrunkdiscovery", "one server address is used").also(&["trunkdiscovery"]),
     harmless("allow_other", "all users have access, as their permissions at the server say"),
     // Refused.
@@ -382,10 +382,10 @@ pub const OPTIONS: &[Def] = &[
     refused("rdma", "there is no RDMA transport; use proto=tcp"),
     refused(
         "softreval",
-        "kept attributes are not used past their time; leave it out, or give larger ac* times",
+        "cached attributes are not used after they expire; leave it out, or give larger ac* times",
     ),
-    refused("mounthost", "the MOUNT service is asked for at the server itself; leave it out"),
-    refused("namlen", "the server says how long names may be; leave it out"),
+    refused("mounthost", "the MOUNT service of the server itself is used; leave it out"),
+    refused("namlen", "the server limits the length of names; leave it out"),
     refused("context", "SELinux contexts of a whole mount are not supported; leave it out").also(&[
         "fscontext",
         "defcontext",

@@ -104,7 +104,7 @@ fn noac_means_no_cache_and_stable_writes() {
     assert_eq!(refusal("noac,actimeo=3"), "options 'noac' and 'actimeo=3' contradict each other: keep one");
 }
 
-/// Every refusal is one line that says what to write instead.
+/// Every refusal is one line with a remedy.
 #[test]
 fn refusals_name_the_right_option() {
     for (list, line) in [
@@ -130,7 +130,7 @@ fn refusals_name_the_right_option() {
         ("proto=rdma", "option 'proto=rdma': NFS over RDMA is not supported: use proto=tcp"),
         ("udp", "option 'udp' is not supported: NFS over UDP loses data under load; use proto=tcp"),
         ("cache=here", "option 'cache=here': expected an absolute path"),
-        ("cache-age=1", "option 'cache-age' says something about a disk cache: give 'cache' as well"),
+        ("cache-age=1", "option 'cache-age' concerns a disk cache: give 'cache' as well"),
         ("cache,nofsc", "options 'cache' and 'nofsc' contradict each other: keep one"),
         ("mountvers=1", "option 'mountvers=1': only MOUNT version 3 is spoken: use mountvers=3"),
         ("acregmin=90", "acregmin=90 exceeds acregmax=60: give a larger acregmax"),

@@ -11,8 +11,8 @@ pub fn addresses_of(host: &str) -> Vec<IpAddr> {
     (host, 0).to_socket_addrs().map(|all| all.map(|a| a.ip().to_canonical()).collect()).unwrap_or_default()
 }
 
-/// Names of an address that lead back to it: whoever answers for the address alone could claim any
-/// name.
+/// Names of an address that lead back to it: the owner of the address's reverse zone could
+/// otherwise claim any name.
 pub fn names_of(client: IpAddr) -> Vec<String> {
     let answer = getent("hosts", &client.to_string()).unwrap_or_default();
     let mut names = names_in(&answer);
@@ -33,7 +33,7 @@ fn getent(database: &str, key: &str) -> Option<String> {
         Ok(answer) if answer.status.success() => String::from_utf8(answer.stdout).ok(),
         Ok(_) => None,
         Err(e) => {
-            tracing::warn!("getent, which tells names of clients and netgroups, cannot be run: {e}");
+            tracing::warn!("getent, which finds names of clients and netgroups, cannot be run: {e}");
             None
         }
     }

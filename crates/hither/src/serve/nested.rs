@@ -42,8 +42,8 @@ impl Mount {
     }
 }
 
-/// All mounts. Of several at one place the one that is seen. A directory that is bound to itself, as
-/// units of systemd have many, lies over nothing and is left out.
+/// All mounts. Of several at one place the one that is seen. A directory that is bound to itself,
+/// as units of systemd have many, lies over nothing and is left out.
 pub fn mounts() -> io::Result<Vec<Mount>> {
     Ok(parse(&std::fs::read(MOUNTINFO)?))
 }
@@ -250,7 +250,7 @@ mod tests {
             torn line\n";
         let all = parse(table);
         let seen: Vec<_> = all.iter().map(|m| (m.id, m.point.to_str().unwrap(), &m.kind[..])).collect();
-        // What is bound to itself is no mount for clients.
+        // A directory bound to itself is no mount for clients.
         assert_eq!(
             seen,
             [

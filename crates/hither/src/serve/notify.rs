@@ -1,10 +1,11 @@
-//! The word to systemd, as sd_notify(3) has it: one datagram with lines to the socket named in `NOTIFY_SOCKET`.
+//! The word to systemd, as sd_notify(3) has it: one datagram with lines to the socket named in
+//! `NOTIFY_SOCKET`.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Whom to tell; nobody, when nobody asked.
+/// The socket to notify; `None` without one.
 pub struct Notify(Option<(UnixDatagram, SocketAddr)>);
 
 impl Notify {
@@ -40,7 +41,7 @@ impl Notify {
         if let Some((socket, addr)) = &self.0
             && let Err(e) = socket.send_to_addr(words.as_bytes(), addr)
         {
-            tracing::warn!("telling systemd: {e}");
+            tracing::warn!("notifying systemd: {e}");
         }
     }
 }

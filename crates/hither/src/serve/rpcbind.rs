@@ -1,7 +1,9 @@
-//! Has rpcbind(8) say where NFSv3 and MOUNT are: clients of NFSv3 ask it when they are not told the ports, showmount(8) always does.
+//! Has rpcbind(8) say where NFSv3 and MOUNT are: clients of NFSv3 ask it when they are not told the
+//! ports, showmount(8) always does.
 //!
-//! NFS 3 (and 4) and MOUNT 3 are registered for TCP, the lock manager (NLM), which says that there are no locks, also for UDP. A machine without rpcbind is none the worse: who mounts
-//! then names the port. What somebody else has registered stays.
+//! NFS 3 (and 4) and MOUNT 3 are registered for TCP, the lock manager (NLM), which says that there
+//! are no locks, also for UDP. A machine without rpcbind works: clients then name the port.
+//! Registrations of other servers stay.
 
 use crate::cli::{ServeArgs, WithRpcbind};
 use hither_proto::nlm::VERSIONS;
@@ -16,7 +18,7 @@ const NFS: u32 = 100_003;
 const MOUNT: u32 = 100_005;
 const NLM: u32 = hither_proto::nlm::PROGRAM;
 
-/// What is registered.
+/// The programs that are registered.
 #[derive(Default)]
 pub struct Registrations {
     wanted: Vec<Registration>,
@@ -24,7 +26,7 @@ pub struct Registrations {
 }
 
 impl Registrations {
-    /// What is to be registered; nothing yet.
+    /// The programs to register; none yet.
     pub fn of(args: &ServeArgs) -> Self {
         let wanted = match args.rpcbind {
             _ if !args.versions.contains('3') => Vec::new(),
@@ -37,8 +39,8 @@ impl Registrations {
         Self { wanted, done: Vec::new() }
     }
 
-    /// Registers what is not, or what an rpcbind that was started again has forgotten. Returns a line about it, when there is something
-    /// to be said.
+    /// Registers programs that are not registered, or that a restarted rpcbind has forgotten.
+    /// Returns a line about it, if there is news.
     pub async fn register(&mut self) -> Option<String> {
         if self.wanted.is_empty() {
             return None;
@@ -60,20 +62,21 @@ impl Registrations {
                     "has {name} {} of another server, on port {port} (rpcinfo -d {} {} removes it)",
                     what.vers, what.prog, what.vers
                 ),
-                Ok(Registered::Refused) => format!("does not take {name} {}", what.vers),
+                Ok(Registered::Refused) => format!("refuses {name} {}", what.vers),
                 Err(e) => format!("cannot be asked ({e})"),
             };
             if what.prog == NLM {
-                // The kernel's, when this machine is a client itself: it answers locks of files that it does not know as well.
-                tracing::info!("rpcbind {found}: clients of NFSv3 mount with nolock");
+                // The kernel's, when this machine is a client itself: it answers locks of files
+                // that it does not know as well.
+                tracing::info!("rpcbind {found}: NFSv3 clients must mount with nolock");
                 continue;
             }
-            return Some(format!("rpcbind {found}: NFSv3 clients have to be told port= and mountport="));
+            return Some(format!("rpcbind {found}: NFSv3 clients need port= and mountport="));
         }
-        Some("rpcbind tells NFSv3 clients the port".to_string())
+        Some("rpcbind gives NFSv3 clients the port".to_string())
     }
 
-    /// Ends what was registered.
+    /// Ends our registrations.
     pub async fn end(&mut self) {
         if self.done.is_empty() {
             return;
@@ -81,13 +84,14 @@ impl Registrations {
         let rpcbind = Rpcbind::local(Path::new(RPCBIND_SOCKET), PATIENCE);
         for what in self.done.drain(..) {
             if let Err(e) = rpcbind.unregister(&what).await {
-                return tracing::warn!("rpcbind goes on naming the port: {e}");
+                return tracing::warn!("rpcbind keeps the registration of the port: {e}");
             }
         }
     }
 }
 
-/// rpcbind has one address of a program for each kind of address: where there are several, the port on whichever the client asked.
+/// rpcbind has one address of a program for each kind of address: where there are several, the port
+/// on whichever the client asked.
 fn wanted(listen: &[SocketAddr], v4: bool, may: impl Fn(&SocketAddr) -> bool) -> Vec<Registration> {
     let mut out = Vec::new();
     let listen: Vec<SocketAddr> = listen.iter().copied().filter(|addr| may(addr)).collect();

@@ -1,6 +1,8 @@
-//! What `hither serve` serves, and to whom: a directory with options of the command line, or the lines of exports(5) files.
+//! The exports of `hither serve` and their clients: a directory with options of the command line,
+//! or the lines of exports(5) files.
 //!
-//! It knows no protocol. Everything becomes a [`Table`]; directories that were open before a reload stay open.
+//! It knows no protocol. Everything becomes a [`Table`]; directories that were open before a reload
+//! stay open.
 
 use super::hosts;
 use super::nested::{self, Mount, Planned};
@@ -50,13 +52,13 @@ pub struct Served {
     inside: Vec<Mount>,
     /// Names of clients, where exports ask for them.
     pub names: Arc<ClientNames>,
-    /// What all of them together may hold.
+    /// The limit of all of them together.
     descriptors: Arc<Descriptors>,
     /// Calls that a life before made, as journals tell, by export.
     pub made_before: Vec<(String, Vec<Answered>)>,
-    /// Lines for people: what is served, how.
+    /// Lines for people: the exports and their options.
     pub lines: Vec<String>,
-    /// What to mount: the only export, or the root above all of them.
+    /// The path to mount: the only export, or the root above all of them.
     pub mounted: String,
 }
 
@@ -77,10 +79,10 @@ impl Served {
         }
     }
 
-    /// Reads what is to be served and opens it. Blocks.
+    /// Reads the exports and opens them. Blocks.
     ///
     /// # Errors
-    /// A line for the user; what was served before is as it was.
+    /// A line for the user; the earlier exports stay.
     pub fn load(&mut self) -> Result<Table, Failure> {
         let exports = self.exports()?;
         self.check_journal(&exports)?;
@@ -204,7 +206,7 @@ impl Served {
     /// The line of exports(5) that DIR and its options stand for.
     fn own_line(&self) -> String {
         let near = self.args.listen.iter().all(|a| a.ip().is_loopback());
-        // On this machine whoever may use privileged ports is the superuser anyway.
+        // On this machine, users of privileged ports have the superuser's rights anyway.
         let usual = if near { "rw,no_root_squash" } else { "rw,root_squash" };
         let options = std::iter::once(usual).chain(self.args.options.iter().map(String::as_str));
         let options = options.collect::<Vec<_>>().join(",");
@@ -302,7 +304,7 @@ impl Served {
         locals.find(|local| local.journal_stats().is_some())
     }
 
-    /// Makes stable what is not.
+    /// Makes unstable data stable.
     pub async fn shutdown(&self, cx: &Cx) {
         for (dir, files) in &self.open {
             if let Err(e) = files.vfs.shutdown(cx).await {
@@ -312,7 +314,7 @@ impl Served {
     }
 }
 
-/// Descriptors that files may have: all but those of connections, of the journal, and of what is under way.
+/// Descriptors for files: all but those of connections, of the journal, and of calls under way.
 pub fn descriptors_max() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let limit = limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
@@ -374,7 +376,7 @@ pub fn files_of(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-/// Who may do what, in a few words.
+/// The rights of clients, in a few words.
 fn describe(entry: &Entry) -> String {
     let words = |r: &Rights| {
         let access = if r.read_only { "ro" } else { "rw" };
@@ -470,7 +472,7 @@ mod tests {
         let write = |text: &str| fs::write(&file, text).unwrap();
         write("/one *(rw)\n/two *(ro)\n");
         let mut served = served(&["--config", dir.path().to_str().unwrap()]);
-        // Directories are opened by root only; what is tested is the table.
+        // Only root can open directories; this test is about the table.
         served.args.memory = true;
         served.args.config = vec![dir.path().to_path_buf()];
         assert!(served.load().is_err(), "/ and what is inside it");

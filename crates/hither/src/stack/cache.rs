@@ -1,4 +1,4 @@
-//! The disk cache of a mount: what its options say, and whose contents it holds.
+//! The disk cache of a mount: its options, and the identity of the file system that it holds.
 
 use super::env;
 use crate::control::{CacheAsk, KeyDo};
@@ -33,26 +33,26 @@ pub async fn disk(job: &Job, connected: &Connected, client: Arc<dyn Vfs>) -> Opt
         ..DiskOptions::default()
     };
     let root = root(connected).await;
-    // Nobody may look at it: the mount will say so.
+    // No user may look at it: the mount will say so.
     let identity =
         identity_of(job, connected, &root).unwrap_or_else(|_| identity(job, connected, &[], (0, 0)));
     Some(Disk::start(client, dir, &identity, options, env()).await)
 }
 
-/// How often names and attributes are written beside what was read, at most.
+/// Shortest interval between two writes of names and attributes beside the data.
 const REMEMBER_EVERY: Duration = Duration::from_secs(60);
 /// Writing them takes at most this part of the time.
 const REMEMBER_PART: u32 = 50;
 /// Most that they take, in bytes.
 const NAMES_MOST: u64 = 64 << 20;
 
-/// What names and attributes may take of a cache of so many bytes.
+/// The limit of names and attributes in a cache of so many bytes.
 pub fn names_bytes(cache_bytes: u64) -> usize {
     usize::try_from((cache_bytes / 20).min(NAMES_MOST)).unwrap_or(usize::MAX)
 }
 
-/// Takes back the names and attributes of before, now or as soon as the directory can be had (another daemon may be slow to go), and sees
-/// to it that they are written now and then.
+/// Takes back the names and attributes of before, now or as soon as the directory can be had
+/// (another daemon may be slow to go), and sees to it that they are written now and then.
 pub async fn recall(disk: &Arc<Disk>, meta: &Arc<Meta>, cache_bytes: u64) {
     let mut taken = disk.taken();
     let here = *taken.borrow_and_update();
@@ -100,7 +100,7 @@ async fn now_and_then(disk: Weak<Disk>, meta: Weak<Meta>, most: usize) {
     }
 }
 
-/// Writes what is known of names and attributes.
+/// Writes the known names and attributes.
 pub async fn remember(disk: &Arc<Disk>, meta: &Arc<Meta>, most: usize) {
     let meta = meta.clone();
     if let Ok(pieces) = tokio::task::spawn_blocking(move || meta.remember(most)).await {
@@ -108,8 +108,9 @@ pub async fn remember(disk: &Arc<Disk>, meta: &Arc<Meta>, most: usize) {
     }
 }
 
-/// The server as it was named, what of it is mounted, and the handle of that: handles of another server, of a file system
-/// made anew, or of another protocol (NFSv3 and NFSv4 make them differently) are never taken for these.
+/// The server's name, the mounted path, and the handle of that path. Handles of another server, of
+/// a remade file system, or of another protocol (NFSv3 and NFSv4 make them differently) are never
+/// taken for these.
 ///
 /// # Errors
 /// The root is not known.
@@ -122,7 +123,7 @@ pub(super) fn identity_of(
     Ok(identity(job, connected, &node.fh.0, node.attrs.attr.fsid))
 }
 
-/// Protocol, file system and root of what is mounted, in a line.
+/// Protocol, file system and root of the mount, in a line.
 pub(super) fn file_system(connected: &Connected, root: &Node) -> String {
     let handle: String = root.fh.0.iter().map(|b| format!("{b:02x}")).collect();
     let (major, minor) = root.attrs.attr.fsid;
@@ -137,7 +138,7 @@ fn family(connected: &Connected) -> &'static str {
     }
 }
 
-/// What is mounted.
+/// The mounted export.
 pub(super) async fn root(connected: &Connected) -> hither_vfs::Result<Node> {
     connected.vfs.root(&Cx::new(Arc::new(Cred::root()))).await
 }
@@ -151,7 +152,7 @@ fn identity(job: &Job, connected: &Connected, handle: &[u8], fsid: (u64, u64)) -
     identity
 }
 
-/// Answers what is asked about the cache of a mount.
+/// Answers requests about the cache of a mount.
 ///
 /// # Errors
 /// A line for the user.
@@ -185,8 +186,9 @@ pub async fn answer(disk: &Disk, meta: &Meta, ask: CacheAsk) -> Result<serde_jso
     }
 }
 
-/// Reads small files through the disk cache, many in a message; their names are known, so that whoever listed them asks for nothing
-/// but bytes. Bytes of each; `None` for those that must be opened and read.
+/// Reads small files through the disk cache, many in a message. Their names are known, so a caller
+/// that listed them asks for bytes only. Returns the bytes of each; `None` for those that must be
+/// opened and read.
 async fn warm(disk: &Disk, meta: &Meta, cx: &Cx, paths: &[String], longest_bytes: u32) -> Vec<Option<u64>> {
     let mut done = vec![None; paths.len()];
     let Ok(root) = meta.root(cx).await else { return done };
@@ -229,7 +231,8 @@ mod tests {
     use hither_vfs::SetAttr;
     use hither_vfs::model::Model;
 
-    /// A mount that gets its directory late, because another daemon was slow to leave it, finds the names that were left in it.
+    /// A mount that gets its directory late, because another daemon was slow to leave it, finds the
+    /// names that were left in it.
     #[tokio::test]
     async fn names_are_taken_back_when_the_directory_comes_late() {
         let home = tempfile::tempdir().unwrap();

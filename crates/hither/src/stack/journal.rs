@@ -1,4 +1,5 @@
-//! The journal of delayed writes of a mount (`writeback=journal`): where it is, and what a crash left in it.
+//! The journal of delayed writes of a mount (`writeback=journal`): its place, and its replay after
+//! a crash.
 
 use super::cache;
 use super::env;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use twox_hash::XxHash3_64;
 
-/// Segments that are being filled and emptied come on top of what waits to be sent.
+/// Segments that are being filled and emptied come on top of the delayed data.
 const SLACK_BYTES: u64 = 64 << 20;
 /// How long a server may take for the last WRITEs of a client that has died.
 const LATE: Duration = Duration::from_secs(5);
@@ -28,7 +29,8 @@ pub fn journals(dir: &Path) -> PathBuf {
     dir.join("journal")
 }
 
-/// Takes the journal of a mount, when one is wanted, and puts what a crash left in it where it belongs. What is to be told about that.
+/// Takes the journal of a mount, if one is wanted, and replays the writes of before a crash.
+/// Returns the notices about that.
 ///
 /// # Errors
 /// A line for the user: the mount must not go on without.
@@ -38,7 +40,7 @@ pub async fn open(job: &Job, connected: &Connected) -> Result<Option<(Arc<Wal>, 
     let root = cache::root(connected).await;
     let identity = cache::identity_of(job, connected, &root);
     let identity = identity
-        .map_err(|e| format!("the journal of this mount cannot be chosen, its root is not to be had: {e}"))?;
+        .map_err(|e| format!("the journal of this mount cannot be chosen, its root cannot be read: {e}"))?;
     let id = format!(
         "{:016x}{:016x}",
         XxHash3_64::oneshot(&identity),
@@ -53,8 +55,9 @@ pub async fn open(job: &Job, connected: &Connected) -> Result<Option<(Arc<Wal>, 
     if let Some(damage) = &left.damage {
         notes.push(format!("the journal {} was damaged: {damage}", dir.display()));
     }
-    // What a client that was killed had sent, and its server has not executed yet, must not come after what is sent now: what nobody
-    // has heard of may still be on its way, however long ago it was sent.
+    // WRITEs that a killed client had sent, and that its server has not executed yet, must not come
+    // after the WRITEs sent now. A WRITE without a reply may still be on its way, however long ago
+    // it was sent.
     let rest = if left.is_on_its_way() {
         Some(LATE)
     } else {
@@ -68,7 +71,7 @@ pub async fn open(job: &Job, connected: &Connected) -> Result<Option<(Arc<Wal>, 
         let outcome = wal.recover(below, left, &source, job.wanted.exclusive, connected.wsize_bytes).await;
         let outcome = outcome.map_err(|e| {
             let dir = dir.display();
-            format!("what a crash left in the journal {dir} can neither be sent nor kept ({e}); mend that and mount again")
+            format!("delayed writes of before a crash in the journal {dir} can neither be sent nor kept ({e}): remove the cause and mount again")
         })?;
         notes.extend(told(&outcome, &job.dir));
     }
@@ -83,8 +86,8 @@ pub async fn open(job: &Job, connected: &Connected) -> Result<Option<(Arc<Wal>, 
     Ok(Some((wal, note)))
 }
 
-/// What a crash left of a mount that was named otherwise, or spoke the other protocol, is not in this journal: what is written now would be
-/// older than that for whoever mounts it later.
+/// Writes of a crashed mount under another name, or of the other protocol, are not in this journal.
+/// Data written now would be older than them for the client that mounts it later.
 async fn refuse_another(job: &Job, dir: &Path, of: &str) -> Result<(), String> {
     let (dir, source, of) = (dir.to_path_buf(), job.source.clone(), of.to_string());
     let protocol = |of: &str| of.split(' ').next().map(str::to_string);
@@ -111,7 +114,7 @@ async fn refuse_another(job: &Job, dir: &Path, of: &str) -> Result<(), String> {
     }
 }
 
-/// What became of what a crash left.
+/// The outcome of the replay.
 fn told(outcome: &Outcome, dir: &Path) -> Vec<String> {
     let mut notes = Vec::new();
     if outcome.files > 0 {
@@ -136,7 +139,8 @@ fn told(outcome: &Outcome, dir: &Path) -> Vec<String> {
     notes
 }
 
-/// Writes what a conflict keeps over the file, or over another one of the mount, and drops the conflict.
+/// Writes the kept data of a conflict over the file, or over another one of the mount, and drops
+/// the conflict.
 ///
 /// # Errors
 /// A line for the user; then the conflict stays.
@@ -162,7 +166,7 @@ pub async fn apply(vfs: Arc<dyn Vfs>, kept: Conflicts, name: &str, to: Option<&s
         }
         Err(e) => {
             return Err(format!(
-                "conflict {name}: its file is not to be had ({e}); --to PATH writes to another one"
+                "conflict {name}: its file cannot be found ({e}); --to PATH writes to another one"
             ));
         }
     }
@@ -182,7 +186,7 @@ pub async fn apply(vfs: Arc<dyn Vfs>, kept: Conflicts, name: &str, to: Option<&s
                     tokio::task::spawn_blocking(move || data.read_exact_at(&mut step, at).map(|()| step));
                 let step = read.await.map_err(std::io::Error::other).flatten();
                 let step =
-                    step.map_err(|e| hither_vfs::Error::because(libc::EIO, format!("what is kept: {e}")))?;
+                    step.map_err(|e| hither_vfs::Error::because(libc::EIO, format!("the kept data: {e}")))?;
                 let file = File { fh: &fh, open: Some(open) };
                 let wrote =
                     vfs.write(&cx, file, at, Data::from(bytes::Bytes::from(step)), Stability::Stable).await?;

@@ -27,16 +27,16 @@ pub struct Parts {
     subtrees: Option<Arc<Subtrees>>,
 }
 
-/// What parts are made over.
+/// The base of the parts.
 pub struct Below<'a> {
     pub connected: &'a Connected,
-    /// The client, or what stands for it.
+    /// The client, or its stand-in.
     pub client: Arc<dyn Vfs>,
     pub wal: Option<Arc<Wal>>,
 }
 
 impl Parts {
-    /// `disk` makes the disk cache over what it is given, when one is wanted. It is returned as well.
+    /// `disk` makes the disk cache over its argument, if one is wanted. It is returned as well.
     pub async fn new(
         w: &Wanted,
         below: Below<'_>,
@@ -53,7 +53,7 @@ impl Parts {
             Some(_) => disk(trunk.branch(Keep::Told)).await,
             None => None,
         };
-        // What is strict goes past the disk.
+        // A strict part bypasses the disk.
         let kept = disk.clone().map_or_else(|| trunk.clone(), |disk| Trunk::new(disk));
         let count = w.all_parts().count();
         let mut parts = Vec::with_capacity(count);
@@ -107,7 +107,7 @@ impl Parts {
         below.map_or_else(|| fh.clone(), |(_, raw)| raw)
     }
 
-    /// What is known of the root and of each name below it, in the part that each belongs to.
+    /// The cached state of the root and of each name below it, each in the part that it belongs to.
     pub fn explain(&self, root: &Fh, path: &[Name]) -> Vec<KnownObject> {
         let Some(subtrees) = &self.subtrees else { return self.own.meta.explain(root, path) };
         let Ok((mut number, mut fh)) = subtrees.below(root) else { return Vec::new() };
@@ -180,7 +180,7 @@ fn asks(w: &Wanted) -> Asks {
 
 fn meta_options(w: &Wanted, parts: u64, connected: &Connected) -> MetaOptions {
     let v3 = connected.version.is_stateless();
-    // Listings that nobody asked for, for what comes along with them.
+    // Listings without a request, for the data that arrives with them.
     let listings = w.chains && w.readdirplus && !w.is_strict();
     MetaOptions {
         memory_bytes: usize::try_from(w.meta_cache_bytes / parts).unwrap_or(usize::MAX),

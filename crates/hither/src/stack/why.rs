@@ -1,5 +1,5 @@
-//! What a mount knows of a path, gathered from its layers: names and attributes, bytes in memory and on disk, and the last calls
-//! that asked the server.
+//! The mount's knowledge of a path, gathered from its layers: names and attributes, bytes in memory
+//! and on disk, and the last calls that asked the server.
 
 use super::parts::Parts;
 use crate::options::{Promise, Subtree, Wanted};
@@ -11,7 +11,7 @@ use hither_fuse::{Mounted, RecentCall, RecentCalls};
 use hither_vfs::{Name, Question, Why};
 use std::time::Duration;
 
-/// Calls that are told, newest first.
+/// Calls that are shown, newest first.
 const CALLS_MAX: usize = 100;
 
 /// Where to look.
@@ -33,7 +33,8 @@ impl Layers<'_> {
         let whole = objects.len() == names.len() + 1;
         let last = objects.last().filter(|_| whole);
         let fh = last.and_then(|object| object.fh.clone());
-        // A walk is noted at the name that the kernel began with, which may be one of a directory above.
+        // A walk is noted at the name that the kernel began with, which may be one of a directory
+        // above.
         let named =
             objects.iter().zip(&names).filter_map(|(dir, name)| Some((dir.fh.clone()?, name.clone())));
         let calls = self.mounted.recent(fh.as_ref(), &named.collect::<Vec<_>>());
@@ -66,19 +67,19 @@ pub fn since(mounted: &Mounted, from: u64) -> Since {
     Since { next, lost, calls: calls.iter().map(told).collect() }
 }
 
-/// By which promise what is known holds.
+/// The promise behind the cached state.
 fn promise(promise: Promise, rule: Option<&Subtree>, object: Option<&KnownObject>) -> String {
     let attributes = object.and_then(|object| object.attributes);
     if attributes.is_some_and(|known| known.left_ms.is_none()) {
-        return "delegation: nobody changes it until the server recalls it; nothing is asked".into();
+        return "delegation: it does not change until the server recalls it; no call asks".into();
     }
     let words: String = match promise {
-        Promise::CloseToOpen => "close-to-open: an open asks the server whether it changed; in between it is believed for a while (ac* of nfs(5))".into(),
-        Promise::NoCloseToOpen => "nocto: it is believed for a while (ac* of nfs(5)), opens do not ask".into(),
-        Promise::Bounded(seconds) => format!("consistency=bounded={seconds}: nothing is older than {seconds} s, opens do not ask"),
-        Promise::Frozen => "consistency=frozen: nothing changes, nothing is asked twice".into(),
-        Promise::Strict => "consistency=strict: what no delegation covers is asked for by each call".into(),
-        Promise::Nothing => "noac: nothing is believed, everything is asked".into(),
+        Promise::CloseToOpen => "close-to-open: an open asks the server whether it changed; other calls rely on cached attributes (ac* of nfs(5))".into(),
+        Promise::NoCloseToOpen => "nocto: all calls rely on cached attributes (ac* of nfs(5)), opens do not ask".into(),
+        Promise::Bounded(seconds) => format!("consistency=bounded={seconds}: no data is older than {seconds} s, opens do not ask"),
+        Promise::Frozen => "consistency=frozen: the export does not change, nothing is asked twice".into(),
+        Promise::Strict => "consistency=strict: every call asks unless a delegation covers the file".into(),
+        Promise::Nothing => "noac: nothing is cached, every call asks".into(),
     };
     match rule {
         Some(rule) => format!("{words} ({rule})"),
@@ -86,12 +87,12 @@ fn promise(promise: Promise, rule: Option<&Subtree>, object: Option<&KnownObject
     }
 }
 
-/// What stat, open and read would cost now.
+/// The present cost of stat, open and read.
 fn costs(objects: &[KnownObject], whole: bool, disk: Option<&DiskRanges>, promise: Promise) -> Vec<Cost> {
     let Some(last) = objects.last() else { return Vec::new() };
     let cost = |call: &str, asks: bool, why: String| Cost { call: call.into(), asks, why };
     let (missing, left) = on_the_way(objects, whole);
-    let held = || format!("what is known holds {left}");
+    let held = || format!("the cached state holds {left}");
     let mut out = vec![match &missing {
         Some(why) => cost("stat", true, why.clone()),
         None => cost("stat", false, held()),
@@ -101,8 +102,10 @@ fn costs(objects: &[KnownObject], whole: bool, disk: Option<&DiskRanges>, promis
     }
     let leased = last.attributes.is_some_and(|known| known.left_ms.is_none());
     out.push(match (leased, promise, &missing) {
-        (true, ..) => cost("open", false, "under a delegation nothing is asked".into()),
-        (_, Promise::CloseToOpen, _) => cost("open", true, "close-to-open: is it still the same?".into()),
+        (true, ..) => cost("open", false, "under a delegation no open asks".into()),
+        (_, Promise::CloseToOpen, _) => {
+            cost("open", true, "close-to-open: the server tells whether it changed".into())
+        }
         (_, _, Some(why)) => cost("open", true, why.clone()),
         (_, _, None) => cost("open", false, held()),
     });
@@ -111,12 +114,10 @@ fn costs(objects: &[KnownObject], whole: bool, disk: Option<&DiskRanges>, promis
     let on_disk = disk.filter(same).map_or(0, |disk| disk.entry.cached_bytes);
     let (asks, why) = match last.size_bytes {
         0 => (false, "it is empty".into()),
-        _ if last.contents => (false, "all of it is in memory".into()),
-        size if on_disk >= size => (false, "all of it is on the local disk".into()),
+        _ if last.contents => (false, "all bytes are in memory".into()),
+        size if on_disk >= size => (false, "all bytes are on the local disk".into()),
         size if on_disk > 0 => (true, format!("{on_disk} of {size} bytes are on the local disk")),
-        _ => {
-            (true, "no bytes are kept here; what the kernel has in its page cache it reads from there".into())
-        }
+        _ => (true, "the daemon caches no bytes of it; the kernel reads those in its page cache".into()),
     };
     out.push(cost("read", asks, why));
     out
@@ -129,24 +130,24 @@ fn on_the_way(objects: &[KnownObject], whole: bool) -> (Option<String>, String) 
         let (root, of) = (object.name.is_empty(), format!("'{}'", object.name));
         let of = if root { "the root directory" } else { &of };
         let name = (!root).then_some((format!("the name {of}"), object.binding));
-        let attributes = (!object.absent).then_some((format!("what {of} is"), object.attributes));
+        let attributes = (!object.absent).then_some((format!("the attributes of {of}"), object.attributes));
         for (what, known) in name.into_iter().chain(attributes) {
             let why = match known {
-                None => format!("{what} is not known here"),
+                None => format!("{what}: not cached"),
                 Some(known) if known.holds() => {
                     least = known.left_ms.map_or(least, |ms| Some(least.map_or(ms, |l| l.min(ms))));
                     continue;
                 }
                 Some(known) => match known.asked_ms_ago {
-                    Some(ms) => format!("{what} was asked {} ago, and its time is over", seconds(ms)),
-                    None => format!("a change of this client's own made {what} unknown"),
+                    Some(ms) => format!("{what}: expired, asked {} ago", seconds(ms)),
+                    None => format!("{what}: invalidated by this client's own change"),
                 },
             };
             missing.get_or_insert(why);
         }
     }
     if !whole && !objects.last().is_some_and(|last| last.absent) {
-        missing.get_or_insert("the rest of the path is not known here".into());
+        missing.get_or_insert("the rest of the path: not cached".into());
     }
     let left =
         least.map_or_else(|| "until the server recalls it".into(), |ms| format!("for {} more", seconds(ms)));
@@ -181,42 +182,39 @@ fn asked(question: &Question) -> Asked {
 fn reason(question: &Question) -> String {
     let ms = |ago: Duration| seconds(millis(ago));
     match question.why {
-        Why::Unknown => "nothing was known of it".into(),
+        Why::Unknown => "nothing was cached of it".into(),
         Why::Expired(ago) => {
-            format!("what was known had been asked {} before, and its time was over", ms(ago))
+            format!("the cached state was {} old and had expired", ms(ago))
         }
         Why::Fresh(ago) => {
-            format!(
-                "close-to-open: an open needs an answer as new as itself; what was known was {} old",
-                ms(ago)
-            )
+            format!("close-to-open: an open needs a fresh answer; the cached state was {} old", ms(ago))
         }
-        Why::Changed => "a change of this client's own had made it unknown".into(),
-        Why::Rights => "the rights of this user were not known".into(),
-        Why::Contents => "the bytes were not here".into(),
-        Why::Ahead => "to bring what is likely to be opened next".into(),
+        Why::Changed => "this client's own change had invalidated it".into(),
+        Why::Rights => "the rights of this user were not cached".into(),
+        Why::Contents => "the bytes were not cached".into(),
+        Why::Ahead => "to prefetch files that are likely to be opened next".into(),
         Why::Unsaid => of_itself(question.op).into(),
     }
 }
 
-/// Why a question is needed by what it is.
+/// The reason of a question by its operation.
 fn of_itself(op: &str) -> &'static str {
     match op {
-        "READ" => "the bytes were not here",
+        "READ" => "the bytes were not cached",
         "WRITE" | "COMMIT" => "written bytes had to be at the server",
         "OPEN" => "the server keeps track of this open",
         "CLOSE" | "OPEN_DOWNGRADE" => "the server kept track of the open",
-        "LOOKUP" | "LOOKUP_ROOT" => "the name was not known",
-        "GETATTR" => "the attributes were not known",
-        "ACCESS" => "the rights of this user were not known",
-        "READLINK" => "the target was not known",
-        "READDIR" | "READDIRPLUS" => "the listing was not known",
-        "STATFS" | "FSSTAT" | "FSINFO" | "PATHCONF" => "space is not remembered",
-        "GETXATTR" | "LISTXATTRS" | "GETACL" => "extended attributes are not remembered",
-        "LOCK" | "LOCKT" | "LOCKU" => "locks are the server's",
-        "DELEGRETURN" => "a delegation went back",
-        "VACATED" => "a lease went back",
-        "GETLEASE" => "a lease was about to end",
+        "LOOKUP" | "LOOKUP_ROOT" => "the name was not cached",
+        "GETATTR" => "the attributes were not cached",
+        "ACCESS" => "the rights of this user were not cached",
+        "READLINK" => "the target was not cached",
+        "READDIR" | "READDIRPLUS" => "the listing was not cached",
+        "STATFS" | "FSSTAT" | "FSINFO" | "PATHCONF" => "free space is not cached",
+        "GETXATTR" | "LISTXATTRS" | "GETACL" => "extended attributes are not cached",
+        "LOCK" | "LOCKT" | "LOCKU" => "the server decides locks",
+        "DELEGRETURN" => "a delegation was returned",
+        "VACATED" => "a lease was given up",
+        "GETLEASE" => "a lease was about to expire",
         _ => "it changes something at the server",
     }
 }

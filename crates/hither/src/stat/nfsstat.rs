@@ -1,7 +1,7 @@
 //! A report in the layout of `nfsstat -c`, for eyes and scripts that know it.
 //!
-//! What the kernel's client counts by procedure is counted here by what a message is sent for (`hither stat`); the columns
-//! are the operations that occurred.
+//! The kernel's client counts by procedure; here a message counts by its purpose (`hither stat`).
+//! The columns are the operations that occurred.
 
 use crate::report::Report;
 use std::fmt::Write;

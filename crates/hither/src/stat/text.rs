@@ -51,7 +51,7 @@ pub fn whole(report: &Report) -> String {
     out
 }
 
-/// How much of what was wanted was answered on this machine, by layer.
+/// The share of requests that this machine answered, by layer.
 pub fn answered(report: &Report) -> Vec<String> {
     let mut parts = Vec::new();
     for (what, here, asked) in questions(report) {
@@ -61,7 +61,7 @@ pub fn answered(report: &Report) -> Vec<String> {
     }
     let brought = report.count("meta", "prefetched_bytes");
     if let Some(percent) = (report.count("meta", "prefetch_used_bytes") * 100).checked_div(brought) {
-        parts.push(format!("{percent} % of {} brought ahead were used", bytes(brought)));
+        parts.push(format!("{percent} % of {} prefetched bytes were used", bytes(brought)));
     }
     parts
 }
@@ -105,14 +105,15 @@ fn mean_rtt_us(op: &Operation, old: Option<&Operation>) -> f64 {
     if calls == 0 { 0.0 } else { rtt_ms as f64 * 1e3 / calls as f64 }
 }
 
-/// What was added within `every_s` seconds, as a table.
+/// The increase within `every_s` seconds, as a table.
 pub fn change(before: &Report, now: &Report, every_s: u64) -> String {
     let mut out = format!("\nafter {} (+{every_s} s)\n", age(now.mount.age_s));
     table(&mut out, &added(before, now));
     out
 }
 
-/// The calls between two reports, with their mean round-trip times; percentiles are those of the whole time.
+/// The calls between two reports, with their mean round-trip times; percentiles are those of the
+/// whole time.
 pub fn added(before: &Report, now: &Report) -> Vec<Operation> {
     now.operations
         .iter()

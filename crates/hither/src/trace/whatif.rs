@@ -1,9 +1,10 @@
 //! `hither trace what-if`: a trace of calls with other disk caches, policies and round trips.
 //!
-//! A call that asked the server waited for its questions: each a round trip and what the server took. The shortest question of the trace is taken
-//! for its round trip; with another one each question takes that much longer or shorter. What reads found in a disk cache of another
-//! size or policy is played by the code of the cache itself ([`Model`]), from empty: a read of which a block is missing waits
-//! for one round trip, because its questions go out together.
+//! A call that asked the server waited for its questions: each took a round trip and the server's
+//! time. The shortest question of the trace counts as its round trip; with another one each
+//! question takes that much longer or shorter. The code of the cache itself ([`Model`]) plays the
+//! hits of reads in a disk cache of another size or policy, from empty. A read with a missing block
+//! waits for one round trip, because its questions are sent together.
 
 #[cfg(test)]
 mod tests;
@@ -32,25 +33,25 @@ pub fn policy(name: &str) -> Result<Policy, String> {
     Policy::of(name).ok_or_else(|| format!("expected one of {}", Policy::ALL.map(Policy::name).join(", ")))
 }
 
-/// What a call did to a file.
+/// The effect of a call on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Touch {
     Read,
     Write,
 }
 
-/// What of a trace matters here.
+/// The parts of a trace that matter here.
 #[derive(Debug, Default)]
 struct Trace {
     calls: u64,
     files: usize,
-    /// What all calls took, in microseconds, and when the last one ended.
+    /// The duration of all calls, in microseconds, and the end of the last one.
     took_us: u64,
     ended_us: u64,
     /// Questions of reads and of all others.
     asked: [u64; 2],
     asked_us: [u64; 2],
-    /// What a question takes at least, if there is one.
+    /// The shortest question, if there is one.
     rtt_us: Option<u64>,
     /// Reads and writes in their order: of which file, from where, how many bytes.
     touches: Vec<(Touch, u32, u64, u64)>,
@@ -92,17 +93,17 @@ impl Trace {
         Ok(trace)
     }
 
-    /// What the questions of reads, or of all others, took beyond their round trips.
+    /// The time of questions, of reads or of all others, beyond their round trips.
     fn service_us(&self, other: usize) -> u64 {
         self.asked_us[other].saturating_sub(self.asked[other].saturating_mul(self.rtt_us.unwrap_or(0)))
     }
 
-    /// What calls took beside their questions.
+    /// The time of calls beside their questions.
     fn here_us(&self) -> u64 {
         self.took_us.saturating_sub(self.asked_us[0]).saturating_sub(self.asked_us[1])
     }
 
-    /// What all calls would take, when `reads` of them wait for a round trip of so long.
+    /// The time of all calls, if `reads` of them wait for a round trip of so long.
     fn waited_us(&self, reads: u64, rtt_us: f64) -> f64 {
         // As much for each as those of the trace, where it has any.
         let service = self.service_us(0) as f64 / self.asked[0].max(1) as f64 * reads as f64;
@@ -118,7 +119,7 @@ impl Trace {
         all.saturating_add(all / 9).saturating_add(BLOCK_BYTES).max(LEAST_BYTES)
     }
 
-    /// What a cache finds, and how many reads wait.
+    /// The hits of a cache, and the number of reads that wait.
     fn play(&self, policy: Policy, cache_bytes: u64) -> (Score, u64) {
         let (mut cache, mut waited) = (Model::new(policy, cache_bytes), 0);
         for &(touch, file, from, len) in &self.touches {
@@ -153,7 +154,7 @@ pub fn run(args: &TraceWhatIf) -> Result<(), Failure> {
         return Err(Failure::usage(format!("{shown}: there is no call in it")));
     }
     let told = tell(&trace, args);
-    // Whoever reads may have enough.
+    // The reader of the output may stop early.
     let _ = std::io::stdout().write_all(told.as_bytes());
     Ok(())
 }

@@ -1,11 +1,13 @@
-//! The campaign: a mount under everything that fails, over and over, while programs write. kill -9 of the client's daemon, of the server, of
-//! both, cut links, full disks on both sides; every mode of delayed writes, NFSv4.2 and NFSv3, nfs-ganesha and `hither serve`. After each
-//! point the server's own directory is compared with what was acknowledged: nothing is lost, nothing is wrong, what could not be sent
-//! is a conflict that is listed, and nothing hangs.
+//! The campaign: a mount under all faults, over and over, while programs write. The faults are kill
+//! -9 of the client's daemon, of the server, of both, cut links, and full disks on both sides. They
+//! run in every mode of delayed writes, with NFSv4.2 and NFSv3, nfs-ganesha and `hither serve`.
+//! After each point the server's own directory is compared with the acknowledged data: nothing is
+//! lost, nothing is wrong, data that could not be sent is a listed conflict, and nothing hangs.
 //!
-//! It needs root and nfs-ganesha. `HITHER_SEED` repeats it as far as scheduling allows (`HITHER_WORLD` from one of its worlds on),
-//! `HITHER_POINTS` says how many points there are, a few unless it does: `make soak` is the whole of it. With `HITHER_CREATES=here` new files wait
-//! on the client as well, in those worlds whose mode is `exclusive`.
+//! It needs root and nfs-ganesha. `HITHER_SEED` repeats it as far as scheduling allows
+//! (`HITHER_WORLD` from one of its worlds on), `HITHER_POINTS` says how many points there are, a
+//! few unless it does: `make soak` is the whole of it. With `HITHER_CREATES=here` new files wait on
+//! the client as well, in those worlds whose mode is `exclusive`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 #[path = "../common/mod.rs"]
@@ -25,7 +27,7 @@ use truth::Promise;
 use world::{Kind, Made, Mode, World, within};
 use writer::{Orders, Style, Told, Writer};
 
-/// What happens at a point.
+/// The event at a point.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Fault {
     ClientKilled,
@@ -91,12 +93,12 @@ impl Fault {
     }
 }
 
-/// Points of a run that nobody has asked for more, and its seed.
+/// Points of a default run, and its seed.
 const FEW: (u64, u64) = (6, 24);
 /// Points in a world, which is new after them.
 const POINTS_OF_A_WORLD: u64 = 8;
 
-/// What happened.
+/// The faults found.
 #[derive(Default)]
 struct Tally {
     points: BTreeMap<String, u64>,
@@ -105,7 +107,7 @@ struct Tally {
     synced: u64,
     refused: u64,
     replayed: u64,
-    /// Files that somebody else wrote to between two lives of the client.
+    /// Files that another client wrote to between two lives of the client.
     meddled: u64,
     conflicts: BTreeMap<String, u64>,
 }
@@ -128,7 +130,7 @@ struct Campaign {
     world: World,
     writers: Vec<Writer>,
     tally: Tally,
-    /// The server's disk was full at some time: errors are told late.
+    /// The server's disk was full at some time: errors are reported late.
     full: bool,
 }
 
@@ -205,7 +207,7 @@ impl Campaign {
         *self.tally.points.entry(combination).or_default() += 1;
     }
 
-    /// Lets it happen, and puts right again what does not need the client.
+    /// Causes the event, and ends the parts of it that need no client.
     fn fail(&mut self, fault: Fault, r: &mut Random) {
         let world = &mut self.world;
         match fault {
@@ -308,7 +310,8 @@ impl Campaign {
         self.settle();
     }
 
-    /// The client was killed: what the mode promises is there, at once or when it is mounted again.
+    /// The client was killed: the data that the mode promises is there, at once or after the next
+    /// mount.
     fn next_life(&mut self, fault: Fault, r: &mut Random) {
         let mode = self.world.made.mode;
         if mode != Mode::Exclusive {
@@ -324,9 +327,10 @@ impl Campaign {
             assert_eq!(wrong, None, "before the next mount: fsync and close are the server's");
         }
         self.world.bury();
-        // What the killed server had taken is there, so whatever comes now comes after it.
+        // The data that the killed server had taken is there, so later data comes after it.
         let mut meddled = None;
-        // With a journal, a served file that a local program changes has its former bytes after a crash of the server (promise S8).
+        // With a journal, a served file that a local program changes has its former bytes after a
+        // crash of the server (promise S8).
         let journaled = self.world.made.kind == Kind::HitherJournal;
         if fault == BothKilled && mode == Mode::Journal && !journaled && r.below(2) == 0 {
             pause(50);
@@ -339,7 +343,7 @@ impl Campaign {
             self.world.serve();
         }
         self.world.free("near");
-        // With the server's disk still full, what cannot be sent becomes a conflict.
+        // With the server's disk still full, data that cannot be sent becomes a conflict.
         let still_full = fault == ServerDiskFullAndClientKilled && r.below(2) == 0;
         if !still_full {
             self.world.free("far");
@@ -382,7 +386,7 @@ impl Campaign {
             if !kept.is_empty() {
                 self.writers.iter_mut().for_each(Writer::applied);
             }
-            // Where nobody else writes, what is applied need not be at the server yet.
+            // Without other writers, applied data need not be at the server yet.
             within(180, "hither sync", &[HITHER, "sync", "--timeout", "150", self.mnt()]).ok();
         } else {
             // A WRITE of the killed daemon may still be on its way.
@@ -457,7 +461,8 @@ fn nothing_acknowledged_is_lost_whatever_fails() {
         let mut campaign = Campaign::start(made);
         for _ in 0..POINTS_OF_A_WORLD.min(points - done) {
             let fault = FAULTS[r.below(FAULTS.len() as u64) as usize];
-            // A new file that is a conflict has another number than at the server, by which its conflict would be found.
+            // A new file that is a conflict has another number than at the server, by which its
+            // conflict would be found.
             let skipped = made.mode == Mode::Exclusive && world::here() && fault.may_keep_new_files();
             let fault = if skipped { BothKilled } else { fault };
             println!("  {fault:?}");

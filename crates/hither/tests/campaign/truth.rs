@@ -1,13 +1,15 @@
-//! What a writer was told, and what may therefore be at the server: the check is of bytes in the server's own directory.
+//! The answers that a writer got, and the bytes that may therefore be at the server: the check
+//! reads the server's own directory.
 //!
-//! A file is records of one length, each at its place. For each place there is a list of what may be there, oldest first; what was
-//! promised throws away all that is older. A promise is write(2) having returned, or fsync and close having returned, whichever
-//! counts for the fault and the mode.
+//! A file is records of one length, each at its place. Each place has a list of records that may be
+//! there, oldest first; a promised record removes all older ones from the list. A promise is the
+//! return of write(2), or the return of fsync and close, whichever counts for the fault and the
+//! mode.
 
 use crate::common::record;
 use std::collections::BTreeMap;
 
-/// Which calls promise that what they were told is there.
+/// The calls whose return promises that their data is there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Promise {
     /// write(2) having returned.
@@ -16,7 +18,7 @@ pub enum Promise {
     Sync,
 }
 
-/// What happened to a file, in its order.
+/// The events of a file, in order.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A record was written; `told` when write(2) said so.
@@ -27,19 +29,19 @@ pub enum Event {
     Synced,
     /// A close has said that something before is not there.
     GivenUp,
-    /// Somebody else wrote at a place, over whatever was there; `holds` until a conflict is applied.
+    /// Another client wrote at a place, over any record there; `holds` until a conflict is applied.
     Foreign { place: u64, number: u64, holds: bool },
 }
 
-/// The writer that stands for everybody else.
+/// The writer that stands for all other clients.
 pub const FOREIGN: u64 = 255;
 
 /// A file, as its writer knows it.
 #[derive(Clone, Default)]
 pub struct Body {
-    /// What was there when it was last looked at, nothing being under way.
+    /// The state at the last check, with no call under way.
     pub image: Vec<u8>,
-    /// What was done since.
+    /// The events since then.
     pub log: Vec<Event>,
     /// Places that it has.
     pub places: u64,
@@ -56,7 +58,7 @@ enum May {
     Foreign(u64),
 }
 
-/// What may be at a place, oldest first, and whether its writer was told that it is.
+/// The records that may be at a place, oldest first, and whether its writer had a promise for it.
 type Candidates = Vec<(May, bool)>;
 
 fn forget_before_the_last_told(all: &mut Candidates) {
@@ -66,7 +68,7 @@ fn forget_before_the_last_told(all: &mut Candidates) {
 }
 
 impl Body {
-    /// What was found at the server is what is known from here on.
+    /// The records found at the server are the known state from then on.
     pub fn settle(&mut self, image: Vec<u8>, len: usize) {
         self.places = image.len().div_ceil(len) as u64;
         self.odd = !image.len().is_multiple_of(len);
@@ -107,7 +109,7 @@ impl Body {
         all
     }
 
-    /// What is wrong with these bytes of the file, if something is.
+    /// The fault of these bytes of the file, if there is one.
     pub fn wrong(&self, writer: u64, len: usize, bytes: &[u8], promise: Promise) -> Option<String> {
         let all = self.candidates(len, promise);
         let mut end = 0;
@@ -121,7 +123,7 @@ impl Body {
             if known.iter().flatten().any(|k| k == is) {
                 continue;
             }
-            // A write that nobody heard of may be there in part.
+            // A write without an answer may be there in part.
             let fits = |i: usize, byte: Option<&u8>| {
                 known.iter().any(|k| match (k.as_ref().and_then(|k| k.get(i)), byte) {
                     (Some(a), Some(b)) => a == b,
@@ -147,8 +149,8 @@ impl Body {
             .then(|| format!("the file has {} bytes, nothing was written behind {end}", bytes.len()))
     }
 
-    /// What was applied of a journal whose disk had failed goes over newer bytes as well, which had gone past it: where those that
-    /// were there before are right and these are not, those count.
+    /// Data applied from a journal whose disk had failed overwrites newer bytes as well, which had
+    /// bypassed it. If the earlier bytes are right and these are not, the earlier ones count.
     pub fn either(
         &self,
         writer: u64,

@@ -1,5 +1,6 @@
-//! Where a piece of the campaign takes place: a server in a network of its own, a router between, disks of their own that can be filled,
-//! and a mount. The cable is cut in the router, which forwards nothing then: both ends see silence.
+//! Where a piece of the campaign takes place: a server in a network of its own, a router between,
+//! disks of their own that can be filled, and a mount. The cable is cut in the router, which
+//! forwards nothing then: both ends see silence.
 
 use crate::common::{
     HITHER, Said, daemons, own_mount_namespace, own_network_namespace, pause, run, wait_for,
@@ -9,12 +10,13 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Seconds after which a silent client has lost what it held, and that the server waits for clients after a restart.
+/// Seconds after which a silent client has lost its state, and for which the server waits for
+/// clients after a restart.
 const LEASE_S: u32 = 5;
 const SERVER: &str = "10.77.2.1";
 const ROUTER: [&str; 2] = ["10.77.1.2", "10.77.2.2"];
 
-/// What serves.
+/// The server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Ganesha,
@@ -31,7 +33,7 @@ pub enum Mode {
     Exclusive,
 }
 
-/// What a world is made of.
+/// The parts of a world.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Made {
     pub kind: Kind,
@@ -48,7 +50,7 @@ pub struct Made {
 pub struct World {
     pub made: Made,
     pub dir: tempfile::TempDir,
-    /// What fails leaves its directory.
+    /// A failed point leaves its directory.
     pub keep: bool,
     router: Child,
     house: Child,
@@ -73,7 +75,7 @@ fn sh(script: &str) {
     run(Command::new("sh").args(["-ec", script])).ok();
 }
 
-/// Runs a command that has so long to end. What takes longer has hung.
+/// Runs a command with a time limit. A command beyond the limit hangs.
 #[track_caller]
 pub fn within(seconds: u32, what: &str, command: &[&str]) -> Said {
     let said = run(Command::new("timeout").args(["-s", "KILL", &seconds.to_string()]).args(command));
@@ -142,7 +144,7 @@ impl World {
         self.path("mnt")
     }
 
-    /// What the server has, looked at past the server.
+    /// The server's state, read without the server.
     pub fn export(&self, sub: &str) -> PathBuf {
         self.path("far/export").join(sub)
     }
@@ -252,7 +254,7 @@ impl World {
         self.path(disk).join("ballast")
     }
 
-    /// Mounts; what the command says.
+    /// Mounts; returns the command's output.
     pub fn mount(&self) -> Said {
         let Made { kind, version, mode, cache, .. } = self.made;
         let near = self.path("near").display().to_string();

@@ -1,4 +1,4 @@
-//! Programs that write: each in a directory of its own, and each knows what it was told.
+//! Programs that write: each in a directory of its own, and each records the answers that it got.
 
 use crate::common::{Random, pause, record};
 use crate::truth::{Body, Event, FOREIGN, Promise};
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 /// A file is cut when it has so many bytes.
 const LARGE_BYTES: u64 = 1 << 21;
 
-/// What a writer mostly does.
+/// The main work of a writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Style {
     /// Appends.
@@ -25,7 +25,7 @@ pub enum Style {
     Files,
 }
 
-/// A call that changes names, of which nobody has heard.
+/// A call that changes names, without an answer.
 #[derive(Clone, Debug)]
 enum Pending {
     Create(String),
@@ -33,7 +33,7 @@ enum Pending {
     Unlink(String),
 }
 
-/// What all writers of a point are told.
+/// The settings of all writers of a point.
 pub struct Orders {
     /// No more: fsync, close, end.
     pub stop: AtomicBool,
@@ -41,7 +41,7 @@ pub struct Orders {
     pub lazy: bool,
     /// Removals and renames that are repeated may find themselves done.
     pub forgetful: bool,
-    /// Set when the server's disk was full: what does not fit is an answer.
+    /// Set when the server's disk was full: ENOSPC is then a valid answer.
     pub full: AtomicBool,
 }
 
@@ -53,7 +53,7 @@ pub struct Writer {
     /// Its directory in the mount.
     pub dir: PathBuf,
     pub files: BTreeMap<String, Body>,
-    /// What it does now, for whoever finds it hanging.
+    /// Its present call, for the diagnosis of a hang.
     pub doing: Arc<Mutex<String>>,
     /// Calls of write(2) that returned, their bytes, calls of fsync and close that did.
     pub written: u64,
@@ -68,7 +68,7 @@ pub struct Writer {
     random: Random,
 }
 
-/// What somebody else wrote, and where.
+/// Another client's record, and its place.
 pub struct Meddled {
     pub at: PathBuf,
     from: u64,
@@ -83,12 +83,12 @@ impl Meddled {
     }
 }
 
-/// What users were told of a file after a crash.
+/// The reports about a file after a crash.
 pub enum Told<'a> {
     Nothing,
     /// Something is missing, and kept.
     Conflict,
-    /// What was kept of a journal that had failed was written over this.
+    /// The kept data of a failed journal was written over this.
     Applied(&'a [u8]),
 }
 
@@ -123,7 +123,7 @@ impl Writer {
         }
     }
 
-    /// Writes until it is told to stop, or the mount is gone.
+    /// Writes until it has to stop, or the mount is gone.
     pub fn live(&mut self, seed: u64, orders: &Orders) {
         self.random = Random(seed);
         let mut open = None;
@@ -134,7 +134,7 @@ impl Writer {
             }
         }
         if let Some(opened) = open {
-            // What a full disk has refused is taken when there is space again.
+            // Data that a full disk has refused is accepted when there is space again.
             for _ in 0..600 {
                 match self.sync(&opened, orders) {
                     Err(Over) => return,
@@ -177,7 +177,7 @@ impl Writer {
         }
     }
 
-    /// What an error means: whether to go on without it.
+    /// Judges an error: whether to go on without the call.
     fn judge(&mut self, what: &str, e: &io::Error, orders: &Orders) -> Step<()> {
         match e.raw_os_error() {
             Some(libc::ENOTCONN | libc::ECONNABORTED) => Err(Over),
@@ -375,7 +375,7 @@ impl Writer {
             self.files.remove(&name);
             if is_open(&name, open) {
                 self.say(format!("close of {name}, which is removed"));
-                // What becomes of its bytes is nobody's business any more.
+                // Its bytes need no further check.
                 let _ = close(open.take().unwrap().file);
             }
         }
@@ -392,8 +392,8 @@ impl Writer {
         }
     }
 
-    /// Compares what is at the server with what was promised; the first fault. `dir` is the writer's directory there.
-    /// `told` says of a file (by its number) what was told of it.
+    /// Compares the server's data with the promised data; returns the first fault. `dir` is the
+    /// writer's directory there. `told` gives the reports about a file (by its number).
     pub fn wrong<'a>(&self, dir: &Path, promise: Promise, told: impl Fn(u64) -> Told<'a>) -> Option<String> {
         use std::os::unix::fs::MetadataExt;
         let there = match names(dir) {
@@ -424,7 +424,7 @@ impl Writer {
         None
     }
 
-    /// Files by their names, with the names that are there where nobody heard of a change.
+    /// Files by their names, with the present names where a change got no answer.
     fn resolved(&self, there: &[String]) -> BTreeMap<String, Body> {
         let mut files = self.files.clone();
         let has = |name: &String| there.contains(name);
@@ -445,7 +445,7 @@ impl Writer {
         files
     }
 
-    /// Somebody else writes over a place of one of the files, at the server.
+    /// Another client writes over a place of one of the files, at the server.
     pub fn meddle(&mut self, dir: &Path, r: &mut Random) -> Option<Meddled> {
         // Which names there are is to be certain.
         let names: Vec<String> = self.files.keys().filter(|_| self.pending.is_none()).cloned().collect();
@@ -462,7 +462,7 @@ impl Writer {
         Some(Meddled { at: dir.join(name), from: place * self.len as u64, bytes })
     }
 
-    /// What was kept as conflicts is applied: it goes over what somebody else wrote.
+    /// Conflicts are applied: they overwrite another client's data.
     pub fn applied(&mut self) {
         for event in self.files.values_mut().flat_map(|body| &mut body.log) {
             if let Event::Foreign { holds, .. } = event {
@@ -471,7 +471,7 @@ impl Writer {
         }
     }
 
-    /// Takes what is at the server for what is known from here on.
+    /// Takes the server's data for the known state from then on.
     pub fn settle(&mut self, dir: &Path) {
         let there = names(dir).unwrap();
         self.files = self.resolved(&there);
@@ -488,7 +488,7 @@ fn names(dir: &Path) -> io::Result<Vec<String>> {
     all.filter(|name| !matches!(name, Ok(name) if name.starts_with(".nfs"))).collect()
 }
 
-/// Closes a file and says what close(2) says.
+/// Closes a file and returns the result of close(2).
 fn close(file: File) -> io::Result<()> {
     // SAFETY: the descriptor is this function's alone.
     match unsafe { libc::close(file.into_raw_fd()) } {

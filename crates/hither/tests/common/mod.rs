@@ -1,4 +1,5 @@
-//! What the tests of the binary share: running it, a nfs-ganesha of one's own, mounts that go away.
+//! Shared tools of the binary's tests: running it, a nfs-ganesha of one's own, and mounts that are
+//! removed at the end.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part; tests")]
 
 pub mod serve;
@@ -12,7 +13,7 @@ use std::time::Duration;
 /// The binary under test.
 pub const HITHER: &str = env!("CARGO_BIN_EXE_hither");
 
-/// What a command said and how it ended.
+/// The output of a command and its exit status.
 #[derive(Debug)]
 pub struct Said {
     /// Exit code; -1 for a signal.
@@ -83,13 +84,13 @@ pub fn pause(ms: u64) {
 
 /// A nfs-ganesha in network, mount and process name spaces of its own; everything ends with it.
 pub struct Ganesha {
-    /// Its directories: `export`, and what else a test puts there.
+    /// Its directories: `export`, and others that a test adds.
     pub dir: tempfile::TempDir,
     unshare: Child,
 }
 
 impl Ganesha {
-    /// Starts one that exports `export` as /export and refuses everybody /denied.
+    /// Starts one that exports `export` as /export and refuses /denied to all clients.
     pub fn start() -> Self {
         let mut ganesha = Self::prepare();
         ganesha.serve();
@@ -173,8 +174,8 @@ impl Ganesha {
         run(command.arg(dir))
     }
 
-    /// The same with a disk cache, which is in use when this returns: a mount waits for its cache's directory for seconds only, and
-    /// goes on without it.
+    /// The same with a disk cache, which is in use when this returns: a mount waits for its cache's
+    /// directory for seconds only, and goes on without it.
     pub fn mount_with_cache(&self, options: &str, dir: &Path) {
         self.mount(options, dir).ok();
         wait_for("the disk cache to be in use", 120, || {
@@ -184,9 +185,10 @@ impl Ganesha {
         });
     }
 
-    /// The same with at least so many objects from the beginning that the mount before it remembered; `learn` makes a mount know
-    /// them. (What is remembered is written and read at the ends of a mount, for which both wait for seconds only: where the machine
-    /// was too busy, all of it is done again.)
+    /// The same with at least so many objects from the beginning that the mount before it
+    /// remembered; `learn` makes a mount know them. (The stored state is written and read at the
+    /// ends of a mount, and both wait for seconds only. Where the machine was too busy, all of it
+    /// is repeated.)
     pub fn mount_with_memory(&self, options: &str, dir: &Path, objects: u64, mut learn: impl FnMut()) {
         for _ in 0..10 {
             self.mount_with_cache(options, dir);
@@ -236,7 +238,7 @@ impl Ganesha {
 
 impl Drop for Ganesha {
     fn drop(&mut self) {
-        // Whatever a failed test left mounted must not keep the directory.
+        // A mount that a failed test left behind must not keep the directory.
         let mnt = self.mnt();
         let _ = Command::new("umount").arg("-l").arg(&mnt).stderr(Stdio::null()).status();
         let _ = self.unshare.kill();
@@ -244,8 +246,8 @@ impl Drop for Ganesha {
     }
 }
 
-/// Moves this thread, and what it starts, to a mount name space of its own: another test that makes one
-/// meanwhile would copy our mounts into it and keep them alive after their unmount.
+/// Moves this thread, and its child processes, to a mount name space of its own: another test that
+/// makes one meanwhile would copy our mounts into it and keep them alive after their unmount.
 pub fn own_mount_namespace() {
     own_files();
     let flags = libc::CLONE_FS | libc::CLONE_NEWNS;
@@ -256,24 +258,28 @@ pub fn own_mount_namespace() {
             && libc::mount(none, root, none, libc::MS_REC | libc::MS_PRIVATE, none.cast()) == 0
     };
     assert!(ok, "a mount name space: {}", std::io::Error::last_os_error());
-    // Mounts find their sockets by their device numbers, which are used again: what other tests leave or make there is not ours.
+    // Mounts find their sockets by their device numbers, which are reused: files that other tests
+    // leave or make there are not ours.
     run(Command::new("mkdir").args(["-p", "/run/hither"])).ok();
     run(Command::new("mount").args(["-t", "tmpfs", "-o", "mode=755", "hither-tests", "/run/hither"])).ok();
 }
 
-/// Gives this thread, and what it starts, open files of its own: a process that another test starts has copies of all that this
-/// one has open until it is another program, and as long a mount is busy.
+/// Gives this thread, and its child processes, open files of its own. A process that another test
+/// starts has copies of all files that this one has open until it is another program, and a mount
+/// is busy for as long.
 pub fn own_files() {
     thread_local!(static DONE: Cell<bool> = const { Cell::new(false) });
     // Once, while it has none yet but the first three.
     if !DONE.replace(true) {
-        // SAFETY: it takes numbers; nothing of this thread's is closed, and the table of the others is not touched.
+        // SAFETY: it takes numbers; nothing of this thread's is closed, and the table of the others
+        // is not touched.
         let done = unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_UNSHARE as i32) };
         assert_eq!(done, 0, "files of its own: {}", std::io::Error::last_os_error());
     }
 }
 
-/// Moves this thread, and what it starts, to a network of its own: ports are nobody else's.
+/// Moves this thread, and its child processes, to a network of its own: no other test uses its
+/// ports.
 pub fn own_network_namespace() {
     // SAFETY: unshare takes no memory.
     let ok = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
@@ -298,15 +304,15 @@ pub fn daemons(dir: &Path) -> Vec<u32> {
     found
 }
 
-/// Whether nothing of a process runs any more. Its first thread may have ended, and its command line with it, while others
-/// still hold its files.
+/// Whether nothing of a process runs any more. Its first thread may have ended, and its command
+/// line with it, while others still hold its files.
 pub fn has_ended(pid: u32) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     states(threads).all(|state| matches!(state, None | Some('Z' | 'X')))
 }
 
-/// Whether a process was stopped (SIGSTOP), all of it. kill(2) returns before: until one thread has been scheduled to take the
-/// signal, the others go on.
+/// Whether a process was stopped (SIGSTOP), all of it. kill(2) returns before: until one thread has
+/// been scheduled to take the signal, the others go on.
 pub fn has_stopped(pid: u32) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     states(threads).all(|state| state == Some('T'))
@@ -349,7 +355,7 @@ pub fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The bytes of a record: number, writer, place, checksum, and what follows from them.
+/// The bytes of a record: number, writer, place, checksum, and bytes derived from them.
 pub fn record(writer: u64, place: u64, number: u64, len: usize) -> Vec<u8> {
     let seed = mix(writer << 48 ^ place << 24 ^ number);
     let head = [number, writer, place, mix(number ^ mix(writer ^ mix(place)))];

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::str::FromStr;
 
-/// A server on a loopback port of a network of its own, with a directory of its own; mounts, server and files end with it.
+/// A server on a loopback port of a network of its own, with a directory of its own; mounts, server
+/// and files end with it.
 pub struct Serve {
     /// Its directories: `export`, `state`, and mount points.
     pub dir: tempfile::TempDir,
@@ -78,7 +79,8 @@ impl Serve {
     /// Sends it a signal.
     pub fn signal(&self, signal: i32) {
         let pid = self.keeper.as_ref().unwrap().pid as libc::pid_t;
-        // SAFETY: kill takes numbers; the process is a child of the keeper and not waited for before it ended.
+        // SAFETY: kill takes numbers; the process is a child of the keeper and not waited for
+        // before it ended.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 
@@ -89,12 +91,12 @@ impl Serve {
         wait_for("a stopped server", 60, || has_stopped(pid));
     }
 
-    /// What it wrote to its standard output, in all its lives.
+    /// Its standard output, in all its lives.
     pub fn said(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("out")).unwrap()
     }
 
-    /// What it wrote to its standard error, in all its lives.
+    /// Its standard error, in all its lives.
     pub fn complaints(&self) -> String {
         complaints(self.dir.path())
     }
@@ -142,7 +144,7 @@ impl Serve {
 
 impl Drop for Serve {
     fn drop(&mut self) {
-        // Whatever a failed test left mounted must not keep the directory.
+        // A mount that a failed test left behind must not keep the directory.
         let entries = std::fs::read_dir(self.dir.path()).into_iter().flatten().flatten();
         for path in entries.map(|e| e.path()).filter(|path| super::is_mounted(path)) {
             let _ = Command::new("umount").arg("-l").arg(path).stderr(Stdio::null()).status();
@@ -157,8 +159,9 @@ fn complaints(dir: &Path) -> String {
     std::fs::read_to_string(dir.join("err")).unwrap_or_default()
 }
 
-/// Starts the server and waits for it. A process of its own, made before anything is mounted: a child of a process with open
-/// files in a mount closes them before it is another program, and that asks the server that it is about to be.
+/// Starts the server and waits for it. A process of its own, made before anything is mounted: a
+/// child of a process with open files in a mount closes them before it is another program, and that
+/// asks the server that it is about to be.
 struct Keeper {
     child: Child,
     orders: ChildStdin,

@@ -1,4 +1,4 @@
-//! A client that says exactly what a test wants said, and says it again.
+//! A client that sends exactly the calls of a test, and repeats them.
 
 use bytes::Bytes;
 use hither_proto::mount::MntArgs;

@@ -1,6 +1,8 @@
-//! A client of NQNFS over TCP, one call at a time: what it may cache and delay is up to `hither_lease::Holder`.
+//! A client of NQNFS over TCP, one call at a time: `hither_lease::Holder` decides about caches and
+//! delayed writes.
 //!
-//! Files hold one number of eight bytes. Evictions are obeyed whenever the client waits for something.
+//! Files hold one number of eight bytes. Evictions are obeyed whenever the client waits for
+//! something.
 
 use crate::common::pause;
 use bytes::Bytes;
@@ -15,7 +17,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Longest wait for an answer: the longest lease and what follows it.
+/// Longest wait for an answer: the longest lease and the time after it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connection.
@@ -24,14 +26,14 @@ pub struct Wire {
     records: record::Reader,
     xid: u32,
     replies: HashMap<u32, Bytes>,
-    /// What the server wants back.
+    /// The files that the server recalls.
     pub evicted: Vec<Fh>,
     /// Calls that were sent, by procedure.
     pub calls: HashMap<&'static str, u64>,
 }
 
 impl Wire {
-    /// Connects, and says who it is unless `number` is 0.
+    /// Connects, and says HELLO unless `number` is 0.
     pub fn connect(port: u16, number: u64) -> Self {
         let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stream.set_nodelay(true).unwrap();
@@ -59,7 +61,8 @@ impl Wire {
         self.stream.write_all(&record::frame(message).concat()).unwrap();
     }
 
-    /// Takes what has arrived, or arrives within `wait`; false when the server has ended the connection.
+    /// Takes messages that have arrived, or arrive within `wait`; false when the server has ended
+    /// the connection.
     pub fn pump(&mut self, wait: Duration) -> bool {
         self.stream.set_read_timeout(Some(wait.max(Duration::from_micros(100)))).unwrap();
         let mut buffer = vec![0; 1 << 16];
@@ -102,7 +105,7 @@ impl Wire {
         self.replies.remove(&xid)
     }
 
-    /// A call and its answer; what is evicted meanwhile is only noted.
+    /// A call and its answer; evictions meanwhile are only noted.
     pub fn call<P: Procedure>(&mut self, args: &P) -> P::Reply {
         let xid = self.send(args);
         let began = now();
@@ -133,7 +136,7 @@ impl Wire {
         loop {
             let args = CreateArgs { r#where: r#where.clone(), attributes };
             match self.ask(LeaseRequest::None, args).into_result() {
-                // It is there, and somebody may have delayed writes to it.
+                // It is there, and a client may have delayed writes to it.
                 Err(Stat::TRYLATER) => pause(100),
                 made => return made.unwrap().1.file,
             }
@@ -209,7 +212,7 @@ impl Cacher {
         self.began.elapsed().as_millis() as u64
     }
 
-    /// Obeys what has arrived and what the time brings.
+    /// Obeys evictions that have arrived, and the clock.
     pub fn serve(&mut self, wait: Duration) {
         assert!(self.wire.pump(wait), "disconnected");
         self.obey();

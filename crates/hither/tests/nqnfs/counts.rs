@@ -1,4 +1,4 @@
-//! What a mount asks when nobody else is there: what it wrote and made itself it knows.
+//! The questions of a mount without other clients: it knows its own writes and new objects.
 
 use crate::leases::calls;
 use crate::mount::{mounted, umount};
@@ -15,12 +15,13 @@ const ALONE: &str = ",dirty-age=3600,actimeo=3600";
 const PIECES: [(usize, usize); 7] =
     [(1768, 122), (64, 889), (960, 280), (1896, 645), (1240, 528), (2544, 104), (0, 64)];
 
-/// Calls by which a mount finds out what there is.
+/// Calls that look for existing objects.
 fn questions(mnt: &Path) -> u64 {
     ["LOOKUP", "READDIRLOOK", "GETATTR", "ACCESS", "READ"].iter().map(|of| calls(mnt, Some(of))).sum()
 }
 
-/// A file written in pieces and read in between, as assemblers do, goes in one WRITE; it is not read from the server, neither then nor later.
+/// A file written in pieces and read in between, as assemblers do, goes in one WRITE; it is not
+/// read from the server, neither then nor later.
 #[test]
 #[ignore = "needs root"]
 fn what_a_mount_writes_it_knows() {
@@ -39,7 +40,8 @@ fn what_a_mount_writes_it_knows() {
         file.read_exact_at(&mut seen, 0).unwrap();
         assert!(seen == body, "after piece {n}");
     }
-    // Counting before the close would be a close: a child process closes what this one has open.
+    // Counting before the close would be a close: a child process closes files that this one has
+    // open.
     drop(file);
     assert_eq!((questions(&a) - before, calls(&a, Some("WRITE"))), (0, 1), "gaps and all");
     assert!(fs::read(server.export("u00.o")).unwrap() == body);
@@ -51,8 +53,8 @@ fn what_a_mount_writes_it_knows() {
     umount(&a);
 }
 
-/// Names in a directory that the mount made, and absent ones, cost no question; nor do those of one that it has listed and goes on changing. What
-/// it removes does not make it forget the rest.
+/// Names in a directory that the mount made, and absent ones, cost no question; nor do those of one
+/// that it has listed and goes on changing. A removal does not make it forget the rest.
 #[test]
 #[ignore = "needs root"]
 fn a_directory_that_the_mount_changes_stays_known() {

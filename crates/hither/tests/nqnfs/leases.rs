@@ -1,5 +1,5 @@
-//! Leases that mounts hold: nothing is asked while they hold, whoever changes a file is not done before nobody shows the old one any
-//! more, and what ends by itself costs a question and no bytes.
+//! Leases that mounts hold. Nothing is asked under them, a change returns only when no mount shows
+//! the old file any more, and an expired lease costs a question and no bytes.
 
 use crate::common::serve::Serve;
 use crate::common::{HITHER, daemons, has_stopped, pause, run, wait_for};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-/// Names hold for long and attributes do not: what spares questions is a lease.
+/// Names hold for long and attributes do not: a lease spares the questions.
 const SHORTLY: &str = ",acregmin=1,acregmax=1,acdirmin=60,acdirmax=60";
 /// Nothing comes to light by itself while a test goes on.
 const FOREVER: &str = ",actimeo=3600";
@@ -23,8 +23,9 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap()
 }
 
-/// The same where nobody waits before he replaces the file: that may come between open(2) and read(2), and then the file that is open is gone
-/// (promise 13). open(2) itself finds what has the name, and the next one finds another file.
+/// The same without a wait before the file is replaced: the replacement may come between open(2)
+/// and read(2), and then the open file is gone (promise 13). open(2) itself finds the file with the
+/// name, and the next open finds another file.
 fn read_what_is_replaced(path: &Path) -> String {
     let (mut file, mut body) = (File::open(path).unwrap(), String::new());
     match file.read_to_string(&mut body) {
@@ -33,7 +34,8 @@ fn read_what_is_replaced(path: &Path) -> String {
     }
 }
 
-/// Calls that a mount has sent, of one procedure or all but those that renew leases and give them up.
+/// Calls that a mount has sent, of one procedure or all but those that renew leases and give them
+/// up.
 pub fn calls(mnt: &Path, of: Option<&str>) -> u64 {
     let said = run(Command::new(HITHER).arg("stat").arg("--json").arg(mnt)).ok();
     let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
@@ -44,7 +46,8 @@ pub fn calls(mnt: &Path, of: Option<&str>) -> u64 {
     counted.map(|o| o["calls"].as_u64().unwrap()).sum()
 }
 
-/// Reads a file until that is done under a lease: read again it asks nothing. (None is given for a while after one was taken.)
+/// Reads a file until that is done under a lease: read again it asks nothing. (None is given for a
+/// while after one was taken.)
 fn until_leased(mnt: &Path, path: &Path, body: &str) {
     wait_for("a lease", 120, || {
         pause(100);
@@ -57,7 +60,8 @@ fn until_leased(mnt: &Path, path: &Path, body: &str) {
     });
 }
 
-/// A file under a lease is opened, read and looked at without a question, for longer than any time limit of attributes, open or not.
+/// A file under a lease is opened, read and looked at without a question, for longer than any time
+/// limit of attributes, open or not.
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
@@ -89,8 +93,8 @@ fn nothing_is_asked_while_a_lease_holds() {
     [a, b, c].iter().for_each(|mnt| umount(mnt));
 }
 
-/// A change by another mount of NQNFS, by NFSv3, by NFSv4 and by a local program is seen when it is done: by open(2), by stat(2) and
-/// through a descriptor that was there before.
+/// A change by another mount of NQNFS, by NFSv3, by NFSv4 and by a local program is seen when it is
+/// done: by open(2), by stat(2) and through a descriptor that was there before.
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
@@ -127,7 +131,8 @@ fn a_change_is_seen_when_it_is_done() {
     }
 }
 
-/// What changes no bytes is seen as well: at once when it goes through the server, and a moment later when it does not.
+/// A change without new bytes is seen as well: at once when it comes through the server, and a
+/// moment later otherwise.
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
@@ -192,7 +197,8 @@ fn a_listing_brings_leases() {
     umount(&a);
 }
 
-/// When a lease has ended by itself, the next open asks whether the file is the same, and does not read it again.
+/// When a lease has ended by itself, the next open asks whether the file is the same, and does not
+/// read it again.
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
@@ -205,7 +211,8 @@ fn a_lease_that_ended_costs_a_question_and_no_bytes() {
     // Pages of a file that changed a moment ago may be read again.
     pause(100);
     assert!(read(&f) == big);
-    // The kernel may take pages back whenever it likes: whoever drops them at the end of each lease reads them in each round.
+    // The kernel may reclaim pages at any time: a mount that drops them at the end of each lease
+    // reads them in each round.
     let costs_no_bytes = (0..10).any(|_| {
         until_leased(&a, &f, &big);
         let (reads, before) = (calls(&a, Some("READ")), calls(&a, None));
@@ -220,7 +227,8 @@ fn a_lease_that_ended_costs_a_question_and_no_bytes() {
     umount(&a);
 }
 
-/// A holder that is stopped holds a writer up until its lease is over, and shows nothing old when it goes on.
+/// A holder that is stopped holds a writer up until its lease is over, and shows nothing old when
+/// it goes on.
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
@@ -254,7 +262,8 @@ fn a_stopped_holder_holds_nobody_up_for_long() {
     umount(&b);
 }
 
-/// A server that was killed honours leases that it does not remember: who writes afterwards is not done before they are over.
+/// A killed server honours leases that it does not remember: a later write returns only when they
+/// have expired.
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
@@ -275,8 +284,8 @@ fn leases_outlive_the_server_that_gave_them() {
     umount(&b);
 }
 
-/// Many files, a reader that has them under leases, and writers of all kinds at once: no read shows less than what was acknowledged
-/// before it began.
+/// Many files, a reader that has them under leases, and writers of all kinds at once: no read shows
+/// less than the writes acknowledged before it began.
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]

@@ -1,5 +1,5 @@
-//! NQNFS of `hither serve` over TCP: leases that are shared, evicted, expire and outlive the server that gave them; nothing stale is
-//! ever read; messages that mean harm.
+//! NQNFS of `hither serve` over TCP: leases that are shared, evicted, expire and outlive the server
+//! that gave them; nothing stale is ever read; messages that mean harm.
 //!
 //! They need root. The client is one of these tests' own, and in [`mount`] `hither mount`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
@@ -31,11 +31,13 @@ const TERM: u32 = 2;
 const SKEW: u64 = 3;
 const SLACK: u64 = 1;
 
-/// A term that does not end while a test goes on, and one that a client which is not scheduled for seconds keeps.
+/// A term that does not end while a test goes on, and one that a client which is not scheduled for
+/// seconds keeps.
 const LONG: u32 = 120;
 const SHORT: (u32, u64) = (2, 20);
 
-/// A term that leaves a busy machine time for some calls before what follows from it is over, and how late what it ends may be there.
+/// A term that leaves a busy machine time for some calls before the effects of its end, and the
+/// allowed delay of those effects.
 const MIDDLE: u32 = 8;
 const LATE: Duration = Duration::from_secs(60);
 
@@ -67,7 +69,8 @@ fn wait_for_eviction(wire: &mut Wire) {
     }
 }
 
-/// A file gets a lease, which is not given while it was changed a moment ago. When it was asked for.
+/// A file gets a lease, which is not given while it was changed a moment ago. When it was asked
+/// for.
 fn until_cachable(wire: &mut Wire, file: Fh, rw: Cachetype, term: u32) -> Instant {
     let began = now();
     loop {
@@ -129,12 +132,12 @@ fn local_programs_make_leases_end() {
     let (bytes, revision) = a.read(f).unwrap();
     assert_eq!(bytes, b"local");
     assert!(revision > before);
-    // Without a lease nobody is told, but the revision tells.
+    // Without a lease no client is notified, but the revision shows it.
     std::fs::write(server.export("f"), "again").unwrap();
     assert!(a.read(f).unwrap().1 > revision);
 }
 
-/// What another thread does in the meantime comes to its end only when the lease was given up.
+/// The call of another thread ends only when the lease was given up.
 fn gives_up<T>(wire: &mut Wire, file: Fh, delayed: Option<&[u8]>, other: std::thread::JoinHandle<T>) -> T {
     wait_for_eviction(wire);
     assert!(!other.is_finished(), "somebody still caches it");
@@ -186,7 +189,7 @@ fn the_leases_of_a_client_that_is_killed_end_by_themselves() {
     w.write(f, LeaseRequest::None, b"old").unwrap();
     let asked = until_cachable(&mut w, f, Cachetype::WRITE, TERM);
     let began = now();
-    // What is left of a killed process is the end of its connections.
+    // A killed process leaves only the end of its connections.
     drop(w);
     while r.read(f) == Err(Stat::TRYLATER) {
         pause(50);
@@ -226,10 +229,10 @@ fn after_a_kill_of_the_server_delayed_writes_come_first() {
         }
     };
     assert_eq!(read.0, b"delayed");
-    // Nobody has asked for a longer lease than the usual one.
+    // No client has asked for a longer lease than the usual one.
     let (waited, least) = (began.elapsed(), Duration::from_secs(u64::from(MIDDLE) + SKEW + SLACK));
     assert!(starts.elapsed() > least && waited < least + LATE, "{:?}, {waited:?}", starts.elapsed());
-    // An orderly end when nobody holds anything: nothing to wait for.
+    // An orderly end without leases: nothing to wait for.
     pause((u64::from(2 * MIDDLE) + SKEW) * 1000);
     drop((w, r));
     assert_eq!(server.stop(), 0);
@@ -260,8 +263,8 @@ fn nothing_stale_is_read_while_clients_cache_and_delay() {
                     (number + switches) as usize % 3
                 };
                 switches += u64::from(random >> 40 & 1023 == 0);
-                // Whoever has the lock is the only one who uses the file, so what is read must be what was written last. The others
-                // give back what they hold while they wait.
+                // The holder of the lock is the only user of the file, so a read must show the last
+                // write. The others give back their leases while they wait.
                 let Ok(mut last) = truth[n].try_lock() else {
                     c.serve(Duration::from_millis(1));
                     continue;
@@ -274,7 +277,8 @@ fn nothing_stale_is_read_while_clients_cache_and_delay() {
                 }
                 drop(last);
                 if random >> 32 & 0x7ff == 0 {
-                    // For longer than a lease lasts, and the client obeys nobody: its own clock tells it what is over.
+                    // For longer than a lease lasts, and the client obeys no eviction: its own
+                    // clock shows the expired leases.
                     c.serve(Duration::from_millis(1));
                     pause(u64::from(SHORT.0) * 1000 + 300);
                 }
@@ -340,7 +344,7 @@ fn messages_that_mean_harm_are_refused_and_others_served() {
             assert!(ok.into_result().is_ok_and(|ok| ok.1.rev > 0));
         }
     }
-    // One that answers nothing and takes nothing is in nobody's way for longer than its lease.
+    // One that answers nothing and takes nothing delays others for no longer than its lease.
     let mut deaf = Wire::connect(2049, 5);
     until_cachable(&mut deaf, f, Cachetype::READ, TERM);
     let began = now();

@@ -1,5 +1,5 @@
-//! A server that is killed and started under many mounts with delayed writes: all are served again, nothing is lost, and no faster
-//! than it was told to.
+//! A server that is killed and started under many mounts with delayed writes: all are served again,
+//! nothing is lost, and no faster than its rate allows.
 
 use crate::client::now;
 use crate::common::pause;
@@ -14,7 +14,8 @@ const MOUNTS: usize = 5;
 const FILES: usize = 4;
 /// Calls a second.
 const RATE: usize = 10;
-/// A server of NQNFS. For a minute after a restart leases may be out: longer than anybody may have to wait here.
+/// A server of NQNFS. For a minute after a restart leases may be out: longer than any test may have
+/// to wait here.
 const LEASES: [&str; 3] = ["--nqnfs", "--nqnfs-term", "60"];
 
 fn served(words: &[&[&str]]) -> Serve {
@@ -28,7 +29,7 @@ fn body(mount: usize, file: usize) -> Vec<u8> {
     format!("{mount} {file} ").repeat(4000).into_bytes()
 }
 
-/// Every mount delays what it writes to its files.
+/// Every mount delays the writes to its files.
 fn dirty(server: &Serve, options: &str) -> Vec<(PathBuf, Vec<File>)> {
     let mounts: Vec<PathBuf> = (0..MOUNTS).map(|n| server.mnt(&format!("m{n}"))).collect();
     for mnt in &mounts {
@@ -47,7 +48,7 @@ fn dirty(server: &Serve, options: &str) -> Vec<(PathBuf, Vec<File>)> {
     mounts.into_iter().enumerate().map(write).collect()
 }
 
-/// What was delayed is at the server when every mount has synchronised it; how long that took.
+/// Delayed data is at the server when every mount has synchronised it; returns the time that took.
 fn synced(server: &Serve, mounts: &[(PathBuf, Vec<File>)]) -> Duration {
     let began = now();
     std::thread::scope(|scope| {
@@ -65,8 +66,9 @@ fn synced(server: &Serve, mounts: &[(PathBuf, Vec<File>)]) -> Duration {
     took
 }
 
-/// Delayed writes of NQNFS are not kept waiting for leases of others, nor those of NFSv4 for the time of grace when all have come back, nor those of
-/// NFSv3, of which a server knows nobody; with a rate they come as fast as that says.
+/// Delayed writes are not kept waiting: those of NQNFS not for other clients' leases, those of
+/// NFSv4 not for the grace period when all clients have come back, and those of NFSv3, whose
+/// clients a server does not know, not at all. With a rate they come as fast as it allows.
 /// Promise: S12
 #[test]
 #[ignore = "needs root"]
@@ -77,7 +79,7 @@ fn what_many_mounts_delayed_outlives_the_server() {
         ("nqnfs", &[leases][..]),
         ("nqnfs", &[leases, paced][..]),
         ("4.2", &[leases, paced][..]),
-        // Nobody says that he recovers.
+        // No client announces its recovery.
         ("3", &[paced][..]),
     ] {
         let mut server = served(words);
@@ -94,7 +96,8 @@ fn what_many_mounts_delayed_outlives_the_server() {
         server.serve();
         let took = synced(&server, &mounts);
         assert!(took < Duration::from_secs(40), "{version} {words:?}: {took:?}");
-        // A call of each mount to begin with, but for NFSv3, and one for each file, but for a burst of one.
+        // A call of each mount to begin with, but for NFSv3, and one for each file, but for a burst
+        // of one.
         let begins = if version == "3" { 0 } else { MOUNTS };
         let least = (begins + MOUNTS * FILES - 2) * 1000 / RATE;
         if words.contains(&paced) {
@@ -107,7 +110,7 @@ fn what_many_mounts_delayed_outlives_the_server() {
     }
 }
 
-/// Mounts that ended in an orderly way have given up what they held: the next server serves at once.
+/// Mounts that ended in order have given up their leases: the next server serves at once.
 #[test]
 #[ignore = "needs root"]
 fn an_orderly_end_leaves_nobody_to_wait_for() {

@@ -1,4 +1,4 @@
-//! `hither mount -o vers=nqnfs`: what programs do on it arrives, and nothing is lost or seen too late.
+//! `hither mount -o vers=nqnfs`: changes by programs arrive, and nothing is lost or seen too late.
 
 use crate::client::{Wire, now};
 use crate::common::serve::Serve;
@@ -19,7 +19,7 @@ pub fn mounted(server: &Serve, name: &str, options: &str) -> PathBuf {
     mnt
 }
 
-/// A term of leases, in seconds, that outlasts what a busy machine does to a test.
+/// A term of leases, in seconds, that outlasts the delays of a busy machine in a test.
 const LONG: u32 = 20;
 
 /// A file gets a lease of that term.
@@ -93,7 +93,7 @@ fn a_mount_does_what_programs_do() {
         fs::symlink_metadata(there("n")).unwrap().rdev(),
         fs::symlink_metadata(here("n")).unwrap().rdev()
     );
-    // One that may only be read, by who creates it.
+    // A file that may only be read, by its creator.
     let f = OpenOptions::new().write(true).create_new(true).mode(0o444).open(here("r")).unwrap();
     (&f).write_all(b"x").unwrap();
     drop(f);
@@ -156,7 +156,7 @@ fn what_one_mount_closed_another_opens() {
         // Of equal length, so that only the contents tell.
         let text = format!("round {round:04}");
         fs::write(w.join("f"), &text).unwrap();
-        // The next write has another ctime, of which versions are told apart.
+        // The next write has another ctime, which distinguishes versions.
         pause(30);
         assert_eq!(fs::read_to_string(r.join("f")).unwrap(), text);
     }
@@ -164,7 +164,8 @@ fn what_one_mount_closed_another_opens() {
     umount(&b);
 }
 
-/// CREATE of NQNFS opens what is there: that only one client of many has created a file is this client's doing.
+/// CREATE of NQNFS opens an existing file: this client's own mechanism makes one client of many the
+/// creator.
 /// Promise: 7a
 #[test]
 #[ignore = "needs root"]
@@ -194,7 +195,7 @@ fn of_many_who_create_a_file_one_has_created_it() {
     mounts.iter().for_each(|mnt| umount(mnt));
 }
 
-/// Another client's leases are ended by what this one does, and what it has delayed is seen.
+/// This client's changes end another client's leases, and that client's delayed data is seen.
 /// Promise: 7a
 #[test]
 #[ignore = "needs root"]
@@ -217,7 +218,8 @@ fn a_mount_sees_what_others_delayed_and_makes_leases_end() {
     umount(&mnt);
 }
 
-/// What was written and synchronised is there, however often the server is killed, and programs only wait.
+/// Data that was written and synchronised is there, however often the server is killed, and
+/// programs only wait.
 /// Promise: 7a
 #[test]
 #[ignore = "needs root"]
@@ -244,7 +246,8 @@ fn a_mount_outlives_its_server() {
     umount(&mnt);
 }
 
-/// After a restart of the server what was delayed comes first: a mount's write is not taken for one of those.
+/// After a restart of the server delayed data comes first: a mount's write is not taken for delayed
+/// data.
 /// Promise: 7a
 #[test]
 #[ignore = "needs root"]
@@ -262,7 +265,7 @@ fn after_a_restart_a_mounts_write_comes_after_delayed_ones() {
     server.serve();
     let mut w = Wire::connect(2049, 1);
     assert_eq!(w.read(f), Err(Stat::TRYLATER), "it waits for delayed writes");
-    // Both arrive while it does. Whichever comes first, the fresh one is told to try later.
+    // Both arrive while it does. In either order, the fresh one has to try later.
     let write = std::thread::spawn(move || {
         file.write_all_at(b"fresh", 0).unwrap();
         file.sync_all().unwrap();

@@ -1,5 +1,5 @@
-//! Leases for writing that mounts hold: what is delayed under them is seen by whoever looks, and nothing that was acknowledged is lost
-//! when a client, the server or the network goes.
+//! Write leases that mounts hold: other users of the file see data delayed under them, and no
+//! acknowledged data is lost when a client, the server or the network fails.
 
 use crate::common::serve::Serve;
 use crate::common::{Random, daemons, has_stopped, pause, run, wait_for};
@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Nothing goes to the server because of its age, and nothing comes to light by itself while a test goes on.
+/// Nothing is sent because of its age, and nothing is revalidated by itself while a test goes on.
 const DELAYED: &str = ",dirty-age=3600,actimeo=3600,lookupcache=none";
 /// Term of leases, in seconds; mounts ask for 30 at most.
 const TERM: u32 = 60;
@@ -23,7 +23,8 @@ fn write_only(path: &Path) -> File {
     File::options().write(true).open(path).unwrap()
 }
 
-/// A new file on a mount whose writes wait there; it is open. (No lease is given for a while after one was taken.)
+/// A new file on a mount whose writes wait there; it is open. (No lease is given for a while after
+/// one was taken.)
 fn delayed(server: &Serve, mnt: &Path, name: &str, body: &str) -> File {
     let file = File::create(mnt.join(name)).unwrap();
     wait_for("a write that waits", 200, || {
@@ -35,7 +36,8 @@ fn delayed(server: &Serve, mnt: &Path, name: &str, body: &str) -> File {
     file
 }
 
-/// What the server itself has of a file; stat(2) makes nobody send anything. (A child process would: it closes what this one has open.)
+/// The server's own state of a file; stat(2) makes no client send anything. (A child process would:
+/// it closes files that this one has open.)
 fn at_server(server: &Serve, name: &str) -> u64 {
     fs::metadata(server.export(name)).unwrap().len()
 }
@@ -47,7 +49,8 @@ fn signal(pids: &[u32], signal: i32) {
     }
 }
 
-/// Who writes alone writes here; whoever looks, by whatever version and through a descriptor that was there before, sees all of it.
+/// A lone writer writes to its memory; other users of the file, by any version and through an
+/// earlier descriptor, see all of it.
 /// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
@@ -61,7 +64,7 @@ fn what_waits_is_seen_by_whoever_looks() {
         for how in ["open", "stat", "held"] {
             let name = format!("{version}-{how}");
             fs::write(server.export(&name), "").unwrap();
-            // Who holds a file open looks at it now and then.
+            // A mount that holds a file open revalidates it now and then.
             let held = (how == "held").then(|| File::open(b.join(&name)).unwrap());
             let file = delayed(&server, &a, &name, "first");
             for i in 0..100 {
@@ -73,7 +76,7 @@ fn what_waits_is_seen_by_whoever_looks() {
             match (how, held) {
                 ("open", _) => assert_eq!(read(&b.join(&name)).len(), 400, "{name}"),
                 ("stat", _) => assert_eq!(fs::metadata(b.join(&name)).unwrap().len(), 400, "{name}"),
-                // Only NQNFS promises that to who has the file open already.
+                // Only NQNFS promises that to a client that has the file open already.
                 (_, Some(held)) if version == "nqnfs" => {
                     let mut bytes = [0; 400];
                     held.read_exact_at(&mut bytes, 0).unwrap();
@@ -88,8 +91,8 @@ fn what_waits_is_seen_by_whoever_looks() {
     umount(&a);
 }
 
-/// Two mounts keep two files open, each writes one and reads the other, for longer than the server lets either cache: no read shows less than
-/// what was written before it began.
+/// Two mounts keep two files open, each writes one and reads the other, for longer than the server
+/// lets either cache: no read shows less than the writes before it began.
 /// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
@@ -123,7 +126,8 @@ fn nothing_stale_is_read_of_files_that_are_open() {
     }
 }
 
-/// `close=delegated`: a close waits for nobody as long as nobody can look; what was closed is seen by who opens.
+/// `close=delegated`: a close does not wait while no other client can look; an open shows the
+/// closed data.
 /// Promise: 6a'
 #[test]
 #[ignore = "needs root"]
@@ -149,7 +153,8 @@ fn a_close_under_a_lease_waits_for_nobody() {
     umount(&b);
 }
 
-/// A client is killed that has delayed something: what it has synced is there, and others wait for its lease and no longer.
+/// A client with delayed data is killed: its synced data is there, and others wait for its lease
+/// and no longer.
 /// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
@@ -175,8 +180,8 @@ fn a_killed_writer_loses_what_it_has_not_synced_and_no_more() {
     umount(&b);
 }
 
-/// The server is killed while a client has delayed something, and is there again before or after the lease has ended: what was delayed
-/// comes before anybody reads the file, or late, and is never lost.
+/// The server is killed while a client has delayed data, and is there again before or after the
+/// lease has ended. The delayed data comes before any read of the file, or late, and is never lost.
 /// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
@@ -200,8 +205,8 @@ fn what_was_delayed_outlives_the_server() {
     }
 }
 
-/// A client that nobody hears of for longer than its lease has lost it: others use the file meanwhile, and what it had delayed is
-/// written when it is back.
+/// A client that is silent for longer than its lease has lost the lease: others use the file
+/// meanwhile, and its delayed data is written when it is back.
 /// Promise: 8a''
 #[test]
 #[ignore = "needs root"]

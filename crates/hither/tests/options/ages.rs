@@ -1,4 +1,4 @@
-//! How long answers are believed, and what is asked together.
+//! Lifetimes of answers, and questions in one message.
 
 use crate::common::{pause, wait_for};
 use crate::{Bench, Mount};
@@ -12,7 +12,7 @@ const QUIET: &str = "nocto,prefetch=off";
 const VERSIONS: [&str; 2] = ["4.2", "3"];
 
 /// A mount with the short time sees a change at the server, while a mount with the long time still
-/// believes its older answer. `change` is told which change it is.
+/// uses its older answer. `change` gets the number of the change.
 #[track_caller]
 fn ages(b: &Bench<'_>, short: &str, long: &str, look: impl Fn(&Mount) -> u64, change: impl Fn(usize)) {
     for (n, version) in VERSIONS.into_iter().enumerate() {
@@ -54,8 +54,8 @@ pub fn actimeo(b: &Bench<'_>) {
     ages(b, "actimeo=1", "actimeo=60", links, |n| link(b, n));
 }
 
-/// Questions about an object that does not change and is looked at all the time: fewer and fewer, where
-/// the time may grow.
+/// Questions about an object that does not change and is looked at all the time: fewer and fewer,
+/// where the time may grow.
 fn questions(b: &Bench<'_>, options: &str, of: &str) -> u64 {
     let m = b.mount(&format!("{QUIET},{options}"));
     assert!(m.has(of));
@@ -69,7 +69,7 @@ fn questions(b: &Bench<'_>, options: &str, of: &str) -> u64 {
 
 pub fn acregmax(b: &Bench<'_>) {
     b.put("file", "");
-    // That of its name is not what is looked at.
+    // The time of its name is not under test.
     let [most, more] = ["acregmax=1", "acregmax=60"]
         .map(|max| questions(b, &format!("acregmin=1,acdirmin=60,{max}"), "file"));
     assert!(most > more, "{most} questions, {more} with a larger maximum");

@@ -20,7 +20,8 @@ fn room(m: &Mount, name: &str) -> u64 {
     status(m)["room"][name].as_u64().unwrap()
 }
 
-/// A mount with a disk cache in use, in a directory of the check's own; what changed long ago, and what did not.
+/// A mount with a disk cache in use, in a directory of the check's own; a file that changed long
+/// ago, and one that did not.
 fn cached(b: &Bench<'_>, place: &str, options: &str) -> Mount {
     let dir = b.near(place);
     if fs::create_dir(&dir).is_ok() {
@@ -38,7 +39,7 @@ fn files(b: &Bench<'_>, count: usize) {
     (0..count).for_each(|n| b.put(&format!("f{n}"), vec![n as u8; FILE_BYTES]));
 }
 
-/// Reads a file; returns when what is to be kept of it is.
+/// Reads a file; returns when the cache has its data, if the data is to be kept.
 fn read(m: &Mount, n: usize) {
     assert_eq!(fs::read(m.at(&format!("f{n}"))).unwrap(), vec![n as u8; FILE_BYTES]);
     wait_for("a quiet cache", 60, || counter(m, "queue_bytes") == 0);
@@ -94,8 +95,8 @@ pub fn cache_soft(b: &Bench<'_>) {
     }
 }
 
-/// The policy in use. What each of them keeps is shown by `policies_keep_what_they_say_and_limits_hold`
-/// of the tests of steering.
+/// The policy in use. `policies_keep_what_they_say_and_limits_hold` of the tests of steering shows
+/// the eviction of each.
 pub fn cache_policy(b: &Bench<'_>) {
     for policy in ["lru", "s3-fifo", "gdsf"] {
         let m = cached(b, policy, &format!("cache-policy={policy}"));

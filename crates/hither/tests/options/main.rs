@@ -1,7 +1,9 @@
-//! Every option of a mount that takes a value has its effect on a real mount. [`CHECKS`] has an entry for
-//! each; `cargo xtask tidy` and [`every_valued_option_has_a_check`] refuse an option without one.
+//! Every option of a mount that takes a value has its effect on a real mount. [`CHECKS`] has an
+//! entry for each; `cargo xtask tidy` and [`every_valued_option_has_a_check`] refuse an option
+//! without one.
 //!
-//! The checks need root and nfs-ganesha: `cargo test -p hither --test options -- --include-ignored`. `HITHER_OPTION` names the one to run.
+//! The checks need root and nfs-ganesha: `cargo test -p hither --test options --
+//! --include-ignored`. `HITHER_OPTION` names the one to run.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod ages;
@@ -36,7 +38,7 @@ enum Group {
 
 use Group::{Alone, Delegating, Plain, Silent};
 
-/// An option, and what shows its effect.
+/// An option, and a check of its effect.
 type Check = (&'static str, Group, fn(&Bench<'_>));
 
 const CHECKS: &[Check] = &[
@@ -95,7 +97,8 @@ const CHECKS: &[Check] = &[
 ];
 
 /// The table and the checks have the same options. The help is made of the table: `  name=VALUE` or
-/// `  name[=VALUE]` begins an entry, but for options without effect, which `cargo xtask tidy` looks for.
+/// `  name[=VALUE]` begins an entry, but for options without effect, which `cargo xtask tidy` looks
+/// for.
 #[test]
 fn every_valued_option_has_a_check() {
     let help = hither(&["mount", "--help"]).ok().out;
@@ -178,7 +181,7 @@ fn play(group: Group, server: impl Fn() -> Serve, side_by_side: usize) {
     assert!(failed.is_empty(), "these have not the effect that they should have: {failed:?}");
 }
 
-/// What a check has: a server, and a directory of its own there.
+/// The tools of a check: a server, and a directory of its own there.
 struct Bench<'a> {
     server: &'a Serve,
     name: &'static str,

@@ -1,4 +1,4 @@
-//! How the server is reached, who asks it, and who may ask the mount.
+//! The way to the server, the identity of its callers, and the users that may ask the mount.
 
 use crate::common::{Ganesha, HITHER, hither, pause, run, wait_for};
 use crate::{Bench, Mount};
@@ -122,7 +122,7 @@ pub fn idmap_domain(_: &Bench<'_>) {
     assert_eq!((owner("localdomain"), owner("other.example")), (1, 65_534));
 }
 
-/// Nobody listens there: the attempt ends at once, or goes on.
+/// Nothing listens there: the attempt ends at once, or goes on.
 pub fn retry(b: &Bench<'_>) {
     let mnt = b.server.mnt("mnt-retry");
     let attempt = |retry: &str| {
@@ -174,7 +174,8 @@ pub fn socket_group(b: &Bench<'_>) {
     }
 }
 
-// Words of nfs(5) that change nothing: the one value that is so anyway is taken, others are refused.
+// Words of nfs(5) that change nothing: the one value that is so anyway is taken, others are
+// refused.
 
 pub fn mountproto(b: &Bench<'_>) {
     drop(b.mount("vers=3,mountproto=tcp"));

@@ -62,7 +62,7 @@ pub fn close(b: &Bench<'_>) {
     }
 }
 
-/// What waits is on the local disk.
+/// Delayed data is on the local disk.
 fn journaled(dir: &std::path::Path) -> u64 {
     let Ok(entries) = fs::read_dir(dir) else { return 0 };
     let size = |e: fs::DirEntry| match e.metadata().unwrap() {

@@ -1,4 +1,4 @@
-//! Which rule a path comes under, and what is refused.
+//! The rule of a path, and refusals.
 
 use super::*;
 use crate::options::Promise;
@@ -39,7 +39,8 @@ fn of_one_directory_the_last_mode_counts() {
     assert_eq!(w.subtrees[0].to_string(), "subtree=a:bounded=7");
 }
 
-/// What a part is made of is what a mount with that mode would be made of, and the server's answers are taken as nfs(5) has it.
+/// A part has the same options as a mount with that mode, and the server's answers are taken as
+/// nfs(5) has it.
 #[test]
 fn a_part_is_as_a_mount_with_its_mode() {
     let w = parse("consistency=frozen,subtree=q:strict,subtree=c:cto,subtree=b:bounded=3").unwrap();
@@ -80,13 +81,13 @@ fn what_cannot_be_is_refused_in_a_line() {
     );
     assert_eq!(
         refusal("subtree=/:strict"),
-        "option 'subtree=/:strict': it names all that is mounted: write consistency=strict"
+        "option 'subtree=/:strict': it names the root of the mount: write consistency=strict"
     );
     for other in ["noac", "writeback=journal", "close=lazy", "close=delegated", "vers=nqnfs"] {
         let line = format!("options 'subtree=q:frozen' and '{other}' contradict each other: keep one");
         assert_eq!(refusal(&format!("{other},subtree=q:frozen")), line);
     }
-    // What is strict goes past the disk.
+    // A strict part bypasses the disk.
     parse("cache,subtree=d:frozen,subtree=q:strict").unwrap();
     let many: Vec<String> = (0..8).map(|n| format!("subtree=d{n}:bounded={n}")).collect();
     assert_eq!(refusal(&many.join(",")), "options 'subtree' have 8 modes: at most 7 differ");

@@ -34,7 +34,7 @@ fn round_trips_take_as_long_as_they_are_said_to() {
     let trace = trace();
     assert_eq!((trace.calls, trace.files, trace.reads()), (6, 2, 3));
     assert_eq!((trace.asked, trace.rtt_us), ([4, 2], Some(400)));
-    // With the trace's own the sum is what it took.
+    // With the trace's own round trip the sum is the measured time.
     assert_eq!(trace.waited_us(4, 400.0) as u64, trace.took_us);
     assert_eq!(trace.waited_us(4, 10_400.0) as u64, trace.took_us + 6 * 10_000);
 }
@@ -50,8 +50,8 @@ fn a_cache_spares_the_second_read_and_a_small_one_does_not() {
     }
 }
 
-/// A sequential read of a file three times as large as the cache, between reads of files that are used: they stay under every
-/// policy, as in the disk cache.
+/// A sequential read of a file three times as large as the cache, between reads of files that are
+/// used: they stay under every policy, as in the disk cache.
 #[test]
 fn a_large_scan_leaves_hot_files() {
     const CHUNK: u64 = 128 << 10;
