@@ -1,4 +1,4 @@
-# hither: `make demo` shows it, `make test` tests it. Both install what they lack (Debian, Ubuntu; as root).
+# hither: `make demo` shows it, `make test` tests it. Both install missing packages (Debian, Ubuntu; as root).
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 CARGO ?= $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
@@ -19,14 +19,14 @@ POINTS ?= 1000
 
 .PHONY: demo test check unit quick test-lab soak crashes crashes-write crashes-serve bench bench-meta bench-cache bench-report bench-serve fuzz fuzz-serve test-browser install uninstall build program library deb test-deb static test-static packages toolchain deny
 
-# Needs nothing but a compiler and FUSE.
+# Needs only a compiler and FUSE.
 demo: toolchain
 	$(CARGO) build --release -p hither
 	lab/demo.sh
 
 test: packages check unit quick
 
-# What a compiler and a reader would say.
+# The checks of the compiler, the linter and the style.
 check: toolchain
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --quiet --workspace --all-targets -- -D warnings
@@ -49,8 +49,8 @@ test-browser: packages build
 	lab/packages.sh browser
 	lab/browser.sh
 
-# Everything that can fail at POINTS random points, with every acknowledged byte looked for (HITHER_SEED and HITHER_WORLD repeat a failure), and
-# the above, again and again, until one fails or the hours are over.
+# All faults at POINTS random points, with a search for every acknowledged byte (HITHER_SEED and
+# HITHER_WORLD repeat a failure), and the above, again and again, until one fails or the hours are over.
 soak: packages build
 	end=$$((SECONDS + $(SOAK_HOURS) * 3600)); \
 	while [ $$SECONDS -lt $$end ]; do \
@@ -75,7 +75,7 @@ crashes-serve: packages toolchain
 	HITHER_CRASHES=$(CRASHES) $(CARGO) test -p hither --test serve journal_loses -- --ignored --nocapture
 	HITHER_CRASHES=$(CRASHES) $(CARGO) test -p hither-localfs --lib power_cut -- --include-ignored --nocapture
 
-# Side by side with the kernel's client; the table goes to bench/.
+# Side by side with the kernel's client; writes the table to bench/.
 bench: packages build
 	lab/bench.sh
 
@@ -84,32 +84,34 @@ bench-meta: packages build
 	$(CARGO) build --release -p hither-fuse --example mount_model
 	lab/bench.sh meta $(META)
 
-# What the disk cache's policies find in caches of each size, played without a disk and checked with a real one; a minute and a few.
+# The hits of the disk cache's policies in caches of each size, played without a disk and checked with a
+# real one; a few minutes.
 bench-cache: packages build
 	$(CARGO) build --release -p hither-cache --example sweep
 	lab/bench.sh sweep
 
-# What all of it says of the papers' claims: bench/RESULTS.md of what is committed.
+# The verdicts on the papers' claims: bench/RESULTS.md from the committed results.
 bench-report: build
 	target/release/hither bench report bench --markdown bench/RESULTS.md
 
-# NFS servers side by side on an emulated hard disk and on this machine's: a quarter of an hour; a table and a picture go to bench/.
+# NFS servers side by side on an emulated hard disk and on this machine's: a quarter of an hour; writes a
+# table and a picture to bench/.
 bench-serve: packages build
 	lab/bench.sh serve $(SERVE)
 
-# A running server under what real clients sent, changed at random places, for half an hour.
+# A running server under calls of real clients, changed at random places, for half an hour.
 fuzz-serve: packages toolchain
 	HITHER_SECONDS=$(FUZZ_SERVE_SECONDS) $(CARGO) test -p hither --test fuzz_serve -- --ignored --nocapture
 
 fuzz: toolchain
 	fuzz/run-all $(FUZZ_SECONDS)
 
-# Licences, sources and duplicates of what we depend on.
+# Licences, sources and duplicates of dependencies.
 deny: toolchain
 	command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
 	$(CARGO) deny check bans licenses sources
 
-# One after the other: together they would be built with other features than the program that is installed.
+# One after the other: together they would be built with other features than the installed program.
 build: program
 	$(CARGO) build --release -p hither-lab
 
@@ -120,7 +122,7 @@ program: toolchain
 library: toolchain
 	$(CARGO) build --release -p hither-c
 
-# Debian packages, in target/deb: the program, the library, what compiles with it.
+# Debian packages, in target/deb: the program, the library, its development files.
 deb: toolchain
 	lab/packages.sh deb
 	packaging/deb/build
@@ -129,12 +131,12 @@ deb: toolchain
 test-deb: deb
 	packaging/deb/test
 
-# One file that runs wherever there is a Linux, target/$(MUSL)/release/hither. Slower where many threads ask for memory.
+# One file that runs on any Linux, target/$(MUSL)/release/hither. Slower where many threads allocate memory.
 static: toolchain
 	! command -v rustup >/dev/null || rustup target add $(MUSL)
 	$(CARGO) build --release -p hither --target $(MUSL)
 
-# The session of `make demo` with it, and a run where there is nothing else.
+# The session of `make demo` with it, and a run without any other file.
 test-static: static
 	packaging/test-static target/$(MUSL)/release/hither
 

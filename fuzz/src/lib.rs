@@ -274,7 +274,7 @@ fn nfs3_reply_seed(s: &mut Source<'_>) -> Vec<u8> {
     procedure_seed!(0, nfs3::Reply3, s)
 }
 
-/// HELLO's number has more than eight bits; the last eight are nobody else's.
+/// HELLO's number has more than eight bits; its last eight are unique.
 fn nqnfs_proc(n: u8) -> u32 {
     if u32::from(n) == nqnfs::NqProc::HELLO.0 & 0xff { nqnfs::NqProc::HELLO.0 } else { u32::from(n) }
 }

@@ -41,7 +41,7 @@ fn fill_and_free(stage: &Stage<'_>, disk: &Disk<'_>) -> Res<()> {
     if end.code != 0 {
         return Err(Fail(format!("the writer failed with code {}: {}", end.code, end.last())));
     }
-    // The Linux client does this to a new descriptor; a write error is to be told once.
+    // The Linux client does this to a new descriptor; a write error is to be reported once.
     if end.text.contains("again:") && stage.client.name() != "kernel" {
         return Err(Fail(format!("an error was told twice: {}", end.text)));
     }

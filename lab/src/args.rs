@@ -80,7 +80,7 @@ impl Args {
         self.words.len()
     }
 
-    /// Refuses options nobody asked for, so that a typing error is not silently ignored.
+    /// Refuses unknown options, so that a typing error is not silently ignored.
     pub fn no_more_options(&self) -> Result<(), Fail> {
         match self.words.iter().find(|w| w.starts_with('-')) {
             Some(w) => Err(Fail(format!("unknown option {w}"))),

@@ -273,7 +273,7 @@ fn prepare(lab: &Lab, kind: Kind, workload: &str) -> Res<()> {
     on_server(lab, kind, |dir| format!("exec /usr/bin/python3 {program} prep {workload} {dir}"))
 }
 
-/// Runs a shell command where the server's files are; it is told their directory.
+/// Runs a shell command where the server's files are, with their directory as its argument.
 fn on_server(lab: &Lab, kind: Kind, script: impl Fn(&str) -> String) -> Res<()> {
     match kind {
         Kind::Ganesha | Kind::Hither => {

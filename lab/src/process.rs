@@ -99,7 +99,7 @@ fn to_pid(pid: i32) -> Res<Pid> {
 }
 
 /// Start time in clock ticks since boot, the 22nd field of `/proc/PID/stat`; none for a zombie,
-/// which nobody may ever reap when the parent has left.
+/// which may never be reaped when the parent has left.
 pub fn start_time(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may contain anything, so count from the last one.

@@ -15,7 +15,7 @@
 #define FILES 30
 #define LARGE ((size_t)3 << 20)
 
-/* The end, with what failed. */
+/* The end, with the failed call. */
 static void check(int ok) {
     if (!ok) {
         fprintf(stderr, "tour: %s\n", hither_error());
@@ -23,7 +23,7 @@ static void check(int ok) {
     }
 }
 
-/* The same for what is not as it should be. */
+/* The same for a wrong result. */
 static void expect(int ok, const char *what) {
     if (!ok) {
         fprintf(stderr, "tour: not as expected: %s\n", what);
@@ -55,7 +55,7 @@ static void one_file(hither_t *h) {
     check(hither_ftruncate(f, 2) == 0);
     check(hither_append(f, "end", 3) == 3); /* Wherever the end is by now. */
     expect(hither_pread(f, back, 10, 1) == 4 && memcmp(back, "\001end", 4) == 0, "what was appended");
-    check(hither_close(f) == 0); /* As close(2): what could not be written is told here. */
+    check(hither_close(f) == 0); /* As close(2): it reports write errors. */
 
     check(hither_stat(h, "tour/large", &attr) == 0);
     expect(attr.size == 5, "the length after the cut");
@@ -65,7 +65,7 @@ static void one_file(hither_t *h) {
     free(back);
 }
 
-/* Many files at once: what takes a round trip each through the kernel takes a few for all of them. */
+/* Many files at once, in a few round trips; through the kernel each file would take one. */
 static void many_files(hither_t *h) {
     static char names[FILES + 1][32];
     const char *paths[FILES + 1];
@@ -156,7 +156,7 @@ static void names(hither_t *h) {
     printf("as it should be: %s\n", hither_error());
 }
 
-/* What changes is told; here it is this very program that changes it. */
+/* Changes are reported; here this program itself makes them. */
 static void changes(hither_t *h) {
     const char *paths[2] = {"tour/f0", "tour/new"};
     struct hither_changed changed;

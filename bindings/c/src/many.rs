@@ -123,7 +123,7 @@ fn read_long(client: &Client, path: &Path, part: &CPart) -> io::Result<(usize, u
     Ok((n, size))
 }
 
-/// The program's paths; one that is NULL is told.
+/// The program's paths; a NULL path is an error.
 unsafe fn paths<'a>(all: *const *const c_char, count: usize) -> io::Result<Vec<&'a Path>> {
     // SAFETY: as the header says.
     let all = unsafe { array(all, count) }?;

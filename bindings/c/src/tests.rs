@@ -128,8 +128,7 @@ fn what_cannot_be_is_told() {
     }
 }
 
-/// Lengths and counts that no memory has, `-1` for instance, are told before anything is made of
-/// them.
+/// Lengths and counts that no memory has, `-1` for instance, are refused before they are used.
 #[test]
 fn lengths_that_cannot_be_are_told() {
     let mut parts = [0_u8; 64];

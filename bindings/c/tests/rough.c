@@ -70,7 +70,7 @@ int main(int argc, char **argv) {
     watch = hither_watch(h, &name, 1);
     EXPECT(walk != NULL && watch != NULL);
 
-    /* A child connects anew; what it does with its parent's handles fails, and hurts nobody. */
+    /* A child connects anew; its calls with its parent's handles fail, and hurt no other call. */
     child = fork();
     if (child == 0) {
         hither_t *own;
@@ -90,7 +90,7 @@ int main(int argc, char **argv) {
     }
     EXPECT(child > 0 && waitpid(child, &status, 0) == child && status == 0);
 
-    /* What is open outlives the handle of the connection. */
+    /* Open files outlive the handle of the connection. */
     hither_disconnect(h);
     EXPECT(hither_next(walk, &entry) == 1 && strcmp(entry.path, "f") == 0);
     EXPECT(hither_next(walk, &entry) == 0);
@@ -99,7 +99,7 @@ int main(int argc, char **argv) {
     EXPECT(hither_change(watch, 0, &changed) == 0);
     EXPECT(hither_fstat(file, &attr) == 0 && attr.size == SIZE);
 
-    /* The program that runs this kills the mount now. No signal comes, and every call says what has happened. */
+    /* The program that runs this kills the mount now. No signal comes, and every call gives the reason. */
     h = hither_connect(argv[1]);
     EXPECT(h != NULL);
     puts("ready");

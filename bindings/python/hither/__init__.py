@@ -8,9 +8,10 @@
         f.write(b"bytes")
 
 Paths are relative to the mount's root, or absolute below the mount point. Errors are OSError with the errno of the system call
-that does the same. A share may be used by many threads, but not by handlers of signals; a signal whose handler raises while a request is
-half sent ends the connection. A child process (fork) connects anew: what it has of its parent's fails with ECONNABORTED. The protocol is
-described in docs/SOCKET.md; nothing but the standard library is needed. `hither.fs` has an fsspec filesystem for "hither://".
+that does the same. A share may be used by many threads, but not by signal handlers; a signal whose
+handler raises while a request is half sent ends the connection. A child process (fork) connects anew:
+calls on its parent's share and files fail with ECONNABORTED. docs/SOCKET.md describes the protocol;
+the package needs only the standard library. `hither.fs` has an fsspec filesystem for "hither://".
 """
 
 from .client import Attr, File, Share, connect

@@ -1,9 +1,9 @@
-"""Calls. One thread of ours reads replies; whoever asked waits for his own. Another closes files that were dropped: the garbage
-collector drops them in any thread, between any two instructions, also in the thread that reads, which must never wait. So
-what calls share is changed by single operations only.
+"""Calls. One thread of ours reads replies, and each caller waits for its own. Another thread closes
+dropped files: the garbage collector drops them in any thread, between any two instructions, also in the
+reading thread, which must never wait. So single operations alone change the state that calls share.
 
-A frame is sent whole or ends the connection: what came behind a part of one would be taken for the rest of it, the bytes of a file
-for instance. A child process has the same socket and none of the threads: for it the connection has ended."""
+A frame is sent whole or ends the connection: later bytes would be taken for the rest of a partial one,
+for the bytes of a file for instance. A child process has the same socket and none of the threads: for it the connection has ended."""
 
 import errno
 import io
@@ -131,7 +131,7 @@ class Share:
         # Held to send only; one thread may take it twice, but not while a frame of its own is on its way.
         self._sending, self._midway = threading.RLock(), None
         self._calls, self._numbers, self._lost = {}, itertools.count(1), False
-        # A semaphore: what is in it may be taken.
+        # A semaphore: its content may be taken.
         self._room = queue.SimpleQueue()
         for _ in range(192):
             self._room.put(None)
@@ -157,7 +157,7 @@ class Share:
         _SHARES.add(self)
 
     def close(self):
-        """Ends the connection; what is open on it is closed."""
+        """Ends the connection; its open files are closed."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -165,7 +165,7 @@ class Share:
 
     @property
     def ended(self):
-        """Whether the connection has ended: what the share is asked fails from then on."""
+        """Whether the connection has ended: calls on the share fail from then on."""
         return self._lost
 
     def __enter__(self):
@@ -244,12 +244,12 @@ class Share:
         self._socket.close()
 
     def _forked(self):
-        # Whoever held it is in the parent.
+        # Its holder is in the parent.
         self._sending, self._midway = threading.RLock(), None
         self._over()
 
     def _end_later(self):
-        """Ends what nobody waits for: requests, and files that were dropped."""
+        """Ends abandoned requests, and files that were dropped."""
         while (what := self._later.get()) is not None:
             op, number = what
             try:
@@ -258,7 +258,7 @@ class Share:
                 else:
                     self._begin(op, number)
             except OSError:
-                # There is nobody to tell.
+                # There is no caller to get the error.
                 pass
 
     def _begin(self, op, body):
@@ -268,14 +268,14 @@ class Share:
         self._room.get()
         number = next(self._numbers) & 0xffffffff
         call = self._calls[number] = _Call(self, number)
-        # What was added before the reader's end is answered there, once.
+        # Requests added before the reader's end are answered there, once.
         if self._lost and self._calls.pop(number, None) is not None:
             self._room.put(None)
             raise ConnectionAbortedError(errno.ECONNABORTED, "the mount's daemon ended the connection")
         try:
             self._send(number, op, body)
         except BaseException:
-            # Nobody answers it, unless the reader's end has done so.
+            # It gets no answer, unless the reader's end has given one.
             if self._calls.pop(number, None) is not None:
                 self._room.put(None)
             raise
@@ -365,7 +365,7 @@ class Share:
             yield index, size, _error(data, parts[index][0]) if isinstance(data, int) else data
 
     def _many(self, op, head, paths, rest, frames):
-        """Asks about paths in as many requests as it takes; what `frames` makes of the answers, in any order, and (index, None, errno)."""
+        """Asks about paths in as many requests as it takes; yields the results of `frames`, in any order, and (index, None, errno)."""
         items = []
         for index, path in enumerate(paths):
             try:
@@ -405,7 +405,7 @@ class Share:
         return list(self._entries(self._begin(wire.LIST, string(self._path(path)))))
 
     def walk(self, path="", depth=0xffffffff):
-        """Everything below a directory, as it comes: path below it, and attributes or OSError."""
+        """All objects below a directory, as they come: path below it, and attributes or OSError."""
         return self._entries(self._begin(wire.WALK, string(self._path(path)) + U32.pack(depth)))
 
     def _entries(self, call):
@@ -423,7 +423,7 @@ class Share:
             call.cancel()
 
     def watch(self, paths, timeout=None):
-        """How paths are, and again when that changed, as (index, attributes or OSError); TimeoutError after silence of `timeout` s.
+        """The state of paths, and each new state, as (index, attributes or OSError); TimeoutError after silence of `timeout` s.
         E2BIG for more than 1024 paths, or a megabyte of them."""
         paths = list(paths)
         call = self._begin(wire.WATCH, U32.pack(len(paths)) + b"".join(string(self._path(p)) for p in paths))
@@ -452,7 +452,7 @@ class Share:
         self._simple(wire.REMOVE, path, U32.pack(1))
 
     def rename(self, old, new):
-        """Renames; what has the new name goes."""
+        """Renames; an object with the new name is replaced."""
         self._simple(wire.RENAME, old, string(self._path(new)), U32.pack(0))
 
     def symlink(self, target, path):
@@ -461,7 +461,7 @@ class Share:
 
 
 def _batches(items):
-    """Cuts what is asked into requests."""
+    """Divides the questions into requests."""
     some, size = [], 0
     for item in items:
         if some and (len(some) == _BATCH or size + len(item[1]) > _BATCH_BYTES):
@@ -495,7 +495,7 @@ def _stated(bodies):
 
 
 class File(io.RawIOBase):
-    """An open file. One that is dropped is closed a moment later, and nobody is told of errors."""
+    """An open file. A dropped file is closed a moment later, and its errors are lost."""
 
     def __init__(self, share, path, number, flags):
         super().__init__()
@@ -549,8 +549,9 @@ class File(io.RawIOBase):
             self._wrote(*call)
 
     def append(self, data):
-        """Writes all bytes at the end that the file has then, 1 MiB at a time in one piece; returns the place behind them. Programs that append
-        through the same daemon write over nothing of each other; between clients of a server that is no promise, as with O_APPEND."""
+        """Writes all bytes at the end that the file has then, 1 MiB at a time in one piece; returns the
+        place behind them. Appends through the same daemon do not overwrite each other; between clients of
+        a server there is no such promise, as with O_APPEND."""
         data, end = memoryview(data).cast("B"), None
         for at in range(0, len(data), wire.IO_MAX):
             part = data[at:at + wire.IO_MAX]
@@ -564,7 +565,7 @@ class File(io.RawIOBase):
 
     def _wrote(self, size, call):
         if U32.unpack_from(call.one())[0] < size:
-            # The file's next request tells why, unless another one of ours has been told already.
+            # The file's next request gets the reason, unless another one of ours has got it.
             self.sync()
             raise _error(errno.EIO)
 
@@ -617,7 +618,7 @@ class File(io.RawIOBase):
         return fd
 
     def close(self):
-        """What was written is on stable storage, or the error says why not."""
+        """Closes the file: its writes are on stable storage, or the error says why not."""
         if self.closed:
             return
         super().close()

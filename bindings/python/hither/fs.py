@@ -10,7 +10,7 @@ from .client import connect
 
 
 class HitherFileSystem(AbstractFileSystem):
-    """The files of a mount. Without `mount`, paths are absolute and say which mount they are in."""
+    """The files of a mount. Without `mount`, paths are absolute, and each decides its mount."""
 
     protocol = "hither"
     cachable = True
@@ -28,7 +28,7 @@ class HitherFileSystem(AbstractFileSystem):
         return "/" + path.removeprefix("hither://").strip("/")
 
     def _at(self, path):
-        """The share that a path is in, the path in it, and what is before."""
+        """The share of a path, the path in it, and the part before."""
         path = self._strip_protocol(path)
         # Those that ended, with their mount or in the parent of this process, are connected anew.
         for top, share in list(self._shares.items()):
@@ -41,7 +41,7 @@ class HitherFileSystem(AbstractFileSystem):
         for top, share in list(self._shares.items()):
             if path == top or path.startswith(top + "/"):
                 return share, path[len(top):].strip("/"), top
-        # The nearest directory that is there says which mount it is.
+        # The nearest existing directory decides which mount it is.
         near = path
         while not os.path.lexists(near) and near != "/":
             near = os.path.dirname(near)

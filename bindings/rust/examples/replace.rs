@@ -20,8 +20,7 @@ fn main() -> io::Result<()> {
     let new = PathBuf::from(name);
     let file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&client, &new)?;
     let written = file.write_all_at(&bytes, 0);
-    // The end of a file is where errors of delayed writes are told: without it there is nothing to
-    // rename.
+    // The end of a file reports errors of delayed writes: without it there is nothing to rename.
     let stable = written.and(file.close());
     match stable.and_then(|()| client.rename(&new, &path)) {
         Ok(()) => Ok(()),

@@ -223,7 +223,7 @@ fn measure(place: &Place, rounds: usize) -> Res<Vec<Cost>> {
         let paths = if name.starts_with("list") { &dirs } else { &files };
         let mut best = Cost { ns: f64::MAX, rpcs: f64::MAX };
         let dropped = name.starts_with(DROPPED);
-        // Everybody on this machine pays for a drop.
+        // All programs on this machine pay for a drop.
         let rounds = if dropped { rounds.min(5) } else { rounds };
         for round in 0..rounds + 2 {
             if dropped {

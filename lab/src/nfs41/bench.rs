@@ -17,7 +17,7 @@ use std::time::Duration;
 pub type Checked = Result<(), String>;
 /// Longest wait for a reply.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often a call that is told to come back is made again.
+/// How often a delayed call is made again.
 const TRIES: u32 = 100;
 /// Ports from which calls come: exports may ask for one that only the superuser has.
 const PORTS: std::ops::Range<u16> = 600..1000;

@@ -23,7 +23,7 @@ fn opened(b: &mut Bench, access: u32, op: impl Fn(Stateid) -> Op, expected: &[S]
     b.at(&fh, vec![op(id)], expected)
 }
 
-/// Somebody else has the file open and denies this.
+/// Another client has the file open and denies this.
 fn denied(b: &mut Bench, deny: u32, op: Op, expected: &[S]) -> Checked {
     let mut other = b.another()?;
     let (id, fh) = other.open(&b.dir, b"f", SHARE_ACCESS_READ, deny)?;

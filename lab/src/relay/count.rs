@@ -13,7 +13,7 @@ use std::time::Instant;
 const KEEP_MAX_BYTES: usize = 4 << 20;
 /// Most calls without a reply that are remembered per connection.
 const PENDING_MAX: usize = 4096;
-/// Most different compounds that are told apart.
+/// Maximum number of different compounds to count separately.
 const SHAPES_MAX: usize = 4096;
 
 /// The counters of a relay.
