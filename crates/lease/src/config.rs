@@ -24,10 +24,10 @@ pub struct Config {
     /// A write lease that is being evicted ends after this at the latest, whatever its holder still
     /// sends.
     pub flush_max_ms: u32,
-    /// For how long a file that was just taken from somebody is given to nobody; doubles with each
-    /// further eviction, to `quiet_max_ms`. Not applied to a first eviction.
+    /// For how long a file whose lease was just taken away is leased to no client; doubles with
+    /// each further eviction, to `quiet_max_ms`. Not applied to a first eviction.
     pub quiet_ms: u32,
-    /// Longest time for which a file is given to nobody.
+    /// Longest time for which a file is leased to no client.
     pub quiet_max_ms: u32,
     /// For how long a file is kept free for a client that had to try later.
     pub retry_hold_ms: u32,
@@ -40,7 +40,7 @@ pub struct Config {
     /// Most operations that wait.
     pub waiters_max: u32,
     /// Operations other than writes under a lease that are let in each second while the server
-    /// recovers from a restart and for `settle_ms` after; the others are told to try later. 0: no
+    /// recovers from a restart and for `settle_ms` after; the others have to try later. 0: no
     /// limit.
     pub recovery_rate_per_s: u32,
     /// For how long after recovery that limit holds.

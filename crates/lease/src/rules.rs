@@ -25,7 +25,7 @@ pub struct Rules {
     pub revision_grows: bool,
     /// Modify revisions are reserved durably before they are given out.
     pub revision_durable: bool,
-    /// Nobody gets a lease while another's write is being executed.
+    /// No client gets a lease while another's write is being executed.
     pub in_flight: bool,
     /// A lease that is being evicted is not renewed, and a file that an operation waits for is not
     /// leased.
@@ -40,7 +40,7 @@ pub struct Rules {
     pub evict_retry: bool,
     /// A revoked delegation ends only when its client must have noticed.
     pub revoke_waits: bool,
-    /// A returned lease is told from one granted later.
+    /// A returned lease is distinguished from one granted later.
     pub seq: bool,
 }
 

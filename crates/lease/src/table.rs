@@ -8,10 +8,10 @@
 //! nothing is heard, when it has surely expired (`due.rs`). Then the waiting operations go ahead,
 //! first come first ([`Action::Ready`]).
 //!
-//! Files that are write-shared are not cached by anybody: each client then has a *non-caching*
-//! lease, which says only that it uses the file. As long as such leases of several clients
-//! contradict each other, and for a growing time after leases were taken back and forth, no caching
-//! lease is granted.
+//! Write-shared files are cached by no client: each client then has a *non-caching* lease, which
+//! says only that it uses the file. As long as such leases of several clients contradict each
+//! other, and for a growing time after leases were taken back and forth, no caching lease is
+//! granted.
 //!
 //! Records: one of 64 bytes per lease, one of 64 per file, one per client; all in arrays, linked by
 //! index (`record.rs`).
@@ -70,7 +70,7 @@ pub struct Want {
     pub kind: Kind,
     /// For how long.
     pub term: Term,
-    /// The client can do without: nobody is evicted for it, and it is not waited for.
+    /// The client can do without: no lease is evicted for it, and it is not waited for.
     pub optional: bool,
 }
 
@@ -194,8 +194,8 @@ pub enum Action {
     /// A caching lease ended without being given back. If it was for writing, its holder may come
     /// back with delayed writes, which are refused. A server that wants that even if it restarts in
     /// between makes client, file and lease durable before it carries out any later action, and
-    /// hands them to [`Table::fence`] at the start, until the client was told
-    /// ([`Decision::Expired`]) or got another lease.
+    /// hands them to [`Table::fence`] at the start, until the client got [`Decision::Expired`] or
+    /// another lease.
     Ended {
         /// Whose.
         client: ClientId,
@@ -232,10 +232,10 @@ pub struct Table {
     by_key: HashTable<u32>,
     by_client: HashTable<u32>,
     timers: Heap,
-    /// Files that nobody holds, by disuse: the first is forgotten first.
+    /// Files without a holder, by disuse: the first is forgotten first.
     idle_first: u32,
     idle_last: u32,
-    /// Files that are given to nobody for a while.
+    /// Files that are leased to no client for a while.
     quiet: HashMap<u32, Quiet>,
     /// Operations that wait for a free lease record.
     no_room: VecDeque<Ticket>,
@@ -457,7 +457,8 @@ impl Table {
             return;
         }
         let Some(f) = self.file_or_insert(file) else {
-            // No room to remember it: then nothing that is not remembered can be told from it.
+            // No room to remember it: then nothing that is not remembered can be distinguished from
+            // it.
             let next = self.revisions.number();
             self.revisions.forget(next);
             return;
@@ -507,7 +508,7 @@ impl Table {
         lease.cachable.then_some(lease.kind)
     }
 
-    /// Whether nobody else holds a caching lease for writing, so that a read would not wait.
+    /// Whether no other client holds a caching lease for writing, so that a read would not wait.
     pub fn may_read(&self, client: Option<ClientId>, file: FileKey) -> bool {
         !self.conflicts(&Access { client, file, op: Op::Read, lease: None, claim: None })
     }

@@ -1,4 +1,4 @@
-//! However long somebody goes on writing, recovery ends, and so does a lease that others wait for;
+//! However long a client goes on writing, recovery ends, and so does a lease that others wait for;
 //! but not under a write.
 
 use hither_lease::{
@@ -66,8 +66,8 @@ fn recovery_ends_however_long_somebody_writes() {
     }
 }
 
-/// The holder of a lease that somebody waits for, at `now`, when it has gone on writing for as long
-/// as it may.
+/// The holder of a lease that another client waits for, at `now`, when it has gone on writing for
+/// as long as it may.
 fn overdue(config: &Config) -> (Table, u64, Permit) {
     let mut t = Table::new(config.clone(), Boot::FIRST, 0);
     settle(&mut t);

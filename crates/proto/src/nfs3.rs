@@ -238,8 +238,8 @@ xdr_struct! {
         pub ctime: Nfstime3,
     }
 
-    /// Attributes before an operation (`wcc_attr`): enough to see whether anybody else changed the
-    /// file since.
+    /// Attributes before an operation (`wcc_attr`): enough to see whether another client changed
+    /// the file since.
     #[derive(Copy, Hash, Default)]
     pub struct WccAttr {
         /// Length in bytes.

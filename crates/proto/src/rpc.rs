@@ -29,7 +29,7 @@ const REPLY: u32 = 1;
 xdr_enum! {
     /// How a caller authenticates (`auth_flavor`, RFC 5531 section 8.2 and the IANA registry).
     pub enum AuthFlavor {
-        /// Nobody in particular.
+        /// No identity.
         NONE = 0,
         /// Numeric user and groups, believed.
         SYS = 1,
@@ -215,8 +215,8 @@ pub enum Message {
     Call(CallHeader, Bytes),
     /// A reply and its results (empty unless the call was executed).
     Reply(ReplyHeader, Bytes),
-    /// A call in a version of RPC that nobody speaks: to be answered with
-    /// [`DeniedReply::RpcMismatch`]. Its layout is unknown, so nothing but the xid was read.
+    /// A call in an unknown version of RPC: to be answered with [`DeniedReply::RpcMismatch`]. Its
+    /// layout is unknown, so nothing but the xid was read.
     UnknownVersion {
         /// Of the call.
         xid: u32,

@@ -37,7 +37,7 @@ const SILENCE_DOUBLINGS_MAX: u32 = 5;
 pub(crate) enum Status {
     /// Established.
     Up,
-    /// Closed while nobody needed it; connects when a call comes.
+    /// Closed while it was not needed; connects when a call comes.
     Dormant,
     /// Being established, perhaps in vain.
     Connecting,

@@ -1,4 +1,5 @@
-//! When a call is sent again and when its caller is told that the server does not answer.
+//! The times at which a call is sent again, and at which its caller learns that the server does not
+//! answer.
 //!
 //! Pure arithmetic: time comes in as an argument. The terms are nfs(5)'s, and the times are those
 //! of the Linux client over TCP: a call's first timeout is `timeo`, each further one is longer by

@@ -76,7 +76,7 @@ pub struct Program {
 /// The caller, as far as the credential names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Caller {
-    /// AUTH_NONE: nobody in particular.
+    /// AUTH_NONE: no identity.
     Nobody,
     /// AUTH_SYS: numbers, believed as far as the service believes the address.
     Sys(AuthSys),

@@ -55,7 +55,7 @@ pub(crate) struct Connection {
     slots: Arc<Semaphore>,
     inbound: Arc<Semaphore>,
     lists: Arc<Semaphore>,
-    /// Ends of opens for reading that nobody waits for.
+    /// Ends of opens for reading without a waiting program.
     pub closing: TaskTracker,
     over: CancellationToken,
 }
@@ -105,7 +105,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, stream: UnixStream, cred: Arc<Cre
         let allowance = Arc::new(Semaphore::new(ALLOWANCE_BYTES));
         let reading = Reading { conn: &conn, stream: &stream, calls: &calls, out, allowance, greeted: false };
         let ended = reading.run().await;
-        // Nobody reads the answers, or nobody is told more.
+        // The program does not read the answers, or the end was reported.
         over.cancel();
         ended
     };
@@ -383,7 +383,7 @@ fn changes(request: &Request<'_>) -> bool {
     }
 }
 
-/// Attributes as programs are told.
+/// Attributes as programs get them.
 pub(crate) fn told(attr: &Attr) -> wire::Attr {
     let time = |t: hither_vfs::Time| (t.secs, t.nanos);
     wire::Attr {

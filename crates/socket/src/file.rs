@@ -323,8 +323,8 @@ impl Connection {
         file.check()
     }
 
-    /// Ends an open for reading, which has nothing to tell: the server is told of several such ends
-    /// together, and that takes its time.
+    /// Ends an open for reading, which has no error to report: several such ends are sent to the
+    /// server together, and that takes its time.
     pub(crate) async fn close_aside(&self, cx: &Cx, fh: &Fh, open: OpenId) {
         let (vfs, cx, fh) = (self.shared.vfs.clone(), Cx::new(cx.cred.clone()), fh.clone());
         let close = async move {
@@ -348,7 +348,7 @@ impl Connection {
         }
     }
 
-    /// Ends all opens, when nobody is there to be told of errors.
+    /// Ends all opens, when no program is there to get errors.
     pub async fn close_all(&self) {
         self.closing.close();
         self.closing.wait().await;

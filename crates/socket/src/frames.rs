@@ -55,7 +55,7 @@ pub(crate) struct Reply {
     pub allowance: Arc<Semaphore>,
     /// Frames that the program is ready for, beside the last.
     pub credit: Arc<Semaphore>,
-    /// Nobody wants it any more.
+    /// Its program does not want it any more.
     pub over: CancellationToken,
 }
 
@@ -119,7 +119,7 @@ impl Reply {
         allowance: Option<OwnedSemaphorePermit>,
     ) {
         let frame = Frame { id: self.id, op: self.op, flags, parts, fd, _allowance: allowance };
-        // When nobody writes any more, the connection is over.
+        // When the writer has gone, the connection is over.
         let _ = self.out.send(frame).await;
     }
 }

@@ -39,7 +39,7 @@ use tokio::sync::{OnceCell, watch as channel};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Connections at a time, of everybody and of one user.
+/// Connections at a time, of all users and of one user.
 const CONNECTIONS_MAX: usize = 256;
 const CONNECTIONS_EACH: usize = 64;
 
@@ -171,7 +171,7 @@ async fn accept(shared: &Arc<Shared>, listener: UnixListener) {
         };
         let Ok(cred) = sys::peer(&stream) else { continue };
         let Some(seat) = Seat::take(shared, cred.uid) else {
-            // Closed without a word: there is nobody to read it yet.
+            // Closed without a word: there is no reader for it yet.
             tracing::debug!(cred.uid, "too many connections");
             continue;
         };

@@ -397,7 +397,7 @@ async fn files_read_for_nobody_are_closed() {
     assert_eq!(model.open_count(), 0);
 }
 
-/// A reply that nobody reads on keeps no room from the others.
+/// An unread reply keeps no room from the others.
 #[tokio::test]
 async fn who_asks_for_no_more_frames_blocks_nothing() {
     let (model, shared) = shared().await;

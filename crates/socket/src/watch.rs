@@ -22,7 +22,7 @@ const PATHS_MAX: usize = 1024;
 const LOOK_FLOOR: Duration = Duration::from_millis(500);
 const LOOK_CEILING: Duration = Duration::from_secs(60);
 
-/// Watches some paths until nobody wants to know.
+/// Watches some paths until their watcher ends.
 ///
 /// # Errors
 /// Those of [`fits`] and [`Counted::take`], before anything is watched.

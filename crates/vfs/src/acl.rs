@@ -22,7 +22,7 @@ pub enum AclWho {
     Group(u32),
     /// The most that users and groups by number and the owner's group have.
     Mask,
-    /// Everybody else.
+    /// All other users.
     Other,
 }
 

@@ -45,8 +45,8 @@ pub struct Cx {
     /// layer with a journal keeps it with the call's change ([`Answered`]). To be given to one
     /// change only: the last one that a client's call makes.
     pub call: Option<Bytes>,
-    /// Nobody is shown the times in the answer, as when the kernel asks for a length before it
-    /// reads: those of this machine do.
+    /// The times in the answer are not shown, as when the kernel asks for a length before it reads:
+    /// times of this machine will do.
     pub times_unseen: bool,
     /// A write that is right only while other clients are kept from the file (`Vfs::may_delay`):
     /// otherwise it fails with `EAGAIN`, and writes nothing. Only where the layer below says that

@@ -623,7 +623,7 @@ impl Vfs for Model {
                 let ino = s.ino(file.fh)?;
                 let locks = &mut s.object_mut(ino).locks;
                 if locks.conflict(owner, kind, range).is_none() {
-                    // A smaller right may let somebody else go on.
+                    // A smaller right may let another caller go on.
                     if locks.release(owner, range) && kind == LockKind::Read {
                         self.unlocked.notify_waiters();
                     }

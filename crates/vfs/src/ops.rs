@@ -180,8 +180,8 @@ pub struct OpenHow {
     pub first_bytes: u32,
     /// The caller holds attributes of the file that are fresh enough for this open, and the server
     /// has allowed this credential to read it (or execute, for `execute`): a layer that holds all
-    /// of it as of exactly these attributes need not ask anybody. Only for opens by handle for
-    /// reading. A permission, not an order.
+    /// of it as of exactly these attributes need not ask. Only for opens by handle for reading. A
+    /// permission, not an order.
     pub known: Option<Attrs>,
 }
 
@@ -463,12 +463,12 @@ pub trait Vfs: Send + Sync + 'static {
     async fn root(&self, cx: &Cx) -> Result<Node>;
 
     /// The answer to [`Vfs::walk`] (with an empty path: the attributes of the base) when it is
-    /// known here: never waits. `None` when somebody has to be asked.
+    /// known here: never waits. `None` when the server has to be asked.
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail>;
 
-    /// Up to which length in bytes a file may be left unsent when it is closed, because nobody else
-    /// is shown it before [`Upcalls::withdraw`] of it has ended: a delegation for writing, and its
-    /// limit (RFC 8881 sections 10.4 and 18.16.3). Never waits.
+    /// Up to which length in bytes a file may be left unsent when it is closed, because no other
+    /// client sees it before [`Upcalls::withdraw`] of it has ended: a delegation for writing, and
+    /// its limit (RFC 8881 sections 10.4 and 18.16.3). Never waits.
     fn delegated_bytes(&self, _fh: &Fh) -> Option<u64> {
         None
     }
@@ -485,8 +485,8 @@ pub trait Vfs: Send + Sync + 'static {
         true
     }
 
-    /// Whether others use the file so that nobody may keep anything of it: each read and write has
-    /// to come here. Never waits.
+    /// Whether other clients use the file so that nothing of it may be kept: each read and write
+    /// has to come here. Never waits.
     fn is_shared(&self, _fh: &Fh) -> bool {
         false
     }
@@ -620,7 +620,7 @@ pub trait Vfs: Send + Sync + 'static {
     ) -> Result<Moved>;
 
     /// Lists a directory after `cookie` (0: from the start, with a zero verifier): at most about
-    /// `max_bytes` of names and attributes. With `nodes`, handles and attributes come along where
+    /// `max_bytes` of names and attributes. With `nodes`, entries have handles and attributes where
     /// the server gives them and no question more is needed. A page that is not `eof` has at least
     /// one entry.
     async fn readdir(
@@ -663,7 +663,7 @@ pub trait Vfs: Send + Sync + 'static {
     /// Gives up locks in a range; fine when there are none.
     async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()>;
 
-    /// A lock of somebody else that stands in the way.
+    /// Another owner's lock that is in conflict.
     async fn test_lock(
         &self,
         cx: &Cx,
@@ -694,8 +694,8 @@ pub trait Vfs: Send + Sync + 'static {
         len_bytes: u64,
     ) -> Result<u64>;
 
-    /// Names the layer above, to be told when answers stop holding before their time. Once, before
-    /// the first call.
+    /// Names the layer above, which learns when answers stop holding before their time. Once,
+    /// before the first call.
     fn subscribe(&self, upcalls: Arc<dyn Upcalls>);
 
     /// Ends the use of this layer: flushes, gives up all state at the server, within `cx.deadline`.
@@ -705,7 +705,7 @@ pub trait Vfs: Send + Sync + 'static {
 /// The data of a file that waits in layers above ([`Upcalls::unsent`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsent {
-    /// Nothing that a program was told is done.
+    /// No change that a program counts as done.
     Nothing,
     /// Bytes. With them the file is so long.
     Bytes {

@@ -29,7 +29,7 @@ pub trait Watch: Send + Sync + 'static {
     fn tell(&self, told: Arc<Told>);
 }
 
-/// See [`Watch::tell`]. Returns at once and waits for nobody.
+/// See [`Watch::tell`]. Returns at once and does not wait.
 pub type Told = dyn Fn(&Fh) + Send + Sync;
 
 /// A file is watched as long as this is not dropped.

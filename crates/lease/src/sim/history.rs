@@ -59,7 +59,7 @@ pub fn check(events: &[Event]) -> Result<(), String> {
     let read: HashSet<u64> = events.iter().filter(|e| !e.write && e.end.is_some()).map(|e| e.value).collect();
     zones.insert(0, Zone { write: Some((0, 0)), first_end: 0, last_start: 0, value: 0 });
     for e in events {
-        // Reads without an answer say nothing, and writes without one count only if somebody saw
+        // Reads without an answer say nothing, and writes without one count only if a read saw
         // them.
         if e.end.is_none() && (!e.write || !read.contains(&e.value)) {
             continue;

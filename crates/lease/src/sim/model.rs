@@ -329,7 +329,7 @@ impl State {
                 self.operate(c);
             }
             for f in 0..self.stored.len() {
-                // A push that was told to try later.
+                // A push that has to be tried later.
                 let file = FileKey([0, f as u64]);
                 if !push && self.clients[c].dirty[f].is_some() && self.clients[c].holder.is_pushing(file) {
                     self.push(c, file);

@@ -26,7 +26,7 @@ pub struct Faults {
     pub client_crashes: bool,
     /// The server crashes and is down for at most so long; 0: it does not.
     pub server_down_max_ms: Ms,
-    /// The server serves nobody for at most so long while calls arrive; 0: it does not.
+    /// The server serves no client for at most so long while calls arrive; 0: it does not.
     pub stall_max_ms: Ms,
     /// Mean time between faults of one kind.
     pub every_ms: Ms,

@@ -594,7 +594,7 @@ impl World {
         Ok(())
     }
 
-    /// Lets everything end, and has everybody read everything.
+    /// Lets everything end, and has all clients read everything.
     fn settle(&mut self) -> Result<(), String> {
         let c = &self.setup.table;
         let longest = u64::from(c.term_max_ms + c.skew_ms + c.write_slack_ms + c.recall_timeout_ms);

@@ -129,7 +129,7 @@ impl Table {
         taken
     }
 
-    /// A broken rule: nobody waits for an answer.
+    /// A broken rule: it does not wait for the answer.
     pub(super) fn drop_conflicting(&mut self, now: Ms, a: &Access) {
         let Some(f) = self.file(a.file) else { return };
         let mut held = Vec::new();
@@ -174,8 +174,8 @@ impl Table {
         self.actions.push_back(Action::Evict { client, file, seq, kind, attempt });
     }
 
-    /// A file was taken from its holders: if that happens again and again, it is given to nobody
-    /// for a while.
+    /// A file was taken from its holders: if that happens again and again, it is leased to no
+    /// client for a while.
     fn count_taking(&mut self, now: Ms, f: u32, by_leaseless: bool) {
         let c = &self.config;
         let (unit, max) = (u64::from(c.quiet_ms), u64::from(c.quiet_max_ms));
@@ -192,7 +192,7 @@ impl Table {
         }
     }
 
-    /// A file is given to nobody until then.
+    /// A file is leased to no client until then.
     pub(super) fn keep_free(&mut self, f: u32, until_ms: Ms) {
         let q = self.quiet.entry(f).or_default();
         q.until_ms = q.until_ms.max(until_ms);

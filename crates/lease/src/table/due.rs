@@ -14,7 +14,7 @@
 //! A lease without an end of its own (a delegation) expires when its client was not heard of for
 //! the client's term. One that was recalled and did not come back is revoked: from then on hearing
 //! of the client does not prolong it, and it expires like the others. A client that is still there
-//! is told with the next answer.
+//! learns of it with the next answer.
 
 use super::record::{LeaseState, NEVER};
 use super::{Access, Action, Ended, Table};
@@ -99,7 +99,7 @@ impl Table {
     fn has_ended(&self, now: Ms, i: u32) -> Option<Ended> {
         let lease = &self.leases[i];
         let evicting = lease.state.has(LeaseState::EVICTING);
-        // A delegation is left to a silent client until somebody wants the file.
+        // A delegation is left to a silent client until another client wants the file.
         if (self.is_held(i) && !evicting) || now <= self.corrected_expiry(i) {
             return None;
         }
@@ -122,7 +122,7 @@ impl Table {
         evicting && now >= lease.evict_ms + u64::from(self.config.flush_max_ms)
     }
 
-    /// Whether a change comes from somebody whose lease ends as soon as his changes under way have
+    /// Whether a change comes from a client whose lease ends as soon as its changes under way have
     /// ended.
     pub(super) fn comes_overdue(&self, now: Ms, a: &Access) -> bool {
         let own = a.client.and_then(|client| self.lease_of(client, a.file));

@@ -91,7 +91,7 @@ pub(super) struct FileRec {
     pub sharing_readers: u32,
     /// Non-caching leases of writers.
     pub sharing_writers: u32,
-    /// Whose changes are under way: a client, [`MANY`], or anybody without leases ([`NONE`]).
+    /// The client whose changes are under way, [`MANY`], or any caller without leases ([`NONE`]).
     pub in_flight_client: u32,
     /// Changes under way.
     pub in_flight: u16,
@@ -118,7 +118,7 @@ pub(super) struct ClientRec {
 #[derive(Debug, Clone)]
 pub(super) struct Waiter {
     pub access: Access,
-    /// The number of its ticket; odd slots are told from their earlier users by it.
+    /// The number of its ticket; it distinguishes odd slots from their earlier users.
     pub number: u32,
     pub live: bool,
     /// The file whose ring it is in, or [`NONE`]: it waits for a lease record.
@@ -130,7 +130,7 @@ pub(super) struct Waiter {
 /// A file that was taken from its holders lately.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Quiet {
-    /// Until then it is given to nobody.
+    /// Until then it is leased to no client.
     pub until_ms: Ms,
     /// When it was taken last.
     pub taken_ms: Ms,
@@ -313,8 +313,7 @@ impl Table {
         }
     }
 
-    /// A file that nobody needs any more goes to the idle ones, which keep its modify revision as
-    /// long as there is room.
+    /// An unused file joins the idle ones, which keep its modify revision as long as there is room.
     pub(super) fn rest(&mut self, f: u32) {
         let file = &self.files[f];
         let needed = file.leases != NONE || file.waiters != NONE || file.in_flight > 0;

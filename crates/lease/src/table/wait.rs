@@ -44,8 +44,8 @@ impl Table {
         self.waiters.remove(slot);
     }
 
-    /// The operation does not wait any more: its client was told to try later, or is gone. The file
-    /// is kept free for it for a while, so that it finds it free when it comes back.
+    /// The operation does not wait any more: its client has to try later, or is gone. The file is
+    /// kept free for it for a while, so that it finds it free when it comes back.
     pub fn cancel(&mut self, now: Ms, ticket: Ticket) {
         let Some(waiter) = self.waiter(ticket) else { return };
         let file = waiter.file;

@@ -53,25 +53,25 @@ op_table! {
     13 LOCKT Lockt lockt(LocktArgs) -> (), LockFail;
     /// Unlocks a range.
     14 LOCKU Locku locku(LockuArgs) -> Stateid;
-    /// Goes to a name.
+    /// Moves to a name.
     15 LOOKUP Lookup lookup(Component) -> ();
-    /// Goes to the parent.
+    /// Moves to the parent.
     16 LOOKUPP Lookupp lookupp() -> ();
     /// Goes on only when attributes differ.
     17 NVERIFY Nverify nverify(Attrs) -> ();
     /// Opens and perhaps creates a regular file.
     18 OPEN Open open(OpenArgs) -> OpenOk;
-    /// Goes to the named attribute directory; true creates it.
+    /// Moves to the named attribute directory; true creates it.
     19 OPENATTR Openattr openattr(bool) -> ();
     /// Confirms an open (NFSv4.0 only).
     20 OPEN_CONFIRM OpenConfirm open_confirm(OpenConfirmArgs) -> Stateid;
     /// Gives up part of an open's access.
     21 OPEN_DOWNGRADE OpenDowngrade open_downgrade(OpenDowngradeArgs) -> Stateid;
-    /// Goes to a filehandle.
+    /// Moves to a filehandle.
     22 PUTFH Putfh putfh(Fh) -> ();
-    /// Goes to the public filehandle.
+    /// Moves to the public filehandle.
     23 PUTPUBFH Putpubfh putpubfh() -> ();
-    /// Goes to the root.
+    /// Moves to the root.
     24 PUTROOTFH Putrootfh putrootfh() -> ();
     /// Reads data.
     25 READ Read read(ReadArgs) -> ReadOk;
@@ -85,7 +85,7 @@ op_table! {
     29 RENAME Rename rename(RenameArgs) -> RenameOk;
     /// Renews the lease (NFSv4.0 only).
     30 RENEW Renew renew(Clientid) -> ();
-    /// Goes to the saved filehandle.
+    /// Moves to the saved filehandle.
     31 RESTOREFH Restorefh restorefh() -> ();
     /// Saves the current filehandle.
     32 SAVEFH Savefh savefh() -> ();

@@ -121,7 +121,7 @@ xdr_struct! {
     /// `change_info4`: the directory's change attribute around an operation.
     #[derive(Copy, Hash, Default)]
     pub struct ChangeInfo {
-        /// True when nobody else changed the directory between the two.
+        /// True when no other client changed the directory between the two.
         pub atomic: bool,
         /// Before the operation.
         pub before: u64,

@@ -324,7 +324,7 @@ async fn generations_tell_of_reconnects() {
     assert_eq!(*generations.borrow_and_update(), [2]);
 }
 
-/// An interrupted caller is free at once; the late reply disturbs nobody.
+/// An interrupted caller is free at once; the late reply disturbs no other call.
 #[tokio::test(start_paused = true)]
 async fn cancellation() {
     let net = net();

@@ -374,7 +374,7 @@ impl Backoff {
     }
 }
 
-/// An error that can be told to several callers.
+/// An error that several callers can get.
 fn same_error(e: &io::Error) -> io::Error {
     match e.raw_os_error() {
         Some(code) => io::Error::from_raw_os_error(code),

@@ -1,10 +1,10 @@
 //! Transaction ids: unique among a client's live calls, and recognisable afterwards.
 //!
-//! The upper four bits tell the connection (a client has at most 16), the lower 28 count, from a
+//! The upper four bits are the connection (a client has at most 16), the lower 28 count, from a
 //! random start so that a restarted client does not repeat the ids that a server's reply cache may
-//! still hold. Ids being consecutive, a late reply (its call was abandoned, or answered twice after
-//! a retransmission) can be told from a reply to a call that was never made, without remembering
-//! past calls.
+//! still hold. Ids are consecutive. A late reply (its call was abandoned, or answered twice after a
+//! retransmission) therefore differs from a reply to a call that was never made, without a memory
+//! of past calls.
 
 const COUNT_BITS: u32 = 28;
 const COUNT_MASK: u32 = (1 << COUNT_BITS) - 1;

@@ -52,7 +52,7 @@ impl Registration {
 pub enum Registered {
     /// It is there.
     Done,
-    /// Somebody else has it, at this port.
+    /// Another server has it, at this port.
     Taken(u16),
     /// rpcbind does not want it, from this user.
     Refused,

@@ -128,7 +128,7 @@ impl Budget {
         self.total
     }
 
-    /// Whether nothing is left of anybody.
+    /// Whether no grant of any connection is left.
     #[cfg(test)]
     pub fn is_clear(&self) -> bool {
         let state = self.state.lock();
@@ -219,7 +219,7 @@ impl Budget {
                 }
             }
         }
-        // Without the lock: a grant that nobody takes is released at once.
+        // Without the lock: a grant without a taker is released at once.
         for (grant, granted) in ready {
             let _ = granted.send(grant);
         }
@@ -274,7 +274,7 @@ impl Room {
         drop(self.0.lock().turn.take());
     }
 
-    /// The call was executed: its memory goes to its reply.
+    /// The call was executed: its reply gets its memory.
     pub(super) fn finish(&self, reply_bytes: usize) -> Option<Grant> {
         self.end_turn();
         let mut grant = self.0.lock().grant.take();

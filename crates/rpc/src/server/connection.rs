@@ -180,8 +180,8 @@ impl Shared {
             written: Notify::new(),
             ended: stop.child_token(),
             calls: Mutex::default(),
-            // Calls and replies are told apart by their type, so these xids need not differ from
-            // the client's.
+            // Calls and replies differ by their type, so these xids need not differ from the
+            // client's.
             next_xid: AtomicU32::new(1),
         }
     }

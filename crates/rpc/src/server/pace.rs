@@ -39,7 +39,7 @@ pub struct Pace {
     /// or waits for it.
     due: Mutex<Instant>,
     waiting: AtomicUsize,
-    /// When the last wait ended, in milliseconds since it began, plus one; 0: nobody has waited.
+    /// When the last wait ended, in milliseconds since it began, plus one; 0: there was none.
     held_up_ms: AtomicU64,
     calls: AtomicU64,
     waits: AtomicU64,
@@ -84,7 +84,7 @@ impl Pace {
             return;
         }
         self.calls.fetch_add(1, Relaxed);
-        // Nobody else waits, and it is time.
+        // No other caller waits, and it is time.
         if let Ok(mut due) = self.due.try_lock()
             && self.earliest(*due) <= Instant::now()
         {

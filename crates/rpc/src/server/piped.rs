@@ -1,4 +1,5 @@
-//! Payloads of replies that nobody has read: they wait in a pipe and go from there to the socket.
+//! Payloads of replies that no code has read: they wait in a pipe and move from there to the
+//! socket.
 //!
 //! The kernel moves pages and copies nothing. Where the connection is no socket, the bytes are read
 //! out of the pipe and written.

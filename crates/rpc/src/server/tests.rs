@@ -254,8 +254,8 @@ async fn a_client_that_does_not_read_is_held_up_and_dropped() {
     assert_eq!(acceptor.connections(), 1);
 }
 
-/// Connections that never read hold no more than the limit, all together, and keep nobody of their
-/// address or of another from being answered.
+/// Connections that never read hold no more than the limit, all together, and keep no client of
+/// their address or of another from being answered.
 /// Promise: S7
 #[tokio::test(start_paused = true)]
 async fn unread_replies_stay_within_the_budget() {

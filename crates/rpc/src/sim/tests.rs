@@ -95,8 +95,8 @@ async fn seeds_and_reordering_across_connections() {
     assert!(!runs[0].is_sorted());
 }
 
-/// A black hole is noticed by nobody until it heals, then everything arrives; a reset is noticed
-/// by both ends at once.
+/// No end notices a black hole until it heals, then everything arrives; both ends notice a reset at
+/// once.
 #[tokio::test(start_paused = true)]
 async fn cuts() {
     let net = Net::new(1, Conditions::default());

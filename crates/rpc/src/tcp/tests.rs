@@ -179,7 +179,7 @@ async fn connect_errors() {
         Err(CallError::Connect(e)) => e.kind(),
         other => panic!("{other:?}"),
     };
-    // Bound, so that nobody else listens there, and not listening.
+    // Bound, so that no other process listens there, and not listening.
     let bound = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     bound.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     let refused = bound.local_addr().unwrap().as_socket().unwrap();

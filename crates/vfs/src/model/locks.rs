@@ -58,7 +58,7 @@ impl Locks {
         released
     }
 
-    /// Whether nobody holds anything.
+    /// Whether there are no locks.
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }

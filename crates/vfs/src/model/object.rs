@@ -165,7 +165,7 @@ impl Object {
         have & want
     }
 
-    /// A write by somebody unprivileged takes the set-id bits away.
+    /// A write by an unprivileged user takes the set-id bits away.
     pub fn drop_set_id(&mut self, cred: &Cred) {
         if cred.uid != 0 {
             self.attr.mode = without_set_id(self.attr.mode);

@@ -68,7 +68,8 @@ async fn callbacks_without_handler() {
     assert_eq!(number(&client(&net).call(call(0)).await.unwrap()), u32::MAX);
 }
 
-/// An answer never goes to another connection than the question's: after a reconnect it is dropped.
+/// An answer is never sent on another connection than the question's: after a reconnect it is
+/// dropped.
 #[tokio::test(start_paused = true)]
 async fn answers_die_with_their_connection() {
     let net = net();

@@ -3,7 +3,7 @@
 use super::*;
 use crate::sim::Peer;
 
-/// A server that does `evil` on each connection until it is told to be good.
+/// A server that does `evil` on each connection until it has to be good.
 fn evil_server<F>(net: &Net, evil: F) -> Arc<AtomicBool>
 where
     F: Fn(&Peer, CallHeader) + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! When calls are sent again, and when callers are told, as nfs(5) says.
+//! The times at which calls are sent again and callers get errors, as nfs(5) says.
 
 use super::*;
 use crate::policy::RetryPolicy;
