@@ -1,8 +1,9 @@
-//! The promises of docs/SEMANTICS.md and their tests: `cargo xtask promises` writes docs/PROMISES.md.
+//! The promises of docs/SEMANTICS.md and their tests: `cargo xtask promises` writes
+//! docs/PROMISES.md.
 //!
 //! A test names its promises in its doc comment: `/// Promise: 6c, 6d`. docs/PROMISES.md lists the
-//! tests of each promise. `cargo xtask tidy` complains when the page is out of date, when a test names
-//! an unknown promise, and when a promise has no test.
+//! tests of each promise. `cargo xtask tidy` complains when the page is out of date, when a test
+//! names an unknown promise, and when a promise has no test.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

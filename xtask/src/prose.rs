@@ -12,18 +12,32 @@ use std::sync::LazyLock;
 /// Files and directories whose prose follows the rules.
 const PLAIN: &[&str] = &[
     "ARCHITECTURE.md",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
+    "bench/README.md",
+    "bindings",
+    "crates/fuse",
+    "crates/hither",
+    "crates/lease",
+    "crates/proto",
+    "crates/rpc",
+    "crates/socket",
+    "crates/vfs",
+    "docs/CONFIGURATION.md",
     "docs/DEPLOY.md",
     "docs/design",
     "docs/GLOSSARY.md",
     "docs/INSTALL.md",
     "docs/METRICS.md",
+    "docs/NQNFS.md",
     "docs/SEMANTICS.md",
     "docs/SOCKET.md",
     "docs/TROUBLESHOOTING.md",
-    "xtask/src/promises.rs",
-    "xtask/src/prose.rs",
+    "docs/TUTORIAL.md",
+    "fuzz",
+    "lab",
+    "xtask",
 ];
 
 /// Columns of a line of prose.
@@ -168,6 +182,6 @@ mod tests {
     fn comments_are_read_and_other_files_spared() {
         let text = format!("//! {}\nfn f() {{}}\n", "Whoever reads this. ".repeat(3));
         assert_eq!(check(Path::new("xtask/src/prose.rs"), &text).len(), 3);
-        assert!(check(Path::new("crates/vfs/src/lib.rs"), &text).is_empty());
+        assert!(check(Path::new("crates/store/src/lib.rs"), &text).is_empty());
     }
 }

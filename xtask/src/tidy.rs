@@ -55,6 +55,12 @@ const UNSAFE_IN: &[&str] = &[
     "crates/localfs/src/local/sys.rs",
 ];
 
+/// Columns of a comment line.
+const COMMENT_MAX_COLUMNS: usize = 100;
+
+/// Crates whose comments are not wrapped yet.
+const WIDE_COMMENTS_IN: &[&str] = &["crates/client/", "crates/server/", "crates/store/"];
+
 /// The table of mount options, and the test that has a check of the effect of each.
 const OPTIONS: &str = "crates/hither/src/options/table.rs";
 const OPTION_CHECKS: &str = "crates/hither/tests/options/main.rs";
@@ -119,6 +125,7 @@ fn check(path: &Path, text: &str) -> Vec<String> {
             out.push(format!("{name}:{}: trailing space", i + 1));
         }
     }
+    out.extend(wide_comments(&name, text));
     if is_test(&name) || name.starts_with("xtask/") {
         return out; // The words searched for stand in this very file.
     }
@@ -135,6 +142,18 @@ fn check(path: &Path, text: &str) -> Vec<String> {
         }
     }
     out
+}
+
+/// Comment lines that are too long. A line with an address cannot be broken.
+fn wide_comments(name: &str, text: &str) -> Vec<String> {
+    if WIDE_COMMENTS_IN.iter().any(|part| name.starts_with(part)) {
+        return Vec::new();
+    }
+    let lines = text.lines().enumerate();
+    let comments = lines.filter(|(_, line)| line.trim_start().starts_with("//") && !line.contains("://"));
+    let wide = comments.filter(|(_, line)| line.chars().count() > COMMENT_MAX_COLUMNS);
+    wide.map(|(i, _)| format!("{name}:{}: wrap the comment at {COMMENT_MAX_COLUMNS} columns", i + 1))
+        .collect()
 }
 
 fn is_test(name: &str) -> bool {
@@ -200,7 +219,8 @@ fn unchecked_options(table: &str, checks: &str) -> Vec<String> {
     out
 }
 
-/// Names of the options that take a value: `valued("name", ...)`, and `keyword("name", ...).optional(...)`.
+/// Names of the options that take a value: `valued("name", ...)`, and `keyword("name",
+/// ...).optional(...)`.
 fn valued_options(table: &str) -> Vec<&str> {
     let starts = ["valued(", "keyword(", "harmless(", "refused("];
     let mut begins: Vec<_> = starts.iter().flat_map(|s| table.match_indices(s)).map(|(at, _)| at).collect();
@@ -232,6 +252,15 @@ mod tests {
             check(Path::new("crates/vfs/src/x/tests.rs"), "//! T.\nfn t() { g().unwrap(); }\n").is_empty()
         );
         assert_eq!(check(Path::new("crates/fuse/src/x.rs"), &"//! x\n".repeat(801)).len(), 1);
+    }
+
+    #[test]
+    fn wide_comments_are_found() {
+        let word = "word ".repeat(20);
+        let text = format!("//! Doc.\n    // {word}end\nlet x = \"{word}{word}\";\n// https://{word}x\n");
+        let found = check(Path::new("crates/vfs/src/x.rs"), &text);
+        assert_eq!(found, ["crates/vfs/src/x.rs:2: wrap the comment at 100 columns"]);
+        assert!(check(Path::new("crates/store/src/x.rs"), &text).is_empty());
     }
 
     #[test]
