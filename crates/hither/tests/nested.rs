@@ -43,7 +43,8 @@ fn umount(at: &Path) {
 fn with_a_mount(options: &[&str]) -> Serve {
     let server = Serve::prepare();
     fs::create_dir_all(server.export("m")).unwrap();
-    fs::create_dir_all(server.export("deep/late")).unwrap();
+    fs::create_dir_all(server.export("deep/late/old")).unwrap();
+    fs::write(server.export("deep/late/old/f"), "old").unwrap();
     fs::write(server.export("m/below"), "below").unwrap();
     mount_tmpfs(&server.export("m"));
     let export = server.export("").display().to_string();
@@ -70,9 +71,14 @@ fn crossmnt_leads_into_mounts() {
         assert_eq!(errno(fs::rename(mnt.join("f"), mnt.join("m/f"))), libc::EXDEV);
         assert_eq!(errno(fs::hard_link(mnt.join("f"), mnt.join("m/f"))), libc::EXDEV);
         assert_eq!(errno(fs::remove_dir(mnt.join("m"))), busy(version));
+        // Names that the client has in memory do not hide what is mounted.
+        assert_eq!(fs::read_to_string(mnt.join("deep/late/old/f")).unwrap(), "old");
         mount_tmpfs(&server.export("deep/late"));
         wait_for("the server to see the mount", 60, || server.complaints().contains("have changed"));
-        assert_eq!(fs::read_to_string(mnt.join("deep/late/inside")).unwrap(), "inside\n", "vers={version}");
+        wait_for("the mount to be seen", 60, || {
+            fs::read_to_string(mnt.join("deep/late/inside")).is_ok_and(|text| text == "inside\n")
+        });
+        assert_eq!(names(&mnt.join("deep/late")), ["inside"], "vers={version}");
         umount(&server.export("m"));
         wait_for("the directory below to be seen", 60, || {
             fs::read_to_string(mnt.join("m/below")).is_ok_and(|text| text == "below")

@@ -152,11 +152,20 @@ impl Server {
         });
     }
 
-    /// Exports something else from now on. Filehandles of exports that stay remain valid.
-    pub fn replace(&self, table: Table) {
-        be_told(&table, &self.v4.leases);
-        *self.table.write() = Arc::new(table);
+    /// Exports something else from now on. Filehandles of exports that stay remain valid. Opens and
+    /// locks of the others end, and file systems that nobody else uses can be unmounted.
+    pub fn replace(self: &Arc<Self>, table: Table) {
+        let leases = &self.v4.leases;
+        let _naming = leases.naming();
+        be_told(&table, leases);
+        let table = Arc::new(table);
+        let before = std::mem::replace(&mut *self.table.write(), table.clone());
         self.v4.exports_changed();
+        leases.exports_changed(|number| before.export(number).is_some_and(|export| table.serves(export)));
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let server = self.clone();
+            runtime.spawn(async move { server.v4.close_unserved(&table).await });
+        }
     }
 
     /// Calls that a life before made through an export, as its files' layer tells after a restart: when they are sent again, they

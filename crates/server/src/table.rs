@@ -279,6 +279,12 @@ impl Table {
         self.by_number.get(&number)
     }
 
+    /// Whether the files of an export, perhaps of an earlier table, are those of one of this table.
+    pub fn serves(&self, export: &Export) -> bool {
+        let now = self.export(export.number);
+        now.is_some_and(|now| std::ptr::addr_eq(Arc::as_ptr(&now.vfs), Arc::as_ptr(&export.vfs)))
+    }
+
     /// A place by its index.
     pub fn place(&self, at: usize) -> &Above {
         &self.places[at]

@@ -1,6 +1,6 @@
 //! A server in memory and a client that says exactly what a test wants said.
 
-mod crossings;
+pub(crate) mod crossings;
 mod hostile;
 
 use crate::access::{Rights, Squash};

@@ -164,7 +164,15 @@ impl At {
         };
         let export = r.table.export(number).ok_or(Nfsstat3::STALE)?.clone();
         let (cx, rights) = r.enter(&export).await.map_err(|_| Nfsstat3::ACCES)?;
-        Ok(Self { export, fh, cx, rights })
+        let at = Self { export, fh, cx, rights };
+        at.need_on_top(r, &at.fh)?;
+        Ok(at)
+    }
+
+    /// `STALE` for a directory over which the client finds another export when it looks the name up
+    /// again.
+    fn need_on_top(&self, r: &Request, dir: &Fh) -> Result<(), Nfsstat3> {
+        self.crossing(r, dir).map_or(Ok(()), |_| Err(Nfsstat3::STALE))
     }
 
     /// The root of an export.

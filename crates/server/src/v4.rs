@@ -32,6 +32,7 @@ mod xattr;
 use crate::piped;
 use crate::scarcity;
 use crate::server::{Options, Request, Server};
+use crate::table::Table;
 use bytes::Bytes;
 use clients::{Client, Clients};
 use delegation::Leases;
@@ -206,7 +207,7 @@ impl Nfs4 {
     }
 
     /// Ends what clients hold that are silent for too long, and the grace period. Runs until it is dropped.
-    pub async fn tend(&self, _server: &Arc<Server>) {
+    pub async fn tend(&self, server: &Arc<Server>) {
         let mut every = tokio::time::interval((self.lease / 4).max(Duration::from_millis(100)));
         loop {
             every.tick().await;
@@ -232,6 +233,8 @@ impl Nfs4 {
                     self.expire(&client).await;
                 }
             }
+            // A call that had begun before the exports changed may have opened one.
+            self.close_unserved(&server.table()).await;
             self.registry.tidy();
         }
     }
@@ -295,7 +298,17 @@ impl Nfs4 {
 
     /// Ends all opens of a client that is gone.
     async fn close_all(&self, client: &Client) {
-        for open in self.registry.opens_of(client) {
+        self.close_each(self.registry.opens_of(client)).await;
+    }
+
+    /// Ends all opens of files that are in no export any more: no call can name them, and they keep
+    /// their file system in use.
+    pub(crate) async fn close_unserved(&self, table: &Table) {
+        self.close_each(self.registry.opens_where(|file| !table.serves(&file.export))).await;
+    }
+
+    async fn close_each(&self, opens: Vec<Arc<state::Open>>) {
+        for open in opens {
             let _order = open.file.order.lock().await;
             self.close(&open).await;
         }

@@ -5,7 +5,7 @@ use crate::table::Covers;
 use hither_proto::nfs3::{
     Diropargs3, GetattrArgs, LookupArgs, Nfsstat3, ReaddirArgs as Readdir3, ReaddirplusArgs,
 };
-use hither_vfs::{Cred, Cx, Name, Node, SetAttr, Vfs};
+use hither_vfs::{Cred, Cx, Fh, Name, Node, SetAttr, Vfs};
 
 fn cx() -> Cx {
     Cx::new(Arc::new(Cred::root()))
@@ -34,6 +34,14 @@ fn spec(path: &str, model: &Arc<Model>, admitted: bool, covers: Option<Covers>) 
         others: Others::Nobody,
         covers,
     }
+}
+
+/// Exports `around`, and over its directory `dir` the export `inside`.
+pub(crate) fn table(around: (&str, &Arc<Model>), dir: &Fh, inside: (&str, &Arc<Model>)) -> Table {
+    let covers = Covers { export: around.0.into(), dir: dir.clone(), fileid: 7, hidden: false };
+    let (around, inside) =
+        (spec(around.0, around.1, true, None), spec(inside.0, inside.1, true, Some(covers)));
+    Table::new(vec![around, inside]).unwrap()
 }
 
 /// `/srv`, and over its directory `a/m` the export `/srv/a/m` with a directory `in`.
@@ -175,6 +183,50 @@ async fn nfsv3_crosses_unless_hidden() {
         let attr = wire.call(&GetattrArgs { object: root }).await.into_result().unwrap();
         assert_eq!(attr.fileid, two.root.attrs.attr.fileid);
     }
+}
+
+/// A client that has the directory from before something was mounted over it gets STALE, and looks
+/// the name up again. A client that cannot cross goes on with the directory.
+/// Promise: S2a
+#[tokio::test]
+async fn covered_handle_is_stale_where_clients_cross() {
+    for (inner, hidden) in [(true, false), (true, true), (false, false)] {
+        let two = Two::new(true, inner, hidden).await;
+        let number = two.lab.server.table().exports()[0].number;
+        let m: hither_proto::nfs4::Fh = crate::handle::object(number, &two.covered.fh).into();
+        let mut wire = two.lab.connect();
+        let seen = wire.call(&GetattrArgs { object: m[..].into() }).await.status();
+        let crosses = inner && !hidden;
+        assert_eq!(seen, if crosses { Nfsstat3::STALE } else { Nfsstat3::OK });
+        let mut c = two.lab.client("one").await;
+        let mut r = c.run(vec![Op::putfh(&m), Op::Getattr(WANTED)]).await;
+        // NFSv4 clients always cross.
+        assert_eq!(r.putfh().is_err(), inner);
+    }
+}
+
+/// When an export is not served any more, opens and locks in it end, and nothing keeps its files.
+/// Promise: S2a
+#[tokio::test(start_paused = true)]
+async fn unserved_export_is_let_go() {
+    let (around, inside) = (model(), model());
+    let dir = with_directory(&around, &["m"]).await.fh;
+    let server = Server::new(Options::new(env(2)), table(("/", &around), &dir, ("/m", &inside))).unwrap();
+    let lab = Lab { acceptor: Acceptor::new(server.clone(), ServerLimits::default()), server };
+    let files = Arc::downgrade(&inside);
+    drop(inside);
+    let mut c = lab.client("one").await;
+    c.reclaim_complete().await;
+    let args = open_args("o", open::SHARE_ACCESS_BOTH, 0, OpenClaim::Null(b"f"[..].into()), true);
+    let mut r = c.run(vec![Op::Putrootfh, Op::lookup(b"m"), Op::Open(args)]).await;
+    r.putrootfh().unwrap();
+    r.lookup().unwrap();
+    let opened = r.open().unwrap().stateid;
+    lab.server.replace(Table::new(vec![spec("/", &around, true, None)]).unwrap());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(files.upgrade().is_none(), "something keeps the files");
+    let mut r = c.run(vec![Op::TestStateid(vec![opened].into())]).await;
+    assert_eq!(r.test_stateid().unwrap()[0], Nfsstat4::BAD_STATEID);
 }
 
 #[tokio::test]

@@ -45,7 +45,10 @@ async fn look(r: &Request, dir: &At, wanted: &Name3) -> Result<LookupOk, (Nfssta
         let base = Some(dir.wire(&attr));
         let above = if &wanted[..] == b".." { dir.above().await } else { Ok(None) };
         let (fh, attr) = match above.map_err(|status| (status, base))? {
-            Some(node) => (node.fh, node.attrs.attr),
+            Some(node) => {
+                dir.need_on_top(r, &node.fh).map_err(|status| (status, base))?;
+                (node.fh, node.attrs.attr)
+            }
             None => (dir.fh.clone(), attr),
         };
         let object = dir.handle(&fh).ok_or((Nfsstat3::SERVERFAULT, base))?;

@@ -625,6 +625,16 @@ impl Leases {
         }
     }
 
+    /// Recalls delegations after a change of exports: those of directories, whose names may lead
+    /// elsewhere now, and those of exports that are not served any more.
+    pub fn exports_changed(self: &Arc<Self>, is_served: impl Fn(u32) -> bool) {
+        self.act(|inner, now| {
+            let concerned = inner.held.values().filter(|d| d.directory || !is_served(d.file.0));
+            let keys: Vec<FileKey> = concerned.map(|d| d.key).collect();
+            keys.into_iter().for_each(|key| inner.table.changed(now, key));
+        });
+    }
+
     /// Asks for a delegation back.
     async fn recall(self: Arc<Self>, d: Arc<Delegation>, attempt: u8) {
         let op = CbOp::Recall(CbRecallArgs {

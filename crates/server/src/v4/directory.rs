@@ -10,6 +10,7 @@ use crate::error::stat4;
 use hither_lease::Kind;
 use hither_proto::nfs4::{Bitmap4, DirDelegation, GetDirDelegationOk, Nfsstat4};
 use hither_vfs::{Access, FileKind, Name, Want, Where};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Not now, and no word when.
@@ -43,6 +44,10 @@ impl Exec<'_> {
         let wish = Wish { kind: Kind::Read, directory: true, reclaim: false, minor: self.minor };
         let granted = self.nfs.leases.grant(&self.nfs.registry, &client, (&dir.export, &dir.fh), wish).await;
         let Some(d) = granted else { return Ok(UNAVAILABLE) };
+        if !Arc::ptr_eq(&self.r.table, &self.r.server.table()) {
+            // The exports have changed since the call began: recalled as all others were.
+            self.nfs.leases.changed_elsewhere(&dir.fh);
+        }
         // What was seen before may have been changed since.
         self.changed();
         Ok(GetDirDelegationOk::Granted(DirDelegation {

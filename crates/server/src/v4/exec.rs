@@ -204,7 +204,7 @@ impl<'a> Exec<'a> {
         }
         match op {
             Op::Getattr(mask) => OpRes::Getattr(self.getattr(*mask).await),
-            Op::Putfh(fh) => OpRes::Putfh(self.putfh(fh).await),
+            Op::Putfh(fh) => OpRes::Putfh(self.putfh(fh, rest).await),
             Op::Lookup(name) => OpRes::Lookup(self.lookup(name, rest).await),
             Op::Getfh => OpRes::Getfh(self.getfh()),
             Op::Access(a) => OpRes::Access(self.access(*a).await),
@@ -393,7 +393,7 @@ impl<'a> Exec<'a> {
         }
     }
 
-    async fn putfh(&mut self, fh: &Bytes) -> Result<(), Nfsstat4> {
+    async fn putfh(&mut self, fh: &Bytes, rest: &[Op]) -> Result<(), Nfsstat4> {
         let here = match Handle::read(fh).ok_or(Nfsstat4::BADHANDLE)? {
             Handle::Above(number) => {
                 let at = self.r.table.place_numbered(number).ok_or(Nfsstat4::STALE)?;
@@ -404,11 +404,21 @@ impl<'a> Exec<'a> {
             }
             Handle::Object(number, fh) => {
                 let export = self.r.table.export(number).ok_or(Nfsstat4::STALE)?.clone();
+                let gives_back = rest.iter().any(|op| matches!(op, Op::Delegreturn(_)));
+                if !gives_back {
+                    self.need_on_top(&export, &fh)?;
+                }
                 Here::Object(self.enter(export, fh, None).await?)
             }
         };
         self.go(here);
         Ok(())
+    }
+
+    /// `STALE` for a directory over which the client finds another export when it looks the name up
+    /// again.
+    fn need_on_top(&self, export: &Export, fh: &Fh) -> Result<(), Nfsstat4> {
+        self.r.crossing(export, fh).map_or(Ok(()), |_| Err(Nfsstat4::STALE))
     }
 
     /// An object of an export, as the caller may use it.
@@ -467,7 +477,10 @@ impl<'a> Exec<'a> {
             Here::Above(at) => self.above(at).await?,
             Here::Object(o) if o.export.is_root(&o.fh) => self.above_export(&o.export).await?,
             Here::Object(o) => match o.export.vfs.parent(&o.cx, &o.fh).await {
-                Ok(node) => Here::Object(o.with(node)),
+                Ok(node) => {
+                    self.need_on_top(&o.export, &node.fh)?;
+                    Here::Object(o.with(node))
+                }
                 // The root, which this server has not been asked for yet.
                 Err(e) if e.errno == libc::ENOENT => self.above_export(&o.export).await?,
                 Err(e) => return Err(stat4(&e)),

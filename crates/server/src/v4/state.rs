@@ -343,6 +343,12 @@ impl Registry {
         states.values().filter_map(|s| if let State::Open(o) = s { Some(o.clone()) } else { None }).collect()
     }
 
+    /// Opens of some files.
+    pub fn opens_where(&self, wanted: impl Fn(&FileState) -> bool) -> Vec<Arc<Open>> {
+        let files: Vec<Arc<FileState>> = self.files.lock().values().filter_map(Weak::upgrade).collect();
+        files.iter().filter(|file| wanted(file)).flat_map(|file| file.opens.lock().clone()).collect()
+    }
+
     /// Drops entries of files that nobody has open any more.
     pub fn tidy(&self) {
         self.files.lock().retain(|_, file| file.strong_count() > 0);

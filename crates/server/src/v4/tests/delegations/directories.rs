@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Options;
+use crate::tests::crossings;
 
 fn ask() -> Op {
     Op::GetDirDelegation(GetDirDelegationArgs {
@@ -304,6 +305,31 @@ async fn a_restart_ends_those_of_directories() {
     holder.wire.listening(Duration::from_secs(1)).await;
     holder.rest().await;
     assert!(holder.of_directory(at_root(ask())).await.is_some());
+}
+
+/// When exports change, names may lead elsewhere: delegations of directories are recalled. A client
+/// can return one of a directory over which something lies now.
+/// Promise: S2a
+/// Promise: S10b
+#[tokio::test(start_paused = true)]
+async fn changed_exports_recall_directories() {
+    let (around, inside) = (model(), model());
+    let lab = Lab::new(&around, "/", 2, None);
+    begin(&lab).await;
+    let mut holder = callable(&lab, "holder").await;
+    let d = holder.handle(mkdir(b"d")).await;
+    let of_root = holder.of_directory(at_root(ask())).await.unwrap();
+    let of_d = holder.of_directory(in_d(ask())).await.unwrap();
+    let Some(crate::handle::Handle::Object(_, fh)) = crate::handle::Handle::read(&d) else {
+        panic!("an object")
+    };
+    lab.server.replace(crossings::table(("/", &around), &fh, ("/d", &inside)));
+    holder.wire.listening(Duration::from_secs(1)).await;
+    let recalls = holder.wire.recalls();
+    assert!(recalls.contains(&of_root) && recalls.contains(&of_d), "{recalls:?}");
+    assert_eq!(holder.status(vec![Op::putfh(&d), ask()]).await, Nfsstat4::STALE);
+    holder.give_back(&d, of_d).await.unwrap();
+    assert_eq!(holder.test(of_d).await, Nfsstat4::BAD_STATEID);
 }
 
 /// What a local program has done is recalled at once.
