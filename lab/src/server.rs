@@ -155,6 +155,9 @@ impl<'a> Server<'a> {
         )?;
         let log = dir.join("console");
         self.daemon().start(c, &log)?;
+        if self.kind == Kind::Hither {
+            self.start_agent()?;
+        }
         let at = self.kind.direct();
         let agent = Agent { ip: KNFSD_IP };
         let up = || listens(&at) && (self.kind != Kind::Knfsd || agent.alive());
@@ -176,6 +179,7 @@ impl<'a> Server<'a> {
         match self.kind {
             Kind::Ganesha | Kind::Hither => {
                 self.daemon().stop(Duration::from_secs(15))?;
+                self.agent().stop(Duration::from_secs(1))?;
                 self.stop_rpcbind()
             }
             Kind::Knfsd => {
@@ -231,12 +235,28 @@ impl<'a> Server<'a> {
         self.lab.dir(&format!("{}/export", self.kind.name()))
     }
 
+    fn agent(&self) -> Daemon {
+        Daemon::at(&self.lab.run.join(self.kind.name()), "agent")
+    }
+
+    /// An agent as guests have one, in the exported directory.
+    fn start_agent(&self) -> Res<()> {
+        if self.agent().pid().is_some() {
+            return Ok(());
+        }
+        let mut c = command(&["/usr/bin/python3"]);
+        c.arg(self.lab.file("guest/agent.py")).arg(HOST_IP).current_dir(self.export_dir()?);
+        self.agent().start(c, &self.lab.run.join(self.kind.name()).join("agent.log")).map(drop)
+    }
+
     fn hither(&self, options: &Options) -> Res<Command> {
         let (export, state) = (self.export_dir()?, self.lab.dir("hither/state")?);
+        let exports = self.lab.run.join("hither/exports");
+        fs::write(&exports, format!("{} *(rw,no_root_squash,fsid=0)\n", export.display()))?;
         let at = self.kind.direct();
         let mut c = command(&[&self.lab.hither().display().to_string(), "serve"]);
-        c.arg(export).arg("--listen").arg(format!("{}:{}", at.ip, at.port));
-        c.args(["-o", "rw,no_root_squash", "--lease", &LEASE_S.to_string(), "--grace", &GRACE_S.to_string()]);
+        c.arg("--config").arg(exports).arg("--listen").arg(format!("{}:{}", at.ip, at.port));
+        c.args(["--lease", &LEASE_S.to_string(), "--grace", &GRACE_S.to_string()]);
         c.arg("--state-dir").arg(state).arg("--nqnfs");
         if let Ok(rate) = std::env::var("HITHER_RECOVERY_RATE") {
             c.args(["--recovery-rate", &rate]);
