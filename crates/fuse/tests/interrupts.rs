@@ -72,8 +72,8 @@ fn child() {
     let Ok(what) = std::env::var("CHILD") else { return };
     let path = std::env::var("CHILD_PATH").unwrap();
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // Signals that nohup(1) and similar programs ignore are inherited. SAFETY: no handler, only
-        // the default.
+        // An ignored signal, as from nohup(1) and similar programs, is inherited.
+        // SAFETY: no handler, only the default.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     for part in what.split_whitespace() {
