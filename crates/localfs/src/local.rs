@@ -355,8 +355,6 @@ impl Inner {
             return Ok(object);
         }
         let handle = self.sealer.open(fh)?;
-        // Without room, the call takes one of the descriptors that are left for calls under way.
-        let _ = self.room();
         worker.root(|| {
             let fd = self.open_handle(&handle, libc::O_PATH | libc::O_NOFOLLOW);
             let fd = fd.map_err(|e| match e.errno {

@@ -295,6 +295,7 @@ async fn a_reader_keeps_others_from_watching_alone() {
 /// Local programs write again and again while a file turns from being watched in company to alone: no write is missed.
 /// Promise: S10a
 #[tokio::test]
+#[expect(clippy::disallowed_methods, reason = "a local program pauses in real time")]
 async fn no_local_write_is_missed_between_two_leases() {
     let dir = Dir::new();
     let l = local(&dir);
